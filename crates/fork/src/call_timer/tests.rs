@@ -2,6 +2,7 @@
 
 use std::io::{PipeWriter, Write as _};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use farfork_sys::process::{ProcStat, SystemCall};
 use farfork_sys::{clock, priority, process, ptrace};
 
 use super::attempts::AttemptThreads;
+use super::expiry::{ExpiryOutcome, expire_call};
 use super::schedule::ScheduledCall;
 use super::{CallDeadline, CallSite, THREAD_NAME, run};
 
@@ -85,21 +87,23 @@ fn one_thread_makes_all_attempts_at_a_call() {
 
 #[test]
 fn a_tracer_that_detaches_during_an_attempt_does_not_end_the_attempts() {
-    const ROUNDS: usize = 100;
+    const ROUNDS: usize = 150;
+    const TRACERS: usize = 3;
     for _ in 0..ROUNDS {
         let (child, call_deadline) = sleeper();
-        let (release, mut tracer) = trace(call_deadline.tid);
-        let mut threads = AttemptThreads::new().unwrap();
-        threads.start(ScheduledCall::new(call_deadline, false)).unwrap();
-        drop(release);
-        until("the thread ends with the call", || {
-            // The kernel detaches a tracer that ends. Another one follows at once, unless an attempt is faster.
-            let tid = call_deadline.tid;
-            let next = thread::spawn(move || drop(ptrace::seize(tid, 0)));
-            std::mem::replace(&mut tracer, next).join().unwrap();
-            threads.take_unfinished().is_none() && threads.is_empty()
+        let (tid, is_over) = (call_deadline.tid, AtomicBool::new(false));
+        // The kernel detaches a tracer that ends, and another one follows.
+        let trace_in_turns = || {
+            while !is_over.load(Ordering::Relaxed) {
+                let _ = thread::spawn(move || ptrace::seize(tid, 0)).join();
+            }
+        };
+        thread::scope(|scope| {
+            let tracers: Vec<_> = (0..TRACERS).map(|_| scope.spawn(trace_in_turns)).collect();
+            until("an attempt succeeds", || expire_call(&call_deadline, false) == ExpiryOutcome::Done);
+            is_over.store(true, Ordering::Relaxed);
+            tracers.into_iter().for_each(|tracer| tracer.join().unwrap());
         });
-        tracer.join().unwrap();
         require_ended(child);
     }
 }

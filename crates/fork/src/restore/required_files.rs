@@ -15,17 +15,30 @@ use crate::file_use::FileKey;
 /// Stands for a symbolic link itself (with O_PATH).
 const O_NOFOLLOW: u32 = OFlags::NOFOLLOW.bits();
 
+/// What must be at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PathKind {
+    /// Whatever the path leads to.
+    Any,
+    /// A directory: nothing else can be entered.
+    Directory,
+    /// The symbolic link that is there.
+    Symlink,
+    /// A named pipe: anything else would be written to.
+    NamedPipe,
+}
+
 /// A path that the restorer opens, or enters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RequiredPath<'a> {
-    /// What it leads to, whatever that is.
-    Any(&'a str),
-    /// A directory: nothing else can be entered.
-    Directory(&'a str),
-    /// The symbolic link that is there.
-    Symlink(&'a str),
-    /// A named pipe: anything else would be written to.
-    NamedPipe(&'a str),
+struct RequiredPath<'a> {
+    path: &'a str,
+    kind: PathKind,
+}
+
+impl<'a> RequiredPath<'a> {
+    fn new(kind: PathKind, path: &'a str) -> Self {
+        Self { path, kind }
+    }
 }
 
 /// What of the node's files the processes of a seed need.
@@ -33,38 +46,43 @@ fn required_paths(descriptor: &Descriptor) -> impl Iterator<Item = RequiredPath<
     let own = descriptor.processes().flat_map(|process| {
         let cwd = process.deleted_cwd.is_none().then_some(&process.cwd);
         let exe = process.exe_object.is_none().then_some(&process.exe);
-        let directories = cwd.into_iter().chain(&process.root).map(|path| RequiredPath::Directory(path));
-        exe.into_iter().map(|path| RequiredPath::Any(path)).chain(directories)
+        let directories = cwd.into_iter().chain(&process.root);
+        let directories = directories.map(|path| RequiredPath::new(PathKind::Directory, path));
+        exe.into_iter().map(|path| RequiredPath::new(PathKind::Any, path)).chain(directories)
     });
     let mapped = descriptor.descendants.iter().flat_map(|member| &member.mappings).chain(&descriptor.mappings);
     let mapped = mapped.filter_map(|mapping: &Mapping| match mapping.backing {
-        Backing::SharedFile { file, .. } => Some(RequiredPath::Any(&descriptor.mapped_files[file as usize].path)),
+        Backing::SharedFile { file, .. } => {
+            Some(RequiredPath::new(PathKind::Any, &descriptor.mapped_files[file as usize].path))
+        }
         _ => None,
     });
     own.chain(mapped).chain(descriptor.open_files.iter().filter_map(required_path))
 }
 
 fn required_path(file: &OpenFile) -> Option<RequiredPath<'_>> {
-    Some(match file {
-        OpenFile::Regular { path, flags, .. } if flags & O_NOFOLLOW != 0 => RequiredPath::Symlink(path),
-        OpenFile::Regular { path, .. } | OpenFile::Device { path, .. } => RequiredPath::Any(path),
-        OpenFile::Directory { path, .. } => RequiredPath::Directory(path),
-        OpenFile::NamedPipe { path, .. } => RequiredPath::NamedPipe(path),
+    let (kind, path) = match file {
+        OpenFile::Regular { path, flags, .. } if flags & O_NOFOLLOW != 0 => (PathKind::Symlink, path),
+        OpenFile::Regular { path, .. } | OpenFile::Device { path, .. } => (PathKind::Any, path),
+        OpenFile::Directory { path, .. } => (PathKind::Directory, path),
+        OpenFile::NamedPipe { path, .. } => (PathKind::NamedPipe, path),
         _ => return None,
-    })
+    };
+    Some(RequiredPath::new(kind, path))
 }
 
 /// Each path that the restorer opens must lead somewhere: better said now, by name, than half-way.
 pub(super) fn check_paths(descriptor: &Descriptor, node: &LocalNode) -> Result<(), RestoreError> {
     // What is told of the process itself is there as soon as the child is, whether a parent of its number is here or not.
     let own = format!("/proc/{}", descriptor.process.pid);
-    for file in required_paths(descriptor) {
-        let (path, found) = match file {
-            RequiredPath::Any(path) | RequiredPath::Directory(path) if Path::new(path).starts_with(&own) => continue,
-            RequiredPath::Any(path) => (path, node.resolve_path(path).metadata().map(drop)),
-            RequiredPath::Directory(path) => (path, check_directory(&node.resolve_path(path))),
-            RequiredPath::Symlink(path) => (path, node.resolve_path(path).symlink_metadata().map(drop)),
-            RequiredPath::NamedPipe(path) => (path, check_named_pipe(&node.resolve_path(path))),
+    for RequiredPath { path, kind } in required_paths(descriptor) {
+        let here = node.resolve_path(path);
+        let found = match kind {
+            PathKind::Any | PathKind::Directory if Path::new(path).starts_with(&own) => continue,
+            PathKind::Any => here.metadata().map(drop),
+            PathKind::Directory => check_directory(&here),
+            PathKind::Symlink => here.symlink_metadata().map(drop),
+            PathKind::NamedPipe => check_named_pipe(&here),
         };
         found.map_err(|cause| RestoreError::MissingFile { path: path.to_owned(), cause })?;
     }
@@ -88,11 +106,7 @@ pub struct PathSnapshot(Vec<(Option<FileKey>, PathBuf)>);
 impl PathSnapshot {
     /// Those that a child has which is made now.
     pub fn record(descriptor: &Descriptor, node: &LocalNode) -> Self {
-        let seen = required_paths(descriptor).map(|file| {
-            let (RequiredPath::Any(path)
-            | RequiredPath::Directory(path)
-            | RequiredPath::Symlink(path)
-            | RequiredPath::NamedPipe(path)) = file;
+        let seen = required_paths(descriptor).map(|RequiredPath { path, .. }| {
             let here = node.resolve_path(path);
             (file_key_at(&here), here)
         });

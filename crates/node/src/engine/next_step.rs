@@ -18,7 +18,7 @@ const NET_UNREACHABLE_STEP: &str = "the child's network has no way to whom that 
 /// What a user can do where a file of the seed's is another by now.
 const CHANGED_FILE_STEP: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
 
-/// What a user can do where a file or directory of the parent is not at its path on the child's node.
+/// Next step when the child's node lacks a file or directory of the parent.
 const MISSING_FILE_STEP: &str = "copy it to the same path on that node, or share its directory with all nodes, or fork to a node that has it (--to)";
 
 /// What a user can do where a child's files have no room.

@@ -41,7 +41,7 @@ pub(crate) struct BenchFunction {
     /// The Python that runs the functions [default: an environment with the packages of the nine functions].
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
-    /// Write each sample into this file, as a line of JSON.
+    /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }

@@ -69,6 +69,8 @@ struct BuiltIndex {
 }
 
 impl IndexDemo {
+    /// clap's `args_conflicts_with_subcommands` would also refuse the global options: `farfork demo --json agent`.
+    ///
     /// # Errors
     /// There is an option of this demo, but another demo is wanted.
     pub(super) fn require_defaults(&self) -> Result<(), Failure> {
