@@ -6,9 +6,10 @@
 #![forbid(unsafe_code)]
 
 // parameters/ ─▶ experiment/ ──▶ samples ──▶ summary/
-//                  │  fork, function, fault, churn, tree, fanout, pool, warm_start, rpc, connect: run `farfork bench fork` and so on
+//                  │  fork, function, fault, churn, tree, fanout, peak, pool, warm_start, rpc, connect: run `farfork bench fork` and so on
 //                  │  stress_fork, stress_rpc, soak: run `farfork stress fork`, `rpc` and `paging`
 //                  │  local_cluster: nodes on this machine, and requests to them
+//                  │  fork_load: client processes that fork one child after another; error_log, leak_check: what a long run left
 //                  │  fanout_client: many children at once; warm_children: children that are paused between requests
 //                  │  create_methods, pause_methods: farfork and the floors of both
 //                  │  testbed: two sides of a connection, joined by `veth_network` without nodes
@@ -30,6 +31,7 @@ mod peer;
 mod progress;
 mod reference;
 mod samples;
+mod stable_interval;
 mod summary;
 mod veth_network;
 mod workload;
@@ -43,12 +45,14 @@ pub use experiment::connect::run_connect;
 pub use experiment::fanout::run_fanout;
 pub use experiment::fault::run_fault;
 pub use experiment::fork::run_fork;
+pub use experiment::fork_load::run_fork_client;
 pub use experiment::function::run_function;
 pub use experiment::leak_check::ResourceCount;
+pub use experiment::peak::run_peak;
 pub use experiment::pool::run_pool;
 pub use experiment::rpc::run_rpc;
 pub use experiment::soak::{ActionKind, ForkRate, SoakOutcome, SoakParameters, SoakTally, soak_paging};
-pub use experiment::stress_fork::{StressForkOutcome, StressForkParameters, run_fork_client, stress_fork};
+pub use experiment::stress_fork::{StressForkOutcome, StressForkParameters, stress_fork};
 pub use experiment::stress_rpc::{StressRpcOutcome, stress_rpc};
 pub use experiment::tree::run_tree;
 pub use experiment::warm_start::run_warm_start;
@@ -58,6 +62,7 @@ pub use parameters::fanout::FanoutParameters;
 pub use parameters::fault::FaultParameters;
 pub use parameters::fork::{ForkParameters, PeerSystem, ResumeCase};
 pub use parameters::function::FunctionParameters;
+pub use parameters::peak::PeakParameters;
 pub use parameters::pool::PoolParameters;
 pub use parameters::protection::ConnectionSecurity;
 pub use parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome};
@@ -70,9 +75,11 @@ pub use summary::fanout::FanoutSummary;
 pub use summary::fault::FaultSummary;
 pub use summary::fork::ForkSummary;
 pub use summary::function::FunctionSummary;
+pub use summary::peak::PeakSummary;
 pub use summary::pool::PoolSummary;
 pub use summary::rpc::RpcSummary;
 pub use summary::tree::TreeSummary;
 pub use summary::warm_start::WarmStartSummary;
+pub use workload::fork_workload::ForkWorkload;
 pub use workload::functions::FunctionSource;
 pub use workload::micro::{PageSize, TouchAccess, TouchOrder};

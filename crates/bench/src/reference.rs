@@ -20,7 +20,7 @@ pub(crate) static PUBLISHED_FIGURES: LazyLock<PublishedFigures> =
 pub(crate) struct PublishedFigures {
     pub(crate) fork: ForkReference,
     pub(crate) function: FunctionsReference,
-    pub(crate) stress: StressReference,
+    pub(crate) peak: PeakFigures,
     pub(crate) warm_start: WarmStartReference,
     pub(crate) rpc: RpcReference,
     pub(crate) connect: ConnectReference,
@@ -79,8 +79,27 @@ pub(crate) struct FunctionReference {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct StressReference {
-    pub(crate) forks_per_s: f64,
+pub(crate) struct PeakFigures {
+    /// Where the figures are from, for the summary.
+    pub(crate) source: String,
+    pub(crate) workloads: Vec<PeakReference>,
+}
+
+impl PeakFigures {
+    /// The figures of a workload; none where nothing was published.
+    pub(crate) fn find(&self, workload: &str) -> Option<&PeakReference> {
+        self.workloads.iter().find(|reference| reference.name == workload)
+    }
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PeakReference {
+    pub(crate) name: String,
+    /// Children of one client process per second.
+    pub(crate) per_client_s: f64,
+    /// From the request of a child until its end.
+    pub(crate) latency_ms: f64,
 }
 
 #[derive(Debug, Deserialize)]

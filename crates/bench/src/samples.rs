@@ -80,6 +80,11 @@ impl<K: Ord + Serialize> Samples<K> {
         self.values.remove(key);
     }
 
+    /// All samples of a key, in the order in which they were taken.
+    pub(crate) fn values(&self, key: &K) -> &[f64] {
+        self.values.get(key).map_or(&[], Vec::as_slice)
+    }
+
     /// What was measured for a key; none if nothing was.
     pub(crate) fn spread(&self, key: &K) -> Option<Spread> {
         Spread::from_samples(self.values.get(key)?)

@@ -31,8 +31,8 @@ const FLAGS: [&str; 7] = [
 /// Named, so that build scripts and macros are built without the flags.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
-/// How long each target runs where nothing else is said.
-pub(crate) const SECONDS: u32 = 60;
+/// How long each target runs, unless `--seconds` is given.
+const SECONDS: u32 = 60;
 
 /// Runs the targets that are named, or all; `--seconds N` says how long each.
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
@@ -41,16 +41,16 @@ pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     plan.run(workspace, &named, &AtomicBool::new(false)).map(|report| println!("{report}"))
 }
 
-/// Runs all targets behind whatever else wants the cores, in silence, and begins no more of them once `is_over`. Gives what
-/// there is to report.
-pub(crate) fn run_in_background(workspace: &Workspace, is_over: &AtomicBool) -> Result<String> {
+/// Runs all targets for some seconds each, at the lowest priority and without output. Starts no more of them once `is_over`. Returns
+/// the report.
+pub(crate) fn run_in_background(workspace: &Workspace, seconds: u32, is_over: &AtomicBool) -> Result<String> {
     let lines = Mutex::new(String::new());
     let tell = |line: String| {
         let mut lines = lines.lock().expect("no thread panics with it");
         *lines += &line;
         *lines += "\n";
     };
-    let report = Plan { seconds: SECONDS, turn: Turn::Behind, tell: &tell }.run(workspace, &[], is_over)?;
+    let report = Plan { seconds, turn: Turn::Behind, tell: &tell }.run(workspace, &[], is_over)?;
     Ok(lines.into_inner().expect("no thread panics with it") + &report)
 }
 

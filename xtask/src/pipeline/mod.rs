@@ -37,6 +37,16 @@ const END_TO_END_TESTS: [&str; 4] = ["test", "--workspace", "--test", END_TO_END
 /// Builds `farfork-bench` next to `farfork`, which executes it. The end-to-end test is named so that the features are those of the tests.
 const PROGRAMS: [&str; 5] = ["build", "--workspace", "--bins", "--test", END_TO_END];
 
+/// Integration tests that mostly wait, for limits of time above all. They run next to the other tests.
+const WAITING_TESTS: [&str; 3] = ["daemon", "fabric", "tcp"];
+
+/// How many tests of one program run at once: more than there are cores, because many tests wait.
+const TEST_THREADS: &str = "4";
+
+/// For each fuzz target while the other tests run. A long campaign is `cargo xtask fuzz --seconds N`; here the corpus counts above all, which
+/// every run replays.
+const FUZZ_SECONDS: u32 = 20;
+
 /// For a build from nothing on a slow machine.
 const BUILD_LIMIT: Duration = Duration::from_secs(40 * 60);
 
@@ -59,8 +69,7 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     check_sources(workspace, &mut summary);
     summary.check("licences, bans, sources", || deny::run(workspace, deny::Scope::Offline));
     if build(workspace, &mut summary) {
-        let unit = unit_tests(&integration);
-        test_next_to_fuzz_targets(workspace, &mut summary, &unit);
+        test_next_to_fuzz_targets(workspace, &mut summary, &integration);
         run_fresh(workspace, &mut summary);
         let mut end_to_end = cargo::command(workspace, &END_TO_END_TESTS);
         run_end_to_end(&mut summary, &mut end_to_end, END_TO_END_LIMIT);
@@ -90,6 +99,7 @@ pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()>
     if build(workspace, &mut summary) {
         let unit = [unit_tests(&integration), arguments.clone()].concat();
         summary.command("long unit and integration tests", &mut cargo::command(workspace, &unit), LONG_TESTS_LIMIT);
+        summary.check("fuzz targets", || fuzz::run(workspace, &[]));
         let end_to_end = [&END_TO_END_TESTS[..], &arguments].concat();
         run_end_to_end(&mut summary, &mut cargo::command(workspace, &end_to_end), LONG_TESTS_LIMIT);
     }
@@ -146,20 +156,33 @@ fn build(workspace: &Workspace, summary: &mut RunSummary) -> bool {
         && summary.command("build of the programs", &mut cargo::command(workspace, &PROGRAMS), BUILD_LIMIT)
 }
 
-/// Arguments of cargo for the tests that need no root; `integration` has the names of those in folders `tests`.
-fn unit_tests(integration: &[String]) -> Vec<&str> {
+/// Arguments of cargo for the unit tests and for integration tests of these names.
+fn unit_tests<'a>(integration: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
     let mut arguments = UNIT_TESTS.to_vec();
-    arguments.extend(integration.iter().flat_map(|name| ["--test", name.as_str()]));
+    arguments.extend(named_tests(integration));
     arguments
 }
 
-/// Many of the tests wait, for limits of time above all. The fuzz targets have the cores meanwhile.
-fn test_next_to_fuzz_targets(workspace: &Workspace, summary: &mut RunSummary, tests: &[&str]) {
+fn named_tests<'a>(names: impl IntoIterator<Item = &'a String>) -> impl Iterator<Item = &'a str> {
+    names.into_iter().flat_map(|name| ["--test", name.as_str()])
+}
+
+/// Runs the unit and integration tests in two lanes, and the fuzz targets at a lower priority.
+fn test_next_to_fuzz_targets(workspace: &Workspace, summary: &mut RunSummary, integration: &[String]) {
+    let (waiting, others): (Vec<_>, Vec<_>) =
+        integration.iter().partition(|name| WAITING_TESTS.contains(&name.as_str()));
+    let waiting: Vec<&str> =
+        ["test", "--workspace", "--no-fail-fast"].into_iter().chain(named_tests(waiting)).collect();
+    let lane = |arguments: &[&str]| {
+        let mut command = cargo::command(workspace, arguments);
+        command.env("RUST_TEST_THREADS", TEST_THREADS);
+        command
+    };
+    let lanes = vec![("unit and integration tests", lane(&unit_tests(others))), ("tests that wait", lane(&waiting))];
     let is_over = AtomicBool::new(false);
     let fuzzed = thread::scope(|scope| {
-        let fuzz = scope.spawn(|| fuzz::run_in_background(workspace, &is_over));
-        let name = "unit and integration tests, fuzz targets behind them";
-        let has_passed = summary.command(name, &mut cargo::command(workspace, tests), UNIT_TESTS_LIMIT);
+        let fuzz = scope.spawn(|| fuzz::run_in_background(workspace, FUZZ_SECONDS, &is_over));
+        let has_passed = summary.commands("tests, fuzz targets behind them", lanes, UNIT_TESTS_LIMIT);
         is_over.store(!has_passed, Ordering::Relaxed);
         fuzz.join().expect("the fuzz targets' thread does not panic")
     });

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -59,6 +60,34 @@ impl RunSummary {
     /// Runs a step that is a command; whether it succeeded. Tests that it runs are counted, and those that fail are named.
     pub(super) fn command(&mut self, name: &'static str, command: &mut Command, limit: Duration) -> bool {
         self.run(name, command, limit).is_some_and(|completion| self.record(name, completion))
+    }
+
+    /// Runs commands at once, as one step; whether all succeeded. Each has a log by its own name.
+    pub(super) fn commands(
+        &mut self,
+        name: &'static str,
+        commands: Vec<(&'static str, Command)>,
+        limit: Duration,
+    ) -> bool {
+        let start = |(name, mut command): (&'static str, Command)| {
+            let log = self.log_of(name);
+            (name, thread::spawn(move || cargo::run(&mut command, &log, limit)))
+        };
+        let threads: Vec<_> = commands.into_iter().map(start).collect();
+        let outcomes: Vec<_> = self.time(name, || {
+            threads.into_iter().map(|(name, thread)| (name, thread.join().expect("a step does not panic"))).collect()
+        });
+        let mut is_success = true;
+        for (name, outcome) in outcomes {
+            is_success &= match outcome {
+                Ok(completion) => self.record(name, completion),
+                Err(error) => {
+                    self.fail(name, format!("{error:#}"), None);
+                    false
+                }
+            };
+        }
+        is_success
     }
 
     /// Runs a command without judging it; `None` if it cannot be run, which is a failure.
@@ -191,6 +220,24 @@ mod tests {
         let reasons: Vec<_> = summary.failures.iter().map(|one| one.failure.reason.as_str()).collect();
         assert_eq!(reasons, ["wrong", "error: unused"]);
         assert_eq!(finish(summary), Some(2));
+    }
+
+    #[test]
+    fn commands_at_once_are_all_counted() {
+        let mut summary = summary("lanes");
+        let passed = "echo 'test result: ok. 5 passed; 0 failed'";
+        // Each ends only when the other has begun.
+        let [first, second] = [("a", "b"), ("b", "a")].map(|(own, other)| {
+            let at = summary.logs.display().to_string();
+            let script = format!("touch '{at}/{own}'; until [ -e '{at}/{other}' ]; do sleep 0.01; done; {passed}");
+            shell(&script)
+        });
+        std::fs::create_dir_all(&summary.logs).unwrap();
+        assert!(summary.commands("both", vec![("first", first), ("second", second)], LIMIT));
+        let failed = "echo '---- one ----'; echo wrong; echo 'test result: FAILED. 1 passed; 1 failed'; exit 101";
+        assert!(!summary.commands("one fails", vec![("third", shell(passed)), ("fourth", shell(failed))], LIMIT));
+        assert_eq!((summary.passed, summary.failures.len()), (16, 1));
+        assert_eq!(finish(summary), Some(1));
     }
 
     #[test]

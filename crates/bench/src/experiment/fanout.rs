@@ -21,6 +21,7 @@ use crate::parameters::methods::CreateMethod;
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
 use crate::summary::fanout::FanoutSummary;
+use crate::workload::child_task::ChildTask;
 use crate::workload::sparse::SPARSE;
 
 /// Namespaces that local forks take in turn: more than there are children at once.
@@ -75,7 +76,9 @@ impl<'a> FanoutRun<'a> {
         samples: Samples<FanoutSampleKey>,
     ) -> Result<Self, BenchError> {
         let fanout_client = async |nodes: &[LocalNode], seed: &str| {
-            FanoutClient::new(nodes, seed, plan.mib).await.map(|fanout_client| fanout_client.with_network(plan.network))
+            FanoutClient::new(nodes, seed, ChildTask::Sparse { mib: plan.mib })
+                .await
+                .map(|fanout_client| fanout_client.with_network(plan.network))
         };
         let creators = CreateMethods::start(cluster, plan.mib, (NAMESPACE_SETS, plan.network), fanout_client).await?;
         let program = CONTAINER.install(cluster.scratch())?;

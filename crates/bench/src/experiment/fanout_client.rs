@@ -1,5 +1,4 @@
 //! Forks many children of one seed in one request, as a user does, waits for them in batches, and checks each answer.
-//! The children run the program of `workload::sparse`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +17,7 @@ use tonic::Code;
 use super::local_cluster::request_failure;
 use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
 use crate::error::BenchError;
-use crate::workload::sparse;
+use crate::workload::child_task::ChildTask;
 
 /// For all of a fan-out; ten thousand children on a busy machine take a minute.
 const FANOUT_LIMIT: Duration = Duration::from_secs(300);
@@ -33,7 +32,7 @@ const BATCH_DELAY: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone)]
 pub(crate) struct FanoutClient {
     seed: String,
-    mib: u64,
+    task: ChildTask,
     /// Names of nodes, and a connection to each: children are waited for where they are.
     nodes: BTreeMap<String, Client>,
     /// Whom the children are asked of.
@@ -41,11 +40,13 @@ pub(crate) struct FanoutClient {
     /// Whether children are forgotten once they have answered.
     forgets_children: bool,
     network: v1::Network,
+    /// How children get their memory; empty for the default.
+    strategy: String,
 }
 
 impl FanoutClient {
-    /// Of a seed of so many MiB, on all of these nodes, of which the first is asked.
-    pub(crate) async fn new(all: &[LocalNode], seed: &str, mib: u64) -> Result<Self, BenchError> {
+    /// Children of a seed with this task, on all of these nodes, of which the first is asked.
+    pub(crate) async fn new(all: &[LocalNode], seed: &str, task: ChildTask) -> Result<Self, BenchError> {
         let mut nodes = BTreeMap::new();
         for node in all {
             nodes.insert(node.name.clone(), client::connect(&node.socket).await?);
@@ -53,11 +54,12 @@ impl FanoutClient {
         let asked = client::connect(&all[0].socket).await?;
         Ok(Self {
             seed: seed.to_owned(),
-            mib,
+            task,
             nodes,
             entry_client: asked,
             forgets_children: false,
             network: v1::Network::Private,
+            strategy: String::new(),
         })
     }
 
@@ -76,24 +78,30 @@ impl FanoutClient {
         Self { network, ..self }
     }
 
+    /// The same, whose children get their memory by this strategy; empty for the default.
+    pub(crate) fn with_strategy(self, strategy: &str) -> Self {
+        Self { strategy: strategy.to_owned(), ..self }
+    }
+
     /// Of such a seed, on one node, which is asked, and forgets the children.
-    pub(crate) async fn on_node(node: &str, socket: &Path, seed: &str, mib: u64) -> Result<Self, BenchError> {
+    pub(crate) async fn on_node(node: &str, socket: &Path, seed: &str, task: ChildTask) -> Result<Self, BenchError> {
         let asked = client::connect(socket).await?;
         let nodes = BTreeMap::from([(node.to_owned(), asked.clone())]);
         Ok(Self {
             seed: seed.to_owned(),
-            mib,
+            task,
             nodes,
             entry_client: asked,
             forgets_children: true,
             network: v1::Network::Private,
+            strategy: String::new(),
         })
     }
 
     /// Forks children of these numbers over all nodes; what became of each.
     pub(crate) async fn fan_out(&mut self, first: u64, count: u64) -> Result<Vec<ChildLatency>, BenchError> {
         let sent = (Instant::now(), SystemTime::now());
-        let payloads = (first..first + count).map(|number| number.to_string());
+        let payloads = (first..first + count).map(|number| self.task.payload(number)).collect();
         let mut outcomes = self.fork(payloads).await?;
         let (mut waits, mut batches, mut all) = (FuturesUnordered::new(), WaitBatches::default(), Vec::new());
         let mut is_told = false;
@@ -109,7 +117,7 @@ impl FanoutClient {
                 else => break,
             }
             for (node, batch) in batches.take_due(is_told) {
-                waits.push(wait_batch(self.nodes[&node].clone(), batch, (self.mib, self.forgets_children), sent));
+                waits.push(wait_batch(self.nodes[&node].clone(), batch, (&self.task, self.forgets_children), sent));
             }
         }
         Ok(all)
@@ -117,7 +125,7 @@ impl FanoutClient {
 
     /// Starts a child that does what all do, then stays; its id, and its process on this machine.
     pub(crate) async fn start_held(&mut self, number: u64) -> Result<(String, i32), BenchError> {
-        let mut outcomes = self.fork([format!("{number} hold")].into_iter()).await?;
+        let mut outcomes = self.fork(vec![format!("{} hold", self.task.payload(number))]).await?;
         let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;
         let Some(Outcome::Child(child)) = outcome.and_then(|outcome| outcome.result) else {
             return Err(Failure::new(Code::Internal, &self.seed, "the node told of no child").into());
@@ -131,24 +139,25 @@ impl FanoutClient {
             let Some(chunk) = chunks.message().await.map_err(request_failure(&child.id))? else { break };
             said.push_str(&String::from_utf8_lossy(&chunk.data));
         }
-        sparse::parse_result_time(&said, number, self.mib)?;
+        self.task.parse_result_time(&said, number)?;
         Ok((child.id, child.pid.cast_signed()))
     }
 
-    async fn fork(
-        &mut self,
-        payloads: impl Iterator<Item = String>,
-    ) -> Result<tonic::Streaming<v1::ForkOutcome>, BenchError> {
-        let payloads: Vec<Vec<u8>> = payloads.map(String::into_bytes).collect();
+    async fn fork(&self, payloads: Vec<String>) -> Result<tonic::Streaming<v1::ForkOutcome>, BenchError> {
+        let payloads: Vec<Vec<u8>> = payloads.into_iter().map(String::into_bytes).collect();
         let request = v1::ForkRequest {
             seed: self.seed.clone(),
             nodes: self.nodes.keys().cloned().collect(),
             count: u32::try_from(payloads.len()).unwrap_or(u32::MAX),
             payloads,
-            options: Some(v1::ChildOptions { network: self.network.into(), ..Default::default() }),
+            options: Some(v1::ChildOptions {
+                network: self.network.into(),
+                strategy: self.strategy.clone(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
-        let outcomes = self.entry_client.fork(client::request_with_timeout(FANOUT_LIMIT, request)).await;
+        let outcomes = self.entry_client.clone().fork(client::request_with_timeout(FANOUT_LIMIT, request)).await;
         Ok(outcomes.map_err(request_failure(&self.seed))?.into_inner())
     }
 }
@@ -201,7 +210,7 @@ impl WaitBatches {
 async fn wait_batch(
     mut client: Client,
     batch: Vec<FanoutChild>,
-    (mib, forgets): (u64, bool),
+    (task, forgets): (&ChildTask, bool),
     (sent, sent_at): (Instant, SystemTime),
 ) -> Result<Vec<ChildLatency>, BenchError> {
     let children = batch.iter().map(|running| running.id.clone()).collect();
@@ -214,7 +223,7 @@ async fn wait_batch(
         match event {
             Some(Event::Stdout(piece)) => said.push_str(&String::from_utf8_lossy(&piece)),
             Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0)), .. }), .. })) => {
-                let result = sparse::parse_result_time(&std::mem::take(&mut said), *number, mib)?;
+                let result = task.parse_result_time(&std::mem::take(&mut said), *number)?;
                 let result = result.duration_since(sent_at).unwrap_or_default();
                 all.push(ChildLatency { result, answer: sent.elapsed() });
             }

@@ -4,14 +4,17 @@
 pub(crate) mod churn;
 pub(crate) mod connect;
 pub(crate) mod create_methods;
+mod error_log;
 pub(crate) mod fanout;
 pub(crate) mod fanout_client;
 pub(crate) mod fault;
 pub(crate) mod fork;
+pub(crate) mod fork_load;
 pub(crate) mod function;
 pub(crate) mod leak_check;
 pub(crate) mod local_cluster;
 pub(crate) mod pause_methods;
+pub(crate) mod peak;
 pub(crate) mod pool;
 pub(crate) mod rpc;
 pub(crate) mod soak;

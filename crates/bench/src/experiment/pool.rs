@@ -18,6 +18,7 @@ use crate::parameters::pool::{PoolFigure, PoolMethod, PoolParameters, PoolSample
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
 use crate::summary::pool::PoolSummary;
+use crate::workload::child_task::ChildTask;
 
 /// Of the children of a burst, so many times as there are containers ready: most of them wait for theirs to be made.
 const BURST_FACTOR: u64 = 4;
@@ -62,7 +63,7 @@ impl<'a> PoolRun<'a> {
     ) -> Result<Self, BenchError> {
         let fanout_client = async |nodes: &[LocalNode], seed: &str| {
             let [node, ..] = nodes else { unreachable!("it was started with one") };
-            FanoutClient::on_node(&node.name, &node.socket, seed, plan.mib).await
+            FanoutClient::on_node(&node.name, &node.socket, seed, ChildTask::Sparse { mib: plan.mib }).await
         };
         let mut pausers = PauseMethods::start(cluster, plan.mib, 0, 1).await?;
         pausers.ensure_children(cluster, 1).await?;

@@ -7,6 +7,7 @@ pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod function;
 pub(crate) mod methods;
+pub(crate) mod peak;
 pub(crate) mod pool;
 pub(crate) mod protection;
 pub(crate) mod rpc;

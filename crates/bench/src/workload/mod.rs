@@ -1,6 +1,8 @@
 //! The programs and loads that are measured. One file each, next to its C++ program if it has one.
 
+pub(crate) mod child_task;
 pub(crate) mod churn;
+pub(crate) mod fork_workload;
 pub(crate) mod functions;
 pub(crate) mod handshakes;
 pub(crate) mod memory_walk;

@@ -24,6 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("connect_prints_every_case_and_cleans_up", connect),
     Test::alone("churn_finds_no_wrong_page_and_cleans_up", churn),
     Test::alone("fanout_finds_no_wrong_result_and_cleans_up", fanout),
+    Test::alone("peak_counts_children_of_each_workload_and_cleans_up", peak),
     Test::alone("stress_fork_checks_its_floor_and_cleans_up", stress_fork),
     Test::alone("tree_prints_every_figure_and_cleans_up", tree),
     Test::alone("pool_prints_every_figure_and_cleans_up", pool),
@@ -195,6 +196,25 @@ fn function() {
     assert_eq!(document["reference"].as_array().map(Vec::len), Some(3), "{document}");
 }
 
+/// With and without zygotes: every second is counted, and each client.
+fn peak() {
+    let python = programs::python().display().to_string();
+    let arguments = ["helloworld", "--nodes", "1", "--clients", "2", "--seconds", "3", "--python", &python];
+    let document = run_benchmark("peak", &arguments);
+    let runs = document["runs"].as_array().expect("a list of runs");
+    let names: Vec<_> = runs.iter().map(|run| run["case"]["workload"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["helloworld"; 2], "{document}");
+    for run in runs {
+        assert_eq!(run["intervals_per_s"].as_array().map(Vec::len), Some(3), "{document}");
+    }
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let of_clients = figures.iter().filter(|figure| figure["figure"] == "client_per_s");
+    let has_samples = |figure: &Value| figure["samples"] == 2 && figure["p50"].as_f64() > Some(0.0);
+    assert!(of_clients.clone().count() == 2 && of_clients.clone().all(has_samples), "{document}");
+    let floors = figures.iter().filter(|figure| figure["figure"] == "local_fork_per_s").count();
+    assert_eq!(floors, 2, "functions have a floor: {document}");
+}
+
 fn function_refuses() {
     let own = scratch::directory();
     let file = own.path().join("varying.py");
@@ -279,13 +299,17 @@ fn fanout() {
 
 /// Clients fork for a while, and nothing is left; a floor that nobody reaches fails the run. A slow machine is given more time.
 fn stress_fork() {
-    for (floor, passes) in [("0.01", true), ("100000", false)] {
+    let python = programs::python().display().to_string();
+    let cases = [
+        (&["fork", "--mib", "4"][..], "0.01", true),
+        (&["functions", "helloworld", "--python", &python][..], "100000", false),
+    ];
+    for (test, floor, passes) in cases {
         let run = |seconds: u64| {
             let count = seconds.to_string();
-            let arguments =
-                ["stress", "fork", "--nodes", "2", "--clients", "1", "--seconds", &count, "--mib", "4", "--json"];
+            let arguments = ["--nodes", "2", "--clients", "1", "--seconds", &count, "--floor", floor, "--json"];
             let farfork = Farfork::at(Path::new("/nonexistent"));
-            let ended = farfork.run_within(RUN_LIMIT, &[&arguments[..], &["--floor", floor]].concat());
+            let ended = farfork.run_within(RUN_LIMIT, &[&["stress"], test, &arguments].concat());
             let said: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
             let has_enough = said["outcome"]["children"].as_u64() > Some(2);
             (seconds, ended.status.success(), has_enough, said)

@@ -65,7 +65,8 @@ impl BenchFunction {
     }
 }
 
-fn parse_json(text: &str) -> Result<String, String> {
+/// A JSON document, as it is given.
+pub(crate) fn parse_json(text: &str) -> Result<String, String> {
     let parsed: Result<serde_json::Value, _> = serde_json::from_str(text);
     parsed.map(|_| text.to_owned()).map_err(|error| format!("not a JSON document: {error}"))
 }

@@ -8,7 +8,8 @@ mod fanout;
 mod fault;
 mod fork;
 mod fork_client;
-mod function;
+pub(super) mod function;
+mod peak;
 mod pool;
 mod progress_bar;
 mod rpc;
@@ -37,6 +38,7 @@ Examples:
   farfork bench churn
   farfork bench fanout
   farfork bench tree
+  farfork bench peak helloworld --nodes 2
   farfork bench pool
   farfork bench warm-start
 
@@ -56,6 +58,7 @@ enum BenchmarkCommand {
     Churn(churn::BenchChurn),
     Fanout(fanout::BenchFanout),
     Tree(tree::BenchTree),
+    Peak(peak::BenchPeak),
     Pool(pool::BenchPool),
     WarmStart(warm_start::BenchWarmStart),
     #[command(hide = true)]
@@ -75,6 +78,7 @@ impl BenchCommand {
             BenchmarkCommand::Churn(benchmark) => benchmark.run(global),
             BenchmarkCommand::Fanout(benchmark) => benchmark.run(global),
             BenchmarkCommand::Tree(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Peak(benchmark) => benchmark.run(global),
             BenchmarkCommand::Pool(benchmark) => benchmark.run(global),
             BenchmarkCommand::WarmStart(benchmark) => benchmark.run(global),
             BenchmarkCommand::End(end) => end.run(),

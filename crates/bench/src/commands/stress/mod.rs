@@ -2,6 +2,7 @@
 //! `farfork_bench` runs the load.
 
 mod fork;
+mod functions;
 mod paging;
 mod rpc;
 
@@ -18,6 +19,7 @@ use crate::GlobalArgs;
 #[command(after_help = "\
 Examples:
   farfork stress fork
+  farfork stress functions json image
   farfork stress paging
   farfork stress rpc
   farfork stress rpc --checksum --seconds 600
@@ -31,6 +33,7 @@ pub(crate) struct Stress {
 #[derive(Subcommand)]
 enum StressTest {
     Fork(fork::StressFork),
+    Functions(functions::StressFunctions),
     Paging(paging::StressPaging),
     Rpc(rpc::StressRpc),
 }
@@ -39,6 +42,7 @@ impl Stress {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.test {
             StressTest::Fork(test) => test.run(global),
+            StressTest::Functions(test) => test.run(global),
             StressTest::Paging(test) => test.run(global),
             StressTest::Rpc(test) => test.run(global),
         }

@@ -16,6 +16,7 @@ use crate::error::BenchError;
 use crate::experiment::fanout_client::FanoutClient;
 use crate::experiment::local_cluster::request_failure;
 use crate::samples::Spread;
+use crate::workload::child_task::ChildTask;
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
@@ -108,7 +109,8 @@ impl RateBenchmark {
             .map_err(request_failure(object))?
             .into_inner()
             .id;
-        let mut fanout_client = FanoutClient::new(soak_cluster.nodes(), &seed, MIB).await?.forgetting_children();
+        let mut fanout_client =
+            FanoutClient::new(soak_cluster.nodes(), &seed, ChildTask::Sparse { mib: MIB }).await?.forgetting_children();
         // The first brings the descriptor to each node, and has each keep what it may for more.
         fanout_client.fan_out(0, CHILDREN).await?;
         let (mut rates, mut ratios) = (Vec::new(), Vec::new());

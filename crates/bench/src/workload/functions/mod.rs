@@ -9,6 +9,7 @@ use std::process::Command;
 
 use serde::Serialize;
 
+use super::child_task::ChildTask;
 use crate::embedded_program::{ChildProgram, parse_numbers};
 use crate::error::BenchError;
 
@@ -145,23 +146,40 @@ impl FunctionParent {
     /// A call in a child of os.fork(); its start counts from the call of os.fork().
     pub(crate) fn call_in_local_fork(&mut self) -> Result<FunctionCall, BenchError> {
         let numbers = self.program.request(b'l', "forked")?;
-        self.check(numbers)
+        check_call(numbers, &self.name, self.digest)
     }
 
     /// The call that a child of farfork has written about.
     ///
     /// # Errors
-    /// The output is something else, or the result is not the parent's.
+    /// As [`parse_call`].
     pub(crate) fn parse_call(&self, output: &str) -> Result<FunctionCall, BenchError> {
-        self.check(parse_numbers(PROGRAM, output, "ran")?)
+        parse_call(output, &self.name, self.digest)
     }
 
-    fn check(&self, [started_ns, execution_ns, digest]: [i64; 3]) -> Result<FunctionCall, BenchError> {
-        if digest != self.digest {
-            return Err(BenchError::WrongResult { function: self.name.clone() });
-        }
-        Ok(FunctionCall { started_ns, execution_ns })
+    /// The task of its children, with the payload of the parent's own calls.
+    pub(crate) fn task(&self, payload: &str) -> ChildTask {
+        ChildTask::Function { name: self.name.clone(), payload: payload.to_owned(), digest: self.digest }
     }
+}
+
+/// The call of a function that a child of farfork has written about.
+///
+/// # Errors
+/// The output is something else, or the result has another digest.
+pub(crate) fn parse_call(output: &str, function: &str, digest: i64) -> Result<FunctionCall, BenchError> {
+    check_call(parse_numbers(PROGRAM, output, "ran")?, function, digest)
+}
+
+fn check_call(
+    [started_ns, execution_ns, result]: [i64; 3],
+    function: &str,
+    digest: i64,
+) -> Result<FunctionCall, BenchError> {
+    if result != digest {
+        return Err(BenchError::WrongResult { function: function.to_owned() });
+    }
+    Ok(FunctionCall { started_ns, execution_ns })
 }
 
 #[cfg(test)]

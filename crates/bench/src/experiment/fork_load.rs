@@ -1,0 +1,205 @@
+//! A fork load: client processes on several nodes, each of which requests a child, waits for its result, checks it, and
+//! requests the next, for a given time. `farfork stress fork`, `stress functions` and `bench peak` run it. A client is
+//! this program, started again.
+
+use std::io::{self, Read as _};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::local::LocalNode;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::fanout_client::FanoutClient;
+use crate::embedded_program::ChildProgram;
+use crate::endpoint::stdout::print_line;
+use crate::error::BenchError;
+use crate::samples::Spread;
+use crate::workload::child_task::ChildTask;
+
+/// Children that no two clients have the same number of.
+const NUMBERS_PER_CLIENT: u64 = 1 << 40;
+
+/// Between two reports of a client.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The name of a client in errors.
+const CLIENT: &str = "forker";
+
+/// The clients of a load, and what they fork.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForkLoad<'a> {
+    /// The program that clients are.
+    pub(crate) farfork: &'a Path,
+    /// The nodes that have clients.
+    pub(crate) nodes: &'a [LocalNode],
+    pub(crate) clients_per_node: usize,
+    pub(crate) seed: &'a str,
+    pub(crate) task: &'a ChildTask,
+    /// How children get their memory; empty for the default.
+    pub(crate) strategy: &'a str,
+    /// For how long the clients fork.
+    pub(crate) seconds: f64,
+}
+
+/// One second of all clients.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LoadInterval {
+    /// Children per second.
+    pub(crate) per_s: f64,
+    /// The longest that any client was without an answer, in ms.
+    pub(crate) longest_gap_ms: f64,
+}
+
+/// The whole run of one client.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ClientResult {
+    pub(crate) children: u64,
+    pub(crate) per_s: f64,
+    /// From the request for a child until its result was checked.
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+}
+
+/// The arguments of a client.
+#[derive(Debug, Serialize, Deserialize)]
+struct ForkClientSpec {
+    node: String,
+    socket: PathBuf,
+    seed: String,
+    task: ChildTask,
+    strategy: String,
+    first: u64,
+    seconds: f64,
+}
+
+impl ForkLoad<'_> {
+    /// Forks one child on each node, so that no client pays for what a node does once.
+    ///
+    /// # Errors
+    /// A child cannot be forked, or its result is wrong.
+    pub(crate) async fn warm_up(&self) -> Result<(), BenchError> {
+        for node in self.nodes {
+            let client = FanoutClient::on_node(&node.name, &node.socket, self.seed, self.task.clone()).await?;
+            client.with_strategy(self.strategy).fan_out(0, 1).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts the clients and reads their reports. `show` gets each interval; its break ends the run.
+    ///
+    /// # Errors
+    /// A client failed, or [`BenchError::Interrupted`].
+    pub(crate) fn run(
+        &self,
+        show: &mut dyn FnMut(LoadInterval) -> ControlFlow<()>,
+    ) -> Result<Vec<ClientResult>, BenchError> {
+        let mut clients = self.start_clients()?;
+        for _ in 0..interval_count(self.seconds) {
+            if show(read_interval(&mut clients)?).is_break() {
+                return Err(BenchError::Interrupted);
+            }
+        }
+        clients.iter_mut().map(read_result).collect()
+    }
+
+    /// Starts all clients at the same time.
+    fn start_clients(&self) -> Result<Vec<ChildProgram>, BenchError> {
+        let mut clients = Vec::new();
+        for (index, node) in (0..self.clients_per_node).flat_map(|_| self.nodes).enumerate() {
+            let specification = ForkClientSpec {
+                node: node.name.clone(),
+                socket: node.socket.clone(),
+                seed: self.seed.to_owned(),
+                task: self.task.clone(),
+                strategy: self.strategy.to_owned(),
+                first: (index as u64 + 1) * NUMBERS_PER_CLIENT,
+                seconds: self.seconds,
+            };
+            let mut command = Command::new(self.farfork);
+            command.args(["bench", CLIENT]).arg(json!(specification).to_string());
+            clients.push(ChildProgram::start(CLIENT, &command)?);
+        }
+        for client in &mut clients {
+            let [] = client.read_answer("ready")?;
+        }
+        for client in &mut clients {
+            client.send_message(b'g')?;
+        }
+        Ok(clients)
+    }
+}
+
+fn interval_count(seconds: f64) -> u32 {
+    (seconds / REPORT_INTERVAL.as_secs_f64()).floor().max(1.0) as u32
+}
+
+// What a client prints:
+//
+//   ready                              then it waits for a letter, which starts it
+//   forked CHILDREN LONGEST_GAP_US     once each interval
+//   done CHILDREN NS P50_US P99_US
+//   failed WHY                         in the place of any of these
+
+fn read_interval(clients: &mut [ChildProgram]) -> Result<LoadInterval, BenchError> {
+    let mut interval = LoadInterval { per_s: 0.0, longest_gap_ms: 0.0 };
+    for client in clients {
+        let [forked, gap_us] = client.read_answer("forked")?;
+        interval.per_s += forked as f64 / REPORT_INTERVAL.as_secs_f64();
+        interval.longest_gap_ms = interval.longest_gap_ms.max(gap_us as f64 / 1e3);
+    }
+    Ok(interval)
+}
+
+fn read_result(client: &mut ChildProgram) -> Result<ClientResult, BenchError> {
+    let [children, ns, p50_us, p99_us] = client.read_answer("done")?;
+    Ok(ClientResult {
+        children: children.unsigned_abs(),
+        per_s: children as f64 / (ns as f64 / 1e9),
+        p50_ms: p50_us as f64 / 1e3,
+        p99_ms: p99_us as f64 / 1e3,
+    })
+}
+
+/// Runs the client that the specification describes.
+///
+/// # Errors
+/// It cannot print; it prints any other failure.
+pub async fn run_fork_client(specification: &str) -> io::Result<()> {
+    let specification: ForkClientSpec = serde_json::from_str(specification)?;
+    match fork_repeatedly(&specification).await {
+        Err(BenchError::Program { cause, .. }) => Err(cause),
+        Err(failure) => print_line(&format!("failed {failure}")),
+        Ok(()) => Ok(()),
+    }
+}
+
+async fn fork_repeatedly(specification: &ForkClientSpec) -> Result<(), BenchError> {
+    let ForkClientSpec { node, socket, seed, task, strategy, first, seconds } = specification;
+    let failed = |cause| BenchError::Program { program: CLIENT, cause };
+    let client = FanoutClient::on_node(node, socket, seed, task.clone()).await?;
+    let mut client = client.with_strategy(strategy);
+    print_line("ready").map_err(failed)?;
+    io::stdin().read_exact(&mut [0]).map_err(failed)?;
+    let (began, mut ms) = (Instant::now(), Vec::new());
+    let (mut interval, mut reported, mut gap) = (1, 0, Duration::ZERO);
+    let intervals = interval_count(*seconds);
+    while interval <= intervals {
+        let sent = Instant::now();
+        client.fan_out(first + ms.len() as u64, 1).await?;
+        gap = gap.max(sent.elapsed());
+        ms.push(sent.elapsed().as_secs_f64() * 1e3);
+        // A slow child may take several intervals.
+        while began.elapsed() >= REPORT_INTERVAL * interval && interval <= intervals {
+            print_line(&format!("forked {} {}", ms.len() - reported, gap.as_micros())).map_err(failed)?;
+            (interval, reported, gap) = (interval + 1, ms.len(), Duration::ZERO);
+        }
+    }
+    let took = began.elapsed();
+    let Some(Spread { median, .. }) = Spread::from_samples(&ms) else { return Ok(()) };
+    ms.sort_by(f64::total_cmp);
+    let p99 = ms[(ms.len() * 99).div_ceil(100).clamp(1, ms.len()) - 1];
+    print_line(&format!("done {} {} {:.0} {:.0}", ms.len(), took.as_nanos(), median * 1e3, p99 * 1e3)).map_err(failed)
+}

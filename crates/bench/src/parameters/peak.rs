@@ -1,0 +1,63 @@
+//! The parameters of `farfork bench peak`, and the keys of its samples.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::workload::fork_workload::ForkWorkload;
+
+/// The workloads, and the clients that fork their children.
+#[derive(Debug, Clone, Serialize)]
+pub struct PeakParameters {
+    /// The programs, in the order of the summary.
+    pub workloads: Vec<ForkWorkload>,
+    /// Nodes with clients; the parent has one more node of its own.
+    pub child_nodes: usize,
+    /// Client processes of each of these nodes, at most: a large workload gets fewer, so that its children fit into memory.
+    pub clients: usize,
+    /// For how long the clients of each case fork, in seconds.
+    pub seconds: f64,
+    /// Whether nodes keep zygotes: with them, without, or both in turn.
+    pub zygotes: Vec<bool>,
+    /// How children get their memory, as `farfork fork --strategy` takes it; empty for the default.
+    pub strategies: Vec<String>,
+    /// The Python that runs the functions; none: an environment with the packages of the embedded ones.
+    #[serde(skip)]
+    pub python: Option<PathBuf>,
+    /// The file that each sample is written to.
+    #[serde(skip)]
+    pub samples_file: Option<PathBuf>,
+}
+
+/// What is measured at once.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct PeakCase {
+    pub(crate) workload: String,
+    pub(crate) zygotes: bool,
+    pub(crate) strategy: String,
+}
+
+/// A figure of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PeakFigure {
+    /// Client processes in all.
+    Clients,
+    /// Children of all clients per second; a sample for each second.
+    IntervalPerS,
+    /// Children of one client per second, over the whole run; a sample for each client.
+    ClientPerS,
+    /// From the request for a child until its result was checked, in ms: a client's median; a sample for each client.
+    ClientP50Ms,
+    /// The same, a client's 99th percentile.
+    ClientP99Ms,
+    /// Children of os.fork() per second that call the function one after another, on one processor. None of other programs.
+    LocalForkPerS,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct PeakSampleKey {
+    #[serde(flatten)]
+    pub(crate) case: PeakCase,
+    pub(crate) figure: PeakFigure,
+}

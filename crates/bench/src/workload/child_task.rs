@@ -1,0 +1,71 @@
+//! What the children of a load do: the payload of each, and the check of what it writes. The same for the C++ program
+//! `sparse` and for every function, so that each load runs with either.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::functions::parse_call;
+use super::sparse;
+use crate::error::BenchError;
+
+/// The task of a parent's children. Clients in other processes get it with their arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ChildTask {
+    /// Each child touches a few pages of the memory of `workload::sparse`, and computes a value of its own from them.
+    Sparse { mib: u64 },
+    /// Each child calls a function once. Its result has the digest of the parent's.
+    Function { name: String, payload: String, digest: i64 },
+}
+
+impl ChildTask {
+    /// The payload of the child of this number.
+    pub(crate) fn payload(&self, number: u64) -> String {
+        match self {
+            Self::Sparse { .. } => number.to_string(),
+            Self::Function { payload, .. } => payload.clone(),
+        }
+    }
+
+    /// When the child of this number had its result, by the output of the child.
+    ///
+    /// # Errors
+    /// The output is something else, or the result is wrong.
+    pub(crate) fn parse_result_time(&self, output: &str, number: u64) -> Result<SystemTime, BenchError> {
+        match self {
+            Self::Sparse { mib } => sparse::parse_result_time(output, number, *mib),
+            Self::Function { name, digest, .. } => {
+                let call = parse_call(output, name, *digest)?;
+                Ok(UNIX_EPOCH + Duration::from_nanos((call.started_ns + call.execution_ns).unsigned_abs()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::ChildTask;
+
+    #[test]
+    fn results_of_functions_are_compared_with_the_parents() {
+        let task = ChildTask::Function { name: "json".to_owned(), payload: "{}".to_owned(), digest: 7 };
+        assert_eq!((task.payload(1), task.payload(2)), ("{}".to_owned(), "{}".to_owned()));
+        let result = task.parse_result_time("ran 1000 500 7\n", 1).unwrap();
+        assert_eq!(result, UNIX_EPOCH + Duration::from_nanos(1500));
+        let error = task.parse_result_time("ran 1000 500 8\n", 1).unwrap_err().to_string();
+        assert!(error.contains("json"), "{error}");
+        assert!(task.parse_result_time("ready\n", 1).is_err());
+    }
+
+    #[test]
+    fn each_child_of_sparse_has_its_own_result() {
+        let task = ChildTask::Sparse { mib: 1 };
+        assert_eq!(task.payload(7), "7");
+        let value = super::sparse::expected_value(7, 1).cast_signed();
+        assert!(task.parse_result_time(&format!("result 7 {value} 1000\n"), 7).is_ok());
+        assert!(task.parse_result_time(&format!("result 7 {value} 1000\n"), 8).is_err());
+    }
+}

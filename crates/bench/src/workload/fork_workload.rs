@@ -1,0 +1,112 @@
+//! `ForkWorkload`: a program whose children a load forks, and its running parent. Experiments treat the C++ program
+//! `sparse`, the embedded functions and a user's function alike.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::child_task::ChildTask;
+use super::functions::{FunctionParent, FunctionSource, environment};
+use super::micro::PAYLOAD_PATH;
+use super::parent::ParentProgram;
+use super::sparse::SPARSE;
+use crate::error::BenchError;
+
+/// A program to fork children of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ForkWorkload {
+    /// A C++ program with so much private memory, in MiB. Each child touches four pages and computes a value from them.
+    Sparse {
+        /// Private memory.
+        mib: u64,
+    },
+    /// A Python function. Each child calls it once.
+    Function {
+        /// The function.
+        source: FunctionSource,
+        /// The payload of every call, a JSON document.
+        payload: String,
+    },
+}
+
+/// A running parent; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct WorkloadParent {
+    pid: u32,
+    resident_kib: u64,
+    task: ChildTask,
+    program: WorkloadProgram,
+}
+
+/// Kept running.
+#[derive(Debug)]
+enum WorkloadProgram {
+    Sparse(#[expect(dead_code, reason = "it ends the program when it is dropped")] ParentProgram),
+    Function(Box<FunctionParent>),
+}
+
+impl ForkWorkload {
+    /// Its name in summaries.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Sparse { .. } => SPARSE.name,
+            Self::Function { source, .. } => &source.name,
+        }
+    }
+
+    /// Writes its files into a directory, and starts a parent. `python` runs functions; none: an environment with the packages of the
+    /// embedded ones, which is installed if it is missing.
+    ///
+    /// # Errors
+    /// The program cannot be started, or a function's results differ from call to call.
+    pub(crate) fn start(&self, directory: &Path, python: Option<&Path>) -> Result<WorkloadParent, BenchError> {
+        match self {
+            Self::Sparse { mib } => {
+                let program = SPARSE.install(directory)?;
+                let parent = ParentProgram::start(&SPARSE, &program, *mib, PAYLOAD_PATH.as_ref())?;
+                Ok(WorkloadParent {
+                    pid: parent.pid(),
+                    resident_kib: mib * 1024,
+                    task: ChildTask::Sparse { mib: *mib },
+                    program: WorkloadProgram::Sparse(parent),
+                })
+            }
+            Self::Function { source, payload } => {
+                let python = python.map_or_else(environment::find_or_install, |path| Ok(path.to_owned()))?;
+                let parent = FunctionParent::start(source, &python, directory, payload)?;
+                Ok(WorkloadParent {
+                    pid: parent.pid(),
+                    resident_kib: parent.resident_kib.unsigned_abs(),
+                    task: parent.task(payload),
+                    program: WorkloadProgram::Function(Box::new(parent)),
+                })
+            }
+        }
+    }
+}
+
+impl WorkloadParent {
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its resident memory, in KiB.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        self.resident_kib
+    }
+
+    /// The task of its children.
+    pub(crate) fn task(&self) -> &ChildTask {
+        &self.task
+    }
+
+    /// Its function, if it is one.
+    pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
+        match &mut self.program {
+            WorkloadProgram::Sparse(_) => None,
+            WorkloadProgram::Function(function) => Some(function),
+        }
+    }
+}
