@@ -83,3 +83,4 @@ pub use summary::warm_start::WarmStartSummary;
 pub use workload::fork_workload::ForkWorkload;
 pub use workload::functions::FunctionSource;
 pub use workload::micro::{PageSize, TouchAccess, TouchOrder};
+pub use workload::warm_function::WarmWorkload;

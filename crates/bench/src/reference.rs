@@ -105,6 +105,8 @@ pub(crate) struct PeakReference {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WarmStartReference {
+    /// Where the figures are from, for the summary.
+    pub(crate) source: String,
     pub(crate) functions: Vec<PausedFunctionReference>,
 }
 

@@ -1,5 +1,5 @@
 // Floors of pausing: local forks that answer requests as children do. Between two requests each is paused, by SIGSTOP
-// or by the freezer of a control group of version 2.
+// or by the freezer of a control group of version 2. They are forks of this program, or of another one that connect to it.
 #include "../workload/warm_function.h"
 
 #include <csignal>
@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <thread>
 #include <vector>
@@ -49,7 +50,21 @@ struct Child {
         end = ends[0];
         char letter;
         if (read(end, &letter, 1) != 1) fail("a fork");
-        if (group.empty()) return;
+        if (!group.empty()) join(group);
+    }
+
+    // A fork of another program, which has connected and writes its index first.
+    Child(int connection, const std::string &group) : end(connection) {
+        ucred peer;
+        socklen_t length = sizeof peer;
+        uint64_t index;
+        if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length)) fail("SO_PEERCRED");
+        if (read(connection, &index, sizeof index) != sizeof index) fail("a fork");
+        pid = peer.pid;
+        join(group);
+    }
+
+    void join(const std::string &group) {
         if (mkdir(group.c_str(), 0755)) fail(group.c_str());
         write_file(group + "/cgroup.procs", std::to_string(pid));
         freeze = open((group + "/cgroup.freeze").c_str(), O_WRONLY | O_CLOEXEC);
@@ -121,21 +136,42 @@ void run(std::vector<Child> &children, size_t parallel, int64_t ms, long gap_us,
     fflush(stdout);
 }
 
+int listen_at(const char *path) {
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address = {AF_UNIX, {}};
+    if (strlen(path) >= sizeof address.sun_path) fail(path);
+    strcpy(address.sun_path, path);
+    if (listener < 0 || bind(listener, (sockaddr *)&address, sizeof address) || listen(listener, 256)) fail(path);
+    puts("listening");
+    fflush(stdout);
+    return listener;
+}
+
 } // namespace
 
 // usage: paused_forks stop STEPS CHILDREN
 //        paused_forks freeze STEPS CHILDREN GROUP  creates a group for each child below that one
+//        paused_forks adopt SOCKET CHILDREN GROUP  the same with forks of another program that connect to the socket
 // takes: PARALLEL MS GAP_US FIRST                  so many children, each by a thread of its own, for MS, at least one request
 //                                                  each; a gap before each request
-// says:  ready
+// says:  listening, with `adopt`
+//        ready
 //        halted NS TURNS, and for each request: turn NUMBER VALUE UNPAUSE_NS ANSWER_NS PAUSE_NS
 int main(int count, char **arguments) {
-    bool freezes = count == 5 && !strcmp(arguments[1], "freeze");
-    if (!freezes && (count != 4 || strcmp(arguments[1], "stop"))) return 2;
+    std::string mode = count > 1 ? arguments[1] : "";
+    if (mode == "stop" ? count != 4 : count != 5 || (mode != "freeze" && mode != "adopt")) return 2;
     uint64_t steps = strtoull(arguments[2], nullptr, 10), all = strtoull(arguments[3], nullptr, 10);
+    int listener = mode == "adopt" ? listen_at(arguments[2]) : -1;
     std::vector<Child> children;
     for (uint64_t i = 0; i < all; i++) {
-        children.emplace_back(steps, freezes ? std::string(arguments[4]) + "/" + std::to_string(i) : std::string());
+        std::string group = mode == "stop" ? "" : std::string(arguments[4]) + "/" + std::to_string(i);
+        if (listener < 0) {
+            children.emplace_back(steps, group);
+        } else {
+            int connection = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+            if (connection < 0) fail("accept");
+            children.emplace_back(connection, group);
+        }
         children.back().pause();
     }
     puts("ready");

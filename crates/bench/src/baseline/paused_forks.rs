@@ -1,6 +1,7 @@
 //! Floors of pausing: local forks that are paused between two requests, by SIGSTOP or by a bare cgroup freezer.
 //! `paused_forks.cpp` is the program.
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +11,8 @@ use farfork_sys::cgroup;
 
 use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
-use crate::workload::warm_function::{self, FunctionRun};
+use crate::workload::functions::FunctionParent;
+use crate::workload::warm_function::{ExpectedValue, FunctionRun};
 
 /// The program.
 pub(crate) const PAUSED_FORKS: EmbeddedProgram =
@@ -24,7 +26,7 @@ const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) struct PausedForks {
     // Before the groups: they are empty when those go.
     program: ChildProgram,
-    steps: u64,
+    expected: ExpectedValue,
     _groups: Option<FreezerGroups>,
 }
 
@@ -41,9 +43,30 @@ impl PausedForks {
     /// Forks that the freezer of version 2 stops; none where there is none.
     pub(crate) fn start_frozen(program: &Path, steps: u64, children: usize) -> Result<Option<Self>, BenchError> {
         let Some(groups) = FreezerGroups::create()? else { return Ok(None) };
-        let path = groups.0.display().to_string();
-        let arguments = ["freeze".to_owned(), steps.to_string(), children.to_string(), path];
+        let arguments = ["freeze".to_owned(), steps.to_string(), children.to_string(), groups.path()];
         Self::start(program, &arguments, steps, Some(groups)).map(Some)
+    }
+
+    /// Children of os.fork() of a function's parent, which the freezer of version 2 stops; none where there is none. They connect to a
+    /// socket that is made in a directory.
+    pub(crate) fn start_frozen_functions(
+        program: &Path,
+        parent: &mut FunctionParent,
+        expected: ExpectedValue,
+        directory: &Path,
+        children: usize,
+    ) -> Result<Option<Self>, BenchError> {
+        let Some(groups) = FreezerGroups::create()? else { return Ok(None) };
+        let socket = directory.join(format!("{}-{}", PAUSED_FORKS.name, parent.pid()));
+        let mut command = Command::new(program);
+        command.arg("adopt").arg(&socket).arg(children.to_string()).arg(groups.path());
+        let mut program = ChildProgram::start(PAUSED_FORKS.name, &command)?;
+        let [] = program.read_answer("listening")?;
+        for index in 0..children {
+            parent.fork_connected(index, &socket)?;
+        }
+        let [] = program.read_answer("ready")?;
+        Ok(Some(Self { program, expected, _groups: Some(groups) }))
     }
 
     fn start(
@@ -56,7 +79,7 @@ impl PausedForks {
         command.args(arguments);
         let mut program = ChildProgram::start(PAUSED_FORKS.name, &command)?;
         let [] = program.read_answer("ready")?;
-        Ok(Self { program, steps, _groups: groups })
+        Ok(Self { program, expected: ExpectedValue::Steps(steps), _groups: groups })
     }
 
     /// Has so many of them take turns for so long, each at least one, with a gap before each; how long it took, and each turn.
@@ -76,7 +99,7 @@ impl PausedForks {
             Ok(FunctionRun { number, value, unpause: ns(unpause), answer: ns(answer), pause: ns(pause) })
         };
         let all: Vec<FunctionRun> = (0..count).map(function_run).collect::<Result<_, BenchError>>()?;
-        warm_function::check_values(&all, self.steps)?;
+        self.expected.check(&all)?;
         Ok((ns(took), all))
     }
 }
@@ -89,7 +112,13 @@ impl FreezerGroups {
         Ok(Some(Self(path)))
     }
 
+    fn path(&self) -> String {
+        self.0.display().to_string()
+    }
+
+    /// Kills what is left: forks of another program do not end with the program that pauses them. Linux before 5.14 cannot.
     fn remove(&self) -> io::Result<()> {
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
         cgroup::subtree(&self.0)?.iter().try_for_each(|group| cgroup::remove(group, REMOVE_LIMIT))
     }
 }

@@ -1,6 +1,7 @@
 //! Pauses processes between two requests by each `PauseMethod`: farfork its children, and as floors a bare freezer and
 //! SIGSTOP local forks that do the same work.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::local_cluster::BenchCluster;
@@ -8,32 +9,43 @@ use super::warm_children::WarmChildren;
 use crate::baseline::paused_forks::{PAUSED_FORKS, PausedForks};
 use crate::error::BenchError;
 use crate::parameters::methods::PauseMethod;
-use crate::workload::warm_function::FunctionRun;
+use crate::workload::warm_function::{FunctionRun, WarmWorkload};
 
 /// All of them.
 pub(super) struct PauseMethods {
     farfork: WarmChildren,
-    /// Not on each machine.
+    /// None on machines without the unified hierarchy of control groups.
     freezer: Option<PausedForks>,
-    signals: PausedForks,
+    /// None of functions: one floor is enough, and the freezer is the lower one.
+    signals: Option<PausedForks>,
     /// The number of the next request to a floor.
     next: u64,
 }
 
 impl PauseMethods {
-    /// With a parent of so many MiB for farfork's children, none of which there are yet, and so many local forks. What all of them
-    /// run takes so many steps.
+    /// Starts a parent, of which there are no children yet, and so many local forks for each floor.
     pub(super) async fn start(
         cluster: &mut BenchCluster,
-        mib: u64,
-        steps: u64,
+        workload: &WarmWorkload,
+        python: Option<&Path>,
         forks: usize,
     ) -> Result<Self, BenchError> {
         let floor = PAUSED_FORKS.install(cluster.scratch())?;
-        let frozen = PausedForks::start_frozen(&floor, steps, forks)?;
-        let stopped = PausedForks::start_stopped(&floor, steps, forks)?;
-        let warm = WarmChildren::start(cluster, mib, steps).await?;
-        Ok(Self { farfork: warm, freezer: frozen, signals: stopped, next: 1 })
+        let parent = workload.start(cluster.scratch(), python)?;
+        let expected = parent.expected().clone();
+        // The seed first: the parent's local forks would be part of it.
+        let mut farfork = WarmChildren::start(cluster, parent).await?;
+        let (freezer, signals) = match (workload, farfork.function()) {
+            (WarmWorkload::Steps { steps, .. }, _) => {
+                let frozen = PausedForks::start_frozen(&floor, *steps, forks)?;
+                (frozen, Some(PausedForks::start_stopped(&floor, *steps, forks)?))
+            }
+            (_, Some(function)) => {
+                (PausedForks::start_frozen_functions(&floor, function, expected, cluster.scratch(), forks)?, None)
+            }
+            (_, None) => (None, None),
+        };
+        Ok(Self { farfork, freezer, signals, next: 1 })
     }
 
     /// Has at least so many children of farfork's ready.
@@ -53,7 +65,7 @@ impl PauseMethods {
         let halts = match by {
             PauseMethod::Farfork => return self.farfork.run(parallel, time, gap).await,
             PauseMethod::BareFreezer => self.freezer.as_mut(),
-            PauseMethod::Signals => Some(&mut self.signals),
+            PauseMethod::Signals => self.signals.as_mut(),
         };
         let Some(halts) = halts else { return Ok((time, Vec::new())) };
         let (took, turns) = halts.run(parallel, time, gap, self.next)?;

@@ -19,6 +19,7 @@ use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
 use crate::summary::pool::PoolSummary;
 use crate::workload::child_task::ChildTask;
+use crate::workload::warm_function::WarmWorkload;
 
 /// Of the children of a burst, so many times as there are containers ready: most of them wait for theirs to be made.
 const BURST_FACTOR: u64 = 4;
@@ -65,7 +66,8 @@ impl<'a> PoolRun<'a> {
             let [node, ..] = nodes else { unreachable!("it was started with one") };
             FanoutClient::on_node(&node.name, &node.socket, seed, ChildTask::Sparse { mib: plan.mib }).await
         };
-        let mut pausers = PauseMethods::start(cluster, plan.mib, 0, 1).await?;
+        let mut pausers =
+            PauseMethods::start(cluster, &WarmWorkload::Steps { steps: 0, mib: plan.mib }, None, 1).await?;
         pausers.ensure_children(cluster, 1).await?;
         let creators =
             CreateMethods::start(cluster, plan.mib, (plan.pool, ChildNetwork::Private), fanout_client).await?;

@@ -13,9 +13,8 @@ use tokio::net::{UnixListener, UnixStream};
 use super::local_cluster::{BenchCluster, ForkOptions, request_failure};
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
-use crate::workload::micro::PAYLOAD_PATH;
-use crate::workload::parent::ParentProgram;
-use crate::workload::warm_function::{self, FunctionRun, WARM_FUNCTION};
+use crate::workload::functions::FunctionParent;
+use crate::workload::warm_function::{FunctionRun, WARM_FUNCTION, WarmParent};
 
 /// Where children see the directory of their socket.
 const SOCKET_DIR: &str = "/run/turns";
@@ -32,10 +31,8 @@ pub(super) struct WarmChildren {
     client: Client,
     listener: UnixListener,
     directory: PathBuf,
-    /// Kept running.
-    _parent: ParentProgram,
+    parent: WarmParent,
     seed: String,
-    steps: u64,
     children: Vec<PausedChild>,
     /// The number of the next request.
     next: u64,
@@ -49,24 +46,26 @@ struct PausedChild {
 }
 
 impl WarmChildren {
-    /// Starts their parent, with so much memory, whose children's function takes so many steps.
-    pub(super) async fn start(cluster: &mut BenchCluster, mib: u64, steps: u64) -> Result<Self, BenchError> {
-        let program = WARM_FUNCTION.install(cluster.scratch())?;
-        let directory = cluster.scratch().join("sockets");
+    /// Makes a seed of their parent, which ends with them.
+    pub(super) async fn start(cluster: &mut BenchCluster, parent: WarmParent) -> Result<Self, BenchError> {
+        let directory = cluster.scratch().join(format!("sockets-{}", parent.pid()));
         let failed = |cause| BenchError::File { path: directory.clone(), cause };
         std::fs::create_dir(&directory).map_err(failed)?;
         let listener = UnixListener::bind(directory.join("socket")).map_err(failed)?;
-        let parent = ParentProgram::start(&WARM_FUNCTION, &program, mib, PAYLOAD_PATH.as_ref())?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let client = client::connect(&cluster.nodes()[0].socket).await?;
-        Ok(Self { client, listener, directory, _parent: parent, seed, steps, children: Vec::new(), next: 1 })
+        Ok(Self { client, listener, directory, parent, seed, children: Vec::new(), next: 1 })
+    }
+
+    /// The function of their parent, if it is one.
+    pub(super) fn function(&mut self) -> Option<&mut FunctionParent> {
+        self.parent.function()
     }
 
     /// Starts as many as are lacking, each of which has taken its first turn.
     pub(super) async fn ensure_children(&mut self, cluster: &mut BenchCluster, count: usize) -> Result<(), BenchError> {
         while self.children.len() < count {
-            let payload =
-                warm_function::payload(self.children.len(), self.steps, &Path::new(SOCKET_DIR).join("socket"));
+            let payload = self.parent.payload(self.children.len(), &Path::new(SOCKET_DIR).join("socket"));
             let wanted = ForkOptions { bind: Some((&self.directory, SOCKET_DIR.as_ref())), ..ForkOptions::default() };
             let child = cluster.start_child(&self.seed, ChildPlace::Own, &payload, wanted).await?;
             let connected = tokio::time::timeout(CONNECT_LIMIT, self.listener.accept()).await;
@@ -103,7 +102,7 @@ impl WarmChildren {
         let turns = future::try_join_all(all).await?.concat();
         let took = began.elapsed();
         self.next += (turns.len() * parallel) as u64;
-        warm_function::check_values(&turns, self.steps)?;
+        self.parent.expected().check(&turns)?;
         Ok((took, turns))
     }
 

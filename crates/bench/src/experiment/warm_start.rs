@@ -13,7 +13,7 @@ use crate::parameters::warm_start::{WarmStartFigure, WarmStartParameters, WarmSt
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::{Samples, Spread};
 use crate::summary::warm_start::WarmStartSummary;
-use crate::workload::warm_function::FunctionRun;
+use crate::workload::warm_function::{FunctionRun, WarmWorkload};
 
 /// Children at once, at most.
 const PARALLEL_MAX: usize = 64;
@@ -21,53 +21,69 @@ const PARALLEL_MAX: usize = 64;
 /// Twice as many must bring so much more for the search to go on.
 const GAIN_MIN: f64 = 1.03;
 
-/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemon is.
+/// Measures the programs one after the other. `show` may end the run before a step. `farfork` is the program that runs the daemon.
 ///
 /// # Errors
-/// What ended it early; a wrong answer is such.
+/// [`BenchError`] as the step that fails; a wrong answer is an error.
 pub async fn run_warm_start(
     plan: &WarmStartParameters,
     farfork: PathBuf,
     show: ProgressCallback<'_>,
 ) -> Result<WarmStartSummary, BenchError> {
-    let samples = Samples::with_file(plan.samples_file.as_deref())?;
+    let mut samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut cluster = BenchCluster::start_nodes(farfork, 1, true, &[]).await?;
-    let mut warm_start_run = WarmStartRun::start(plan, &mut cluster, samples).await?;
-    let found = match plan.parallel.as_slice() {
-        [] => warm_start_run.search_parallelism(&mut cluster, show).await?,
-        given => given.to_vec(),
-    };
-    let steps = plan.runs * found.len();
-    for done in 0..steps {
-        let parallel = found[done % found.len()];
-        report_progress(show, done, steps, format!("{parallel} at once"))?;
-        warm_start_run.pausers.ensure_children(&mut cluster, parallel).await?;
-        for by in PauseMethod::ALL {
-            warm_start_run.round(by, parallel).await?;
-        }
+    let mut measured = Vec::new();
+    for workload in &plan.workloads {
+        report_progress(show, 0, 1, format!("starting {}", workload.name()))?;
+        let mut run = WarmStartRun::start(plan, workload, &mut cluster, &mut samples).await?;
+        let parallel = run.measure(&mut cluster, show).await?;
+        run.pausers.stop(&mut cluster).await?;
+        measured.push((workload.name().to_owned(), parallel));
     }
-    let WarmStartRun { pausers, samples, .. } = warm_start_run;
-    pausers.stop(&mut cluster).await?;
     cluster.stop()?;
-    WarmStartSummary::new(plan, found, samples)
+    WarmStartSummary::new(plan, measured, samples)
 }
 
-/// Everything that is measured with.
+/// A program, its children and its floors.
 struct WarmStartRun<'a> {
     plan: &'a WarmStartParameters,
+    workload: &'a str,
     pausers: PauseMethods,
-    samples: Samples<WarmStartSampleKey>,
+    samples: &'a mut Samples<WarmStartSampleKey>,
 }
 
 impl<'a> WarmStartRun<'a> {
     async fn start(
         plan: &'a WarmStartParameters,
+        workload: &'a WarmWorkload,
         cluster: &mut BenchCluster,
-        samples: Samples<WarmStartSampleKey>,
+        samples: &'a mut Samples<WarmStartSampleKey>,
     ) -> Result<Self, BenchError> {
         let most = plan.parallel.iter().copied().max().unwrap_or(PARALLEL_MAX);
-        let pausers = PauseMethods::start(cluster, plan.mib, plan.steps, most).await?;
-        Ok(Self { plan, pausers, samples })
+        let pausers = PauseMethods::start(cluster, workload, plan.python.as_deref(), most).await?;
+        Ok(Self { plan, workload: workload.name(), pausers, samples })
+    }
+
+    /// Measures each number of children at once, in turn; the numbers.
+    async fn measure(
+        &mut self,
+        cluster: &mut BenchCluster,
+        show: ProgressCallback<'_>,
+    ) -> Result<Vec<usize>, BenchError> {
+        let found = match self.plan.parallel.as_slice() {
+            [] => self.search_parallelism(cluster, show).await?,
+            given => given.to_vec(),
+        };
+        let steps = self.plan.runs * found.len();
+        for done in 0..steps {
+            let parallel = found[done % found.len()];
+            report_progress(show, done, steps, format!("{}, {parallel} at once", self.workload))?;
+            self.pausers.ensure_children(cluster, parallel).await?;
+            for by in PauseMethod::ALL {
+                self.round(by, parallel).await?;
+            }
+        }
+        Ok(found)
     }
 
     /// Numbers at once, each twice the one before, up to the first that brings no more than that.
@@ -79,7 +95,7 @@ impl<'a> WarmStartRun<'a> {
         let (mut found, mut best) = (vec![1], 0.0);
         loop {
             let parallel = found.last().copied().unwrap_or(1);
-            report_progress(show, 0, 1, format!("{parallel} at once"))?;
+            report_progress(show, 0, 1, format!("{}, {parallel} at once", self.workload))?;
             self.pausers.ensure_children(cluster, parallel).await?;
             let (took, turns) = self.run_functions(PauseMethod::Farfork, parallel).await?;
             let per_s = turns.len() as f64 / took.as_secs_f64();
@@ -106,7 +122,8 @@ impl<'a> WarmStartRun<'a> {
             (WarmStartFigure::AnswerMs, median),
             (WarmStartFigure::AnswerP99Ms, p99),
         ] {
-            self.samples.add(WarmStartSampleKey { parallel, by, figure }, value)?;
+            let workload = self.workload.to_owned();
+            self.samples.add(WarmStartSampleKey { workload, parallel, by, figure }, value)?;
         }
         Ok(())
     }

@@ -5,20 +5,22 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::methods::PauseMethod;
+use crate::workload::warm_function::WarmWorkload;
 
 /// What is to be measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct WarmStartParameters {
+    /// The programs, in the order of the summary.
+    pub workloads: Vec<WarmWorkload>,
     /// How many at once; none: the best is searched for.
     pub parallel: Vec<usize>,
-    /// Steps of computing of the function.
-    pub steps: u64,
-    /// Private memory of the parent, in MiB.
-    pub mib: u64,
     /// Rounds in which everything is measured in turn.
     pub runs: usize,
     /// How long a measurement takes, in seconds.
     pub seconds: f64,
+    /// The Python that runs the functions; none: an environment with the packages of the embedded ones.
+    #[serde(skip)]
+    pub python: Option<PathBuf>,
     /// Where each sample is written to.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,
@@ -36,8 +38,9 @@ pub(crate) enum WarmStartFigure {
     AnswerP99Ms,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct WarmStartSampleKey {
+    pub(crate) workload: String,
     pub(crate) parallel: usize,
     pub(crate) by: PauseMethod,
     pub(crate) figure: WarmStartFigure,

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::table::{FigureTable, format_median, format_spread};
+use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
 use crate::parameters::methods::PauseMethod;
@@ -17,37 +17,42 @@ pub struct WarmStartSummary {
     machine: Machine,
     load_average: f64,
     plan: WarmStartParameters,
-    /// How many at once were measured.
-    parallel: Vec<usize>,
+    /// The name of each program, and how many of its children at once were measured.
+    measured: Vec<(String, Vec<usize>)>,
     samples: Samples<WarmStartSampleKey>,
 }
 
 impl WarmStartSummary {
     pub(crate) fn new(
         plan: &WarmStartParameters,
-        parallel: Vec<usize>,
+        measured: Vec<(String, Vec<usize>)>,
         mut samples: Samples<WarmStartSampleKey>,
     ) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), parallel, samples })
+        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), measured, samples })
     }
 
-    fn spread(&self, parallel: usize, by: PauseMethod, figure: WarmStartFigure) -> Option<Spread> {
-        self.samples.spread(&WarmStartSampleKey { parallel, by, figure })
+    fn spread(&self, workload: &str, parallel: usize, by: PauseMethod, figure: WarmStartFigure) -> Option<Spread> {
+        self.samples.spread(&WarmStartSampleKey { workload: workload.to_owned(), parallel, by, figure })
     }
 
-    /// With how many at once most functions ran a second, and how many.
-    fn best_parallelism(&self, by: PauseMethod) -> Option<(usize, f64)> {
-        let per_s = |parallel: &usize| Some((*parallel, self.spread(*parallel, by, WarmStartFigure::RunsPerS)?.median));
-        self.parallel.iter().filter_map(per_s).max_by(|(_, one), (_, other)| one.total_cmp(other))
+    /// The number of children at once with the highest rate, and that rate per second.
+    fn best_parallelism(&self, workload: &str, by: PauseMethod) -> Option<(usize, f64)> {
+        let per_s = |parallel: &usize| {
+            Some((*parallel, self.spread(workload, *parallel, by, WarmStartFigure::RunsPerS)?.median))
+        };
+        let (_, parallel) = self.measured.iter().find(|(name, _)| name == workload)?;
+        parallel.iter().filter_map(per_s).max_by(|(_, one), (_, other)| one.total_cmp(other))
     }
 
     /// For scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&WarmStartSampleKey, Spread)| figure_json(key, spread, None);
-        let best = PauseMethod::ALL.iter().filter_map(|by| {
-            let (parallel, per_s) = self.best_parallelism(*by)?;
-            Some(json!({ "by": by, "parallel": parallel, "runs_per_s": per_s }))
+        let best = self.measured.iter().flat_map(|(workload, _)| {
+            PauseMethod::ALL.iter().filter_map(move |by| {
+                let (parallel, per_s) = self.best_parallelism(workload, *by)?;
+                Some(json!({ "workload": workload, "by": by, "parallel": parallel, "runs_per_s": per_s }))
+            })
         });
         let reference = PUBLISHED_FIGURES.warm_start.functions.iter().map(|PausedFunctionReference { name, parallel, runs_per_s }| {
             json!({ "function": name, "parallel": parallel, "runs_per_s": runs_per_s })
@@ -65,14 +70,27 @@ impl WarmStartSummary {
 
     /// For people.
     pub fn to_text(&self) -> String {
-        let WarmStartParameters { steps, runs, .. } = &self.plan;
-        let title = format!(
-            "Functions of {steps} steps, each run by a child that is paused before and after: medians of {runs}"
-        );
+        let tables = self.measured.iter().map(|(workload, parallel)| {
+            let table = self.table(workload, parallel).render();
+            format!("{table}\n\nBest: {}.\n", self.best_text(workload))
+        });
+        format!(
+            "{}, load {:.1}\n\n{}\n×: farfork's median ÷ the floor's, of local forks that are paused as many at once. Functions have one \
+             floor.\nreference: {}.\nNo answer was wrong.\n",
+            self.machine.describe(),
+            self.load_average,
+            tables.collect::<Vec<_>>().join("\n"),
+            PUBLISHED_FIGURES.warm_start.source,
+        )
+    }
+
+    fn table(&self, workload: &str, parallel: &[usize]) -> FigureTable {
+        let title =
+            format!("{workload}: calls in children that are paused before and after, medians of {}", self.plan.runs);
         let headings = ["at once", "runs/s (p10–p90)", "answer, ms", "p99", "freezer, /s", "×", "signals, /s", "×"];
         let mut table = FigureTable::new(&title, &headings);
-        for parallel in self.parallel.iter().copied() {
-            let of = |by, figure| self.spread(parallel, by, figure);
+        for parallel in parallel.iter().copied() {
+            let of = |by, figure| self.spread(workload, parallel, by, figure);
             let farfork = of(PauseMethod::Farfork, WarmStartFigure::RunsPerS);
             let mut row = vec![parallel.to_string(), format_spread(farfork)];
             row.extend(
@@ -85,19 +103,20 @@ impl WarmStartSummary {
             }
             table.add_row(row);
         }
+        table
+    }
+
+    /// The best rate of each method, and the published one.
+    fn best_text(&self, workload: &str) -> String {
         let best = PauseMethod::ALL.iter().filter_map(|by| {
-            let (parallel, per_s) = self.best_parallelism(*by)?;
-            Some(format!("{} {per_s:.0} a second with {parallel} at once", by.text()))
+            let (parallel, per_s) = self.best_parallelism(workload, *by)?;
+            Some(format!("{} {} a second with {parallel} at once", by.text(), format_figure(per_s)))
         });
-        let PausedFunctionReference { name, parallel, runs_per_s } = &PUBLISHED_FIGURES.warm_start.functions[0];
-        format!(
-            "{}, load {:.1}\n\n{}\n\nBest: {}.\nA published reference, on another machine: {runs_per_s:.0} a second with {parallel} at once ({name}). ×: farfork's \
-             median ÷ the\nfloor's, of local forks that are paused as many at once. No answer was wrong.\n",
-            self.machine.describe(),
-            self.load_average,
-            table.render(),
-            best.collect::<Vec<_>>().join(", "),
-        )
+        let reference = PUBLISHED_FIGURES.warm_start.functions.iter().find(|reference| reference.name == workload);
+        let published = reference.map(|PausedFunctionReference { parallel, runs_per_s, .. }| {
+            format!("reference {} a second with {parallel} at once", format_figure(*runs_per_s))
+        });
+        best.chain(published).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -117,26 +136,33 @@ mod tests {
     use super::{PauseMethod, Samples, WarmStartFigure, WarmStartParameters, WarmStartSampleKey, WarmStartSummary};
 
     #[test]
-    fn the_best_number_is_named_beside_floors() {
+    fn the_best_number_is_named_next_to_floors() {
         let mut samples = Samples::new();
-        for (parallel, by, per_s) in [
-            (1, PauseMethod::Farfork, 1500.0),
-            (2, PauseMethod::Farfork, 2500.0),
-            (4, PauseMethod::Farfork, 2000.0),
-            (2, PauseMethod::Signals, 10_000.0),
+        for (workload, parallel, by, per_s) in [
+            ("steps", 1, PauseMethod::Farfork, 1500.0),
+            ("steps", 2, PauseMethod::Farfork, 2500.0),
+            ("steps", 4, PauseMethod::Farfork, 2000.0),
+            ("steps", 2, PauseMethod::Signals, 10_000.0),
+            ("json", 8, PauseMethod::Farfork, 150.0),
         ] {
-            samples.add(WarmStartSampleKey { parallel, by, figure: WarmStartFigure::RunsPerS }, per_s).unwrap();
+            let (workload, figure) = (workload.to_owned(), WarmStartFigure::RunsPerS);
+            samples.add(WarmStartSampleKey { workload, parallel, by, figure }, per_s).unwrap();
         }
-        let (parallel, steps, mib, runs) = (vec![], 0, 1, 1);
-        let plan = WarmStartParameters { parallel, steps, mib, runs, seconds: 0.25, samples_file: None };
-        let report = WarmStartSummary::new(&plan, vec![1, 2, 4], samples).unwrap();
-        assert_eq!(
-            (report.best_parallelism(PauseMethod::Farfork), report.best_parallelism(PauseMethod::BareFreezer)),
-            (Some((2, 2500.0)), None)
-        );
+        let (parallel, runs, seconds) = (vec![], 1, 0.25);
+        let (workloads, python, samples_file) = (vec![], None, None);
+        let plan = WarmStartParameters { workloads, parallel, runs, seconds, python, samples_file };
+        let measured = vec![("steps".to_owned(), vec![1, 2, 4]), ("json".to_owned(), vec![8])];
+        let report = WarmStartSummary::new(&plan, measured, samples).unwrap();
+        let best = |by| report.best_parallelism("steps", by);
+        assert_eq!((best(PauseMethod::Farfork), best(PauseMethod::BareFreezer)), (Some((2, 2500.0)), None));
         let (text, document) = (report.to_text(), report.to_json());
         assert!(text.contains("0.250") && text.contains("farfork 2500 a second with 2 at once"), "{text}");
+        assert!(
+            text.contains("farfork 150 a second with 8 at once, reference 1651 a second with 24 at once"),
+            "{text}"
+        );
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS_MAX + 20), "{text}");
         assert_eq!((&document["best"][0]["parallel"], &document["best"][1]["by"]), (&2.into(), &"signals".into()));
+        assert_eq!(document["best"][2]["workload"], "json");
     }
 }

@@ -1,11 +1,147 @@
-//! A program whose children wait for requests, each of which runs a function of theirs. `warm_function.cpp` is the
-//! program.
+//! Programs whose children run a function for each request that they get on a socket. `warm_function.cpp` is one, and
+//! `functions/runner.py` with any Python function is the other.
 
 use std::path::Path;
 use std::time::Duration;
 
+use serde::Serialize;
+
+use super::functions::{FunctionParent, FunctionSource, environment};
+use super::micro::PAYLOAD_PATH;
+use super::parent::ParentProgram;
 use crate::embedded_program::EmbeddedProgram;
 use crate::error::BenchError;
+
+/// The name of the C++ program in summaries.
+const STEPS: &str = "steps";
+
+/// A program whose children are paused between requests.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarmWorkload {
+    /// A C++ program whose function computes so many steps, with so much private memory.
+    Steps {
+        /// Steps of each call.
+        steps: u64,
+        /// Private memory, in MiB.
+        mib: u64,
+    },
+    /// A Python function.
+    Function {
+        /// The function.
+        source: FunctionSource,
+        /// The payload of every call, a JSON document.
+        payload: String,
+    },
+}
+
+/// A running parent; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct WarmParent {
+    program: WarmProgram,
+    expected: ExpectedValue,
+}
+
+/// The program of a parent.
+#[derive(Debug)]
+enum WarmProgram {
+    Steps(ParentProgram),
+    Function(Box<FunctionParent>),
+}
+
+/// What makes a child's value right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ExpectedValue {
+    /// The value follows from the number of the request and from so many steps.
+    Steps(u64),
+    /// The value is the digest of the result of this function's parent.
+    Digest { function: String, digest: u64 },
+}
+
+impl WarmWorkload {
+    /// Its name in summaries.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Steps { .. } => STEPS,
+            Self::Function { source, .. } => &source.name,
+        }
+    }
+
+    /// Writes its files into a directory, and starts a parent. `python` runs functions; none: an environment with the packages of the
+    /// embedded ones.
+    ///
+    /// # Errors
+    /// The program cannot be started, or a function's results differ from call to call.
+    pub(crate) fn start(&self, directory: &Path, python: Option<&Path>) -> Result<WarmParent, BenchError> {
+        match self {
+            Self::Steps { steps, mib } => {
+                let program = WARM_FUNCTION.install(directory)?;
+                let parent = ParentProgram::start(&WARM_FUNCTION, &program, *mib, PAYLOAD_PATH.as_ref())?;
+                Ok(WarmParent { program: WarmProgram::Steps(parent), expected: ExpectedValue::Steps(*steps) })
+            }
+            Self::Function { source, payload } => {
+                let python = python.map_or_else(environment::find_or_install, |path| Ok(path.to_owned()))?;
+                let parent = FunctionParent::start(source, &python, directory, payload)?;
+                let expected =
+                    ExpectedValue::Digest { function: source.name.clone(), digest: parent.digest().cast_unsigned() };
+                Ok(WarmParent { program: WarmProgram::Function(Box::new(parent)), expected })
+            }
+        }
+    }
+}
+
+impl WarmParent {
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        match &self.program {
+            WarmProgram::Steps(parent) => parent.pid(),
+            WarmProgram::Function(parent) => parent.pid(),
+        }
+    }
+
+    /// What makes its children's values right.
+    pub(crate) fn expected(&self) -> &ExpectedValue {
+        &self.expected
+    }
+
+    /// Its function, if it is one.
+    pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
+        match &mut self.program {
+            WarmProgram::Steps(_) => None,
+            WarmProgram::Function(parent) => Some(parent),
+        }
+    }
+
+    /// The payload of a child that connects to a socket, and begins with its index there.
+    pub(crate) fn payload(&self, index: usize, socket: &Path) -> String {
+        match &self.expected {
+            ExpectedValue::Steps(steps) => format!("{index} {steps} {}", socket.display()),
+            ExpectedValue::Digest { .. } => format!("warm {index} {}", socket.display()),
+        }
+    }
+}
+
+impl ExpectedValue {
+    /// Whether all values are right.
+    ///
+    /// # Errors
+    /// Some are wrong.
+    pub(crate) fn check(&self, runs: &[FunctionRun]) -> Result<(), BenchError> {
+        match self {
+            Self::Steps(steps) => {
+                let is_wrong = |run: &&FunctionRun| run.value != expected_value(run.number, *steps);
+                match runs.iter().filter(is_wrong).count() as u64 {
+                    0 => Ok(()),
+                    count => Err(BenchError::WrongMemory { count, what: "answers of functions" }),
+                }
+            }
+            Self::Digest { function, digest } => match runs.iter().all(|run| run.value == *digest) {
+                true => Ok(()),
+                false => Err(BenchError::WrongResult { function: function.clone() }),
+            },
+        }
+    }
+}
 
 /// The program.
 pub(crate) const WARM_FUNCTION: EmbeddedProgram =
@@ -24,24 +160,6 @@ pub(crate) struct FunctionRun {
     pub(crate) pause: Duration,
 }
 
-/// The payload of a child that is to connect to a socket as that one, and whose function takes so many steps.
-pub(crate) fn payload(index: usize, steps: u64, socket: &Path) -> String {
-    format!("{index} {steps} {}", socket.display())
-}
-
-/// Whether every function gave what it must.
-///
-/// # Errors
-/// One did not.
-pub(crate) fn check_values(turns: &[FunctionRun], steps: u64) -> Result<(), BenchError> {
-    let wrong =
-        turns.iter().filter(|function_run| function_run.value != expected_value(function_run.number, steps)).count();
-    if wrong == 0 {
-        return Ok(());
-    }
-    Err(BenchError::WrongMemory { count: wrong as u64, what: "answers of functions" })
-}
-
 fn expected_value(number: u64, steps: u64) -> u64 {
     (0..steps).fold(splitmix64_mix(number), |value, step| splitmix64_mix(value.wrapping_add(step)))
 }
@@ -57,22 +175,22 @@ pub(super) fn splitmix64_mix(z: u64) -> u64 {
 mod tests {
     use std::time::Duration;
 
-    use super::{FunctionRun, check_values, expected_value};
+    use super::{ExpectedValue, FunctionRun, expected_value};
 
     #[test]
-    fn a_wrong_answer_is_an_error() {
+    fn a_wrong_value_is_an_error() {
         let function_run = |number, value| {
             let us = Duration::from_micros(1);
             FunctionRun { number, value, unpause: us, answer: us, pause: us }
         };
-        let right = function_run(7, expected_value(7, 3));
-        assert!(check_values(&[right, function_run(8, expected_value(8, 3))], 3).is_ok());
-        assert!(
-            check_values(&[right, function_run(8, expected_value(7, 3))], 3)
-                .unwrap_err()
-                .to_string()
-                .starts_with("1 answers")
-        );
+        let (right, three) = (function_run(7, expected_value(7, 3)), ExpectedValue::Steps(3));
+        assert!(three.check(&[right, function_run(8, expected_value(8, 3))]).is_ok());
+        let wrong = three.check(&[right, function_run(8, expected_value(7, 3))]).unwrap_err().to_string();
+        assert!(wrong.starts_with("1 answers"), "{wrong}");
+        let json = ExpectedValue::Digest { function: "json".to_owned(), digest: 5 };
+        assert!(json.check(&[function_run(1, 5), function_run(2, 5)]).is_ok());
+        let wrong = json.check(&[function_run(1, 5), function_run(2, 6)]).unwrap_err().to_string();
+        assert!(wrong.contains("json"), "{wrong}");
         assert_ne!(expected_value(7, 3), expected_value(7, 4));
     }
 }

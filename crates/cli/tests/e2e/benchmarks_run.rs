@@ -385,9 +385,10 @@ fn warm_start() {
     }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
     assert_eq!(lines.lines().count(), figures.len() * 2);
-    let document =
-        run_benchmark("warm-start", &["--parallel", "3", "--steps", "1000", "--seconds", "0.1", "--runs", "1"]);
-    let is_given = |figure: &Value| figure["parallel"].as_u64() == Some(3);
+    let python = programs::python().display().to_string();
+    let arguments = ["helloworld", "--parallel", "3", "--seconds", "0.1", "--runs", "1", "--python", &python];
+    let document = run_benchmark("warm-start", &arguments);
+    let is_given = |figure: &Value| figure["parallel"].as_u64() == Some(3) && figure["workload"] == "helloworld";
     assert!(document["figures"].as_array().is_some_and(|figures| figures.iter().all(is_given)), "{document}");
 }
 

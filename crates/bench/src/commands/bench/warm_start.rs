@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_bench::WarmStartParameters;
+use farfork_bench::{FunctionSource, WarmStartParameters, WarmWorkload};
 use farfork_terminal::{output, privilege};
 
+use super::function::parse_json;
 use super::progress_bar;
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
@@ -24,10 +25,21 @@ use crate::{GlobalArgs, program_path};
 Examples:
   farfork bench warm-start                              search for the best number of children
   farfork bench warm-start --parallel 4,24,30 --steps 100000
+  farfork bench warm-start helloworld json --parallel 1,2,4,8,16,24,30,32,64 --runs 3
   farfork bench warm-start --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
 pub(crate) struct BenchWarmStart {
+    /// Functions: helloworld, json, compression, pyaes, chameleon, image, pagerank, recognition, micro, or
+    /// FILE.py:HANDLER [default: a C++ function of --steps].
+    #[arg(value_name = "FUNCTION", value_parser = FunctionSource::parse, conflicts_with_all = ["steps", "mib"])]
+    functions: Vec<FunctionSource>,
+    /// The payload of every call of a Python function, a JSON document.
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_json)]
+    payload: String,
+    /// The Python that runs the functions [default: an environment with the packages of the nine functions].
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
     /// Number of children that run functions at the same time. Each of several numbers is a case
     /// [default: the best number, up to 64].
     #[arg(long, value_name = "C,…", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=256))]
@@ -53,10 +65,15 @@ impl BenchWarmStart {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
+        let steps = WarmWorkload::Steps { steps: self.steps, mib: self.mib };
+        let function = |source| WarmWorkload::Function { source, payload: self.payload.clone() };
         let plan = WarmStartParameters {
+            workloads: match self.functions.is_empty() {
+                true => vec![steps],
+                false => self.functions.into_iter().map(function).collect(),
+            },
+            python: self.python,
             parallel: self.parallel.into_iter().map(|parallel| parallel as usize).collect(),
-            steps: self.steps,
-            mib: self.mib,
             runs: self.runs as usize,
             seconds: self.seconds,
             samples_file: self.samples,

@@ -157,6 +157,18 @@ impl FunctionParent {
         parse_call(output, &self.name, self.digest)
     }
 
+    /// The digest of its result.
+    pub(crate) fn digest(&self) -> i64 {
+        self.digest
+    }
+
+    /// Forks a child by os.fork() that connects to a Unix socket, writes its index, and then answers each request with a call.
+    pub(crate) fn fork_connected(&mut self, index: usize, socket: &Path) -> Result<(), BenchError> {
+        self.program.send_text(&format!("w{index} {}\n", socket.display()))?;
+        let [] = self.program.read_answer("connecting")?;
+        Ok(())
+    }
+
     /// The task of its children, with the payload of the parent's own calls.
     pub(crate) fn task(&self, payload: &str) -> ChildTask {
         ChildTask::Function { name: self.name.clone(), payload: payload.to_owned(), digest: self.digest }

@@ -1,7 +1,8 @@
 """Runs `handler(payload)` of a Python file in the parent, in children of farfork, and in children of os.fork().
 
 Arguments: the file, the name of the handler, and the payload as JSON. A command is a letter on standard input; an answer
-is a line of a word and numbers. A child of farfork finds the payload in a file that its parent does not have.
+is a line of a word and numbers. A child of farfork finds the payload in a file that its parent does not have; `warm INDEX
+SOCKET` there has it serve a client.
 """
 
 import hashlib
@@ -9,6 +10,8 @@ import importlib.util
 import json
 import os
 import select
+import socket
+import struct
 import sys
 import time
 
@@ -52,6 +55,36 @@ def run_in_local_fork(handler, payload):
     return answer
 
 
+def serve(handler, payload, index, path):
+    """Connects to a Unix socket, writes the index, and answers each request, a number, with the number and the digest."""
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.connect(path)
+        stream.sendall(struct.pack("<Q", int(index)))
+        while request := stream.recv(8, socket.MSG_WAITALL):
+            stream.sendall(request + struct.pack("<Q", run(handler, payload)[1]))
+
+
+def run_in_child(handler, payload, started):
+    """What a child of farfork does: one call with the payload of its own, or calls for a client."""
+    with open(PAYLOAD) as file:
+        text = file.read()
+    if text.startswith("warm "):
+        serve(handler, payload, *text.split(" ", 2)[1:])
+    else:
+        print("ran", started, *run(handler, json.loads(text)), flush=True)
+    os._exit(0)
+
+
+def fork_server(handler, payload):
+    """A child of os.fork() that serves; the arguments are the rest of the line on standard input."""
+    line = b""
+    while not line.endswith(b"\n"):
+        line += sys.stdin.buffer.raw.read(1)
+    if os.fork() == 0:
+        serve(handler, payload, *line.decode().rstrip("\n").split(" ", 1))
+        os._exit(0)
+
+
 def main(path, handler_name, payload_text):
     handler = load_handler(path, handler_name)
     payload = json.loads(payload_text)
@@ -62,14 +95,16 @@ def main(path, handler_name, payload_text):
         readable = select.select([sys.stdin], [], [], POLL_SECONDS)[0]
         started = time.time_ns()
         if os.path.exists(PAYLOAD):
-            with open(PAYLOAD) as file:
-                payload = json.load(file)
-            print("ran", started, *run(handler, payload), flush=True)
-            os._exit(0)
+            run_in_child(handler, payload, started)
         if readable:
-            if sys.stdin.buffer.raw.read(1) != b"l":
+            command = sys.stdin.buffer.raw.read(1)
+            if command == b"l":
+                print("forked", run_in_local_fork(handler, payload), flush=True)
+            elif command == b"w":
+                fork_server(handler, payload)
+                print("connecting", flush=True)
+            else:
                 return
-            print("forked", run_in_local_fork(handler, payload), flush=True)
 
 
 if __name__ == "__main__":
