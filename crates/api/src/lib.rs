@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod byte_size;
+pub mod child_freezer;
 pub mod client;
 pub mod control_connection;
 pub mod failure;

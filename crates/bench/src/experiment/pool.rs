@@ -87,7 +87,7 @@ impl<'a> PoolRun<'a> {
                     self.add(PoolFigure::CreateAnswered, PoolMethod::Create(by), pace, answered)?;
                 }
             }
-            for by in PauseMethod::ALL {
+            for by in PauseMethod::REQUESTS_AND_FLOORS {
                 self.measure_pause(by, pace).await?;
             }
         }

@@ -1,9 +1,14 @@
 //! Children that are paused between two requests. For each request a child is unpaused, its function answers, and it is
 //! paused again; several children run in parallel.
 
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_api::child_freezer::ChildFreezer;
 use farfork_api::client::{self, Client};
 use farfork_api::v1;
 use futures_util::future;
@@ -43,6 +48,8 @@ pub(super) struct WarmChildren {
 struct PausedChild {
     child: String,
     stream: UnixStream,
+    /// None where the node has no freezer of version 2.
+    freezer: Option<ChildFreezer>,
 }
 
 impl WarmChildren {
@@ -74,7 +81,8 @@ impl WarmChildren {
             if index != self.children.len() as u64 {
                 return Err(BenchError::WrongMemory { count: 1, what: "children that connect" });
             }
-            let mut container = PausedChild { child, stream };
+            let freezer = ChildFreezer::open(&mut self.client, &child).await.ok();
+            let mut container = PausedChild { child, stream, freezer };
             container.run_function(self.client.clone(), 0).await?;
             self.children.push(container);
         }
@@ -106,6 +114,38 @@ impl WarmChildren {
         Ok((took, turns))
     }
 
+    /// The same by the children's freezers, with a thread for each child. There are no turns where the node has no such freezer.
+    pub(super) fn run_with_handles(
+        &mut self,
+        parallel: usize,
+        time: Duration,
+        gap: Duration,
+    ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
+        let (first, began) = (self.next, Instant::now());
+        let take_turns = |index: usize, child: &PausedChild| {
+            let Some(freezer) = &child.freezer else { return Ok(Vec::new()) };
+            let mut stream = child.blocking_stream()?;
+            let mut turns: Vec<FunctionRun> = Vec::new();
+            while turns.is_empty() || began.elapsed() < time {
+                thread::sleep(gap);
+                let number = first + (index + turns.len() * parallel) as u64;
+                turns.push(run_with_handle(freezer, &mut stream, number)?);
+            }
+            stream.set_nonblocking(true).map_err(socket_error)?;
+            Ok::<_, BenchError>(turns)
+        };
+        let turns = thread::scope(|scope| {
+            let start = |(index, child)| scope.spawn(move || take_turns(index, child));
+            let threads: Vec<_> = self.children.iter().take(parallel).enumerate().map(start).collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("a turn does not panic");
+            threads.into_iter().map(join).collect::<Result<Vec<Vec<FunctionRun>>, BenchError>>()
+        })?;
+        let (took, turns) = (began.elapsed(), turns.concat());
+        self.next += (turns.len() * parallel) as u64;
+        self.parent.expected().check(&turns)?;
+        Ok((took, turns))
+    }
+
     /// Ends them.
     pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
         for container in &self.children {
@@ -116,6 +156,13 @@ impl WarmChildren {
 }
 
 impl PausedChild {
+    /// Its connection for blocking calls. Both share their flags, so this one is to be made non-blocking again at its end.
+    fn blocking_stream(&self) -> Result<BlockingStream, BenchError> {
+        let stream = BlockingStream::from(self.stream.as_fd().try_clone_to_owned().map_err(socket_error)?);
+        stream.set_nonblocking(false).map_err(socket_error)?;
+        Ok(stream)
+    }
+
     /// Of a child that is paused, or has not been so yet.
     async fn run_function(&mut self, mut client: Client, number: u64) -> Result<FunctionRun, BenchError> {
         let child = || self.child.clone();
@@ -131,6 +178,25 @@ impl PausedChild {
         client.pause(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child()))?;
         Ok(FunctionRun { number: answered, value, unpause, answer, pause: began.elapsed() - answer })
     }
+}
+
+/// One request of a paused child, which is paused again after its answer.
+fn run_with_handle(
+    freezer: &ChildFreezer,
+    stream: &mut BlockingStream,
+    number: u64,
+) -> Result<FunctionRun, BenchError> {
+    stream.write_all(&number.to_le_bytes()).map_err(socket_error)?;
+    let began = Instant::now();
+    freezer.unpause()?;
+    let unpause = began.elapsed();
+    let mut answer = [0; 16];
+    stream.read_exact(&mut answer).map_err(socket_error)?;
+    let answered = began.elapsed();
+    freezer.pause()?;
+    let pause = began.elapsed() - answered;
+    let word = |at: usize| u64::from_le_bytes(answer[at..at + 8].try_into().expect("eight bytes"));
+    Ok(FunctionRun { number: word(0), value: word(8), unpause, answer: answered, pause })
 }
 
 fn socket_error(cause: std::io::Error) -> BenchError {

@@ -97,7 +97,7 @@ impl<'a> WarmStartRun<'a> {
             let parallel = found.last().copied().unwrap_or(1);
             report_progress(show, 0, 1, format!("{}, {parallel} at once", self.workload))?;
             self.pausers.ensure_children(cluster, parallel).await?;
-            let (took, turns) = self.run_functions(PauseMethod::Farfork, parallel).await?;
+            let (took, turns) = self.run_functions(PauseMethod::FarforkHandle, parallel).await?;
             let per_s = turns.len() as f64 / took.as_secs_f64();
             if per_s < best * GAIN_MIN || parallel == PARALLEL_MAX {
                 return Ok(found);

@@ -20,11 +20,14 @@ impl CreateMethod {
     pub(crate) const ON_EVERY_MACHINE: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
 }
 
-/// Who has a child stand still, and go on.
+/// What pauses and unpauses a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PauseMethod {
+    /// Requests to the child's node.
     Farfork,
+    /// The child's freezer, opened by a client of its node.
+    FarforkHandle,
     /// A floor: a local fork, and the freezer of its control group.
     BareFreezer,
     /// A floor: a local fork, SIGSTOP and SIGCONT.
@@ -32,5 +35,8 @@ pub(crate) enum PauseMethod {
 }
 
 impl PauseMethod {
-    pub(crate) const ALL: [Self; 3] = [Self::Farfork, Self::BareFreezer, Self::Signals];
+    pub(crate) const ALL: [Self; 4] = [Self::Farfork, Self::FarforkHandle, Self::BareFreezer, Self::Signals];
+
+    /// Requests, and their floors.
+    pub(crate) const REQUESTS_AND_FLOORS: [Self; 3] = [Self::Farfork, Self::BareFreezer, Self::Signals];
 }

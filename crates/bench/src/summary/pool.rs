@@ -48,7 +48,7 @@ impl PoolSummary {
             format!("Children of a parent of {mib} MiB, {pool} containers ready, µs: medians of {runs} (p10–p90)");
         let by = CreateMethod::ON_EVERY_MACHINE.map(PoolMethod::Create);
         let creating = self.table(&title, ["into namespaces", "fork()"], CREATE_FIGURES, by);
-        let by = PauseMethod::ALL.map(PoolMethod::Pause);
+        let by = PauseMethod::REQUESTS_AND_FLOORS.map(PoolMethod::Pause);
         let pausing = self.table("A child that is warm, µs", ["bare freezer", "signals"], PAUSE_FIGURES, by);
         format!(
             "{}, load {:.1}\n\n{creating}\n\n{pausing}\n\nidle: after 150 ms in which nothing happens. In a burst: {} at once, each. \

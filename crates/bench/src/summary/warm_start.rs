@@ -75,7 +75,7 @@ impl WarmStartSummary {
             format!("{table}\n\nBest: {}.\n", self.best_text(workload))
         });
         format!(
-            "{}, load {:.1}\n\n{}\n×: farfork's median ÷ the floor's, of local forks that are paused as many at once. Functions have one \
+            "{}, load {:.1}\n\n{}\nruns/s: a client pauses and unpauses each child by its freezer. requests: it asks the child's node to.\n×: farfork's median ÷ the floor's, of local forks that are paused as many at once. Functions have one \
              floor.\nreference: {}.\nNo answer was wrong.\n",
             self.machine.describe(),
             self.load_average,
@@ -87,16 +87,27 @@ impl WarmStartSummary {
     fn table(&self, workload: &str, parallel: &[usize]) -> FigureTable {
         let title =
             format!("{workload}: calls in children that are paused before and after, medians of {}", self.plan.runs);
-        let headings = ["at once", "runs/s (p10–p90)", "answer, ms", "p99", "freezer, /s", "×", "signals, /s", "×"];
+        let headings = [
+            "at once",
+            "runs/s (p10–p90)",
+            "answer, ms",
+            "p99",
+            "requests, /s",
+            "freezer, /s",
+            "×",
+            "signals, /s",
+            "×",
+        ];
         let mut table = FigureTable::new(&title, &headings);
         for parallel in parallel.iter().copied() {
             let of = |by, figure| self.spread(workload, parallel, by, figure);
-            let farfork = of(PauseMethod::Farfork, WarmStartFigure::RunsPerS);
+            let farfork = of(PauseMethod::FarforkHandle, WarmStartFigure::RunsPerS);
             let mut row = vec![parallel.to_string(), format_spread(farfork)];
             row.extend(
                 [WarmStartFigure::AnswerMs, WarmStartFigure::AnswerP99Ms]
-                    .map(|what| format_median(of(PauseMethod::Farfork, what))),
+                    .map(|what| format_median(of(PauseMethod::FarforkHandle, what))),
             );
+            row.push(format_median(of(PauseMethod::Farfork, WarmStartFigure::RunsPerS)));
             for floor in [PauseMethod::BareFreezer, PauseMethod::Signals].map(|by| of(by, WarmStartFigure::RunsPerS)) {
                 let ratio = farfork.zip(floor).map(|(farfork, floor)| farfork.median / floor.median);
                 row.extend([format_median(floor), ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.3}"))]);
@@ -123,7 +134,8 @@ impl WarmStartSummary {
 impl PauseMethod {
     fn text(self) -> &'static str {
         match self {
-            Self::Farfork => "farfork",
+            Self::Farfork => "farfork by requests",
+            Self::FarforkHandle => "farfork",
             Self::BareFreezer => "a bare freezer",
             Self::Signals => "signals",
         }
@@ -139,11 +151,11 @@ mod tests {
     fn the_best_number_is_named_next_to_floors() {
         let mut samples = Samples::new();
         for (workload, parallel, by, per_s) in [
-            ("steps", 1, PauseMethod::Farfork, 1500.0),
-            ("steps", 2, PauseMethod::Farfork, 2500.0),
-            ("steps", 4, PauseMethod::Farfork, 2000.0),
+            ("steps", 1, PauseMethod::FarforkHandle, 1500.0),
+            ("steps", 2, PauseMethod::FarforkHandle, 2500.0),
+            ("steps", 4, PauseMethod::FarforkHandle, 2000.0),
             ("steps", 2, PauseMethod::Signals, 10_000.0),
-            ("json", 8, PauseMethod::Farfork, 150.0),
+            ("json", 8, PauseMethod::FarforkHandle, 150.0),
         ] {
             let (workload, figure) = (workload.to_owned(), WarmStartFigure::RunsPerS);
             samples.add(WarmStartSampleKey { workload, parallel, by, figure }, per_s).unwrap();
@@ -154,7 +166,7 @@ mod tests {
         let measured = vec![("steps".to_owned(), vec![1, 2, 4]), ("json".to_owned(), vec![8])];
         let report = WarmStartSummary::new(&plan, measured, samples).unwrap();
         let best = |by| report.best_parallelism("steps", by);
-        assert_eq!((best(PauseMethod::Farfork), best(PauseMethod::BareFreezer)), (Some((2, 2500.0)), None));
+        assert_eq!((best(PauseMethod::FarforkHandle), best(PauseMethod::BareFreezer)), (Some((2, 2500.0)), None));
         let (text, document) = (report.to_text(), report.to_json());
         assert!(text.contains("0.250") && text.contains("farfork 2500 a second with 2 at once"), "{text}");
         assert!(

@@ -375,11 +375,11 @@ fn warm_start() {
     let arguments = ["--seconds", "0.1", "--mib", "4", "--runs", "2", "--samples", path];
     let document = run_benchmark("warm-start", &arguments);
     let best = document["best"].as_array().expect("a list of the best");
-    assert_eq!(best.len(), 3, "{document}");
+    assert_eq!(best.len(), 4, "{document}");
     let figures = document["figures"].as_array().expect("a list of figures");
     let measured: BTreeSet<_> = figures.iter().map(|figure| figure["parallel"].as_u64()).collect();
     assert!(measured.len() >= 2 && measured.contains(&Some(1)) && measured.contains(&Some(2)), "{document}");
-    assert_eq!(figures.len(), measured.len() * 9, "three figures of three who pause: {document}");
+    assert_eq!(figures.len(), measured.len() * 12, "three figures of four methods: {document}");
     for best in best {
         assert!(measured.contains(&best["parallel"].as_u64()) && best["runs_per_s"].as_f64() > Some(0.0), "{best}");
     }

@@ -5,6 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
+use farfork_api::child_freezer::ChildFreezer;
 use serde_json::Value;
 
 use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, wait};
@@ -15,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("while_their_pages_are_fetched", while_paging),
     Test::shared("a_paused_child_settles_and_dumps_its_core", settled_and_looked_at),
     Test::shared("a_paused_child_is_killed", killed),
+    Test::shared("by_a_client_with_their_freezers", by_freezer),
     Test::alone("a_paused_child_survives_a_killed_daemon", outlive_daemon),
 ];
 
@@ -120,6 +122,45 @@ fn settled_and_looked_at(cluster: &Cluster) {
     assert_eq!(state(there, &child), "paused");
     there.json(&["unpause", &child.id]);
     seed.check_answers(&parent, &[child], &[73]);
+}
+
+/// The node reports what the client did, and requests and the client may alternate. A child that was killed or is elsewhere has no freezer.
+fn by_freezer(cluster: &Cluster) {
+    let parent = Parent::start(Program::Threads, &[]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let children = seed.fork_idle(2, &["--to", cluster.name(1)]);
+    let (farfork, child, other) = (cluster.node(1), &children[0], &children[1]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let open = |node: &Farfork| {
+        runtime.block_on(async {
+            let mut client = farfork_api::client::connect(node.socket()).await.expect("a daemon");
+            ChildFreezer::open(&mut client, &child.id).await
+        })
+    };
+    let refused = open(cluster.first()).expect_err("a child of another node").to_string();
+    assert!(refused.contains(&child.id) && refused.contains("it is on another node"), "{refused}");
+    let freezer = open(farfork).expect("a freezer");
+    for _ in 0..2 {
+        freezer.pause().expect("it stops");
+        assert_eq!((state(farfork, child).as_str(), state(farfork, other).as_str()), ("paused", "running"));
+        require_still(farfork, child);
+        freezer.unpause().expect("it goes on");
+        assert_eq!(state(farfork, child), "running");
+        require_going_on(farfork, child);
+    }
+    freezer.pause().expect("it stops");
+    farfork.json(&["unpause", &child.id]);
+    require_going_on(farfork, child);
+    farfork.json(&["pause", &child.id]);
+    freezer.unpause().expect("it goes on");
+    require_going_on(farfork, child);
+    freezer.pause().expect("it stops");
+    farfork.json(&["kill", "-s", "KILL", &child.id, &other.id]);
+    farfork.json_ignoring_status(&["wait", &child.id]);
+    let refused = freezer.pause().expect_err("it has ended").to_string();
+    assert!(refused.contains(&child.id), "{refused}");
+    let refused = open(farfork).expect_err("it has ended").to_string();
+    assert!(refused.contains("it has ended"), "{refused}");
 }
 
 fn ended(farfork: &Farfork, child: &StartedChild) -> Value {

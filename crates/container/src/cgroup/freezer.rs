@@ -1,5 +1,6 @@
 //! Pauses all processes of a group: by the unified hierarchy if there is one, else by the version 1 freezer.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use farfork_sys::cgroup::freezer;
@@ -29,6 +30,12 @@ impl ContainerCgroup {
         let directory = self.freezer()?;
         let failed = |cause| CgroupError::File { path: directory.path.clone(), cause };
         freezer::thaw(&directory.path, directory.version).map_err(failed)
+    }
+
+    /// The directory of the group in the unified hierarchy, for a client that freezes it by itself. None if the node has only the
+    /// freezer of version 1: a process that it froze cannot even be killed.
+    pub fn unified_freezer(&self) -> Option<&Path> {
+        self.freezer().ok().filter(|directory| directory.version == CgroupVersion::V2).map(|directory| &*directory.path)
     }
 
     /// Whether it was stopped, by this process or one before it.

@@ -12,6 +12,7 @@ use farfork_wire::ChildId;
 
 use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id, query_other_nodes};
 use crate::affinity;
+use crate::auth::Caller;
 use crate::children::{Child, pager_stats};
 use crate::node::Node;
 
@@ -51,6 +52,30 @@ pub(super) async fn unpause(node: &Arc<Node>, request: v1::UnpauseRequest) -> Re
             let answer = owner.unpause(request_with_timeout(QUERY_TIMEOUT, request)).await;
             answer.map(tonic::Response::into_inner).map_err(forwarded_failure(format!("child {id}")))
         }
+    }
+}
+
+/// Refuses a child of another node: a client cannot freeze a control group of another machine.
+pub(super) fn open_freezer(
+    node: &Node,
+    caller: Option<&Caller>,
+    request: &v1::OpenFreezerRequest,
+) -> Result<v1::Freezer, Failure> {
+    let id = parse_child_id(&request.child)?;
+    let refuse = |cause: &str| {
+        let failure = Failure::new(tonic::Code::FailedPrecondition, format!("child {id}"), cause);
+        Err(failure.with_next_step("pause it by requests (Pause, Unpause), which work from anywhere"))
+    };
+    if caller != Some(&Caller::Socket) {
+        return refuse("its freezer is opened at the Unix socket of its node only");
+    }
+    match child_target(node, &id)? {
+        RequestTarget::Local => {
+            let child = node.children.get(&id)?;
+            let cgroup = child.open_freezer()?.display().to_string();
+            Ok(v1::Freezer { cgroup, process: child.record().process.clone() })
+        }
+        RequestTarget::Remote(_) => refuse("it is on another node"),
     }
 }
 

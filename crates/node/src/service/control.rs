@@ -7,6 +7,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{attach, children, compare, core_dump, fork, inspect, prewarm, seeds, settle, stream, wait};
+use crate::auth::Caller;
 use crate::node::Node;
 
 type UnaryResult<T> = Result<Response<T>, Status>;
@@ -59,6 +60,11 @@ impl v1::node_server::Node for ControlService {
 
     async fn unpause(&self, request: Request<v1::UnpauseRequest>) -> UnaryResult<v1::Child> {
         Ok(Response::new(children::unpause(&self.0, request.into_inner()).await?))
+    }
+
+    async fn open_freezer(&self, request: Request<v1::OpenFreezerRequest>) -> UnaryResult<v1::Freezer> {
+        let caller = request.extensions().get::<Caller>().cloned();
+        Ok(Response::new(children::open_freezer(&self.0, caller.as_ref(), &request.into_inner())?))
     }
 
     async fn settle(&self, request: Request<v1::SettleRequest>) -> UnaryResult<Self::SettleStream> {

@@ -74,6 +74,8 @@ pub(crate) struct Child {
     is_killed: watch::Sender<bool>,
     /// Whether the root of its container is to be nobody's after it.
     is_root_reuse_disabled: AtomicBool,
+    /// Whether a client may pause it by itself.
+    has_external_freezer: AtomicBool,
 }
 
 impl Child {
@@ -89,8 +91,7 @@ impl Child {
         let status = if unpause_socket.is_some() { ChildStatus::Paused } else { ChildStatus::Running };
         let (stdin, unpause_socket) = (Mutex::new(stdin), Mutex::new(unpause_socket));
         let (status, is_cleaned_up) = (watch::Sender::new(status), watch::Sender::new(false));
-        let (kill_source, is_killed, is_root_reuse_disabled) =
-            (OnceLock::new(), watch::Sender::new(false), AtomicBool::new(false));
+        let (kill_source, is_killed) = (OnceLock::new(), watch::Sender::new(false));
         Self {
             record,
             directory,
@@ -101,7 +102,8 @@ impl Child {
             cgroup,
             kill_source,
             is_killed,
-            is_root_reuse_disabled,
+            is_root_reuse_disabled: AtomicBool::new(false),
+            has_external_freezer: AtomicBool::new(false),
         }
     }
 
@@ -119,6 +121,8 @@ impl Child {
     /// was paused later is so still.
     pub(super) fn from_record(record: ChildRecord, directory: PathBuf, cgroup: Option<ContainerCgroup>) -> Self {
         let child = Self::from_started(record, directory, None, None, cgroup);
+        // The earlier daemon may have let a client pause it.
+        child.has_external_freezer.store(true, Ordering::Release);
         if child.is_frozen() {
             child.status.send_replace(ChildStatus::Paused);
         }
@@ -145,6 +149,7 @@ impl Child {
 
     /// What it is doing, now and from now on.
     pub(crate) fn status(&self) -> watch::Receiver<ChildStatus> {
+        self.read_freezer();
         self.status.subscribe()
     }
 
@@ -341,6 +346,7 @@ impl Child {
         let ChildRecord { id, seed, command, process, resume_us, started_unix_ms, .. } = self.record();
         let ChildRecord { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = self.record();
         let ChildRecord { untrusted, user_namespace, read_only, network, publish, egress, .. } = self.record();
+        self.read_freezer();
         let (state, ended) = match &*self.status.borrow() {
             ChildStatus::Paused => (v1::ChildState::Paused, None),
             ChildStatus::Running => (v1::ChildState::Running, None),

@@ -3,10 +3,13 @@
 //! A child that was started paused waits at a socket before its first step. Any other is paused by freezing its
 //! container's control group, with all that it has forked and the container's init. Init reaps the child: a child that
 //! ends while frozen must be thawed, or its end is never reported. A restarted daemon finds the group still frozen.
+//! A client may freeze the group by itself (`open_freezer`); from then on the group says whether the child is paused.
 
 use std::io;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use farfork_api::failure::Failure;
@@ -40,6 +43,7 @@ impl Child {
             self.failure(Code::FailedPrecondition, error).with_next_step(step)
         };
         self.disable_root_reuse();
+        self.read_freezer();
         group.freeze(PAUSE_TIMEOUT).map_err(refused)?;
         if self.has_exited() {
             self.thaw_to_exit();
@@ -56,6 +60,7 @@ impl Child {
     pub(crate) fn unpause(&self) -> Result<(), Failure> {
         let mut unpause_socket = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_alive()?;
+        self.read_freezer();
         match (unpause_socket.take(), &self.cgroup) {
             (Some(unpause_socket), _) => {
                 restore::unpause(unpause_socket.as_fd()).map_err(|error| self.process_failure(&error))?
@@ -67,6 +72,38 @@ impl Child {
         }
         self.transition_status(ChildStatus::Paused, ChildStatus::Running);
         Ok(())
+    }
+
+    /// Lets a client pause and unpause it by itself; the directory of its group.
+    ///
+    /// # Errors
+    /// It has ended, it waits for its first step, or the node has no freezer of version 2.
+    pub(crate) fn open_freezer(&self) -> Result<PathBuf, Failure> {
+        let unpause_socket = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_alive()?;
+        if unpause_socket.is_some() {
+            let failure = self.failure(Code::FailedPrecondition, "it was forked paused, and has not run yet");
+            return Err(failure.with_next_step("unpause it first"));
+        }
+        let group = self.cgroup.as_ref().ok_or_else(|| self.ended_failure())?;
+        let directory = group.unified_freezer().ok_or_else(|| {
+            let cause = "its node has only the freezer of cgroup version 1";
+            self.failure(Code::FailedPrecondition, cause).with_next_step("pause it by requests to its node")
+        })?;
+        self.disable_root_reuse();
+        self.has_external_freezer.store(true, Ordering::Release);
+        Ok(directory.to_owned())
+    }
+
+    /// Takes over what a client did with the freezer.
+    pub(super) fn read_freezer(&self) {
+        if !self.has_external_freezer.load(Ordering::Acquire) {
+            return;
+        }
+        match self.is_frozen() {
+            true => self.transition_status(ChildStatus::Running, ChildStatus::Paused),
+            false => self.transition_status(ChildStatus::Paused, ChildStatus::Running),
+        }
     }
 
     /// Whether it was paused where it was, rather than before its first step.
