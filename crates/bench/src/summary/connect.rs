@@ -88,7 +88,7 @@ impl ConnectSummary {
         }
         let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.describe(), self.load_average, table.render());
         text += "proved: both ends have shown who they are; then: how all else on the connection goes\n";
-        text += "floor: TCP connect and accept by bare programs, same run; ratio: of farfork to it\n";
+        text += "floor: the same over bare TCP, same run; ratio: of farfork to it\n";
         let ConnectReference { source, latency_us, .. } = &PUBLISHED_FIGURES.connect;
         text += &format!("ref.: {source};\n");
         text += &format!("      with one thread a connection took {latency_us:.0} µs on average\n");

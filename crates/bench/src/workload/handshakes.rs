@@ -1,8 +1,7 @@
-//! Connects and accepts as a node does: TCP, then the handshake in which both sides authenticate. Without credentials
-//! one byte of greeting replaces the handshake. Each connection carries nothing else: it is closed as soon as both
-//! sides know that it is established.
+//! Connects and accepts as a node does: TCP, then the handshake in which both sides authenticate. Each connection then
+//! carries a request of one byte and its answer, and is closed. Without credentials there is no handshake.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -16,8 +15,9 @@ use crate::endpoint::counts::{Latencies, new_latencies};
 use crate::endpoint::specification::SERVER;
 use crate::endpoint::stdout::{announce_port, print_line};
 
-/// What says that a connection is there, where no handshake does.
-const GREETING: u8 = 1;
+/// The request of a connection, and its answer.
+const REQUEST: [u8; 1] = [1];
+const ANSWER: [u8; 1] = [2];
 
 /// Accepts until its input ends, each thread one connection after the other.
 pub(crate) fn serve(ip: IpAddr, threads: usize, credentials: Option<&Credentials>) -> io::Result<()> {
@@ -39,8 +39,31 @@ fn accept(listener: &TcpListener, credentials: Option<&Credentials>) -> io::Resu
     let (mut stream, _) = listener.accept()?;
     stream.set_nodelay(true)?;
     match credentials {
-        Some(credentials) => AuthenticatedStream::accept(credentials, stream)?.continue_handshake().map(drop),
-        None => stream.write_all(&[GREETING]),
+        Some(credentials) => {
+            let mut session = AuthenticatedStream::accept(credentials, stream)?;
+            receive(&mut session, REQUEST)?;
+            send(&mut session, ANSWER)
+        }
+        None => {
+            stream.read_exact(&mut [0])?;
+            stream.write_all(&ANSWER)
+        }
+    }
+}
+
+fn send(session: &mut AuthenticatedStream<impl Read + Write>, message: [u8; 1]) -> io::Result<()> {
+    // The stream blocks: it takes a byte at once.
+    match session.send(&[IoSlice::new(&message)])? {
+        Some(1) => Ok(()),
+        taken => Err(io::Error::other(format!("the stream took {taken:?} of one byte"))),
+    }
+}
+
+fn receive(session: &mut AuthenticatedStream<impl Read + Write>, expected: [u8; 1]) -> io::Result<()> {
+    let mut message = [0];
+    match session.receive(&mut [IoSliceMut::new(&mut message)])? {
+        Some(1) if message == expected => Ok(()),
+        received => Err(io::Error::other(format!("the stream gave {received:?}: {message:?} instead of {expected:?}"))),
     }
 }
 
@@ -88,11 +111,12 @@ fn connect_repeatedly(run: Duration, mut connect: impl FnMut() -> io::Result<Tcp
     Ok(latencies)
 }
 
-/// Until both sides know that the connection is there, and who the other is.
+/// Connects until the first request is answered.
 fn connect(to: SocketAddr, credentials: Option<(&Credentials, &NodeName)>) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(to)?;
     stream.set_nodelay(true)?;
     let Some((credentials, name)) = credentials else {
+        stream.write_all(&REQUEST)?;
         stream.read_exact(&mut [0])?;
         return Ok(stream);
     };
@@ -102,5 +126,7 @@ fn connect(to: SocketAddr, credentials: Option<(&Credentials, &NodeName)>) -> io
     if !is_over || session.peer().is_none() || session.is_clear() != in_clear {
         return Err(io::Error::other(format!("the handshake left {session:?}")));
     }
+    send(&mut session, REQUEST)?;
+    receive(&mut session, ANSWER)?;
     Ok(stream)
 }

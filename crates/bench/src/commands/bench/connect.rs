@@ -15,13 +15,13 @@ use crate::{GlobalArgs, program_path};
 ///
 /// The server and each client node are in their own network namespaces. Veth pairs connect the namespaces. Each thread of a
 /// client makes one connection after the other. A connection is a TCP connection and a handshake in which both ends
-/// authenticate each other. Then the connection is closed.
+/// authenticate each other. It counts once its first request, one byte, is answered. Then it is closed.
 ///
-/// The benchmark measures each case three times: with one byte of greeting instead of the handshake, with the handshake
-/// but no encryption, and with the handshake and encryption. Without arguments, the cases are one client with 1, 2, 4, 8 and 12 threads,
+/// The benchmark measures each case three times: without the handshake, with the handshake but no encryption, and with the
+/// handshake and encryption. Without arguments, the cases are one client with 1, 2, 4, 8 and 12 threads,
 /// and 2, 4 and 8 clients with two threads each.
 ///
-/// The report has a floor next to each figure, measured in turn with it: TCP connect and accept by two programs that do
+/// The report has a floor next to each figure, measured in turn with it: the same over TCP by two programs that do
 /// nothing else. It also has a published reference, measured on other machines.
 #[derive(Args)]
 #[command(after_help = "\
