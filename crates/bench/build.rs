@@ -30,6 +30,7 @@ const LIBRARY: [&str; 6] = ["callbacks.c", "checkpoint.c", "connection.c", "erro
 
 fn main() {
     programs();
+    commit();
     let descriptors = protox::compile(["echo.proto"], ["src/peer"]).expect("echo.proto is right");
     tonic_prost_build::configure().compile_fds(descriptors).expect("tonic takes what protox gives");
     println!("cargo::rerun-if-changed=src/peer/echo.proto");
@@ -53,6 +54,21 @@ fn programs() {
         command.args(FLAGS).arg("-I../../include").arg("-o").arg(out.join(name)).arg(&source);
         // The linker takes what the program calls: of the floors' programs, none does.
         run(command.arg(&library), "g++");
+    }
+}
+
+/// Sets the commit that results name. Sources that are not in a repository have none.
+fn commit() {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+        String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())
+    };
+    // Git appends to this log with each commit and each checkout.
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    if let Some(commit) = git(&["describe", "--always", "--dirty", "--abbrev=12"]) {
+        println!("cargo::rustc-env=FARFORK_COMMIT={commit}");
     }
 }
 

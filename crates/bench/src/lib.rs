@@ -18,6 +18,8 @@
 //
 // `parameters` and `figure` also have the keys of samples, by which `summary` finds them. Where both sides of a connection
 // are measured, each is an `endpoint`: this program, started again. `peer` has other RPC systems.
+//
+// `suite` runs all benchmarks, each as a process, and `report` makes pages of the sections of their summaries.
 
 mod baseline;
 mod embedded_program;
@@ -30,8 +32,9 @@ mod parameters;
 mod peer;
 mod progress;
 mod reference;
+mod report;
 mod samples;
-mod stable_interval;
+mod suite;
 mod summary;
 mod veth_network;
 mod workload;
@@ -69,6 +72,11 @@ pub use parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome};
 pub use parameters::tree::TreeParameters;
 pub use parameters::warm_start::WarmStartParameters;
 pub use progress::{Progress, ProgressCallback};
+pub use report::error::ReportError;
+pub use report::page::{ReportFiles, write_report};
+pub use suite::entry::{SuiteScale, suite_names};
+pub use suite::outcome::{SuiteOutcome, SuiteRunOutcome};
+pub use suite::run::{SuiteEvent, SuiteParameters, run_suite};
 pub use summary::churn::ChurnSummary;
 pub use summary::connect::ConnectSummary;
 pub use summary::fanout::FanoutSummary;

@@ -25,8 +25,18 @@ impl Machine {
 
     /// In words.
     pub(crate) fn describe(&self) -> String {
-        let Self { kernel, processor, processors, memory_mib } = self;
-        format!("Linux {kernel}, {processors} × {processor}, {} GiB", memory_mib.div_ceil(1024))
+        format!("Linux {}, {}", self.kernel, self.hardware_text())
+    }
+
+    /// Processors and memory, in words.
+    pub(crate) fn hardware_text(&self) -> String {
+        let Self { processor, processors, memory_mib, .. } = self;
+        format!("{processors} × {processor}, {} GiB", memory_mib.div_ceil(1024))
+    }
+
+    /// The kernel's release.
+    pub(crate) fn kernel(&self) -> &str {
+        &self.kernel
     }
 }
 

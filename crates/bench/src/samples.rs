@@ -137,6 +137,12 @@ impl Spread {
         let median = (sorted[last / 2] + sorted[count / 2]) / 2.0;
         Some(Self { count, median, p10: rank(0.1), p90: rank(0.9) })
     }
+
+    /// The same in another unit.
+    pub(crate) fn scaled(self, factor: f64) -> Self {
+        let Self { count, median, p10, p90 } = self;
+        Self { count, median: median * factor, p10: p10 * factor, p90: p90 * factor }
+    }
 }
 
 /// A figure for scripts: its key, the number of samples, and percentiles in so named a unit; in that of the key without one.

@@ -22,7 +22,8 @@ use crate::workload::child_task::ChildTask;
 /// Children that no two clients have the same number of.
 const NUMBERS_PER_CLIENT: u64 = 1 << 40;
 
-/// Between two reports of a client.
+/// Between two reports of a client, in seconds.
+pub(crate) const FORK_INTERVAL_S: f64 = 1.0;
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The name of a client in errors.
@@ -133,7 +134,7 @@ impl ForkLoad<'_> {
 }
 
 fn interval_count(seconds: f64) -> u32 {
-    (seconds / REPORT_INTERVAL.as_secs_f64()).floor().max(1.0) as u32
+    (seconds / FORK_INTERVAL_S).floor().max(1.0) as u32
 }
 
 // What a client prints:
@@ -147,7 +148,7 @@ fn read_interval(clients: &mut [ChildProgram]) -> Result<LoadInterval, BenchErro
     let mut interval = LoadInterval { per_s: 0.0, longest_gap_ms: 0.0 };
     for client in clients {
         let [forked, gap_us] = client.read_answer("forked")?;
-        interval.per_s += forked as f64 / REPORT_INTERVAL.as_secs_f64();
+        interval.per_s += forked as f64 / FORK_INTERVAL_S;
         interval.longest_gap_ms = interval.longest_gap_ms.max(gap_us as f64 / 1e3);
     }
     Ok(interval)

@@ -64,6 +64,13 @@ pub struct StressForkOutcome {
     pub faults: Vec<String>,
 }
 
+impl StressForkParameters {
+    /// Client processes of all nodes.
+    pub fn all_clients(&self) -> usize {
+        self.clients * (self.nodes - self.parent_nodes)
+    }
+}
+
 impl StressForkOutcome {
     /// The verdict.
     pub fn has_passed(&self) -> bool {
@@ -145,7 +152,7 @@ fn judge_outcome(plan: &StressForkParameters, outcome: &mut StressForkOutcome) {
         let gap = outcome.longest_gap_ms;
         outcome.faults.push(format!("a client was without a child for {gap:.0} ms, {gap_ms_max:.0} at most"));
     }
-    let all = (plan.clients * (plan.nodes - plan.parent_nodes)) as f64;
+    let all = plan.all_clients() as f64;
     if outcome.per_s < plan.floor_per_s * all {
         outcome.faults.push(format!("{:.2} children a second by {all} clients in all", outcome.per_s));
     }

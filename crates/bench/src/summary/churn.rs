@@ -6,6 +6,7 @@ use super::table::{FigureTable, format_figure, format_spread};
 use crate::figure::ChildPlace;
 use crate::machine::{Machine, load_average};
 use crate::parameters::churn::{ChurnParameters, ChurnSampleKey};
+use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
 use crate::workload::churn::ChurnOperation;
 
@@ -13,8 +14,8 @@ use crate::workload::churn::ChurnOperation;
 #[derive(Debug)]
 pub struct ChurnSummary {
     machine: Machine,
-    load_average: f64,
-    plan: ChurnParameters,
+    pub(super) load_average: f64,
+    pub(super) plan: ChurnParameters,
     samples: Samples<ChurnSampleKey>,
 }
 
@@ -23,7 +24,7 @@ impl ChurnSummary {
         Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples }
     }
 
-    fn spread(&self, churn_operation: ChurnOperation, node: Option<ChildPlace>) -> Option<Spread> {
+    pub(super) fn spread(&self, churn_operation: ChurnOperation, node: Option<ChildPlace>) -> Option<Spread> {
         self.samples.spread(&ChurnSampleKey { deed: churn_operation, node })
     }
 
@@ -46,6 +47,7 @@ impl ChurnSummary {
             "mib": self.plan.mib,
             "encrypted": self.plan.encrypted,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "section": self.section(),
         })
     }
 

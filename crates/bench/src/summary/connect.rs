@@ -10,6 +10,7 @@ use crate::parameters::connect::{
 };
 use crate::parameters::protection::ConnectionSecurity;
 use crate::reference::{ConnectReference, PUBLISHED_FIGURES};
+use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread};
 
 /// Cards, and with them paths, between two nodes.
@@ -19,8 +20,8 @@ const NICS_PER_NODE: usize = 1;
 #[derive(Debug)]
 pub struct ConnectSummary {
     machine: Machine,
-    load_average: f64,
-    plan: ConnectParameters,
+    pub(super) load_average: f64,
+    pub(super) plan: ConnectParameters,
     server_threads: usize,
     samples: Samples<ConnectSampleKey>,
 }
@@ -31,7 +32,7 @@ impl ConnectSummary {
         Self { machine, load_average, plan: plan.clone(), server_threads, samples }
     }
 
-    fn spread(&self, case: ConnectCase, made: ConnectSeries, figure: &'static str) -> Option<Spread> {
+    pub(super) fn spread(&self, case: ConnectCase, made: ConnectSeries, figure: &'static str) -> Option<Spread> {
         self.samples.spread(&ConnectSampleKey { case, series: made, figure })
     }
 
@@ -52,6 +53,7 @@ impl ConnectSummary {
             "server_threads": self.server_threads,
             "reference": PUBLISHED_FIGURES.connect.source,
             "cases": cases,
+            "section": self.section(),
         })
     }
 
@@ -119,7 +121,7 @@ impl ConnectSummary {
     }
 }
 
-fn reference_per_s(case: ConnectCase) -> Option<f64> {
+pub(super) fn reference_per_s(case: ConnectCase) -> Option<f64> {
     let ConnectReference { per_s_by_threads, per_s_by_clients, .. } = &PUBLISHED_FIGURES.connect;
     match case {
         ConnectCase { clients: 1, threads } => per_s_by_threads.find(threads as u64),

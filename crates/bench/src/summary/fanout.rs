@@ -9,10 +9,11 @@ use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
 use crate::parameters::fanout::{FanoutFigure, FanoutParameters, FanoutSampleKey};
 use crate::parameters::methods::CreateMethod;
+use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
 
 /// Figures of a fan-out, the most telling first.
-const FIGURES: [FanoutFigure; 7] = [
+pub(super) const FIGURES: [FanoutFigure; 7] = [
     FanoutFigure::ChildrenPerS,
     FanoutFigure::FirstResultMs,
     FanoutFigure::ResultMs,
@@ -30,11 +31,11 @@ const FLOORS: [CreateMethod; 3] =
 #[derive(Debug)]
 pub struct FanoutSummary {
     machine: Machine,
-    load_average: f64,
-    plan: FanoutParameters,
+    pub(super) load_average: f64,
+    pub(super) plan: FanoutParameters,
     /// Why there are no bare containers.
-    refusal: Option<String>,
-    samples: Samples<FanoutSampleKey>,
+    pub(super) refusal: Option<String>,
+    pub(super) samples: Samples<FanoutSampleKey>,
 }
 
 impl FanoutSummary {
@@ -48,7 +49,7 @@ impl FanoutSummary {
         Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), refusal, samples })
     }
 
-    fn spread(&self, by: CreateMethod, figure: FanoutFigure) -> Option<Spread> {
+    pub(super) fn spread(&self, by: CreateMethod, figure: FanoutFigure) -> Option<Spread> {
         self.samples.spread(&FanoutSampleKey { by, figure })
     }
 
@@ -72,6 +73,7 @@ impl FanoutSummary {
             "plan": self.plan,
             "bare_container_refused": self.refusal,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "section": self.section(),
         })
     }
 
@@ -108,7 +110,7 @@ impl FanoutSummary {
 
 impl ChildNetwork {
     /// As people read it.
-    fn text(self) -> &'static str {
+    pub(super) fn text(self) -> &'static str {
         match self {
             Self::Private => "a network each",
             Self::Shared => "a network for all of a node",

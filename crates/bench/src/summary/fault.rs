@@ -7,22 +7,23 @@ use crate::baseline::fault::WaitMode;
 use crate::figure::Pace;
 use crate::machine::{Machine, load_average};
 use crate::parameters::fault::{FaultParameters, FaultSampleKey, FaultSeries};
+use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
 
 /// All figures of a run.
 #[derive(Debug)]
 pub struct FaultSummary {
     machine: Machine,
-    load_average: f64,
-    plan: FaultParameters,
-    samples: Samples<FaultSampleKey>,
+    pub(super) load_average: f64,
+    pub(super) plan: FaultParameters,
+    pub(super) samples: Samples<FaultSampleKey>,
 }
 
 /// The floor of what stands alone.
 const SLEEPING_FLOOR: FaultSeries = FaultSeries::Floor { waiting: WaitMode::Sleep };
 
 /// The rows of the table: what each is called.
-const ROWS: [(FaultSeries, Pace, &str); 12] = [
+pub(super) const ROWS: [(FaultSeries, Pace, &str); 12] = [
     (FaultSeries::Farfork, Pace::BackToBack, "a child of farfork"),
     (FaultSeries::Floor { waiting: WaitMode::Sleep }, Pace::BackToBack, "floor: page there and copy, sleeping"),
     (FaultSeries::BareTouch { waiting: WaitMode::Sleep }, Pace::BackToBack, "a bare pager, sleeping"),
@@ -42,22 +43,17 @@ impl FaultSummary {
         Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples }
     }
 
-    fn spread(&self, timed: FaultSeries, pace: Pace) -> Option<Spread> {
+    pub(super) fn spread(&self, timed: FaultSeries, pace: Pace) -> Option<Spread> {
         self.samples.spread(&FaultSampleKey { series: timed, pace })
     }
 
-    fn p99(&self, timed: FaultSeries, pace: Pace) -> Option<f64> {
+    pub(super) fn p99(&self, timed: FaultSeries, pace: Pace) -> Option<f64> {
         self.samples.percentile(&FaultSampleKey { series: timed, pace }, 0.99)
     }
 
     /// The medians, and the 99th percentiles, of a figure and of its floor: that of its pace and company, of programs that sleep.
     fn ratios_to_floor(&self, timed: FaultSeries, pace: Pace) -> Option<[f64; 2]> {
-        let floor = match timed {
-            FaultSeries::BesideStream | FaultSeries::BareBesideStream | FaultSeries::FloorBesideStream => {
-                FaultSeries::FloorBesideStream
-            }
-            _ => SLEEPING_FLOOR,
-        };
+        let floor = floor_of(timed);
         let p50 = self.spread(timed, pace)?.median / self.spread(floor, pace)?.median;
         Some([p50, self.p99(timed, pace)? / self.p99(floor, pace)?])
     }
@@ -99,6 +95,7 @@ impl FaultSummary {
             "bare_beside_stream_p99_ratio": bare_ratio,
             "streams": self.streams_json(),
             "figures": ROWS.into_iter().filter_map(figure).collect::<Vec<_>>(),
+            "section": self.section(),
         })
     }
 
@@ -155,6 +152,16 @@ impl FaultSummary {
         text += "a bare pager: these programs serving a thread's fault; sleeping, spinning: how they wait\n";
         text += "a bare stream: two further programs, one of which sends pages that the other one maps\n";
         text
+    }
+}
+
+/// The floor of the same company, of programs that sleep.
+pub(super) fn floor_of(series: FaultSeries) -> FaultSeries {
+    match series {
+        FaultSeries::BesideStream | FaultSeries::BareBesideStream | FaultSeries::FloorBesideStream => {
+            FaultSeries::FloorBesideStream
+        }
+        _ => SLEEPING_FLOOR,
     }
 }
 

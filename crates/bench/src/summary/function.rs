@@ -9,14 +9,15 @@ use crate::figure::ChildPlace;
 use crate::machine::{Machine, load_average};
 use crate::parameters::function::{FunctionFigure, FunctionParameters, FunctionSampleKey};
 use crate::reference::{FunctionReference, PUBLISHED_FIGURES};
+use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
 
 /// All figures of a run.
 #[derive(Debug)]
 pub struct FunctionSummary {
     machine: Machine,
-    load_average: f64,
-    plan: FunctionParameters,
+    pub(super) load_average: f64,
+    pub(super) plan: FunctionParameters,
     samples: Samples<FunctionSampleKey>,
 }
 
@@ -26,7 +27,7 @@ impl FunctionSummary {
         Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
     }
 
-    fn spread(&self, function: &str, figure: FunctionFigure) -> Option<Spread> {
+    pub(super) fn spread(&self, function: &str, figure: FunctionFigure) -> Option<Spread> {
         self.samples.spread(&FunctionSampleKey { function: function.to_owned(), figure })
     }
 
@@ -41,6 +42,7 @@ impl FunctionSummary {
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
             "reference": references.collect::<Vec<_>>(),
+            "section": self.section(),
         })
     }
 
@@ -104,7 +106,7 @@ impl FunctionSummary {
     }
 }
 
-fn find_reference(name: &str) -> Option<&'static FunctionReference> {
+pub(super) fn find_reference(name: &str) -> Option<&'static FunctionReference> {
     PUBLISHED_FIGURES.function.functions.iter().find(|reference| reference.name == name)
 }
 

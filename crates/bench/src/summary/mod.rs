@@ -1,4 +1,5 @@
-//! The summaries of runs: tables as text, and a JSON document for scripts. `table` is shared by all benchmarks.
+//! The summaries of runs: tables as text, and a JSON document for scripts. `table` is shared by all benchmarks; `sections`
+//! has the form that reports show.
 
 pub(crate) mod churn;
 pub(crate) mod connect;
@@ -9,6 +10,7 @@ pub(crate) mod function;
 pub(crate) mod peak;
 pub(crate) mod pool;
 pub(crate) mod rpc;
-mod table;
+pub(crate) mod sections;
+pub(crate) mod table;
 pub(crate) mod tree;
 pub(crate) mod warm_start;

@@ -5,18 +5,20 @@ use serde_json::{Value, json};
 
 use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
+use crate::experiment::fork_load::FORK_INTERVAL_S;
 use crate::machine::{Machine, load_average};
 use crate::parameters::peak::{PeakCase, PeakFigure, PeakParameters, PeakSampleKey};
 use crate::reference::{PUBLISHED_FIGURES, PeakReference};
+use crate::report::section::SectionSource as _;
+use crate::report::stable_interval::StableInterval;
 use crate::samples::{Samples, Spread, figure_json};
-use crate::stable_interval::{find_stable_interval, mean};
 
 /// All figures of a run.
 #[derive(Debug)]
 pub struct PeakSummary {
     machine: Machine,
-    load_average: f64,
-    plan: PeakParameters,
+    pub(super) load_average: f64,
+    pub(super) plan: PeakParameters,
     samples: Samples<PeakSampleKey>,
 }
 
@@ -26,12 +28,12 @@ impl PeakSummary {
         Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
     }
 
-    fn spread(&self, case: &PeakCase, figure: PeakFigure) -> Option<Spread> {
+    pub(super) fn spread(&self, case: &PeakCase, figure: PeakFigure) -> Option<Spread> {
         self.samples.spread(&PeakSampleKey { case: case.clone(), figure })
     }
 
     /// The cases in the order of the table.
-    fn cases(&self) -> Vec<PeakCase> {
+    pub(super) fn cases(&self) -> Vec<PeakCase> {
         let mut cases = Vec::new();
         for workload in &self.plan.workloads {
             for zygotes in self.plan.zygotes.iter().copied() {
@@ -44,30 +46,22 @@ impl PeakSummary {
         cases
     }
 
-    /// Children of all clients in each second, and the stable part of it.
-    fn intervals(&self, case: &PeakCase) -> (&[f64], Option<std::ops::Range<usize>>) {
-        let key = PeakSampleKey { case: case.clone(), figure: PeakFigure::IntervalPerS };
-        let intervals = self.samples.values(&key);
-        (intervals, find_stable_interval(intervals))
+    /// Children of all clients in each second.
+    pub(super) fn intervals(&self, case: &PeakCase) -> &[f64] {
+        self.samples.values(&PeakSampleKey { case: case.clone(), figure: PeakFigure::IntervalPerS })
     }
 
-    /// Children of all clients per second in the stable interval.
-    fn stable_per_s(&self, case: &PeakCase) -> Option<f64> {
-        let (intervals, stable) = self.intervals(case);
-        stable.map(|stable| mean(&intervals[stable]))
+    /// The seconds in which the rate hardly changes.
+    pub(super) fn stable_interval(&self, case: &PeakCase) -> Option<StableInterval> {
+        StableInterval::find(self.intervals(case), FORK_INTERVAL_S)
     }
 
     /// For scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&PeakSampleKey, Spread)| figure_json(key, spread, None);
         let runs = self.cases().into_iter().map(|case| {
-            let (intervals, stable) = self.intervals(&case);
-            json!({
-                "case": case,
-                "intervals_per_s": intervals,
-                "stable_seconds": stable.map(|stable| [stable.start, stable.end]),
-                "stable_per_s": self.stable_per_s(&case),
-            })
+            let (intervals, stable) = (self.intervals(&case), self.stable_interval(&case));
+            json!({ "case": case, "intervals_per_s": intervals, "stable": stable })
         });
         json!({
             "benchmark": "peak",
@@ -77,14 +71,15 @@ impl PeakSummary {
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
             "runs": runs.collect::<Vec<_>>(),
             "reference": PUBLISHED_FIGURES.peak.workloads,
+            "section": self.section(),
         })
     }
 
     /// For people.
     pub fn to_text(&self) -> String {
         format!(
-            "{}, load {:.1}\n\n{}\n\nstable: children of all clients per second in the longest interval whose seconds differ by less \
-             than 15 %\nfrom their mean; a dash if there is none. per client, ref.: children of one client process per second \
+            "{}, load {:.1}\n\n{}\n\nstable: children of all clients per second in the longest interval whose seconds are within a \
+             tenth of their\nmiddle; a dash if there is none. per client, ref.: children of one client process per second \
              (p10–p90 of\nthe clients). zyg.: whether nodes keep zygotes. p50, p99: from the request until the result was checked, \
              medians of\nthe clients. os.fork(): children of the same process that call the function, one after another on one \
              processor.\nref.: {}.\nNo result was wrong.\n",
@@ -123,7 +118,7 @@ impl PeakSummary {
                 if case.strategy.is_empty() { "default".to_owned() } else { case.strategy.clone() },
                 self.spread(&case, PeakFigure::Clients)
                     .map_or("–".to_owned(), |clients| format!("{:.0}", clients.median)),
-                self.stable_per_s(&case).map_or("–".to_owned(), format_figure),
+                self.stable_interval(&case).map_or("–".to_owned(), |stable| format_figure(stable.mean)),
                 format_spread(self.spread(&case, PeakFigure::ClientPerS)),
                 of_reference(|reference| reference.per_client_s),
                 format_median(self.spread(&case, PeakFigure::ClientP50Ms)),
@@ -164,11 +159,12 @@ mod tests {
         }
         samples.add(PeakSampleKey { case: case(true), figure: PeakFigure::ClientPerS }, 67.5).unwrap();
         let summary = PeakSummary::new(&plan, samples).unwrap();
-        assert_eq!((summary.stable_per_s(&case(true)), summary.stable_per_s(&case(false))), (Some(402.0), None));
+        let stable = |zygotes| summary.stable_interval(&case(zygotes)).map(|stable| stable.mean);
+        assert_eq!((stable(true), stable(false)), (Some(402.0), None));
         let (text, document) = (summary.to_text(), summary.to_json());
         assert!(text.contains("402") && text.contains("50.5") && text.contains("67.5"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
-        assert_eq!(document["runs"][0]["stable_seconds"], serde_json::json!([1, 4]));
-        assert_eq!(document["runs"][1]["stable_per_s"], serde_json::Value::Null);
+        assert_eq!(document["runs"][0]["stable"]["from_s"], 1.0);
+        assert_eq!(document["runs"][1]["stable"], serde_json::Value::Null);
     }
 }

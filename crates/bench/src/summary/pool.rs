@@ -8,19 +8,21 @@ use crate::figure::Pace;
 use crate::machine::{Machine, load_average};
 use crate::parameters::methods::{CreateMethod, PauseMethod};
 use crate::parameters::pool::{PoolFigure, PoolMethod, PoolParameters, PoolSampleKey};
+use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
 
 /// The rows of the table: what children are created by, and what they are paused by.
-const CREATE_FIGURES: [PoolFigure; 3] = [PoolFigure::Create, PoolFigure::CreateAnswered, PoolFigure::CreateInBurst];
-const PAUSE_FIGURES: [PoolFigure; 3] = [PoolFigure::Pause, PoolFigure::Unpause, PoolFigure::UnpauseToAnswer];
+pub(super) const CREATE_FIGURES: [PoolFigure; 3] =
+    [PoolFigure::Create, PoolFigure::CreateAnswered, PoolFigure::CreateInBurst];
+pub(super) const PAUSE_FIGURES: [PoolFigure; 3] = [PoolFigure::Pause, PoolFigure::Unpause, PoolFigure::UnpauseToAnswer];
 
 /// All figures of a run.
 #[derive(Debug)]
 pub struct PoolSummary {
     machine: Machine,
-    load_average: f64,
-    plan: PoolParameters,
-    samples: Samples<PoolSampleKey>,
+    pub(super) load_average: f64,
+    pub(super) plan: PoolParameters,
+    pub(super) samples: Samples<PoolSampleKey>,
 }
 
 impl PoolSummary {
@@ -38,6 +40,7 @@ impl PoolSummary {
             "load_average": self.load_average,
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "section": self.section(),
         })
     }
 
@@ -78,7 +81,7 @@ impl PoolSummary {
 }
 
 impl PoolFigure {
-    fn text(self) -> &'static str {
+    pub(super) fn text(self) -> &'static str {
         match self {
             Self::Create => "call to result",
             Self::CreateAnswered => "the same, received",

@@ -9,6 +9,7 @@ use crate::machine::{Machine, load_average};
 use crate::parameters::protection::ConnectionSecurity;
 use crate::parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome, RpcSampleKey, RpcSeries};
 use crate::reference::PUBLISHED_FIGURES;
+use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread};
 
 /// An echo over veth that is slower was held up by something else, and no floor.
@@ -18,8 +19,8 @@ const ECHO_PER_S_MIN: f64 = 1_500_000.0;
 #[derive(Debug)]
 pub struct RpcSummary {
     machine: Machine,
-    load_average: f64,
-    plan: RpcParameters,
+    pub(super) load_average: f64,
+    pub(super) plan: RpcParameters,
     samples: Samples<RpcSampleKey>,
     outcomes: Vec<(RpcCase, RpcRunOutcome)>,
 }
@@ -33,15 +34,15 @@ impl RpcSummary {
         Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples, outcomes }
     }
 
-    fn per_s(&self, case: &RpcCase, measured: RpcSeries) -> Option<Spread> {
+    pub(super) fn per_s(&self, case: &RpcCase, measured: RpcSeries) -> Option<Spread> {
         self.samples.spread(&RpcSampleKey { case: *case, series: measured, figure: "per_s" })
     }
 
-    fn farfork_per_s(&self, case: &RpcCase) -> Option<Spread> {
+    pub(super) fn farfork_per_s(&self, case: &RpcCase) -> Option<Spread> {
         self.per_s(case, RpcSeries::Calls(RpcSystem::Farfork))
     }
 
-    fn runs(&self, case: &RpcCase) -> impl Iterator<Item = &RpcRunOutcome> {
+    pub(super) fn runs(&self, case: &RpcCase) -> impl Iterator<Item = &RpcRunOutcome> {
         self.outcomes.iter().filter(move |(of, _)| of == case).map(|(_, outcome)| outcome)
     }
 
@@ -64,6 +65,7 @@ impl RpcSummary {
             "errors": errors,
             "damaged": damaged,
             "cases": cases,
+            "section": self.section(),
         })
     }
 
@@ -178,11 +180,11 @@ impl RpcSummary {
 }
 
 /// Whether an echo may be a floor: with many in flight, it has to be as fast as an echo over veth is.
-fn is_credible(case: &RpcCase, floor_per_s: f64) -> bool {
+pub(super) fn is_credible(case: &RpcCase, floor_per_s: f64) -> bool {
     case.connections() * case.window < 1024 || floor_per_s >= ECHO_PER_S_MIN
 }
 
-fn published_per_s(case: &RpcCase) -> Option<f64> {
+pub(super) fn published_per_s(case: &RpcCase) -> Option<f64> {
     if case.payload_bytes == 2048 && case.clients == 1 {
         return Some(PUBLISHED_FIGURES.rpc.checksum_per_s);
     }

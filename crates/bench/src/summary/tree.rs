@@ -5,14 +5,15 @@ use serde_json::{Value, json};
 use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::machine::{Machine, load_average};
 use crate::parameters::tree::{TreeFigure, TreeParameters, TreeSampleKey};
+use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
 
 /// All figures of a run.
 #[derive(Debug)]
 pub struct TreeSummary {
     machine: Machine,
-    load_average: f64,
-    plan: TreeParameters,
+    pub(super) load_average: f64,
+    pub(super) plan: TreeParameters,
     samples: Samples<TreeSampleKey>,
 }
 
@@ -21,7 +22,7 @@ impl TreeSummary {
         Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples }
     }
 
-    fn spread(&self, processes: u64, figure: TreeFigure) -> Option<Spread> {
+    pub(super) fn spread(&self, processes: u64, figure: TreeFigure) -> Option<Spread> {
         self.samples.spread(&TreeSampleKey { processes, figure })
     }
 
@@ -47,6 +48,7 @@ impl TreeSummary {
             "mib": self.plan.mib,
             "shared_mib": self.plan.shared_mib,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "section": self.section(),
         })
     }
 

@@ -9,16 +9,17 @@ use crate::machine::{Machine, load_average};
 use crate::parameters::methods::PauseMethod;
 use crate::parameters::warm_start::{WarmStartFigure, WarmStartParameters, WarmStartSampleKey};
 use crate::reference::{PUBLISHED_FIGURES, PausedFunctionReference};
+use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
 
 /// All figures of a run.
 #[derive(Debug)]
 pub struct WarmStartSummary {
     machine: Machine,
-    load_average: f64,
-    plan: WarmStartParameters,
+    pub(super) load_average: f64,
+    pub(super) plan: WarmStartParameters,
     /// The name of each program, and how many of its children at once were measured.
-    measured: Vec<(String, Vec<usize>)>,
+    pub(super) measured: Vec<(String, Vec<usize>)>,
     samples: Samples<WarmStartSampleKey>,
 }
 
@@ -32,12 +33,18 @@ impl WarmStartSummary {
         Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), measured, samples })
     }
 
-    fn spread(&self, workload: &str, parallel: usize, by: PauseMethod, figure: WarmStartFigure) -> Option<Spread> {
+    pub(super) fn spread(
+        &self,
+        workload: &str,
+        parallel: usize,
+        by: PauseMethod,
+        figure: WarmStartFigure,
+    ) -> Option<Spread> {
         self.samples.spread(&WarmStartSampleKey { workload: workload.to_owned(), parallel, by, figure })
     }
 
     /// The number of children at once with the highest rate, and that rate per second.
-    fn best_parallelism(&self, workload: &str, by: PauseMethod) -> Option<(usize, f64)> {
+    pub(super) fn best_parallelism(&self, workload: &str, by: PauseMethod) -> Option<(usize, f64)> {
         let per_s = |parallel: &usize| {
             Some((*parallel, self.spread(workload, *parallel, by, WarmStartFigure::RunsPerS)?.median))
         };
@@ -65,6 +72,7 @@ impl WarmStartSummary {
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
             "best": best.collect::<Vec<_>>(),
             "reference": reference.collect::<Vec<_>>(),
+            "section": self.section(),
         })
     }
 

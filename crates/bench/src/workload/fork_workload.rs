@@ -55,6 +55,11 @@ impl ForkWorkload {
         }
     }
 
+    /// Whether it is a Python function.
+    pub fn is_function(&self) -> bool {
+        matches!(self, Self::Function { .. })
+    }
+
     /// Writes its files into a directory, and starts a parent. `python` runs functions; none: an environment with the packages of the
     /// embedded ones, which is installed if it is missing.
     ///

@@ -29,6 +29,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("tree_prints_every_figure_and_cleans_up", tree),
     Test::alone("pool_prints_every_figure_and_cleans_up", pool),
     Test::alone("warm_start_finds_the_best_concurrency_and_cleans_up", warm_start),
+    Test::alone("all_runs_benchmarks_and_reports_them", all),
+    Test::alone("report_names_a_file_that_is_no_result", report_refuses),
     Test::alone("a_missing_peer_program_is_reported_with_a_remedy", missing_peer),
     Test::alone("help_explains_each_benchmark_and_test", help),
     Test::alone("a_missing_bench_program_is_reported_with_a_remedy", missing_program),
@@ -92,7 +94,7 @@ fn fork() {
 }
 
 /// What a document has at its top.
-const FORK_KEYS: [&str; 10] = [
+const FORK_KEYS: [&str; 11] = [
     "benchmark",
     "elapsed_s",
     "figures",
@@ -101,6 +103,7 @@ const FORK_KEYS: [&str; 10] = [
     "notes",
     "plan",
     "reference",
+    "section",
     "strategies",
     "version",
 ];
@@ -390,6 +393,44 @@ fn warm_start() {
     let document = run_benchmark("warm-start", &arguments);
     let is_given = |figure: &Value| figure["parallel"].as_u64() == Some(3) && figure["workload"] == "helloworld";
     assert!(document["figures"].as_array().is_some_and(|figures| figures.iter().all(is_given)), "{document}");
+}
+
+/// Two short benchmarks, and a report that has both with their commands; compared with itself, nothing differs.
+fn all() {
+    let directory = scratch::directory();
+    let out = directory.path().join("results");
+    let document = run_benchmark("all", &["--quick", "--only", "tree,pool", "--out", &out.to_string_lossy()]);
+    let runs = document["suite"]["runs"].as_array().expect("a list of runs");
+    assert!(runs.len() == 2 && runs.iter().all(|run| run["failure"].is_null()), "{document}");
+    let read = |name: &str| fs::read_to_string(out.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let (html, markdown) = (read("report.html"), read("report.md"));
+    for name in ["tree", "pool"] {
+        let result: Value = serde_json::from_str(&read(&format!("{name}.json"))).expect("JSON");
+        let command = result["section"]["context"]["command"].as_str().expect("a command");
+        assert!(command.starts_with(&format!("farfork bench {name} ")), "{command}");
+        for (page, text) in [("report.html", &html), ("report.md", &markdown)] {
+            assert!(text.contains(command), "{page} has no `{command}`: {text}");
+        }
+    }
+    assert!(read("pool.jsonl").lines().count() > 33, "a line for each sample");
+    assert!(html.contains("<svg") && html.contains("Process trees") && !html.contains("<script"), "{html}");
+    assert!(markdown.contains("| processes | fork() of each, ms |"), "{markdown}");
+    let out = out.to_string_lossy();
+    let compared = Farfork::at(Path::new("/nonexistent")).run(&["bench", "report", &out, "--against", &out]);
+    assert!(compared.status.success(), "{}", compared.stderr);
+    let markdown = read("report.md");
+    assert!(markdown.contains("(within noise)") && !markdown.contains("(slower)"), "{markdown}");
+}
+
+fn report_refuses() {
+    let directory = scratch::directory();
+    let farfork = Farfork::at(Path::new("/nonexistent"));
+    let path = directory.path().to_string_lossy();
+    farfork.run_failing(&["bench", "report", &path]).require_mentions(&["has no results", "farfork bench all"]);
+    fs::write(directory.path().join("notes.json"), "{\"a\": 1}").expect("a small file");
+    farfork.run_failing(&["bench", "report", &path]).require_mentions(&["notes.json", "not a result", "move it"]);
+    fs::write(directory.path().join("notes.json"), "{").expect("a small file");
+    farfork.run_failing(&["bench", "report", &path]).require_mentions(&["notes.json is damaged", "remove it"]);
 }
 
 fn missing_peer() {

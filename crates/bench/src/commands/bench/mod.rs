@@ -1,6 +1,7 @@
 //! `farfork bench`: one subcommand per benchmark. This folder has the arguments and the progress bar; the crate
 //! `farfork_bench` measures.
 
+mod all;
 mod churn;
 mod connect;
 mod endpoint;
@@ -12,6 +13,7 @@ pub(super) mod function;
 mod peak;
 mod pool;
 mod progress_bar;
+mod report;
 mod rpc;
 mod tree;
 mod warm_start;
@@ -41,6 +43,8 @@ Examples:
   farfork bench peak helloworld --nodes 2
   farfork bench pool
   farfork bench warm-start
+  farfork bench all --quick
+  farfork bench report farfork-bench
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct BenchCommand {
@@ -61,6 +65,8 @@ enum BenchmarkCommand {
     Peak(peak::BenchPeak),
     Pool(pool::BenchPool),
     WarmStart(warm_start::BenchWarmStart),
+    All(all::BenchAll),
+    Report(report::BenchReport),
     #[command(hide = true)]
     End(endpoint::BenchEndpoint),
     #[command(hide = true)]
@@ -81,6 +87,8 @@ impl BenchCommand {
             BenchmarkCommand::Peak(benchmark) => benchmark.run(global),
             BenchmarkCommand::Pool(benchmark) => benchmark.run(global),
             BenchmarkCommand::WarmStart(benchmark) => benchmark.run(global),
+            BenchmarkCommand::All(suite) => suite.run(global),
+            BenchmarkCommand::Report(report) => report.run(global),
             BenchmarkCommand::End(end) => end.run(),
             BenchmarkCommand::Forker(forker) => forker.run(),
         }

@@ -9,7 +9,7 @@ use clap::Args;
 use farfork_bench::{ForkWorkload, StressForkOutcome, StressForkParameters};
 use farfork_terminal::interrupt::InterruptFlag;
 use farfork_terminal::{output, privilege};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
@@ -117,24 +117,33 @@ pub(super) fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) ->
         if interruption.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut documents = Vec::new();
-    let mut has_passed = true;
+    let mut outcomes = Vec::new();
     for plan in plans {
         if !global.json && plans.len() > 1 {
             output::print_line(&format!("== {}", plan.workload.name()));
         }
         let outcome = runtime.block_on(farfork_bench::stress_fork(plan, &farfork, &mut show))?;
-        has_passed &= outcome.has_passed();
         if !global.json {
             output::print_line(&outcome_text(plan, &outcome));
         }
-        documents.push(json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome }));
+        outcomes.push((plan, outcome));
     }
     if global.json {
-        let document = if documents.len() == 1 { documents.remove(0) } else { documents.into() };
-        output::print_json(&document);
+        output::print_json(&stress_document(&outcomes));
     }
+    let has_passed = outcomes.iter().all(|(_, outcome)| outcome.has_passed());
     Ok(if has_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// One run has its keys at the top; several are the list `runs`. Both have one section.
+fn stress_document(outcomes: &[(&StressForkParameters, StressForkOutcome)]) -> Value {
+    let run = |(plan, outcome): &(&StressForkParameters, StressForkOutcome)| json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome });
+    let mut document = match outcomes {
+        [only] => run(only),
+        all => json!({ "runs": all.iter().map(run).collect::<Vec<_>>() }),
+    };
+    document["section"] = StressForkOutcome::section_json(outcomes);
+    document
 }
 
 /// A number of children per second above 0.

@@ -65,7 +65,9 @@ impl StressRpc {
         };
         let outcome = farfork_bench::stress_rpc(&plan, &case, self.floor, &farfork, &mut show)?;
         if global.json {
-            output::print_json(&json!({ "case": case, "passed": outcome.has_passed(), "outcome": outcome }));
+            let section = outcome.to_section_json(&plan, &case);
+            let passed = outcome.has_passed();
+            output::print_json(&json!({ "case": case, "passed": passed, "outcome": outcome, "section": section }));
         } else {
             outcome.faults.iter().for_each(|fault| output::print_line(&format!("FAULT: {fault}")));
             let verdict = if outcome.has_passed() { "passed" } else { "failed" };

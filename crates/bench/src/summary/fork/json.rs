@@ -7,6 +7,7 @@ use crate::figure::{ForkSampleKey, ForkSystem};
 use crate::machine::Machine;
 use crate::parameters::fork::ResumeCase;
 use crate::reference::PUBLISHED_FIGURES;
+use crate::report::section::SectionSource as _;
 use crate::samples::{self, Spread};
 
 impl ForkSummary {
@@ -37,6 +38,7 @@ impl ForkSummary {
             "figures": figures,
             "strategies": self.strategies,
             "notes": self.notes,
+            "section": self.section(),
         })
     }
 }

@@ -178,7 +178,7 @@ impl ForkSummary {
         ]
     }
 
-    fn spread(&self, key: ForkSampleKey) -> Option<Spread> {
+    pub(super) fn spread(&self, key: ForkSampleKey) -> Option<Spread> {
         self.samples.spread(&key)
     }
 }

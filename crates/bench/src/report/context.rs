@@ -1,0 +1,81 @@
+//! `RunContext`: how a run was made. A reader needs it to repeat the run, and to judge whether two runs compare.
+
+use std::env;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+
+/// How a run was made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunContext {
+    /// The command line, as a shell takes it.
+    pub(crate) command: String,
+    /// Processors and memory.
+    pub(crate) machine: String,
+    /// The kernel's release.
+    pub(crate) kernel: String,
+    /// The commit that the program was built from; none outside a repository.
+    pub(crate) commit: Option<String>,
+    /// How many threads wanted a processor, averaged over a minute.
+    pub(crate) load_average: f64,
+    /// The end of the run: UTC, as RFC 3339 writes it.
+    pub(crate) finished: String,
+}
+
+impl RunContext {
+    /// The context of this process.
+    pub(crate) fn detect(load_average: f64) -> Self {
+        let machine = Machine::detect();
+        Self {
+            command: command_line(env::args().skip(1)),
+            machine: machine.hardware_text(),
+            kernel: machine.kernel().to_owned(),
+            commit: BUILD_COMMIT.map(str::to_owned),
+            // JSON has no number for "unknown".
+            load_average: if load_average.is_finite() { load_average } else { 0.0 },
+            finished: now_text(),
+        }
+    }
+}
+
+/// The commit that this program was built from.
+pub(crate) const BUILD_COMMIT: Option<&str> = option_env!("FARFORK_COMMIT");
+
+/// This second: UTC, as RFC 3339 writes it.
+pub(crate) fn now_text() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}
+
+/// `farfork` with these arguments, as a shell takes them.
+pub(crate) fn command_line(arguments: impl IntoIterator<Item = String>) -> String {
+    let quoted = arguments.into_iter().map(|argument| quote_argument(&argument));
+    std::iter::once("farfork".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+}
+
+fn quote_argument(argument: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !argument.is_empty() && argument.chars().all(is_plain) {
+        return argument.to_owned();
+    }
+    format!("'{}'", argument.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RunContext, command_line};
+
+    #[test]
+    fn a_shell_takes_the_command_line_as_it_was() {
+        let arguments = ["bench", "function", "./a.py:f", "--payload", "{\"it's\": 1}", ""].map(str::to_owned);
+        assert_eq!(command_line(arguments), r#"farfork bench function ./a.py:f --payload '{"it'\''s": 1}' ''"#);
+    }
+
+    #[test]
+    fn an_unknown_load_is_still_a_number() {
+        let context = RunContext::detect(f64::NAN);
+        assert_eq!(context.load_average, 0.0);
+        assert!(context.finished.ends_with('Z') && !context.kernel.is_empty(), "{context:?}");
+    }
+}

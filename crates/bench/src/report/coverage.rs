@@ -1,0 +1,120 @@
+//! `PUBLISHED_TABLES`: the tables of the reference, and where a report has them. A report counts how many of their
+//! figures it has.
+
+use super::results::ResultDirectory;
+use super::section::ReportSection;
+use super::table::{ReportCell, ReportTable};
+
+/// A published table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PublishedTable {
+    pub(crate) title: &'static str,
+    /// The benchmark that measures it.
+    section: &'static str,
+    /// The table of that benchmark; empty: any.
+    table: &'static str,
+    /// The column of that table; empty: any.
+    column: &'static str,
+    /// The number of its rows.
+    pub(crate) rows: usize,
+}
+
+/// The tables of the artifact of MITOSIS.
+#[rustfmt::skip]
+pub(crate) const PUBLISHED_TABLES: [PublishedTable; 17] = [
+    published("Prepare of a C++ program, by size", "fork", "checkpoint", "prepare", 10),
+    published("Prepare of nine functions", "function", "start", "prepare", 9),
+    published("Resume of a C++ program, by size", "fork", "resume", "other node", 10),
+    published("Resume of nine functions", "function", "start", "resume, other node", 9),
+    published("Execution of a C++ program, by size", "fork", "execution", "own node", 10),
+    published("Execution of nine functions", "function", "execution", "own node", 9),
+    published("Peak throughput of containers", "peak", "rate", "of each client", 1),
+    published("Warm starts of eight functions", "warm_start", "best", "rate", 8),
+    published("Calls by client machines", "rpc", "machines", "calls", 5),
+    published("Calls of one thread", "rpc", "loads", "calls", 1),
+    published("Calls with a checksum, for each client machine", "stress_rpc_checksum", "rates", "of each client", 1),
+    published("Stress test: forks of a C++ program", "stress_fork", "rates", "of each client", 1),
+    published("Stress test: forks of Python functions", "stress_functions", "rates", "of each client", 1),
+    published("Time of a connection", "connect", "latency", "time", 1),
+    published("Connections by threads", "connect", "threads", "authenticated", 5),
+    published("Connections by client machines", "connect", "machines", "authenticated", 4),
+    published("Connections by threads, with two network cards", "", "", "", 5),
+];
+
+const fn published(
+    title: &'static str,
+    section: &'static str,
+    table: &'static str,
+    column: &'static str,
+    rows: usize,
+) -> PublishedTable {
+    PublishedTable { title, section, table, column, rows }
+}
+
+/// Where a report has a published table.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TableCoverage {
+    /// The name of the section's file.
+    pub(crate) name: String,
+    /// Rows with the published figure.
+    pub(crate) rows: usize,
+}
+
+impl PublishedTable {
+    /// The section with most rows of this table; none where no section has any.
+    pub(crate) fn find_coverage(&self, results: &ResultDirectory) -> Option<TableCoverage> {
+        let covered = results.sections.iter().filter(|named| named.section.id == self.section);
+        let covered = covered.map(|named| TableCoverage { name: named.name.clone(), rows: self.count(&named.section) });
+        // The first of equals: the suite's order has the main run of a benchmark first.
+        let most = covered.rev().max_by_key(|coverage| coverage.rows)?;
+        (most.rows > 0).then(|| TableCoverage { rows: most.rows.min(self.rows), ..most })
+    }
+
+    /// The rows that have the published figure.
+    fn count(&self, section: &ReportSection) -> usize {
+        let tables = section.tables.iter().filter(|table| self.table.is_empty() || table.id == self.table);
+        tables.map(|table| table.rows.iter().filter(|row| self.has_reference(table, row)).count()).sum()
+    }
+
+    fn has_reference(&self, table: &ReportTable, row: &[ReportCell]) -> bool {
+        let cells = table.columns.iter().zip(row);
+        let mut counted = cells.filter(|(column, _)| self.column.is_empty() || *column == self.column);
+        counted.any(|(_, cell)| cell.figure().is_some_and(|figure| figure.reference.is_some()))
+    }
+
+    /// Whether a benchmark measures it.
+    #[cfg(test)]
+    pub(crate) fn is_of(&self, section: &str) -> bool {
+        self.section == section
+    }
+
+    /// Why no benchmark measures it; none where one does.
+    pub(crate) fn exclusion(&self) -> Option<&'static str> {
+        self.section.is_empty().then_some("not applicable: two nodes have one path between them")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PUBLISHED_TABLES, TableCoverage};
+    use crate::report::results::{NamedSection, ResultDirectory};
+    use crate::report::section::ReportSection;
+    use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
+
+    #[test]
+    fn rows_with_the_published_figure_are_counted() {
+        let mut table = ReportTable::new("resume", "", &["MiB", "other node"]);
+        for (mib, reference) in [(1, Some(2.9)), (3, None), (4, Some(2.9))] {
+            let figure = ReportFigure::single(1.0, "ms", BetterDirection::Lower).with_reference(reference);
+            table.add_row([ReportCell::text(mib), Some(figure).into()]);
+        }
+        let section = ReportSection::new("fork", "", "", 0.0).with_table(table);
+        let named = |name: &str| NamedSection { name: name.to_owned(), section: section.clone() };
+        let results = ResultDirectory { sections: vec![named("fork"), named("fork-write")], suite: None };
+        let resume = PUBLISHED_TABLES.iter().find(|table| table.title.starts_with("Resume of a C++")).unwrap();
+        let coverage = resume.find_coverage(&results);
+        assert_eq!(coverage, Some(TableCoverage { name: "fork".to_owned(), rows: 2 }));
+        assert_eq!(PUBLISHED_TABLES[0].find_coverage(&results), None);
+        assert_eq!(PUBLISHED_TABLES.iter().filter(|table| table.exclusion().is_some()).count(), 1);
+    }
+}

@@ -1,0 +1,195 @@
+//! The pages of a report: `html` and `markdown` show the same results. `grid` has the text of each cell, for both.
+
+mod grid;
+mod html;
+mod markdown;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::drawing::draw_plot_file;
+use super::error::ReportError;
+use super::results::ResultDirectory;
+
+/// Where the plots of a report are, in its directory.
+const PLOTS_DIRECTORY: &str = "plots";
+
+/// The results of a report, and those of another run that they are compared with.
+#[derive(Debug, Clone, Copy)]
+struct ReportSource<'a> {
+    results: &'a ResultDirectory,
+    against: Option<&'a OtherRun<'a>>,
+}
+
+/// Another run.
+#[derive(Debug)]
+struct OtherRun<'a> {
+    results: ResultDirectory,
+    directory: &'a Path,
+}
+
+/// The files of a report.
+#[derive(Debug)]
+pub struct ReportFiles {
+    /// The page.
+    pub html: PathBuf,
+    /// The tables.
+    pub markdown: PathBuf,
+}
+
+/// Machine, kernel and commit of all runs. Runs by hand may differ.
+#[derive(Debug)]
+struct RunOrigin {
+    machine: String,
+    kernel: String,
+    commit: String,
+}
+
+impl RunOrigin {
+    fn of(results: &ResultDirectory) -> Self {
+        let contexts = || results.sections.iter().map(|named| &named.section.context);
+        Self {
+            machine: join_distinct(contexts().map(|context| context.machine.as_str())),
+            kernel: join_distinct(contexts().map(|context| context.kernel.as_str())),
+            commit: join_distinct(contexts().map(|context| context.commit.as_deref().unwrap_or("unknown"))),
+        }
+    }
+}
+
+/// Each text once, in the order of their first occurrence.
+fn join_distinct<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+    let mut distinct: Vec<&str> = Vec::new();
+    for text in texts {
+        if !distinct.contains(&text) {
+            distinct.push(text);
+        }
+    }
+    distinct.join("; ")
+}
+
+/// Makes the report of a directory, compared with another directory if there is one.
+///
+/// # Errors
+/// Results cannot be read, or pages cannot be written.
+pub fn write_report(directory: &Path, against: Option<&Path>) -> Result<ReportFiles, ReportError> {
+    let results = ResultDirectory::read(directory)?;
+    let read_other = |directory| Ok(OtherRun { results: ResultDirectory::read(directory)?, directory });
+    let other = against.map(read_other).transpose()?;
+    let source = ReportSource { results: &results, against: other.as_ref() };
+    let files = ReportFiles { html: directory.join("report.html"), markdown: directory.join("report.md") };
+    write_plots(&results, &directory.join(PLOTS_DIRECTORY))?;
+    write_file(&files.html, &html::render(source)?)?;
+    write_file(&files.markdown, &markdown::render(source))?;
+    Ok(files)
+}
+
+fn write_plots(results: &ResultDirectory, directory: &Path) -> Result<(), ReportError> {
+    fs::create_dir_all(directory).map_err(|cause| ReportError::Unwritable { path: directory.to_owned(), cause })?;
+    for named in &results.sections {
+        for plot in &named.section.plots {
+            write_file(&directory.join(plot_file(&named.name, &plot.id)), &draw_plot_file(plot)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The name of a plot's file. An id is from a file: it names no other directory.
+fn plot_file(section: &str, plot: &str) -> String {
+    format!("{}.svg", anchor(&format!("{section}-{plot}")))
+}
+
+/// A name without characters that addresses and paths treat specially.
+fn anchor(name: &str) -> String {
+    let keep = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' };
+    name.chars().map(keep).collect()
+}
+
+fn write_file(path: &Path, text: &str) -> Result<(), ReportError> {
+    fs::write(path, text).map_err(|cause| ReportError::Unwritable { path: path.to_owned(), cause })
+}
+
+/// A duration as people read it.
+fn duration_text(seconds: f64) -> String {
+    match seconds {
+        ..10.0 => format!("{seconds:.1} s"),
+        10.0..120.0 => format!("{seconds:.0} s"),
+        _ => format!("{} min {} s", (seconds / 60.0) as u64, (seconds % 60.0) as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{duration_text, join_distinct, plot_file, write_report};
+    use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
+    use crate::report::section::ReportSection;
+    use crate::report::table::{ReportCell, ReportFigure, ReportTable};
+    use crate::samples::Spread;
+
+    /// A section of text that a page must escape.
+    fn section(median: f64) -> ReportSection {
+        let spread = Spread { count: 5, median, p10: median * 0.9, p90: median * 1.1 };
+        let mut table = ReportTable::new("times", "Times <b> | all", &["size", "prepare"]);
+        let figure = ReportFigure::lower(spread, "ms").with_floor(Some(1.0)).with_reference(Some(20.0));
+        table.add_row([ReportCell::text("<script>alert(1)</script>"), Some(figure).into()]);
+        let (x, y) = (PlotAxis::new("size", "MiB"), PlotAxis::new("time", "ms"));
+        let points = [PlotPoint::of_spread(1.0, spread)];
+        let plot = ReportPlot::new(PlotKind::BySize, "../p", "Plot </svg>", x, y);
+        ReportSection::new("fork", "Fork & <i>", "How \"long\"?", 0.5)
+            .with_table(table)
+            .with_plot(plot.with_series("<own>", SeriesRole::Measured, points))
+            .with_note("A note <img src=x>.")
+    }
+
+    fn results(median: f64) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let document = serde_json::json!({ "benchmark": "fork", "section": section(median) });
+        fs::write(directory.path().join("fork.json"), document.to_string()).unwrap();
+        directory
+    }
+
+    #[test]
+    fn pages_escape_all_text_of_files() {
+        let directory = results(10.0);
+        let files = write_report(directory.path(), None).unwrap();
+        let (html, markdown) = (fs::read_to_string(files.html).unwrap(), fs::read_to_string(files.markdown).unwrap());
+        for raw in ["<script>alert", "<i>", "<img", "<own>", "Plot </svg>"] {
+            assert!(!html.contains(raw), "{raw} in {html}");
+            assert!(!markdown.contains(raw), "{raw} in {markdown}");
+        }
+        assert!(html.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "{html}");
+        assert!(markdown.contains("Times &lt;b> \\| all"), "{markdown}");
+        assert!(!html.contains("http://") || html.matches("http://").count() == html.matches("xmlns=").count());
+        assert!(directory.path().join("plots/fork----p.svg").exists());
+    }
+
+    #[test]
+    fn a_figure_has_its_floor_its_reference_and_both_ratios() {
+        let directory = results(10.0);
+        let files = write_report(directory.path(), None).unwrap();
+        let markdown = fs::read_to_string(files.markdown).unwrap();
+        let row = "| &lt;script>alert(1)&lt;/script> | 10.0 (9.00–11.0) | 1.00 (10.0 ×) | 20.0 (0.50 ×) |";
+        assert!(markdown.contains(row), "{markdown}");
+        assert!(markdown.contains("| size | prepare, ms | floor, ms | ref., ms |"), "{markdown}");
+        assert!(markdown.contains("|---|---:|---:|---:|"), "{markdown}");
+    }
+
+    #[test]
+    fn a_comparison_has_the_other_median_and_a_verdict() {
+        let (directory, other) = (results(10.0), results(5.0));
+        let files = write_report(directory.path(), Some(other.path())).unwrap();
+        let (html, markdown) = (fs::read_to_string(files.html).unwrap(), fs::read_to_string(files.markdown).unwrap());
+        assert!(markdown.contains("| 5.00 (slower) |") && markdown.contains("do not overlap"), "{markdown}");
+        assert!(html.contains("slower") && html.contains("do not overlap"), "{html}");
+        let files = write_report(other.path(), Some(directory.path())).unwrap();
+        assert!(fs::read_to_string(files.markdown).unwrap().contains("| 10.0 (faster) |"));
+    }
+
+    #[test]
+    fn names_become_files_of_one_directory() {
+        assert_eq!(join_distinct(["a", "b", "a"].into_iter()), "a; b");
+        assert_eq!(plot_file("fork", "../../etc/passwd"), "fork-------etc-passwd.svg");
+        assert_eq!([3.25, 61.0, 200.0].map(duration_text), ["3.2 s", "61 s", "3 min 20 s"]);
+    }
+}

@@ -1,0 +1,71 @@
+//! `ReportSection`: the results of one run in the form that all benchmarks share. A summary makes it; a JSON document
+//! holds it under the key `section`; `results` reads it back.
+
+use serde::{Deserialize, Serialize};
+
+use super::context::RunContext;
+use super::plot::ReportPlot;
+use super::table::ReportTable;
+
+/// The version of the form. A reader refuses others.
+pub(crate) const SECTION_VERSION: u32 = 1;
+
+/// The results of one run of one benchmark.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ReportSection {
+    pub(crate) version: u32,
+    /// The benchmark: `fork`, `stress_rpc`.
+    pub(crate) id: String,
+    pub(crate) title: String,
+    /// The question that the section answers, in one sentence.
+    pub(crate) question: String,
+    pub(crate) context: RunContext,
+    pub(crate) tables: Vec<ReportTable>,
+    pub(crate) plots: Vec<ReportPlot>,
+    /// What a reader needs to understand the figures.
+    pub(crate) notes: Vec<String>,
+}
+
+impl ReportSection {
+    /// An empty section of this run.
+    pub(crate) fn new(id: &str, title: impl Into<String>, question: &str, load_average: f64) -> Self {
+        Self {
+            version: SECTION_VERSION,
+            id: id.to_owned(),
+            title: title.into(),
+            question: question.to_owned(),
+            context: RunContext::detect(load_average),
+            tables: Vec::new(),
+            plots: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Adds a table. One without rows is left out.
+    #[must_use]
+    pub(crate) fn with_table(mut self, table: ReportTable) -> Self {
+        self.tables.extend((!table.rows.is_empty()).then_some(table));
+        self
+    }
+
+    /// Adds a plot. One without points is left out.
+    #[must_use]
+    pub(crate) fn with_plot(mut self, mut plot: ReportPlot) -> Self {
+        plot.series.retain(|series| !series.points.is_empty());
+        self.plots.extend((!plot.series.is_empty()).then_some(plot));
+        self
+    }
+
+    /// Adds a sentence that a reader needs to understand the figures.
+    #[must_use]
+    pub(crate) fn with_note(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
+    }
+}
+
+/// What can be shown as a section of a report.
+pub(crate) trait SectionSource {
+    /// Its section.
+    fn section(&self) -> ReportSection;
+}

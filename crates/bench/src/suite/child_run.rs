@@ -1,0 +1,109 @@
+//! `ChildRun`: one benchmark as a process of its own, whose standard output is its JSON document. An interrupt is passed
+//! on, so that the process removes what it created.
+
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::error::BenchError;
+
+/// Between two looks at the process.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A benchmark that runs.
+#[derive(Debug)]
+pub(super) struct ChildRun {
+    process: Child,
+    /// Reads the document: a pipe holds less.
+    output: JoinHandle<io::Result<String>>,
+}
+
+/// How a benchmark ended.
+#[derive(Debug)]
+pub(super) struct ChildOutcome {
+    pub(super) status: ExitStatus,
+    /// The document; none if the process did not print one.
+    pub(super) document: Option<Value>,
+    pub(super) is_interrupted: bool,
+}
+
+impl ChildRun {
+    /// Starts this program with these arguments in the directory of the results.
+    pub(super) fn start(program: &Path, arguments: &[String], directory: &Path) -> Result<Self, BenchError> {
+        let fail = |cause| BenchError::Program { program: "farfork-bench", cause };
+        let mut command = Command::new(program);
+        let command = command.args(arguments).current_dir(directory).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut process = command.spawn().map_err(fail)?;
+        let mut stdout = process.stdout.take().expect("a pipe");
+        let output = thread::spawn(move || {
+            let mut text = String::new();
+            stdout.read_to_string(&mut text).map(|_| text)
+        });
+        Ok(Self { process, output })
+    }
+
+    /// Waits until the process has ended. `is_interrupted` is asked from time to time; once it says so, the process gets
+    /// SIGINT.
+    pub(super) fn wait(mut self, is_interrupted: &dyn Fn() -> bool) -> Result<ChildOutcome, BenchError> {
+        let fail = |cause| BenchError::Program { program: "farfork-bench", cause };
+        let mut has_signalled = false;
+        let status = loop {
+            if let Some(status) = self.process.try_wait().map_err(fail)? {
+                break status;
+            }
+            if !has_signalled && is_interrupted() {
+                has_signalled = true;
+                // It may have ended meanwhile.
+                let _ = kill_process(Pid::from_child(&self.process), Signal::INT);
+            }
+            thread::sleep(POLL_INTERVAL);
+        };
+        let text = self.output.join().expect("the reader does not panic").map_err(fail)?;
+        Ok(ChildOutcome {
+            status,
+            document: serde_json::from_str(&text).ok(),
+            is_interrupted: has_signalled || is_interrupted(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::{ChildOutcome, ChildRun};
+
+    fn run(script: &str, is_interrupted: &dyn Fn() -> bool) -> ChildOutcome {
+        let arguments = ["-c".to_owned(), script.to_owned()];
+        ChildRun::start(Path::new("/bin/sh"), &arguments, Path::new("/")).unwrap().wait(is_interrupted).unwrap()
+    }
+
+    #[test]
+    fn the_output_is_a_document() {
+        let outcome = run("pwd >&2; echo '{\"figures\": 3}'; exit 1", &|| false);
+        assert_eq!((outcome.status.code(), outcome.is_interrupted), (Some(1), false));
+        assert_eq!(outcome.document.unwrap()["figures"], 3);
+        assert!(run("echo no", &|| false).document.is_none());
+    }
+
+    #[test]
+    fn an_interrupt_is_passed_on_once() {
+        let is_asked = AtomicBool::new(false);
+        // The second look: by then the shell has set its trap.
+        let script = "trap 'echo 7; exit 5' INT; while :; do sleep 0.02; done";
+        let started = std::time::Instant::now();
+        let outcome = run(script, &|| {
+            let is_ready = started.elapsed() > std::time::Duration::from_millis(300);
+            is_asked.fetch_or(is_ready, Ordering::Relaxed);
+            is_ready
+        });
+        assert_eq!((outcome.status.code(), outcome.is_interrupted), (Some(5), true));
+        assert_eq!(outcome.document, Some(7.into()));
+    }
+}
