@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, stat, statat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, stat, statat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, chdir, chroot, fchdir, getpid, pidfd_open, pivot_root};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe};
@@ -195,12 +195,16 @@ pub fn unshare_network() -> io::Result<OwnedFd> {
     open_network_namespace()
 }
 
-/// Makes the mount at `new_root` the root of the calling thread's mount namespace and lets go of the old one. No mount
+/// Makes the mount at `new_root` the root of the calling thread's mount namespace and detaches the old one. No mount
 /// of that namespace may be shared with another.
 ///
 /// # Errors
-/// As pivot_root(2): EINVAL where the root is the initial ramfs.
+/// As pivot_root(2): EINVAL where the root is the initial ramfs. Refused in the mount namespace of the process: all
+/// processes of the machine would lose their root and every mount.
 pub fn pivot_to(new_root: &Path) -> io::Result<()> {
+    if is_main_thread_namespace(CWD, "/proc/thread-self/ns/mnt") {
+        return Err(io::Error::other("the calling thread has no mount namespace of its own"));
+    }
     chdir(new_root)?;
     // The old root is stacked upon the new one, at the same place, and taken off from there.
     pivot_root(".", ".")?;
@@ -238,6 +242,21 @@ mod tests {
     fn whereabouts() -> Vec<PathBuf> {
         let links = ["ns/mnt", "ns/uts", "ns/ipc", "ns/net", "root", "cwd"];
         links.map(|link| std::fs::read_link(format!("/proc/thread-self/{link}")).unwrap()).to_vec()
+    }
+
+    #[test]
+    fn the_root_of_the_machine_is_never_replaced() {
+        // Also the condition for trying it.
+        assert!(is_main_thread_namespace(CWD, "/proc/thread-self/ns/mnt"));
+        let (before, directory) = (whereabouts(), tempfile::tempdir().unwrap());
+        let refused = pivot_to(directory.path()).unwrap_err().to_string();
+        assert!(refused.contains("no mount namespace of its own"), "{refused}");
+        assert_eq!(whereabouts(), before);
+        let unshared = thread::spawn(|| {
+            unshare_container(false).unwrap();
+            is_main_thread_namespace(CWD, "/proc/thread-self/ns/mnt")
+        });
+        assert!(!unshared.join().unwrap());
     }
 
     #[test]

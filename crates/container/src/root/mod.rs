@@ -105,10 +105,22 @@ fn build_overlay_root<'a>(
     for (number, step) in blueprint.steps.iter().enumerate() {
         let layers = scratch.join(number.to_string());
         let hidden = mount_plan::paths_to_mask(step.point(), &blueprint.steps, masked);
-        made.push((step.point(), apply_step(step, &root, &layers, (&hidden, users))?));
+        match apply_step(step, &root, &layers, (&hidden, users)) {
+            Ok(layer) => made.push((step.point(), layer)),
+            // The overlay below it shows what the node has there now.
+            Err(error) if has_vanished(step.point()) => {
+                tracing::debug!(point = %step.point().display(), %error, "unmounted while a root was built");
+            }
+            Err(error) => return Err(error),
+        }
     }
     namespace::pivot_to(&root).map_err(mount_error("the new root", Path::new("/")))?;
     Ok((made, layers))
+}
+
+/// Whether a mount point is gone: the node has unmounted it, and removed the directory, after its mounts were listed.
+fn has_vanished(point: &Path) -> bool {
+    fs::symlink_metadata(point).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Whether the mount that shows a masked path is an overlay: that has something of its own in its place.
@@ -278,4 +290,37 @@ fn make_private_dir(users: Option<&ContainerUsers>) -> Result<(), ContainerError
 
 fn mount_error<'a>(what: &'static str, point: &'a Path) -> impl Fn(io::Error) -> ContainerError + 'a {
     move |cause| ContainerError::Mount { what, point: point.to_owned(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mounts of the node come and go, as those of other containers do.
+    #[test]
+    fn a_mount_that_was_removed_after_it_was_listed_is_left_out() {
+        let node = tempfile::tempdir().unwrap();
+        let (kept, gone, scratch) = (node.path().join("kept"), node.path().join("gone"), node.path().join("scratch"));
+        [&kept, &scratch].into_iter().for_each(|directory| fs::create_dir(directory).unwrap());
+        fs::write(kept.join("file"), "node").unwrap();
+        let overlay = |point: &Path| MountStep::Overlay { point: point.into(), attributes: Attributes::empty() };
+        let bind = MountStep::Bind { point: gone.join("below"), depth: MountDepth::Single };
+        let steps = vec![overlay(Path::new("/")), overlay(&gone), bind, overlay(&kept)];
+        let blueprint = RootBlueprint { version: 1, steps: steps.into() };
+        let build = || {
+            let made = build_overlay_root(&blueprint, &scratch, (&[], None));
+            let points = made.map(|(made, _)| made.iter().map(|(point, _)| (*point).to_owned()).collect::<Vec<_>>());
+            (points, fs::read_to_string(kept.join("file")))
+        };
+        let (points, file) = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                namespace::unshare_container(false).unwrap();
+                mount::make_private(Path::new("/")).unwrap();
+                build()
+            });
+            thread.join().unwrap()
+        });
+        assert_eq!(points.unwrap(), [PathBuf::from("/"), kept.clone()]);
+        assert_eq!(file.unwrap(), "node");
+    }
 }

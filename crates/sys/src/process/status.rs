@@ -83,7 +83,12 @@ impl ProcStatus {
     pub fn read(id: i32) -> io::Result<Self> {
         // The name may hold any byte; all else is ASCII.
         let bytes = read_once(&format!("/proc/{id}/status"))?;
-        Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| malformed("status"))
+        let status = Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| malformed("status"))?;
+        // The kernel writes 0 for a task that was reaped after the file was opened.
+        if status.process == 0 {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(status)
     }
 
     /// Whether a signal is ignored.
@@ -104,7 +109,7 @@ impl ProcStatus {
             };
             status.parse_line(key, value.trim())?;
         }
-        (status.process != 0).then_some(status)
+        (!status.state.is_empty()).then_some(status)
     }
 
     /// Takes one line; `None` if its value is not of its form.
@@ -164,6 +169,17 @@ mod tests {
         assert_eq!(status.process, std::process::id() as i32);
         assert_eq!(status.uids[0], rustix::process::getuid().as_raw());
         assert!(status.resident_bytes > 0 && status.anonymous_bytes > 0 && status.file_bytes > 0);
+    }
+
+    #[test]
+    fn a_reaped_process_is_not_malformed() {
+        let status = ProcStatus::parse("Name:\tsh\nState:\tX (dead)\nTgid:\t0\nPid:\t0\nNSpid:\t0\n").unwrap();
+        assert_eq!((status.process, &*status.state), (0, "X"));
+        assert!(ProcStatus::parse("Name:\tsh\n").is_none());
+        let mut process = std::process::Command::new("true").spawn().unwrap();
+        let pid = process.id().cast_signed();
+        process.wait().unwrap();
+        assert_eq!(ProcStatus::read(pid).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
