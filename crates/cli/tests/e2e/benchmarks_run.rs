@@ -399,20 +399,20 @@ fn warm_start() {
 fn all() {
     let directory = scratch::directory();
     let out = directory.path().join("results");
-    let document = run_benchmark("all", &["--quick", "--only", "tree,pool", "--out", &out.to_string_lossy()]);
+    let document = run_benchmark("all", &["--quick", "--only", "tree,rpc-checksum", "--out", &out.to_string_lossy()]);
     let runs = document["suite"]["runs"].as_array().expect("a list of runs");
     assert!(runs.len() == 2 && runs.iter().all(|run| run["failure"].is_null()), "{document}");
     let read = |name: &str| fs::read_to_string(out.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     let (html, markdown) = (read("report.html"), read("report.md"));
-    for name in ["tree", "pool"] {
+    for (name, benchmark) in [("tree", "bench tree --runs"), ("rpc-checksum", "bench rpc --checksum")] {
         let result: Value = serde_json::from_str(&read(&format!("{name}.json"))).expect("JSON");
         let command = result["section"]["context"]["command"].as_str().expect("a command");
-        assert!(command.starts_with(&format!("farfork bench {name} ")), "{command}");
+        assert!(command.starts_with(&format!("farfork {benchmark} ")), "{command}");
         for (page, text) in [("report.html", &html), ("report.md", &markdown)] {
             assert!(text.contains(command), "{page} has no `{command}`: {text}");
         }
     }
-    assert!(read("pool.jsonl").lines().count() > 33, "a line for each sample");
+    assert_eq!(read("rpc-checksum.jsonl").lines().count(), 6, "two figures of three runs");
     assert!(html.contains("<svg") && html.contains("Process trees") && !html.contains("<script"), "{html}");
     assert!(markdown.contains("| processes | fork() of each, ms |"), "{markdown}");
     let out = out.to_string_lossy();
