@@ -32,7 +32,7 @@ pub async fn run_churn(
     let payload = cluster.scratch().join("deed");
     let parent = ParentProgram::start(&CHURN, &program, plan.mib, PAYLOAD_PATH.as_ref())?;
     let seed = cluster.prepare(parent.pid()).await?.seed;
-    let (mut samples, mut done) = (Samples::new(), 0);
+    let (mut samples, mut done) = (Samples::with_file(plan.samples_file.as_deref())?, 0);
     let steps = plan.runs * ChurnOperation::ALL.len() * PLACES.len();
     for _ in 0..plan.runs {
         for churn_operation in ChurnOperation::ALL {
@@ -55,5 +55,5 @@ pub async fn run_churn(
     }
     cluster.drop_seed(&seed).await?;
     cluster.stop()?;
-    Ok(ChurnSummary::new(plan, samples))
+    ChurnSummary::new(plan, samples)
 }

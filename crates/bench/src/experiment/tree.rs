@@ -25,7 +25,7 @@ pub async fn run_tree(
     let start =
         |processes: &u64| Ok((*processes, ProcessTree::start(&program, *processes, plan.mib, plan.shared_mib)?));
     let mut trees: Vec<(u64, ProcessTree)> = plan.processes.iter().map(start).collect::<Result<_, BenchError>>()?;
-    let (mut samples, mut done) = (Samples::new(), 0);
+    let (mut samples, mut done) = (Samples::with_file(plan.samples_file.as_deref())?, 0);
     let steps = plan.runs * trees.len();
     for _ in 0..plan.runs {
         for (processes, tree) in &mut trees {
@@ -36,7 +36,7 @@ pub async fn run_tree(
     }
     drop(trees);
     cluster.stop()?;
-    Ok(TreeSummary::new(plan, samples))
+    TreeSummary::new(plan, samples)
 }
 
 /// One round of a tree whose processes have written to all of their pages before each fork.

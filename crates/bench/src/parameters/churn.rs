@@ -1,5 +1,7 @@
 //! The parameters of `farfork bench churn`, and the keys of its samples.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use crate::figure::ChildPlace;
@@ -14,6 +16,8 @@ pub struct ChurnParameters {
     pub runs: usize,
     /// Whether memory is encrypted between the nodes.
     pub encrypted: bool,
+    /// The file that each sample is written to.
+    pub samples_file: Option<PathBuf>,
 }
 
 /// A figure, in µs.

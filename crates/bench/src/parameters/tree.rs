@@ -1,5 +1,7 @@
 //! The parameters of `farfork bench tree`, and the keys of its samples.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 /// What is to be measured.
@@ -13,6 +15,8 @@ pub struct TreeParameters {
     pub shared_mib: u64,
     /// Rounds in which every tree is measured in turn.
     pub runs: usize,
+    /// The file that each sample is written to.
+    pub samples_file: Option<PathBuf>,
 }
 
 /// A figure, in ms.

@@ -21,7 +21,7 @@ pub(crate) struct PublishedTable {
 
 /// The tables of the artifact of MITOSIS.
 #[rustfmt::skip]
-pub(crate) const PUBLISHED_TABLES: [PublishedTable; 17] = [
+pub(crate) const PUBLISHED_TABLES: &[PublishedTable] = &[
     published("Prepare of a C++ program, by size", "fork", "checkpoint", "prepare", 10),
     published("Prepare of nine functions", "function", "start", "prepare", 9),
     published("Resume of a C++ program, by size", "fork", "resume", "other node", 10),

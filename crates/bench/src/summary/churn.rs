@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::table::{FigureTable, format_figure, format_spread};
+use crate::error::BenchError;
 use crate::figure::ChildPlace;
 use crate::machine::{Machine, load_average};
 use crate::parameters::churn::{ChurnParameters, ChurnSampleKey};
@@ -20,8 +21,9 @@ pub struct ChurnSummary {
 }
 
 impl ChurnSummary {
-    pub(crate) fn new(plan: &ChurnParameters, samples: Samples<ChurnSampleKey>) -> Self {
-        Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples }
+    pub(crate) fn new(plan: &ChurnParameters, mut samples: Samples<ChurnSampleKey>) -> Result<Self, BenchError> {
+        samples.flush()?;
+        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
     }
 
     pub(super) fn spread(&self, churn_operation: ChurnOperation, node: Option<ChildPlace>) -> Option<Spread> {
@@ -92,7 +94,8 @@ mod tests {
         let mut add = |deed, node, us| samples.add(ChurnSampleKey { deed, node }, us).unwrap();
         add(ChurnOperation::Decay, None, 20_000.0);
         add(ChurnOperation::Decay, Some(ChildPlace::Other), 30_000.0);
-        let report = ChurnSummary::new(&ChurnParameters { mib: 64, runs: 1, encrypted: true }, samples);
+        let plan = ChurnParameters { mib: 64, runs: 1, encrypted: true, samples_file: None };
+        let report = ChurnSummary::new(&plan, samples).unwrap();
         let document = report.to_json();
         let figures = document["figures"].as_array().unwrap();
         let other = figures.iter().find(|figure| figure["node"] == "other").unwrap();

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::table::{FigureTable, format_figure, format_median, format_spread};
+use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
 use crate::parameters::tree::{TreeFigure, TreeParameters, TreeSampleKey};
 use crate::report::section::SectionSource as _;
@@ -18,8 +19,9 @@ pub struct TreeSummary {
 }
 
 impl TreeSummary {
-    pub(crate) fn new(plan: &TreeParameters, samples: Samples<TreeSampleKey>) -> Self {
-        Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples }
+    pub(crate) fn new(plan: &TreeParameters, mut samples: Samples<TreeSampleKey>) -> Result<Self, BenchError> {
+        samples.flush()?;
+        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
     }
 
     pub(super) fn spread(&self, processes: u64, figure: TreeFigure) -> Option<Spread> {
@@ -91,8 +93,8 @@ mod tests {
         {
             samples.add(TreeSampleKey { processes: 16, figure }, ms).unwrap();
         }
-        let plan = TreeParameters { processes: vec![16], mib: 4, shared_mib: 1, runs: 1 };
-        let report = TreeSummary::new(&plan, samples);
+        let plan = TreeParameters { processes: vec![16], mib: 4, shared_mib: 1, runs: 1, samples_file: None };
+        let report = TreeSummary::new(&plan, samples).unwrap();
         let document = report.to_json();
         let figures = document["figures"].as_array().unwrap();
         let pause = figures.iter().find(|figure| figure["figure"] == "pause").unwrap();

@@ -413,6 +413,7 @@ fn all() {
         }
     }
     assert_eq!(read("rpc-checksum.jsonl").lines().count(), 6, "two figures of three runs");
+    assert_eq!(read("tree.jsonl").lines().count(), 3 * 4 * 5, "four figures of three trees, five runs each");
     assert!(html.contains("<svg") && html.contains("Process trees") && !html.contains("<script"), "{html}");
     assert!(markdown.contains("| processes | fork() of each, ms |"), "{markdown}");
     let out = out.to_string_lossy();

@@ -1,6 +1,7 @@
 //! `farfork bench churn`: the arguments and tables of the benchmark in which children change memory before it has
 //! arrived. `farfork_bench` runs it.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -22,7 +23,7 @@ use crate::{GlobalArgs, program_path};
 #[command(after_help = "\
 Examples:
   farfork bench churn
-  farfork bench churn --mib 16 --runs 3 --json
+  farfork bench churn --mib 16 --runs 3 --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or a page was wrong, 2 wrong usage.")]
 pub(crate) struct BenchChurn {
@@ -35,13 +36,21 @@ pub(crate) struct BenchChurn {
     /// Encrypt memory transfers between the nodes. The nodes authenticate each other in either case.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
+    /// Write each sample to this file, as a line of JSON.
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
 }
 
 impl BenchChurn {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
-        let plan = ChurnParameters { mib: self.mib, runs: self.runs as usize, encrypted: self.encryption == "on" };
+        let plan = ChurnParameters {
+            mib: self.mib,
+            runs: self.runs as usize,
+            encrypted: self.encryption == "on",
+            samples_file: self.samples,
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let report = runtime.block_on(farfork_bench::run_churn(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global.json, || report.to_json(), || report.to_text());

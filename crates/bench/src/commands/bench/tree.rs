@@ -1,5 +1,6 @@
 //! `farfork bench tree`: how long a process tree is paused while its seed is made.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -34,14 +35,17 @@ pub(crate) struct BenchTree {
     /// Number of rounds. Each round measures every tree once.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: u64,
+    /// Write each sample to this file, as a line of JSON.
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
 }
 
 impl BenchTree {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
-        let Self { processes, mib, shared_mib, runs } = self;
-        let plan = TreeParameters { processes, mib, shared_mib, runs: runs as usize };
+        let Self { processes, mib, shared_mib, runs, samples } = self;
+        let plan = TreeParameters { processes, mib, shared_mib, runs: runs as usize, samples_file: samples };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let report = runtime.block_on(farfork_bench::run_tree(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global.json, || report.to_json(), || report.to_text());

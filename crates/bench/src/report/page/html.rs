@@ -101,7 +101,7 @@ fn coverage_markup(source: ReportSource<'_>) -> Markup {
                 table {
                     thead { tr { th scope="col" { "table" } th scope="col" class="number" { "rows" } th scope="col" { "section" } } }
                     tbody {
-                        @for table in &PUBLISHED_TABLES {
+                        @for table in PUBLISHED_TABLES {
                             @let coverage = table.find_coverage(source.results);
                             tr {
                                 th scope="row" { (table.title) }

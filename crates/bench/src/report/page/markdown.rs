@@ -41,7 +41,7 @@ fn suite_text(source: ReportSource<'_>) -> String {
 
 fn coverage_text(source: ReportSource<'_>) -> String {
     let mut text = "\n## Published tables\n\n| table | rows | section |\n|---|---:|---|\n".to_owned();
-    for table in &PUBLISHED_TABLES {
+    for table in PUBLISHED_TABLES {
         let (rows, place) = match (table.find_coverage(source.results), table.exclusion()) {
             (Some(coverage), _) => (coverage.rows, coverage.name),
             (None, Some(exclusion)) => (0, exclusion.to_owned()),
