@@ -9,7 +9,9 @@ const SAMPLES_MIN: usize = 3;
 /// The rule, for the readers of a report.
 pub(crate) const COMPARISON_RULE: &str = "A figure is slower or faster (memory: larger or smaller) only where the \
     intervals from the 10th to the 90th percentile of both runs do not overlap. Where they overlap, it is within noise. \
-    A figure with fewer than three samples in either run has no spread, and gets no verdict.";
+    A figure with fewer than three samples in either run has no spread, and gets no verdict. Spreads show the noise within \
+    a run. They do not show what differs between runs, such as other load on the machine: compare the loads and the floors \
+    of both runs before you trust a verdict.";
 
 /// A figure of this run next to the same figure of another run.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -38,6 +38,11 @@ impl RunContext {
             finished: now_text(),
         }
     }
+
+    /// When it ended, and under which load.
+    pub(crate) fn end_text(&self) -> String {
+        format!("finished {}, load {:.1}", self.finished, self.load_average)
+    }
 }
 
 /// The commit that this program was built from.

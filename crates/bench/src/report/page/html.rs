@@ -131,7 +131,10 @@ fn section_markup(named: &NamedSection, other: Option<&ReportSection>) -> Result
             h2 { (section.title) }
             p class="question" { (section.question) }
             pre tabindex="0" { code { (context.command) } }
-            p class="context" { "Finished " (context.finished) ", load " (format!("{:.1}", context.load_average)) "." }
+            p class="context" {
+                "This run " (context.end_text()) "."
+                @if let Some(other) = other { " Other run " (other.context.end_text()) "." }
+            }
             @for table in &section.tables { (table_markup(table, other)) }
             @if !plots.is_empty() {
                 div class="plots" {

@@ -58,8 +58,10 @@ fn section_text(named: &NamedSection, other: Option<&ReportSection>) -> String {
     let mut text =
         format!("\n## {} ({})\n\n{}\n", escape(&section.title), escape(&named.name), escape(&section.question));
     text += &format!("\n    {}\n\n", context.command.replace('\n', " "));
-    let (finished, load) = (escape(&context.finished), context.load_average);
-    text += &format!("Finished {finished}, load {load:.1}.\n");
+    text += &format!("This run {}.\n", escape(&context.end_text()));
+    if let Some(other) = other {
+        text += &format!("Other run {}.\n", escape(&other.context.end_text()));
+    }
     for table in &section.tables {
         let grid = TableGrid::new(table, other);
         text += &format!("\n**{}** ({})\n\n{}", escape(&table.title), grid.samples, grid_text(&grid));

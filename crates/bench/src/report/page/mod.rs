@@ -182,6 +182,7 @@ mod tests {
         let (html, markdown) = (fs::read_to_string(files.html).unwrap(), fs::read_to_string(files.markdown).unwrap());
         assert!(markdown.contains("| 5.00 (slower) |") && markdown.contains("do not overlap"), "{markdown}");
         assert!(html.contains("slower") && html.contains("do not overlap"), "{html}");
+        assert!(html.contains("Other run finished") && markdown.contains("Other run finished"), "{html}");
         let files = write_report(other.path(), Some(directory.path())).unwrap();
         assert!(fs::read_to_string(files.markdown).unwrap().contains("| 10.0 (faster) |"));
     }
