@@ -68,6 +68,28 @@ impl SharedMapping {
         }
     }
 
+    /// Copies many bytes out, as fast as memory allows. Bytes that another process stores meanwhile may be old or new:
+    /// callers verify a checksum.
+    ///
+    /// # Panics
+    /// Outside the mapping.
+    pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
+        let from = self.pointer_to(offset, into.len());
+        // SAFETY: `pointer_to` checked that the whole range is mapped; `into` is memory of Rust's, so it is no part of
+        // a mapping to which no reference exists.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+    }
+
+    /// Copies many bytes in, in any order: a process killed half-way has stored any part of them.
+    ///
+    /// # Panics
+    /// Outside the mapping.
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) {
+        let to = self.pointer_to(offset, bytes.len());
+        // SAFETY: as in `copy_out`, with the mapping as the target: it is writable for as long as `self` lives.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+    }
+
     /// Reads a number, in the machine's byte order.
     ///
     /// # Panics

@@ -30,6 +30,7 @@ mod seeds;
 mod settle;
 mod unpause;
 mod up;
+mod volume;
 mod wait;
 
 use std::process::ExitCode;
@@ -83,6 +84,8 @@ pub(crate) enum Command {
     Core(core::Core),
     Rm(rm::Rm),
     Drop(drop::DropCommand),
+    #[command(hide = true)]
+    Volume(volume::VolumeArguments),
     Demo(demo::Demo),
     /// Measure what farfork costs on this machine, next to a floor for each figure.
     ///
@@ -127,6 +130,7 @@ impl Command {
             Command::Core(command) => block_on(command.run(global)),
             Command::Rm(command) => block_on(command.run(global)),
             Command::Drop(command) => block_on(command.run(global)),
+            Command::Volume(command) => command.run(&global),
             Command::Demo(command) => command.run(&global),
             Command::Bench(command) => command.run("bench", &global),
             Command::Stress(command) => command.run("stress", &global),

@@ -1,0 +1,140 @@
+//! Folds effects into a change set. Attributes, entries and extended attributes: the last one counts. Data: in order.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+use crate::log::LogPoint;
+use crate::record::{Attributes, Effect, EntryKey, InodeNumber, XattrName};
+use crate::replay::ReplayedRecord;
+
+/// A change of a file's data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataChange {
+    /// Bytes of the log are in the file.
+    Copy {
+        /// Of the first byte, in the file.
+        offset: u64,
+        /// How many.
+        bytes: u32,
+        /// Of the first byte, in the endless log.
+        log_position: u64,
+    },
+    /// As `Effect::PunchHole`.
+    PunchHole {
+        /// Of the first byte.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// As `Effect::AllocateSpace`.
+    AllocateSpace {
+        /// Of the first byte.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// As `Effect::SetSize`.
+    SetSize {
+        /// The size.
+        bytes: u64,
+    },
+}
+
+/// The final state of one inode, as far as it was touched.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeChange {
+    /// None: not touched.
+    pub attributes: Option<Attributes>,
+    /// Of a new symbolic link.
+    pub symlink_target: Option<ByteBuf>,
+    /// None as a value: removed.
+    pub xattrs: BTreeMap<XattrName, Option<ByteBuf>>,
+    /// In order.
+    pub data: Vec<DataChange>,
+    /// The inode is gone; nothing else of this change counts.
+    pub is_dropped: bool,
+}
+
+/// The final state after a run of records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeSet {
+    /// Of the first record.
+    pub begin: LogPoint,
+    /// After the last record.
+    pub end: LogPoint,
+    /// Of the last record.
+    pub epoch: u32,
+    /// Each inode that was touched.
+    pub inodes: BTreeMap<InodeNumber, InodeChange>,
+    /// Each directory entry that was touched, by directory and name.
+    pub entries: BTreeMap<EntryKey, Option<InodeNumber>>,
+    record_count: usize,
+    data_bytes: u64,
+}
+
+impl ChangeSet {
+    /// A change set without changes. `epoch`: of the record before `begin`.
+    pub fn new(begin: LogPoint, epoch: u32) -> Self {
+        Self {
+            begin,
+            end: begin,
+            epoch,
+            inodes: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            record_count: 0,
+            data_bytes: 0,
+        }
+    }
+
+    /// How many records it has.
+    pub fn record_count(&self) -> usize {
+        self.record_count
+    }
+
+    /// How many bytes it copies.
+    pub fn data_bytes(&self) -> u64 {
+        self.data_bytes
+    }
+
+    /// Adds the next record.
+    pub fn fold(&mut self, record: ReplayedRecord) {
+        assert_eq!(record.point, self.end, "records are folded in order");
+        for effect in record.effects {
+            self.fold_effect(effect, record.data_position);
+        }
+        self.end = record.end;
+        self.epoch = record.epoch;
+        self.record_count += 1;
+    }
+
+    fn fold_effect(&mut self, effect: Effect, log_position: u64) {
+        match effect {
+            Effect::SetAttributes { inode, attributes } => self.change_of(inode).attributes = Some(attributes),
+            Effect::SetSymlinkTarget { inode, target } => {
+                self.change_of(inode).symlink_target = Some(ByteBuf::from(target))
+            }
+            Effect::SetEntry { parent, name, inode } => _ = self.entries.insert(EntryKey { parent, name }, inode),
+            Effect::WriteData { inode, offset, bytes } => {
+                self.change_of(inode).data.push(DataChange::Copy { offset, bytes, log_position });
+                self.data_bytes += u64::from(bytes);
+            }
+            Effect::PunchHole { inode, offset, bytes } => {
+                self.change_of(inode).data.push(DataChange::PunchHole { offset, bytes });
+            }
+            Effect::AllocateSpace { inode, offset, bytes } => {
+                self.change_of(inode).data.push(DataChange::AllocateSpace { offset, bytes });
+            }
+            Effect::SetSize { inode, bytes } => self.change_of(inode).data.push(DataChange::SetSize { bytes }),
+            Effect::SetXattr { inode, name, value } => _ = self.change_of(inode).xattrs.insert(name, value),
+            Effect::DropInode { inode } => {
+                *self.change_of(inode) = InodeChange { is_dropped: true, ..Default::default() }
+            }
+        }
+    }
+
+    fn change_of(&mut self, inode: InodeNumber) -> &mut InodeChange {
+        self.inodes.entry(inode).or_default()
+    }
+}

@@ -1,0 +1,13 @@
+//! Change sets: a run of records, folded into the final state of everything that it touches. Pure.
+//!
+//! The offload process folds them, the host worker applies them (`publish`). A change set names final states, so it can
+//! be applied again, also over the half of itself that was applied before a crash.
+
+mod change_set;
+
+pub use change_set::{ChangeSet, DataChange, InodeChange};
+
+#[cfg(test)]
+pub(crate) mod model;
+#[cfg(test)]
+mod tests;

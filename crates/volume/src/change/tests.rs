@@ -1,0 +1,138 @@
+//! Properties of change sets: folding loses nothing, and applying again changes nothing.
+
+use std::collections::BTreeSet;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::ChangeSet;
+use super::model::ModelVolume;
+use crate::log::LogPoint;
+use crate::record::{Attributes, Effect, EntryName, FileKind, InodeNumber, Timestamp};
+use crate::replay::ReplayedRecord;
+
+/// Files are at most this large, so that changes overlap.
+const FILE_BYTES: u64 = 64;
+const RECORD_BYTES: u64 = 128;
+
+fn attributes(size: u64, mode: u16) -> Attributes {
+    let time = Timestamp { seconds: 1, nanoseconds: 2 };
+    let (accessed, modified, changed) = (time, time, time);
+    Attributes { kind: FileKind::Regular, mode, user: 1, group: 2, device: 0, size, accessed, modified, changed }
+}
+
+fn effect() -> impl Strategy<Value = Effect> {
+    let inode = || (2..5_u64).prop_map(InodeNumber);
+    let name = || "[ab]".prop_map(|name| EntryName::new(name.as_bytes()).unwrap());
+    prop_oneof![
+        4 => (inode(), 0..FILE_BYTES, 1..16_u32)
+            .prop_map(|(inode, offset, bytes)| Effect::WriteData { inode, offset, bytes }),
+        2 => (inode(), 0..FILE_BYTES, 1..16_u64)
+            .prop_map(|(inode, offset, bytes)| Effect::PunchHole { inode, offset, bytes }),
+        2 => (inode(), 0..FILE_BYTES).prop_map(|(inode, bytes)| Effect::SetSize { inode, bytes }),
+        2 => (1..3_u64, name(), proptest::option::of(inode()))
+            .prop_map(|(parent, name, inode)| Effect::SetEntry { parent: InodeNumber(parent), name, inode }),
+        1 => (inode(), any::<bool>(), 0..9_u8).prop_map(|(inode, is_set, byte)| Effect::SetXattr {
+            inode,
+            name: b"user.a".to_vec().into(),
+            value: is_set.then(|| vec![byte].into()),
+        }),
+        1 => inode().prop_map(|inode| Effect::DropInode { inode }),
+    ]
+}
+
+/// The attributes that a client logs with each change of data: the size after it. No client uses an inode that it has
+/// dropped.
+fn with_attributes(effects: Vec<Effect>) -> Vec<Vec<Effect>> {
+    let mut volume = ModelVolume::default();
+    let mut mode = 0;
+    let mut records = Vec::new();
+    let mut dropped = BTreeSet::new();
+    for effect in effects {
+        let inode = effect.inode();
+        if dropped.contains(&inode) {
+            continue;
+        }
+        if let Effect::DropInode { inode } = effect {
+            dropped.insert(inode);
+        }
+        volume.apply(&effect, &data_of(&effect, 0));
+        let mut record = vec![effect];
+        if let (Some(state), false) = (volume.inodes.get(&inode), matches!(record[0], Effect::SetEntry { .. })) {
+            mode = (mode + 1) % 0o1000;
+            let attributes = attributes(state.data.len() as u64, mode);
+            record.push(Effect::SetAttributes { inode, attributes });
+        }
+        records.push(record);
+    }
+    records
+}
+
+/// Bytes that name their record.
+fn data_of(effect: &Effect, index: usize) -> Vec<u8> {
+    let Effect::WriteData { bytes, .. } = effect else { return Vec::new() };
+    vec![index as u8 + 1; *bytes as usize]
+}
+
+fn load(position: u64, bytes: usize) -> Vec<u8> {
+    vec![(position / RECORD_BYTES) as u8 + 1; bytes]
+}
+
+fn fold(records: &[Vec<Effect>], first: usize) -> ChangeSet {
+    let point = |index: usize| LogPoint { sequence: index as u64 + 1, position: index as u64 * RECORD_BYTES };
+    let mut changes = ChangeSet::new(point(first), 1);
+    for (index, effects) in records.iter().enumerate().skip(first) {
+        let data_position = point(index).position;
+        changes.fold(ReplayedRecord {
+            point: point(index),
+            effects: effects.clone(),
+            data_position,
+            epoch: 1,
+            end: point(index + 1),
+        });
+    }
+    changes
+}
+
+/// The state after each number of records.
+fn states(records: &[Vec<Effect>]) -> Vec<ModelVolume> {
+    let mut volume = ModelVolume::default();
+    let mut states = vec![volume.clone()];
+    for (index, effects) in records.iter().enumerate() {
+        let data = data_of(&effects[0], index);
+        effects.iter().for_each(|effect| volume.apply(effect, &data));
+        states.push(volume.clone());
+    }
+    states
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn a_change_set_converges_over_every_state_that_a_crash_may_leave(
+        effects in vec(effect(), 1..40),
+        published in 0..40_usize,
+    ) {
+        let records = with_attributes(effects);
+        let published = published.min(records.len());
+        let states = states(&records);
+        let changes = fold(&records, published);
+        let last = states.last().unwrap();
+        for state in &states[published..] {
+            let mut volume = state.clone();
+            volume.apply_change_set(&changes, load);
+            prop_assert_eq!(&volume, last);
+        }
+    }
+
+    #[test]
+    fn two_change_sets_are_as_good_as_one(effects in vec(effect(), 1..40), cut in 0..40_usize) {
+        let records = with_attributes(effects);
+        let cut = cut.min(records.len());
+        let mut volume = ModelVolume::default();
+        volume.apply_change_set(&fold(&records[..cut], 0), load);
+        volume.apply_change_set(&fold(&records, cut), load);
+        prop_assert_eq!(Some(volume), states(&records).pop());
+    }
+}

@@ -1,0 +1,18 @@
+//! A replicated file system. A client appends what it changes to its own log; an offload process validates the log and
+//! publishes it to an ordinary directory, the shared area. `crates/cli` starts the processes; `crates/node` will
+//! supervise them and replicate the log.
+#![forbid(unsafe_code)]
+
+//   programs ──FUSE──▶ client process ──log file──▶ offload process ──socket──▶ host worker ──▶ shared area
+//                      mount, view, log             replay, change  │           publish
+//
+// `record`, `log::ring`, `replay`, `change` and `view` are pure: no I/O, no clock.
+
+pub mod change;
+pub mod log;
+pub mod mount;
+pub mod process;
+pub mod publish;
+pub mod record;
+pub mod replay;
+pub mod view;

@@ -1,0 +1,92 @@
+//! The mapped file of a log. Opening it claims nothing: the caller holds the lock of the volume.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use farfork_sys::shared_mapping::SharedMapping;
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::layout::{LogHeader, LogHeaderError, RING_OFFSET, newest_header};
+use super::storage::LogStorage;
+
+/// A log file and its mapping.
+#[derive(Debug)]
+pub struct LogFile {
+    file: File,
+    mapping: SharedMapping,
+    header: LogHeader,
+}
+
+/// Why a log cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LogFileError {
+    /// A system call failed.
+    #[error("cannot access the log: {0}")]
+    Access(#[from] io::Error),
+    /// The file is no log, or both headers are damaged.
+    #[error("cannot read the log: {0}")]
+    Header(#[from] LogHeaderError),
+}
+
+impl LogFile {
+    /// Makes a log file. Its blocks are allocated now: a full disk must not end in SIGBUS later.
+    ///
+    /// # Errors
+    /// As open(2) and fallocate(2). A file of that name is not replaced.
+    pub fn create(path: &Path, header: &LogHeader) -> io::Result<()> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        fallocate(&file, FallocateFlags::empty(), 0, RING_OFFSET + header.ring_bytes)?;
+        file.write_all_at(&header.encode(), header.slot_offset())?;
+        file.sync_all()
+    }
+
+    /// Opens and maps a log.
+    ///
+    /// # Errors
+    /// When the file is no log of this version.
+    pub fn open(path: &Path) -> Result<Self, LogFileError> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let mut slots = vec![0; RING_OFFSET as usize];
+        file.read_exact_at(&mut slots, 0)?;
+        let header = newest_header(&slots)?;
+        let mapping = SharedMapping::map_file(&file, (RING_OFFSET + header.ring_bytes) as usize)?;
+        Ok(Self { file, mapping, header })
+    }
+
+    /// Starts an epoch: durable before the first record of it is written.
+    ///
+    /// # Errors
+    /// As write(2) and fsync(2).
+    pub fn raise_epoch(&mut self) -> io::Result<()> {
+        let header = LogHeader { epoch: self.header.epoch + 1, ..self.header };
+        self.file.write_all_at(&header.encode(), header.slot_offset())?;
+        self.file.sync_all()?;
+        self.header = header;
+        Ok(())
+    }
+
+    /// The newest header.
+    pub fn header(&self) -> &LogHeader {
+        &self.header
+    }
+
+    /// A handle for flushing the log while others use the mapping.
+    ///
+    /// # Errors
+    /// As dup(2).
+    pub fn try_clone_file(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+}
+
+impl LogStorage for LogFile {
+    fn store(&mut self, offset: u64, bytes: &[u8]) {
+        self.mapping.copy_in(offset as usize, bytes);
+    }
+
+    fn load(&self, offset: u64, into: &mut [u8]) {
+        self.mapping.copy_out(offset as usize, into);
+    }
+}

@@ -1,0 +1,10 @@
+//! What a log is stored in: the mapped file, or memory and a simulated disk in tests.
+
+/// Bytes at offsets of a log file. Both calls panic outside of the file: callers compute offsets from checked headers.
+pub trait LogStorage {
+    /// Stores bytes. A process that is killed half-way has stored any part of them.
+    fn store(&mut self, offset: u64, bytes: &[u8]);
+
+    /// Copies bytes out.
+    fn load(&self, offset: u64, into: &mut [u8]);
+}

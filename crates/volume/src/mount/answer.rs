@@ -1,0 +1,51 @@
+//! Answers to FUSE requests: a result, or an error.
+
+use std::time::Duration;
+
+use fuser::{FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyWrite, ReplyXattr};
+use rustix::io::Errno;
+
+use super::conversion::error_of;
+
+/// The kernel may cache entries and attributes for so long. It sees every change, because all are made through it.
+pub(super) const CACHE_TIME: Duration = Duration::from_secs(3600);
+/// Inode numbers are not used twice while the kernel knows one.
+pub(super) const GENERATION: Generation = Generation(0);
+
+pub(super) fn answer_entry(reply: ReplyEntry, result: Result<FileAttr, Errno>) {
+    match result {
+        Ok(attributes) => reply.entry(&CACHE_TIME, &attributes, GENERATION),
+        Err(error) => reply.error(error_of(error)),
+    }
+}
+
+pub(super) fn answer_attributes(reply: ReplyAttr, result: Result<FileAttr, Errno>) {
+    match result {
+        Ok(attributes) => reply.attr(&CACHE_TIME, &attributes),
+        Err(error) => reply.error(error_of(error)),
+    }
+}
+
+pub(super) fn answer_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(error_of(error)),
+    }
+}
+
+/// A size of 0 asks for the length only.
+pub(super) fn answer_xattr(reply: ReplyXattr, size: u32, result: Result<Vec<u8>, Errno>) {
+    match result {
+        Ok(value) if size == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > size as usize => reply.error(error_of(Errno::RANGE)),
+        Ok(value) => reply.data(&value),
+        Err(error) => reply.error(error_of(error)),
+    }
+}
+
+pub(super) fn answer_write(reply: ReplyWrite, result: Result<u32, Errno>) {
+    match result {
+        Ok(bytes) => reply.written(bytes),
+        Err(error) => reply.error(error_of(error)),
+    }
+}

@@ -1,0 +1,121 @@
+//! Between the types of FUSE and those of the view.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
+use rustix::io::Errno;
+
+use crate::record::{EntryName, FileKind, InodeNumber, NAME_BYTES_MAX, Timestamp};
+use crate::view::{Caller, Inode};
+
+const BLOCK_BYTES: u32 = 4096;
+/// `st_blocks` counts these.
+const SECTOR_BYTES: u64 = 512;
+
+pub(super) fn number_of(inode: INodeNo) -> InodeNumber {
+    InodeNumber(inode.0)
+}
+
+pub(super) fn name_of(name: &OsStr) -> Result<EntryName, Errno> {
+    let error = if name.len() > NAME_BYTES_MAX { Errno::NAMETOOLONG } else { Errno::INVAL };
+    EntryName::new(name.as_bytes()).ok_or(error)
+}
+
+pub(super) fn caller_of(request: &Request) -> Caller {
+    Caller { user: request.uid(), group: request.gid(), now: timestamp_of(SystemTime::now()) }
+}
+
+pub(super) fn error_of(errno: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(errno.raw_os_error())
+}
+
+pub(super) fn file_type_of(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Regular => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharacterDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+/// The kind in a mode; none for a mode that names no kind of mknod(2).
+pub(super) fn kind_of(mode: u32) -> Option<FileKind> {
+    match rustix::fs::FileType::from_raw_mode(mode) {
+        rustix::fs::FileType::RegularFile => Some(FileKind::Regular),
+        rustix::fs::FileType::Fifo => Some(FileKind::Fifo),
+        rustix::fs::FileType::Socket => Some(FileKind::Socket),
+        rustix::fs::FileType::CharacterDevice => Some(FileKind::CharacterDevice),
+        rustix::fs::FileType::BlockDevice => Some(FileKind::BlockDevice),
+        _ => None,
+    }
+}
+
+pub(super) fn attributes_of(number: InodeNumber, inode: &Inode) -> FileAttr {
+    let attributes = &inode.attributes;
+    let size = match &inode.content {
+        crate::view::InodeContent::Symlink(target) => target.len() as u64,
+        crate::view::InodeContent::Directory { .. } => BLOCK_BYTES.into(),
+        _ => attributes.size,
+    };
+    FileAttr {
+        ino: INodeNo(number.0),
+        size,
+        blocks: attributes.size.next_multiple_of(BLOCK_BYTES.into()) / SECTOR_BYTES,
+        atime: system_time_of(attributes.accessed),
+        mtime: system_time_of(attributes.modified),
+        ctime: system_time_of(attributes.changed),
+        crtime: system_time_of(attributes.changed),
+        kind: file_type_of(attributes.kind),
+        perm: attributes.mode,
+        nlink: inode.link_count(),
+        uid: attributes.user,
+        gid: attributes.group,
+        rdev: attributes.device,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+pub(super) fn requested_time(time: TimeOrNow, now: Timestamp) -> Timestamp {
+    match time {
+        TimeOrNow::Now => now,
+        TimeOrNow::SpecificTime(time) => timestamp_of(time),
+    }
+}
+
+pub(super) fn timestamp_of(time: SystemTime) -> Timestamp {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => Timestamp { seconds: after.as_secs() as i64, nanoseconds: after.subsec_nanos() },
+        Err(error) => {
+            let before = error.duration();
+            let borrowed = i64::from(before.subsec_nanos() > 0);
+            let nanoseconds = (1_000_000_000 - before.subsec_nanos()) % 1_000_000_000;
+            Timestamp { seconds: -(before.as_secs() as i64) - borrowed, nanoseconds }
+        }
+    }
+}
+
+pub(super) fn system_time_of(time: Timestamp) -> SystemTime {
+    let nanoseconds = Duration::from_nanos(time.nanoseconds.into());
+    let seconds = Duration::from_secs(time.seconds.unsigned_abs());
+    let whole = if time.seconds < 0 { UNIX_EPOCH.checked_sub(seconds) } else { UNIX_EPOCH.checked_add(seconds) };
+    whole.map_or(UNIX_EPOCH, |whole| whole + nanoseconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_and_after_the_epoch_are_kept() {
+        for (seconds, nanoseconds) in [(0, 0), (5, 7), (-1, 999_999_999), (-5, 0), (-5, 3)] {
+            let time = Timestamp { seconds, nanoseconds };
+            assert_eq!(timestamp_of(system_time_of(time)), time);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Reads data: unpublished data from the log, the rest from the shared area. Finds data and holes.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+use super::client::VolumeClient;
+use crate::record::InodeNumber;
+use crate::view::{DataSegment, InodeContent, SegmentSource};
+
+/// What lseek(2) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SeekTarget {
+    /// SEEK_DATA.
+    Data,
+    /// SEEK_HOLE.
+    Hole,
+}
+
+impl VolumeClient {
+    /// Reads from a regular file, at most to its end.
+    pub(super) fn read(&self, inode: InodeNumber, offset: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
+        let mut buffer = Vec::new();
+        let mut published = Vec::new();
+        {
+            // The log is read under the lock: its bytes are not overwritten before they are copied.
+            let state = self.lock();
+            let file = state.namespace.inode(inode)?;
+            let InodeContent::File(extents) = &file.content else { return Err(Errno::INVAL) };
+            let end = file.attributes.size.min(offset.saturating_add(bytes as u64));
+            buffer.resize(end.saturating_sub(offset) as usize, 0);
+            for segment in extents.segments(offset..end.max(offset)) {
+                match segment.source {
+                    SegmentSource::Log(position) => {
+                        state.log.load_data(position, part(&mut buffer, offset, &segment.range));
+                    }
+                    SegmentSource::Hole => {}
+                    SegmentSource::Published => published.push(segment.range),
+                }
+            }
+        }
+        if !published.is_empty()
+            && let Some(file) = self.base_files.get(&self.shared, inode).map_err(errno_of)?
+        {
+            for range in published {
+                read_to_end_of_file(&file, range.start, part(&mut buffer, offset, &range))?;
+            }
+        }
+        Ok(buffer)
+    }
+
+    /// The first byte of data, or of a hole, from an offset on. The end of the file is a hole.
+    pub(super) fn seek(&self, inode: InodeNumber, offset: u64, target: SeekTarget) -> Result<u64, Errno> {
+        let (size, segments) = self.segments_from(inode, offset)?;
+        let base = self.base_files.get(&self.shared, inode).map_err(errno_of)?;
+        for DataSegment { range, source } in segments {
+            let found = match (source, target) {
+                (SegmentSource::Log(_), SeekTarget::Data) | (SegmentSource::Hole, SeekTarget::Hole) => {
+                    Some(range.start)
+                }
+                (SegmentSource::Log(_), SeekTarget::Hole) | (SegmentSource::Hole, SeekTarget::Data) => None,
+                (SegmentSource::Published, _) => seek_in_base(base.as_deref(), &range, target)?,
+            };
+            if let Some(found) = found {
+                return Ok(found);
+            }
+        }
+        match target {
+            SeekTarget::Data => Err(Errno::NXIO),
+            SeekTarget::Hole => Ok(size),
+        }
+    }
+
+    fn segments_from(&self, inode: InodeNumber, offset: u64) -> Result<(u64, Vec<DataSegment>), Errno> {
+        let state = self.lock();
+        let file = state.namespace.inode(inode)?;
+        let InodeContent::File(extents) = &file.content else { return Err(Errno::INVAL) };
+        let size = file.attributes.size;
+        if offset >= size { Err(Errno::NXIO) } else { Ok((size, extents.segments(offset..size))) }
+    }
+}
+
+fn part<'a>(buffer: &'a mut [u8], offset: u64, range: &Range<u64>) -> &'a mut [u8] {
+    &mut buffer[(range.start - offset) as usize..(range.end - offset) as usize]
+}
+
+/// What the file does not have stays zero.
+fn read_to_end_of_file(file: &File, mut offset: u64, mut into: &mut [u8]) -> Result<(), Errno> {
+    while !into.is_empty() {
+        match file.read_at(into, offset) {
+            Ok(0) => return Ok(()),
+            Ok(count) => {
+                into = &mut into[count..];
+                offset += count as u64;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(errno_of(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Within a range of a published file. A range without file is a hole.
+fn seek_in_base(base: Option<&File>, range: &Range<u64>, target: SeekTarget) -> Result<Option<u64>, Errno> {
+    let Some(base) = base else { return Ok((target == SeekTarget::Hole).then_some(range.start)) };
+    let position = match target {
+        SeekTarget::Data => SeekFrom::Data(range.start),
+        SeekTarget::Hole => SeekFrom::Hole(range.start),
+    };
+    match seek(base, position) {
+        Ok(found) if found < range.end => Ok(Some(found)),
+        Ok(_) => Ok(None),
+        // The published file ends before the range.
+        Err(Errno::NXIO) => Ok((target == SeekTarget::Hole).then_some(range.start)),
+        Err(error) => Err(error),
+    }
+}
+
+fn errno_of(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}

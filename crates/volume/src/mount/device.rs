@@ -1,0 +1,37 @@
+//! mount(2) of a FUSE file system without the program fusermount: the caller is root in its mount namespace.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+/// A mount that ends when this value is dropped.
+#[derive(Debug)]
+pub struct MountPoint {
+    path: PathBuf,
+}
+
+impl Drop for MountPoint {
+    fn drop(&mut self) {
+        // An error means that it is unmounted already.
+        let _ = unmount(&self.path, UnmountFlags::DETACH);
+    }
+}
+
+/// Mounts a volume, and returns the device that the session reads. The kernel checks permissions.
+///
+/// # Errors
+/// As open(2) of `/dev/fuse` and mount(2).
+pub fn mount_volume(name: &str, path: &Path) -> io::Result<(OwnedFd, MountPoint)> {
+    let path = path.canonicalize()?;
+    let device: File = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
+    let options =
+        format!("fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other", device.as_raw_fd());
+    let options = CString::new(options).map_err(io::Error::other)?;
+    let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME;
+    mount(format!("farfork:{name}"), &path, "fuse.farfork", flags, options.as_c_str())?;
+    Ok((device.into(), MountPoint { path }))
+}

@@ -1,0 +1,440 @@
+//! The FUSE requests. Each converts its arguments, executes one operation, and answers.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use rustix::fs::fstatvfs;
+use rustix::io::Errno;
+
+use super::answer::{
+    CACHE_TIME, GENERATION, answer_attributes, answer_empty, answer_entry, answer_write, answer_xattr,
+};
+use super::client::{PlannedOperation, VolumeClient};
+use super::conversion::{
+    attributes_of, caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time,
+};
+use super::data::SeekTarget;
+use super::space::available_bytes;
+use crate::record::FileKind;
+use crate::view::{AttributeChange, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, XattrMode};
+
+/// Largest write: half of what a record holds.
+const WRITE_BYTES_MAX: u32 = 1 << 20;
+
+/// A mounted volume as FUSE calls it.
+#[derive(Debug)]
+pub struct VolumeFilesystem {
+    pub(super) client: Arc<VolumeClient>,
+}
+
+impl VolumeFilesystem {
+    /// Serves a client.
+    pub fn new(client: Arc<VolumeClient>) -> Self {
+        Self { client }
+    }
+}
+
+impl Filesystem for VolumeFilesystem {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // The kernel then does not ask for security.capability before each write.
+        let _ = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2);
+        let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
+        let _ = config.set_max_write(WRITE_BYTES_MAX);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let found = name_of(name).and_then(|name| {
+            let mut state = self.client.lock();
+            let inode = state.namespace.lookup(number_of(parent), &name)?;
+            state.namespace.count_lookup(inode);
+            Ok(attributes_of(inode, state.namespace.inode(inode)?))
+        });
+        answer_entry(reply, found);
+    }
+
+    fn forget(&self, _request: &Request, inode: INodeNo, count: u64) {
+        self.client.forget(number_of(inode), count);
+    }
+
+    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        answer_attributes(reply, self.attributes(number_of(inode)));
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        mode: Option<u32>,
+        user: Option<u32>,
+        group: Option<u32>,
+        size: Option<u64>,
+        accessed: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _changed: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _created: Option<SystemTime>,
+        _changed_on_mac: Option<SystemTime>,
+        _backed_up: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let now = caller_of(request).now;
+        let change = AttributeChange {
+            mode: mode.map(|mode| (mode & 0o7777) as u16),
+            user,
+            group,
+            size,
+            accessed: accessed.map(|time| requested_time(time, now)),
+            modified: modified.map(|time| requested_time(time, now)),
+        };
+        let changed = self.change_attributes(request, inode, change);
+        answer_attributes(reply, changed.and_then(|()| self.attributes(number_of(inode))));
+    }
+
+    fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
+        let target = self.with_inode(inode, |inode| match &inode.content {
+            InodeContent::Symlink(target) => Ok(target.clone()),
+            _ => Err(Errno::INVAL),
+        });
+        match target {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(error_of(error)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        device: u32,
+        reply: ReplyEntry,
+    ) {
+        let created = kind_of(mode).ok_or(Errno::INVAL).and_then(|kind| {
+            let is_device = matches!(kind, FileKind::CharacterDevice | FileKind::BlockDevice);
+            let device = if is_device { device } else { 0 };
+            let new = NewInode { kind, mode: (mode & 0o7777) as u16, device, symlink_target: Vec::new() };
+            self.create_inode(request, parent, name, &new)
+        });
+        answer_entry(reply, created);
+    }
+
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+        let (kind, mode) = (FileKind::Directory, (mode & 0o7777) as u16);
+        let new = NewInode { kind, mode, device: 0, symlink_target: Vec::new() };
+        answer_entry(reply, self.create_inode(request, parent, name, &new));
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let caller = caller_of(request);
+        let removed = name_of(name).and_then(|name| {
+            self.client.execute(&[], |namespace| {
+                Ok(PlannedOperation::new(namespace.plan_unlink(number_of(parent), &name, caller)?, ()))
+            })
+        });
+        answer_empty(reply, removed);
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let caller = caller_of(request);
+        let removed = name_of(name).and_then(|name| {
+            self.client.execute(&[], |namespace| {
+                Ok(PlannedOperation::new(namespace.plan_rmdir(number_of(parent), &name, caller)?, ()))
+            })
+        });
+        answer_empty(reply, removed);
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let symlink_target = target.as_os_str().as_bytes().to_vec();
+        let new = NewInode { kind: FileKind::Symlink, mode: 0o777, device: 0, symlink_target };
+        answer_entry(reply, self.create_inode(request, parent, name, &new));
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let kind = match flags {
+            RenameFlags::RENAME_NOREPLACE => RenameKind::NoReplace,
+            RenameFlags::RENAME_EXCHANGE => RenameKind::Exchange,
+            flags if flags.is_empty() => RenameKind::Replace,
+            _ => return reply.error(error_of(Errno::INVAL)),
+        };
+        let caller = caller_of(request);
+        let renamed = name_of(name).and_then(|name| {
+            let new_name = name_of(new_name)?;
+            let (parent, new_parent) = (number_of(parent), number_of(new_parent));
+            let rename = RenameRequest { parent, name, new_parent, new_name, kind };
+            self.client.execute(&[], |namespace| Ok(PlannedOperation::new(namespace.plan_rename(&rename, caller)?, ())))
+        });
+        answer_empty(reply, renamed);
+    }
+
+    fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let caller = caller_of(request);
+        let linked = name_of(name).and_then(|name| {
+            self.client.execute(&[], |namespace| {
+                let planned = namespace.plan_link(number_of(inode), number_of(parent), &name, caller)?;
+                Ok(PlannedOperation::new(planned, ()))
+            })
+        });
+        answer_entry(reply, linked.and_then(|()| self.counted_attributes(number_of(inode))));
+    }
+
+    fn open(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.client.base_files.open(number_of(inode));
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.client.read(number_of(inode), offset, size as usize) {
+            Ok(data) => reply.data(&data),
+            Err(error) => reply.error(error_of(error)),
+        }
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let keeps_privileges = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        answer_write(reply, self.write_data(request, inode, offset, data, keeps_privileges));
+    }
+
+    fn flush(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
+        // Every write is in the log already, and the kernel keeps locks by itself: it need not ask again.
+        reply.error(error_of(Errno::NOSYS));
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.client.base_files.release(number_of(inode));
+        reply.ok();
+    }
+
+    fn fsync(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _data_only: bool, reply: ReplyEmpty) {
+        answer_empty(reply, self.client.commit());
+    }
+
+    fn fsyncdir(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _data: bool, reply: ReplyEmpty) {
+        answer_empty(reply, self.client.commit());
+    }
+
+    fn readdir(&self, _request: &Request, inode: INodeNo, _handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let state = self.client.lock();
+        let directory = state.namespace.inode(number_of(inode)).map(|inode| &inode.content);
+        let Ok(InodeContent::Directory { entries, parent, .. }) = directory else {
+            return reply.error(error_of(Errno::NOTDIR));
+        };
+        let is_full = (offset < 1 && reply.add(inode, 1, fuser::FileType::Directory, "."))
+            || (offset < 2 && reply.add(INodeNo(parent.0), 2, fuser::FileType::Directory, ".."));
+        if !is_full {
+            for entry in entries.after(offset) {
+                let Ok(target) = state.namespace.inode(entry.inode) else { continue };
+                let (kind, name) = (file_type_of(target.attributes.kind), OsStr::from_bytes(entry.name.as_bytes()));
+                if reply.add(INodeNo(entry.inode.0), entry.offset, kind, name) {
+                    break;
+                }
+            }
+        }
+        reply.ok();
+    }
+
+    fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
+        let state = match fstatvfs(self.client.shared.tree()) {
+            Ok(state) => state,
+            Err(error) => return reply.error(error_of(error)),
+        };
+        let client = self.client.lock();
+        let logged_blocks = client.log.ring().used_bytes() / state.f_frsize.max(1);
+        let available = (available_bytes(&state) / state.f_frsize.max(1)).saturating_sub(logged_blocks);
+        let free = state.f_bfree.saturating_sub(logged_blocks);
+        let frsize = state.f_frsize as u32;
+        reply.statfs(state.f_blocks, free, available, state.f_files, state.f_ffree, frsize, 255, frsize);
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        // XATTR_CREATE and XATTR_REPLACE of <linux/xattr.h>.
+        let mode = match flags {
+            0 => XattrMode::Any,
+            1 => XattrMode::Create,
+            2 => XattrMode::Replace,
+            _ => return reply.error(error_of(Errno::INVAL)),
+        };
+        answer_empty(reply, self.set_xattr(request, inode, name, Some(value), mode));
+    }
+
+    fn getxattr(&self, _request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let name = serde_bytes::ByteBuf::from(name.as_bytes());
+        let value = self.with_inode(inode, |inode| inode.xattrs.get(&name).cloned().ok_or(Errno::NODATA));
+        answer_xattr(reply, size, value.map(serde_bytes::ByteBuf::into_vec));
+    }
+
+    fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
+        let is_listed = |name: &[u8]| request.uid() == 0 || !name.starts_with(b"trusted.");
+        let names = self.with_inode(inode, |inode| {
+            let names = inode.xattrs.keys().filter(|name| is_listed(name));
+            Ok(names.flat_map(|name| name.iter().copied().chain([0])).collect())
+        });
+        answer_xattr(reply, size, names);
+    }
+
+    fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer_empty(reply, self.set_xattr(request, inode, name, None, XattrMode::Replace));
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (kind, mode) = (FileKind::Regular, (mode & 0o7777) as u16);
+        let new = NewInode { kind, mode, device: 0, symlink_target: Vec::new() };
+        match self.create_inode(request, parent, name, &new) {
+            Ok(attributes) => {
+                self.client.base_files.open(number_of(attributes.ino));
+                let flags = FopenFlags::FOPEN_KEEP_CACHE;
+                reply.created(&CACHE_TIME, &attributes, GENERATION, FileHandle(0), flags);
+            }
+            Err(error) => reply.error(error_of(error)),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let Some(space) = space_request(mode) else { return reply.error(error_of(Errno::OPNOTSUPP)) };
+        let caller = caller_of(request);
+        let allocated = self.client.execute(&[], |namespace| {
+            let effects = namespace.plan_allocate(number_of(inode), space, offset, length, caller)?;
+            let allocated_bytes = if space == SpaceRequest::PunchHole { 0 } else { length };
+            Ok(PlannedOperation { effects, result: (), allocated_bytes })
+        });
+        answer_empty(reply, allocated);
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        source: INodeNo,
+        _source_handle: FileHandle,
+        source_offset: u64,
+        target: INodeNo,
+        _target_handle: FileHandle,
+        target_offset: u64,
+        length: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        // A part is a valid answer; the caller continues.
+        let length = length.min(WRITE_BYTES_MAX.into()) as usize;
+        let data = match self.client.read(number_of(source), source_offset, length) {
+            Ok(data) => data,
+            Err(error) => return reply.error(error_of(error)),
+        };
+        answer_write(reply, self.write_data(request, target, target_offset, &data, false));
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        // SEEK_DATA and SEEK_HOLE; the kernel does the rest.
+        let target = match whence {
+            3 => SeekTarget::Data,
+            4 => SeekTarget::Hole,
+            _ => return reply.error(error_of(Errno::INVAL)),
+        };
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(error_of(Errno::NXIO)) };
+        match self.client.seek(number_of(inode), offset, target) {
+            Ok(found) => reply.offset(found as i64),
+            Err(error) => reply.error(error_of(error)),
+        }
+    }
+}
+
+/// The mode bits of fallocate(2).
+fn space_request(mode: i32) -> Option<SpaceRequest> {
+    const KEEP_SIZE: i32 = 1;
+    const PUNCH_HOLE: i32 = 2;
+    const ZERO_RANGE: i32 = 16;
+    match mode {
+        0 => Some(SpaceRequest::Allocate),
+        KEEP_SIZE => Some(SpaceRequest::AllocateKeepSize),
+        mode if mode == PUNCH_HOLE | KEEP_SIZE => Some(SpaceRequest::PunchHole),
+        ZERO_RANGE => Some(SpaceRequest::ZeroRange),
+        mode if mode == ZERO_RANGE | KEEP_SIZE => Some(SpaceRequest::ZeroRangeKeepSize),
+        _ => None,
+    }
+}

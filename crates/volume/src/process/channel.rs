@@ -1,0 +1,98 @@
+//! Messages over a Unix stream socket: length (u32, little-endian), then postcard. Both ends are processes of one volume
+//! with one version.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Largest message: a change set of a whole log of small records.
+const MESSAGE_BYTES_MAX: u32 = 256 << 20;
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct MessageChannel {
+    stream: UnixStream,
+}
+
+impl MessageChannel {
+    /// Connects to a role's socket.
+    pub(super) fn connect(path: &Path) -> io::Result<Self> {
+        Ok(Self { stream: UnixStream::connect(path)? })
+    }
+
+    /// Accepts a connection.
+    pub(super) fn accept(listener: &UnixListener) -> io::Result<Self> {
+        let (stream, _) = listener.accept()?;
+        stream.set_nonblocking(false)?;
+        Ok(Self { stream })
+    }
+
+    /// A second handle for another thread.
+    pub(super) fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { stream: self.stream.try_clone()? })
+    }
+
+    /// How long `receive` waits within a message; none: as long as it takes.
+    pub(super) fn set_receive_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.stream.set_read_timeout(timeout)
+    }
+
+    /// Sends one message.
+    pub(super) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
+        let mut bytes = postcard::to_extend(message, vec![0; 4]).map_err(io::Error::other)?;
+        let length = u32::try_from(bytes.len() - 4).map_err(io::Error::other)?;
+        if length > MESSAGE_BYTES_MAX {
+            return Err(io::Error::other("the message is too long"));
+        }
+        bytes[..4].copy_from_slice(&length.to_le_bytes());
+        self.stream.write_all(&bytes)
+    }
+
+    /// Receives one message.
+    pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length)?;
+        let length = u32::from_le_bytes(length);
+        if length > MESSAGE_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut bytes = vec![0; length as usize];
+        self.stream.read_exact(&mut bytes)?;
+        postcard::from_bytes(&bytes).map_err(io::Error::other)
+    }
+}
+
+impl AsFd for MessageChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Listens on a role's socket. The caller holds the lock of the role, so a socket that exists has no listener.
+pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    UnixListener::bind(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_arrives_as_it_was_sent_and_a_length_has_a_limit() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let (mut one, mut other) = (MessageChannel { stream: one }, MessageChannel { stream: other });
+        one.send(&(7_u32, "text".to_owned())).unwrap();
+        assert_eq!(other.receive::<(u32, String)>().unwrap(), (7, "text".to_owned()));
+        one.stream.write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert_eq!(other.receive::<u32>().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,175 @@
+//! Where each directory of the volume is in the shared area. Directories have one name and no other link, so the
+//! publisher keeps the table in memory; it reads it from the shared area when it starts.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::rc::Rc;
+
+use rustix::fs::{Dir, FileType, Mode, OFlags, fgetxattr, openat};
+use rustix::io::Errno;
+
+use super::calls::PublishError;
+use super::inode_record::{InodeRecord, XATTR_NAME};
+use super::layout::{SharedTree, number_of_name, orphan_name};
+use crate::record::{EntryKey, EntryName, InodeNumber};
+
+/// Most open directories of one change set.
+const OPEN_DIRECTORIES_MAX: usize = 512;
+const OPEN_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NOATIME);
+
+/// The entry that leads to a directory; none for the root and for orphans.
+type DirectoryLocation = Option<EntryKey>;
+
+/// All directories by number and by entry.
+#[derive(Debug)]
+pub(super) struct DirectoryTable {
+    locations: HashMap<InodeNumber, DirectoryLocation>,
+    by_entry: HashMap<EntryKey, InodeNumber>,
+    open: HashMap<InodeNumber, Rc<OwnedFd>>,
+}
+
+impl DirectoryTable {
+    /// Reads all directories.
+    pub(super) fn load(shared: &SharedTree) -> Result<Self, PublishError> {
+        let mut table = Self { locations: HashMap::new(), by_entry: HashMap::new(), open: HashMap::new() };
+        table.locations.insert(InodeNumber::ROOT, None);
+        let duplicate = |fd: &OwnedFd| fd.try_clone().map_err(|_| PublishError::Mismatch("too many open files"));
+        table.load_below(InodeNumber::ROOT, duplicate(&shared.tree)?)?;
+        for (name, directory) in subdirectories(&shared.orphans)? {
+            let inode = number_of_name(name.as_bytes()).ok_or(PublishError::Mismatch("an orphan has no number"))?;
+            // A crash came before its number was written: it is created again.
+            if read_number(&directory).is_err() {
+                continue;
+            }
+            table.locations.insert(inode, None);
+            table.load_below(inode, directory)?;
+        }
+        Ok(table)
+    }
+
+    /// Reads with a list instead of recursion: the tree may be deep.
+    fn load_below(&mut self, top: InodeNumber, directory: OwnedFd) -> Result<(), PublishError> {
+        let mut pending = vec![(top, directory)];
+        while let Some((parent, directory)) = pending.pop() {
+            for (name, child) in subdirectories(&directory)? {
+                let inode = read_number(&child)?;
+                self.set_location(inode, Some(EntryKey { parent, name }));
+                pending.push((inode, child));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn contains(&self, inode: InodeNumber) -> bool {
+        self.locations.contains_key(&inode)
+    }
+
+    /// Which directory an entry leads to.
+    pub(super) fn at(&self, entry: &EntryKey) -> Option<InodeNumber> {
+        self.by_entry.get(entry).copied()
+    }
+
+    /// A directory's parent in the shared area, opened, and its name there.
+    pub(super) fn place(
+        &mut self,
+        shared: &SharedTree,
+        inode: InodeNumber,
+    ) -> Result<(Rc<OwnedFd>, Vec<u8>), PublishError> {
+        match self.locations.get(&inode) {
+            Some(Some(EntryKey { parent, name })) => {
+                let (parent, name) = (*parent, name.as_bytes().to_vec());
+                Ok((self.open(shared, parent)?, name))
+            }
+            Some(None) if inode != InodeNumber::ROOT => {
+                let orphans = shared.orphans.try_clone().map_err(|_| PublishError::Mismatch("too many open files"))?;
+                Ok((Rc::new(orphans), orphan_name(inode).into_bytes()))
+            }
+            _ => Err(PublishError::Mismatch("a directory is missing")),
+        }
+    }
+
+    /// A directory is at an entry, or an orphan, from now on.
+    pub(super) fn set_location(&mut self, inode: InodeNumber, location: DirectoryLocation) {
+        if let Some(previous) = self.locations.insert(inode, location.clone()).flatten() {
+            self.by_entry.remove(&previous);
+        }
+        if let Some(entry) = location {
+            self.by_entry.insert(entry, inode);
+        }
+    }
+
+    pub(super) fn remove(&mut self, inode: InodeNumber) {
+        if let Some(location) = self.locations.remove(&inode).flatten() {
+            self.by_entry.remove(&location);
+        }
+        self.open.remove(&inode);
+    }
+
+    /// Opens a directory. An open directory stays valid when it is renamed.
+    pub(super) fn open(&mut self, shared: &SharedTree, inode: InodeNumber) -> Result<Rc<OwnedFd>, PublishError> {
+        let mut missing = Vec::new();
+        let mut current = inode;
+        let mut directory = loop {
+            if let Some(open) = self.open.get(&current) {
+                break Rc::clone(open);
+            }
+            let location = self.locations.get(&current).ok_or(PublishError::Mismatch("a directory is missing"))?;
+            match location {
+                Some(EntryKey { parent, name }) => {
+                    missing.push((current, name.as_bytes().to_vec()));
+                    current = *parent;
+                }
+                None => break self.open_top(shared, current)?,
+            }
+        };
+        if self.open.len() > OPEN_DIRECTORIES_MAX {
+            self.close_all();
+        }
+        for (number, name) in missing.into_iter().rev() {
+            let child = openat(directory.as_fd(), name.as_slice(), OPEN_FLAGS, Mode::empty());
+            directory = Rc::new(child.map_err(PublishError::call("open a directory"))?);
+            self.open.insert(number, Rc::clone(&directory));
+        }
+        Ok(directory)
+    }
+
+    /// Closes every directory.
+    pub(super) fn close_all(&mut self) {
+        self.open.clear();
+    }
+
+    fn open_top(&mut self, shared: &SharedTree, inode: InodeNumber) -> Result<Rc<OwnedFd>, PublishError> {
+        let opened = match inode {
+            InodeNumber::ROOT => openat(&shared.tree, c".", OPEN_FLAGS, Mode::empty()),
+            _ => openat(&shared.orphans, orphan_name(inode).as_bytes(), OPEN_FLAGS, Mode::empty()),
+        };
+        let directory = Rc::new(opened.map_err(PublishError::call("open a directory"))?);
+        self.open.insert(inode, Rc::clone(&directory));
+        Ok(directory)
+    }
+}
+
+/// The directories in a directory, opened.
+fn subdirectories(directory: &OwnedFd) -> Result<Vec<(EntryName, OwnedFd)>, PublishError> {
+    let mut found = Vec::new();
+    for entry in Dir::read_from(directory).map_err(PublishError::call("read a directory"))? {
+        let entry = entry.map_err(PublishError::call("read a directory"))?;
+        let Some(name) = EntryName::new(entry.file_name().to_bytes()) else { continue };
+        if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
+            match openat(directory, name.as_bytes(), OPEN_FLAGS, Mode::empty()) {
+                Ok(child) => found.push((name, child)),
+                Err(Errno::NOTDIR | Errno::LOOP) => {}
+                Err(error) => return Err(PublishError::call("open a directory")(error)),
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn read_number(directory: &OwnedFd) -> Result<InodeNumber, PublishError> {
+    let mut value = [0; 64];
+    let length = fgetxattr(directory, XATTR_NAME, &mut value[..]).unwrap_or(0);
+    let record = InodeRecord::decode(&value[..length]);
+    Ok(record.ok_or(PublishError::Mismatch("a directory has no inode number"))?.inode)
+}

@@ -1,0 +1,227 @@
+//! Inodes of a change set: creation, data, attributes, removal.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, Timespec, Timestamps, fstat, openat, statat};
+
+use super::calls::PublishError;
+use super::inode_record::{InodeRecord, XATTR_NAME};
+use super::layout::{inode_path, number_of_name, orphan_name};
+use super::publisher::{LogData, Publisher};
+use crate::change::{ChangeSet, DataChange, InodeChange};
+use crate::record::{Attributes, FileKind, InodeNumber, Timestamp};
+
+/// Bytes that are copied with one call.
+const COPY_BYTES: usize = 1 << 20;
+
+impl Publisher {
+    /// Every inode that is not dropped exists, without an entry if it is new.
+    pub(super) fn create_inodes(&mut self, changes: &ChangeSet) -> Result<(), PublishError> {
+        for (inode, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {
+            match &change.attributes {
+                Some(Attributes { kind: FileKind::Directory, .. }) => self.create_directory(*inode)?,
+                Some(attributes) => self.create_file(*inode, attributes, change)?,
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn create_directory(&mut self, inode: InodeNumber) -> Result<(), PublishError> {
+        if self.directories.contains(inode) {
+            return Ok(());
+        }
+        self.calls.make_directory(&self.shared.orphans, orphan_name(inode).as_bytes())?;
+        self.directories.set_location(inode, None);
+        // A directory must have its number before it may be moved into the tree.
+        let directory = self.directories.open(&self.shared, inode)?;
+        let record = InodeRecord { inode, changed: Timestamp::default() };
+        self.calls.set_directory_xattr(&*directory, XATTR_NAME, Some(&record.encode()))
+    }
+
+    fn create_file(
+        &self,
+        inode: InodeNumber,
+        attributes: &Attributes,
+        change: &InodeChange,
+    ) -> Result<(), PublishError> {
+        let (inodes, path) = (&self.shared.inodes, inode_path(inode));
+        if let Some(target) = &change.symlink_target {
+            return self.calls.make_symlink(target, inodes, path.as_bytes());
+        }
+        let kind = match attributes.kind {
+            // An existing link: its target never changes.
+            FileKind::Symlink | FileKind::Directory => return Ok(()),
+            FileKind::Regular => FileType::RegularFile,
+            FileKind::Fifo => FileType::Fifo,
+            FileKind::Socket => FileType::Socket,
+            FileKind::CharacterDevice => FileType::CharacterDevice,
+            FileKind::BlockDevice => FileType::BlockDevice,
+        };
+        self.calls.make_node(inodes, path.as_bytes(), kind, attributes.device)
+    }
+
+    /// Files have their data and size.
+    pub(super) fn change_data(&self, changes: &ChangeSet, log: &impl LogData) -> Result<(), PublishError> {
+        for (inode, change) in &changes.inodes {
+            match &change.attributes {
+                Some(Attributes { kind: FileKind::Regular, size, .. }) => {
+                    self.change_file(*inode, change, *size, log)?;
+                }
+                _ if !change.data.is_empty() => {
+                    return Err(PublishError::Mismatch("data of an inode that is no file"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn change_file(
+        &self,
+        inode: InodeNumber,
+        change: &InodeChange,
+        size: u64,
+        log: &impl LogData,
+    ) -> Result<(), PublishError> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = openat(&self.shared.inodes, inode_path(inode).as_bytes(), flags, Mode::empty())
+            .map_err(PublishError::call("open a file"))?;
+        for data_change in &change.data {
+            match *data_change {
+                DataChange::Copy { offset, bytes, log_position } => {
+                    self.copy(&file, offset, bytes as usize, log_position, log)?;
+                }
+                DataChange::PunchHole { offset, bytes } => {
+                    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                    self.calls.allocate(&file, mode, offset, bytes)?;
+                }
+                DataChange::AllocateSpace { offset, bytes } => {
+                    self.calls.allocate(&file, FallocateFlags::KEEP_SIZE, offset, bytes)?;
+                }
+                DataChange::SetSize { bytes } => self.calls.truncate(&file, bytes)?,
+            }
+        }
+        let current = fstat(&file).map_err(PublishError::call("stat a file"))?;
+        if current.st_size as u64 == size { Ok(()) } else { self.calls.truncate(&file, size) }
+    }
+
+    fn copy(
+        &self,
+        file: &OwnedFd,
+        offset: u64,
+        bytes: usize,
+        log_position: u64,
+        log: &impl LogData,
+    ) -> Result<(), PublishError> {
+        let mut buffer = vec![0; bytes.min(COPY_BYTES)];
+        for start in (0..bytes).step_by(COPY_BYTES) {
+            let part = &mut buffer[..COPY_BYTES.min(bytes - start)];
+            log.load_data(log_position + start as u64, part);
+            self.calls.write(file.as_fd(), offset + start as u64, part)?;
+        }
+        Ok(())
+    }
+
+    /// Extended attributes, then owner, mode and timestamps. After entries and data: both change timestamps.
+    pub(super) fn set_attributes(&mut self, changes: &ChangeSet) -> Result<(), PublishError> {
+        for (inode, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {
+            let is_directory = self.directories.contains(*inode);
+            let record = change
+                .attributes
+                .as_ref()
+                .map(|attributes| InodeRecord { inode: *inode, changed: attributes.changed }.encode());
+            let record = record.as_ref().map(|record| (XATTR_NAME, Some(record.as_slice())));
+            let xattrs = change.xattrs.iter().map(|(name, value)| (name.as_slice(), value.as_ref().map(|v| &v[..])));
+            if is_directory {
+                let directory = self.directories.open(&self.shared, *inode)?;
+                for (name, value) in record.into_iter().chain(xattrs) {
+                    self.calls.set_directory_xattr(&*directory, name, value)?;
+                }
+                if let Some(attributes) = &change.attributes {
+                    self.calls.set_directory_attributes(directory.as_fd(), attributes, &timestamps(attributes))?;
+                }
+            } else {
+                let path = self.shared.inode_call_path(*inode);
+                for (name, value) in record.into_iter().chain(xattrs) {
+                    self.calls.set_xattr(&path, name, value)?;
+                }
+                if let Some(attributes) = &change.attributes {
+                    self.set_file_attributes(*inode, attributes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The owner first: a change of the owner clears the set-user-id bit.
+    fn set_file_attributes(&self, inode: InodeNumber, attributes: &Attributes) -> Result<(), PublishError> {
+        let (inodes, path) = (&self.shared.inodes, inode_path(inode));
+        let path = path.as_bytes();
+        self.calls.set_owner(inodes, path, attributes.user, attributes.group)?;
+        if attributes.kind != FileKind::Symlink {
+            self.calls.set_mode(inodes, path, attributes.mode)?;
+        }
+        self.calls.set_times(inodes, path, &timestamps(attributes))
+    }
+
+    /// Dropped inodes are removed. No entry leads to them any more.
+    pub(super) fn drop_inodes(&mut self, changes: &ChangeSet) -> Result<(), PublishError> {
+        for (inode, _) in changes.inodes.iter().filter(|(_, change)| change.is_dropped) {
+            if self.directories.contains(*inode) {
+                let (parent, name) = self.directories.place(&self.shared, *inode)?;
+                self.calls.remove_directory(&*parent, &name)?;
+                self.directories.remove(*inode);
+            } else {
+                self.calls.unlink(&self.shared.inodes, inode_path(*inode).as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes inodes that no entry leads to. Only while no client has them open.
+    ///
+    /// # Errors
+    /// As the system calls.
+    pub fn drop_unlinked_inodes(&mut self) -> Result<(), PublishError> {
+        for group in names_in(&self.shared.inodes)? {
+            let directory =
+                openat(&self.shared.inodes, group.as_slice(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+                    .map_err(PublishError::call("open a directory"))?;
+            for name in names_in(&directory)? {
+                let state = statat(&directory, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
+                    .map_err(PublishError::call("stat a file"))?;
+                if state.st_nlink == 1 {
+                    self.calls.unlink(&directory, &name)?;
+                }
+            }
+        }
+        for name in names_in(&self.shared.orphans)? {
+            match number_of_name(&name) {
+                Some(inode) => {
+                    self.calls.remove_directory(&self.shared.orphans, &name)?;
+                    self.directories.remove(inode);
+                }
+                None => self.calls.unlink(&self.shared.orphans, &name)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn names_in(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, PublishError> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory).map_err(PublishError::call("read a directory"))? {
+        let entry = entry.map_err(PublishError::call("read a directory"))?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(name.to_vec());
+        }
+    }
+    Ok(names)
+}
+
+fn timestamps(attributes: &Attributes) -> Timestamps {
+    let timespec = |time: Timestamp| Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
+    Timestamps { last_access: timespec(attributes.accessed), last_modification: timespec(attributes.modified) }
+}

@@ -1,0 +1,107 @@
+//! The directories of a shared area.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, XattrFlags, fsetxattr, openat};
+
+use super::inode_record::{InodeRecord, XATTR_NAME};
+use super::mark::{MarkFile, PublishedMark};
+use crate::record::{InodeNumber, Timestamp};
+
+const TREE: &str = "tree";
+const INODES: &str = "inodes";
+const ORPHANS: &str = "orphans";
+const PUBLISHED: &str = "published";
+/// `inodes` is divided, so that no directory is larger than it must be.
+const INODE_DIRECTORIES: u64 = 256;
+
+/// An open shared area.
+#[derive(Debug)]
+pub struct SharedTree {
+    path: PathBuf,
+    pub(super) tree: OwnedFd,
+    pub(super) inodes: OwnedFd,
+    pub(super) orphans: OwnedFd,
+}
+
+impl SharedTree {
+    /// Makes an empty shared area. The root directory belongs to the caller, with mode 0755.
+    ///
+    /// # Errors
+    /// As mkdir(2); EOPNOTSUPP when the file system has no trusted extended attributes; EPERM without CAP_SYS_ADMIN.
+    pub fn create(path: &Path) -> io::Result<()> {
+        fs::DirBuilder::new().mode(0o700).create(path)?;
+        for directory in [TREE, INODES, ORPHANS] {
+            fs::create_dir(path.join(directory))?;
+        }
+        for number in 0..INODE_DIRECTORIES {
+            fs::create_dir(path.join(INODES).join(format!("{number:02x}")))?;
+        }
+        fs::set_permissions(path.join(TREE), fs::Permissions::from_mode(0o755))?;
+        let tree = open_directory(&path.join(TREE))?;
+        let record = InodeRecord { inode: InodeNumber::ROOT, changed: Timestamp::default() };
+        fsetxattr(&tree, XATTR_NAME, &record.encode(), XattrFlags::empty())?;
+        MarkFile::create(&path.join(PUBLISHED), PublishedMark::START)
+    }
+
+    /// Opens a shared area.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let [tree, inodes, orphans] = [TREE, INODES, ORPHANS].map(|name| open_directory(&path.join(name)));
+        Ok(Self { path: path.to_owned(), tree: tree?, inodes: inodes?, orphans: orphans? })
+    }
+
+    /// The file that says how far the log is applied.
+    ///
+    /// # Errors
+    /// As open(2); `InvalidData` when it is damaged.
+    pub fn open_mark(&self) -> io::Result<MarkFile> {
+        MarkFile::open(&self.path.join(PUBLISHED))
+    }
+
+    /// The directory that ordinary tools list.
+    pub fn tree(&self) -> &OwnedFd {
+        &self.tree
+    }
+
+    /// Opens the data of a regular file for reading.
+    ///
+    /// # Errors
+    /// ENOENT until the file is published.
+    pub fn open_data(&self, inode: InodeNumber) -> io::Result<fs::File> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOATIME;
+        Ok(openat(&self.inodes, inode_path(inode).as_bytes(), flags, Mode::empty())?.into())
+    }
+
+    /// A path of an inode that is no directory, for calls that take no descriptor.
+    pub(super) fn inode_call_path(&self, inode: InodeNumber) -> Vec<u8> {
+        format!("/proc/self/fd/{}/{}", self.inodes.as_raw_fd(), inode_path(inode)).into_bytes()
+    }
+}
+
+/// The path of an inode within `inodes`.
+pub(super) fn inode_path(inode: InodeNumber) -> String {
+    format!("{:02x}/{:016x}", inode.0 % INODE_DIRECTORIES, inode.0)
+}
+
+/// The name of a directory within `orphans`.
+pub(super) fn orphan_name(inode: InodeNumber) -> String {
+    format!("{:016x}", inode.0)
+}
+
+/// The number of an inode from its file name.
+pub(super) fn number_of_name(name: &[u8]) -> Option<InodeNumber> {
+    let number = u64::from_str_radix(std::str::from_utf8(name).ok()?, 16).ok()?;
+    (number > 0).then_some(InodeNumber(number))
+}
+
+fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOATIME;
+    Ok(openat(CWD, path, flags, Mode::empty())?)
+}

@@ -1,0 +1,105 @@
+//! Reads a shared area into the namespace of a client. Everything in the log is published before.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, lgetxattr, llistxattr, openat, readlinkat, statat};
+use rustix::io::Errno;
+use serde_bytes::ByteBuf;
+
+use super::inode_record::{InodeRecord, XATTR_NAME};
+use super::layout::SharedTree;
+use crate::record::{Attributes, EntryName, FileKind, InodeNumber, Timestamp, XATTR_BYTES_MAX};
+use crate::view::{Inode, InodeContent, LoadedInode, Namespace};
+
+/// Names of the extended attributes of one inode, with room for those of the volume and of security modules.
+const NAME_LIST_BYTES: usize = 64 << 10;
+
+/// Reads all inodes. Numbers up to `inode_max` have been in use.
+///
+/// # Errors
+/// As the system calls; `InvalidData` for a file that has no inode number, such as one that was copied there.
+pub fn load_namespace(shared: &SharedTree, inode_max: u64) -> io::Result<Namespace> {
+    let (_, root) = load_inode(&shared.tree, c".".to_bytes())?;
+    let mut namespace = Namespace::new(root, inode_max);
+    let mut pending = vec![(InodeNumber::ROOT, open_directory(&shared.tree, b".")?)];
+    while let Some((parent, directory)) = pending.pop() {
+        for entry in Dir::read_from(&directory)? {
+            let Some(name) = EntryName::new(entry?.file_name().to_bytes()) else { continue };
+            let (number, inode) = load_inode(&directory, name.as_bytes())?;
+            if inode.is_directory() {
+                pending.push((number, open_directory(&directory, name.as_bytes())?));
+            }
+            namespace.load(parent, name, number, inode);
+        }
+    }
+    Ok(namespace)
+}
+
+fn open_directory(parent: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOATIME;
+    Ok(openat(parent, name, flags, Mode::empty())?)
+}
+
+fn load_inode(directory: &OwnedFd, name: &[u8]) -> io::Result<(InodeNumber, LoadedInode)> {
+    let state = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
+    path.extend_from_slice(name);
+    let mut value = [0; 64];
+    let length = lgetxattr(path.as_slice(), XATTR_NAME, &mut value[..]);
+    let record = length.ok().and_then(|length| InodeRecord::decode(&value[..length]));
+    let Some(record) = record else {
+        let text = format!("\"{}\" in the shared area has no inode number", name.escape_ascii());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    };
+    let mut inode = Inode::new(attributes_of(&state, record.changed)?);
+    if let InodeContent::Symlink(target) = &mut inode.content {
+        *target = readlinkat(directory, name, Vec::new())?.into_bytes();
+    }
+    inode.xattrs = load_xattrs(&path)?;
+    Ok((record.inode, inode))
+}
+
+fn attributes_of(state: &Stat, changed: Timestamp) -> io::Result<Attributes> {
+    let kind = match FileType::from_raw_mode(state.st_mode) {
+        FileType::RegularFile => FileKind::Regular,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::CharacterDevice => FileKind::CharacterDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        FileType::Unknown => return Err(io::ErrorKind::InvalidData.into()),
+    };
+    let timestamp = |seconds: i64, nanoseconds: u64| Timestamp { seconds, nanoseconds: nanoseconds as u32 };
+    Ok(Attributes {
+        kind,
+        mode: (state.st_mode & 0o7777) as u16,
+        user: state.st_uid,
+        group: state.st_gid,
+        device: state.st_rdev as u32,
+        size: if kind == FileKind::Regular { state.st_size as u64 } else { 0 },
+        accessed: timestamp(state.st_atime, state.st_atime_nsec),
+        modified: timestamp(state.st_mtime, state.st_mtime_nsec),
+        changed,
+    })
+}
+
+/// All but the volume's own and those of security modules, which belong to the host.
+fn load_xattrs(path: &[u8]) -> io::Result<std::collections::BTreeMap<ByteBuf, ByteBuf>> {
+    let mut names = vec![0; NAME_LIST_BYTES];
+    let length = match llistxattr(path, names.as_mut_slice()) {
+        Ok(length) => length,
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(error) => return Err(error.into()),
+    };
+    let mut xattrs = std::collections::BTreeMap::new();
+    let names = names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    for name in names.filter(|name| *name != XATTR_NAME && *name != b"security.selinux") {
+        let mut value = vec![0; XATTR_BYTES_MAX];
+        let length = lgetxattr(path, name, value.as_mut_slice())?;
+        value.truncate(length);
+        xattrs.insert(ByteBuf::from(name), ByteBuf::from(value));
+    }
+    Ok(xattrs)
+}

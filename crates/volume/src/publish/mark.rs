@@ -1,0 +1,160 @@
+//! The published mark: how far the log is applied to the shared area. Two slots take turns, so that a torn write leaves
+//! the older mark.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::log::LogPoint;
+
+/// A slot is a page, so that a torn write damages one slot only.
+const SLOT_BYTES: u64 = 4096;
+const MAGIC: [u8; 8] = *b"ffvolpub";
+
+/// Everything before `point` is in the shared area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PublishedMark {
+    /// The next record to publish.
+    pub point: LogPoint,
+    /// Of the record before it.
+    pub epoch: u32,
+    /// The highest inode number of any published record. Numbers are not used twice.
+    pub inode_max: u64,
+}
+
+impl PublishedMark {
+    /// Nothing is published.
+    pub const START: Self = Self { point: LogPoint::START, epoch: 0, inode_max: 1 };
+}
+
+//  0       8          16         24          32      36
+//  │ magic │ sequence │ position │ inode max │ epoch │ crc32c │
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct MarkLayout {
+    magic: [u8; 8],
+    sequence: U64,
+    position: U64,
+    inode_max: U64,
+    epoch: U32,
+    checksum: U32,
+}
+
+/// The file of the mark.
+#[derive(Debug)]
+pub struct MarkFile {
+    file: File,
+    mark: PublishedMark,
+    next_slot: u64,
+}
+
+impl MarkFile {
+    /// Makes the file.
+    ///
+    /// # Errors
+    /// As open(2) and fsync(2).
+    pub fn create(path: &Path, mark: PublishedMark) -> io::Result<()> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.set_len(2 * SLOT_BYTES)?;
+        file.write_all_at(&encode(&mark), 0)?;
+        file.sync_all()
+    }
+
+    /// Opens the file and reads the newer mark.
+    ///
+    /// # Errors
+    /// `InvalidData` when both slots are damaged.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let mut slots = vec![0; 2 * SLOT_BYTES as usize];
+        file.read_exact_at(&mut slots, 0)?;
+        let (first, second) = slots.split_at(SLOT_BYTES as usize);
+        let newest = match (decode(first), decode(second)) {
+            (Some(first), Some(second)) if second.point > first.point => (second, 0),
+            (Some(first), _) => (first, 1),
+            (None, Some(second)) => (second, 0),
+            (None, None) => {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "both published marks are damaged"));
+            }
+        };
+        Ok(Self { file, mark: newest.0, next_slot: newest.1 })
+    }
+
+    /// The newest mark.
+    pub fn mark(&self) -> PublishedMark {
+        self.mark
+    }
+
+    /// Writes a mark. It survives a kill at once, and a power failure after `sync`.
+    ///
+    /// # Errors
+    /// As write(2).
+    pub fn write(&mut self, mark: PublishedMark) -> io::Result<()> {
+        self.file.write_all_at(&encode(&mark), self.next_slot * SLOT_BYTES)?;
+        self.mark = mark;
+        self.next_slot = 1 - self.next_slot;
+        Ok(())
+    }
+
+    /// Makes the mark durable.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+fn encode(mark: &PublishedMark) -> Vec<u8> {
+    let mut layout = MarkLayout {
+        magic: MAGIC,
+        sequence: mark.point.sequence.into(),
+        position: mark.point.position.into(),
+        inode_max: mark.inode_max.into(),
+        epoch: mark.epoch.into(),
+        checksum: U32::ZERO,
+    };
+    layout.checksum = checksum(&layout).into();
+    layout.as_bytes().to_vec()
+}
+
+fn decode(slot: &[u8]) -> Option<PublishedMark> {
+    let (layout, _) = MarkLayout::read_from_prefix(slot).ok()?;
+    let is_valid = layout.magic == MAGIC && layout.checksum.get() == checksum(&layout);
+    let point = LogPoint { sequence: layout.sequence.get(), position: layout.position.get() };
+    is_valid.then(|| PublishedMark { point, epoch: layout.epoch.get(), inode_max: layout.inode_max.get() })
+}
+
+fn checksum(layout: &MarkLayout) -> u32 {
+    let bytes = layout.as_bytes();
+    crc32c::crc32c(&bytes[..bytes.len() - size_of::<U32>()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(sequence: u64) -> PublishedMark {
+        PublishedMark { point: LogPoint { sequence, position: 64 * sequence }, epoch: 2, inode_max: 5 }
+    }
+
+    #[test]
+    fn a_torn_mark_leaves_the_one_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("published");
+        MarkFile::create(&path, PublishedMark::START).unwrap();
+        let mut file = MarkFile::open(&path).unwrap();
+        for sequence in 2..5 {
+            file.write(mark(sequence)).unwrap();
+            assert_eq!(MarkFile::open(&path).unwrap().mark(), mark(sequence));
+        }
+        file.file.write_all_at(b"torn", file.next_slot * SLOT_BYTES + 12).unwrap();
+        assert_eq!(MarkFile::open(&path).unwrap().mark(), mark(4));
+        file.file.write_all_at(b"torn", (1 - file.next_slot) * SLOT_BYTES + 12).unwrap();
+        assert_eq!(MarkFile::open(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

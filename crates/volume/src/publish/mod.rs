@@ -1,0 +1,24 @@
+//! Publishing: applies change sets to the shared area, an ordinary directory that ordinary tools list and back up. The
+//! host worker calls `Publisher`; a mount reads the result with `load_namespace`.
+//!
+//! The shared area has four parts. `tree` has the files of the volume. `inodes` has one more link to each inode that is
+//! no directory. `orphans` has directories on their way. `published` says how far the log is applied.
+
+mod calls;
+mod directory_table;
+mod entries;
+mod inode_record;
+mod inodes;
+mod layout;
+mod load;
+mod mark;
+mod publisher;
+
+pub use calls::{CallBudget, PublishError};
+pub use layout::SharedTree;
+pub use load::load_namespace;
+pub use mark::{MarkFile, PublishedMark};
+pub use publisher::{Durability, LogData, Publisher};
+
+#[cfg(test)]
+mod tests;

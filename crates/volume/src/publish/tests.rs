@@ -1,0 +1,318 @@
+//! Random operations are published to a real directory, with a crash between any two system calls. The result is always
+//! the tree of a model.
+
+use std::collections::HashMap;
+use std::io::Read as _;
+use std::path::Path;
+
+use fastrand::Rng;
+use tempfile::TempDir;
+
+use super::{CallBudget, Durability, LogData, PublishError, Publisher, SharedTree, load_namespace};
+use crate::change::ChangeSet;
+use crate::change::model::ModelVolume;
+use crate::log::{AppendedRecord, LogPoint};
+use crate::record::{Attributes, Effect, EntryName, FileKind, InodeNumber, Timestamp};
+use crate::replay::ReplayedRecord;
+use crate::view::{
+    AttributeChange, Caller, Inode, InodeContent, Namespace, NewInode, RenameKind, RenameRequest, SpaceRequest,
+    XattrMode,
+};
+
+const SEEDS: u64 = 200;
+const ROUNDS: u32 = 12;
+const OPERATIONS_MAX: u32 = 25;
+/// So that ranges of different records never meet.
+const RECORD_BYTES: u64 = 1 << 20;
+
+#[derive(Default)]
+struct TestLog(HashMap<u64, Vec<u8>>);
+
+impl LogData for TestLog {
+    fn load_data(&self, position: u64, into: &mut [u8]) {
+        let base = position / RECORD_BYTES * RECORD_BYTES;
+        into.copy_from_slice(&self.0[&base][(position - base) as usize..][..into.len()]);
+    }
+}
+
+/// A client without a mount: its namespace, its log and the model.
+struct Scenario {
+    random: Rng,
+    namespace: Namespace,
+    model: ModelVolume,
+    records: Vec<ReplayedRecord>,
+    log: TestLog,
+    clock: i64,
+}
+
+impl Scenario {
+    fn new(seed: u64, area: &Path) -> Self {
+        let namespace = load_namespace(&SharedTree::open(area).unwrap(), 1).unwrap();
+        let model = model_of(&namespace, area);
+        let random = Rng::with_seed(seed);
+        Self { random, namespace, model, records: Vec::new(), log: TestLog::default(), clock: 1_000 }
+    }
+
+    fn next_point(&self) -> LogPoint {
+        self.records.last().map_or(LogPoint::START, |record| record.end)
+    }
+
+    fn log(&mut self, effects: Vec<Effect>, data: Vec<u8>) {
+        if effects.is_empty() {
+            return;
+        }
+        let point = self.next_point();
+        let end = LogPoint { sequence: point.sequence + 1, position: point.position + RECORD_BYTES };
+        effects.iter().for_each(|effect| {
+            effect.validate().unwrap();
+            self.model.apply(effect, &data);
+        });
+        self.namespace.apply(&effects, AppendedRecord { sequence: point.sequence, data_position: point.position, end });
+        self.log.0.insert(point.position, data);
+        self.records.push(ReplayedRecord { point, effects, data_position: point.position, epoch: 1, end });
+    }
+
+    fn directory(&mut self) -> InodeNumber {
+        self.any_inode(Inode::is_directory).unwrap_or(InodeNumber::ROOT)
+    }
+
+    /// Any inode of the tree, or one that has no entry.
+    fn any_inode(&mut self, is_wanted: impl Fn(&Inode) -> bool) -> Option<InodeNumber> {
+        let numbers = self.model.inodes.keys().copied();
+        let wanted: Vec<_> = numbers.filter(|n| self.namespace.inode(*n).is_ok_and(&is_wanted)).collect();
+        self.random.choice(wanted)
+    }
+
+    fn name(&mut self) -> EntryName {
+        EntryName::new(&[b'a' + self.random.u8(..5)]).unwrap()
+    }
+
+    fn caller(&mut self) -> Caller {
+        self.clock += 1;
+        let now = Timestamp { seconds: self.clock, nanoseconds: self.random.u32(..1_000_000_000) };
+        Caller { user: self.random.u32(..3), group: self.random.u32(..3), now }
+    }
+
+    fn operate(&mut self) {
+        let caller = self.caller();
+        let (parent, name) = (self.directory(), self.name());
+        let planned = match self.random.u32(..12) {
+            0..=3 => self.plan_create(caller),
+            4 => self.namespace.plan_unlink(parent, &name, caller),
+            5 => self.namespace.plan_rmdir(parent, &name, caller),
+            6 | 7 => self.plan_rename(caller),
+            8 => self.plan_link(caller),
+            9 => return self.write(caller),
+            10 => self.plan_file_change(caller),
+            _ => self.plan_drop_or_xattr(caller),
+        };
+        if let Ok(effects) = planned {
+            self.log(effects, Vec::new());
+        }
+    }
+
+    fn plan_create(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+        let kinds = [FileKind::Regular, FileKind::Directory, FileKind::Directory, FileKind::Symlink, FileKind::Fifo];
+        let kind = kinds[self.random.usize(..kinds.len())];
+        let symlink_target = if kind == FileKind::Symlink { b"some/target".to_vec() } else { Vec::new() };
+        let new = NewInode { kind, mode: self.random.u16(..0o10000), device: 0, symlink_target };
+        let (parent, name) = (self.directory(), self.name());
+        Ok(self.namespace.plan_create(parent, &name, &new, caller)?.effects)
+    }
+
+    fn plan_rename(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+        let kind = [RenameKind::Replace, RenameKind::Replace, RenameKind::Exchange][self.random.usize(..3)];
+        let (parent, name, new_parent, new_name) = (self.directory(), self.name(), self.directory(), self.name());
+        self.namespace.plan_rename(&RenameRequest { parent, name, new_parent, new_name, kind }, caller)
+    }
+
+    fn plan_link(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+        let (parent, name) = (self.directory(), self.name());
+        let inode = self.any_inode(|inode| !inode.is_directory()).ok_or(rustix::io::Errno::NOENT)?;
+        self.namespace.plan_link(inode, parent, &name, caller)
+    }
+
+    fn file(&mut self) -> Option<InodeNumber> {
+        self.any_inode(|inode| matches!(inode.content, InodeContent::File(_)))
+    }
+
+    fn write(&mut self, caller: Caller) {
+        let Some(inode) = self.file() else { return };
+        let length = self.random.usize(1..9000);
+        let data: Vec<u8> = std::iter::repeat_with(|| self.random.u8(1..)).take(length).collect();
+        let offset = self.random.u64(..20_000);
+        let effects = self.namespace.plan_write(inode, offset, data.len() as u32, true, caller).unwrap();
+        self.log(effects, data);
+    }
+
+    fn plan_file_change(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+        let inode = self.file().ok_or(rustix::io::Errno::NOENT)?;
+        let (offset, bytes) = (self.random.u64(..20_000), self.random.u64(1..9000));
+        match self.random.u32(..4) {
+            0 => self.namespace.plan_allocate(inode, SpaceRequest::PunchHole, offset, bytes, caller),
+            1 => self.namespace.plan_allocate(inode, SpaceRequest::ZeroRange, offset, bytes, caller),
+            2 => self.namespace.plan_allocate(inode, SpaceRequest::Allocate, offset, bytes, caller),
+            _ => {
+                let change = AttributeChange { size: Some(offset), ..Default::default() };
+                self.namespace.plan_set_attributes(inode, change, caller)
+            }
+        }
+    }
+
+    fn plan_drop_or_xattr(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+        if let Some(unlinked) = self.any_inode(|inode| inode.entry_count == 0)
+            && self.random.bool()
+        {
+            return self.namespace.plan_drop(unlinked).ok_or(rustix::io::Errno::NOENT);
+        }
+        let can_have_xattrs = |inode: &Inode| matches!(inode.attributes.kind, FileKind::Regular | FileKind::Directory);
+        let inode = self.any_inode(can_have_xattrs).ok_or(rustix::io::Errno::NOENT)?;
+        let value = self.random.bool().then_some(&b"value"[..]);
+        let mode = if value.is_some() { XattrMode::Any } else { XattrMode::Replace };
+        let name = if self.random.bool() { "user.note" } else { "trusted.note" };
+        self.namespace.plan_set_xattr(inode, name.as_bytes(), value, mode, caller)
+    }
+
+    /// A change set from the published point to a record.
+    fn fold(&self, from: LogPoint, record_count: usize) -> ChangeSet {
+        let mut changes = ChangeSet::new(from, 1);
+        self.records[..record_count]
+            .iter()
+            .filter(|record| record.point >= from)
+            .for_each(|record| changes.fold(record.clone()));
+        changes
+    }
+}
+
+/// In memory where that is possible: the tests make no claim about disks.
+fn test_directory() -> TempDir {
+    TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).unwrap()
+}
+
+fn open(area: &Path, calls: CallBudget) -> Result<Publisher, PublishError> {
+    Publisher::open(SharedTree::open(area).unwrap(), Durability::Memory, calls)
+}
+
+/// The shared area as a model has it.
+fn model_of(namespace: &Namespace, area: &Path) -> ModelVolume {
+    let shared = SharedTree::open(area).unwrap();
+    let mut model = ModelVolume::default();
+    let mut pending = vec![InodeNumber::ROOT];
+    while let Some(number) = pending.pop() {
+        let inode = namespace.inode(number).unwrap();
+        let mut state = crate::change::model::ModelInode {
+            attributes: Some(inode.attributes.clone()),
+            xattrs: inode.xattrs.clone(),
+            ..Default::default()
+        };
+        match &inode.content {
+            InodeContent::File(_) => {
+                shared.open_data(number).unwrap().read_to_end(&mut state.data).unwrap();
+            }
+            InodeContent::Symlink(target) => state.target.clone_from(target),
+            InodeContent::Directory { entries, .. } => {
+                for entry in entries.after(0) {
+                    model.entries.insert((number, entry.name.clone()), entry.inode);
+                    pending.push(entry.inode);
+                }
+            }
+            InodeContent::Special => {}
+        }
+        model.inodes.insert(number, state);
+    }
+    model
+}
+
+/// Publishes in rounds; each round may crash once or twice. After a crash, all that the log has is one change set.
+fn run_scenario(seed: u64) -> u32 {
+    let directory = test_directory();
+    let area = directory.path().join("shared");
+    SharedTree::create(&area).unwrap();
+    let mut scenario = Scenario::new(seed, &area);
+    let mut crashes = 0;
+    for _ in 0..ROUNDS {
+        for _ in 0..scenario.random.u32(1..OPERATIONS_MAX) {
+            scenario.operate();
+        }
+        let mut record_count = scenario.random.usize(0..=scenario.records.len());
+        let calls = CallBudget::limited(scenario.random.u64(..120));
+        let mut publisher = open(&area, calls).unwrap();
+        while let Err(error) = {
+            let changes = scenario.fold(publisher.mark().point, record_count);
+            publisher.publish(&changes, &scenario.log)
+        } {
+            assert_eq!(error, PublishError::InjectedCrash, "seed {seed}");
+            crashes += 1;
+            record_count = scenario.records.len();
+            let is_last = scenario.random.bool();
+            let calls = if is_last { CallBudget::default() } else { CallBudget::limited(scenario.random.u64(..200)) };
+            publisher = open(&area, calls).unwrap();
+        }
+    }
+    finish(&mut scenario, &area, seed);
+    crashes
+}
+
+/// Publishes the rest, drops unlinked inodes, and compares.
+fn finish(scenario: &mut Scenario, area: &Path, seed: u64) {
+    let mut publisher = open(area, CallBudget::default()).unwrap();
+    let changes = scenario.fold(publisher.mark().point, scenario.records.len());
+    publisher.publish(&changes, &scenario.log).unwrap();
+    publisher.drop_unlinked_inodes().unwrap();
+    let inode_max = publisher.mark().inode_max;
+    let loaded = load_namespace(&SharedTree::open(area).unwrap(), inode_max).unwrap();
+    let mut expected = scenario.model.clone();
+    expected.inodes.retain(|number, _| scenario.namespace.inode(*number).is_ok_and(|inode| inode.entry_count > 0));
+    let found = model_of(&loaded, area);
+    assert_eq!(found.entries, expected.entries, "seed {seed}");
+    for (number, inode) in &expected.inodes {
+        assert!(found.inodes[number] == *inode, "seed {seed}: {number:?} is {:?}", found.inodes[number].attributes);
+    }
+    assert_eq!(found.inodes.len(), expected.inodes.len(), "seed {seed}");
+    compare_links(&loaded, &scenario.namespace, seed);
+}
+
+fn compare_links(loaded: &Namespace, expected: &Namespace, seed: u64) {
+    let mut pending = vec![InodeNumber::ROOT];
+    while let Some(number) = pending.pop() {
+        let (found, state) = (loaded.inode(number).unwrap(), expected.inode(number).unwrap());
+        assert_eq!(found.link_count(), state.link_count(), "seed {seed}: links of {number:?}");
+        if let InodeContent::Directory { entries, .. } = &found.content {
+            pending.extend(entries.after(0).map(|entry| entry.inode));
+        }
+    }
+}
+
+#[test]
+fn a_crash_between_any_two_calls_loses_nothing() {
+    let crashes: u32 = (0..SEEDS).map(run_scenario).sum();
+    assert!(crashes > SEEDS as u32, "only {crashes} crashes: the test does too little");
+}
+
+#[test]
+fn a_path_longer_than_path_max_is_published() {
+    let directory = test_directory();
+    let area = directory.path().join("shared");
+    SharedTree::create(&area).unwrap();
+    let mut scenario = Scenario::new(0, &area);
+    let new = NewInode { kind: FileKind::Directory, mode: 0o755, device: 0, symlink_target: Vec::new() };
+    let mut parent = InodeNumber::ROOT;
+    for _ in 0..40 {
+        let caller = scenario.caller();
+        let name = EntryName::new(&[b'd'; 255]).unwrap();
+        let planned = scenario.namespace.plan_create(parent, &name, &new, caller).unwrap();
+        parent = planned.inode;
+        scenario.log(planned.effects, Vec::new());
+    }
+    finish(&mut scenario, &area, 0);
+}
+
+#[test]
+fn attributes_of_the_model_are_those_of_the_root() {
+    let directory = test_directory();
+    let area = directory.path().join("shared");
+    SharedTree::create(&area).unwrap();
+    let scenario = Scenario::new(0, &area);
+    let root: &Attributes = &scenario.namespace.inode(InodeNumber::ROOT).unwrap().attributes;
+    assert_eq!((root.kind, root.mode), (FileKind::Directory, 0o755));
+}

@@ -1,0 +1,71 @@
+//! What a volume knows of an inode besides its data: kind, owner, permissions, size and timestamps.
+
+use serde::{Deserialize, Serialize};
+
+/// A number that names one inode of a volume. Numbers are never used twice while records of the first use may be
+/// replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct InodeNumber(pub u64);
+
+impl InodeNumber {
+    /// The directory at the top of a volume.
+    pub const ROOT: Self = Self(1);
+}
+
+/// Time since the epoch of Unix, before it when negative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Timestamp {
+    /// Whole seconds.
+    pub seconds: i64,
+    /// Less than 1,000,000,000.
+    pub nanoseconds: u32,
+}
+
+impl Timestamp {
+    /// Whether the nanoseconds are less than a second.
+    pub fn is_valid(self) -> bool {
+        self.nanoseconds < 1_000_000_000
+    }
+}
+
+/// The type of a file, as in `st_mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum FileKind {
+    /// A file with data.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A socket's name.
+    Socket,
+    /// A character device.
+    CharacterDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+/// The attributes of an inode. Link counts are not among them: they follow from the directory entries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attributes {
+    /// What the inode is. It never changes.
+    pub kind: FileKind,
+    /// Permission bits, with set-user-id, set-group-id and sticky: 12 bits.
+    pub mode: u16,
+    /// Owner.
+    pub user: u32,
+    /// Group.
+    pub group: u32,
+    /// Device number of a device node, 0 otherwise.
+    pub device: u32,
+    /// Size in bytes of a regular file, 0 otherwise.
+    pub size: u64,
+    /// `st_atim`.
+    pub accessed: Timestamp,
+    /// `st_mtim`.
+    pub modified: Timestamp,
+    /// `st_ctim`.
+    pub changed: Timestamp,
+}

@@ -1,0 +1,73 @@
+//! The name of a directory entry, checked once: a name that exists is a name that every Linux file system accepts.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::InodeNumber;
+
+/// Most bytes of a name: NAME_MAX of Linux.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// 1 to 255 bytes without `/` and NUL; neither `.` nor `..`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "serde_bytes::ByteBuf", into = "serde_bytes::ByteBuf")]
+pub struct EntryName(Box<[u8]>);
+
+impl EntryName {
+    /// A checked name; none when the bytes are no name.
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let has_valid_bytes = !bytes.iter().any(|byte| matches!(byte, 0 | b'/'));
+        let is_name = (1..=NAME_BYTES_MAX).contains(&bytes.len()) && has_valid_bytes && bytes != b"." && bytes != b"..";
+        is_name.then(|| Self(bytes.into()))
+    }
+
+    /// The bytes of the name.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Names one entry of one directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct EntryKey {
+    /// The directory.
+    pub parent: InodeNumber,
+    /// The entry.
+    pub name: EntryName,
+}
+
+impl fmt::Debug for EntryName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+impl TryFrom<serde_bytes::ByteBuf> for EntryName {
+    type Error = &'static str;
+
+    fn try_from(bytes: serde_bytes::ByteBuf) -> Result<Self, Self::Error> {
+        Self::new(&bytes).ok_or("the bytes are no name of a directory entry")
+    }
+}
+
+impl From<EntryName> for serde_bytes::ByteBuf {
+    fn from(name: EntryName) -> Self {
+        Self::from(name.0.into_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_linux_are_names() {
+        for wrong in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'x'; 256]] {
+            assert_eq!(EntryName::new(wrong), None, "{}", wrong.escape_ascii());
+        }
+        for right in [&b"a"[..], b"...", b"\xff\n", &[b'x'; 255]] {
+            assert_eq!(EntryName::new(right).unwrap().as_bytes(), right);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Replay: the bytes of a log become validated records. Stops at the first invalid one. Pure; the storage copies bytes.
+//!
+//! The offload process reads new records this way, and a mount reads what an earlier mount left.
+
+use crate::log::{LogPoint, LogStorage, RING_OFFSET};
+use crate::record::{Effect, HEADER_BYTES, RecordError, RecordHeader, RecordKind, decode_body, verify_checksum};
+
+/// A record that was read back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplayedRecord {
+    /// Where it is.
+    pub point: LogPoint,
+    /// What it changes. A filler changes nothing.
+    pub effects: Vec<Effect>,
+    /// Its data, in the endless log.
+    pub data_position: u64,
+    /// The mount that wrote it.
+    pub epoch: u32,
+    /// The point after it.
+    pub end: LogPoint,
+}
+
+/// Why replay ends. At the end of every log there are old bytes, so most ends are ordinary.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayEnd {
+    /// No record of this log begins here.
+    #[error("no record begins here")]
+    NoRecord,
+    /// A record was begun, and is torn or damaged.
+    #[error("the record is invalid: {0}")]
+    Invalid(#[from] RecordError),
+}
+
+/// Reads records from a point on.
+#[derive(Debug, Clone)]
+pub struct LogReplay {
+    ring_bytes: u64,
+    next: LogPoint,
+    /// Of the record before.
+    epoch: u32,
+}
+
+impl LogReplay {
+    /// Starts at a point: everything before it is published. `epoch`: of the record before it, 0 if there is none;
+    /// a crash may leave a record of an earlier epoch exactly here.
+    pub fn new(ring_bytes: u64, start: LogPoint, epoch: u32) -> Self {
+        Self { ring_bytes, next: start, epoch }
+    }
+
+    /// The point of the record that is read next.
+    pub fn next_point(&self) -> LogPoint {
+        self.next
+    }
+
+    /// Reads one record and checks its place, checksum and bounds. After an error the replay stays where it is, so a
+    /// later call sees a record that was appended since.
+    ///
+    /// # Errors
+    /// Where the valid prefix ends.
+    pub fn read_record(&mut self, storage: &impl LogStorage) -> Result<ReplayedRecord, ReplayEnd> {
+        let point = self.next;
+        let lap_offset = point.position % self.ring_bytes;
+        let mut header_bytes = [0; HEADER_BYTES as usize];
+        storage.load(RING_OFFSET + lap_offset, &mut header_bytes);
+        let Ok(header) = RecordHeader::parse(&header_bytes) else { return Err(ReplayEnd::NoRecord) };
+        let is_successor = (header.sequence, header.position) == (point.sequence, point.position);
+        let record_end = header.shape.end(point.position);
+        let ends_in_lap = record_end - point.position <= self.ring_bytes - lap_offset;
+        if !is_successor || header.epoch < self.epoch || !ends_in_lap {
+            return Err(ReplayEnd::NoRecord);
+        }
+        let data_position = header.shape.data_position(point.position);
+        let effects = self.read_effects(storage, &header, &header_bytes)?;
+        let end = LogPoint { sequence: point.sequence + 1, position: record_end };
+        self.next = end;
+        self.epoch = header.epoch;
+        Ok(ReplayedRecord { point, effects, data_position, epoch: header.epoch, end })
+    }
+
+    fn read_effects(
+        &self,
+        storage: &impl LogStorage,
+        header: &RecordHeader,
+        header_bytes: &[u8; HEADER_BYTES as usize],
+    ) -> Result<Vec<Effect>, RecordError> {
+        if header.kind == RecordKind::Filler {
+            verify_checksum(header_bytes, &[], &[])?;
+            return Ok(Vec::new());
+        }
+        let offset = |position: u64| RING_OFFSET + position % self.ring_bytes;
+        let mut body = vec![0; header.shape.body_bytes as usize];
+        storage.load(offset(header.position) + HEADER_BYTES, &mut body);
+        let mut data = vec![0; header.shape.data_bytes as usize];
+        if !data.is_empty() {
+            storage.load(offset(header.shape.data_position(header.position)), &mut data);
+        }
+        verify_checksum(header_bytes, &body, &data)?;
+        Ok(decode_body(&body, header.shape.data_bytes)?.effects)
+    }
+}

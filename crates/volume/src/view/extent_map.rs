@@ -1,0 +1,174 @@
+//! The ranges of a file whose data is not in the shared area yet: in the log, or holes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Where the bytes of a range are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentSource {
+    /// In the log, the first byte at this position.
+    Log(u64),
+    /// Nowhere: zeroes.
+    Hole,
+    /// In the file of the shared area; zeroes after its end.
+    Published,
+}
+
+/// A range of a file with one source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataSegment {
+    /// In the file.
+    pub range: Range<u64>,
+    /// Of its bytes.
+    pub source: SegmentSource,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct UnpublishedExtent {
+    end: u64,
+    /// None: a hole.
+    log_position: Option<u64>,
+    /// Of the record that made it.
+    sequence: u64,
+}
+
+/// Unpublished extents of one file, by their first byte. They do not overlap.
+#[derive(Clone, Debug, Default)]
+pub struct ExtentMap {
+    extents: BTreeMap<u64, UnpublishedExtent>,
+}
+
+impl ExtentMap {
+    /// A record wrote the range: `log_position` has its first byte.
+    pub fn insert_data(&mut self, range: Range<u64>, log_position: u64, sequence: u64) {
+        self.insert(range, Some(log_position), sequence);
+    }
+
+    /// A record made the range a hole.
+    pub fn insert_hole(&mut self, range: Range<u64>, sequence: u64) {
+        self.insert(range, None, sequence);
+    }
+
+    /// Everything up to this record is published.
+    pub fn release(&mut self, sequence: u64) {
+        self.extents.retain(|_, extent| extent.sequence > sequence);
+    }
+
+    /// Whether all data is published.
+    pub fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// The segments of a range, in order and without gaps.
+    pub fn segments(&self, range: Range<u64>) -> Vec<DataSegment> {
+        let mut segments = Vec::new();
+        let mut position = range.start;
+        for (&start, extent) in self.overlapping(&range) {
+            if start > position {
+                segments.push(DataSegment { range: position..start, source: SegmentSource::Published });
+                position = start;
+            }
+            let end = extent.end.min(range.end);
+            let source = match extent.log_position {
+                Some(log_position) => SegmentSource::Log(log_position + (position - start)),
+                None => SegmentSource::Hole,
+            };
+            segments.push(DataSegment { range: position..end, source });
+            position = end;
+        }
+        if position < range.end {
+            segments.push(DataSegment { range: position..range.end, source: SegmentSource::Published });
+        }
+        segments
+    }
+
+    fn insert(&mut self, range: Range<u64>, log_position: Option<u64>, sequence: u64) {
+        if range.is_empty() {
+            return;
+        }
+        self.cut(&range);
+        self.extents.insert(range.start, UnpublishedExtent { end: range.end, log_position, sequence });
+    }
+
+    /// Removes a range; what an extent has before and after it stays.
+    fn cut(&mut self, range: &Range<u64>) {
+        let overlapping: Vec<(u64, UnpublishedExtent)> =
+            self.overlapping(range).map(|(start, extent)| (*start, *extent)).collect();
+        for (start, extent) in overlapping {
+            self.extents.remove(&start);
+            if start < range.start {
+                self.extents.insert(start, UnpublishedExtent { end: range.start, ..extent });
+            }
+            if extent.end > range.end {
+                let log_position = extent.log_position.map(|position| position + (range.end - start));
+                self.extents.insert(range.end, UnpublishedExtent { log_position, ..extent });
+            }
+        }
+    }
+
+    fn overlapping<'a>(&'a self, range: &Range<u64>) -> impl Iterator<Item = (&'a u64, &'a UnpublishedExtent)> {
+        let range = range.clone();
+        let before = self.extents.range(..range.start).next_back().filter(|(_, extent)| extent.end > range.start);
+        before.into_iter().chain(self.extents.range(range))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FILE_BYTES: usize = 64;
+
+    /// A byte of a file: published, a hole, or of a record and a log position.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct ModelByte {
+        source: SegmentSource,
+        sequence: u64,
+    }
+
+    proptest! {
+        #[test]
+        fn segments_are_as_a_byte_by_byte_model_has_them(
+            steps in proptest::collection::vec((0..3_u8, 0..60_u64, 1..20_u64), 1..40),
+            query in (0..60_u64, 1..20_u64),
+        ) {
+            let mut map = ExtentMap::default();
+            let published = ModelByte { source: SegmentSource::Published, sequence: 0 };
+            let mut model = [published; FILE_BYTES];
+            for (sequence, (kind, start, length)) in (1_u64..).zip(steps) {
+                let range = start..(start + length).min(FILE_BYTES as u64);
+                let log_position = 1000 * sequence;
+                match kind {
+                    0 => map.insert_data(range.clone(), log_position, sequence),
+                    1 => map.insert_hole(range.clone(), sequence),
+                    _ => map.release(sequence - sequence.min(length % 5)),
+                }
+                for (index, byte) in (0_u64..).zip(&mut model) {
+                    if kind < 2 && range.contains(&index) {
+                        let log = SegmentSource::Log(log_position + (index - range.start));
+                        *byte = ModelByte { source: if kind == 0 { log } else { SegmentSource::Hole }, sequence };
+                    }
+                    if kind == 2 && byte.sequence <= sequence - sequence.min(length % 5) {
+                        *byte = published;
+                    }
+                }
+            }
+            let range = query.0..(query.0 + query.1).min(FILE_BYTES as u64);
+            let mut position = range.start;
+            for segment in map.segments(range.clone()) {
+                prop_assert_eq!(segment.range.start, position);
+                for index in segment.range.clone() {
+                    let expected = match segment.source {
+                        SegmentSource::Log(log_position) => SegmentSource::Log(log_position + (index - segment.range.start)),
+                        other => other,
+                    };
+                    prop_assert_eq!(model[index as usize].source, expected, "byte {}", index);
+                }
+                position = segment.range.end;
+            }
+            prop_assert_eq!(position, range.end);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! An inode of the view: its attributes, and whatever else its kind has.
+
+use std::collections::BTreeMap;
+
+use serde_bytes::ByteBuf;
+
+use super::directory::DirectoryEntries;
+use super::extent_map::ExtentMap;
+use crate::record::{Attributes, FileKind, InodeNumber, XattrName};
+
+/// What an inode has besides its attributes.
+#[derive(Clone, Debug)]
+pub enum InodeContent {
+    /// The unpublished extents of a regular file.
+    File(ExtentMap),
+    /// The entries of a directory.
+    Directory {
+        /// By name.
+        entries: DirectoryEntries,
+        /// Where `..` leads.
+        parent: InodeNumber,
+        /// How many entries are directories.
+        subdirectories: u32,
+    },
+    /// The target of a symbolic link.
+    Symlink(Vec<u8>),
+    /// A pipe, a socket or a device has nothing.
+    Special,
+}
+
+/// An inode.
+#[derive(Clone, Debug)]
+pub struct Inode {
+    /// As the log or the shared area has them.
+    pub attributes: Attributes,
+    /// How many entries lead here.
+    pub entry_count: u32,
+    /// By kind.
+    pub content: InodeContent,
+    /// Extended attributes.
+    pub xattrs: BTreeMap<XattrName, ByteBuf>,
+    /// How often the kernel has looked it up and not forgotten it.
+    pub lookups: u64,
+}
+
+impl Inode {
+    /// An inode that no entry leads to yet.
+    pub fn new(attributes: Attributes) -> Self {
+        let content = match attributes.kind {
+            FileKind::Regular => InodeContent::File(ExtentMap::default()),
+            FileKind::Directory => InodeContent::Directory {
+                entries: DirectoryEntries::default(),
+                parent: InodeNumber::ROOT,
+                subdirectories: 0,
+            },
+            FileKind::Symlink => InodeContent::Symlink(Vec::new()),
+            _ => InodeContent::Special,
+        };
+        Self { attributes, entry_count: 0, content, xattrs: BTreeMap::new(), lookups: 0 }
+    }
+
+    /// `st_nlink`.
+    pub fn link_count(&self) -> u32 {
+        match self.content {
+            InodeContent::Directory { subdirectories, .. } if self.entry_count > 0 => 2 + subdirectories,
+            _ => self.entry_count,
+        }
+    }
+
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.attributes.kind == FileKind::Directory
+    }
+}

@@ -1,0 +1,199 @@
+//! All inodes of a volume, and the application of effects to them.
+
+use std::collections::{HashMap, VecDeque};
+
+use rustix::io::Errno;
+
+use super::directory::DirectoryEntries;
+use super::inode::{Inode, InodeContent};
+use crate::log::AppendedRecord;
+use crate::record::{Effect, EntryName, FILE_BYTES_MAX, InodeNumber};
+
+/// An inode as the shared area has it.
+pub type LoadedInode = Inode;
+
+/// The namespace of a volume.
+#[derive(Debug)]
+pub struct Namespace {
+    inodes: HashMap<InodeNumber, Inode>,
+    next_inode: u64,
+    /// Files with unpublished data, by the record of the change.
+    unpublished: VecDeque<(u64, InodeNumber)>,
+}
+
+impl Namespace {
+    /// A namespace with a root and no entries. Numbers up to `inode_max` are in use.
+    pub fn new(root: LoadedInode, inode_max: u64) -> Self {
+        let inodes = HashMap::from([(InodeNumber::ROOT, LoadedInode { entry_count: 1, ..root })]);
+        Self { inodes, next_inode: inode_max.max(InodeNumber::ROOT.0) + 1, unpublished: VecDeque::new() }
+    }
+
+    /// Adds an entry of the shared area, and its inode unless another entry leads to it, too. Directories come before
+    /// their entries.
+    pub fn load(&mut self, parent: InodeNumber, name: EntryName, number: InodeNumber, inode: LoadedInode) {
+        self.next_inode = self.next_inode.max(number.0 + 1);
+        self.inodes.entry(number).or_insert(inode);
+        self.set_entry(parent, name, Some(number));
+    }
+
+    /// An inode.
+    ///
+    /// # Errors
+    /// ENOENT when there is none of this number.
+    pub fn inode(&self, number: InodeNumber) -> Result<&Inode, Errno> {
+        self.inodes.get(&number).ok_or(Errno::NOENT)
+    }
+
+    /// How many inodes there are.
+    pub fn inode_count(&self) -> usize {
+        self.inodes.len()
+    }
+
+    /// The number that the next inode will have.
+    pub(super) fn next_inode(&self) -> InodeNumber {
+        InodeNumber(self.next_inode)
+    }
+
+    /// The entries of a directory.
+    ///
+    /// # Errors
+    /// ENOTDIR, ENOENT.
+    pub fn entries(&self, directory: InodeNumber) -> Result<&DirectoryEntries, Errno> {
+        match &self.inode(directory)?.content {
+            InodeContent::Directory { entries, .. } => Ok(entries),
+            _ => Err(Errno::NOTDIR),
+        }
+    }
+
+    /// Where a name of a directory leads.
+    ///
+    /// # Errors
+    /// ENOTDIR, ENOENT.
+    pub fn lookup(&self, directory: InodeNumber, name: &EntryName) -> Result<InodeNumber, Errno> {
+        self.entries(directory)?.get(name).ok_or(Errno::NOENT)
+    }
+
+    /// The kernel holds a reference more.
+    pub fn count_lookup(&mut self, number: InodeNumber) {
+        if let Some(inode) = self.inodes.get_mut(&number) {
+            inode.lookups += 1;
+        }
+    }
+
+    /// The kernel gives references back.
+    pub fn forget(&mut self, number: InodeNumber, count: u64) {
+        if let Some(inode) = self.inodes.get_mut(&number) {
+            inode.lookups = inode.lookups.saturating_sub(count);
+        }
+    }
+
+    /// Applies the effects of a record that is in the log.
+    pub fn apply(&mut self, effects: &[Effect], record: AppendedRecord) {
+        for effect in effects {
+            self.apply_effect(effect, record);
+        }
+    }
+
+    /// Everything before `sequence` is published: data is in the shared area.
+    pub fn release_published(&mut self, sequence: u64) {
+        let mut last_released = None;
+        while let Some((changed_by, number)) = self.unpublished.front().copied()
+            && changed_by < sequence
+        {
+            self.unpublished.pop_front();
+            if last_released.replace(number) == Some(number) {
+                continue;
+            }
+            if let Some(Inode { content: InodeContent::File(extents), .. }) = self.inodes.get_mut(&number) {
+                extents.release(sequence - 1);
+            }
+        }
+    }
+
+    fn apply_effect(&mut self, effect: &Effect, record: AppendedRecord) {
+        let sequence = record.sequence;
+        match effect {
+            Effect::SetAttributes { inode, attributes } => {
+                self.next_inode = self.next_inode.max(inode.0 + 1);
+                let state = self.inodes.entry(*inode).or_insert_with(|| Inode::new(attributes.clone()));
+                state.attributes = attributes.clone();
+            }
+            Effect::SetSymlinkTarget { inode, target } => {
+                if let Some(Inode { content: InodeContent::Symlink(content), .. }) = self.inodes.get_mut(inode) {
+                    content.clone_from(target);
+                }
+            }
+            Effect::SetEntry { parent, name, inode } => self.set_entry(*parent, name.clone(), *inode),
+            Effect::WriteData { inode, offset, bytes } => {
+                let range = *offset..offset + u64::from(*bytes);
+                self.change_data(*inode, sequence, |extents| {
+                    extents.insert_data(range, record.data_position, sequence);
+                });
+            }
+            Effect::PunchHole { inode, offset, bytes } => {
+                let range = *offset..offset + bytes;
+                self.change_data(*inode, sequence, |extents| extents.insert_hole(range, sequence));
+            }
+            Effect::AllocateSpace { .. } => {}
+            Effect::SetSize { inode, bytes } => {
+                let range = *bytes..FILE_BYTES_MAX;
+                self.change_data(*inode, sequence, |extents| extents.insert_hole(range, sequence));
+            }
+            Effect::SetXattr { inode, name, value } => {
+                let Some(state) = self.inodes.get_mut(inode) else { return };
+                match value {
+                    Some(value) => state.xattrs.insert(name.clone(), value.clone()),
+                    None => state.xattrs.remove(name),
+                };
+            }
+            Effect::DropInode { inode } => _ = self.inodes.remove(inode),
+        }
+    }
+
+    fn change_data(
+        &mut self,
+        number: InodeNumber,
+        sequence: u64,
+        change: impl FnOnce(&mut super::extent_map::ExtentMap),
+    ) {
+        if let Some(Inode { content: InodeContent::File(extents), .. }) = self.inodes.get_mut(&number) {
+            change(extents);
+            self.unpublished.push_back((sequence, number));
+        }
+    }
+
+    fn set_entry(&mut self, parent: InodeNumber, name: EntryName, target: Option<InodeNumber>) {
+        let Some(Inode { content: InodeContent::Directory { entries, .. }, .. }) = self.inodes.get_mut(&parent) else {
+            return;
+        };
+        let previous = match target {
+            Some(target) => entries.set(name, target),
+            None => entries.remove(&name),
+        };
+        if previous == target {
+            return;
+        }
+        if let Some(previous) = previous {
+            self.count_entry(parent, previous, false);
+        }
+        if let Some(target) = target {
+            self.count_entry(parent, target, true);
+        }
+    }
+
+    /// An entry of `parent` leads to `number`, or does so no longer.
+    fn count_entry(&mut self, parent: InodeNumber, number: InodeNumber, is_added: bool) {
+        let Some(inode) = self.inodes.get_mut(&number) else { return };
+        let add = |count: u32| if is_added { count + 1 } else { count - 1 };
+        inode.entry_count = add(inode.entry_count);
+        let InodeContent::Directory { parent: parent_of_inode, .. } = &mut inode.content else { return };
+        if is_added {
+            *parent_of_inode = parent;
+        }
+        if let Some(Inode { content: InodeContent::Directory { subdirectories, .. }, .. }) =
+            self.inodes.get_mut(&parent)
+        {
+            *subdirectories = add(*subdirectories);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! chmod, chown, utimensat and truncate: the kernel sends all of them as one change of attributes.
+
+use rustix::io::Errno;
+
+use super::{Caller, without_privileges};
+use crate::record::{Attributes, Effect, FILE_BYTES_MAX, FileKind, InodeNumber, Timestamp};
+use crate::view::Namespace;
+
+/// The attributes to change. None: unchanged.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttributeChange {
+    /// Permission bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub user: Option<u32>,
+    /// Group.
+    pub group: Option<u32>,
+    /// Size.
+    pub size: Option<u64>,
+    /// `st_atim`.
+    pub accessed: Option<Timestamp>,
+    /// `st_mtim`.
+    pub modified: Option<Timestamp>,
+}
+
+impl Namespace {
+    /// Plans a change of attributes.
+    ///
+    /// # Errors
+    /// EISDIR and EINVAL for the size of a file that has none; EFBIG.
+    pub fn plan_set_attributes(
+        &self,
+        inode: InodeNumber,
+        change: AttributeChange,
+        caller: Caller,
+    ) -> Result<Vec<Effect>, Errno> {
+        let current = &self.inode(inode)?.attributes;
+        let mut effects = Vec::new();
+        let mut attributes = Attributes {
+            mode: change.mode.map_or(current.mode, |mode| mode & 0o7777),
+            user: change.user.unwrap_or(current.user),
+            group: change.group.unwrap_or(current.group),
+            changed: caller.now,
+            ..current.clone()
+        };
+        if let Some(bytes) = change.size {
+            match current.kind {
+                FileKind::Regular if bytes <= FILE_BYTES_MAX => {}
+                FileKind::Regular => return Err(Errno::FBIG),
+                FileKind::Directory => return Err(Errno::ISDIR),
+                _ => return Err(Errno::INVAL),
+            }
+            if bytes < current.size {
+                effects.push(Effect::SetSize { inode, bytes });
+            }
+            attributes.size = bytes;
+            attributes.modified = caller.now;
+        }
+        let changes_owner = change.user.is_some() || change.group.is_some();
+        let loses_privileges = changes_owner || (change.size.is_some() && caller.user != 0);
+        if loses_privileges && current.kind != FileKind::Directory {
+            effects.extend(self.drop_capabilities(inode));
+            if change.mode.is_none() {
+                attributes.mode = without_privileges(attributes.mode);
+            }
+        }
+        attributes.accessed = change.accessed.unwrap_or(current.accessed);
+        attributes.modified = change.modified.unwrap_or(attributes.modified);
+        effects.push(Effect::SetAttributes { inode, attributes });
+        Ok(effects)
+    }
+}

@@ -1,0 +1,119 @@
+//! New inodes and new links.
+
+use rustix::io::Errno;
+
+use super::{Caller, SET_GROUP_ID};
+use crate::record::{Attributes, Effect, EntryName, FileKind, InodeNumber, SYMLINK_BYTES_MAX};
+use crate::view::Namespace;
+
+/// Most entries of one inode. ext4 allows 65,000, and the shared area needs one for itself.
+pub const LINKS_MAX: u32 = 64_000;
+
+/// Linux has no permissions of symbolic links.
+const SYMLINK_MODE: u16 = 0o777;
+
+/// A request to create an inode.
+#[derive(Clone, Debug)]
+pub struct NewInode {
+    /// What it will be.
+    pub kind: FileKind,
+    /// Permission bits, after the umask.
+    pub mode: u16,
+    /// Of a device node, 0 otherwise.
+    pub device: u32,
+    /// Of a symbolic link, empty otherwise.
+    pub symlink_target: Vec<u8>,
+}
+
+/// A creation that is ready to be logged.
+#[derive(Clone, Debug)]
+pub struct PlannedCreation {
+    /// The new inode.
+    pub inode: InodeNumber,
+    /// To log and to apply.
+    pub effects: Vec<Effect>,
+}
+
+impl Namespace {
+    /// Plans a new inode with one entry. It inherits the group of a directory that has the set-group-id bit.
+    ///
+    /// # Errors
+    /// EEXIST, ENOTDIR; ENOENT when the directory is removed; ENAMETOOLONG for a symbolic link's target.
+    pub fn plan_create(
+        &self,
+        parent: InodeNumber,
+        name: &EntryName,
+        new: &NewInode,
+        caller: Caller,
+    ) -> Result<PlannedCreation, Errno> {
+        self.check_new_entry(parent, name)?;
+        if new.kind == FileKind::Symlink && new.symlink_target.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        if new.symlink_target.len() > SYMLINK_BYTES_MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let inode = self.next_inode();
+        let attributes = self.initial_attributes(parent, new, caller)?;
+        let mut effects = vec![Effect::SetAttributes { inode, attributes }];
+        if new.kind == FileKind::Symlink {
+            effects.push(Effect::SetSymlinkTarget { inode, target: new.symlink_target.clone() });
+        }
+        effects.push(Effect::SetEntry { parent, name: name.clone(), inode: Some(inode) });
+        effects.push(self.touch_directory(parent, caller.now)?);
+        Ok(PlannedCreation { inode, effects })
+    }
+
+    /// Plans a hard link.
+    ///
+    /// # Errors
+    /// EPERM for a directory; EMLINK; ENOENT for a file without links; EEXIST.
+    pub fn plan_link(
+        &self,
+        inode: InodeNumber,
+        parent: InodeNumber,
+        name: &EntryName,
+        caller: Caller,
+    ) -> Result<Vec<Effect>, Errno> {
+        let state = self.inode(inode)?;
+        if state.is_directory() {
+            return Err(Errno::PERM);
+        }
+        self.check_new_entry(parent, name)?;
+        match state.entry_count {
+            0 => return Err(Errno::NOENT),
+            LINKS_MAX.. => return Err(Errno::MLINK),
+            _ => {}
+        }
+        Ok(vec![
+            Effect::SetEntry { parent, name: name.clone(), inode: Some(inode) },
+            self.touch_inode(inode, caller.now)?,
+            self.touch_directory(parent, caller.now)?,
+        ])
+    }
+
+    fn check_new_entry(&self, parent: InodeNumber, name: &EntryName) -> Result<(), Errno> {
+        if self.entries(parent)?.get(name).is_some() {
+            return Err(Errno::EXIST);
+        }
+        if self.inode(parent)?.entry_count == 0 { Err(Errno::NOENT) } else { Ok(()) }
+    }
+
+    fn initial_attributes(&self, parent: InodeNumber, new: &NewInode, caller: Caller) -> Result<Attributes, Errno> {
+        let directory = &self.inode(parent)?.attributes;
+        let inherits_group = directory.mode & SET_GROUP_ID != 0;
+        let inherits_bit = inherits_group && new.kind == FileKind::Directory;
+        let mode = if new.kind == FileKind::Symlink { SYMLINK_MODE } else { new.mode & 0o7777 };
+        Ok(Attributes {
+            kind: new.kind,
+            mode: mode | if inherits_bit { SET_GROUP_ID } else { 0 },
+            user: caller.user,
+            group: if inherits_group { directory.group } else { caller.group },
+            device: new.device,
+            size: 0,
+            accessed: caller.now,
+            modified: caller.now,
+            changed: caller.now,
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! Writes and fallocate(2).
+
+use rustix::io::Errno;
+
+use super::{Caller, without_privileges};
+use crate::record::{Attributes, Effect, FILE_BYTES_MAX, FileKind, InodeNumber};
+use crate::view::Namespace;
+
+/// The modes of fallocate(2) that a volume has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpaceRequest {
+    /// Mode 0: the file grows to the end of the range.
+    Allocate,
+    /// FALLOC_FL_KEEP_SIZE.
+    AllocateKeepSize,
+    /// FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE.
+    PunchHole,
+    /// FALLOC_FL_ZERO_RANGE: the file grows to the end of the range.
+    ZeroRange,
+    /// FALLOC_FL_ZERO_RANGE with FALLOC_FL_KEEP_SIZE.
+    ZeroRangeKeepSize,
+}
+
+impl Namespace {
+    /// Plans a write of so many bytes, which the caller logs with it. Set-user-id and capabilities are lost unless the
+    /// writer has CAP_FSETID.
+    ///
+    /// # Errors
+    /// EFBIG; EINVAL for other inodes than regular files.
+    pub fn plan_write(
+        &self,
+        inode: InodeNumber,
+        offset: u64,
+        bytes: u32,
+        keeps_privileges: bool,
+        caller: Caller,
+    ) -> Result<Vec<Effect>, Errno> {
+        let end = range_end(offset, u64::from(bytes))?;
+        let mut attributes = self.grown_file(inode, end, caller)?;
+        let mut effects = vec![Effect::WriteData { inode, offset, bytes }];
+        if !keeps_privileges {
+            attributes.mode = without_privileges(attributes.mode);
+            effects.extend(self.drop_capabilities(inode));
+        }
+        effects.push(Effect::SetAttributes { inode, attributes });
+        Ok(effects)
+    }
+
+    /// Plans fallocate(2).
+    ///
+    /// # Errors
+    /// EFBIG; EINVAL for an empty range, and for other inodes than regular files.
+    pub fn plan_allocate(
+        &self,
+        inode: InodeNumber,
+        request: SpaceRequest,
+        offset: u64,
+        bytes: u64,
+        caller: Caller,
+    ) -> Result<Vec<Effect>, Errno> {
+        let end = range_end(offset, bytes)?;
+        if bytes == 0 {
+            return Err(Errno::INVAL);
+        }
+        let grows = matches!(request, SpaceRequest::Allocate | SpaceRequest::ZeroRange);
+        let attributes = self.grown_file(inode, if grows { end } else { 0 }, caller)?;
+        let mut effects = Vec::new();
+        if matches!(request, SpaceRequest::PunchHole | SpaceRequest::ZeroRange | SpaceRequest::ZeroRangeKeepSize) {
+            effects.push(Effect::PunchHole { inode, offset, bytes });
+        }
+        if request != SpaceRequest::PunchHole {
+            effects.push(Effect::AllocateSpace { inode, offset, bytes });
+        }
+        effects.push(Effect::SetAttributes { inode, attributes });
+        Ok(effects)
+    }
+
+    fn grown_file(&self, inode: InodeNumber, end: u64, caller: Caller) -> Result<Attributes, Errno> {
+        let current = &self.inode(inode)?.attributes;
+        if current.kind != FileKind::Regular {
+            return Err(Errno::INVAL);
+        }
+        let size = current.size.max(end);
+        Ok(Attributes { size, modified: caller.now, changed: caller.now, ..current.clone() })
+    }
+}
+
+fn range_end(offset: u64, bytes: u64) -> Result<u64, Errno> {
+    offset.checked_add(bytes).filter(|end| *end <= FILE_BYTES_MAX).ok_or(Errno::FBIG)
+}

@@ -1,0 +1,68 @@
+//! Plans operations: checks them against the namespace, and returns the effects to log. Changes nothing.
+//!
+//! The kernel checks permissions and file types of path components (`default_permissions`); the rest is checked here.
+
+mod attributes;
+mod create;
+mod data;
+mod remove;
+mod rename;
+mod xattr;
+
+pub use attributes::AttributeChange;
+pub use create::{LINKS_MAX, NewInode, PlannedCreation};
+pub use data::SpaceRequest;
+pub use rename::{RenameKind, RenameRequest};
+pub use xattr::XattrMode;
+
+use rustix::io::Errno;
+use serde_bytes::ByteBuf;
+
+use super::Namespace;
+use crate::record::{Effect, InodeNumber, Timestamp};
+
+/// The process that makes a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// File system user id.
+    pub user: u32,
+    /// File system group id.
+    pub group: u32,
+    /// Time of the call.
+    pub now: Timestamp,
+}
+
+const SET_USER_ID: u16 = 0o4000;
+const SET_GROUP_ID: u16 = 0o2000;
+const GROUP_EXECUTE: u16 = 0o010;
+const CAPABILITY_XATTR: &[u8] = b"security.capability";
+
+/// A mode after a change by a process that may not keep the privileges of the file.
+fn without_privileges(mode: u16) -> u16 {
+    let kept = mode & !SET_USER_ID;
+    if mode & GROUP_EXECUTE == 0 { kept } else { kept & !SET_GROUP_ID }
+}
+
+impl Namespace {
+    /// The file's capabilities are removed, if it has any.
+    fn drop_capabilities(&self, inode: InodeNumber) -> Option<Effect> {
+        let name = ByteBuf::from(CAPABILITY_XATTR);
+        let is_present = self.inode(inode).is_ok_and(|state| state.xattrs.contains_key(&name));
+        is_present.then_some(Effect::SetXattr { inode, name, value: None })
+    }
+
+    /// The directory's entries changed: its timestamps follow.
+    fn touch_directory(&self, directory: InodeNumber, now: Timestamp) -> Result<Effect, Errno> {
+        let mut attributes = self.inode(directory)?.attributes.clone();
+        attributes.modified = now;
+        attributes.changed = now;
+        Ok(Effect::SetAttributes { inode: directory, attributes })
+    }
+
+    /// The inode's links, names or attributes changed.
+    fn touch_inode(&self, inode: InodeNumber, now: Timestamp) -> Result<Effect, Errno> {
+        let mut attributes = self.inode(inode)?.attributes.clone();
+        attributes.changed = now;
+        Ok(Effect::SetAttributes { inode, attributes })
+    }
+}

@@ -1,0 +1,54 @@
+//! Removed entries, and inodes that are gone.
+
+use rustix::io::Errno;
+
+use super::Caller;
+use crate::record::{Effect, EntryName, InodeNumber};
+use crate::view::Namespace;
+
+impl Namespace {
+    /// Plans unlink(2). The inode stays until it is forgotten.
+    ///
+    /// # Errors
+    /// ENOENT; EISDIR.
+    pub fn plan_unlink(&self, parent: InodeNumber, name: &EntryName, caller: Caller) -> Result<Vec<Effect>, Errno> {
+        let inode = self.lookup(parent, name)?;
+        if self.inode(inode)?.is_directory() {
+            return Err(Errno::ISDIR);
+        }
+        self.plan_removal(parent, name, inode, caller)
+    }
+
+    /// Plans rmdir(2).
+    ///
+    /// # Errors
+    /// ENOENT; ENOTDIR; ENOTEMPTY.
+    pub fn plan_rmdir(&self, parent: InodeNumber, name: &EntryName, caller: Caller) -> Result<Vec<Effect>, Errno> {
+        let inode = self.lookup(parent, name)?;
+        if !self.entries(inode)?.is_empty() {
+            return Err(Errno::NOTEMPTY);
+        }
+        self.plan_removal(parent, name, inode, caller)
+    }
+
+    /// Plans the end of an inode that no entry leads to and that the kernel has forgotten. None while it is in use.
+    pub fn plan_drop(&self, inode: InodeNumber) -> Option<Vec<Effect>> {
+        let state = self.inode(inode).ok()?;
+        let is_unused = state.entry_count == 0 && state.lookups == 0;
+        is_unused.then(|| vec![Effect::DropInode { inode }])
+    }
+
+    fn plan_removal(
+        &self,
+        parent: InodeNumber,
+        name: &EntryName,
+        inode: InodeNumber,
+        caller: Caller,
+    ) -> Result<Vec<Effect>, Errno> {
+        Ok(vec![
+            Effect::SetEntry { parent, name: name.clone(), inode: None },
+            self.touch_inode(inode, caller.now)?,
+            self.touch_directory(parent, caller.now)?,
+        ])
+    }
+}

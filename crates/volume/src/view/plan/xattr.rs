@@ -1,0 +1,61 @@
+//! Extended attributes.
+
+use rustix::io::Errno;
+use serde_bytes::ByteBuf;
+
+use super::Caller;
+use crate::record::{Effect, InodeNumber, NAME_BYTES_MAX, XATTR_BYTES_MAX};
+use crate::view::Namespace;
+
+/// Names with this prefix are the volume's own, in the shared area.
+const RESERVED_PREFIX: &[u8] = b"trusted.farfork.";
+/// Access control lists are not supported yet: without their checks they would protect nothing.
+const ACL_PREFIX: &[u8] = b"system.";
+
+/// The flags of setxattr(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    /// Create or replace.
+    Any,
+    /// XATTR_CREATE.
+    Create,
+    /// XATTR_REPLACE.
+    Replace,
+}
+
+impl Namespace {
+    /// Plans a new value, or the removal with `value` none and `XattrMode::Replace`.
+    ///
+    /// # Errors
+    /// EEXIST, ENODATA by the mode; ERANGE for the name; ENOSPC when all attributes together are too long.
+    pub fn plan_set_xattr(
+        &self,
+        inode: InodeNumber,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+        caller: Caller,
+    ) -> Result<Vec<Effect>, Errno> {
+        if name.starts_with(RESERVED_PREFIX) || name.starts_with(ACL_PREFIX) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            return Err(Errno::RANGE);
+        }
+        let state = self.inode(inode)?;
+        let is_present = state.xattrs.contains_key(&ByteBuf::from(name));
+        match mode {
+            XattrMode::Create if is_present => return Err(Errno::EXIST),
+            XattrMode::Replace if !is_present => return Err(Errno::NODATA),
+            _ => {}
+        }
+        let others = state.xattrs.iter().filter(|(other, _)| other.as_slice() != name);
+        let used_bytes: usize = others.map(|(name, value)| name.len() + value.len()).sum();
+        if value.is_some_and(|value| used_bytes + name.len() + value.len() > XATTR_BYTES_MAX) {
+            return Err(Errno::NOSPC);
+        }
+        let name = ByteBuf::from(name);
+        let value = value.map(ByteBuf::from);
+        Ok(vec![Effect::SetXattr { inode, name, value }, self.touch_inode(inode, caller.now)?])
+    }
+}

@@ -1,0 +1,182 @@
+//! Calls that programs depend on, one test per kind.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, fallocate, renameat_with, seek};
+use rustix::io::Errno;
+
+use super::mounted_volume::MountedVolume;
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("what_is_written_is_read_after_a_remount", what_is_written_is_read_after_a_remount),
+    ("every_kind_of_rename", every_kind_of_rename),
+    ("an_unlinked_file_stays_while_it_is_open", an_unlinked_file_stays_while_it_is_open),
+    ("holes_are_found_and_read_as_zeroes", holes_are_found_and_read_as_zeroes),
+    ("a_shared_mapping_is_written_back", a_shared_mapping_is_written_back),
+    ("a_file_larger_than_the_log_is_copied", a_file_larger_than_the_log_is_copied),
+    ("the_shared_area_is_an_ordinary_tree", the_shared_area_is_an_ordinary_tree),
+    ("flags_of_open_are_honoured", flags_of_open_are_honoured),
+    ("the_longest_name_and_no_longer", the_longest_name_and_no_longer),
+];
+
+fn what_is_written_is_read_after_a_remount() {
+    let mut volume = MountedVolume::create();
+    let root = volume.path();
+    fs::create_dir(root.join("directory")).unwrap();
+    fs::write(root.join("directory/file"), b"contents").unwrap();
+    std::os::unix::fs::symlink("directory/file", root.join("symlink")).unwrap();
+    fs::hard_link(root.join("directory/file"), root.join("link")).unwrap();
+    fs::set_permissions(root.join("link"), fs::Permissions::from_mode(0o640)).unwrap();
+    let before = fs::metadata(root.join("link")).unwrap();
+    volume.unmount();
+    assert!(!root.join("link").exists(), "it is unmounted");
+    volume.mount();
+    assert_eq!(fs::read(root.join("symlink")).unwrap(), b"contents");
+    let after = fs::metadata(root.join("link")).unwrap();
+    let state = |m: &fs::Metadata| (m.ino(), m.nlink(), m.mode(), m.size(), m.mtime_nsec(), m.ctime_nsec());
+    assert_eq!(state(&after), state(&before));
+    assert_eq!(after.nlink(), 2);
+}
+
+fn every_kind_of_rename() {
+    let volume = MountedVolume::create();
+    let path = |name: &str| volume.path().join(name);
+    let rename = |old: &str, new: &str, flags| renameat_with(CWD, path(old), CWD, path(new), flags);
+    fs::write(path("a"), "a").unwrap();
+    fs::write(path("b"), "b").unwrap();
+    fs::create_dir(path("d")).unwrap();
+    assert_eq!(rename("a", "b", RenameFlags::NOREPLACE), Err(Errno::EXIST));
+    assert_eq!(rename("a", "c", RenameFlags::EXCHANGE), Err(Errno::NOENT));
+    rename("a", "d", RenameFlags::EXCHANGE).unwrap();
+    assert!(path("a").is_dir());
+    assert_eq!(fs::read(path("d")).unwrap(), b"a");
+    assert_eq!(rename("a", "b", RenameFlags::empty()), Err(Errno::NOTDIR));
+    assert_eq!(rename("b", "a", RenameFlags::empty()), Err(Errno::ISDIR));
+    rename("d", "b", RenameFlags::empty()).unwrap();
+    assert_eq!(fs::read(path("b")).unwrap(), b"a");
+    fs::create_dir(path("a/inner")).unwrap();
+    assert_eq!(rename("a", "a/inner/x", RenameFlags::empty()), Err(Errno::INVAL));
+    fs::create_dir(path("e")).unwrap();
+    assert_eq!(rename("e", "a", RenameFlags::empty()), Err(Errno::NOTEMPTY));
+    rename("a/inner", "e", RenameFlags::empty()).unwrap();
+    assert_eq!((fs::metadata(path("a")).unwrap().nlink(), fs::metadata(volume.path()).unwrap().nlink()), (2, 4));
+}
+
+fn an_unlinked_file_stays_while_it_is_open() {
+    let volume = MountedVolume::create();
+    let path = volume.path().join("file");
+    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.write_all(b"before ").unwrap();
+    fs::remove_file(&path).unwrap();
+    file.write_all(b"after").unwrap();
+    fs::write(&path, b"another").unwrap();
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!((text.as_str(), file.metadata().unwrap().nlink()), ("before after", 0));
+}
+
+fn holes_are_found_and_read_as_zeroes() {
+    const MIB: u64 = 1 << 20;
+    let mut volume = MountedVolume::create();
+    let path = volume.path().join("sparse");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.write_all_at(&[1; 4096], 2 * MIB).unwrap();
+    file.set_len(4 * MIB).unwrap();
+    let check = |file: &File| {
+        assert_eq!(seek(file, SeekFrom::Data(0)), Ok(2 * MIB));
+        assert_eq!(seek(file, SeekFrom::Hole(2 * MIB)), Ok(2 * MIB + 4096));
+        assert_eq!(seek(file, SeekFrom::Data(3 * MIB)), Err(Errno::NXIO));
+        assert_eq!(seek(file, SeekFrom::Hole(3 * MIB)), Ok(3 * MIB));
+        let mut bytes = [9; 8192];
+        file.read_exact_at(&mut bytes, 2 * MIB - 4096).unwrap();
+        assert!(bytes[..4096] == [0; 4096] && bytes[4096..] == [1; 4096]);
+    };
+    check(&file);
+    drop(file);
+    volume.unmount();
+    volume.mount();
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    check(&file);
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, punch, 2 * MIB, 4096).unwrap();
+    assert_eq!(seek(&file, SeekFrom::Data(0)), Err(Errno::NXIO));
+    assert_eq!(fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
+}
+
+fn a_shared_mapping_is_written_back() {
+    let mut volume = MountedVolume::create();
+    let path = volume.path().join("mapped");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.set_len(64 << 10).unwrap();
+    let mapping = farfork_sys::shared_mapping::SharedMapping::map_file(&file, 64 << 10).unwrap();
+    mapping.store(5000, b"through the mapping");
+    let mut bytes = [0; 19];
+    file.read_exact_at(&mut bytes, 5000).unwrap();
+    assert_eq!(&bytes, b"through the mapping");
+    file.write_all_at(b"through the file", 9000).unwrap();
+    let mut bytes = [0; 16];
+    mapping.load(9000, &mut bytes);
+    assert_eq!(&bytes, b"through the file");
+    file.sync_all().unwrap();
+    drop((mapping, file));
+    volume.unmount();
+    volume.mount();
+    assert_eq!(&fs::read(&path).unwrap()[5000..5019], b"through the mapping");
+}
+
+fn a_file_larger_than_the_log_is_copied() {
+    let volume = MountedVolume::create();
+    let mut random = fastrand::Rng::with_seed(1);
+    let data: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(30 << 20).collect();
+    fs::write(volume.path().join("large"), &data).unwrap();
+    assert!(fs::read(volume.path().join("large")).unwrap() == data);
+}
+
+fn the_shared_area_is_an_ordinary_tree() {
+    let mut volume = MountedVolume::create();
+    fs::create_dir(volume.path().join("directory")).unwrap();
+    let file = File::create(volume.path().join("directory/file")).unwrap();
+    file.set_permissions(fs::Permissions::from_mode(0o604)).unwrap();
+    std::os::unix::fs::fchown(&file, Some(12), Some(34)).unwrap();
+    file.write_all_at(b"ordinary", 0).unwrap();
+    drop(file);
+    volume.unmount();
+    let published = volume.volume_path().join("shared/tree/directory/file");
+    assert!(!published.exists() || fs::read(&published).unwrap() == b"ordinary", "a file is published whole");
+    volume.mount();
+    assert_eq!(fs::read(&published).unwrap(), b"ordinary");
+    let state = fs::metadata(&published).unwrap();
+    assert_eq!((state.mode() & 0o7777, state.uid(), state.gid()), (0o604, 12, 34));
+}
+
+fn flags_of_open_are_honoured() {
+    let volume = MountedVolume::create();
+    let path = volume.path().join("file");
+    fs::write(&path, b"one").unwrap();
+    let error = OpenOptions::new().write(true).create_new(true).open(&path).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::EXIST.raw_os_error()));
+    let mut appending = OpenOptions::new().append(true).open(&path).unwrap();
+    fs::write(&path, b"longer").unwrap();
+    appending.write_all(b" end").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"longer end");
+    let direct = 0o40000;
+    let aligned = OpenOptions::new().read(true).custom_flags(direct).open(&path);
+    assert!(aligned.is_ok(), "O_DIRECT: {aligned:?}");
+    File::create(&path).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0, "O_TRUNC");
+}
+
+fn the_longest_name_and_no_longer() {
+    let mut volume = MountedVolume::create();
+    let longest = "n".repeat(255);
+    fs::write(volume.path().join(&longest), b"x").unwrap();
+    let error = fs::write(volume.path().join("n".repeat(256)), b"x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::NAMETOOLONG.raw_os_error()));
+    volume.unmount();
+    volume.mount();
+    let names: Vec<_> = fs::read_dir(volume.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, [longest.as_str()]);
+}

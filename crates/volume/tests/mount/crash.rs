@@ -1,0 +1,168 @@
+//! Processes are killed under load. All acknowledged data is there afterwards, and nothing that was not written.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_volume::process::ProcessRole;
+use fastrand::Rng;
+
+use super::mounted_volume::{LOG_BYTES, MountedVolume};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("a_killed_client_loses_nothing_acknowledged", || kill_under_load(&[ProcessRole::Client], 12)),
+    ("a_killed_worker_loses_nothing", || kill_under_load(&[ProcessRole::Worker], 20)),
+    ("a_killed_offload_process_loses_nothing", || kill_under_load(&[ProcessRole::Offload], 20)),
+    ("all_processes_killed_in_turns_lose_nothing", || kill_under_load(&ProcessRole::ALL, 20)),
+    ("a_stopped_worker_is_replaced", a_stopped_worker_is_replaced),
+];
+
+const WRITERS: usize = 3;
+/// Not a divisor of a page, so that records cross pages.
+const RECORD_BYTES: usize = 3000;
+const RECORDS_PER_FILE: u64 = 200;
+
+/// The acknowledgements of one writer.
+#[derive(Debug, Default)]
+struct WriterManifest {
+    /// Records of each file that fsync(2) acknowledged.
+    records: Vec<u64>,
+    /// Files whose rename was acknowledged by fsync(2) of the directory.
+    renamed: usize,
+    errors: u64,
+}
+
+/// A record names its writer, file and number.
+fn record_of(writer: usize, file: usize, record: u64) -> Vec<u8> {
+    let mut random = Rng::with_seed(((writer as u64) << 48) | ((file as u64) << 24) | record);
+    std::iter::repeat_with(|| random.u8(..)).take(RECORD_BYTES).collect()
+}
+
+fn written_path(root: &Path, writer: usize, file: usize) -> PathBuf {
+    root.join(format!("writer-{writer}")).join(format!("writing-{file}"))
+}
+
+fn renamed_path(root: &Path, writer: usize, file: usize) -> PathBuf {
+    root.join(format!("writer-{writer}")).join(format!("written-{file}"))
+}
+
+/// Writes files of records. Each file is renamed when it is complete.
+fn write_until(root: &Path, writer: usize, must_stop: &AtomicBool) -> WriterManifest {
+    let mut manifest = WriterManifest::default();
+    while !must_stop.load(Ordering::Relaxed) {
+        let file = manifest.renamed;
+        if manifest.records.len() == file {
+            manifest.records.push(0);
+        }
+        if write_file(root, writer, file, &mut manifest.records[file], must_stop).is_err() {
+            // The client has died: the next one mounts soon.
+            manifest.errors += 1;
+            thread::sleep(Duration::from_millis(5));
+            continue;
+        }
+        if manifest.records[file] == RECORDS_PER_FILE {
+            manifest.renamed += 1;
+        }
+    }
+    manifest
+}
+
+fn write_file(
+    root: &Path,
+    writer: usize,
+    file: usize,
+    acknowledged: &mut u64,
+    must_stop: &AtomicBool,
+) -> io::Result<()> {
+    let (path, renamed) = (written_path(root, writer, file), renamed_path(root, writer, file));
+    // Not into the directory below the mount point, while nothing is mounted there.
+    let directory = File::open(path.parent().unwrap())?;
+    if *acknowledged < RECORDS_PER_FILE || !renamed.exists() {
+        let output = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+        while *acknowledged < RECORDS_PER_FILE && !must_stop.load(Ordering::Relaxed) {
+            output.write_all_at(&record_of(writer, file, *acknowledged), *acknowledged * RECORD_BYTES as u64)?;
+            output.sync_data()?;
+            *acknowledged += 1;
+        }
+        if *acknowledged == RECORDS_PER_FILE {
+            fs::rename(&path, &renamed)?;
+        }
+    }
+    directory.sync_all()
+}
+
+fn verify(root: &Path, writer: usize, manifest: &WriterManifest) {
+    for (file, acknowledged) in manifest.records.iter().enumerate() {
+        let renamed = renamed_path(root, writer, file);
+        if file < manifest.renamed {
+            assert!(renamed.exists(), "the rename of file {file} of writer {writer} was acknowledged");
+        }
+        let written = written_path(root, writer, file);
+        let data = fs::read(&renamed).or_else(|_| fs::read(&written)).unwrap_or_default();
+        let found = data.len() / RECORD_BYTES;
+        assert!(found as u64 >= *acknowledged, "{found} of {acknowledged} records of file {file} of writer {writer}");
+        for (record, bytes) in (0_u64..).zip(data.chunks(RECORD_BYTES)) {
+            let expected = record_of(writer, file, record);
+            let is_torn_end = record >= *acknowledged;
+            assert!(expected == bytes || is_torn_end, "record {record} of file {file} of writer {writer}");
+        }
+    }
+}
+
+fn kill_under_load(roles: &[ProcessRole], kills: usize) {
+    let mut volume = MountedVolume::create();
+    let root = volume.path();
+    for writer in 0..WRITERS {
+        fs::create_dir(root.join(format!("writer-{writer}"))).unwrap();
+    }
+    File::open(&root).unwrap().sync_all().unwrap();
+    let must_stop = AtomicBool::new(false);
+    let mut random = Rng::with_seed(kills as u64);
+    let manifests: Vec<WriterManifest> = thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                scope.spawn({
+                    let (root, must_stop) = (&root, &must_stop);
+                    move || write_until(root, writer, must_stop)
+                })
+            })
+            .collect();
+        for _ in 0..kills {
+            thread::sleep(Duration::from_millis(random.u64(5..150)));
+            volume.kill(roles[random.usize(..roles.len())]);
+        }
+        must_stop.store(true, Ordering::Relaxed);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    let check = || manifests.iter().enumerate().for_each(|(writer, manifest)| verify(&root, writer, manifest));
+    check();
+    volume.unmount();
+    volume.mount();
+    check();
+    let records: u64 = manifests.iter().flat_map(|manifest| &manifest.records).sum();
+    let errors: u64 = manifests.iter().map(|manifest| manifest.errors).sum();
+    println!("{kills} kills of {roles:?}: {records} records acknowledged, {errors} calls failed");
+    assert!(records > 500, "only {records} records: the test does too little");
+    if !roles.contains(&ProcessRole::Client) {
+        assert_eq!(errors, 0, "programs do not notice the death of worker and offload process");
+    }
+}
+
+/// A worker that is stopped would go on with an old change set: it is killed before another process publishes.
+fn a_stopped_worker_is_replaced() {
+    const SIGSTOP: i32 = 19;
+    let volume = MountedVolume::create();
+    let stopped = volume.process_id(ProcessRole::Worker);
+    let pidfd = farfork_sys::pidfd::open(stopped as i32).unwrap();
+    farfork_sys::pidfd::send_signal(&pidfd, SIGSTOP).unwrap();
+    let started = Instant::now();
+    let data = vec![7; 3 * LOG_BYTES as usize];
+    fs::write(volume.path().join("file"), &data).unwrap();
+    assert!(fs::read(volume.path().join("file")).unwrap() == data);
+    assert_ne!(volume.process_id(ProcessRole::Worker), stopped);
+    println!("a stopped worker is replaced: {:.1} s", started.elapsed().as_secs_f64());
+}

@@ -1,0 +1,92 @@
+//! First figures of a volume next to a floor: the same calls on the local file system. Run with `--ignored` in a release
+//! build; nothing is asserted.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::mounted_volume::MountedVolume;
+
+pub(crate) const TESTS: &[(&str, fn())] = &[("first_figures_next_to_a_floor", first_figures_next_to_a_floor)];
+
+const LOG_BYTES: u64 = 64 << 20;
+const OPERATION_BYTES: usize = 16 << 10;
+const SYNCED_WRITES: u64 = 2_000;
+const STREAM_BYTES: u64 = 512 << 20;
+const FILES: u32 = 5_000;
+
+fn first_figures_next_to_a_floor() {
+    let mut sides = Vec::new();
+    for durability in ["memory", "disk"] {
+        let volume = MountedVolume::create_with(LOG_BYTES, durability);
+        sides.push((format!("volume, {durability}"), volume.path(), Some(volume)));
+    }
+    let floor = sides[0].2.as_ref().unwrap().local_path().join("local");
+    fs::create_dir(&floor).unwrap();
+    sides.insert(0, ("local".to_owned(), floor, None));
+    for (name, path, _volume) in &sides {
+        let (mean, p99) = measure_synced_writes(path);
+        println!("{name}: 16 KiB write + fsync: mean {mean:.1?}, p99 {p99:.1?}");
+        println!(
+            "{name}: sequential write {:.0} MiB/s, then read {:.0} MiB/s (page cache dropped)",
+            measure_write(path),
+            measure_read(path)
+        );
+        let (create, stat) = measure_files(path);
+        println!("{name}: create {create:.1?}, stat {stat:.1?}");
+    }
+}
+
+fn measure_synced_writes(directory: &Path) -> (Duration, Duration) {
+    let file = File::create(directory.join("synced")).unwrap();
+    let data = vec![b'x'; OPERATION_BYTES];
+    let mut times: Vec<Duration> = (0..SYNCED_WRITES)
+        .map(|index| {
+            let started = Instant::now();
+            file.write_all_at(&data, index * OPERATION_BYTES as u64).unwrap();
+            file.sync_all().unwrap();
+            started.elapsed()
+        })
+        .collect();
+    times.sort();
+    (times.iter().sum::<Duration>() / SYNCED_WRITES as u32, times[times.len() * 99 / 100])
+}
+
+/// Ends with fsync(2), in MiB/s.
+fn measure_write(directory: &Path) -> f64 {
+    let mut file = File::create(directory.join("stream")).unwrap();
+    let data = vec![b'x'; OPERATION_BYTES];
+    let started = Instant::now();
+    for _ in 0..STREAM_BYTES / OPERATION_BYTES as u64 {
+        file.write_all(&data).unwrap();
+    }
+    file.sync_all().unwrap();
+    rate(started.elapsed())
+}
+
+/// In MiB/s, without the pages of the file in the cache of its own file system.
+fn measure_read(directory: &Path) -> f64 {
+    let mut file = OpenOptions::new().read(true).open(directory.join("stream")).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let mut data = vec![0; OPERATION_BYTES];
+    let started = Instant::now();
+    while file.read(&mut data).unwrap() > 0 {}
+    rate(started.elapsed())
+}
+
+fn rate(time: Duration) -> f64 {
+    (STREAM_BYTES >> 20) as f64 / time.as_secs_f64()
+}
+
+/// Per file.
+fn measure_files(directory: &Path) -> (Duration, Duration) {
+    let path = |index: u32| directory.join(format!("file-{index}"));
+    let started = Instant::now();
+    (0..FILES).for_each(|index| drop(File::create(path(index)).unwrap()));
+    let created = started.elapsed() / FILES;
+    let started = Instant::now();
+    (0..FILES).for_each(|index| assert!(fs::metadata(path(index)).is_ok()));
+    (created, started.elapsed() / FILES)
+}
