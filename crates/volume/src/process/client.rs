@@ -1,5 +1,6 @@
 //! The client process: has the log published to its end, reads the namespace, mounts, and serves until it is unmounted.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fuser::{Config, Session, SessionACL};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::channel::MessageChannel;
 use super::message::{ClientMessage, OffloadMessage};
@@ -19,6 +21,8 @@ use crate::publish::{PublishedMark, load_namespace};
 
 /// The name of the lock.
 const CLIENT: &str = "client";
+/// A client that was killed releases its lock within this.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The offload process is started at the same time, or again after it died.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_RETRY: Duration = Duration::from_millis(5);
@@ -38,9 +42,12 @@ pub enum ClientRunError {
     /// The client cannot start.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// Another client has the volume mounted, or its lock cannot be taken.
+    /// The lock cannot be taken.
     #[error("cannot lock the volume for a client: {0}")]
     Lock(#[source] io::Error),
+    /// Another client has the volume mounted.
+    #[error("the volume is mounted already: unmount it first")]
+    IsMounted,
     /// The log cannot be published.
     #[error("cannot recover the volume: {0}")]
     Recovery(#[source] io::Error),
@@ -67,7 +74,8 @@ pub fn run_client(
     options: ClientOptions,
     ready: impl FnOnce(),
 ) -> Result<(), ClientRunError> {
-    let _lock = volume.lock(CLIENT).map_err(ClientRunError::Lock)?;
+    let _lock = lock_volume(volume)?;
+    raise_file_limit();
     let (channel, mark) = recover(volume).map_err(ClientRunError::Recovery)?;
     let shared = volume.open_shared().map_err(ClientRunError::SharedTree)?;
     let namespace = load_namespace(&shared, mark.inode_max).map_err(ClientRunError::SharedTree)?;
@@ -85,6 +93,26 @@ pub fn run_client(
     let session = Session::from_fd(filesystem, device, SessionACL::All, config).map_err(failed)?;
     ready();
     session.run().map_err(failed)
+}
+
+/// The client before may be about to end.
+fn lock_volume(volume: &VolumeDirectory) -> Result<File, ClientRunError> {
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match volume.try_lock(CLIENT).map_err(ClientRunError::Lock)? {
+            Some(lock) => return Ok(lock),
+            None if Instant::now() >= deadline => return Err(ClientRunError::IsMounted),
+            None => thread::sleep(CONNECT_RETRY),
+        }
+    }
+}
+
+/// An open file of the mount may take one descriptor of this process.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        tracing::warn!(%error, "few files can be open in the mount at a time");
+    }
 }
 
 /// Has everything in the log published, and inodes dropped that an earlier client had open.

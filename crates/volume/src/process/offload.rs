@@ -16,7 +16,7 @@ use super::message::{ClientMessage, OffloadMessage, WorkerAnswer, WorkerRequest}
 use super::volume_directory::VolumeDirectory;
 use super::worker::{PublishingState, WORKER};
 use crate::change::ChangeSet;
-use crate::log::{LogFile, LogFileError};
+use crate::log::{LogFile, LogFileError, LogPoint};
 use crate::publish::{Durability, PublishedMark};
 use crate::replay::{LogReplay, ReplayEnd};
 
@@ -29,6 +29,8 @@ const FOLD_WAIT: Duration = Duration::from_millis(2);
 /// A worker that has not answered for so long is taken for stopped. Publishing a change set takes milliseconds, with
 /// `Durability::Disk` as long as syncfs(2).
 const WORKER_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// A record that is invalid for so long is damaged, or the end of a client that was killed while it appended.
+const DAMAGE_REPORT_WAIT: Duration = Duration::from_secs(2);
 /// Before a refused change set is tried again.
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 /// A change set of one of these sizes is published without waiting for more, so that the log has room soon.
@@ -44,6 +46,14 @@ struct OffloadProcess<'v> {
     mark: PublishedMark,
     worker: Option<MessageChannel>,
     client: Option<MessageChannel>,
+    damage: Option<DamagedRecord>,
+}
+
+/// A record that was begun and is not valid. While the client appends, this lasts for microseconds.
+struct DamagedRecord {
+    point: LogPoint,
+    since: Instant,
+    is_reported: bool,
 }
 
 /// How much of the log becomes one change set.
@@ -67,8 +77,8 @@ pub fn run_offload(volume: &VolumeDirectory, durability: Durability) -> Result<(
     let log_file = log.try_clone_file()?;
     let mark = volume.open_shared()?.open_mark()?.mark();
     let replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
-    let (worker, client) = (None, None);
-    let mut process = OffloadProcess { volume, durability, log, log_file, replay, mark, worker, client };
+    let (worker, client, damage) = (None, None, None);
+    let mut process = OffloadProcess { volume, durability, log, log_file, replay, mark, worker, client, damage };
     // A worker that was killed may have published a part of anything that the log has now.
     process.publish(FoldExtent::Everything);
     loop {
@@ -135,7 +145,10 @@ impl OffloadProcess<'_> {
         loop {
             match self.replay.read_record(&self.log) {
                 Ok(record) => changes.fold(record),
-                Err(ReplayEnd::NoRecord | ReplayEnd::Invalid(_)) if changes.record_count() == 0 => break,
+                Err(end) if changes.record_count() == 0 => {
+                    self.watch_damage(&end);
+                    break;
+                }
                 Err(_) if extent == FoldExtent::Everything || started.elapsed() >= FOLD_WAIT => break,
                 Err(_) => thread::sleep(FOLD_WAIT),
             }
@@ -150,6 +163,23 @@ impl OffloadProcess<'_> {
         changes
     }
 
+    /// Reports a record that stays invalid: nothing after it is published, and the log fills up.
+    fn watch_damage(&mut self, end: &ReplayEnd) {
+        let ReplayEnd::Invalid(error) = end else {
+            self.damage = None;
+            return;
+        };
+        let point = self.replay.next_point();
+        let damage = self.damage.get_or_insert(DamagedRecord { point, since: Instant::now(), is_reported: false });
+        if damage.point != point {
+            *damage = DamagedRecord { point, since: Instant::now(), is_reported: false };
+        }
+        if damage.since.elapsed() > DAMAGE_REPORT_WAIT && !damage.is_reported {
+            damage.is_reported = true;
+            tracing::error!(%error, ?point, "the log has a damaged record, nothing after it is published");
+        }
+    }
+
     fn flush_log(&self) {
         while let Err(error) = self.log_file.sync_data() {
             tracing::error!(%error, "the log cannot be flushed, nothing is published");
@@ -162,7 +192,7 @@ impl OffloadProcess<'_> {
         loop {
             match self.try_request(request) {
                 Ok(mark) => {
-                    self.mark = mark;
+                    self.move_to(mark);
                     return;
                 }
                 Err(error) => {
@@ -171,6 +201,14 @@ impl OffloadProcess<'_> {
                     thread::sleep(RETRY_WAIT);
                 }
             }
+        }
+    }
+
+    /// The worker may be ahead: it finished a change set of an offload process that has died.
+    fn move_to(&mut self, mark: PublishedMark) {
+        self.mark = mark;
+        if mark.point > self.replay.next_point() {
+            self.replay = LogReplay::new(self.log.header().ring_bytes, mark.point, mark.epoch);
         }
     }
 

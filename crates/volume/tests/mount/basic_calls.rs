@@ -19,6 +19,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("the_shared_area_is_an_ordinary_tree", the_shared_area_is_an_ordinary_tree),
     ("flags_of_open_are_honoured", flags_of_open_are_honoured),
     ("the_longest_name_and_no_longer", the_longest_name_and_no_longer),
+    ("thousands_of_files_are_open_at_a_time", thousands_of_files_are_open_at_a_time),
+    ("a_volume_is_mounted_once", a_volume_is_mounted_once),
 ];
 
 fn what_is_written_is_read_after_a_remount() {
@@ -167,6 +169,36 @@ fn flags_of_open_are_honoured() {
     assert!(aligned.is_ok(), "O_DIRECT: {aligned:?}");
     File::create(&path).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), 0, "O_TRUNC");
+}
+
+fn thousands_of_files_are_open_at_a_time() {
+    const FILES: usize = 3_000;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+    let mut volume = MountedVolume::create();
+    let path = |volume: &MountedVolume, index: usize| volume.path().join(index.to_string());
+    (0..FILES).for_each(|index| fs::write(path(&volume, index), index.to_string()).unwrap());
+    volume.unmount();
+    volume.mount();
+    let mut files: Vec<File> = (0..FILES).map(|index| File::open(path(&volume, index)).unwrap()).collect();
+    for (index, file) in files.iter_mut().enumerate() {
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, index.to_string());
+    }
+}
+
+fn a_volume_is_mounted_once() {
+    let volume = MountedVolume::create();
+    let other = volume.local_path().join("other");
+    fs::create_dir(&other).unwrap();
+    let mut client = std::process::Command::new(std::env::current_exe().unwrap());
+    client.args([super::PROCESS, "client"]).arg(volume.volume_path()).arg(&other).arg("memory");
+    let output = client.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("is mounted already"), "{text}");
+    fs::write(volume.path().join("file"), b"still mounted").unwrap();
 }
 
 fn the_longest_name_and_no_longer() {

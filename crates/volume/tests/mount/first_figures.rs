@@ -7,9 +7,14 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use farfork_volume::process::ProcessRole;
+
 use super::mounted_volume::MountedVolume;
 
-pub(crate) const TESTS: &[(&str, fn())] = &[("first_figures_next_to_a_floor", first_figures_next_to_a_floor)];
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("first_figures_next_to_a_floor", first_figures_next_to_a_floor),
+    ("a_hundred_thousand_files", a_hundred_thousand_files),
+];
 
 const LOG_BYTES: u64 = 64 << 20;
 const OPERATION_BYTES: usize = 16 << 10;
@@ -37,6 +42,35 @@ fn first_figures_next_to_a_floor() {
         let (create, stat) = measure_files(path);
         println!("{name}: create {create:.1?}, stat {stat:.1?}");
     }
+}
+
+/// Times of creation, of a remount, which reads the whole namespace, and of removal.
+fn a_hundred_thousand_files() {
+    const DIRECTORIES: u32 = 100;
+    const FILES_PER_DIRECTORY: u32 = 1_000;
+    let mut volume = MountedVolume::create_with(LOG_BYTES, "memory");
+    let directory = |volume: &MountedVolume, index: u32| volume.path().join(format!("directory-{index}"));
+    let started = Instant::now();
+    for index in 0..DIRECTORIES {
+        fs::create_dir(directory(&volume, index)).unwrap();
+        for file in 0..FILES_PER_DIRECTORY {
+            fs::write(directory(&volume, index).join(format!("file-{file}")), file.to_string()).unwrap();
+        }
+    }
+    println!("100,000 files: written in {:.1?}", started.elapsed());
+    let started = Instant::now();
+    volume.unmount();
+    volume.mount();
+    println!("100,000 files: mounted again in {:.1?}", started.elapsed());
+    let status = fs::read_to_string(format!("/proc/{}/status", volume.process_id(ProcessRole::Client))).unwrap();
+    println!("100,000 files: memory of the client {}", status.lines().find(|line| line.starts_with("VmRSS")).unwrap());
+    let started = Instant::now();
+    for index in 0..DIRECTORIES {
+        assert_eq!(fs::read_dir(directory(&volume, index)).unwrap().count(), FILES_PER_DIRECTORY as usize);
+        assert_eq!(fs::read_to_string(directory(&volume, index).join("file-7")).unwrap(), "7");
+        fs::remove_dir_all(directory(&volume, index)).unwrap();
+    }
+    println!("100,000 files: removed in {:.1?}", started.elapsed());
 }
 
 fn measure_synced_writes(directory: &Path) -> (Duration, Duration) {
