@@ -328,8 +328,8 @@ fn random_operations_are_as_on_a_local_file_system() {
     for seed in number("VOLUME_MODEL_SEED").map_or(0..sequences, |seed| seed..seed + 1) {
         run_sequence(&volume, &local, seed);
         match seed % 20 {
-            5 => volume.kill(ProcessRole::Worker),
-            15 => volume.kill(ProcessRole::Offload),
+            5 => volume.kill(&[ProcessRole::Worker]),
+            15 => volume.kill(&[ProcessRole::Offload, ProcessRole::Worker]),
             _ => {}
         }
     }

@@ -120,17 +120,20 @@ impl MountedVolume {
         self.supervisor.as_ref().unwrap().process_ids.lock().unwrap()[index]
     }
 
-    /// Kills a process, and waits until the supervisor has started the next.
-    pub(crate) fn kill(&self, role: ProcessRole) {
-        let killed = self.process_id(role);
-        let pidfd = farfork_sys::pidfd::open(killed as i32).unwrap();
-        farfork_sys::pidfd::send_signal(&pidfd, 9).unwrap();
+    /// Kills processes at once, in this order, and waits until the supervisor has started the next.
+    pub(crate) fn kill(&self, roles: &[ProcessRole]) {
+        let killed: Vec<u32> = roles.iter().map(|role| self.process_id(*role)).collect();
+        let open = |id: &u32| farfork_sys::pidfd::open(*id as i32).unwrap();
+        let pidfds: Vec<_> = killed.iter().map(open).collect();
+        pidfds.iter().for_each(|pidfd| farfork_sys::pidfd::send_signal(pidfd, 9).unwrap());
         let deadline = Instant::now() + RESTART_TIMEOUT;
-        while self.process_id(role) == killed {
-            assert!(Instant::now() < deadline, "{role:?} is started again");
-            thread::sleep(Duration::from_millis(2));
+        for (role, killed) in roles.iter().zip(killed) {
+            while self.process_id(*role) == killed {
+                assert!(Instant::now() < deadline, "{role:?} is started again");
+                thread::sleep(Duration::from_millis(2));
+            }
         }
-        if role == ProcessRole::Client {
+        if roles.contains(&ProcessRole::Client) {
             self.wait_until_mounted();
         }
     }

@@ -58,7 +58,7 @@ fn git_clones_commits_collects_and_checks() {
         run(git(&clone).args(["commit", "--quiet", "--all", "--message", "round"]));
     }
     run(git(&clone).args(["gc", "--quiet"]));
-    volume.kill(ProcessRole::Client);
+    volume.kill(&[ProcessRole::Client]);
     run(git(&clone).args(["fsck", "--full", "--strict"]));
     assert_eq!(run(git(&clone).args(["status", "--porcelain"])), "");
     assert_eq!(run(git(&clone).args(["rev-list", "--count", "HEAD"])).trim(), "6");
@@ -127,7 +127,7 @@ fn sqlite_survives_a_killed_client() {
     let volume = MountedVolume::create_with(super::mounted_volume::LOG_BYTES, "disk");
     let database = volume.path().join("database");
     create_database(&database);
-    check_transactions(&database, |_| volume.kill(ProcessRole::Client));
+    check_transactions(&database, |_| volume.kill(&[ProcessRole::Client]));
 }
 
 /// On a file system of its own, so that it can be filled to the last byte.
