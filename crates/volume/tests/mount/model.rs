@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::thread;
 use std::time::Instant;
 
 use farfork_volume::process::ProcessRole;
@@ -18,8 +19,10 @@ use rustix::io::{Errno, pread, pwrite};
 
 use super::mounted_volume::MountedVolume;
 
-pub(crate) const TESTS: &[(&str, fn())] =
-    &[("random_operations_are_as_on_a_local_file_system", random_operations_are_as_on_a_local_file_system)];
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("random_operations_are_as_on_a_local_file_system", random_operations_are_as_on_a_local_file_system),
+    ("concurrent_operations_are_published_as_they_were_seen", concurrent_operations_are_published_as_they_were_seen),
+];
 
 /// `VOLUME_MODEL_SEQUENCES` sets another number, `VOLUME_MODEL_SEED` runs one sequence.
 const SEQUENCES: u64 = 200;
@@ -338,4 +341,35 @@ fn random_operations_are_as_on_a_local_file_system() {
     volume.mount();
     assert!(digest(&volume.path()) == before, "the same after a remount");
     println!("{sequences} sequences of {OPERATIONS} operations: {:.1} s", started.elapsed().as_secs_f64());
+}
+
+/// Threads change the same few names. The tree that they leave is the same after a kill and after a remount.
+fn concurrent_operations_are_published_as_they_were_seen() {
+    const THREADS: u64 = 4;
+    const OPERATIONS_PER_THREAD: u32 = 3_000;
+    rustix::process::umask(Mode::empty());
+    let mut volume = MountedVolume::create();
+    let root = volume.path();
+    thread::scope(|scope| {
+        for seed in 0..THREADS {
+            let root = &root;
+            scope.spawn(move || {
+                let (mut side, mut random) = (Side::new(root), Rng::with_seed(1_000_000 + seed));
+                let successes =
+                    (0..OPERATIONS_PER_THREAD).filter(|_| side.execute(&random_operation(&mut random)).is_ok()).count();
+                assert!(successes > 100, "only {successes} operations succeeded");
+            });
+        }
+        for roles in [&[ProcessRole::Worker][..], &[ProcessRole::Offload], &[ProcessRole::Worker, ProcessRole::Offload]]
+        {
+            volume.kill(roles);
+        }
+    });
+    let before = digest(&root);
+    assert!(before.len() > 5, "{:?}", before.keys());
+    volume.kill(&[ProcessRole::Client]);
+    assert!(digest(&root) == before, "the same after a killed client");
+    volume.unmount();
+    volume.mount();
+    assert!(digest(&root) == before, "the same after a remount");
 }

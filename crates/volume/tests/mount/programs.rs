@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farfork_volume::process::ProcessRole;
 
@@ -91,6 +91,8 @@ fn start_inserting(database: &Path, batch: &str) -> std::process::Child {
     shell
 }
 
+/// So many rows are committed before a kill.
+const ROWS_MIN: u64 = 100;
 const INSERT_BATCH: &str = "BEGIN; INSERT INTO t(x) VALUES (1); INSERT INTO t(x) VALUES (2); COMMIT; \
     SELECT count(*) FROM t;\n";
 
@@ -101,16 +103,21 @@ fn create_database(database: &Path) {
 
 /// Kills with `kill`, and compares the database with what the program printed.
 fn check_transactions(database: &Path, kill: impl FnOnce(&mut std::process::Child)) {
+    let count = || query(database, "SELECT count(*) FROM t").parse::<u64>().unwrap();
     let mut shell = start_inserting(database, INSERT_BATCH);
-    thread::sleep(Duration::from_millis(700));
+    let (before, deadline) = (count(), Instant::now() + Duration::from_secs(60));
+    while count() < before + ROWS_MIN {
+        assert!(Instant::now() < deadline, "the program inserts rows");
+    }
+    let seen = count();
     kill(&mut shell);
     let _ = shell.kill();
     let output = shell.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let printed: u64 = text.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
     assert_eq!(query(database, "PRAGMA integrity_check"), "ok");
-    let found: u64 = query(database, "SELECT count(*) FROM t").parse().unwrap();
-    assert!(found >= printed && printed > 0, "{printed} rows were committed, {found} are there");
+    let found = count();
+    assert!(found >= printed.max(seen), "{printed} rows were reported, {seen} read, {found} are there");
     assert_eq!(found % 2, 0, "a transaction has two rows");
 }
 
@@ -151,9 +158,9 @@ fn a_full_volume_reports_it_and_recovers() {
     assert!(data.len() as u64 == written && data.iter().all(|byte| *byte == 5), "what was written is there");
     drop(file);
     fs::remove_file(&path).unwrap();
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while fs::write(volume.path().join("another"), &block).is_err() {
-        assert!(std::time::Instant::now() < deadline, "space is free again");
+        assert!(Instant::now() < deadline, "space is free again");
         thread::sleep(Duration::from_millis(20));
     }
 }
