@@ -181,7 +181,7 @@ fn stop(process_id: u32) {
     }
 }
 
-/// The offload process is stopped while a program writes, and goes on when the next client already waits for it.
+/// The offload process is stopped while a program writes, and continues when the next client already waits for it.
 fn a_client_recovers_what_was_not_published() {
     let volume = MountedVolume::create();
     let offload = farfork_sys::pidfd::open(volume.process_id(ProcessRole::Offload) as i32).unwrap();
