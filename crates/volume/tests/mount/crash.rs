@@ -14,11 +14,12 @@ use fastrand::Rng;
 use super::mounted_volume::{LOG_BYTES, MountedVolume};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("a_killed_client_loses_nothing_acknowledged", || kill_under_load(&[&[ProcessRole::Client]], 12)),
-    ("a_killed_worker_loses_nothing", || kill_under_load(&[&[ProcessRole::Worker]], 20)),
-    ("a_killed_offload_process_loses_nothing", || kill_under_load(&[&[ProcessRole::Offload]], 20)),
-    ("processes_killed_in_turns_and_together_lose_nothing", || kill_under_load(TURNS, 30)),
-    ("all_processes_killed_at_once_lose_nothing", || kill_under_load(&[ALL_AT_ONCE], 20)),
+    ("a_killed_client_loses_nothing_acknowledged", || kill_under_load(&[&[ProcessRole::Client]], 12, "memory")),
+    ("a_killed_worker_loses_nothing", || kill_under_load(&[&[ProcessRole::Worker]], 20, "memory")),
+    ("a_killed_offload_process_loses_nothing", || kill_under_load(&[&[ProcessRole::Offload]], 20, "memory")),
+    ("processes_killed_in_turns_and_together_lose_nothing", || kill_under_load(TURNS, 30, "memory")),
+    ("all_processes_killed_at_once_lose_nothing", || kill_under_load(&[ALL_AT_ONCE], 20, "memory")),
+    ("all_processes_killed_at_once_lose_nothing_on_disk", || kill_under_load(&[ALL_AT_ONCE], 8, "disk")),
     ("a_client_recovers_what_was_not_published", a_client_recovers_what_was_not_published),
     ("a_stopped_worker_is_replaced", a_stopped_worker_is_replaced),
 ];
@@ -128,8 +129,8 @@ fn verify(root: &Path, writer: usize, manifest: &WriterManifest) {
 }
 
 /// Kills one of the groups at a time.
-fn kill_under_load(groups: &[&[ProcessRole]], kills: usize) {
-    let mut volume = MountedVolume::create();
+fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: &'static str) {
+    let mut volume = MountedVolume::create_with(LOG_BYTES, durability);
     let root = volume.path();
     for writer in 0..WRITERS {
         fs::create_dir(root.join(format!("writer-{writer}"))).unwrap();

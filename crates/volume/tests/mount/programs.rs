@@ -70,12 +70,13 @@ fn git_clones_commits_collects_and_checks() {
 }
 
 fn query(database: &Path, statement: &str) -> String {
-    run(Command::new("sqlite3").arg(database).arg(statement)).trim().to_owned()
+    run(Command::new("sqlite3").args(["-cmd", ".timeout 20000"]).arg(database).arg(statement)).trim().to_owned()
 }
 
 /// A process that inserts for ever; each committed number is printed.
 fn start_inserting(database: &Path, batch: &str) -> std::process::Child {
     let mut shell = Command::new("sqlite3")
+        .args(["-cmd", ".timeout 20000"])
         .arg(database)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
