@@ -74,7 +74,7 @@ impl PeakSummary {
         let points = points.map(|(index, rate)| PlotPoint::new((index as f64 + 0.5) * FORK_INTERVAL_S, *rate));
         let name = case_text(case);
         let (x, y) = (PlotAxis::new("time", "s"), PlotAxis::new("children", "1/s"));
-        let plot = ReportPlot::new(PlotKind::OverTime, &name.replace([' ', ','], "-"), &name, x, y);
+        let plot = ReportPlot::new(PlotKind::OverTime, &name.replace(", ", "-").replace(' ', "-"), &name, x, y);
         ReportPlot {
             stable: self.stable_interval(case),
             ..plot.with_series("all clients", SeriesRole::Measured, points)

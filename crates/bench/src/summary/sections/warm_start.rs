@@ -8,11 +8,15 @@ use crate::report::section::{ReportSection, SectionSource};
 use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
 use crate::summary::sections::time_cell;
 use crate::summary::warm_start::WarmStartSummary;
+use crate::workload::warm_function::WarmWorkload;
 
 impl SectionSource for WarmStartSummary {
     fn section(&self) -> ReportSection {
         let question = "How many functions per second run in children that are paused before and after each call?";
-        let section = ReportSection::new("warm_start", "Warm starts", question, self.load_average)
+        let has_functions =
+            self.plan.workloads.iter().any(|workload| matches!(workload, WarmWorkload::Function { .. }));
+        let title = if has_functions { "Warm starts of functions" } else { "Warm starts" };
+        let section = ReportSection::new("warm_start", title, question, self.load_average)
             .with_table(self.best_section_table())
             .with_table(self.rate_section_table());
         let plots = self.measured.iter().map(|(workload, parallel)| self.rate_plot(workload, parallel));
