@@ -2,7 +2,7 @@
 //!
 //! The offload process reads new records this way, and a mount reads what an earlier mount left.
 
-use crate::log::{LogPoint, LogStorage, RING_OFFSET};
+use crate::log::{LogPoint, LogStorage, file_offset};
 use crate::record::{Effect, HEADER_BYTES, RecordError, RecordHeader, RecordKind, decode_body, verify_checksum};
 
 /// A record that was read back.
@@ -59,13 +59,12 @@ impl LogReplay {
     /// Where the valid prefix ends.
     pub fn read_record(&mut self, storage: &impl LogStorage) -> Result<ReplayedRecord, ReplayEnd> {
         let point = self.next;
-        let lap_offset = point.position % self.ring_bytes;
         let mut header_bytes = [0; HEADER_BYTES as usize];
-        storage.load(RING_OFFSET + lap_offset, &mut header_bytes);
+        storage.load(file_offset(point.position, self.ring_bytes), &mut header_bytes);
         let Ok(header) = RecordHeader::parse(&header_bytes) else { return Err(ReplayEnd::NoRecord) };
         let is_successor = (header.sequence, header.position) == (point.sequence, point.position);
         let record_end = header.shape.end(point.position);
-        let ends_in_lap = record_end - point.position <= self.ring_bytes - lap_offset;
+        let ends_in_lap = record_end - point.position <= self.ring_bytes - point.position % self.ring_bytes;
         if !is_successor || header.epoch < self.epoch || !ends_in_lap {
             return Err(ReplayEnd::NoRecord);
         }
@@ -87,7 +86,7 @@ impl LogReplay {
             verify_checksum(header_bytes, &[], &[])?;
             return Ok(Vec::new());
         }
-        let offset = |position: u64| RING_OFFSET + position % self.ring_bytes;
+        let offset = |position| file_offset(position, self.ring_bytes);
         let mut body = vec![0; header.shape.body_bytes as usize];
         storage.load(offset(header.position) + HEADER_BYTES, &mut body);
         let mut data = vec![0; header.shape.data_bytes as usize];

@@ -1,6 +1,7 @@
 //! The commands of `farfork-bench`: arguments, progress and verdicts. The library `farfork_bench` measures.
 
 mod bench;
+mod function_call;
 mod load;
 mod stress;
 

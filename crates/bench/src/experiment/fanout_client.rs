@@ -99,7 +99,7 @@ impl FanoutClient {
     }
 
     /// Forks children of these numbers over all nodes; what became of each.
-    pub(crate) async fn fan_out(&mut self, first: u64, count: u64) -> Result<Vec<ChildLatency>, BenchError> {
+    pub(crate) async fn fan_out(&self, first: u64, count: u64) -> Result<Vec<ChildLatency>, BenchError> {
         let sent = (Instant::now(), SystemTime::now());
         let payloads = (first..first + count).map(|number| self.task.payload(number)).collect();
         let mut outcomes = self.fork(payloads).await?;
@@ -117,7 +117,7 @@ impl FanoutClient {
                 else => break,
             }
             for (node, batch) in batches.take_due(is_told) {
-                waits.push(wait_batch(self.nodes[&node].clone(), batch, (&self.task, self.forgets_children), sent));
+                waits.push(self.wait_batch(self.nodes[&node].clone(), batch, sent));
             }
         }
         Ok(all)
@@ -159,6 +159,43 @@ impl FanoutClient {
         };
         let outcomes = self.entry_client.clone().fork(client::request_with_timeout(FANOUT_LIMIT, request)).await;
         Ok(outcomes.map_err(request_failure(&self.seed))?.into_inner())
+    }
+
+    /// Waits for some children of a node, and checks what each says.
+    async fn wait_batch(
+        &self,
+        mut client: Client,
+        batch: Vec<FanoutChild>,
+        (sent, sent_at): (Instant, SystemTime),
+    ) -> Result<Vec<ChildLatency>, BenchError> {
+        let children = batch.iter().map(|running| running.id.clone()).collect();
+        let request = client::request_with_timeout(FANOUT_LIMIT, v1::WaitRequest { children, results: true });
+        let object = &batch[0].id;
+        let mut events = client.wait(request).await.map_err(request_failure(object))?.into_inner();
+        let (mut all, mut said) = (Vec::new(), String::new());
+        while let Some(v1::WaitEvent { index, event }) = events.message().await.map_err(request_failure(object))? {
+            let FanoutChild { number, id, .. } = &batch[index as usize];
+            match event {
+                Some(Event::Stdout(piece)) => said.push_str(&String::from_utf8_lossy(&piece)),
+                Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0)), .. }), .. })) => {
+                    let result = self.task.parse_result_time(&std::mem::take(&mut said), *number)?;
+                    let result = result.duration_since(sent_at).unwrap_or_default();
+                    all.push(ChildLatency { result, answer: sent.elapsed() });
+                }
+                other => return Err(BenchError::ChildFailed { child: id.clone(), how: format!("{other:?}") }),
+            }
+        }
+        for FanoutChild { id, .. } in batch.iter().filter(|_| self.forgets_children) {
+            let request = client::request_with_timeout(FANOUT_LIMIT, v1::RemoveRequest { child: id.clone() });
+            client.remove(request).await.map_err(request_failure(id))?;
+        }
+        match all.len() == batch.len() {
+            true => Ok(all),
+            false => Err(BenchError::WrongMemory {
+                count: (batch.len() - all.len()) as u64,
+                what: "answers that are missing",
+            }),
+        }
     }
 }
 
@@ -203,41 +240,5 @@ impl WaitBatches {
             .partition::<BTreeMap<_, _>, _>(|(_, batch)| is_due || batch.len() >= BATCH_SIZE);
         self.by_node = rest;
         due.into_iter().collect()
-    }
-}
-
-/// Waits for some children of a node, and checks what each says.
-async fn wait_batch(
-    mut client: Client,
-    batch: Vec<FanoutChild>,
-    (task, forgets): (&ChildTask, bool),
-    (sent, sent_at): (Instant, SystemTime),
-) -> Result<Vec<ChildLatency>, BenchError> {
-    let children = batch.iter().map(|running| running.id.clone()).collect();
-    let request = client::request_with_timeout(FANOUT_LIMIT, v1::WaitRequest { children, results: true });
-    let object = &batch[0].id;
-    let mut events = client.wait(request).await.map_err(request_failure(object))?.into_inner();
-    let (mut all, mut said) = (Vec::new(), String::new());
-    while let Some(v1::WaitEvent { index, event }) = events.message().await.map_err(request_failure(object))? {
-        let FanoutChild { number, id, .. } = &batch[index as usize];
-        match event {
-            Some(Event::Stdout(piece)) => said.push_str(&String::from_utf8_lossy(&piece)),
-            Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0)), .. }), .. })) => {
-                let result = task.parse_result_time(&std::mem::take(&mut said), *number)?;
-                let result = result.duration_since(sent_at).unwrap_or_default();
-                all.push(ChildLatency { result, answer: sent.elapsed() });
-            }
-            other => return Err(BenchError::ChildFailed { child: id.clone(), how: format!("{other:?}") }),
-        }
-    }
-    for FanoutChild { id, .. } in batch.iter().filter(|_| forgets) {
-        let request = client::request_with_timeout(FANOUT_LIMIT, v1::RemoveRequest { child: id.clone() });
-        client.remove(request).await.map_err(request_failure(id))?;
-    }
-    match all.len() == batch.len() {
-        true => Ok(all),
-        false => {
-            Err(BenchError::WrongMemory { count: (batch.len() - all.len()) as u64, what: "answers that are missing" })
-        }
     }
 }

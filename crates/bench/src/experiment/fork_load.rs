@@ -137,7 +137,7 @@ fn interval_count(seconds: f64) -> u32 {
     (seconds / FORK_INTERVAL_S).floor().max(1.0) as u32
 }
 
-// What a client prints:
+// The output of a client:
 //
 //   ready                              then it waits for a letter, which starts it
 //   forked CHILDREN LONGEST_GAP_US     once each interval
@@ -181,7 +181,7 @@ async fn fork_repeatedly(specification: &ForkClientSpec) -> Result<(), BenchErro
     let ForkClientSpec { node, socket, seed, task, strategy, first, seconds } = specification;
     let failed = |cause| BenchError::Program { program: CLIENT, cause };
     let client = FanoutClient::on_node(node, socket, seed, task.clone()).await?;
-    let mut client = client.with_strategy(strategy);
+    let client = client.with_strategy(strategy);
     print_line("ready").map_err(failed)?;
     io::stdin().read_exact(&mut [0]).map_err(failed)?;
     let (began, mut ms) = (Instant::now(), Vec::new());

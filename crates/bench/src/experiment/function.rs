@@ -23,7 +23,7 @@ pub async fn run_function(
 ) -> Result<FunctionSummary, BenchError> {
     let steps = plan.functions.len() * (plan.runs + 1);
     report_progress(show, 0, steps, "the Python environment")?;
-    let python = plan.python.clone().map_or_else(environment::find_or_install, Ok)?;
+    let python = environment::named_or_installed(plan.python.as_deref())?;
     let mut samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut cluster = BenchCluster::start(farfork, true).await?;
     for (done, source) in plan.functions.iter().enumerate() {

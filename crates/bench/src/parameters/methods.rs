@@ -20,7 +20,7 @@ impl CreateMethod {
     pub(crate) const ON_EVERY_MACHINE: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
 }
 
-/// What pauses and unpauses a child.
+/// The mechanism that pauses and unpauses a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PauseMethod {

@@ -29,7 +29,7 @@ pub struct PeakParameters {
     pub samples_file: Option<PathBuf>,
 }
 
-/// What is measured at once.
+/// A row of the summary: one run of the clients.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct PeakCase {
     pub(crate) workload: String,

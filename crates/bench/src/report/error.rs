@@ -49,7 +49,7 @@ pub enum ReportError {
     Version {
         /// Which.
         path: PathBuf,
-        /// What it has.
+        /// The version that the section has.
         version: u64,
     },
     /// A page cannot be written.
@@ -71,7 +71,7 @@ pub enum ReportError {
 }
 
 impl ReportError {
-    /// What the user can do about it.
+    /// The next step for the user.
     pub fn next_step(&self) -> &'static str {
         match self {
             Self::Directory { .. } => "name a directory with results; `farfork bench all --out DIR` makes one",

@@ -22,7 +22,7 @@ pub(crate) struct ReportPlot {
     pub(crate) stable: Option<StableInterval>,
 }
 
-/// What a plot shows.
+/// The form of a plot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PlotKind {
@@ -46,7 +46,7 @@ pub(crate) struct PlotAxis {
     pub(crate) unit: String,
 }
 
-/// What a series is.
+/// The origin of the figures of a series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SeriesRole {

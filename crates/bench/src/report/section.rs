@@ -64,7 +64,7 @@ impl ReportSection {
     }
 }
 
-/// What can be shown as a section of a report.
+/// A summary that makes a section of a report.
 pub(crate) trait SectionSource {
     /// Its section.
     fn section(&self) -> ReportSection;

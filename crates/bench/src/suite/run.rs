@@ -13,7 +13,7 @@ use super::outcome::{SuiteOutcome, SuiteRunOutcome};
 use crate::error::BenchError;
 use crate::report::context::command_line;
 
-/// What is to be run.
+/// The benchmarks to run, and where their results are written.
 #[derive(Debug, Clone)]
 pub struct SuiteParameters {
     /// How long everything takes.
@@ -24,7 +24,7 @@ pub struct SuiteParameters {
     pub directory: PathBuf,
 }
 
-/// What happens, for the user.
+/// An event that the user is shown.
 #[derive(Debug)]
 pub enum SuiteEvent<'a> {
     /// A benchmark starts.
@@ -136,17 +136,12 @@ fn remove_file(path: &Path) -> Result<(), BenchError> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::{SuiteEvent, SuiteParameters, SuiteScale, run_suite};
+    use crate::embedded_program::EmbeddedProgram;
 
     /// A program that stands in for farfork-bench.
-    fn program(directory: &std::path::Path, script: &str) -> std::path::PathBuf {
-        let path = directory.join("bench.sh");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        path
+    fn program(directory: &std::path::Path, script: &'static str) -> std::path::PathBuf {
+        EmbeddedProgram { name: "bench.sh", bytes: script.as_bytes() }.install(directory).unwrap()
     }
 
     fn plan(directory: &std::path::Path, only: &[&str]) -> SuiteParameters {
@@ -157,7 +152,8 @@ mod tests {
     #[test]
     fn one_failure_does_not_end_the_others() {
         let directory = tempfile::tempdir().unwrap();
-        let script = "case $2 in\n\
+        let script = "#!/bin/sh\n\
+            case $2 in\n\
             pool) echo '{\"error\": \"no root\"}'; exit 1 ;;\n\
             tree) echo '{\"section\": {}}' ;;\n\
             fork) echo '{\"section\": {}, \"outcome\": {\"faults\": [\"slow\"]}}'; exit 1 ;;\n\
@@ -181,7 +177,7 @@ mod tests {
     #[test]
     fn an_interrupted_run_leaves_no_samples() {
         let directory = tempfile::tempdir().unwrap();
-        let program = program(directory.path(), "echo '{}' > pool.jsonl; echo '{\"section\": {}}'");
+        let program = program(directory.path(), "#!/bin/sh\necho '{}' > pool.jsonl; echo '{\"section\": {}}'");
         let plan = plan(directory.path(), &["pool"]);
         let outcome = run_suite(&plan, &program, &|| true, &mut |_| {});
         assert!(matches!(outcome, Err(crate::error::BenchError::Interrupted)), "{outcome:?}");

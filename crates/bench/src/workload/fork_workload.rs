@@ -78,7 +78,7 @@ impl ForkWorkload {
                 })
             }
             Self::Function { source, payload } => {
-                let python = python.map_or_else(environment::find_or_install, |path| Ok(path.to_owned()))?;
+                let python = environment::named_or_installed(python)?;
                 let parent = FunctionParent::start(source, &python, directory, payload)?;
                 Ok(WorkloadParent {
                     pid: parent.pid(),

@@ -80,7 +80,7 @@ impl WarmWorkload {
                 Ok(WarmParent { program: WarmProgram::Steps(parent), expected: ExpectedValue::Steps(*steps) })
             }
             Self::Function { source, payload } => {
-                let python = python.map_or_else(environment::find_or_install, |path| Ok(path.to_owned()))?;
+                let python = environment::named_or_installed(python)?;
                 let parent = FunctionParent::start(source, &python, directory, payload)?;
                 let expected =
                     ExpectedValue::Digest { function: source.name.clone(), digest: parent.digest().cast_unsigned() };

@@ -9,6 +9,11 @@ use crate::record::{DATA_BYTES_MAX, PAGE_BYTES};
 
 /// Where the ring begins in the file.
 pub const RING_OFFSET: u64 = 2 * PAGE_BYTES;
+
+/// The file offset of a position in the endless log. Pages of the log are pages of the file.
+pub const fn file_offset(position: u64, ring_bytes: u64) -> u64 {
+    RING_OFFSET + position % ring_bytes
+}
 /// Smallest ring: the largest record fits several times, so that publishing and appending overlap.
 pub const LOG_BYTES_MIN: u64 = 4 * DATA_BYTES_MAX as u64;
 /// Largest ring: replay and the recovery of a mount take seconds at most.
@@ -18,7 +23,7 @@ const MAGIC: [u8; 8] = *b"ffvollog";
 /// Raised when records or headers change their layout.
 const FORMAT_VERSION: u16 = 1;
 
-/// What a log file says about itself. It changes once per mount.
+/// The header of a log file. It changes once per mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogHeader {
     /// Identifies the volume.

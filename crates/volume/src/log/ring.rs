@@ -1,6 +1,6 @@
 //! The ring of a log: places records, and knows which bytes may be overwritten. Pure arithmetic.
 
-use super::layout::RING_OFFSET;
+use super::layout::file_offset;
 use crate::record::{HEADER_BYTES, PAGE_BYTES, RECORD_ALIGNMENT, RecordShape};
 
 /// A point between two records: everything before it, or the record that begins there.
@@ -77,9 +77,9 @@ impl Ring {
         self.head.position - self.tail.position
     }
 
-    /// The file offset of a position. Pages of the log are pages of the file.
+    /// The file offset of a position.
     pub fn file_offset(&self, position: u64) -> u64 {
-        RING_OFFSET + position % self.ring_bytes
+        file_offset(position, self.ring_bytes)
     }
 
     /// Finds the place of a record, and changes nothing.

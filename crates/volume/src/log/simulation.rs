@@ -3,7 +3,7 @@
 
 use fastrand::Rng;
 
-use super::{LogAppender, LogPoint, LogStorage, RING_OFFSET};
+use super::{LogAppender, LogPoint, LogStorage, RING_OFFSET, file_offset};
 use crate::record::{Effect, InodeNumber, PAGE_BYTES};
 use crate::replay::LogReplay;
 
@@ -172,7 +172,7 @@ impl Simulation {
             let expected = self.history.get(survived).expect("replay invents no record");
             assert_eq!((&record.effects, record.end), (&expected.effects, expected.end), "record {survived}");
             let mut data = vec![0; expected.data.len()];
-            storage.load(RING_OFFSET + record.data_position % RING_BYTES, &mut data);
+            storage.load(file_offset(record.data_position, RING_BYTES), &mut data);
             assert!(data == expected.data, "the data of record {survived} differs");
             survived += 1;
             self.published_epoch = record.epoch;

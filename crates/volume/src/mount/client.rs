@@ -151,6 +151,11 @@ impl VolumeClient {
         }
     }
 
+    /// Executes an operation without data and without a result.
+    pub(super) fn change(&self, plan: impl Fn(&Namespace) -> Result<Vec<Effect>, Errno>) -> Result<(), Errno> {
+        self.execute(&[], |namespace| Ok(PlannedOperation::new(plan(namespace)?, ())))
+    }
+
     /// Waits until everything that was logged before is as durable as the volume promises.
     pub(super) fn commit(&self) -> Result<(), Errno> {
         match self.options.durability {
@@ -166,8 +171,7 @@ impl VolumeClient {
     /// The kernel has forgotten an inode. It ends when no entry leads to it.
     pub(super) fn forget(&self, inode: InodeNumber, count: u64) {
         self.lock().namespace.forget(inode, count);
-        let dropped = self
-            .execute(&[], |namespace| Ok(PlannedOperation::new(namespace.plan_drop(inode).unwrap_or_default(), ())));
+        let dropped = self.change(|namespace| Ok(namespace.plan_drop(inode).unwrap_or_default()));
         if let Err(error) = dropped {
             tracing::error!(%error, ?inode, "an unlinked inode is not dropped before the next mount");
         }

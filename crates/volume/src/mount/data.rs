@@ -11,7 +11,7 @@ use super::client::VolumeClient;
 use crate::record::InodeNumber;
 use crate::view::{DataSegment, InodeContent, SegmentSource};
 
-/// What lseek(2) looks for.
+/// The target of lseek(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SeekTarget {
     /// SEEK_DATA.
@@ -87,7 +87,7 @@ fn part<'a>(buffer: &'a mut [u8], offset: u64, range: &Range<u64>) -> &'a mut [u
     &mut buffer[(range.start - offset) as usize..(range.end - offset) as usize]
 }
 
-/// What the file does not have stays zero.
+/// Reads up to the end of the file. The rest of the buffer stays zero.
 fn read_to_end_of_file(file: &File, mut offset: u64, mut into: &mut [u8]) -> Result<(), Errno> {
     while !into.is_empty() {
         match file.read_at(into, offset) {

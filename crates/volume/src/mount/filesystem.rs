@@ -139,21 +139,15 @@ impl Filesystem for VolumeFilesystem {
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let caller = caller_of(request);
-        let removed = name_of(name).and_then(|name| {
-            self.client.execute(&[], |namespace| {
-                Ok(PlannedOperation::new(namespace.plan_unlink(number_of(parent), &name, caller)?, ()))
-            })
-        });
+        let removed = name_of(name)
+            .and_then(|name| self.client.change(|namespace| namespace.plan_unlink(number_of(parent), &name, caller)));
         answer_empty(reply, removed);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let caller = caller_of(request);
-        let removed = name_of(name).and_then(|name| {
-            self.client.execute(&[], |namespace| {
-                Ok(PlannedOperation::new(namespace.plan_rmdir(number_of(parent), &name, caller)?, ()))
-            })
-        });
+        let removed = name_of(name)
+            .and_then(|name| self.client.change(|namespace| namespace.plan_rmdir(number_of(parent), &name, caller)));
         answer_empty(reply, removed);
     }
 
@@ -184,7 +178,7 @@ impl Filesystem for VolumeFilesystem {
             let new_name = name_of(new_name)?;
             let (parent, new_parent) = (number_of(parent), number_of(new_parent));
             let rename = RenameRequest { parent, name, new_parent, new_name, kind };
-            self.client.execute(&[], |namespace| Ok(PlannedOperation::new(namespace.plan_rename(&rename, caller)?, ())))
+            self.client.change(|namespace| namespace.plan_rename(&rename, caller))
         });
         answer_empty(reply, renamed);
     }
@@ -192,10 +186,7 @@ impl Filesystem for VolumeFilesystem {
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let caller = caller_of(request);
         let linked = name_of(name).and_then(|name| {
-            self.client.execute(&[], |namespace| {
-                let planned = namespace.plan_link(number_of(inode), number_of(parent), &name, caller)?;
-                Ok(PlannedOperation::new(planned, ()))
-            })
+            self.client.change(|namespace| namespace.plan_link(number_of(inode), number_of(parent), &name, caller))
         });
         answer_entry(reply, linked.and_then(|()| self.counted_attributes(number_of(inode))));
     }

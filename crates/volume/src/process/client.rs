@@ -67,7 +67,7 @@ pub enum ClientRunError {
 /// Mounts a volume and serves it until it is unmounted. `ready` is called when the mount is usable.
 ///
 /// # Errors
-/// What failed, before the mount or at its end.
+/// As [`ClientRunError`]: before the mount, or at its end.
 pub fn run_client(
     volume: &VolumeDirectory,
     mount_point: &Path,

@@ -5,7 +5,7 @@ use std::io;
 use super::channel::{MessageChannel, listen};
 use super::message::{WorkerAnswer, WorkerRequest};
 use super::volume_directory::VolumeDirectory;
-use crate::log::{LogFile, LogFileError, LogStorage as _, RING_OFFSET};
+use crate::log::{LogFile, LogFileError, LogStorage as _, file_offset};
 use crate::publish::{CallBudget, Durability, LogData, PublishError, PublishedMark, Publisher};
 
 /// The name of the lock and of the socket. Who holds the lock is the only process that changes the shared area.
@@ -13,7 +13,7 @@ pub(super) const WORKER: &str = "worker";
 
 impl LogData for LogFile {
     fn load_data(&self, position: u64, into: &mut [u8]) {
-        self.load(RING_OFFSET + position % self.header().ring_bytes, into);
+        self.load(file_offset(position, self.header().ring_bytes), into);
     }
 }
 

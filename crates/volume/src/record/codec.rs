@@ -28,7 +28,7 @@ const BODY_BYTES_MAX: u32 = 64 << 10;
 // with each mount of the client. An earlier mount may have left a record after the end of its valid prefix: its epoch is
 // lower than the epoch of the record before it. Replay does not take it for a successor. Data of 4 KiB and more starts at a page.
 
-/// What a record is for.
+/// The purpose of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordKind {
     /// Effects of one operation.

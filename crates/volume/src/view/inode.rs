@@ -8,7 +8,7 @@ use super::directory::DirectoryEntries;
 use super::extent_map::ExtentMap;
 use crate::record::{Attributes, FileKind, InodeNumber, XattrName};
 
-/// What an inode has besides its attributes.
+/// The content of an inode, by its kind.
 #[derive(Clone, Debug)]
 pub enum InodeContent {
     /// The unpublished extents of a regular file.

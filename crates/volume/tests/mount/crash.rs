@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,18 @@ const WRITERS: usize = 3;
 const RECORD_BYTES: usize = 3000;
 const RECORDS_PER_FILE: u64 = 200;
 
+/// Records that must be acknowledged around the kills, so that a test does enough.
+const RECORDS_MIN: u64 = 100;
+/// For that, on a slow machine.
+const RECORDS_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Ends the writers, and counts their acknowledgements.
+#[derive(Debug, Default)]
+struct WriterControl {
+    must_stop: AtomicBool,
+    acknowledged: AtomicU64,
+}
+
 /// The acknowledgements of one writer.
 #[derive(Debug, Default)]
 struct WriterManifest {
@@ -66,14 +78,14 @@ fn renamed_path(root: &Path, writer: usize, file: usize) -> PathBuf {
 }
 
 /// Writes files of records. Each file is renamed when it is complete.
-fn write_until(root: &Path, writer: usize, must_stop: &AtomicBool) -> WriterManifest {
+fn write_until_stopped(root: &Path, writer: usize, control: &WriterControl) -> WriterManifest {
     let mut manifest = WriterManifest::default();
-    while !must_stop.load(Ordering::Relaxed) {
+    while !control.must_stop.load(Ordering::Relaxed) {
         let file = manifest.renamed;
         if manifest.records.len() == file {
             manifest.records.push(0);
         }
-        if write_file(root, writer, file, &mut manifest.records[file], must_stop).is_err() {
+        if write_file(root, writer, file, &mut manifest.records[file], control).is_err() {
             // The client has died: the next one mounts soon.
             manifest.errors += 1;
             thread::sleep(Duration::from_millis(5));
@@ -91,17 +103,18 @@ fn write_file(
     writer: usize,
     file: usize,
     acknowledged: &mut u64,
-    must_stop: &AtomicBool,
+    control: &WriterControl,
 ) -> io::Result<()> {
     let (path, renamed) = (written_path(root, writer, file), renamed_path(root, writer, file));
     // Not into the directory below the mount point, while nothing is mounted there.
     let directory = File::open(path.parent().unwrap())?;
     if *acknowledged < RECORDS_PER_FILE || !renamed.exists() {
         let output = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
-        while *acknowledged < RECORDS_PER_FILE && !must_stop.load(Ordering::Relaxed) {
+        while *acknowledged < RECORDS_PER_FILE && !control.must_stop.load(Ordering::Relaxed) {
             output.write_all_at(&record_of(writer, file, *acknowledged), *acknowledged * RECORD_BYTES as u64)?;
             output.sync_data()?;
             *acknowledged += 1;
+            control.acknowledged.fetch_add(1, Ordering::Relaxed);
         }
         if *acknowledged == RECORDS_PER_FILE {
             fs::rename(&path, &renamed)?;
@@ -136,14 +149,14 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: &'static
         fs::create_dir(root.join(format!("writer-{writer}"))).unwrap();
     }
     File::open(&root).unwrap().sync_all().unwrap();
-    let must_stop = AtomicBool::new(false);
+    let control = WriterControl::default();
     let mut random = Rng::with_seed(kills as u64);
     let manifests: Vec<WriterManifest> = thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 scope.spawn({
-                    let (root, must_stop) = (&root, &must_stop);
-                    move || write_until(root, writer, must_stop)
+                    let (root, control) = (&root, &control);
+                    move || write_until_stopped(root, writer, control)
                 })
             })
             .collect();
@@ -151,7 +164,11 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: &'static
             thread::sleep(Duration::from_millis(random.u64(5..150)));
             volume.kill(groups[random.usize(..groups.len())]);
         }
-        must_stop.store(true, Ordering::Relaxed);
+        let deadline = Instant::now() + RECORDS_TIMEOUT;
+        while control.acknowledged.load(Ordering::Relaxed) < RECORDS_MIN && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        control.must_stop.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
     let check = || manifests.iter().enumerate().for_each(|(writer, manifest)| verify(&root, writer, manifest));
@@ -162,7 +179,7 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: &'static
     let records: u64 = manifests.iter().flat_map(|manifest| &manifest.records).sum();
     let errors: u64 = manifests.iter().map(|manifest| manifest.errors).sum();
     println!("{kills} kills of {groups:?}: {records} records acknowledged, {errors} calls failed");
-    assert!(records > 100, "only {records} records: the test does too little");
+    assert!(records >= RECORDS_MIN, "only {records} records: the test does too little");
     if !groups.iter().any(|group| group.contains(&ProcessRole::Client)) {
         assert_eq!(errors, 0, "programs do not notice the death of worker and offload process");
     }
@@ -172,7 +189,7 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: &'static
 fn stop(process_id: u32) {
     let pidfd = farfork_sys::pidfd::open(process_id as i32).unwrap();
     farfork_sys::pidfd::send_signal(&pidfd, SIGSTOP).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(30);
     let is_stopped = |thread: fs::DirEntry| {
         fs::read_to_string(thread.path().join("status")).is_ok_and(|status| status.contains("State:\tT"))
     };

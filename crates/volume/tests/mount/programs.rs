@@ -70,13 +70,13 @@ fn git_clones_commits_collects_and_checks() {
 }
 
 fn query(database: &Path, statement: &str) -> String {
-    run(Command::new("sqlite3").args(["-cmd", ".timeout 20000"]).arg(database).arg(statement)).trim().to_owned()
+    run(Command::new("sqlite3").args(["-cmd", ".timeout 60000"]).arg(database).arg(statement)).trim().to_owned()
 }
 
 /// A process that inserts for ever; each committed number is printed.
 fn start_inserting(database: &Path, batch: &str) -> std::process::Child {
     let mut shell = Command::new("sqlite3")
-        .args(["-cmd", ".timeout 20000"])
+        .args(["-cmd", ".timeout 60000"])
         .arg(database)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -159,7 +159,7 @@ fn a_full_volume_reports_it_and_recovers() {
     assert!(data.len() as u64 == written && data.iter().all(|byte| *byte == 5), "what was written is there");
     drop(file);
     fs::remove_file(&path).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while fs::write(volume.path().join("another"), &block).is_err() {
         assert!(Instant::now() < deadline, "space is free again");
         thread::sleep(Duration::from_millis(20));

@@ -87,7 +87,7 @@ fn duration_text(duration: Duration) -> String {
     if seconds < 60 { format!("{seconds} s") } else { format!("{} min {} s", seconds / 60, seconds % 60) }
 }
 
-/// What to do after an interrupt.
+/// Adds the next step to the error of an interrupted run.
 fn explain(error: BenchError, directory: &Path) -> anyhow::Error {
     if !matches!(error, BenchError::Interrupted) {
         return error.into();

@@ -8,6 +8,7 @@ use farfork_bench::{FunctionParameters, FunctionSource};
 use farfork_terminal::{output, privilege};
 
 use super::progress_bar;
+use crate::commands::function_call::FunctionCallArgs;
 use crate::{GlobalArgs, program_path};
 
 /// Measure Python functions in children: nine serverless functions, or a function of your own.
@@ -32,15 +33,11 @@ pub(crate) struct BenchFunction {
     /// FILE.py:HANDLER [default: these nine].
     #[arg(value_name = "FUNCTION", value_parser = FunctionSource::parse)]
     functions: Vec<FunctionSource>,
-    /// The payload of every call, a JSON document.
-    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_json)]
-    payload: String,
+    #[command(flatten)]
+    call: FunctionCallArgs,
     /// Samples of each figure.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: u64,
-    /// The Python that runs the functions [default: an environment with the packages of the nine functions].
-    #[arg(long, value_name = "PATH")]
-    python: Option<PathBuf>,
     /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
@@ -52,9 +49,9 @@ impl BenchFunction {
         let farfork = program_path::farfork()?;
         let plan = FunctionParameters {
             functions: if self.functions.is_empty() { FunctionSource::embedded() } else { self.functions },
-            payload: self.payload,
+            payload: self.call.payload,
             runs: self.runs as usize,
-            python: self.python,
+            python: self.call.python,
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -63,10 +60,4 @@ impl BenchFunction {
         output::print_report(global.json, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
-}
-
-/// A JSON document, as it is given.
-pub(crate) fn parse_json(text: &str) -> Result<String, String> {
-    let parsed: Result<serde_json::Value, _> = serde_json::from_str(text);
-    parsed.map(|_| text.to_owned()).map_err(|error| format!("not a JSON document: {error}"))
 }

@@ -9,7 +9,7 @@ mod fanout;
 mod fault;
 mod fork;
 mod fork_client;
-pub(super) mod function;
+mod function;
 mod peak;
 mod pool;
 mod progress_bar;

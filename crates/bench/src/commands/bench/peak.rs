@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use farfork_bench::{ForkWorkload, FunctionSource, PeakParameters};
 use farfork_terminal::{output, privilege};
 
-use super::function::parse_json;
 use super::progress_bar;
+use crate::commands::function_call::FunctionCallArgs;
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
 
@@ -34,9 +34,8 @@ pub(crate) struct BenchPeak {
     /// FILE.py:HANDLER [default: sparse and the nine functions].
     #[arg(value_name = "WORKLOAD", value_parser = WorkloadName::parse)]
     workloads: Vec<WorkloadName>,
-    /// The payload of every call of a function, a JSON document.
-    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_json)]
-    payload: String,
+    #[command(flatten)]
+    call: FunctionCallArgs,
     /// Number of nodes with clients. The parent has one more node of its own.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=10))]
     nodes: u64,
@@ -52,9 +51,6 @@ pub(crate) struct BenchPeak {
     /// How children get their memory, as `farfork fork --strategy`. Can be repeated [default: as `farfork fork`].
     #[arg(long, value_name = "STRATEGY")]
     strategy: Vec<String>,
-    /// The Python that runs the functions [default: an environment with the packages of the nine functions].
-    #[arg(long, value_name = "PATH")]
-    python: Option<PathBuf>,
     /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
@@ -103,7 +99,7 @@ impl BenchPeak {
         let farfork = program_path::farfork()?;
         let names = if self.workloads.is_empty() { WorkloadName::all() } else { self.workloads };
         let plan = PeakParameters {
-            workloads: names.into_iter().map(|name| name.into_workload(&self.payload)).collect(),
+            workloads: names.into_iter().map(|name| name.into_workload(&self.call.payload)).collect(),
             child_nodes: self.nodes as usize,
             clients: self.clients as usize,
             seconds: self.seconds,
@@ -113,7 +109,7 @@ impl BenchPeak {
                 ZygoteChoice::Both => vec![true, false],
             },
             strategies: if self.strategy.is_empty() { vec![String::new()] } else { self.strategy },
-            python: self.python,
+            python: self.call.python,
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

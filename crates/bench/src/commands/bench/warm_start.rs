@@ -7,8 +7,8 @@ use clap::Args;
 use farfork_bench::{FunctionSource, WarmStartParameters, WarmWorkload};
 use farfork_terminal::{output, privilege};
 
-use super::function::parse_json;
 use super::progress_bar;
+use crate::commands::function_call::FunctionCallArgs;
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
 
@@ -34,12 +34,8 @@ pub(crate) struct BenchWarmStart {
     /// FILE.py:HANDLER [default: a C++ function of --steps].
     #[arg(value_name = "FUNCTION", value_parser = FunctionSource::parse, conflicts_with_all = ["steps", "mib"])]
     functions: Vec<FunctionSource>,
-    /// The payload of every call of a Python function, a JSON document.
-    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_json)]
-    payload: String,
-    /// The Python that runs the functions [default: an environment with the packages of the nine functions].
-    #[arg(long, value_name = "PATH")]
-    python: Option<PathBuf>,
+    #[command(flatten)]
+    call: FunctionCallArgs,
     /// Number of children that run functions at the same time. Each of several numbers is a case
     /// [default: the best number, up to 64].
     #[arg(long, value_name = "C,…", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=256))]
@@ -66,13 +62,13 @@ impl BenchWarmStart {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
         let steps = WarmWorkload::Steps { steps: self.steps, mib: self.mib };
-        let function = |source| WarmWorkload::Function { source, payload: self.payload.clone() };
+        let function = |source| WarmWorkload::Function { source, payload: self.call.payload.clone() };
         let plan = WarmStartParameters {
             workloads: match self.functions.is_empty() {
                 true => vec![steps],
                 false => self.functions.into_iter().map(function).collect(),
             },
-            python: self.python,
+            python: self.call.python,
             parallel: self.parallel.into_iter().map(|parallel| parallel as usize).collect(),
             runs: self.runs as usize,
             seconds: self.seconds,

@@ -1,6 +1,5 @@
 //! `farfork stress functions`: as `farfork stress fork`, with Python functions.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -8,7 +7,7 @@ use farfork_bench::{ForkWorkload, FunctionSource};
 
 use super::fork::{ForkLoadArgs, run_stress};
 use crate::GlobalArgs;
-use crate::commands::bench::function::parse_json;
+use crate::commands::function_call::FunctionCallArgs;
 
 /// Run Python functions in children that client processes on several nodes fork, and judge the outcome.
 ///
@@ -27,12 +26,8 @@ pub(crate) struct StressFunctions {
     /// FILE.py:HANDLER [default: these nine].
     #[arg(value_name = "FUNCTION", value_parser = FunctionSource::parse)]
     functions: Vec<FunctionSource>,
-    /// The payload of every call, a JSON document.
-    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_json)]
-    payload: String,
-    /// The Python that runs the functions [default: an environment with the packages of the nine functions].
-    #[arg(long, value_name = "PATH")]
-    python: Option<PathBuf>,
+    #[command(flatten)]
+    call: FunctionCallArgs,
     #[command(flatten)]
     load: ForkLoadArgs,
 }
@@ -40,9 +35,9 @@ pub(crate) struct StressFunctions {
 impl StressFunctions {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let functions = if self.functions.is_empty() { FunctionSource::embedded() } else { self.functions };
-        let workload = |source| ForkWorkload::Function { source, payload: self.payload.clone() };
+        let workload = |source| ForkWorkload::Function { source, payload: self.call.payload.clone() };
         let plans: Vec<_> =
-            functions.into_iter().map(|source| self.load.plan(workload(source), self.python.clone())).collect();
+            functions.into_iter().map(|source| self.load.plan(workload(source), self.call.python.clone())).collect();
         run_stress(global, &plans)
     }
 }

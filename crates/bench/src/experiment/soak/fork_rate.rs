@@ -109,7 +109,7 @@ impl RateBenchmark {
             .map_err(request_failure(object))?
             .into_inner()
             .id;
-        let mut fanout_client =
+        let fanout_client =
             FanoutClient::new(soak_cluster.nodes(), &seed, ChildTask::Sparse { mib: MIB }).await?.forgetting_children();
         // The first brings the descriptor to each node, and has each keep what it may for more.
         fanout_client.fan_out(0, CHILDREN).await?;

@@ -12,7 +12,7 @@ pub(super) struct AxisScale {
     until: f64,
 }
 
-/// What is the same distance apart.
+/// The kind of steps that have equal lengths on the axis.
 #[derive(Debug, Clone)]
 enum ScaleSpacing {
     /// Equal differences.

@@ -21,7 +21,7 @@ struct LegendEntry {
     sample: LegendSample,
 }
 
-/// What a series looks like.
+/// The appearance of a series.
 enum LegendSample {
     Line,
     Dashes { length: i32, gap: i32 },

@@ -22,7 +22,7 @@ pub(super) struct GridColumn {
     pub(super) kind: GridColumnKind,
 }
 
-/// What a column shows.
+/// The content of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GridColumnKind {
     Text,

@@ -14,11 +14,19 @@ const REQUIREMENTS: &str = include_str!("requirements.txt");
 /// Written when all packages are installed.
 const COMPLETE: &str = "complete";
 
+/// The Python that a user named, or else the environment's.
+///
+/// # Errors
+/// As [`find_or_install`].
+pub(crate) fn named_or_installed(python: Option<&Path>) -> Result<PathBuf, BenchError> {
+    python.map_or_else(find_or_install, |python| Ok(python.to_owned()))
+}
+
 /// The environment's Python. It is made if there is none, which downloads some 50 MB.
 ///
 /// # Errors
 /// [`BenchError::FunctionPackages`]: there is no Python with venv, or the packages cannot be downloaded.
-pub(crate) fn find_or_install() -> Result<PathBuf, BenchError> {
+fn find_or_install() -> Result<PathBuf, BenchError> {
     let cache = find_cache_dir().ok_or_else(|| failed("neither FARFORK_CACHE nor HOME is set"))?;
     // The name carries the contents, so that a change of the requirements makes a new environment.
     let environment = cache.join(format!("functions-{:08x}", crc32c::crc32c(REQUIREMENTS.as_bytes())));
