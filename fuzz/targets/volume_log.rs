@@ -3,7 +3,7 @@
 #![no_main]
 
 use farfork_volume::log::{LogPoint, LogStorage, RING_OFFSET, newest_header};
-use farfork_volume::record::{Effect, PAGE_BYTES, decode_body, encode_body};
+use farfork_volume::record::{RecordEffect, PAGE_BYTES, decode_body, encode_body};
 use farfork_volume::replay::LogReplay;
 use libfuzzer_sys::fuzz_target;
 
@@ -40,7 +40,7 @@ fn decode_and_encode(body: &[u8]) {
         let Ok(decoded) = decode_body(body, data_bytes) else { continue };
         let again = decode_body(&encode_body(&decoded.effects), data_bytes);
         assert_eq!(again.as_ref(), Ok(&decoded));
-        let writes = decoded.effects.iter().filter(|effect| matches!(effect, Effect::WriteData { .. }));
+        let writes = decoded.effects.iter().filter(|effect| matches!(effect, RecordEffect::WriteData { .. }));
         assert!(writes.count() <= 1, "a record has one write at most");
     }
 }

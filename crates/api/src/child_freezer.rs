@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::limits::QUERY_TIMEOUT;
 use crate::v1;
 
-/// For all threads of a child to stop, as the node waits.
+/// All threads of a child stop within this. The node waits as long.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The freezer of one child of this machine. The caller must be root, as for the node's Unix socket. While a client pauses a

@@ -24,7 +24,7 @@ impl Machine {
     }
 
     /// In words.
-    pub(crate) fn describe(&self) -> String {
+    fn describe(&self) -> String {
         format!("Linux {}, {}", self.kernel, self.hardware_text())
     }
 
@@ -40,13 +40,33 @@ impl Machine {
     }
 }
 
+/// The machine of a run and its load.
+#[derive(Debug, Clone)]
+pub(crate) struct MachineState {
+    pub(crate) machine: Machine,
+    /// How many threads wanted a processor, averaged over a minute; not a number where the kernel does not say.
+    pub(crate) load_average: f64,
+}
+
+impl MachineState {
+    /// This machine now.
+    pub(crate) fn detect() -> Self {
+        Self { machine: Machine::detect(), load_average: load_average() }
+    }
+
+    /// The machine and its load in words.
+    pub(crate) fn describe(&self) -> String {
+        format!("{}, load {:.1}", self.machine.describe(), self.load_average)
+    }
+}
+
 /// Memory that is free or can be freed, in MiB.
 pub(crate) fn available_mib() -> u64 {
     read_memory().available_bytes >> 20
 }
 
-/// How many threads wanted a processor, on average over the last minute: what else the machine did.
-pub(crate) fn load_average() -> f64 {
+/// How many threads wanted a processor, averaged over the last minute.
+fn load_average() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
 }
@@ -64,12 +84,12 @@ fn value_of_line(path: &str, name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Machine, available_mib, load_average};
+    use super::{MachineState, available_mib};
 
     #[test]
     fn this_machine_is_described() {
-        let machine = Machine::detect();
+        let MachineState { machine, load_average } = MachineState::detect();
         assert!(machine.memory_mib >= available_mib() && available_mib() > 0, "{machine:?}");
-        assert!(!machine.kernel.is_empty() && machine.processors > 0 && load_average() >= 0.0);
+        assert!(!machine.kernel.is_empty() && machine.processors > 0 && load_average >= 0.0);
     }
 }

@@ -1,9 +1,9 @@
 //! A replicated file system. A client appends what it changes to its own log; an offload process validates the log and
-//! publishes it to an ordinary directory, the shared area. `crates/cli` starts the processes; `crates/node` will
+//! publishes it to an ordinary directory, the shared tree. `crates/cli` starts the processes; `crates/node` will
 //! supervise them and replicate the log.
 #![forbid(unsafe_code)]
 
-//   programs ──FUSE──▶ client process ──log file──▶ offload process ──socket──▶ host worker ──▶ shared area
+//   programs ──FUSE──▶ client process ──log file──▶ offload process ──socket──▶ host worker ──▶ shared tree
 //                      mount, view, log             replay, change  │           publish
 //
 // `record`, `log::ring`, `replay`, `change` and `view` are pure: no I/O, no clock.

@@ -3,15 +3,15 @@
 //! The offload process reads new records this way, and a mount reads what an earlier mount left.
 
 use crate::log::{LogPoint, LogStorage, file_offset};
-use crate::record::{Effect, HEADER_BYTES, RecordError, RecordHeader, RecordKind, decode_body, verify_checksum};
+use crate::record::{HEADER_BYTES, RecordEffect, RecordError, RecordHeader, RecordKind, decode_body, verify_checksum};
 
 /// A record that was read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplayedRecord {
     /// Where it is.
     pub point: LogPoint,
-    /// What it changes. A filler changes nothing.
-    pub effects: Vec<Effect>,
+    /// The effects of the record. A filler has none.
+    pub effects: Vec<RecordEffect>,
     /// Its data, in the endless log.
     pub data_position: u64,
     /// The mount that wrote it.
@@ -81,7 +81,7 @@ impl LogReplay {
         storage: &impl LogStorage,
         header: &RecordHeader,
         header_bytes: &[u8; HEADER_BYTES as usize],
-    ) -> Result<Vec<Effect>, RecordError> {
+    ) -> Result<Vec<RecordEffect>, RecordError> {
         if header.kind == RecordKind::Filler {
             verify_checksum(header_bytes, &[], &[])?;
             return Ok(Vec::new());

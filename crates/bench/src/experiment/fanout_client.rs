@@ -28,6 +28,13 @@ const BATCH_SIZE: usize = 16;
 /// For so long a request is not sent yet that more children might be waited for by.
 const BATCH_DELAY: Duration = Duration::from_millis(1);
 
+/// When a request was sent. Children report the time of their result by the system's clock.
+#[derive(Debug, Clone, Copy)]
+struct RequestTime {
+    instant: Instant,
+    clock: SystemTime,
+}
+
 /// Whose children are forked, and where.
 #[derive(Debug, Clone)]
 pub(crate) struct FanoutClient {
@@ -100,7 +107,7 @@ impl FanoutClient {
 
     /// Forks children of these numbers over all nodes; what became of each.
     pub(crate) async fn fan_out(&self, first: u64, count: u64) -> Result<Vec<ChildLatency>, BenchError> {
-        let sent = (Instant::now(), SystemTime::now());
+        let sent = RequestTime { instant: Instant::now(), clock: SystemTime::now() };
         let payloads = (first..first + count).map(|number| self.task.payload(number)).collect();
         let mut outcomes = self.fork(payloads).await?;
         let (mut waits, mut batches, mut all) = (FuturesUnordered::new(), WaitBatches::default(), Vec::new());
@@ -166,7 +173,7 @@ impl FanoutClient {
         &self,
         mut client: Client,
         batch: Vec<FanoutChild>,
-        (sent, sent_at): (Instant, SystemTime),
+        sent: RequestTime,
     ) -> Result<Vec<ChildLatency>, BenchError> {
         let children = batch.iter().map(|running| running.id.clone()).collect();
         let request = client::request_with_timeout(FANOUT_LIMIT, v1::WaitRequest { children, results: true });
@@ -179,8 +186,8 @@ impl FanoutClient {
                 Some(Event::Stdout(piece)) => said.push_str(&String::from_utf8_lossy(&piece)),
                 Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0)), .. }), .. })) => {
                     let result = self.task.parse_result_time(&std::mem::take(&mut said), *number)?;
-                    let result = result.duration_since(sent_at).unwrap_or_default();
-                    all.push(ChildLatency { result, answer: sent.elapsed() });
+                    let result = result.duration_since(sent.clock).unwrap_or_default();
+                    all.push(ChildLatency { result, answer: sent.instant.elapsed() });
                 }
                 other => return Err(BenchError::ChildFailed { child: id.clone(), how: format!("{other:?}") }),
             }

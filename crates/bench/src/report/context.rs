@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::machine::MachineState;
 
 /// How a run was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -25,16 +25,15 @@ pub(crate) struct RunContext {
 }
 
 impl RunContext {
-    /// The context of this process.
-    pub(crate) fn detect(load_average: f64) -> Self {
-        let machine = Machine::detect();
+    /// The context of a run of this process on a machine.
+    pub(crate) fn new(MachineState { machine, load_average }: &MachineState) -> Self {
         Self {
             command: command_line(env::args().skip(1)),
             machine: machine.hardware_text(),
             kernel: machine.kernel().to_owned(),
             commit: BUILD_COMMIT.map(str::to_owned),
             // JSON has no number for "unknown".
-            load_average: if load_average.is_finite() { load_average } else { 0.0 },
+            load_average: if load_average.is_finite() { *load_average } else { 0.0 },
             finished: now_text(),
         }
     }
@@ -70,6 +69,7 @@ fn quote_argument(argument: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{RunContext, command_line};
+    use crate::machine::MachineState;
 
     #[test]
     fn a_shell_takes_the_command_line_as_it_was() {
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn an_unknown_load_is_still_a_number() {
-        let context = RunContext::detect(f64::NAN);
+        let context = RunContext::new(&MachineState { load_average: f64::NAN, ..MachineState::detect() });
         assert_eq!(context.load_average, 0.0);
         assert!(context.finished.ends_with('Z') && !context.kernel.is_empty(), "{context:?}");
     }

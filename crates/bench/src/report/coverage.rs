@@ -97,6 +97,7 @@ impl PublishedTable {
 #[cfg(test)]
 mod tests {
     use super::{PUBLISHED_TABLES, TableCoverage};
+    use crate::machine::MachineState;
     use crate::report::results::{NamedSection, ResultDirectory};
     use crate::report::section::ReportSection;
     use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
@@ -108,7 +109,7 @@ mod tests {
             let figure = ReportFigure::single(1.0, "ms", BetterDirection::Lower).with_reference(reference);
             table.add_row([ReportCell::text(mib), Some(figure).into()]);
         }
-        let section = ReportSection::new("fork", "", "", 0.0).with_table(table);
+        let section = ReportSection::new("fork", "", "", &MachineState::detect()).with_table(table);
         let named = |name: &str| NamedSection { name: name.to_owned(), section: section.clone() };
         let results = ResultDirectory { sections: vec![named("fork"), named("fork-write")], suite: None };
         let resume = PUBLISHED_TABLES.iter().find(|table| table.title.starts_with("Resume of a C++")).unwrap();

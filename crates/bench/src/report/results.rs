@@ -109,6 +109,7 @@ mod tests {
     use std::fs;
 
     use super::{ReportError, ResultDirectory};
+    use crate::machine::MachineState;
     use crate::report::section::ReportSection;
 
     fn read(name: &str, text: &str) -> Result<ResultDirectory, ReportError> {
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_row_of_another_length_is_refused() {
-        let mut section = ReportSection::new("fork", "Fork", "How long?", 0.0);
+        let mut section = ReportSection::new("fork", "Fork", "How long?", &MachineState::detect());
         let columns = vec!["MiB".to_owned(), "pause".to_owned()];
         let (id, title, rows) = ("times".to_owned(), String::new(), vec![vec![]]);
         section.tables.push(crate::report::table::ReportTable { id, title, columns, rows });
@@ -144,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_section_is_found_by_the_name_of_its_file() {
-        let section = ReportSection::new("fork", "Fork", "How long?", 0.0);
+        let section = ReportSection::new("fork", "Fork", "How long?", &MachineState::detect());
         let document = serde_json::json!({ "benchmark": "fork", "section": section }).to_string();
         let results = read("fork-write.json", &document).unwrap();
         assert_eq!(results.find("fork-write"), Some(&section));

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::context::RunContext;
 use super::plot::ReportPlot;
 use super::table::ReportTable;
+use crate::machine::MachineState;
 
 /// The version of the form. A reader refuses others.
 pub(crate) const SECTION_VERSION: u32 = 1;
@@ -22,19 +23,19 @@ pub(crate) struct ReportSection {
     pub(crate) context: RunContext,
     pub(crate) tables: Vec<ReportTable>,
     pub(crate) plots: Vec<ReportPlot>,
-    /// What a reader needs to understand the figures.
+    /// Sentences that a reader needs to understand the figures.
     pub(crate) notes: Vec<String>,
 }
 
 impl ReportSection {
     /// An empty section of this run.
-    pub(crate) fn new(id: &str, title: impl Into<String>, question: &str, load_average: f64) -> Self {
+    pub(crate) fn new(id: &str, title: impl Into<String>, question: &str, machine_state: &MachineState) -> Self {
         Self {
             version: SECTION_VERSION,
             id: id.to_owned(),
             title: title.into(),
             question: question.to_owned(),
-            context: RunContext::detect(load_average),
+            context: RunContext::new(machine_state),
             tables: Vec::new(),
             plots: Vec::new(),
             notes: Vec::new(),

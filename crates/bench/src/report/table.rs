@@ -20,7 +20,7 @@ pub(crate) struct ReportTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ReportCell {
-    /// What was varied: a size, a name.
+    /// The varied parameter: a size, a name.
     Text(String),
     /// A figure that was measured.
     Figure(ReportFigure),

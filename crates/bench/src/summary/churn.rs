@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::table::{FigureTable, format_figure, format_spread};
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::churn::{ChurnParameters, ChurnSampleKey};
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
@@ -14,8 +14,7 @@ use crate::workload::churn::ChurnOperation;
 /// All figures of a run.
 #[derive(Debug)]
 pub struct ChurnSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: ChurnParameters,
     samples: Samples<ChurnSampleKey>,
 }
@@ -23,7 +22,7 @@ pub struct ChurnSummary {
 impl ChurnSummary {
     pub(crate) fn new(plan: &ChurnParameters, mut samples: Samples<ChurnSampleKey>) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples })
     }
 
     pub(super) fn spread(&self, churn_operation: ChurnOperation, node: Option<ChildPlace>) -> Option<Spread> {
@@ -44,8 +43,8 @@ impl ChurnSummary {
         };
         json!({
             "benchmark": "churn",
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "mib": self.plan.mib,
             "encrypted": self.plan.encrypted,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
@@ -76,9 +75,8 @@ impl ChurnSummary {
         }
         let link = if self.plan.encrypted { "encrypted" } else { "in clear" };
         format!(
-            "{}, load {:.1}; farfork's link {link}\n\n{}\n\n×: a child's median ÷ that of the same program, unforked. No page was wrong.\n",
-            self.machine.describe(),
-            self.load_average,
+            "{}; farfork's link {link}\n\n{}\n\n×: a child's median ÷ that of the same program, unforked. No page was wrong.\n",
+            self.machine_state.describe(),
             table.render()
         )
     }

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::table::{FigureTable, format_figure};
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::connect::{
     ConnectCase, ConnectParameters, ConnectSampleKey, ConnectSeries, P50_US, P99_US, PER_S, PROTECTIONS,
 };
@@ -19,8 +19,7 @@ const NICS_PER_NODE: usize = 1;
 /// All figures of a run.
 #[derive(Debug)]
 pub struct ConnectSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: ConnectParameters,
     server_threads: usize,
     samples: Samples<ConnectSampleKey>,
@@ -28,8 +27,7 @@ pub struct ConnectSummary {
 
 impl ConnectSummary {
     pub(crate) fn new(plan: &ConnectParameters, server_threads: usize, samples: Samples<ConnectSampleKey>) -> Self {
-        let (machine, load_average) = (Machine::detect(), load_average());
-        Self { machine, load_average, plan: plan.clone(), server_threads, samples }
+        Self { machine_state: MachineState::detect(), plan: plan.clone(), server_threads, samples }
     }
 
     pub(super) fn spread(&self, case: ConnectCase, made: ConnectSeries, figure: &'static str) -> Option<Spread> {
@@ -46,8 +44,8 @@ impl ConnectSummary {
         let cases: Vec<Value> = self.rows().map(|(case, protection)| self.case_json(case, protection)).collect();
         json!({
             "benchmark": "connect",
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "runs": self.plan.runs,
             "seconds": self.plan.seconds,
             "server_threads": self.server_threads,
@@ -88,7 +86,7 @@ impl ConnectSummary {
         for (case, protection) in self.rows() {
             table.add_row(self.row(case, protection));
         }
-        let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.describe(), self.load_average, table.render());
+        let mut text = format!("{}\n\n{}\n", self.machine_state.describe(), table.render());
         text += "proved: both ends have shown who they are; then: how all else on the connection goes\n";
         text += "floor: the same over bare TCP, same run; ratio: of farfork to it\n";
         let ConnectReference { source, latency_us, .. } = &PUBLISHED_FIGURES.connect;

@@ -6,7 +6,7 @@ use super::table::{FigureTable, format_figure, format_spread};
 use crate::baseline::container::BareContainerRefusal;
 use crate::baseline::local_fanout::ChildNetwork;
 use crate::error::BenchError;
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::fanout::{FanoutFigure, FanoutParameters, FanoutSampleKey};
 use crate::parameters::methods::CreateMethod;
 use crate::report::section::SectionSource as _;
@@ -30,8 +30,7 @@ const FLOORS: [CreateMethod; 3] =
 /// All figures of a run.
 #[derive(Debug)]
 pub struct FanoutSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: FanoutParameters,
     /// Why there are no bare containers.
     pub(super) refusal: Option<String>,
@@ -46,7 +45,7 @@ impl FanoutSummary {
     ) -> Result<Self, BenchError> {
         samples.flush()?;
         let refusal = refusal.map(|refusal| refusal.to_string());
-        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), refusal, samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), refusal, samples })
     }
 
     pub(super) fn spread(&self, by: CreateMethod, figure: FanoutFigure) -> Option<Spread> {
@@ -68,8 +67,8 @@ impl FanoutSummary {
         };
         json!({
             "benchmark": "fanout",
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "plan": self.plan,
             "bare_container_refused": self.refusal,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
@@ -98,11 +97,10 @@ impl FanoutSummary {
         let refused =
             self.refusal.as_ref().map(|refusal| format!("No bare containers: {refusal}.\n")).unwrap_or_default();
         format!(
-            "{}, load {:.1}; farfork's link {link}\n\n{}\n\nbare container: just what the kernel must do for a child in one, two at once. \
+            "{}; farfork's link {link}\n\n{}\n\nbare container: just what the kernel must do for a child in one, two at once. \
              fork(): local forks that touch and say the\nsame; into namespaces: those of a container, made before. ×: farfork's median \
              ÷ theirs. No result was wrong.\n{refused}",
-            self.machine.describe(),
-            self.load_average,
+            self.machine_state.describe(),
             table.render()
         )
     }

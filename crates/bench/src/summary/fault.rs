@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::table::{FigureTable, format_figure};
 use crate::baseline::fault::WaitMode;
 use crate::figure::Pace;
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::fault::{FaultParameters, FaultSampleKey, FaultSeries};
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
@@ -13,8 +13,7 @@ use crate::samples::{Samples, Spread, figure_json};
 /// All figures of a run.
 #[derive(Debug)]
 pub struct FaultSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: FaultParameters,
     pub(super) samples: Samples<FaultSampleKey>,
 }
@@ -40,7 +39,7 @@ pub(super) const ROWS: [(FaultSeries, Pace, &str); 12] = [
 
 impl FaultSummary {
     pub(crate) fn new(plan: &FaultParameters, samples: Samples<FaultSampleKey>) -> Self {
-        Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples }
+        Self { machine_state: MachineState::detect(), plan: plan.clone(), samples }
     }
 
     pub(super) fn spread(&self, timed: FaultSeries, pace: Pace) -> Option<Spread> {
@@ -85,8 +84,8 @@ impl FaultSummary {
         let ([ratio, bare_ratio], [speed, bare_speed]) = (self.stream_ratios(), self.stream_speeds());
         json!({
             "benchmark": "fault",
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "encrypted": self.plan.encrypted,
             "stream_mib": self.plan.stream_mib,
             "stream_mib_per_s": speed,
@@ -127,12 +126,7 @@ impl FaultSummary {
             table.add_row([name.to_owned(), spread.count.to_string(), p50, p10, p90, p99, ratio, p99_ratio]);
         }
         let link = if self.plan.encrypted { "encrypted" } else { "in clear" };
-        let mut text = format!(
-            "{}, load {:.1}; farfork's link {link}\n\n{}\n\n",
-            self.machine.describe(),
-            self.load_average,
-            table.render()
-        );
+        let mut text = format!("{}; farfork's link {link}\n\n{}\n\n", self.machine_state.describe(), table.render());
         let names = ["Beside a stream", "The floor's, beside a bare one,"];
         for (name, (ratio, speed)) in names.into_iter().zip(self.stream_ratios().into_iter().zip(self.stream_speeds()))
         {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::table::{FigureTable, format_figure, format_median};
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::function::{FunctionFigure, FunctionParameters, FunctionSampleKey};
 use crate::reference::{FunctionReference, PUBLISHED_FIGURES};
 use crate::report::section::SectionSource as _;
@@ -15,8 +15,7 @@ use crate::samples::{Samples, Spread, figure_json};
 /// All figures of a run.
 #[derive(Debug)]
 pub struct FunctionSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: FunctionParameters,
     samples: Samples<FunctionSampleKey>,
 }
@@ -24,7 +23,7 @@ pub struct FunctionSummary {
 impl FunctionSummary {
     pub(crate) fn new(plan: &FunctionParameters, mut samples: Samples<FunctionSampleKey>) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples })
     }
 
     pub(super) fn spread(&self, function: &str, figure: FunctionFigure) -> Option<Spread> {
@@ -37,8 +36,8 @@ impl FunctionSummary {
         let references = self.plan.functions.iter().filter_map(|source| find_reference(&source.name));
         json!({
             "benchmark": "function",
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
             "reference": references.collect::<Vec<_>>(),
@@ -49,10 +48,9 @@ impl FunctionSummary {
     /// For people.
     pub fn to_text(&self) -> String {
         format!(
-            "{}, load {:.1}\n\n{}\n\n{}\n\nown, other: the parent's node and another one. Each child is its seed's first on the node.\nos.fork(): \
+            "{}\n\n{}\n\n{}\n\nown, other: the parent's node and another one. Each child is its seed's first on the node.\nos.fork(): \
              a child of the same process, in the same run. ÷: farfork's median ÷ that of os.fork().\nref.: {}.\nNo result was wrong.\n",
-            self.machine.describe(),
-            self.load_average,
+            self.machine_state.describe(),
             self.start_table().render(),
             self.execution_table().render(),
             PUBLISHED_FIGURES.function.source,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
 use crate::experiment::fork_load::FORK_INTERVAL_S;
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::peak::{PeakCase, PeakFigure, PeakParameters, PeakSampleKey};
 use crate::reference::{PUBLISHED_FIGURES, PeakReference};
 use crate::report::section::SectionSource as _;
@@ -16,8 +16,7 @@ use crate::samples::{Samples, Spread, figure_json};
 /// All figures of a run.
 #[derive(Debug)]
 pub struct PeakSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: PeakParameters,
     samples: Samples<PeakSampleKey>,
 }
@@ -25,7 +24,7 @@ pub struct PeakSummary {
 impl PeakSummary {
     pub(crate) fn new(plan: &PeakParameters, mut samples: Samples<PeakSampleKey>) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples })
     }
 
     pub(super) fn spread(&self, case: &PeakCase, figure: PeakFigure) -> Option<Spread> {
@@ -65,8 +64,8 @@ impl PeakSummary {
         });
         json!({
             "benchmark": "peak",
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
             "runs": runs.collect::<Vec<_>>(),
@@ -78,13 +77,12 @@ impl PeakSummary {
     /// For people.
     pub fn to_text(&self) -> String {
         format!(
-            "{}, load {:.1}\n\n{}\n\nstable: children of all clients per second in the longest interval whose seconds are within a \
+            "{}\n\n{}\n\nstable: children of all clients per second in the longest interval whose seconds are within a \
              tenth of their\nmiddle; a dash if there is none. per client, ref.: children of one client process per second \
              (p10–p90 of\nthe clients). zyg.: whether nodes keep zygotes. p50, p99: from the request until the result was checked, \
              medians of\nthe clients. os.fork(): children of the same process that call the function, one after another on one \
              processor.\nref.: {}.\nNo result was wrong.\n",
-            self.machine.describe(),
-            self.load_average,
+            self.machine_state.describe(),
             self.table().render(),
             PUBLISHED_FIGURES.peak.source,
         )

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
 use crate::figure::Pace;
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::methods::{CreateMethod, PauseMethod};
 use crate::parameters::pool::{PoolFigure, PoolMethod, PoolParameters, PoolSampleKey};
 use crate::report::section::SectionSource as _;
@@ -19,8 +19,7 @@ pub(super) const PAUSE_FIGURES: [PoolFigure; 3] = [PoolFigure::Pause, PoolFigure
 /// All figures of a run.
 #[derive(Debug)]
 pub struct PoolSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: PoolParameters,
     pub(super) samples: Samples<PoolSampleKey>,
 }
@@ -28,7 +27,7 @@ pub struct PoolSummary {
 impl PoolSummary {
     pub(crate) fn new(plan: &PoolParameters, mut samples: Samples<PoolSampleKey>) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples })
     }
 
     /// For scripts.
@@ -36,8 +35,8 @@ impl PoolSummary {
         let figure = |(key, spread): (&PoolSampleKey, Spread)| figure_json(key, spread, Some("us"));
         json!({
             "benchmark": "pool",
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
             "section": self.section(),
@@ -54,10 +53,9 @@ impl PoolSummary {
         let by = PauseMethod::REQUESTS_AND_FLOORS.map(PoolMethod::Pause);
         let pausing = self.table("A child that is warm, µs", ["bare freezer", "signals"], PAUSE_FIGURES, by);
         format!(
-            "{}, load {:.1}\n\n{creating}\n\n{pausing}\n\nidle: after 150 ms in which nothing happens. In a burst: {} at once, each. \
+            "{}\n\n{creating}\n\n{pausing}\n\nidle: after 150 ms in which nothing happens. In a burst: {} at once, each. \
              ×: farfork's median ÷ theirs. No result\nwas wrong.\n",
-            self.machine.describe(),
-            self.load_average,
+            self.machine_state.describe(),
             pool * 4,
         )
     }

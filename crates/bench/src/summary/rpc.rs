@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::table::{FigureTable, format_figure};
 use crate::endpoint::specification::RpcSystem;
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::protection::ConnectionSecurity;
 use crate::parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome, RpcSampleKey, RpcSeries};
 use crate::reference::PUBLISHED_FIGURES;
@@ -18,8 +18,7 @@ const ECHO_PER_S_MIN: f64 = 1_500_000.0;
 /// All figures of a run.
 #[derive(Debug)]
 pub struct RpcSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: RpcParameters,
     samples: Samples<RpcSampleKey>,
     outcomes: Vec<(RpcCase, RpcRunOutcome)>,
@@ -31,7 +30,7 @@ impl RpcSummary {
         samples: Samples<RpcSampleKey>,
         outcomes: Vec<(RpcCase, RpcRunOutcome)>,
     ) -> Self {
-        Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples, outcomes }
+        Self { machine_state: MachineState::detect(), plan: plan.clone(), samples, outcomes }
     }
 
     pub(super) fn per_s(&self, case: &RpcCase, measured: RpcSeries) -> Option<Spread> {
@@ -57,8 +56,8 @@ impl RpcSummary {
         let cases: Vec<Value> = self.plan.cases.iter().map(|case| self.case_json(case)).collect();
         let (errors, damaged) = self.failures();
         json!({
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "runs": self.plan.runs,
             "client_seconds": self.plan.client_seconds,
             "reference": PUBLISHED_FIGURES.rpc.source,
@@ -121,7 +120,7 @@ impl RpcSummary {
         for case in &self.plan.cases {
             table.add_row(self.row(case));
         }
-        let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.describe(), self.load_average, table.render());
+        let mut text = format!("{}\n\n{}\n", self.machine_state.describe(), table.render());
         text += "floor: a bare echo of the same messages, same run; ratio: of farfork to it. Echo and peers have\n";
         text += "one thread on each side, and neither checksums nor TLS: only such cases have them\n";
         text += &format!("ref.: {}\n", PUBLISHED_FIGURES.rpc.source);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::tree::{TreeFigure, TreeParameters, TreeSampleKey};
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
@@ -12,8 +12,7 @@ use crate::samples::{Samples, Spread, figure_json};
 /// All figures of a run.
 #[derive(Debug)]
 pub struct TreeSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: TreeParameters,
     samples: Samples<TreeSampleKey>,
 }
@@ -21,7 +20,7 @@ pub struct TreeSummary {
 impl TreeSummary {
     pub(crate) fn new(plan: &TreeParameters, mut samples: Samples<TreeSampleKey>) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples })
     }
 
     pub(super) fn spread(&self, processes: u64, figure: TreeFigure) -> Option<Spread> {
@@ -45,8 +44,8 @@ impl TreeSummary {
         };
         json!({
             "benchmark": "tree",
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "mib": self.plan.mib,
             "shared_mib": self.plan.shared_mib,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
@@ -73,9 +72,8 @@ impl TreeSummary {
             ]);
         }
         format!(
-            "{}, load {:.1}\n\n{}\n\nabove: the median pause − fork() of each process, summed up, − memcpy of what they share.\n",
-            self.machine.describe(),
-            self.load_average,
+            "{}\n\n{}\n\nabove: the median pause − fork() of each process, summed up, − memcpy of what they share.\n",
+            self.machine_state.describe(),
             table.render()
         )
     }

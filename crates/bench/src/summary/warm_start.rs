@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
-use crate::machine::{Machine, load_average};
+use crate::machine::MachineState;
 use crate::parameters::methods::PauseMethod;
 use crate::parameters::warm_start::{WarmStartFigure, WarmStartParameters, WarmStartSampleKey};
 use crate::reference::{PUBLISHED_FIGURES, PausedFunctionReference};
@@ -15,8 +15,7 @@ use crate::samples::{Samples, Spread, figure_json};
 /// All figures of a run.
 #[derive(Debug)]
 pub struct WarmStartSummary {
-    machine: Machine,
-    pub(super) load_average: f64,
+    pub(super) machine_state: MachineState,
     pub(super) plan: WarmStartParameters,
     /// The name of each program, and how many of its children at once were measured.
     pub(super) measured: Vec<(String, Vec<usize>)>,
@@ -30,7 +29,7 @@ impl WarmStartSummary {
         mut samples: Samples<WarmStartSampleKey>,
     ) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), measured, samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), measured, samples })
     }
 
     pub(super) fn spread(
@@ -66,8 +65,8 @@ impl WarmStartSummary {
         });
         json!({
             "benchmark": "warm_start",
-            "machine": self.machine,
-            "load_average": self.load_average,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
             "best": best.collect::<Vec<_>>(),
@@ -83,10 +82,9 @@ impl WarmStartSummary {
             format!("{table}\n\nBest: {}.\n", self.best_text(workload))
         });
         format!(
-            "{}, load {:.1}\n\n{}\nruns/s: a client pauses and unpauses each child by its freezer. requests: it asks the child's node to.\n×: farfork's median ÷ the floor's, of local forks that are paused as many at once. Functions have one \
+            "{}\n\n{}\nruns/s: a client pauses and unpauses each child by its freezer. requests: it asks the child's node to.\n×: farfork's median ÷ the floor's, of local forks that are paused as many at once. Functions have one \
              floor.\nreference: {}.\nNo answer was wrong.\n",
-            self.machine.describe(),
-            self.load_average,
+            self.machine_state.describe(),
             tables.collect::<Vec<_>>().join("\n"),
             PUBLISHED_FIGURES.warm_start.source,
         )

@@ -1,5 +1,5 @@
-//! What the children of a load do: the payload of each, and the check of what it writes. The same for the C++ program
-//! `sparse` and for every function, so that each load runs with either.
+//! The task of a load's children: makes the payload of each child, and checks what the child writes. The C++ program
+//! `sparse` and every function have the same form, so each load runs with either.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -49,7 +49,7 @@ enum WarmProgram {
     Function(Box<FunctionParent>),
 }
 
-/// What makes a child's value right.
+/// The rule that a child's value is checked with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ExpectedValue {
     /// The value follows from the number of the request and from so many steps.
@@ -99,7 +99,7 @@ impl WarmParent {
         }
     }
 
-    /// What makes its children's values right.
+    /// The rule that its children's values are checked with.
     pub(crate) fn expected(&self) -> &ExpectedValue {
         &self.expected
     }

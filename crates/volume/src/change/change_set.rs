@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::log::LogPoint;
-use crate::record::{Attributes, Effect, EntryKey, InodeNumber, XattrName};
+use crate::record::{EntryKey, InodeAttributes, InodeNumber, RecordEffect, XattrName};
 use crate::replay::ReplayedRecord;
 
 /// A change of a file's data.
@@ -21,21 +21,21 @@ pub enum DataChange {
         /// Of the first byte, in the endless log.
         log_position: u64,
     },
-    /// As `Effect::PunchHole`.
+    /// As `RecordEffect::PunchHole`.
     PunchHole {
         /// Of the first byte.
         offset: u64,
         /// How many.
         bytes: u64,
     },
-    /// As `Effect::AllocateSpace`.
+    /// As `RecordEffect::AllocateSpace`.
     AllocateSpace {
         /// Of the first byte.
         offset: u64,
         /// How many.
         bytes: u64,
     },
-    /// As `Effect::SetSize`.
+    /// As `RecordEffect::SetSize`.
     SetSize {
         /// The size.
         bytes: u64,
@@ -46,7 +46,7 @@ pub enum DataChange {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeChange {
     /// None: not touched.
-    pub attributes: Option<Attributes>,
+    pub attributes: Option<InodeAttributes>,
     /// Of a new symbolic link.
     pub symlink_target: Option<ByteBuf>,
     /// None as a value: removed.
@@ -109,26 +109,26 @@ impl ChangeSet {
         self.record_count += 1;
     }
 
-    fn fold_effect(&mut self, effect: Effect, log_position: u64) {
+    fn fold_effect(&mut self, effect: RecordEffect, log_position: u64) {
         match effect {
-            Effect::SetAttributes { inode, attributes } => self.change_of(inode).attributes = Some(attributes),
-            Effect::SetSymlinkTarget { inode, target } => {
+            RecordEffect::SetAttributes { inode, attributes } => self.change_of(inode).attributes = Some(attributes),
+            RecordEffect::SetSymlinkTarget { inode, target } => {
                 self.change_of(inode).symlink_target = Some(ByteBuf::from(target))
             }
-            Effect::SetEntry { parent, name, inode } => _ = self.entries.insert(EntryKey { parent, name }, inode),
-            Effect::WriteData { inode, offset, bytes } => {
+            RecordEffect::SetEntry { parent, name, inode } => _ = self.entries.insert(EntryKey { parent, name }, inode),
+            RecordEffect::WriteData { inode, offset, bytes } => {
                 self.change_of(inode).data.push(DataChange::Copy { offset, bytes, log_position });
                 self.data_bytes += u64::from(bytes);
             }
-            Effect::PunchHole { inode, offset, bytes } => {
+            RecordEffect::PunchHole { inode, offset, bytes } => {
                 self.change_of(inode).data.push(DataChange::PunchHole { offset, bytes });
             }
-            Effect::AllocateSpace { inode, offset, bytes } => {
+            RecordEffect::AllocateSpace { inode, offset, bytes } => {
                 self.change_of(inode).data.push(DataChange::AllocateSpace { offset, bytes });
             }
-            Effect::SetSize { inode, bytes } => self.change_of(inode).data.push(DataChange::SetSize { bytes }),
-            Effect::SetXattr { inode, name, value } => _ = self.change_of(inode).xattrs.insert(name, value),
-            Effect::DropInode { inode } => {
+            RecordEffect::SetSize { inode, bytes } => self.change_of(inode).data.push(DataChange::SetSize { bytes }),
+            RecordEffect::SetXattr { inode, name, value } => _ = self.change_of(inode).xattrs.insert(name, value),
+            RecordEffect::DropInode { inode } => {
                 *self.change_of(inode) = InodeChange { is_dropped: true, ..Default::default() }
             }
         }

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use serde_bytes::ByteBuf;
 
 use super::{ChangeSet, DataChange};
-use crate::record::{Attributes, Effect, EntryKey, EntryName, FileKind, InodeNumber, XattrName};
+use crate::record::{EntryKey, EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, XattrName};
 
 /// An inode of the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModelInode {
-    pub(crate) attributes: Option<Attributes>,
+    pub(crate) attributes: Option<InodeAttributes>,
     pub(crate) target: Vec<u8>,
     pub(crate) xattrs: BTreeMap<XattrName, ByteBuf>,
     pub(crate) data: Vec<u8>,
@@ -25,28 +25,28 @@ pub(crate) struct ModelVolume {
 
 impl ModelVolume {
     /// Applies one effect. `data` is the data of its record.
-    pub(crate) fn apply(&mut self, effect: &Effect, data: &[u8]) {
+    pub(crate) fn apply(&mut self, effect: &RecordEffect, data: &[u8]) {
         match effect {
-            Effect::SetAttributes { inode, attributes } => {
+            RecordEffect::SetAttributes { inode, attributes } => {
                 let entry = self.inode(*inode);
                 if attributes.kind == FileKind::Regular {
                     entry.data.resize(attributes.size as usize, 0);
                 }
                 entry.attributes = Some(attributes.clone());
             }
-            Effect::SetSymlinkTarget { inode, target } => self.inode(*inode).target = target.clone(),
-            Effect::SetEntry { parent, name, inode: Some(inode) } => {
+            RecordEffect::SetSymlinkTarget { inode, target } => self.inode(*inode).target = target.clone(),
+            RecordEffect::SetEntry { parent, name, inode: Some(inode) } => {
                 self.entries.insert((*parent, name.clone()), *inode);
             }
-            Effect::SetEntry { parent, name, inode: None } => {
+            RecordEffect::SetEntry { parent, name, inode: None } => {
                 self.entries.remove(&(*parent, name.clone()));
             }
-            Effect::WriteData { inode, offset, .. } => overwrite(&mut self.inode(*inode).data, *offset, data),
-            Effect::PunchHole { inode, offset, bytes } => clear(&mut self.inode(*inode).data, *offset, *bytes),
-            Effect::AllocateSpace { .. } => {}
-            Effect::SetSize { inode, bytes } => self.inode(*inode).data.resize(*bytes as usize, 0),
-            Effect::SetXattr { inode, name, value } => set_xattr(self.inode(*inode), name, value.as_ref()),
-            Effect::DropInode { inode } => {
+            RecordEffect::WriteData { inode, offset, .. } => overwrite(&mut self.inode(*inode).data, *offset, data),
+            RecordEffect::PunchHole { inode, offset, bytes } => clear(&mut self.inode(*inode).data, *offset, *bytes),
+            RecordEffect::AllocateSpace { .. } => {}
+            RecordEffect::SetSize { inode, bytes } => self.inode(*inode).data.resize(*bytes as usize, 0),
+            RecordEffect::SetXattr { inode, name, value } => set_xattr(self.inode(*inode), name, value.as_ref()),
+            RecordEffect::DropInode { inode } => {
                 self.inodes.remove(inode);
             }
         }

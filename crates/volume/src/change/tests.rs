@@ -8,42 +8,42 @@ use proptest::prelude::*;
 use super::ChangeSet;
 use super::model::ModelVolume;
 use crate::log::LogPoint;
-use crate::record::{Attributes, Effect, EntryName, FileKind, InodeNumber, Timestamp};
+use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, Timestamp};
 use crate::replay::ReplayedRecord;
 
 /// Files are at most this large, so that changes overlap.
 const FILE_BYTES: u64 = 64;
 const RECORD_BYTES: u64 = 128;
 
-fn attributes(size: u64, mode: u16) -> Attributes {
+fn attributes(size: u64, mode: u16) -> InodeAttributes {
     let time = Timestamp { seconds: 1, nanoseconds: 2 };
     let (accessed, modified, changed) = (time, time, time);
-    Attributes { kind: FileKind::Regular, mode, user: 1, group: 2, device: 0, size, accessed, modified, changed }
+    InodeAttributes { kind: FileKind::Regular, mode, user: 1, group: 2, device: 0, size, accessed, modified, changed }
 }
 
-fn effect() -> impl Strategy<Value = Effect> {
+fn effect() -> impl Strategy<Value = RecordEffect> {
     let inode = || (2..5_u64).prop_map(InodeNumber);
     let name = || "[ab]".prop_map(|name| EntryName::new(name.as_bytes()).unwrap());
     prop_oneof![
         4 => (inode(), 0..FILE_BYTES, 1..16_u32)
-            .prop_map(|(inode, offset, bytes)| Effect::WriteData { inode, offset, bytes }),
+            .prop_map(|(inode, offset, bytes)| RecordEffect::WriteData { inode, offset, bytes }),
         2 => (inode(), 0..FILE_BYTES, 1..16_u64)
-            .prop_map(|(inode, offset, bytes)| Effect::PunchHole { inode, offset, bytes }),
-        2 => (inode(), 0..FILE_BYTES).prop_map(|(inode, bytes)| Effect::SetSize { inode, bytes }),
+            .prop_map(|(inode, offset, bytes)| RecordEffect::PunchHole { inode, offset, bytes }),
+        2 => (inode(), 0..FILE_BYTES).prop_map(|(inode, bytes)| RecordEffect::SetSize { inode, bytes }),
         2 => (1..3_u64, name(), proptest::option::of(inode()))
-            .prop_map(|(parent, name, inode)| Effect::SetEntry { parent: InodeNumber(parent), name, inode }),
-        1 => (inode(), any::<bool>(), 0..9_u8).prop_map(|(inode, is_set, byte)| Effect::SetXattr {
+            .prop_map(|(parent, name, inode)| RecordEffect::SetEntry { parent: InodeNumber(parent), name, inode }),
+        1 => (inode(), any::<bool>(), 0..9_u8).prop_map(|(inode, is_set, byte)| RecordEffect::SetXattr {
             inode,
             name: b"user.a".to_vec().into(),
             value: is_set.then(|| vec![byte].into()),
         }),
-        1 => inode().prop_map(|inode| Effect::DropInode { inode }),
+        1 => inode().prop_map(|inode| RecordEffect::DropInode { inode }),
     ]
 }
 
 /// The attributes that a client logs with each change of data: the size after it. No client uses an inode that it has
 /// dropped.
-fn with_attributes(effects: Vec<Effect>) -> Vec<Vec<Effect>> {
+fn with_attributes(effects: Vec<RecordEffect>) -> Vec<Vec<RecordEffect>> {
     let mut volume = ModelVolume::default();
     let mut mode = 0;
     let mut records = Vec::new();
@@ -53,15 +53,15 @@ fn with_attributes(effects: Vec<Effect>) -> Vec<Vec<Effect>> {
         if dropped.contains(&inode) {
             continue;
         }
-        if let Effect::DropInode { inode } = effect {
+        if let RecordEffect::DropInode { inode } = effect {
             dropped.insert(inode);
         }
         volume.apply(&effect, &data_of(&effect, 0));
         let mut record = vec![effect];
-        if let (Some(state), false) = (volume.inodes.get(&inode), matches!(record[0], Effect::SetEntry { .. })) {
+        if let (Some(state), false) = (volume.inodes.get(&inode), matches!(record[0], RecordEffect::SetEntry { .. })) {
             mode = (mode + 1) % 0o1000;
             let attributes = attributes(state.data.len() as u64, mode);
-            record.push(Effect::SetAttributes { inode, attributes });
+            record.push(RecordEffect::SetAttributes { inode, attributes });
         }
         records.push(record);
     }
@@ -69,8 +69,8 @@ fn with_attributes(effects: Vec<Effect>) -> Vec<Vec<Effect>> {
 }
 
 /// Bytes that name their record.
-fn data_of(effect: &Effect, index: usize) -> Vec<u8> {
-    let Effect::WriteData { bytes, .. } = effect else { return Vec::new() };
+fn data_of(effect: &RecordEffect, index: usize) -> Vec<u8> {
+    let RecordEffect::WriteData { bytes, .. } = effect else { return Vec::new() };
     vec![index as u8 + 1; *bytes as usize]
 }
 
@@ -78,7 +78,7 @@ fn load(position: u64, bytes: usize) -> Vec<u8> {
     vec![(position / RECORD_BYTES) as u8 + 1; bytes]
 }
 
-fn fold(records: &[Vec<Effect>], first: usize) -> ChangeSet {
+fn fold(records: &[Vec<RecordEffect>], first: usize) -> ChangeSet {
     let point = |index: usize| LogPoint { sequence: index as u64 + 1, position: index as u64 * RECORD_BYTES };
     let mut changes = ChangeSet::new(point(first), 1);
     for (index, effects) in records.iter().enumerate().skip(first) {
@@ -95,7 +95,7 @@ fn fold(records: &[Vec<Effect>], first: usize) -> ChangeSet {
 }
 
 /// The state after each number of records.
-fn states(records: &[Vec<Effect>]) -> Vec<ModelVolume> {
+fn states(records: &[Vec<RecordEffect>]) -> Vec<ModelVolume> {
     let mut volume = ModelVolume::default();
     let mut states = vec![volume.clone()];
     for (index, effects) in records.iter().enumerate() {

@@ -1,14 +1,14 @@
 //! Appends records to a log: encodes effects, places them in the ring, and stores them.
 
-use super::ring::{LogPoint, RecordPlacement, Ring, RingError};
+use super::ring::{LogPoint, LogRing, RecordPlacement, RingError};
 use super::storage::LogStorage;
-use crate::record::{Effect, RecordHeader, RecordKind, RecordShape, encode_body, seal_header};
+use crate::record::{RecordEffect, RecordHeader, RecordKind, RecordShape, encode_body, seal_header};
 
 /// The writing end of a log. There is one per log: the mount that has the highest epoch.
 #[derive(Debug)]
 pub struct LogAppender<S> {
     storage: S,
-    ring: Ring,
+    ring: LogRing,
     epoch: u32,
 }
 
@@ -26,20 +26,20 @@ pub struct AppendedRecord {
 impl<S: LogStorage> LogAppender<S> {
     /// Continues a log at `start`. Everything before it is published.
     pub fn new(storage: S, ring_bytes: u64, epoch: u32, start: LogPoint) -> Self {
-        Self { storage, ring: Ring::new(ring_bytes, start), epoch }
+        Self { storage, ring: LogRing::new(ring_bytes, start), epoch }
     }
 
     /// The ring, for its points.
-    pub fn ring(&self) -> &Ring {
+    pub fn ring(&self) -> &LogRing {
         &self.ring
     }
 
-    /// What the log is stored in.
+    /// The storage of the log.
     pub fn storage(&self) -> &S {
         &self.storage
     }
 
-    /// What the log is stored in.
+    /// The storage of the log.
     pub fn storage_mut(&mut self) -> &mut S {
         &mut self.storage
     }
@@ -48,7 +48,7 @@ impl<S: LogStorage> LogAppender<S> {
     ///
     /// # Errors
     /// `Full` until `advance_tail`.
-    pub fn append(&mut self, effects: &[Effect], data: &[u8]) -> Result<AppendedRecord, RingError> {
+    pub fn append(&mut self, effects: &[RecordEffect], data: &[u8]) -> Result<AppendedRecord, RingError> {
         let body = encode_body(effects);
         let lengths = (u32::try_from(body.len()), u32::try_from(data.len()));
         let (Ok(body_bytes), Ok(data_bytes)) = lengths else { return Err(RingError::TooLarge) };

@@ -19,7 +19,7 @@ impl LogPoint {
 
 /// A window onto the endless log, as large as the ring: `tail` to `head` is in use.
 #[derive(Clone, Copy, Debug)]
-pub struct Ring {
+pub struct LogRing {
     ring_bytes: u64,
     tail: LogPoint,
     head: LogPoint,
@@ -54,7 +54,7 @@ impl RecordPlacement {
     }
 }
 
-impl Ring {
+impl LogRing {
     /// An empty ring that continues at a point.
     pub fn new(ring_bytes: u64, start: LogPoint) -> Self {
         assert!(ring_bytes.is_multiple_of(PAGE_BYTES) && ring_bytes > 0, "a ring has whole pages");
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_record_that_would_wrap_begins_the_next_lap() {
-        let mut ring = Ring::new(RING_BYTES, LogPoint { sequence: 9, position: 3 * PAGE_BYTES + 64 });
+        let mut ring = LogRing::new(RING_BYTES, LogPoint { sequence: 9, position: 3 * PAGE_BYTES + 64 });
         let placement = ring.place(shape(4096)).unwrap();
         let filled = (PAGE_BYTES - 64 - HEADER_BYTES) as u32;
         assert_eq!(placement.filler, Some((LogPoint { sequence: 9, position: 3 * PAGE_BYTES + 64 }, filled)));
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_full_ring_accepts_more_after_the_tail_has_advanced() {
-        let mut ring = Ring::new(RING_BYTES, LogPoint::START);
+        let mut ring = LogRing::new(RING_BYTES, LogPoint::START);
         for _ in 0..2 {
             let placement = ring.place(shape(4096)).unwrap();
             ring.advance_head(&placement);

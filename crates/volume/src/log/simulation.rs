@@ -4,11 +4,11 @@
 use fastrand::Rng;
 
 use super::{LogAppender, LogPoint, LogStorage, RING_OFFSET, file_offset};
-use crate::record::{Effect, InodeNumber, PAGE_BYTES};
+use crate::record::{InodeNumber, PAGE_BYTES, RecordEffect};
 use crate::replay::LogReplay;
 
 const SEEDS: u64 = 1_000;
-/// What a disk writes as a whole.
+/// A disk writes a sector whole or not at all.
 const SECTOR_BYTES: usize = 512;
 /// Smaller than real logs may be, so that it laps often.
 const RING_BYTES: u64 = 16 * PAGE_BYTES;
@@ -62,18 +62,19 @@ impl SimulatedDisk {
 /// A record as it was appended.
 #[derive(Clone, Debug, PartialEq)]
 struct AppendedState {
-    effects: Vec<Effect>,
+    effects: Vec<RecordEffect>,
     data: Vec<u8>,
     end: LogPoint,
 }
 
-struct Simulation {
+struct LogSimulation {
     random: Rng,
     storage: Option<SimulatedDisk>,
     /// All records that survived, in order.
     history: Vec<AppendedState>,
-    /// So many are acknowledged, and published.
+    /// The number of acknowledged records.
     acknowledged: usize,
+    /// The number of published records.
     published: usize,
     epoch: u32,
     /// Of the last published record.
@@ -87,7 +88,7 @@ enum CrashKind {
     BitFlip,
 }
 
-impl Simulation {
+impl LogSimulation {
     fn new(seed: u64) -> Self {
         let random = Rng::with_seed(seed);
         let storage = Some(SimulatedDisk::new());
@@ -123,7 +124,7 @@ impl Simulation {
             }
         }
         if kind == CrashKind::ProcessKill {
-            // What the client has in memory is acknowledged without a flush: it survives a kill.
+            // Records in memory are acknowledged without a flush, because they survive a kill.
             self.acknowledged = self.history.len();
             log.storage_mut().bytes_until_kill = Some(self.random.usize(..5000));
             self.append(&mut log);
@@ -142,7 +143,7 @@ impl Simulation {
         let length = [8, 8, 100, 4096, 4096, self.random.usize(1..9000)][self.random.usize(..6)];
         let data: Vec<u8> = std::iter::repeat_with(|| self.random.u8(..)).take(length).collect();
         let (inode, offset) = (InodeNumber(self.random.u64(2..100)), self.random.u64(1 << 20..1 << 21));
-        let effects = vec![Effect::WriteData { inode, offset, bytes: length as u32 }];
+        let effects = vec![RecordEffect::WriteData { inode, offset, bytes: length as u32 }];
         if let Ok(appended) = log.append(&effects, &data) {
             // A filler is a record without effects.
             while self.point_after(self.history.len()).sequence + 1 < appended.end.sequence {
@@ -190,7 +191,7 @@ impl Simulation {
 fn replay_gives_a_prefix_with_everything_that_was_acknowledged() {
     let mut records = 0;
     for seed in 0..SEEDS {
-        let mut simulation = Simulation::new(seed);
+        let mut simulation = LogSimulation::new(seed);
         for _ in 0..MOUNTS_PER_SEED {
             simulation.mount();
         }

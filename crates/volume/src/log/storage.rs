@@ -1,4 +1,4 @@
-//! What a log is stored in: the mapped file, or memory and a simulated disk in tests.
+//! The storage of a log: the mapped file, or memory and a simulated disk in tests.
 
 /// Bytes at offsets of a log file. Both calls panic outside of the file: callers compute offsets from checked headers.
 pub trait LogStorage {

@@ -1,4 +1,4 @@
-//! Files of the shared area that open files of the mount read from.
+//! Files of the shared tree that open files of the mount read from.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -11,8 +11,8 @@ use super::group_commit::GroupCommit;
 use super::space::SpaceEstimate;
 use crate::log::{LogAppender, LogFile, LogPoint, RingError};
 use crate::publish::{Durability, PublishedMark, SharedTree};
-use crate::record::{Effect, InodeNumber};
-use crate::view::Namespace;
+use crate::record::{InodeNumber, RecordEffect};
+use crate::view::VolumeNamespace;
 
 /// How a client works.
 #[derive(Clone, Copy, Debug)]
@@ -46,21 +46,21 @@ pub struct VolumeClient {
 /// View and log. A record is in the log exactly when its effects are in the view.
 #[derive(Debug)]
 pub(super) struct ClientState {
-    pub(super) namespace: Namespace,
+    pub(super) namespace: VolumeNamespace,
     pub(super) log: LogAppender<LogFile>,
     space: SpaceEstimate,
 }
 
 /// A checked operation: its effects, and what its caller returns.
 pub(super) struct PlannedOperation<T> {
-    pub(super) effects: Vec<Effect>,
+    pub(super) effects: Vec<RecordEffect>,
     pub(super) result: T,
-    /// Space of the shared area that it takes besides its data.
+    /// Space of the shared tree that it takes besides its data.
     pub(super) allocated_bytes: u64,
 }
 
 impl<T> PlannedOperation<T> {
-    pub(super) fn new(effects: Vec<Effect>, result: T) -> Self {
+    pub(super) fn new(effects: Vec<RecordEffect>, result: T) -> Self {
         Self { effects, result, allocated_bytes: 0 }
     }
 }
@@ -72,7 +72,7 @@ impl VolumeClient {
     /// When the log does not start an epoch.
     pub fn start(
         shared: SharedTree,
-        namespace: Namespace,
+        namespace: VolumeNamespace,
         mut log: LogFile,
         mark: PublishedMark,
         options: ClientOptions,
@@ -96,7 +96,7 @@ impl VolumeClient {
         self.lock().log.ring().tail()
     }
 
-    /// The log is published up to a point: its data is in the shared area, and its bytes may be overwritten.
+    /// The log is published up to a point: its data is in the shared tree, and its bytes may be overwritten.
     pub fn advance_published(&self, point: LogPoint) {
         let mut state = self.lock();
         if point <= state.log.ring().tail() {
@@ -126,7 +126,7 @@ impl VolumeClient {
     pub(super) fn execute<T>(
         &self,
         data: &[u8],
-        plan: impl Fn(&Namespace) -> Result<PlannedOperation<T>, Errno>,
+        plan: impl Fn(&VolumeNamespace) -> Result<PlannedOperation<T>, Errno>,
     ) -> Result<T, Errno> {
         let mut state = self.lock();
         loop {
@@ -152,7 +152,10 @@ impl VolumeClient {
     }
 
     /// Executes an operation without data and without a result.
-    pub(super) fn change(&self, plan: impl Fn(&Namespace) -> Result<Vec<Effect>, Errno>) -> Result<(), Errno> {
+    pub(super) fn change(
+        &self,
+        plan: impl Fn(&VolumeNamespace) -> Result<Vec<RecordEffect>, Errno>,
+    ) -> Result<(), Errno> {
         self.execute(&[], |namespace| Ok(PlannedOperation::new(plan(namespace)?, ())))
     }
 
@@ -179,14 +182,14 @@ impl VolumeClient {
 }
 
 /// Removals must be possible on a full volume.
-fn takes_space(effects: &[Effect]) -> bool {
+fn takes_space(effects: &[RecordEffect]) -> bool {
     effects.iter().any(|effect| {
         matches!(
             effect,
-            Effect::WriteData { .. }
-                | Effect::AllocateSpace { .. }
-                | Effect::SetXattr { value: Some(_), .. }
-                | Effect::SetEntry { inode: Some(_), .. }
+            RecordEffect::WriteData { .. }
+                | RecordEffect::AllocateSpace { .. }
+                | RecordEffect::SetXattr { value: Some(_), .. }
+                | RecordEffect::SetEntry { inode: Some(_), .. }
         )
     })
 }

@@ -8,7 +8,7 @@ use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
 use rustix::io::Errno;
 
 use crate::record::{EntryName, FileKind, InodeNumber, NAME_BYTES_MAX, Timestamp};
-use crate::view::{Caller, Inode};
+use crate::view::{CallerIdentity, Inode};
 
 const BLOCK_BYTES: u32 = 4096;
 /// `st_blocks` counts these.
@@ -23,8 +23,8 @@ pub(super) fn name_of(name: &OsStr) -> Result<EntryName, Errno> {
     EntryName::new(name.as_bytes()).ok_or(error)
 }
 
-pub(super) fn caller_of(request: &Request) -> Caller {
-    Caller { user: request.uid(), group: request.gid(), now: timestamp_of(SystemTime::now()) }
+pub(super) fn caller_of(request: &Request) -> CallerIdentity {
+    CallerIdentity { user: request.uid(), group: request.gid(), now: timestamp_of(SystemTime::now()) }
 }
 
 pub(super) fn error_of(errno: Errno) -> fuser::Errno {

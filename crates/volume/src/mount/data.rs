@@ -1,4 +1,4 @@
-//! Reads data: unpublished data from the log, the rest from the shared area. Finds data and holes.
+//! Reads data: unpublished data from the log, the rest from the shared tree. Finds data and holes.
 
 use std::fs::File;
 use std::ops::Range;

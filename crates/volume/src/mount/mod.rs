@@ -1,6 +1,6 @@
 //! The mount of a volume: FUSE requests become operations on the view and records in the log. `process::client` runs it.
 //!
-//! Requests are answered from the view; data is read from the log or from the shared area. Nothing here waits for
+//! Requests are answered from the view; data is read from the log or from the shared tree. Nothing here waits for
 //! publishing, except for room in the log.
 
 mod answer;

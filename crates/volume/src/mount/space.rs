@@ -1,4 +1,4 @@
-//! Free space of the shared area, as far as the log will not use it. A write that could not be published is refused with
+//! Free space of the shared tree, as far as the log will not use it. A write that could not be published is refused with
 //! ENOSPC when it is made, not lost later.
 
 use std::os::fd::OwnedFd;
@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{StatVfs, fstatvfs};
 use rustix::io::Errno;
 
-/// Kept free for metadata of the shared area, and for what others write to the same file system meanwhile.
+/// Kept free for metadata of the shared tree, and for what others write to the same file system meanwhile.
 const RESERVE_BYTES: u64 = 16 << 20;
-/// Metadata of one record in the shared area: a block of a directory and one of an inode.
+/// Metadata of one record in the shared tree: a block of a directory and one of an inode.
 const RECORD_BYTES: u64 = 2 * 4096;
 
 /// An estimate of free space, refreshed when it runs low and when the log is published.
@@ -30,7 +30,7 @@ impl SpaceEstimate {
             self.taken_bytes += needed;
             return Ok(());
         }
-        // What the log has is not in the shared area yet.
+        // Records in the log still need their space in the shared tree.
         self.free_bytes = available_bytes(&fstatvfs(tree)?).saturating_sub(log_bytes);
         self.taken_bytes = 0;
         if !self.has_room_for(needed) {

@@ -51,8 +51,8 @@ pub enum ClientRunError {
     /// The log cannot be published.
     #[error("cannot recover the volume: {0}")]
     Recovery(#[source] io::Error),
-    /// The shared area cannot be read.
-    #[error("cannot read the shared area: {0}")]
+    /// The shared tree cannot be read.
+    #[error("cannot read the shared tree: {0}")]
     SharedTree(#[source] io::Error),
     /// The file system cannot be mounted.
     #[error("cannot mount at {path}: {source}")]

@@ -37,6 +37,6 @@ pub(super) enum WorkerRequest {
 pub(super) enum WorkerAnswer {
     /// Done: the mark after it.
     Done(PublishedMark),
-    /// The shared area refused; the request may be repeated.
+    /// The shared tree refused; the request may be repeated.
     Failed(String),
 }

@@ -1,6 +1,6 @@
 //! The offload process: reads the log, validates it, folds change sets, and has them published in order.
 //!
-//! While the host worker does not run, this process takes the lock of the shared area and publishes by itself.
+//! While the host worker does not run, this process takes the lock of the shared tree and publishes by itself.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -61,7 +61,7 @@ struct DamagedRecord {
 enum FoldExtent {
     /// Up to the limits.
     Part,
-    /// Up to the end of the valid prefix. After a crash the shared area may have any part of it.
+    /// Up to the end of the valid prefix. After a crash the shared tree may have any part of it.
     Everything,
 }
 
@@ -138,7 +138,7 @@ impl OffloadProcess<'_> {
         true
     }
 
-    /// Folds validated records. The shared area is never ahead of what the log has on the disk.
+    /// Folds validated records. The shared tree is never ahead of what the log has on the disk.
     fn fold(&mut self, extent: FoldExtent) -> ChangeSet {
         let mut changes = ChangeSet::new(self.mark.point, self.mark.epoch);
         let started = Instant::now();

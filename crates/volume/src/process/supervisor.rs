@@ -26,7 +26,7 @@ pub enum ProcessRole {
     Client,
     /// Reads the log and orders publishing.
     Offload,
-    /// Changes the shared area.
+    /// Changes the shared tree.
     Worker,
 }
 
@@ -46,7 +46,7 @@ impl ProcessRole {
 
 /// The running processes of one mount. They end when this value is dropped.
 #[derive(Debug)]
-pub struct Supervisor<C> {
+pub struct MountSupervisor<C> {
     command: C,
     mount_point: PathBuf,
     processes: Vec<SupervisedProcess>,
@@ -59,7 +59,7 @@ struct SupervisedProcess {
     started: Instant,
 }
 
-impl<C: Fn(ProcessRole) -> Command> Supervisor<C> {
+impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
     /// Starts all processes, and waits until the volume is mounted. `command` makes the command of a role.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl<C: Fn(ProcessRole) -> Command> Supervisor<C> {
     }
 }
 
-impl<C> Supervisor<C> {
+impl<C> MountSupervisor<C> {
     /// Detaches the mounts of clients that died, and no other. stat(2) would be answered from the kernel's cache; statfs(2)
     /// asks the client.
     fn detach_dead_mount(&self) {
@@ -145,7 +145,7 @@ impl<C> Supervisor<C> {
     }
 }
 
-impl<C> Drop for Supervisor<C> {
+impl<C> Drop for MountSupervisor<C> {
     fn drop(&mut self) {
         for process in &mut self.processes {
             // An error means that it has ended.

@@ -1,4 +1,4 @@
-//! The directory of a volume on one node: log, shared area, locks and sockets.
+//! The directory of a volume on one node: log, shared tree, locks and sockets.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -25,8 +25,8 @@ pub enum CreateError {
     /// The log cannot be made.
     #[error("cannot create the log: {0}")]
     Log(#[source] io::Error),
-    /// The shared area cannot be made.
-    #[error("cannot create the shared area: {0}")]
+    /// The shared tree cannot be made.
+    #[error("cannot create the shared tree: {0}")]
     SharedTree(#[source] io::Error),
 }
 
@@ -36,7 +36,7 @@ impl VolumeDirectory {
         Self { path: path.to_owned() }
     }
 
-    /// Creates a volume: its directory with an empty log and an empty shared area.
+    /// Creates a volume: its directory with an empty log and an empty shared tree.
     ///
     /// # Errors
     /// When a part cannot be made. What was made is left for the caller to remove.
@@ -67,7 +67,7 @@ impl VolumeDirectory {
         LogFile::open(&self.log_path())
     }
 
-    /// Opens the shared area.
+    /// Opens the shared tree.
     ///
     /// # Errors
     /// As `SharedTree::open`.

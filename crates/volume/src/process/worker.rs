@@ -1,4 +1,4 @@
-//! The host worker: applies the change sets that the offload process sends. Holds the lock of the shared area.
+//! The host worker: applies the change sets that the offload process sends. Holds the lock of the shared tree.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use super::volume_directory::VolumeDirectory;
 use crate::log::{LogFile, LogFileError, LogStorage as _, file_offset};
 use crate::publish::{CallBudget, Durability, LogData, PublishError, PublishedMark, Publisher};
 
-/// The name of the lock and of the socket. Who holds the lock is the only process that changes the shared area.
+/// The name of the lock and of the socket. Only the process that holds the lock changes the shared tree.
 pub(super) const WORKER: &str = "worker";
 
 impl LogData for LogFile {

@@ -1,4 +1,4 @@
-//! The system calls that change a shared area, each with its name in the error. In tests a budget ends them, so that a
+//! The system calls that change a shared tree, each with its name in the error. In tests a budget ends them, so that a
 //! crash may be simulated between any two calls.
 
 use std::cell::Cell;
@@ -14,16 +14,16 @@ use rustix::io::{Errno, pwrite};
 /// A system call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PublishError {
-    /// The shared area refused a change.
-    #[error("cannot {operation} in the shared area: {source}")]
+    /// The shared tree refused a change.
+    #[error("cannot {operation} in the shared tree: {source}")]
     Call {
         /// What was tried.
         operation: &'static str,
         /// Why it failed.
         source: Errno,
     },
-    /// The shared area and the log do not belong together.
-    #[error("the shared area does not match the log: {0}")]
+    /// The shared tree and the log do not belong together.
+    #[error("the shared tree does not match the log: {0}")]
     Mismatch(&'static str),
     /// The budget of a test is used up.
     #[error("crash injected")]
@@ -172,7 +172,7 @@ impl CallBudget {
     pub(super) fn set_directory_attributes(
         &self,
         directory: impl AsFd + Copy,
-        attributes: &crate::record::Attributes,
+        attributes: &crate::record::InodeAttributes,
         times: &Timestamps,
     ) -> Result<(), PublishError> {
         let (user, group) = (Some(Uid::from_raw(attributes.user)), Some(Gid::from_raw(attributes.group)));

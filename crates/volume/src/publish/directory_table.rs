@@ -1,5 +1,5 @@
-//! Where each directory of the volume is in the shared area. Directories have one name and no other link, so the
-//! publisher keeps the table in memory; it reads it from the shared area when it starts.
+//! Where each directory of the volume is in the shared tree. Directories have one name and no other link, so the
+//! publisher keeps the table in memory; it reads it from the shared tree when it starts.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -70,7 +70,7 @@ impl DirectoryTable {
         self.by_entry.get(entry).copied()
     }
 
-    /// A directory's parent in the shared area, opened, and its name there.
+    /// A directory's parent in the shared tree, opened, and its name there.
     pub(super) fn place(
         &mut self,
         shared: &SharedTree,

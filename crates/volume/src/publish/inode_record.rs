@@ -1,4 +1,4 @@
-//! What the shared area cannot keep in its own inodes: the number and the change time. An extended attribute has both.
+//! Number and change time of an inode. The inodes of the shared tree cannot keep them, so an extended attribute does.
 
 use crate::record::{InodeNumber, Timestamp};
 

@@ -9,7 +9,7 @@ use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::layout::{inode_path, number_of_name, orphan_name};
 use super::publisher::{LogData, Publisher};
 use crate::change::{ChangeSet, DataChange, InodeChange};
-use crate::record::{Attributes, FileKind, InodeNumber, Timestamp};
+use crate::record::{FileKind, InodeAttributes, InodeNumber, Timestamp};
 
 /// Bytes that are copied with one call.
 const COPY_BYTES: usize = 1 << 20;
@@ -19,7 +19,7 @@ impl Publisher {
     pub(super) fn create_inodes(&mut self, changes: &ChangeSet) -> Result<(), PublishError> {
         for (inode, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {
             match &change.attributes {
-                Some(Attributes { kind: FileKind::Directory, .. }) => self.create_directory(*inode)?,
+                Some(InodeAttributes { kind: FileKind::Directory, .. }) => self.create_directory(*inode)?,
                 Some(attributes) => self.create_file(*inode, attributes, change)?,
                 None => {}
             }
@@ -42,7 +42,7 @@ impl Publisher {
     fn create_file(
         &self,
         inode: InodeNumber,
-        attributes: &Attributes,
+        attributes: &InodeAttributes,
         change: &InodeChange,
     ) -> Result<(), PublishError> {
         let (inodes, path) = (&self.shared.inodes, inode_path(inode));
@@ -65,7 +65,7 @@ impl Publisher {
     pub(super) fn change_data(&self, changes: &ChangeSet, log: &impl LogData) -> Result<(), PublishError> {
         for (inode, change) in &changes.inodes {
             match &change.attributes {
-                Some(Attributes { kind: FileKind::Regular, size, .. }) => {
+                Some(InodeAttributes { kind: FileKind::Regular, size, .. }) => {
                     self.change_file(*inode, change, *size, log)?;
                 }
                 _ if !change.data.is_empty() => {
@@ -155,7 +155,7 @@ impl Publisher {
     }
 
     /// The owner first: a change of the owner clears the set-user-id bit.
-    fn set_file_attributes(&self, inode: InodeNumber, attributes: &Attributes) -> Result<(), PublishError> {
+    fn set_file_attributes(&self, inode: InodeNumber, attributes: &InodeAttributes) -> Result<(), PublishError> {
         let (inodes, path) = (&self.shared.inodes, inode_path(inode));
         let path = path.as_bytes();
         self.calls.set_owner(inodes, path, attributes.user, attributes.group)?;
@@ -221,7 +221,7 @@ fn names_in(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, PublishError> {
     Ok(names)
 }
 
-fn timestamps(attributes: &Attributes) -> Timestamps {
+fn timestamps(attributes: &InodeAttributes) -> Timestamps {
     let timespec = |time: Timestamp| Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
     Timestamps { last_access: timespec(attributes.accessed), last_modification: timespec(attributes.modified) }
 }

@@ -1,4 +1,4 @@
-//! The directories of a shared area.
+//! The directories of a shared tree.
 
 use std::fs;
 use std::io;
@@ -19,7 +19,7 @@ const PUBLISHED: &str = "published";
 /// `inodes` is divided, so that no directory is larger than it must be.
 const INODE_DIRECTORIES: u64 = 256;
 
-/// An open shared area.
+/// An open shared tree.
 #[derive(Debug)]
 pub struct SharedTree {
     path: PathBuf,
@@ -29,7 +29,7 @@ pub struct SharedTree {
 }
 
 impl SharedTree {
-    /// Makes an empty shared area. The root directory belongs to the caller, with mode 0755.
+    /// Makes an empty shared tree. The root directory belongs to the caller, with mode 0755.
     ///
     /// # Errors
     /// As mkdir(2); EOPNOTSUPP when the file system has no trusted extended attributes; EPERM without CAP_SYS_ADMIN.
@@ -48,7 +48,7 @@ impl SharedTree {
         MarkFile::create(&path.join(PUBLISHED), PublishedMark::START)
     }
 
-    /// Opens a shared area.
+    /// Opens a shared tree.
     ///
     /// # Errors
     /// As open(2).

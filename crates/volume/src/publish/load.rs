@@ -1,4 +1,4 @@
-//! Reads a shared area into the namespace of a client. Everything in the log is published before.
+//! Reads a shared tree into the namespace of a client. Everything in the log is published before.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -9,8 +9,8 @@ use serde_bytes::ByteBuf;
 
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::layout::SharedTree;
-use crate::record::{Attributes, EntryName, FileKind, InodeNumber, Timestamp, XATTR_BYTES_MAX};
-use crate::view::{Inode, InodeContent, LoadedInode, Namespace};
+use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, Timestamp, XATTR_BYTES_MAX};
+use crate::view::{Inode, InodeContent, LoadedInode, VolumeNamespace};
 
 /// Names of the extended attributes of one inode, with room for those of the volume and of security modules.
 const NAME_LIST_BYTES: usize = 64 << 10;
@@ -19,9 +19,9 @@ const NAME_LIST_BYTES: usize = 64 << 10;
 ///
 /// # Errors
 /// As the system calls; `InvalidData` for a file that has no inode number, such as one that was copied there.
-pub fn load_namespace(shared: &SharedTree, inode_max: u64) -> io::Result<Namespace> {
+pub fn load_namespace(shared: &SharedTree, inode_max: u64) -> io::Result<VolumeNamespace> {
     let (_, root) = load_inode(&shared.tree, c".".to_bytes())?;
-    let mut namespace = Namespace::new(root, inode_max);
+    let mut namespace = VolumeNamespace::new(root, inode_max);
     let mut pending = vec![(InodeNumber::ROOT, open_directory(&shared.tree, b".")?)];
     while let Some((parent, directory)) = pending.pop() {
         for entry in Dir::read_from(&directory)? {
@@ -49,7 +49,7 @@ fn load_inode(directory: &OwnedFd, name: &[u8]) -> io::Result<(InodeNumber, Load
     let length = lgetxattr(path.as_slice(), XATTR_NAME, &mut value[..]);
     let record = length.ok().and_then(|length| InodeRecord::decode(&value[..length]));
     let Some(record) = record else {
-        let text = format!("\"{}\" in the shared area has no inode number", name.escape_ascii());
+        let text = format!("\"{}\" in the shared tree has no inode number", name.escape_ascii());
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     };
     let mut inode = Inode::new(attributes_of(&state, record.changed)?);
@@ -60,7 +60,7 @@ fn load_inode(directory: &OwnedFd, name: &[u8]) -> io::Result<(InodeNumber, Load
     Ok((record.inode, inode))
 }
 
-fn attributes_of(state: &Stat, changed: Timestamp) -> io::Result<Attributes> {
+fn attributes_of(state: &Stat, changed: Timestamp) -> io::Result<InodeAttributes> {
     let kind = match FileType::from_raw_mode(state.st_mode) {
         FileType::RegularFile => FileKind::Regular,
         FileType::Directory => FileKind::Directory,
@@ -72,7 +72,7 @@ fn attributes_of(state: &Stat, changed: Timestamp) -> io::Result<Attributes> {
         FileType::Unknown => return Err(io::ErrorKind::InvalidData.into()),
     };
     let timestamp = |seconds: i64, nanoseconds: u64| Timestamp { seconds, nanoseconds: nanoseconds as u32 };
-    Ok(Attributes {
+    Ok(InodeAttributes {
         kind,
         mode: (state.st_mode & 0o7777) as u16,
         user: state.st_uid,

@@ -1,4 +1,4 @@
-//! The published mark: how far the log is applied to the shared area. Two slots take turns, so that a torn write leaves
+//! The published mark: how far the log is applied to the shared tree. Two slots take turns, so that a torn write leaves
 //! the older mark.
 
 use std::fs::{File, OpenOptions};
@@ -15,7 +15,7 @@ use crate::log::LogPoint;
 const SLOT_BYTES: u64 = 4096;
 const MAGIC: [u8; 8] = *b"ffvolpub";
 
-/// Everything before `point` is in the shared area.
+/// Everything before `point` is in the shared tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PublishedMark {
     /// The next record to publish.

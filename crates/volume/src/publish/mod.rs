@@ -1,7 +1,7 @@
-//! Publishing: applies change sets to the shared area, an ordinary directory that ordinary tools list and back up. The
+//! Publishing: applies change sets to the shared tree, an ordinary directory that ordinary tools list and back up. The
 //! host worker calls `Publisher`; a mount reads the result with `load_namespace`.
 //!
-//! The shared area has four parts. `tree` has the files of the volume. `inodes` has one more link to each inode that is
+//! The shared tree has four parts. `tree` has the files of the volume. `inodes` has one more link to each inode that is
 //! no directory. `orphans` has directories on their way. `published` says how far the log is applied.
 
 mod calls;

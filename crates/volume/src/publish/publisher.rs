@@ -6,7 +6,7 @@ use super::layout::SharedTree;
 use super::mark::{MarkFile, PublishedMark};
 use crate::change::ChangeSet;
 
-/// What an acknowledged change survives.
+/// The failures that an acknowledged change survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Durability {
     /// The death of every process.
@@ -21,7 +21,7 @@ pub trait LogData {
     fn load_data(&self, position: u64, into: &mut [u8]);
 }
 
-/// Applies change sets to one shared area.
+/// Applies change sets to one shared tree.
 #[derive(Debug)]
 pub struct Publisher {
     pub(super) shared: SharedTree,
@@ -32,10 +32,10 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Takes over a shared area in whatever state a crash left it. The caller holds the lock of the area.
+    /// Takes over a shared tree in whatever state a crash left it. The caller holds the lock of the tree.
     ///
     /// # Errors
-    /// When the area cannot be read.
+    /// When the tree cannot be read.
     pub fn open(shared: SharedTree, durability: Durability, calls: CallBudget) -> Result<Self, PublishError> {
         let mark = shared.open_mark().map_err(|error| {
             tracing::error!(%error, "the published mark cannot be read");
@@ -53,7 +53,7 @@ impl Publisher {
     /// Applies a change set, and moves the mark to its end. A set that is published already changes nothing.
     ///
     /// # Errors
-    /// The shared area then has a part of the change set; applying it again completes it.
+    /// The shared tree then has a part of the change set; applying it again completes it.
     pub fn publish(&mut self, changes: &ChangeSet, log: &impl LogData) -> Result<PublishedMark, PublishError> {
         let mark = self.mark.mark();
         if changes.end <= mark.point {
@@ -78,7 +78,7 @@ impl Publisher {
         let is_durable = self.durability == Durability::Disk;
         if is_durable {
             let Self { shared, calls, .. } = &*self;
-            calls.make("sync the shared area", None, || rustix::fs::syncfs(&shared.tree))?;
+            calls.make("sync the shared tree", None, || rustix::fs::syncfs(&shared.tree))?;
         }
         let Self { mark: file, calls, .. } = self;
         let errno = |error: std::io::Error| rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);

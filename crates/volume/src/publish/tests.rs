@@ -12,17 +12,17 @@ use super::{CallBudget, Durability, LogData, PublishError, Publisher, SharedTree
 use crate::change::ChangeSet;
 use crate::change::model::ModelVolume;
 use crate::log::{AppendedRecord, LogPoint};
-use crate::record::{Attributes, Effect, EntryName, FileKind, InodeNumber, Timestamp};
+use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, Timestamp};
 use crate::replay::ReplayedRecord;
 use crate::view::{
-    AttributeChange, Caller, Inode, InodeContent, Namespace, NewInode, RenameKind, RenameRequest, SpaceRequest,
-    XattrMode,
+    AttributeChange, CallerIdentity, Inode, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest,
+    VolumeNamespace, XattrMode,
 };
 
 const SEEDS: u64 = 200;
 const ROUNDS: u32 = 12;
 const OPERATIONS_MAX: u32 = 25;
-/// So that ranges of different records never meet.
+/// Larger than any record, so the ranges of two records never overlap.
 const RECORD_BYTES: u64 = 1 << 20;
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl LogData for TestLog {
 /// A client without a mount: its namespace, its log and the model.
 struct Scenario {
     random: Rng,
-    namespace: Namespace,
+    namespace: VolumeNamespace,
     model: ModelVolume,
     records: Vec<ReplayedRecord>,
     log: TestLog,
@@ -46,9 +46,9 @@ struct Scenario {
 }
 
 impl Scenario {
-    fn new(seed: u64, area: &Path) -> Self {
-        let namespace = load_namespace(&SharedTree::open(area).unwrap(), 1).unwrap();
-        let model = model_of(&namespace, area);
+    fn new(seed: u64, tree: &Path) -> Self {
+        let namespace = load_namespace(&SharedTree::open(tree).unwrap(), 1).unwrap();
+        let model = model_of(&namespace, tree);
         let random = Rng::with_seed(seed);
         Self { random, namespace, model, records: Vec::new(), log: TestLog::default(), clock: 1_000 }
     }
@@ -57,7 +57,7 @@ impl Scenario {
         self.records.last().map_or(LogPoint::START, |record| record.end)
     }
 
-    fn log(&mut self, effects: Vec<Effect>, data: Vec<u8>) {
+    fn log(&mut self, effects: Vec<RecordEffect>, data: Vec<u8>) {
         if effects.is_empty() {
             return;
         }
@@ -87,10 +87,10 @@ impl Scenario {
         EntryName::new(&[b'a' + self.random.u8(..5)]).unwrap()
     }
 
-    fn caller(&mut self) -> Caller {
+    fn caller(&mut self) -> CallerIdentity {
         self.clock += 1;
         let now = Timestamp { seconds: self.clock, nanoseconds: self.random.u32(..1_000_000_000) };
-        Caller { user: self.random.u32(..3), group: self.random.u32(..3), now }
+        CallerIdentity { user: self.random.u32(..3), group: self.random.u32(..3), now }
     }
 
     fn operate(&mut self) {
@@ -111,7 +111,7 @@ impl Scenario {
         }
     }
 
-    fn plan_create(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+    fn plan_create(&mut self, caller: CallerIdentity) -> Result<Vec<RecordEffect>, rustix::io::Errno> {
         let kinds = [FileKind::Regular, FileKind::Directory, FileKind::Directory, FileKind::Symlink, FileKind::Fifo];
         let kind = kinds[self.random.usize(..kinds.len())];
         let symlink_target = if kind == FileKind::Symlink { b"some/target".to_vec() } else { Vec::new() };
@@ -120,13 +120,13 @@ impl Scenario {
         Ok(self.namespace.plan_create(parent, &name, &new, caller)?.effects)
     }
 
-    fn plan_rename(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+    fn plan_rename(&mut self, caller: CallerIdentity) -> Result<Vec<RecordEffect>, rustix::io::Errno> {
         let kind = [RenameKind::Replace, RenameKind::Replace, RenameKind::Exchange][self.random.usize(..3)];
         let (parent, name, new_parent, new_name) = (self.directory(), self.name(), self.directory(), self.name());
         self.namespace.plan_rename(&RenameRequest { parent, name, new_parent, new_name, kind }, caller)
     }
 
-    fn plan_link(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+    fn plan_link(&mut self, caller: CallerIdentity) -> Result<Vec<RecordEffect>, rustix::io::Errno> {
         let (parent, name) = (self.directory(), self.name());
         let inode = self.any_inode(|inode| !inode.is_directory()).ok_or(rustix::io::Errno::NOENT)?;
         self.namespace.plan_link(inode, parent, &name, caller)
@@ -136,7 +136,7 @@ impl Scenario {
         self.any_inode(|inode| matches!(inode.content, InodeContent::File(_)))
     }
 
-    fn write(&mut self, caller: Caller) {
+    fn write(&mut self, caller: CallerIdentity) {
         let Some(inode) = self.file() else { return };
         let length = self.random.usize(1..9000);
         let data: Vec<u8> = std::iter::repeat_with(|| self.random.u8(1..)).take(length).collect();
@@ -145,7 +145,7 @@ impl Scenario {
         self.log(effects, data);
     }
 
-    fn plan_file_change(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+    fn plan_file_change(&mut self, caller: CallerIdentity) -> Result<Vec<RecordEffect>, rustix::io::Errno> {
         let inode = self.file().ok_or(rustix::io::Errno::NOENT)?;
         let (offset, bytes) = (self.random.u64(..20_000), self.random.u64(1..9000));
         match self.random.u32(..4) {
@@ -159,7 +159,7 @@ impl Scenario {
         }
     }
 
-    fn plan_drop_or_xattr(&mut self, caller: Caller) -> Result<Vec<Effect>, rustix::io::Errno> {
+    fn plan_drop_or_xattr(&mut self, caller: CallerIdentity) -> Result<Vec<RecordEffect>, rustix::io::Errno> {
         if let Some(unlinked) = self.any_inode(|inode| inode.entry_count == 0)
             && self.random.bool()
         {
@@ -189,13 +189,13 @@ fn test_directory() -> TempDir {
     TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).unwrap()
 }
 
-fn open(area: &Path, calls: CallBudget) -> Result<Publisher, PublishError> {
-    Publisher::open(SharedTree::open(area).unwrap(), Durability::Memory, calls)
+fn open(tree: &Path, calls: CallBudget) -> Result<Publisher, PublishError> {
+    Publisher::open(SharedTree::open(tree).unwrap(), Durability::Memory, calls)
 }
 
-/// The shared area as a model has it.
-fn model_of(namespace: &Namespace, area: &Path) -> ModelVolume {
-    let shared = SharedTree::open(area).unwrap();
+/// The shared tree as a model has it.
+fn model_of(namespace: &VolumeNamespace, tree: &Path) -> ModelVolume {
+    let shared = SharedTree::open(tree).unwrap();
     let mut model = ModelVolume::default();
     let mut pending = vec![InodeNumber::ROOT];
     while let Some(number) = pending.pop() {
@@ -226,9 +226,9 @@ fn model_of(namespace: &Namespace, area: &Path) -> ModelVolume {
 /// Publishes in rounds; each round may crash once or twice. After a crash, all that the log has is one change set.
 fn run_scenario(seed: u64) -> u32 {
     let directory = test_directory();
-    let area = directory.path().join("shared");
-    SharedTree::create(&area).unwrap();
-    let mut scenario = Scenario::new(seed, &area);
+    let tree = directory.path().join("shared");
+    SharedTree::create(&tree).unwrap();
+    let mut scenario = Scenario::new(seed, &tree);
     let mut crashes = 0;
     for _ in 0..ROUNDS {
         for _ in 0..scenario.random.u32(1..OPERATIONS_MAX) {
@@ -236,7 +236,7 @@ fn run_scenario(seed: u64) -> u32 {
         }
         let mut record_count = scenario.random.usize(0..=scenario.records.len());
         let calls = CallBudget::limited(scenario.random.u64(..120));
-        let mut publisher = open(&area, calls).unwrap();
+        let mut publisher = open(&tree, calls).unwrap();
         while let Err(error) = {
             let changes = scenario.fold(publisher.mark().point, record_count);
             publisher.publish(&changes, &scenario.log)
@@ -246,24 +246,24 @@ fn run_scenario(seed: u64) -> u32 {
             record_count = scenario.records.len();
             let is_last = scenario.random.bool();
             let calls = if is_last { CallBudget::default() } else { CallBudget::limited(scenario.random.u64(..200)) };
-            publisher = open(&area, calls).unwrap();
+            publisher = open(&tree, calls).unwrap();
         }
     }
-    finish(&mut scenario, &area, seed);
+    finish(&mut scenario, &tree, seed);
     crashes
 }
 
 /// Publishes the rest, drops unlinked inodes, and compares.
-fn finish(scenario: &mut Scenario, area: &Path, seed: u64) {
-    let mut publisher = open(area, CallBudget::default()).unwrap();
+fn finish(scenario: &mut Scenario, tree: &Path, seed: u64) {
+    let mut publisher = open(tree, CallBudget::default()).unwrap();
     let changes = scenario.fold(publisher.mark().point, scenario.records.len());
     publisher.publish(&changes, &scenario.log).unwrap();
     publisher.drop_unlinked_inodes().unwrap();
     let inode_max = publisher.mark().inode_max;
-    let loaded = load_namespace(&SharedTree::open(area).unwrap(), inode_max).unwrap();
+    let loaded = load_namespace(&SharedTree::open(tree).unwrap(), inode_max).unwrap();
     let mut expected = scenario.model.clone();
     expected.inodes.retain(|number, _| scenario.namespace.inode(*number).is_ok_and(|inode| inode.entry_count > 0));
-    let found = model_of(&loaded, area);
+    let found = model_of(&loaded, tree);
     assert_eq!(found.entries, expected.entries, "seed {seed}");
     for (number, inode) in &expected.inodes {
         assert!(found.inodes[number] == *inode, "seed {seed}: {number:?} is {:?}", found.inodes[number].attributes);
@@ -272,7 +272,7 @@ fn finish(scenario: &mut Scenario, area: &Path, seed: u64) {
     compare_links(&loaded, &scenario.namespace, seed);
 }
 
-fn compare_links(loaded: &Namespace, expected: &Namespace, seed: u64) {
+fn compare_links(loaded: &VolumeNamespace, expected: &VolumeNamespace, seed: u64) {
     let mut pending = vec![InodeNumber::ROOT];
     while let Some(number) = pending.pop() {
         let (found, state) = (loaded.inode(number).unwrap(), expected.inode(number).unwrap());
@@ -292,9 +292,9 @@ fn a_crash_between_any_two_calls_loses_nothing() {
 #[test]
 fn a_path_longer_than_path_max_is_published() {
     let directory = test_directory();
-    let area = directory.path().join("shared");
-    SharedTree::create(&area).unwrap();
-    let mut scenario = Scenario::new(0, &area);
+    let tree = directory.path().join("shared");
+    SharedTree::create(&tree).unwrap();
+    let mut scenario = Scenario::new(0, &tree);
     let new = NewInode { kind: FileKind::Directory, mode: 0o755, device: 0, symlink_target: Vec::new() };
     let mut parent = InodeNumber::ROOT;
     for _ in 0..40 {
@@ -304,15 +304,15 @@ fn a_path_longer_than_path_max_is_published() {
         parent = planned.inode;
         scenario.log(planned.effects, Vec::new());
     }
-    finish(&mut scenario, &area, 0);
+    finish(&mut scenario, &tree, 0);
 }
 
 #[test]
 fn attributes_of_the_model_are_those_of_the_root() {
     let directory = test_directory();
-    let area = directory.path().join("shared");
-    SharedTree::create(&area).unwrap();
-    let scenario = Scenario::new(0, &area);
-    let root: &Attributes = &scenario.namespace.inode(InodeNumber::ROOT).unwrap().attributes;
+    let tree = directory.path().join("shared");
+    SharedTree::create(&tree).unwrap();
+    let scenario = Scenario::new(0, &tree);
+    let root: &InodeAttributes = &scenario.namespace.inode(InodeNumber::ROOT).unwrap().attributes;
     assert_eq!((root.kind, root.mode), (FileKind::Directory, 0o755));
 }

@@ -1,4 +1,4 @@
-//! What a volume knows of an inode besides its data: kind, owner, permissions, size and timestamps.
+//! The attributes of an inode, which are all of it besides its data: kind, owner, permissions, size and timestamps.
 
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +49,7 @@ pub enum FileKind {
 
 /// The attributes of an inode. Link counts are not among them: they follow from the directory entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attributes {
+pub struct InodeAttributes {
     /// What the inode is. It never changes.
     pub kind: FileKind,
     /// Permission bits, with set-user-id, set-group-id and sticky: 12 bits.

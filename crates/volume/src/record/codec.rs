@@ -7,7 +7,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::effect::{DATA_BYTES_MAX, EFFECTS_MAX};
-use super::{Effect, EffectError};
+use super::{EffectError, RecordEffect};
 
 /// A page: data of this size and alignment can be moved between files without a copy.
 pub const PAGE_BYTES: u64 = 4096;
@@ -57,7 +57,7 @@ impl RecordKind {
 /// A header's fields, checked against the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
-    /// What follows.
+    /// The kind of the record.
     pub kind: RecordKind,
     /// The mount that wrote it.
     pub epoch: u32,
@@ -106,7 +106,7 @@ pub enum RecordError {
     BodyFormat,
     /// An effect is out of bounds.
     #[error("an effect is invalid")]
-    Effect(#[from] EffectError),
+    RecordEffect(#[from] EffectError),
     /// The effects do not name exactly the data that the record has.
     #[error("the data does not belong to one write")]
     DataLength,
@@ -125,11 +125,11 @@ struct HeaderLayout {
     position: U64,
 }
 
-/// What the body of a record decodes to.
+/// The decoded body of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordBody {
     /// In order.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<RecordEffect>,
 }
 
 impl RecordHeader {
@@ -188,7 +188,7 @@ pub fn verify_checksum(header: &[u8; HEADER_BYTES as usize], body: &[u8], data: 
 }
 
 /// Encodes effects. The caller has validated them, as `decode_body` does again.
-pub fn encode_body(effects: &[Effect]) -> Vec<u8> {
+pub fn encode_body(effects: &[RecordEffect]) -> Vec<u8> {
     let body = postcard::to_stdvec(effects).expect("vectors and integers always encode");
     debug_assert!(body.len() <= BODY_BYTES_MAX as usize, "effects fit into a body");
     body
@@ -206,7 +206,7 @@ pub fn decode_body(body: &[u8], data_bytes: u32) -> Result<RecordBody, RecordErr
     let mut written = None;
     for effect in &decoded.effects {
         effect.validate()?;
-        if let Effect::WriteData { bytes, .. } = effect
+        if let RecordEffect::WriteData { bytes, .. } = effect
             && written.replace(*bytes).is_some()
         {
             return Err(RecordError::DataLength);
@@ -252,8 +252,9 @@ mod tests {
 
     #[test]
     fn data_belongs_to_exactly_one_write() {
-        let write = Effect::WriteData { inode: InodeNumber(2), offset: 0, bytes: 4 };
-        let decode = |effects: &[Effect], bytes| decode_body(&encode_body(effects), bytes).map(|body| body.effects);
+        let write = RecordEffect::WriteData { inode: InodeNumber(2), offset: 0, bytes: 4 };
+        let decode =
+            |effects: &[RecordEffect], bytes| decode_body(&encode_body(effects), bytes).map(|body| body.effects);
         assert_eq!(decode(std::slice::from_ref(&write), 4), Ok(vec![write.clone()]));
         assert_eq!(decode(std::slice::from_ref(&write), 5), Err(RecordError::DataLength));
         assert_eq!(decode(&[], 5), Err(RecordError::DataLength));

@@ -3,9 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Attributes, EntryName, FileKind, InodeNumber};
+use super::{EntryName, FileKind, InodeAttributes, InodeNumber};
 
-/// Largest file. ext4 ends at 16 TiB; half of it leaves room on every file system that holds a shared area.
+/// Largest file. ext4 ends at 16 TiB; half of it leaves room on every file system that holds a shared tree.
 pub const FILE_BYTES_MAX: u64 = 1 << 43;
 /// Most bytes of a symbolic link's target: PATH_MAX without the final NUL.
 pub const SYMLINK_BYTES_MAX: usize = 4095;
@@ -21,13 +21,13 @@ pub type XattrName = serde_bytes::ByteBuf;
 
 /// One final state. The effects of one record are applied together, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Effect {
+pub enum RecordEffect {
     /// The inode exists and has these attributes.
     SetAttributes {
         /// Of this inode.
         inode: InodeNumber,
         /// All of them.
-        attributes: Attributes,
+        attributes: InodeAttributes,
     },
     /// The symbolic link leads there. Follows `SetAttributes` of a new link.
     SetSymlinkTarget {
@@ -113,7 +113,7 @@ pub enum EffectError {
     InodeBounds,
 }
 
-impl Effect {
+impl RecordEffect {
     /// The inode that it changes; the directory of an entry.
     pub fn inode(&self) -> InodeNumber {
         match self {
@@ -160,7 +160,7 @@ impl Effect {
     }
 }
 
-fn validate_attributes(attributes: &Attributes) -> Result<(), EffectError> {
+fn validate_attributes(attributes: &InodeAttributes) -> Result<(), EffectError> {
     let times = [attributes.accessed, attributes.modified, attributes.changed];
     let has_size = attributes.size == 0 || attributes.kind == FileKind::Regular;
     let is_valid = attributes.mode <= 0o7777

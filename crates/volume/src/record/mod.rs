@@ -7,12 +7,13 @@ mod codec;
 mod effect;
 mod entry_name;
 
-pub use attributes::{Attributes, FileKind, InodeNumber, Timestamp};
+pub use attributes::{FileKind, InodeAttributes, InodeNumber, Timestamp};
 pub use codec::{
     DATA_ALIGNED_MIN, HEADER_BYTES, PAGE_BYTES, RECORD_ALIGNMENT, RecordBody, RecordError, RecordHeader, RecordKind,
     RecordShape, decode_body, encode_body, seal_header, verify_checksum,
 };
 pub use effect::{
-    DATA_BYTES_MAX, EFFECTS_MAX, Effect, EffectError, FILE_BYTES_MAX, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX, XattrName,
+    DATA_BYTES_MAX, EFFECTS_MAX, EffectError, FILE_BYTES_MAX, RecordEffect, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX,
+    XattrName,
 };
 pub use entry_name::{EntryKey, EntryName, NAME_BYTES_MAX};

@@ -1,4 +1,4 @@
-//! The ranges of a file whose data is not in the shared area yet: in the log, or holes.
+//! The ranges of a file whose data is not in the shared tree yet: in the log, or holes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ pub enum SegmentSource {
     Log(u64),
     /// Nowhere: zeroes.
     Hole,
-    /// In the file of the shared area; zeroes after its end.
+    /// In the file of the shared tree; zeroes after its end.
     Published,
 }
 

@@ -6,7 +6,7 @@ use serde_bytes::ByteBuf;
 
 use super::directory::DirectoryEntries;
 use super::extent_map::ExtentMap;
-use crate::record::{Attributes, FileKind, InodeNumber, XattrName};
+use crate::record::{FileKind, InodeAttributes, InodeNumber, XattrName};
 
 /// The content of an inode, by its kind.
 #[derive(Clone, Debug)]
@@ -31,8 +31,8 @@ pub enum InodeContent {
 /// An inode.
 #[derive(Clone, Debug)]
 pub struct Inode {
-    /// As the log or the shared area has them.
-    pub attributes: Attributes,
+    /// As the log or the shared tree has them.
+    pub attributes: InodeAttributes,
     /// How many entries lead here.
     pub entry_count: u32,
     /// By kind.
@@ -45,7 +45,7 @@ pub struct Inode {
 
 impl Inode {
     /// An inode that no entry leads to yet.
-    pub fn new(attributes: Attributes) -> Self {
+    pub fn new(attributes: InodeAttributes) -> Self {
         let content = match attributes.kind {
             FileKind::Regular => InodeContent::File(ExtentMap::default()),
             FileKind::Directory => InodeContent::Directory {

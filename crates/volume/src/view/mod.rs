@@ -1,7 +1,7 @@
 //! The view of a client: the namespace of its volume in memory, with all that is in the log and not published yet. Pure:
 //! no I/O, and time is an argument.
 //!
-//! `plan` turns an operation into effects and checks it; `Namespace::apply` applies effects that are in the log. `mount`
+//! `plan` turns an operation into effects and checks it; `VolumeNamespace::apply` applies effects that are in the log. `mount`
 //! calls both and reads data.
 
 mod directory;
@@ -13,7 +13,8 @@ mod plan;
 pub use directory::{DirectoryEntries, DirectoryEntry};
 pub use extent_map::{DataSegment, ExtentMap, SegmentSource};
 pub use inode::{Inode, InodeContent};
-pub use namespace::{LoadedInode, Namespace};
+pub use namespace::{LoadedInode, VolumeNamespace};
 pub use plan::{
-    AttributeChange, Caller, LINKS_MAX, NewInode, PlannedCreation, RenameKind, RenameRequest, SpaceRequest, XattrMode,
+    AttributeChange, CallerIdentity, LINKS_MAX, NewInode, PlannedCreation, RenameKind, RenameRequest, SpaceRequest,
+    XattrMode,
 };

@@ -7,28 +7,28 @@ use rustix::io::Errno;
 use super::directory::DirectoryEntries;
 use super::inode::{Inode, InodeContent};
 use crate::log::AppendedRecord;
-use crate::record::{Effect, EntryName, FILE_BYTES_MAX, InodeNumber};
+use crate::record::{EntryName, FILE_BYTES_MAX, InodeNumber, RecordEffect};
 
-/// An inode as the shared area has it.
+/// An inode as the shared tree has it.
 pub type LoadedInode = Inode;
 
 /// The namespace of a volume.
 #[derive(Debug)]
-pub struct Namespace {
+pub struct VolumeNamespace {
     inodes: HashMap<InodeNumber, Inode>,
     next_inode: u64,
     /// Files with unpublished data, by the record of the change.
     unpublished: VecDeque<(u64, InodeNumber)>,
 }
 
-impl Namespace {
+impl VolumeNamespace {
     /// A namespace with a root and no entries. Numbers up to `inode_max` are in use.
     pub fn new(root: LoadedInode, inode_max: u64) -> Self {
         let inodes = HashMap::from([(InodeNumber::ROOT, LoadedInode { entry_count: 1, ..root })]);
         Self { inodes, next_inode: inode_max.max(InodeNumber::ROOT.0) + 1, unpublished: VecDeque::new() }
     }
 
-    /// Adds an entry of the shared area, and its inode unless another entry leads to it, too. Directories come before
+    /// Adds an entry of the shared tree, and its inode unless another entry leads to it, too. Directories come before
     /// their entries.
     pub fn load(&mut self, parent: InodeNumber, name: EntryName, number: InodeNumber, inode: LoadedInode) {
         self.next_inode = self.next_inode.max(number.0 + 1);
@@ -88,13 +88,13 @@ impl Namespace {
     }
 
     /// Applies the effects of a record that is in the log.
-    pub fn apply(&mut self, effects: &[Effect], record: AppendedRecord) {
+    pub fn apply(&mut self, effects: &[RecordEffect], record: AppendedRecord) {
         for effect in effects {
             self.apply_effect(effect, record);
         }
     }
 
-    /// Everything before `sequence` is published: data is in the shared area.
+    /// Everything before `sequence` is published: data is in the shared tree.
     pub fn release_published(&mut self, sequence: u64) {
         let mut last_released = None;
         while let Some((changed_by, number)) = self.unpublished.front().copied()
@@ -110,43 +110,43 @@ impl Namespace {
         }
     }
 
-    fn apply_effect(&mut self, effect: &Effect, record: AppendedRecord) {
+    fn apply_effect(&mut self, effect: &RecordEffect, record: AppendedRecord) {
         let sequence = record.sequence;
         match effect {
-            Effect::SetAttributes { inode, attributes } => {
+            RecordEffect::SetAttributes { inode, attributes } => {
                 self.next_inode = self.next_inode.max(inode.0 + 1);
                 let state = self.inodes.entry(*inode).or_insert_with(|| Inode::new(attributes.clone()));
                 state.attributes = attributes.clone();
             }
-            Effect::SetSymlinkTarget { inode, target } => {
+            RecordEffect::SetSymlinkTarget { inode, target } => {
                 if let Some(Inode { content: InodeContent::Symlink(content), .. }) = self.inodes.get_mut(inode) {
                     content.clone_from(target);
                 }
             }
-            Effect::SetEntry { parent, name, inode } => self.set_entry(*parent, name.clone(), *inode),
-            Effect::WriteData { inode, offset, bytes } => {
+            RecordEffect::SetEntry { parent, name, inode } => self.set_entry(*parent, name.clone(), *inode),
+            RecordEffect::WriteData { inode, offset, bytes } => {
                 let range = *offset..offset + u64::from(*bytes);
                 self.change_data(*inode, sequence, |extents| {
                     extents.insert_data(range, record.data_position, sequence);
                 });
             }
-            Effect::PunchHole { inode, offset, bytes } => {
+            RecordEffect::PunchHole { inode, offset, bytes } => {
                 let range = *offset..offset + bytes;
                 self.change_data(*inode, sequence, |extents| extents.insert_hole(range, sequence));
             }
-            Effect::AllocateSpace { .. } => {}
-            Effect::SetSize { inode, bytes } => {
+            RecordEffect::AllocateSpace { .. } => {}
+            RecordEffect::SetSize { inode, bytes } => {
                 let range = *bytes..FILE_BYTES_MAX;
                 self.change_data(*inode, sequence, |extents| extents.insert_hole(range, sequence));
             }
-            Effect::SetXattr { inode, name, value } => {
+            RecordEffect::SetXattr { inode, name, value } => {
                 let Some(state) = self.inodes.get_mut(inode) else { return };
                 match value {
                     Some(value) => state.xattrs.insert(name.clone(), value.clone()),
                     None => state.xattrs.remove(name),
                 };
             }
-            Effect::DropInode { inode } => _ = self.inodes.remove(inode),
+            RecordEffect::DropInode { inode } => _ = self.inodes.remove(inode),
         }
     }
 

@@ -43,7 +43,7 @@ const RECORDS_PER_FILE: u64 = 200;
 
 /// Records that must be acknowledged around the kills, so that a test does enough.
 const RECORDS_MIN: u64 = 100;
-/// For that, on a slow machine.
+/// A slow machine acknowledges `RECORDS_MIN` records within this.
 const RECORDS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ends the writers, and counts their acknowledgements.

@@ -30,7 +30,7 @@ const OPERATIONS: u32 = 120;
 const OPEN_FILES: usize = 4;
 const FILE_BYTES: u64 = 100_000;
 
-/// What an operation returns, in a form that does not depend on the file system.
+/// The result of an operation, in a form that does not depend on the file system.
 type OperationResult = Result<Vec<u8>, Errno>;
 
 /// A root directory and files that are open in it.

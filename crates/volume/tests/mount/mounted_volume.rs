@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use farfork_volume::process::{ProcessRole, Supervisor, VolumeDirectory};
+use farfork_volume::process::{MountSupervisor, ProcessRole, VolumeDirectory};
 use rustix::fs::statfs;
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use tempfile::TempDir;
@@ -75,7 +75,7 @@ impl MountedVolume {
                 command.stdin(Stdio::null());
                 command
             };
-            let mut supervisor = Supervisor::start(&mount_point, command).unwrap();
+            let mut supervisor = MountSupervisor::start(&mount_point, command).unwrap();
             let mut is_reported = false;
             while !stop.load(Ordering::Relaxed) {
                 *ids.lock().unwrap() = ProcessRole::ALL.map(|role| supervisor.process_id(role)).to_vec();
@@ -104,7 +104,7 @@ impl MountedVolume {
         self.directory.path().join("mount")
     }
 
-    /// The directory with log and shared area.
+    /// The directory with log and shared tree.
     pub(crate) fn volume_path(&self) -> PathBuf {
         self.directory.path().join("volume")
     }

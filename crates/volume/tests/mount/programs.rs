@@ -92,7 +92,7 @@ fn start_inserting(database: &Path, batch: &str) -> std::process::Child {
     shell
 }
 
-/// So many rows are committed before a kill.
+/// The least number of rows that are committed before a kill.
 const ROWS_MIN: u64 = 100;
 const INSERT_BATCH: &str = "BEGIN; INSERT INTO t(x) VALUES (1); INSERT INTO t(x) VALUES (2); COMMIT; \
     SELECT count(*) FROM t;\n";

@@ -14,7 +14,7 @@ use crate::baseline::link_copy::LINK_COPY;
 use crate::error::BenchError;
 use crate::experiment::local_cluster::BenchCluster;
 use crate::figure::ForkSampleKey;
-use crate::machine;
+use crate::machine::{self, MachineState};
 use crate::parameters::fork::{ForkParameters, ForkStep, PeerSystem, SampleQuota, time_share};
 use crate::parameters::strategies::StrategyFigures;
 use crate::progress::{ProgressCallback, report_progress};
@@ -40,7 +40,7 @@ pub async fn run_fork(
 ) -> Result<ForkSummary, BenchError> {
     require_memory(plan)?;
     let (peers, notes) = usable_peer_modes(plan).await?;
-    let (began, load_before) = (Instant::now(), machine::load_average());
+    let (began, machine_state) = (Instant::now(), MachineState::detect());
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let steps = ForkStep::all_steps(&plan.sizes_mib, &peers);
     report_progress(show, 0, steps.len(), "starting two nodes")?;
@@ -49,7 +49,7 @@ pub async fn run_fork(
     fork_run.measure_all(&steps, show).await?;
     let ForkRun { cluster, samples, notes, strategies, .. } = fork_run;
     cluster.stop()?;
-    Ok(ForkSummary { plan: plan.clone(), samples, strategies, notes, elapsed: began.elapsed(), load_before })
+    Ok(ForkSummary { plan: plan.clone(), samples, strategies, notes, elapsed: began.elapsed(), machine_state })
 }
 
 /// A run that is under way.

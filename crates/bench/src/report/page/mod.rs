@@ -122,6 +122,7 @@ mod tests {
     use std::fs;
 
     use super::{duration_text, join_distinct, plot_file, write_report};
+    use crate::machine::MachineState;
     use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
     use crate::report::section::ReportSection;
     use crate::report::table::{ReportCell, ReportFigure, ReportTable};
@@ -136,10 +137,15 @@ mod tests {
         let (x, y) = (PlotAxis::new("size", "MiB"), PlotAxis::new("time", "ms"));
         let points = [PlotPoint::of_spread(1.0, spread)];
         let plot = ReportPlot::new(PlotKind::BySize, "../p", "Plot </svg>", x, y);
-        ReportSection::new("fork", "Fork & <i>", "How \"long\"?", 0.5)
-            .with_table(table)
-            .with_plot(plot.with_series("<own>", SeriesRole::Measured, points))
-            .with_note("A note <img src=x>.")
+        ReportSection::new(
+            "fork",
+            "Fork & <i>",
+            "How \"long\"?",
+            &MachineState { load_average: 0.5, ..MachineState::detect() },
+        )
+        .with_table(table)
+        .with_plot(plot.with_series("<own>", SeriesRole::Measured, points))
+        .with_note("A note <img src=x>.")
     }
 
     fn results(median: f64) -> tempfile::TempDir {

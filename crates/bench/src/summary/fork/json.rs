@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::ForkSummary;
 use crate::figure::{ForkSampleKey, ForkSystem};
-use crate::machine::Machine;
 use crate::parameters::fork::ResumeCase;
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::section::SectionSource as _;
@@ -17,8 +16,8 @@ impl ForkSummary {
         json!({
             "benchmark": "fork",
             "version": env!("CARGO_PKG_VERSION"),
-            "machine": Machine::detect(),
-            "load_average": self.load_before,
+            "machine": self.machine_state.machine,
+            "load_average": self.machine_state.load_average,
             "plan": {
                 "mib": self.plan.sizes_mib,
                 "runs": self.plan.runs,

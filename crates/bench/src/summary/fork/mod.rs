@@ -9,7 +9,7 @@ mod tests;
 use std::time::Duration;
 
 use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem, Pace};
-use crate::machine::Machine;
+use crate::machine::MachineState;
 use crate::parameters::fork::{ForkParameters, ResumeCase};
 use crate::parameters::strategies::StrategyFigures;
 use crate::reference::PUBLISHED_FIGURES;
@@ -27,8 +27,8 @@ pub struct ForkSummary {
     pub(crate) notes: Vec<String>,
     /// How long it took.
     pub(crate) elapsed: Duration,
-    /// What else the machine did before.
-    pub(crate) load_before: f64,
+    /// The machine before the run.
+    pub(crate) machine_state: MachineState,
 }
 
 impl ForkSummary {
@@ -53,7 +53,6 @@ impl ForkSummary {
     }
 
     fn header_text(&self) -> String {
-        let machine = Machine::detect().describe();
         let ForkParameters { order, access, page_size, threads, mappings, runs, encrypted, .. } = &self.plan;
         let link = if *encrypted { "encrypted" } else { "in clear" };
         let size = match (threads, mappings) {
@@ -62,10 +61,10 @@ impl ForkSummary {
         };
         format!(
             "A process with MiB of private memory in {page_size} pages, forked on its node and onto another.{size}\n\
-             {machine}, load {:.1} before.\n\
+             {} before.\n\
              Times in ms: medians of up to {runs} samples, with the 10th and 90th percentiles in brackets.\n\
              Pages touched: {order}, {access}; between the nodes {link}. Measured in {:.0} s.",
-            self.load_before,
+            self.machine_state.describe(),
             self.elapsed.as_secs_f64(),
         )
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::ForkSummary;
 use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem, Pace};
+use crate::machine::MachineState;
 use crate::parameters::fork::{ForkParameters, PeerSystem};
 use crate::parameters::strategies::{StrategyChildFigures, StrategyFigures};
 use crate::reference::SIZES_MIB;
@@ -51,7 +52,8 @@ fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkSummary {
         second: child.clone(),
     };
     let strategies = sizes_mib.iter().map(of_size).collect();
-    ForkSummary { plan, samples, strategies, notes: Vec::new(), elapsed: Duration::from_secs(240), load_before: 0.5 }
+    let machine_state = MachineState { load_average: 0.5, ..MachineState::detect() };
+    ForkSummary { plan, samples, strategies, notes: Vec::new(), elapsed: Duration::from_secs(240), machine_state }
 }
 
 #[test]

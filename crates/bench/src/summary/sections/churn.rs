@@ -17,7 +17,7 @@ impl SectionSource for ChurnSummary {
             [("unforked", SeriesRole::Floor), ("own node", SeriesRole::Measured), ("other node", SeriesRole::Measured)];
         let titles = BarTitles { plot: "Programs that change their memory", axis: "time" };
         let plot = ReportPlot::bars_of_table(&table, "churn", titles, &columns);
-        ReportSection::new("churn", "Changing memory", question, self.load_average)
+        ReportSection::new("churn", "Changing memory", question, &self.machine_state)
             .with_table(table)
             .with_plot(plot)
             .with_note(format!("Each program has {} MiB. No page was wrong.", self.plan.mib))

@@ -31,7 +31,7 @@ impl SectionSource for ConnectSummary {
             (case.clients, published)
         };
         let title = format!("Connections per second by client machines of {MACHINE_THREADS} threads");
-        ReportSection::new("connect", "Connections", question, self.load_average)
+        ReportSection::new("connect", "Connections", question, &self.machine_state)
             .with_table(self.latency_section_table())
             .with_table(self.rate_section_table(
                 "threads",

@@ -23,7 +23,7 @@ impl SectionSource for FanoutSummary {
         let FanoutParameters { children, nodes, mib, network, encrypted, .. } = &self.plan;
         let question = "How long do many children of one seed take from the request to their results?";
         let link = if *encrypted { "encrypted" } else { "in clear" };
-        let section = ReportSection::new("fanout", "Fan-outs", question, self.load_average)
+        let section = ReportSection::new("fanout", "Fan-outs", question, &self.machine_state)
             .with_table(self.section_table())
             .with_plot(self.result_plot())
             .with_note(format!(

@@ -24,7 +24,7 @@ impl SectionSource for FaultSummary {
     fn section(&self) -> ReportSection {
         let question = "How long does one page fault of a child take, alone and next to a stream of other faults?";
         let link = if self.plan.encrypted { "encrypted" } else { "in clear" };
-        ReportSection::new("fault", "Page faults", question, self.load_average)
+        ReportSection::new("fault", "Page faults", question, &self.machine_state)
             .with_table(self.section_table())
             .with_table(self.streams_section_table())
             .with_plot(self.percentiles_plot())

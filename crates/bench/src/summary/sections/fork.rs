@@ -26,7 +26,7 @@ impl SectionSource for ForkSummary {
             (TouchOrder::Sequential, TouchAccess::Write) => "sequential writes",
         };
         let link = if self.plan.encrypted { "encrypted" } else { "in clear" };
-        let section = ReportSection::new("fork", format!("{subject}: {touches}"), question, self.load_before)
+        let section = ReportSection::new("fork", format!("{subject}: {touches}"), question, &self.machine_state)
             .with_table(self.prepare_call_section_table())
             .with_table(self.prepare_section_table())
             .with_table(self.resume_section_table())

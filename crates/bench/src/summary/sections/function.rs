@@ -26,7 +26,7 @@ impl SectionSource for FunctionSummary {
         let axis = "child of farfork ÷ child of os.fork()";
         let ratio_titles = BarTitles { plot: "First call in a child, compared with os.fork()", axis };
         let ratio_plot = ReportPlot::bars_of_table(&ratios, "ratio", ratio_titles, &ratio_columns);
-        ReportSection::new("function", "Functions", question, self.load_average)
+        ReportSection::new("function", "Functions", question, &self.machine_state)
             .with_table(start)
             .with_table(execution)
             .with_table(ratios)

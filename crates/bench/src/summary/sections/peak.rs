@@ -12,7 +12,7 @@ use crate::summary::peak::PeakSummary;
 impl SectionSource for PeakSummary {
     fn section(&self) -> ReportSection {
         let question = "How many children per second do clients on several nodes fork, with each function?";
-        let section = ReportSection::new("peak", "Peak throughput", question, self.load_average)
+        let section = ReportSection::new("peak", "Peak throughput", question, &self.machine_state)
             .with_table(self.rate_section_table())
             .with_table(self.latency_section_table());
         let plots = self.cases().into_iter().map(|case| self.throughput_plot(&case));

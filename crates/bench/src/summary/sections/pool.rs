@@ -23,7 +23,7 @@ impl SectionSource for PoolSummary {
             ("SIGSTOP and SIGCONT", PoolMethod::Pause(PauseMethod::Signals)),
         ];
         let (pool, mib) = (self.plan.pool, self.plan.mib);
-        ReportSection::new("pool", "Containers", question, self.load_average)
+        ReportSection::new("pool", "Containers", question, &self.machine_state)
             .with_table(self.section_table("create", "Creating a child", creating, CREATE_FIGURES))
             .with_table(self.section_table("pause", "Pausing a child that is warm", pausing, PAUSE_FIGURES))
             .with_note(format!("The parent has {mib} MiB, and {pool} containers are ready. In a burst: {} children at once.", pool * 4))

@@ -20,7 +20,7 @@ impl SectionSource for RpcSummary {
     fn section(&self) -> ReportSection {
         let question = "How many calls do nodes make per second, and how long does each take?";
         let (errors, damaged) = self.failures();
-        ReportSection::new("rpc", self.section_title(), question, self.load_average)
+        ReportSection::new("rpc", self.section_title(), question, &self.machine_state)
             .with_table(self.machines_section_table())
             .with_table(self.cases_section_table())
             .with_table(self.peers_section_table())
@@ -142,7 +142,7 @@ fn comparable_per_s(case: &RpcCase) -> Option<f64> {
     published_per_s(case).filter(|_| case.payload_bytes == 0 || is_synchronous)
 }
 
-/// What distinguishes a case from a single synchronous connection.
+/// Describes how a case differs from a single synchronous connection.
 fn load_text(case: &RpcCase) -> String {
     let connections = case.connections();
     let mut parts = vec![match connections {

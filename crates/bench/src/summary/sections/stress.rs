@@ -3,7 +3,7 @@
 use crate::experiment::fork_load::FORK_INTERVAL_S;
 use crate::experiment::stress_fork::{StressForkOutcome, StressForkParameters};
 use crate::experiment::stress_rpc::StressRpcOutcome;
-use crate::machine::load_average;
+use crate::machine::MachineState;
 use crate::parameters::rpc::{RpcCase, RpcParameters};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
@@ -39,7 +39,7 @@ fn stress_fork_section(plan: &StressForkParameters, outcome: &StressForkOutcome)
     times.add_row([ReportCell::text("median"), latency(outcome.p50_ms)]);
     times.add_row([ReportCell::text("p99"), latency(outcome.p99_ms)]);
     times.add_row([ReportCell::text("longest time without an answer"), latency(outcome.longest_gap_ms)]);
-    let section = ReportSection::new("stress_fork", "Stress: forks", question, load_average())
+    let section = ReportSection::new("stress_fork", "Stress: forks", question, &MachineState::detect())
         .with_table(rates.table("children"))
         .with_table(times)
         .with_plot(rates.plot("Children per second"))
@@ -68,7 +68,7 @@ fn stress_rpc_section(plan: &RpcParameters, case: &RpcCase, outcome: &StressRpcO
         clients: case.clients,
         reference: reference.filter(|_| is_comparable),
     };
-    let section = ReportSection::new(id, title, question, load_average())
+    let section = ReportSection::new(id, title, question, &MachineState::detect())
         .with_table(rates.table("calls"))
         .with_plot(rates.plot("Calls per second"))
         .with_note(format!("{} client machines with {} threads each.", case.clients, case.threads))
@@ -82,7 +82,7 @@ fn stress_functions_section(outcomes: &[(&StressForkParameters, StressForkOutcom
         "How many children per second do clients on several nodes fork, function by function, without a fault?";
     let columns = ["function", "all clients", "of each client", "median", "p99", "longest time without an answer"];
     let mut table = ReportTable::new("rates", "Throughput and latency", &columns);
-    let mut section = ReportSection::new("stress_functions", "Stress: functions", question, load_average());
+    let mut section = ReportSection::new("stress_functions", "Stress: functions", question, &MachineState::detect());
     let mut faults = Vec::new();
     for (plan, outcome) in outcomes {
         let rate = |value| ReportFigure::single(value, "1/s", BetterDirection::Higher);

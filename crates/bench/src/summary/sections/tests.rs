@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::endpoint::specification::RpcSystem;
 use crate::experiment::stress_fork::{StressForkOutcome, StressForkParameters};
 use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem};
+use crate::machine::MachineState;
 use crate::parameters::connect::{ConnectParameters, ConnectSampleKey, ConnectSeries, P50_US, PER_S};
 use crate::parameters::fork::ForkParameters;
 use crate::parameters::function::{FunctionFigure, FunctionParameters, FunctionSampleKey};
@@ -45,8 +46,9 @@ fn fork_section(order: TouchOrder) -> ReportSection {
             samples.add(key, ms).unwrap();
         }
     }
-    let (strategies, notes, elapsed, load_before) = (Vec::new(), Vec::new(), Duration::ZERO, 0.0);
-    ForkSummary { plan, samples, strategies, notes, elapsed, load_before }.section()
+    let (strategies, notes, elapsed) = (Vec::new(), Vec::new(), Duration::ZERO);
+    let machine_state = MachineState::detect();
+    ForkSummary { plan, samples, strategies, notes, elapsed, machine_state }.section()
 }
 
 fn function_section() -> ReportSection {

@@ -11,7 +11,7 @@ impl SectionSource for TreeSummary {
     fn section(&self) -> ReportSection {
         let TreeParameters { mib, shared_mib, .. } = self.plan;
         let question = "How long does a prepare stop a tree of processes?";
-        ReportSection::new("tree", "Process trees", question, self.load_average)
+        ReportSection::new("tree", "Process trees", question, &self.machine_state)
             .with_table(self.section_table())
             .with_plot(self.pause_plot())
             .with_note(format!("Each process has {mib} MiB; the processes of a tree share {shared_mib} MiB."))

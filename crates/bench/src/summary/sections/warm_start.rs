@@ -16,7 +16,7 @@ impl SectionSource for WarmStartSummary {
         let has_functions =
             self.plan.workloads.iter().any(|workload| matches!(workload, WarmWorkload::Function { .. }));
         let title = if has_functions { "Warm starts of functions" } else { "Warm starts" };
-        let section = ReportSection::new("warm_start", title, question, self.load_average)
+        let section = ReportSection::new("warm_start", title, question, &self.machine_state)
             .with_table(self.best_section_table())
             .with_table(self.rate_section_table());
         let plots = self.measured.iter().map(|(workload, parallel)| self.rate_plot(workload, parallel));

@@ -87,10 +87,10 @@ impl StoreArguments {
     }
 }
 
-/// What an acknowledged change survives.
+/// The failures that an acknowledged change survives.
 #[derive(Args, Clone, Copy)]
 struct DurabilityArguments {
-    /// What fsync waits for: the log in memory, which survives the death of every process, or on disk.
+    /// Where fsync waits for the log to be: in memory, which survives the death of every process, or on disk.
     #[arg(long, value_name = "memory|disk", default_value = "memory", value_parser = parse_durability)]
     durability: Durability,
 }

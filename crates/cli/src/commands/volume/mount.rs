@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_volume::process::{ProcessRole, Supervisor};
+use farfork_volume::process::{MountSupervisor, ProcessRole};
 
 use super::{DurabilityArguments, StoreArguments, durability_argument};
 
@@ -45,7 +45,7 @@ impl MountCommand {
             command.args(["--durability", durability_argument(durability.durability)]).stdin(Stdio::null());
             command
         };
-        let mut supervisor = Supervisor::start(&directory, command).with_context(|| object.clone())?;
+        let mut supervisor = MountSupervisor::start(&directory, command).with_context(|| object.clone())?;
         println!("{name} is mounted at {}", directory.display());
         supervisor.run().context(object)?;
         Ok(ExitCode::SUCCESS)

@@ -36,7 +36,7 @@ pub(crate) struct OffloadArguments {
     log: LogOptions,
 }
 
-/// Apply change sets to the shared area of a volume.
+/// Apply change sets to the shared tree of a volume.
 #[derive(Args)]
 pub(crate) struct WorkerArguments {
     /// Directory of the volume.

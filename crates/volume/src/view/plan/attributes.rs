@@ -2,9 +2,9 @@
 
 use rustix::io::Errno;
 
-use super::{Caller, without_privileges};
-use crate::record::{Attributes, Effect, FILE_BYTES_MAX, FileKind, InodeNumber, Timestamp};
-use crate::view::Namespace;
+use super::{CallerIdentity, without_privileges};
+use crate::record::{FILE_BYTES_MAX, FileKind, InodeAttributes, InodeNumber, RecordEffect, Timestamp};
+use crate::view::VolumeNamespace;
 
 /// The attributes to change. None: unchanged.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,7 +23,7 @@ pub struct AttributeChange {
     pub modified: Option<Timestamp>,
 }
 
-impl Namespace {
+impl VolumeNamespace {
     /// Plans a change of attributes.
     ///
     /// # Errors
@@ -32,11 +32,11 @@ impl Namespace {
         &self,
         inode: InodeNumber,
         change: AttributeChange,
-        caller: Caller,
-    ) -> Result<Vec<Effect>, Errno> {
+        caller: CallerIdentity,
+    ) -> Result<Vec<RecordEffect>, Errno> {
         let current = &self.inode(inode)?.attributes;
         let mut effects = Vec::new();
-        let mut attributes = Attributes {
+        let mut attributes = InodeAttributes {
             mode: change.mode.map_or(current.mode, |mode| mode & 0o7777),
             user: change.user.unwrap_or(current.user),
             group: change.group.unwrap_or(current.group),
@@ -51,7 +51,7 @@ impl Namespace {
                 _ => return Err(Errno::INVAL),
             }
             if bytes < current.size {
-                effects.push(Effect::SetSize { inode, bytes });
+                effects.push(RecordEffect::SetSize { inode, bytes });
             }
             attributes.size = bytes;
             attributes.modified = caller.now;
@@ -66,7 +66,7 @@ impl Namespace {
         }
         attributes.accessed = change.accessed.unwrap_or(current.accessed);
         attributes.modified = change.modified.unwrap_or(attributes.modified);
-        effects.push(Effect::SetAttributes { inode, attributes });
+        effects.push(RecordEffect::SetAttributes { inode, attributes });
         Ok(effects)
     }
 }

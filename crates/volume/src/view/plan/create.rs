@@ -2,11 +2,11 @@
 
 use rustix::io::Errno;
 
-use super::{Caller, SET_GROUP_ID};
-use crate::record::{Attributes, Effect, EntryName, FileKind, InodeNumber, SYMLINK_BYTES_MAX};
-use crate::view::Namespace;
+use super::{CallerIdentity, SET_GROUP_ID};
+use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, SYMLINK_BYTES_MAX};
+use crate::view::VolumeNamespace;
 
-/// Most entries of one inode. ext4 allows 65,000, and the shared area needs one for itself.
+/// Most entries of one inode. ext4 allows 65,000, and the shared tree needs one for itself.
 pub const LINKS_MAX: u32 = 64_000;
 
 /// Linux has no permissions of symbolic links.
@@ -15,7 +15,7 @@ const SYMLINK_MODE: u16 = 0o777;
 /// A request to create an inode.
 #[derive(Clone, Debug)]
 pub struct NewInode {
-    /// What it will be.
+    /// The kind of the new inode.
     pub kind: FileKind,
     /// Permission bits, after the umask.
     pub mode: u16,
@@ -31,10 +31,10 @@ pub struct PlannedCreation {
     /// The new inode.
     pub inode: InodeNumber,
     /// To log and to apply.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<RecordEffect>,
 }
 
-impl Namespace {
+impl VolumeNamespace {
     /// Plans a new inode with one entry. It inherits the group of a directory that has the set-group-id bit.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Namespace {
         parent: InodeNumber,
         name: &EntryName,
         new: &NewInode,
-        caller: Caller,
+        caller: CallerIdentity,
     ) -> Result<PlannedCreation, Errno> {
         self.check_new_entry(parent, name)?;
         if new.kind == FileKind::Symlink && new.symlink_target.is_empty() {
@@ -55,11 +55,11 @@ impl Namespace {
         }
         let inode = self.next_inode();
         let attributes = self.initial_attributes(parent, new, caller)?;
-        let mut effects = vec![Effect::SetAttributes { inode, attributes }];
+        let mut effects = vec![RecordEffect::SetAttributes { inode, attributes }];
         if new.kind == FileKind::Symlink {
-            effects.push(Effect::SetSymlinkTarget { inode, target: new.symlink_target.clone() });
+            effects.push(RecordEffect::SetSymlinkTarget { inode, target: new.symlink_target.clone() });
         }
-        effects.push(Effect::SetEntry { parent, name: name.clone(), inode: Some(inode) });
+        effects.push(RecordEffect::SetEntry { parent, name: name.clone(), inode: Some(inode) });
         effects.push(self.touch_directory(parent, caller.now)?);
         Ok(PlannedCreation { inode, effects })
     }
@@ -73,8 +73,8 @@ impl Namespace {
         inode: InodeNumber,
         parent: InodeNumber,
         name: &EntryName,
-        caller: Caller,
-    ) -> Result<Vec<Effect>, Errno> {
+        caller: CallerIdentity,
+    ) -> Result<Vec<RecordEffect>, Errno> {
         let state = self.inode(inode)?;
         if state.is_directory() {
             return Err(Errno::PERM);
@@ -86,7 +86,7 @@ impl Namespace {
             _ => {}
         }
         Ok(vec![
-            Effect::SetEntry { parent, name: name.clone(), inode: Some(inode) },
+            RecordEffect::SetEntry { parent, name: name.clone(), inode: Some(inode) },
             self.touch_inode(inode, caller.now)?,
             self.touch_directory(parent, caller.now)?,
         ])
@@ -99,12 +99,17 @@ impl Namespace {
         if self.inode(parent)?.entry_count == 0 { Err(Errno::NOENT) } else { Ok(()) }
     }
 
-    fn initial_attributes(&self, parent: InodeNumber, new: &NewInode, caller: Caller) -> Result<Attributes, Errno> {
+    fn initial_attributes(
+        &self,
+        parent: InodeNumber,
+        new: &NewInode,
+        caller: CallerIdentity,
+    ) -> Result<InodeAttributes, Errno> {
         let directory = &self.inode(parent)?.attributes;
         let inherits_group = directory.mode & SET_GROUP_ID != 0;
         let inherits_bit = inherits_group && new.kind == FileKind::Directory;
         let mode = if new.kind == FileKind::Symlink { SYMLINK_MODE } else { new.mode & 0o7777 };
-        Ok(Attributes {
+        Ok(InodeAttributes {
             kind: new.kind,
             mode: mode | if inherits_bit { SET_GROUP_ID } else { 0 },
             user: caller.user,

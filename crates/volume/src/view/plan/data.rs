@@ -2,9 +2,9 @@
 
 use rustix::io::Errno;
 
-use super::{Caller, without_privileges};
-use crate::record::{Attributes, Effect, FILE_BYTES_MAX, FileKind, InodeNumber};
-use crate::view::Namespace;
+use super::{CallerIdentity, without_privileges};
+use crate::record::{FILE_BYTES_MAX, FileKind, InodeAttributes, InodeNumber, RecordEffect};
+use crate::view::VolumeNamespace;
 
 /// The modes of fallocate(2) that a volume has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum SpaceRequest {
     ZeroRangeKeepSize,
 }
 
-impl Namespace {
+impl VolumeNamespace {
     /// Plans a write of so many bytes, which the caller logs with it. Set-user-id and capabilities are lost unless the
     /// writer has CAP_FSETID.
     ///
@@ -33,16 +33,16 @@ impl Namespace {
         offset: u64,
         bytes: u32,
         keeps_privileges: bool,
-        caller: Caller,
-    ) -> Result<Vec<Effect>, Errno> {
+        caller: CallerIdentity,
+    ) -> Result<Vec<RecordEffect>, Errno> {
         let end = range_end(offset, u64::from(bytes))?;
         let mut attributes = self.grown_file(inode, end, caller)?;
-        let mut effects = vec![Effect::WriteData { inode, offset, bytes }];
+        let mut effects = vec![RecordEffect::WriteData { inode, offset, bytes }];
         if !keeps_privileges {
             attributes.mode = without_privileges(attributes.mode);
             effects.extend(self.drop_capabilities(inode));
         }
-        effects.push(Effect::SetAttributes { inode, attributes });
+        effects.push(RecordEffect::SetAttributes { inode, attributes });
         Ok(effects)
     }
 
@@ -56,8 +56,8 @@ impl Namespace {
         request: SpaceRequest,
         offset: u64,
         bytes: u64,
-        caller: Caller,
-    ) -> Result<Vec<Effect>, Errno> {
+        caller: CallerIdentity,
+    ) -> Result<Vec<RecordEffect>, Errno> {
         let end = range_end(offset, bytes)?;
         if bytes == 0 {
             return Err(Errno::INVAL);
@@ -66,22 +66,22 @@ impl Namespace {
         let attributes = self.grown_file(inode, if grows { end } else { 0 }, caller)?;
         let mut effects = Vec::new();
         if matches!(request, SpaceRequest::PunchHole | SpaceRequest::ZeroRange | SpaceRequest::ZeroRangeKeepSize) {
-            effects.push(Effect::PunchHole { inode, offset, bytes });
+            effects.push(RecordEffect::PunchHole { inode, offset, bytes });
         }
         if request != SpaceRequest::PunchHole {
-            effects.push(Effect::AllocateSpace { inode, offset, bytes });
+            effects.push(RecordEffect::AllocateSpace { inode, offset, bytes });
         }
-        effects.push(Effect::SetAttributes { inode, attributes });
+        effects.push(RecordEffect::SetAttributes { inode, attributes });
         Ok(effects)
     }
 
-    fn grown_file(&self, inode: InodeNumber, end: u64, caller: Caller) -> Result<Attributes, Errno> {
+    fn grown_file(&self, inode: InodeNumber, end: u64, caller: CallerIdentity) -> Result<InodeAttributes, Errno> {
         let current = &self.inode(inode)?.attributes;
         if current.kind != FileKind::Regular {
             return Err(Errno::INVAL);
         }
         let size = current.size.max(end);
-        Ok(Attributes { size, modified: caller.now, changed: caller.now, ..current.clone() })
+        Ok(InodeAttributes { size, modified: caller.now, changed: caller.now, ..current.clone() })
     }
 }
 

@@ -18,12 +18,12 @@ pub use xattr::XattrMode;
 use rustix::io::Errno;
 use serde_bytes::ByteBuf;
 
-use super::Namespace;
-use crate::record::{Effect, InodeNumber, Timestamp};
+use super::VolumeNamespace;
+use crate::record::{InodeNumber, RecordEffect, Timestamp};
 
 /// The process that makes a call.
 #[derive(Clone, Copy, Debug)]
-pub struct Caller {
+pub struct CallerIdentity {
     /// File system user id.
     pub user: u32,
     /// File system group id.
@@ -43,26 +43,26 @@ fn without_privileges(mode: u16) -> u16 {
     if mode & GROUP_EXECUTE == 0 { kept } else { kept & !SET_GROUP_ID }
 }
 
-impl Namespace {
+impl VolumeNamespace {
     /// The file's capabilities are removed, if it has any.
-    fn drop_capabilities(&self, inode: InodeNumber) -> Option<Effect> {
+    fn drop_capabilities(&self, inode: InodeNumber) -> Option<RecordEffect> {
         let name = ByteBuf::from(CAPABILITY_XATTR);
         let is_present = self.inode(inode).is_ok_and(|state| state.xattrs.contains_key(&name));
-        is_present.then_some(Effect::SetXattr { inode, name, value: None })
+        is_present.then_some(RecordEffect::SetXattr { inode, name, value: None })
     }
 
     /// The directory's entries changed: its timestamps follow.
-    fn touch_directory(&self, directory: InodeNumber, now: Timestamp) -> Result<Effect, Errno> {
+    fn touch_directory(&self, directory: InodeNumber, now: Timestamp) -> Result<RecordEffect, Errno> {
         let mut attributes = self.inode(directory)?.attributes.clone();
         attributes.modified = now;
         attributes.changed = now;
-        Ok(Effect::SetAttributes { inode: directory, attributes })
+        Ok(RecordEffect::SetAttributes { inode: directory, attributes })
     }
 
     /// The inode's links, names or attributes changed.
-    fn touch_inode(&self, inode: InodeNumber, now: Timestamp) -> Result<Effect, Errno> {
+    fn touch_inode(&self, inode: InodeNumber, now: Timestamp) -> Result<RecordEffect, Errno> {
         let mut attributes = self.inode(inode)?.attributes.clone();
         attributes.changed = now;
-        Ok(Effect::SetAttributes { inode, attributes })
+        Ok(RecordEffect::SetAttributes { inode, attributes })
     }
 }

@@ -2,16 +2,21 @@
 
 use rustix::io::Errno;
 
-use super::Caller;
-use crate::record::{Effect, EntryName, InodeNumber};
-use crate::view::Namespace;
+use super::CallerIdentity;
+use crate::record::{EntryName, InodeNumber, RecordEffect};
+use crate::view::VolumeNamespace;
 
-impl Namespace {
+impl VolumeNamespace {
     /// Plans unlink(2). The inode stays until it is forgotten.
     ///
     /// # Errors
     /// ENOENT; EISDIR.
-    pub fn plan_unlink(&self, parent: InodeNumber, name: &EntryName, caller: Caller) -> Result<Vec<Effect>, Errno> {
+    pub fn plan_unlink(
+        &self,
+        parent: InodeNumber,
+        name: &EntryName,
+        caller: CallerIdentity,
+    ) -> Result<Vec<RecordEffect>, Errno> {
         let inode = self.lookup(parent, name)?;
         if self.inode(inode)?.is_directory() {
             return Err(Errno::ISDIR);
@@ -23,7 +28,12 @@ impl Namespace {
     ///
     /// # Errors
     /// ENOENT; ENOTDIR; ENOTEMPTY.
-    pub fn plan_rmdir(&self, parent: InodeNumber, name: &EntryName, caller: Caller) -> Result<Vec<Effect>, Errno> {
+    pub fn plan_rmdir(
+        &self,
+        parent: InodeNumber,
+        name: &EntryName,
+        caller: CallerIdentity,
+    ) -> Result<Vec<RecordEffect>, Errno> {
         let inode = self.lookup(parent, name)?;
         if !self.entries(inode)?.is_empty() {
             return Err(Errno::NOTEMPTY);
@@ -32,10 +42,10 @@ impl Namespace {
     }
 
     /// Plans the end of an inode that no entry leads to and that the kernel has forgotten. None while it is in use.
-    pub fn plan_drop(&self, inode: InodeNumber) -> Option<Vec<Effect>> {
+    pub fn plan_drop(&self, inode: InodeNumber) -> Option<Vec<RecordEffect>> {
         let state = self.inode(inode).ok()?;
         let is_unused = state.entry_count == 0 && state.lookups == 0;
-        is_unused.then(|| vec![Effect::DropInode { inode }])
+        is_unused.then(|| vec![RecordEffect::DropInode { inode }])
     }
 
     fn plan_removal(
@@ -43,10 +53,10 @@ impl Namespace {
         parent: InodeNumber,
         name: &EntryName,
         inode: InodeNumber,
-        caller: Caller,
-    ) -> Result<Vec<Effect>, Errno> {
+        caller: CallerIdentity,
+    ) -> Result<Vec<RecordEffect>, Errno> {
         Ok(vec![
-            Effect::SetEntry { parent, name: name.clone(), inode: None },
+            RecordEffect::SetEntry { parent, name: name.clone(), inode: None },
             self.touch_inode(inode, caller.now)?,
             self.touch_directory(parent, caller.now)?,
         ])

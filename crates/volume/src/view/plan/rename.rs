@@ -2,9 +2,9 @@
 
 use rustix::io::Errno;
 
-use super::Caller;
-use crate::record::{Effect, EntryName, InodeNumber};
-use crate::view::{InodeContent, Namespace};
+use super::CallerIdentity;
+use crate::record::{EntryName, InodeNumber, RecordEffect};
+use crate::view::{InodeContent, VolumeNamespace};
 
 /// The flags of renameat2(2). RENAME_WHITEOUT is refused by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +32,12 @@ pub struct RenameRequest {
     pub kind: RenameKind,
 }
 
-impl Namespace {
+impl VolumeNamespace {
     /// Plans a rename. No effects when both names lead to the same inode.
     ///
     /// # Errors
     /// As renameat2(2).
-    pub fn plan_rename(&self, request: &RenameRequest, caller: Caller) -> Result<Vec<Effect>, Errno> {
+    pub fn plan_rename(&self, request: &RenameRequest, caller: CallerIdentity) -> Result<Vec<RecordEffect>, Errno> {
         let RenameRequest { parent, name, new_parent, new_name, kind } = request;
         let moved = self.lookup(*parent, name)?;
         let existing = self.entries(*new_parent)?.get(new_name);
@@ -47,8 +47,8 @@ impl Namespace {
         }
         let replaced = existing.filter(|_| *kind == RenameKind::Exchange);
         let mut effects = vec![
-            Effect::SetEntry { parent: *parent, name: name.clone(), inode: replaced },
-            Effect::SetEntry { parent: *new_parent, name: new_name.clone(), inode: Some(moved) },
+            RecordEffect::SetEntry { parent: *parent, name: name.clone(), inode: replaced },
+            RecordEffect::SetEntry { parent: *new_parent, name: new_name.clone(), inode: Some(moved) },
             self.touch_inode(moved, caller.now)?,
         ];
         if let Some(existing) = existing {

@@ -3,11 +3,11 @@
 use rustix::io::Errno;
 use serde_bytes::ByteBuf;
 
-use super::Caller;
-use crate::record::{Effect, InodeNumber, NAME_BYTES_MAX, XATTR_BYTES_MAX};
-use crate::view::Namespace;
+use super::CallerIdentity;
+use crate::record::{InodeNumber, NAME_BYTES_MAX, RecordEffect, XATTR_BYTES_MAX};
+use crate::view::VolumeNamespace;
 
-/// Names with this prefix are the volume's own, in the shared area.
+/// Names with this prefix are the volume's own, in the shared tree.
 const RESERVED_PREFIX: &[u8] = b"trusted.farfork.";
 /// Access control lists are not supported yet: without their checks they would protect nothing.
 const ACL_PREFIX: &[u8] = b"system.";
@@ -23,7 +23,7 @@ pub enum XattrMode {
     Replace,
 }
 
-impl Namespace {
+impl VolumeNamespace {
     /// Plans a new value, or the removal with `value` none and `XattrMode::Replace`.
     ///
     /// # Errors
@@ -34,8 +34,8 @@ impl Namespace {
         name: &[u8],
         value: Option<&[u8]>,
         mode: XattrMode,
-        caller: Caller,
-    ) -> Result<Vec<Effect>, Errno> {
+        caller: CallerIdentity,
+    ) -> Result<Vec<RecordEffect>, Errno> {
         if name.starts_with(RESERVED_PREFIX) || name.starts_with(ACL_PREFIX) {
             return Err(Errno::OPNOTSUPP);
         }
@@ -56,6 +56,6 @@ impl Namespace {
         }
         let name = ByteBuf::from(name);
         let value = value.map(ByteBuf::from);
-        Ok(vec![Effect::SetXattr { inode, name, value }, self.touch_inode(inode, caller.now)?])
+        Ok(vec![RecordEffect::SetXattr { inode, name, value }, self.touch_inode(inode, caller.now)?])
     }
 }
