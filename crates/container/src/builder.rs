@@ -213,7 +213,7 @@ impl ContainerBuilder {
     pub(crate) fn start_host_init(&self) -> Result<HostInit, ContainerError> {
         let group = self.cgroups.zygote_group()?;
         let clone_target = group.open_clone_target()?;
-        let (own_end, init_end) = fd_passing::seqpacket_pair().map_err(ContainerError::Init)?;
+        let ControlSockets { own_end, init_end } = ControlSockets::new()?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = InitProgram {
             image: self.image.as_fd(),
@@ -281,10 +281,14 @@ impl ContainerBuilder {
     fn build_and_start(&self, plan: BuildPlan, clone_target: Option<&File>) -> Result<StartedInit, ContainerError> {
         let BuildPlan { spec, blueprint, reserved_ids: reserved, cached_root } = plan;
         let has_network = spec.network == NetworkSpec::Private;
+        // Made before the thread leaves the node's network: a process of the container would see them in its own (/proc/net/unix).
+        let control_sockets = ControlSockets::new()?;
+        let with_sockets = |reserved| ControlSockets::new().map(|waiter_sockets| (reserved, waiter_sockets));
+        let reserved = reserved.map(with_sockets).transpose()?;
         if let Some(cached_root) = cached_root {
             let root = cached_root.enter(has_network)?;
             bring_up_loopback_if_private(spec)?;
-            let (init, control) = self.spawn(clone::spawn_init, None, clone_target)?;
+            let (init, control) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
             return Ok((init, (control, None), Some(root)));
         }
         let unshare_span = tracing::debug_span!(target: "farfork::phase", "container.unshare");
@@ -296,7 +300,7 @@ impl ContainerBuilder {
         let build = |users: Option<&ContainerUsers>| {
             root_span.in_scope(|| root::build_root((spec.root, users), &blueprint, &self.scratch, &self.masked))
         };
-        let Some(reserved) = reserved else {
+        let Some((reserved, waiter_sockets)) = reserved else {
             let mounts = namespace::open_mount_namespace().map_err(ContainerError::MountTable)?;
             let own = build(None)?.filter(|_| spec.has_reusable_root() && self.config.cached_roots_max > 0);
             let root = own.and_then(|own| {
@@ -305,16 +309,17 @@ impl ContainerBuilder {
             });
             // Also where the look at the root has failed in the middle.
             rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
-            let (init, control) = self.spawn(clone::spawn_init, None, clone_target)?;
+            let (init, control) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
             return Ok((init, (control, None), root));
         };
         // Its user namespace is needed to build the root, and it moves there with the thread.
         rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
-        let (init, waiter) = self.spawn(clone::spawn_init_in_user_namespace, Some(&reserved.lock), clone_target)?;
+        let (init, waiter) =
+            self.spawn(clone::spawn_init_in_user_namespace, waiter_sockets, Some(&reserved.lock), clone_target)?;
         let forker =
             ContainerUsers::map_ids(init.pid, reserved.range).map_err(ContainerError::Init).and_then(|users| {
                 build(Some(&users))?;
-                self.spawn(clone::spawn_in_current_namespace, None, clone_target)
+                self.spawn(clone::spawn_in_current_namespace, control_sockets, None, clone_target)
             });
         let (forker, control) = forker.inspect_err(|_| privileged_forker::kill_and_reap(&init))?;
         Ok((init, (control, Some(PrivilegedForker::new(forker, waiter))), None))
@@ -324,11 +329,11 @@ impl ContainerBuilder {
     fn spawn(
         &self,
         spawn: impl FnOnce(&InitProgram<'_>) -> io::Result<SpawnedProcess>,
+        ControlSockets { own_end, init_end }: ControlSockets,
         lock: Option<&File>,
         clone_target: Option<&File>,
     ) -> Result<(SpawnedProcess, OwnedFd), ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.spawn").entered();
-        let (own_end, init_end) = fd_passing::seqpacket_pair().map_err(ContainerError::Init)?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = InitProgram {
             image: self.image.as_fd(),
@@ -337,6 +342,19 @@ impl ContainerBuilder {
             cgroup: clone_target.map(AsFd::as_fd),
         };
         Ok((spawn(&init).map_err(ContainerError::Init)?, own_end))
+    }
+}
+
+/// Two connected sockets: through them the node asks an init program for something.
+struct ControlSockets {
+    own_end: OwnedFd,
+    init_end: OwnedFd,
+}
+
+impl ControlSockets {
+    fn new() -> Result<Self, ContainerError> {
+        let (own_end, init_end) = fd_passing::seqpacket_pair().map_err(ContainerError::Init)?;
+        Ok(Self { own_end, init_end })
     }
 }
 

@@ -44,7 +44,6 @@ enum plan_flag {
 	PLAN_SUBREAPER = 16,	      /* PR_SET_CHILD_SUBREAPER */
 	PLAN_ZYGOTE = 32,	      /* build the memory only, then serve copy requests (zygote.c) */
 	PLAN_ZYGOTE_COPY = 64,	      /* a zygote's copy: its memory exists already */
-	PLAN_TREE_SHARES_FILES = 128, /* some processes of its tree share a descriptor table */
 	PLAN_SHARES_MEMORY = 256,     /* CLONE_VM: its parent has built the memory */
 	PLAN_EXE_PASSED = 512,	      /* its executable has no path */
 };
@@ -301,6 +300,7 @@ struct plan {
 	struct plan_span children;	    /* in the order in which they are forked */
 	struct plan_span locked_ranges;	    /* plan_range */
 	struct plan_range zygote_region;    /* zygote's copies: the zygote's region, which the copy unmaps */
+	u64 confinement_filters; /* address of struct plan_seccomp_filter[], the last with operation 0; or 0 */
 };
 
 /* A request to a stub: this message with descriptors, then more messages until all descriptors have arrived.
@@ -430,6 +430,7 @@ enum step {
 	STEP_RAISE_FILE_LIMIT = 65,
 	STEP_SESSION_KEYRING = 66,
 	STEP_WRITTEN_PAGES = 67,
+	STEP_CONFINEMENT = 68,
 };
 
 /* Timestamps of a restore, for measurements. */

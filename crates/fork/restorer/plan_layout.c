@@ -41,6 +41,7 @@ int main(void)
 	OFFSET("PLAN_CHILDREN", plan, children);
 	OFFSET("PLAN_LOCKED_RANGES", plan, locked_ranges);
 	OFFSET("PLAN_ZYGOTE_REGION", plan, zygote_region);
+	OFFSET("PLAN_CONFINEMENT_FILTERS", plan, confinement_filters);
 	OFFSET("CHILD_NAME", plan_child, name);
 	OFFSET("REPORT_PROCESS_INDEX", stub_report, process_index);
 	OFFSET("REPORT_REALTIME", stub_report, realtime_ns);

@@ -112,14 +112,13 @@ void consume_child_events(const struct plan *plan)
 			;
 }
 
-/* The first process waits until all others are complete. Where processes share descriptor tables, it also waits until all
- * others have closed farfork's descriptors. */
+/* The first process waits until all others are complete and have closed farfork's descriptors, which their programs must not
+ * see, not even in each other. */
 void wait_tree_ready(const struct plan *plan)
 {
 	struct tree_barrier *barrier = barrier_page(plan);
 	wait_barrier_count(plan, &barrier->processes_ready, plan->process_count - 1);
-	if (plan->flags & PLAN_TREE_SHARES_FILES)
-		wait_barrier_count(plan, &barrier->processes_closed, plan->process_count - 1);
+	wait_barrier_count(plan, &barrier->processes_closed, plan->process_count - 1);
 }
 
 /* Closes farfork's descriptors. Of a shared table only the last user closes them, because the others still report
@@ -131,7 +130,7 @@ static void close_restorer_fds(const struct plan *plan)
 	    __atomic_add_fetch(&barrier->table_users_done[plan->fd_table_owner], 1, __ATOMIC_ACQ_REL) ==
 		    plan->fd_table_users)
 		CALL3(close_range, plan->fd_base, ~0u, 0);
-	if (plan->process_index != 0 && (plan->flags & PLAN_TREE_SHARES_FILES) &&
+	if (plan->process_index != 0 &&
 	    __atomic_add_fetch(&barrier->processes_closed, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
 		CALL3(futex, &barrier->processes_closed, K_FUTEX_WAKE, K_FUTEX_ALL);
 }

@@ -30,6 +30,15 @@ static void set_limits(const struct plan *plan)
 	}
 }
 
+/* Installs farfork's own filter in all threads, which wait. No process of the tree may run before: it could see another one
+ * without the filter. The filter allows every system call that the rest of the restore makes. */
+static void install_confinement(const struct plan *plan)
+{
+	const struct plan_seccomp_filter *filter = (const struct plan_seccomp_filter *)plan->confinement_filters;
+	for (; filter && filter->operation; filter++)
+		check(plan, STEP_CONFINEMENT, CALL3(seccomp, filter->operation, filter->flags, filter->program), 0);
+}
+
 static void report_restored(const struct plan *plan)
 {
 	send_report_with_marks(control_fd(plan), REPORT_RESTORED, 0, 0, 0, 0, scratch_page(plan)->marks_ns);
@@ -116,6 +125,7 @@ void restore(const struct plan *plan)
 	consume_child_events(plan);
 	queue_pending_signals(plan, plan->pending_signals, 0);
 	set_limits(plan);
+	install_confinement(plan);
 	if (plan->process_index == 0) {
 		if (plan->process_count > 1)
 			wait_tree_ready(plan);

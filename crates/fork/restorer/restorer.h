@@ -24,8 +24,7 @@ struct tree_barrier {
 	u32 files_copied;	 /* processes that have copied files from others */
 	u32 processes_ready;	 /* complete processes, without the first */
 	u32 start;		 /* set when all may start */
-	/* Processes that have closed farfork's descriptors, without the first; only with PLAN_TREE_SHARES_FILES. */
-	u32 processes_closed;
+	u32 processes_closed;	 /* processes that have closed farfork's descriptors, without the first */
 	u32 table_users_done[PROCESSES_MAX]; /* likewise, by the process that places the table's descriptors */
 };
 _Static_assert(sizeof(struct tree_barrier) <= 4096, "the barrier is a page");

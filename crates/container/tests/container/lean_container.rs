@@ -42,6 +42,16 @@ fn init_has_no_descriptors_but_its_own() {
     assert!(rustix::io::fcntl_getfd(&inheritable).unwrap().is_empty(), "who makes it keeps what it has");
 }
 
+/// Not even the one that its first process takes requests from.
+#[test]
+fn no_socket_of_the_node_is_in_its_network() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let container = take(&pool, RootSpec::Overlay);
+    let sockets = ask(&container, "R/proc/net/unix");
+    assert_eq!(sockets.lines().skip(1).count(), 0, "{sockets}");
+}
+
 #[test]
 fn writes_stay_in_the_container() {
     let node = Node::new();

@@ -148,6 +148,7 @@ pub(super) fn compile(
     let process = ProcessContext {
         position,
         barrier: objects.barrier(),
+        confinement_filters: filters.confinement_list,
         controlling_terminal: objects.controlling_terminal(descriptor.process.pid),
         plan_file: tables.fd_base + PASSED_RESERVED_COUNT + objects.count() as u32,
     };
@@ -392,6 +393,8 @@ struct ProcessContext<'a> {
     controlling_terminal: Option<u32>,
     /// The descriptor of the file that all plans are in, behind those that are passed.
     plan_file: u32,
+    /// Address of the list of confinement filters; 0 for none.
+    confinement_filters: u64,
 }
 
 /// What it is to be, and the region of the zygote that it is a copy of.
@@ -413,7 +416,7 @@ fn build_header(
     region: &RestorerRegion,
     (threads, frames): (PlanSpan, u32),
     plan_bytes: u64,
-    (plan_options, ProcessContext { position, barrier, controlling_terminal, plan_file }): (
+    (plan_options, ProcessContext { position, barrier, controlling_terminal, plan_file, confinement_filters }): (
         &PlanOptions<'_>,
         ProcessContext<'_>,
     ),
@@ -473,6 +476,7 @@ fn build_header(
         children: tables.children,
         locked_ranges: tables.locked_ranges,
         zygote_region,
+        confinement_filters,
     }
 }
 

@@ -30,7 +30,6 @@ pub(super) const PLAN_STOPPED: u32 = 8;
 pub(super) const PLAN_SUBREAPER: u32 = 16;
 pub(super) const PLAN_ZYGOTE: u32 = 32;
 pub(super) const PLAN_ZYGOTE_COPY: u32 = 64;
-pub(super) const PLAN_TREE_SHARES_FILES: u32 = 128;
 pub(super) const PLAN_SHARES_MEMORY: u32 = 256;
 pub(super) const PLAN_EXE_PASSED: u32 = 512;
 
@@ -286,6 +285,7 @@ structures! {
         children: PlanSpan,
         locked_ranges: PlanSpan,
         zygote_region: PlanRange,
+        confinement_filters: u64,
     }
     /// What the daemon asks of a stub.
     struct StubRequest {
@@ -354,6 +354,7 @@ const _: () = {
     assert!(offset_of!(PlanHeader, children) == c::PLAN_CHILDREN);
     assert!(offset_of!(PlanHeader, locked_ranges) == c::PLAN_LOCKED_RANGES);
     assert!(offset_of!(PlanHeader, zygote_region) == c::PLAN_ZYGOTE_REGION);
+    assert!(offset_of!(PlanHeader, confinement_filters) == c::PLAN_CONFINEMENT_FILTERS);
     assert!(offset_of!(PlanChild, name) == c::CHILD_NAME);
     assert!(offset_of!(StubReport, process_index) == c::REPORT_PROCESS_INDEX);
     assert!(offset_of!(StubReport, realtime_ns) == c::REPORT_REALTIME);

@@ -19,7 +19,7 @@ use super::plan_layout::{
     CHILD_AFTER_SESSION, CHILD_CORE_DUMPED, CHILD_GROUP_LEADER, CHILD_REAPED, CHILD_REPARENTED, CHILD_SESSION_LEADER,
     CHILD_SHARES_DIRECTORY, CHILD_SHARES_FILES, CHILD_SHARES_HANDLERS, CHILD_SHARES_MEMORY, CHILD_STOP_UNREPORTED,
     CHILD_STOPPED, CHILD_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER, PLAN_SHARES_MEMORY, PLAN_STOPPED,
-    PLAN_SUBREAPER, PLAN_TREE_SHARES_FILES, PlanChild,
+    PLAN_SUBREAPER, PlanChild,
 };
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError};
@@ -214,9 +214,6 @@ impl TreePosition<'_> {
         }
         if self.member().is_some_and(starts_stopped) {
             flags |= PLAN_STOPPED;
-        }
-        if self.tree.descendants.iter().any(|member| member.relations.shares_files) {
-            flags |= PLAN_TREE_SHARES_FILES;
         }
         if self.member().is_some_and(|member| member.relations.shares_memory) {
             flags |= PLAN_SHARES_MEMORY;

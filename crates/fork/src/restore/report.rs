@@ -22,7 +22,7 @@ pub(super) fn trace_phases(requested_ns: u64, marks_ns: &[u64; MARK_COUNT], rest
 }
 
 /// What the restorer does, by the numbers of `enum step` of `restorer/plan.h`.
-const STEPS: [(u32, &str); 67] = [
+const STEPS: [(u32, &str); 68] = [
     (1, "mounting /proc in the container"),
     (2, "receiving the request"),
     (3, "setting the clocks of the time namespace"),
@@ -90,6 +90,7 @@ const STEPS: [(u32, &str); 67] = [
     (65, "raising the limit on open files"),
     (66, "making a session keyring"),
     (67, "laying pages that were written over a private mapping of a file"),
+    (68, "installing the system call filter of an untrusted child"),
 ];
 
 /// What the restorer was doing when it failed.

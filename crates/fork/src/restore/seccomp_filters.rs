@@ -1,12 +1,13 @@
-//! The seccomp(2) filters of a plan. `restorer/threads.c` installs them as the last step before a thread enters its
-//! frame, so they are in the part of the region that stays mapped. Filters that all threads of a process have are
-//! installed once for all of them (SECCOMP_FILTER_FLAG_TSYNC). Then the threads have them from one ancestor, as in the
-//! parent, and can get further common filters. Each thread installs its remaining filters itself.
+//! The seccomp(2) filters of a plan, in the part of the region that stays mapped. Each process installs the confinement filter
+//! before any process of the tree runs, and the others as the last step before a thread enters its frame
+//! (`restorer/threads.c`). Filters of all threads of a process are installed for all at once (SECCOMP_FILTER_FLAG_TSYNC):
+//! the threads have them from one ancestor, as in the parent, and can get further common filters.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{SeccompFilter, Thread};
 
 use super::bpf_interpreter::PlannedSyscall;
+use super::confinement::encode_filter;
 
 const INSTRUCTION_BYTES: u64 = 8;
 
@@ -23,6 +24,8 @@ pub(super) struct SeccompFilterTable {
     pub(super) thread_lists: Vec<u64>,
     /// The address of what all have in common; 0 for nothing.
     pub(super) common_list: u64,
+    /// The address of the list that the leader installs for all threads before any process of the tree runs; 0 for none.
+    pub(super) confinement_list: u64,
 }
 
 /// How much room they take, in bytes.
@@ -30,10 +33,10 @@ pub(super) fn table_bytes(descriptor: &Descriptor) -> u64 {
     build_table(descriptor, 0).bytes.len() as u64
 }
 
-//  ┌─ instructions of each filter ─┬─ struct sock_fprog of each ─┬─ common ────────────────────┬─ a list for each thread ─┐
-//  │ 8 bytes each                  │ length, address             │ struct plan_common_filters, │ for each thread          │
-//  │                               │                             │ which ends with a list      │ with filters of its own  │
-//  └───────────────────────────────┴─────────────────────────────┴─────────────────────────────┴──────────────────────────┘
+//  ┌─ instructions of each filter ─┬─ struct sock_fprog of each ─┬─ confinement ─┬─ common ────────────────────┬─ a list for each thread ─┐
+//  │ 8 bytes each                  │ length, address             │ a list        │ struct plan_common_filters, │ for each thread          │
+//  │                               │                             │               │ which ends with a list      │ with filters of its own  │
+//  └───────────────────────────────┴─────────────────────────────┴───────────────┴─────────────────────────────┴──────────────────────────┘
 //  a list: operation, flags, address; …; 0
 /// Their contents, to stand at `base`.
 pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTable {
@@ -50,24 +53,39 @@ pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTa
     let entry = |index: &u32, flags: u64| {
         [SECCOMP_SET_MODE_FILTER, u64::from(filters[*index as usize].flags) | flags, programs[*index as usize]]
     };
-    let shared = find_common_filters(descriptor);
-    let mut common = 0;
-    if !shared.is_empty() {
-        common = base + bytes.len() as u64;
-        append_words(&mut bytes, &encode_common_header(descriptor, shared, common));
-        shared.iter().for_each(|index| append_words(&mut bytes, &entry(index, SECCOMP_FILTER_FLAG_TSYNC)));
-        append_words(&mut bytes, &[0; 3]);
-    }
-    let mut thread_lists = Vec::with_capacity(descriptor.threads.len());
-    for thread in &descriptor.threads {
-        let list = &thread.seccomp_filters[shared.len()..];
-        thread_lists.push(if list.is_empty() { 0 } else { base + bytes.len() as u64 });
-        list.iter().for_each(|index| append_words(&mut bytes, &entry(index, 0)));
-        if !list.is_empty() {
-            append_words(&mut bytes, &[0; 3]);
+    let append_list = |bytes: &mut Vec<u8>, header: &dyn Fn(u64) -> Vec<u64>, list: &[u32], flags: u64| {
+        if list.is_empty() {
+            return 0;
         }
-    }
-    SeccompFilterTable { bytes, thread_lists, common_list: common }
+        let address = base + bytes.len() as u64;
+        append_words(bytes, &header(address));
+        list.iter().for_each(|index| append_words(bytes, &entry(index, flags)));
+        append_words(bytes, &[0; 3]);
+        address
+    };
+    let (confinement, common) = split_shared_filters(descriptor);
+    let no_header = |_| Vec::new();
+    let common_header = |address| encode_common_header(descriptor, common, address).to_vec();
+    let confinement_list = append_list(&mut bytes, &no_header, confinement, SECCOMP_FILTER_FLAG_TSYNC);
+    let common_list = append_list(&mut bytes, &common_header, common, SECCOMP_FILTER_FLAG_TSYNC);
+    let installed_for_all = confinement.len() + common.len();
+    let own = |thread: &Thread| append_list(&mut bytes, &no_header, &thread.seccomp_filters[installed_for_all..], 0);
+    let thread_lists = descriptor.threads.iter().map(own).collect();
+    SeccompFilterTable { bytes, thread_lists, common_list, confinement_list }
+}
+
+/// The shared filters that are farfork's own confinement, and those that the leader installs last for all threads. A single thread installs
+/// its filters itself.
+///
+/// The confinement filter allows each system call that the rest of a restore makes, so it can be installed before one process of a tree
+/// waits for another. Filters of the parent may forbid such a call.
+fn split_shared_filters(descriptor: &Descriptor) -> (&[u32], &[u32]) {
+    let shared = find_shared_filters(descriptor);
+    let is_confinement = |filter: &SeccompFilter| filter.flags == 0 && filter.instructions == encode_filter();
+    let filters = &descriptor.process.seccomp_filters;
+    let count = shared.iter().take_while(|index| is_confinement(&filters[**index as usize])).count();
+    let (confinement, others) = shared.split_at(count);
+    (confinement, if descriptor.threads.len() > 1 { others } else { &[] })
 }
 
 /// The filters that all threads have, from their first one on. The kernel reports which programs a thread has, not which of them it shares
@@ -75,8 +93,8 @@ pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTa
 ///
 /// Who installs them for others makes these keep from new privileges as it
 /// is kept itself: threads that differ in that install their own.
-fn find_common_filters(descriptor: &Descriptor) -> &[u32] {
-    let Some((leader, others)) = descriptor.threads.split_first().filter(|(_, others)| !others.is_empty()) else {
+fn find_shared_filters(descriptor: &Descriptor) -> &[u32] {
+    let Some((leader, others)) = descriptor.threads.split_first() else {
         return &[];
     };
     let is_kept =
@@ -87,7 +105,7 @@ fn find_common_filters(descriptor: &Descriptor) -> &[u32] {
     let of_leader = &leader.seccomp_filters;
     let in_common =
         |thread: &Thread| of_leader.iter().zip(&thread.seccomp_filters).take_while(|(one, other)| one == other).count();
-    &of_leader[..others.iter().map(in_common).min().unwrap_or(0)]
+    &of_leader[..others.iter().map(in_common).min().unwrap_or(of_leader.len())]
 }
 
 /// `struct plan_common_filters`, which stands at `address`: how many threads wait and whether they may go; where they wait, and how many there

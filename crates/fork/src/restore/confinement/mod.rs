@@ -13,6 +13,7 @@ use farfork_wire::descriptor::{Credentials, Process, SeccompFilter, Thread};
 
 use super::RestoreError;
 
+pub(super) use seccomp_filter::encode_filter;
 pub(super) use user_namespace::map_credentials;
 
 /// The seed's state as an untrusted child is to have it; with `id_map`, it is in a user namespace of its own.
@@ -29,8 +30,7 @@ pub(crate) fn confine_descriptor(descriptor: &Descriptor, id_map: Option<IdRange
 }
 
 /// The filter is the first of each thread's, because one of the parent's may forbid installing more. The kernel runs all filters and takes
-/// the strictest answer, whatever their order. All are installed by the last steps of a thread's restore (`restorer/threads.c`), when it
-/// needs no privilege any more.
+/// the strictest answer, whatever their order. Every process of a tree installs it before any of them runs (`seccomp_filters`).
 fn confine_process(process: &mut Process, threads: &mut [Thread]) {
     // A container's place is what it has anyway; nothing of /proc can be written there.
     process.oom_score_adj = process.oom_score_adj.min(OOM_SCORE_ADJUSTMENT);

@@ -126,7 +126,7 @@ type BpfInstruction = (u16, u8, u8, u32);
 //  a socket that leaves the network?     EPERM
 //  else                                  allowed
 /// The filter, as the kernel's `struct sock_filter`s.
-pub(super) fn encode_filter() -> Vec<u8> {
+pub(in super::super) fn encode_filter() -> Vec<u8> {
     let bytes = |(code, then, otherwise, constant): BpfInstruction| {
         let mut bytes = [0; 8];
         bytes[..2].copy_from_slice(&code.to_ne_bytes());
