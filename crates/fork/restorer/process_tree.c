@@ -116,9 +116,7 @@ void consume_child_events(const struct plan *plan)
  * see, not even in each other. */
 void wait_tree_ready(const struct plan *plan)
 {
-	struct tree_barrier *barrier = barrier_page(plan);
-	wait_barrier_count(plan, &barrier->processes_ready, plan->process_count - 1);
-	wait_barrier_count(plan, &barrier->processes_closed, plan->process_count - 1);
+	wait_barrier_count(plan, &barrier_page(plan)->processes_closed, plan->process_count - 1);
 }
 
 /* Closes farfork's descriptors. Of a shared table only the last user closes them, because the others still report

@@ -153,7 +153,7 @@ pub(super) fn compile(
         plan_file: tables.fd_base + PASSED_RESERVED_COUNT + objects.count() as u32,
     };
     let header =
-        build_header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (plan_options, process));
+        build_header(descriptor, &tables, &region, (threads_span, frames), writer.len(), plan_options, process);
     let userfaultfd_ranges =
         tables.address_space.userfaultfd_ranges.iter().map(|range| range.start..range.start + range.bytes).collect();
     let created_fds = tables.created_files.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
@@ -385,7 +385,7 @@ fn write_sched_attr(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, Res
     Ok(writer.write_table(&words)?.offset)
 }
 
-/// Where a process stands.
+/// What the header of a process's plan refers to outside of its tables.
 struct ProcessContext<'a> {
     position: &'a TreePosition<'a>,
     barrier: Option<u32>,
@@ -416,11 +416,10 @@ fn build_header(
     region: &RestorerRegion,
     (threads, frames): (PlanSpan, u32),
     plan_bytes: u64,
-    (plan_options, ProcessContext { position, barrier, controlling_terminal, plan_file, confinement_filters }): (
-        &PlanOptions<'_>,
-        ProcessContext<'_>,
-    ),
+    plan_options: &PlanOptions<'_>,
+    context: ProcessContext<'_>,
 ) -> PlanHeader {
+    let ProcessContext { position, barrier, controlling_terminal, plan_file, confinement_filters } = context;
     let process = &descriptor.process;
     let (flags, zygote_region) = plan_flags(process, plan_options, position);
     PlanHeader {

@@ -53,23 +53,22 @@ pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTa
     let entry = |index: &u32, flags: u64| {
         [SECCOMP_SET_MODE_FILTER, u64::from(filters[*index as usize].flags) | flags, programs[*index as usize]]
     };
-    let append_list = |bytes: &mut Vec<u8>, header: &dyn Fn(u64) -> Vec<u64>, list: &[u32], flags: u64| {
+    let append_list = |bytes: &mut Vec<u8>, header: &[u64], list: &[u32], flags: u64| {
         if list.is_empty() {
             return 0;
         }
         let address = base + bytes.len() as u64;
-        append_words(bytes, &header(address));
+        append_words(bytes, header);
         list.iter().for_each(|index| append_words(bytes, &entry(index, flags)));
         append_words(bytes, &[0; 3]);
         address
     };
     let (confinement, common) = split_shared_filters(descriptor);
-    let no_header = |_| Vec::new();
-    let common_header = |address| encode_common_header(descriptor, common, address).to_vec();
-    let confinement_list = append_list(&mut bytes, &no_header, confinement, SECCOMP_FILTER_FLAG_TSYNC);
+    let confinement_list = append_list(&mut bytes, &[], confinement, SECCOMP_FILTER_FLAG_TSYNC);
+    let common_header = encode_common_header(descriptor, common, base + bytes.len() as u64);
     let common_list = append_list(&mut bytes, &common_header, common, SECCOMP_FILTER_FLAG_TSYNC);
     let installed_for_all = confinement.len() + common.len();
-    let own = |thread: &Thread| append_list(&mut bytes, &no_header, &thread.seccomp_filters[installed_for_all..], 0);
+    let own = |thread: &Thread| append_list(&mut bytes, &[], &thread.seccomp_filters[installed_for_all..], 0);
     let thread_lists = descriptor.threads.iter().map(own).collect();
     SeccompFilterTable { bytes, thread_lists, common_list, confinement_list }
 }
@@ -91,8 +90,7 @@ fn split_shared_filters(descriptor: &Descriptor) -> (&[u32], &[u32]) {
 /// The filters that all threads have, from their first one on. The kernel reports which programs a thread has, not which of them it shares
 /// with another thread. Filters that all threads have in the same order count as shared, the others as each thread's own.
 ///
-/// Who installs them for others makes these keep from new privileges as it
-/// is kept itself: threads that differ in that install their own.
+/// A thread that installs filters for others also sets their no_new_privs like its own: threads that differ in it share no filter.
 fn find_shared_filters(descriptor: &Descriptor) -> &[u32] {
     let Some((leader, others)) = descriptor.threads.split_first() else {
         return &[];

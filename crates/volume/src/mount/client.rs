@@ -17,7 +17,7 @@ use crate::view::VolumeNamespace;
 /// How a client works.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientOptions {
-    /// What fsync(2) waits for.
+    /// How safe data is when fsync(2) returns.
     pub durability: Durability,
 }
 

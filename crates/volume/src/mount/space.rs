@@ -15,7 +15,7 @@ const RECORD_BYTES: u64 = 2 * 4096;
 #[derive(Debug, Default)]
 pub(super) struct SpaceEstimate {
     free_bytes: u64,
-    /// What records have taken since the last refresh.
+    /// Bytes that records have used since the last refresh.
     taken_bytes: u64,
 }
 

@@ -17,7 +17,7 @@ pub enum PublishError {
     /// The shared tree refused a change.
     #[error("cannot {operation} in the shared tree: {source}")]
     Call {
-        /// What was tried.
+        /// The change that failed, for the message.
         operation: &'static str,
         /// Why it failed.
         source: Errno,

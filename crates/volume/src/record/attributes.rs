@@ -50,7 +50,7 @@ pub enum FileKind {
 /// The attributes of an inode. Link counts are not among them: they follow from the directory entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeAttributes {
-    /// What the inode is. It never changes.
+    /// Kind of file, which never changes.
     pub kind: FileKind,
     /// Permission bits, with set-user-id, set-group-id and sticky: 12 bits.
     pub mode: u16,
