@@ -71,6 +71,7 @@ pub enum RunDirError {
 /// RUN/lock             held by the daemon
 /// RUN/node.sock        its API
 /// RUN/program.sock     where programs request their own checkpoint
+/// RUN/volumes.sock     where `farfork volume` learns where the volumes are
 /// RUN/fabric.sock      the memory of its seeds, for this host
 /// RUN/members.json     the addresses of the nodes that it knows
 /// RUN/pager.log        the pager's log
@@ -80,6 +81,11 @@ pub enum RunDirError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir {
     root: PathBuf,
+}
+
+/// The socket of a daemon for `farfork volume`, by the socket of its API.
+pub fn volume_socket_near(node_socket: &Path) -> PathBuf {
+    node_socket.with_file_name("volumes.sock")
 }
 
 /// Held as long as the daemon runs; the kernel lets go when it dies.
@@ -128,6 +134,11 @@ impl RunDir {
     /// Where programs ask for their own checkpoint.
     pub fn program_socket(&self) -> PathBuf {
         self.root.join("program.sock")
+    }
+
+    /// Where `farfork volume` learns where the volumes are.
+    pub fn volume_socket(&self) -> PathBuf {
+        volume_socket_near(&self.socket())
     }
 
     /// Where this host reads the memory of its seeds.

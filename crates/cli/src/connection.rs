@@ -52,7 +52,13 @@ impl ConnectionArgs {
         TrustDirectory::new(&self.trust)
     }
 
-    fn socket_path(&self) -> PathBuf {
+    /// The address of a node that is reached over the network, if one is selected.
+    pub(crate) fn node_address(&self) -> Option<SocketAddr> {
+        self.node
+    }
+
+    /// The Unix socket of the daemon of this machine.
+    pub(crate) fn socket_path(&self) -> PathBuf {
         if let Some(socket) = &self.socket {
             return socket.clone();
         }

@@ -4,6 +4,7 @@
 //! time in.
 #![forbid(unsafe_code)]
 
+pub mod catalog;
 pub mod local;
 pub mod membership;
 pub mod placement;

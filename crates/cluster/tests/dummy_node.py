@@ -15,6 +15,8 @@ options.add_argument("--run-dir", required=True)
 options.add_argument("--listen", required=True)
 options.add_argument("--join")
 options.add_argument("--trust", required=True)
+options.add_argument("--volumes", required=True)
+options.add_argument("--catalog", required=True)
 options.add_argument("--fail", action="store_true")
 options = options.parse_args()
 if options.fail:

@@ -45,6 +45,7 @@ use crate::seeds::{self, EXPIRY_INTERVAL, SeedRegistry};
 use crate::service;
 use crate::stall_watchdog;
 use crate::trust::{self, EnrollmentError, Security};
+use crate::volumes::{VolumeService, VolumeServiceConfig};
 
 /// Between two looks at whether the daemon is at rest.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -202,6 +203,7 @@ struct RunningDaemon {
     metrics: Option<TcpListener>,
     /// Held for their ends.
     _fabric: (tcp::TcpServer, shm::ShmServer),
+    volumes: VolumeService,
     lock: RunDirLock,
 }
 
@@ -211,12 +213,14 @@ impl RunningDaemon {
         self.node.engine.stop_zygotes();
         self.node.seeds.drop_all();
         self.node.pager.stop();
+        drop(self.volumes);
         if !self.lock.is_current(&self.run_dir) {
             return;
         }
         // Whoever comes now is told that nobody is here.
         let _ = fs::remove_file(self.run_dir.socket());
         let _ = fs::remove_file(self.run_dir.program_socket());
+        let _ = fs::remove_file(self.run_dir.volume_socket());
         let _ = fs::remove_file(self.run_dir.fabric_socket());
         MemberFile::remove(&self.run_dir);
     }
@@ -245,6 +249,7 @@ fn start(options: Options, security: Security) -> Result<RunningDaemon, DaemonEr
     // Also where nobody uses it yet (`--insecure`): what is made there later is no child's business.
     containers.masked_future_paths.push(options.trust.directory.clone());
     containers.masked_future_paths.extend(options.images.clone());
+    containers.masked_future_paths.push(options.volumes.store.clone());
     containers.user_ranges.clone_from(&options.user_ranges);
     containers.cached_roots_max = options.kept_roots_max;
     let leftovers = clean_leftovers(&containers)?;
@@ -269,6 +274,7 @@ fn assemble_node(
     leftovers: Leftovers,
     pager: &Arc<PagerLink>,
 ) -> Result<RunningDaemon, DaemonError> {
+    let volumes = start_volumes(&options, &security, &run_dir)?;
     let Options { name, listen, fabric_port, join, pool_size, zygotes_max, metrics, images, bridges_vdso, .. } =
         options;
     let child_budget = ChildBudget::new(options.child_memory_bytes_max);
@@ -299,9 +305,21 @@ fn assemble_node(
         Engine::new(name.clone(), (run_dir.clone(), zygotes_max), local, pool, pager.clone(), own, credentials);
     let children = adopt_children(&run_dir, pager, leftovers)?;
     let seeds = SeedRegistry::new(name, seeds, fabric_address, (images, options.seed_budget), found);
-    let node =
-        Arc::new(Node::new(Arc::new(Peers::new(me, security)), seeds, (children, child_budget), engine, pager.clone()));
-    Ok(RunningDaemon { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), lock })
+    let (peers, children) = (Arc::new(Peers::new(me, security)), (children, child_budget));
+    let node = Arc::new(Node::new(peers, seeds, children, engine, pager.clone(), options.volumes.store));
+    Ok(RunningDaemon { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
+}
+
+/// Answers where the node's volumes are, and runs their processes when there are any.
+fn start_volumes(options: &Options, security: &Security, run_dir: &RunDir) -> Result<VolumeService, DaemonError> {
+    let listener = bind_private_socket(&run_dir.volume_socket())?;
+    let config = VolumeServiceConfig {
+        node: options.name.clone(),
+        options: options.volumes.clone(),
+        listen: options.listen.ip(),
+        credentials: security.credentials().cloned(),
+    };
+    VolumeService::start(config, listener).map_err(DaemonError::system("supervise the processes of volumes"))
 }
 
 fn bind_metrics(address: SocketAddr) -> Result<TcpListener, DaemonError> {

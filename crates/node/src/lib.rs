@@ -7,6 +7,7 @@
 //                                               ├─ children           what runs here
 //                                               └─ engine             starts a child: container, network, restore, pager
 //
+// `volumes` supervises the offload process and the worker of the node's volumes.
 // `phases` records where a request's time went; `metrics` exports all of this to Prometheus.
 mod affinity;
 mod api_server;
@@ -37,5 +38,6 @@ mod service;
 mod speculation;
 mod stall_watchdog;
 mod trust;
+pub mod volumes;
 
 pub use network::EgressDestination;

@@ -1,6 +1,7 @@
 //! The state of a node, which its requests and background tasks share.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -42,6 +43,8 @@ pub(crate) struct Node {
     pub(crate) pending_starts: Arc<PendingStarts>,
     pub(crate) fork_history: ForkHistory,
     pub(crate) attended: AttendedBatches,
+    /// Where its replicas of volumes are.
+    pub(crate) volume_store: PathBuf,
     /// Whether it stops in good order: connections that end now tell nothing of who was at their other end.
     is_stopping: AtomicBool,
     /// For threads that are none of its own, and have something done.
@@ -56,6 +59,7 @@ impl Node {
         (children, child_budget): (ChildSupervisor, ChildBudget),
         engine: Engine,
         pager: Arc<PagerLink>,
+        volume_store: PathBuf,
     ) -> Self {
         let (starting, starts) = (Arc::new(Semaphore::new(CONCURRENT_STARTS_MAX)), Arc::default());
         let (name, metrics) = (peers.local_name(), Metrics::new());
@@ -73,6 +77,7 @@ impl Node {
             pending_starts: starts,
             fork_history,
             attended: AttendedBatches::default(),
+            volume_store,
             is_stopping: AtomicBool::new(false),
             runtime,
         }

@@ -1,13 +1,16 @@
 //! Configuration of a node.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub use farfork_container::{CACHED_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
 use farfork_trust::{Encryption, JoinToken};
 use farfork_wire::NodeName;
 
 pub use crate::seeds::SeedBudget;
+
+/// What a node keeps when it has ended, and when the machine has.
+const STATE_DIR: &str = "/var/lib/farfork";
 
 /// How a node is run.
 #[derive(Debug, Clone)]
@@ -44,8 +47,31 @@ pub struct Options {
     pub bridges_vdso: bool,
     /// Components of extended state that it takes its processor to have, in place of those that it has: to try processors that differ.
     pub xcr0: Option<u64>,
+    /// Where its volumes are.
+    pub volumes: VolumeOptions,
     /// Who it is, and whom it trusts.
     pub trust: TrustOptions,
+}
+
+/// Where the volumes of a node are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeOptions {
+    /// Directory of its replicas, and of the sockets of their processes.
+    pub store: PathBuf,
+    /// File in which the nodes of the cluster agree on volumes.
+    pub catalog: PathBuf,
+    /// Time after which a node that does not answer leaves the chains of its volumes, in milliseconds.
+    pub detection_ms: u64,
+}
+
+impl VolumeOptions {
+    /// Those of a node that was started without options for volumes: in a directory of the node. The catalog is next to the
+    /// store unless another one is named.
+    pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<PathBuf>, detection_ms: u64) -> Self {
+        let store = store.unwrap_or_else(|| Path::new(STATE_DIR).join(node.as_str()).join("volumes"));
+        let catalog = catalog.unwrap_or_else(|| store.with_file_name("catalog"));
+        Self { store, catalog, detection_ms }
+    }
 }
 
 /// Who a node is, and whom it trusts.

@@ -8,6 +8,7 @@
 //
 // `record`, `log::ring`, `replay`, `change` and `view` are pure: no I/O, no clock.
 
+pub mod chain;
 pub mod change;
 pub mod log;
 pub mod mount;

@@ -26,7 +26,7 @@ pub enum ReplayEnd {
     /// No record of this log begins here.
     #[error("no record begins here")]
     NoRecord,
-    /// A record was begun, and is torn or damaged.
+    /// A record begins here, and is torn or damaged.
     #[error("the record is invalid: {0}")]
     Invalid(#[from] RecordError),
 }
@@ -36,7 +36,7 @@ pub enum ReplayEnd {
 pub struct LogReplay {
     ring_bytes: u64,
     next: LogPoint,
-    /// Of the record before.
+    /// Of the record before, or required.
     epoch: u32,
 }
 
@@ -50,6 +50,11 @@ impl LogReplay {
     /// The point of the record that is read next.
     pub fn next_point(&self) -> LogPoint {
         self.next
+    }
+
+    /// Records of an earlier epoch do not count from here on: the term that they belong to is over.
+    pub fn require_epoch(&mut self, epoch: u32) {
+        self.epoch = self.epoch.max(epoch);
     }
 
     /// Reads one record and checks its place, checksum and bounds. After an error the replay stays where it is, so a

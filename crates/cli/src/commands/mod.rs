@@ -84,7 +84,6 @@ pub(crate) enum Command {
     Core(core::Core),
     Rm(rm::Rm),
     Drop(drop::DropCommand),
-    #[command(hide = true)]
     Volume(volume::VolumeArguments),
     Demo(demo::Demo),
     /// Measure what farfork costs on this machine, next to a floor for each figure.

@@ -12,7 +12,9 @@ use clap::Args;
 use farfork_api::limits::ZYGOTES_MAX_DEFAULT;
 use farfork_api::run_dir::DEFAULT_RUN_DIR;
 use farfork_node::daemon;
-use farfork_node::options::{CACHED_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
+use farfork_node::options::{
+    CACHED_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT, VolumeOptions,
+};
 use farfork_sys::allocator;
 use farfork_terminal::privilege;
 use farfork_trust::{Encryption, JoinToken, read_private};
@@ -126,6 +128,21 @@ pub(crate) struct Node {
     /// All nodes of a machine must use the same file. A missing file is created. The file is never removed.
     #[arg(long, env = "FARFORK_USER_RANGES", default_value = USER_RANGES_DEFAULT, value_name = "FILE")]
     user_ranges: PathBuf,
+    /// Directory for replicas of volumes [default: /var/lib/farfork/NAME/volumes].
+    ///
+    /// The file system must support trusted extended attributes, as ext4, XFS, Btrfs and tmpfs do.
+    #[arg(long, value_name = "DIR")]
+    volumes: Option<PathBuf>,
+    /// File in which the nodes agree on volumes [default: the file catalog, next to the directory of --volumes].
+    ///
+    /// All nodes of a cluster that share volumes must reach the same file. A missing file is created.
+    #[arg(long, value_name = "FILE")]
+    catalog: Option<PathBuf>,
+    /// Time after which a node that does not answer is removed from the chains of its volumes, in milliseconds.
+    ///
+    /// A removed node returns by itself when it answers again.
+    #[arg(long, env = "FARFORK_DETECT_MS", value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
+    detect_ms: u64,
     /// Redirect the parent's vDSO functions to this kernel's in all children, even if both kernels are the same. For
     /// tests.
     #[arg(long)]
@@ -145,6 +162,7 @@ impl Node {
         let behind = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let xcr0 = self.xcr0.filter(|(name, _)| *name == self.name.as_str()).map(|(_, mask)| mask);
+        let volumes = VolumeOptions::new(&self.name, self.volumes, self.catalog, self.detect_ms);
         let options = Options {
             name: self.name,
             run_dir: self.run_dir,
@@ -160,6 +178,7 @@ impl Node {
             metrics: self.metrics,
             images: self.images,
             user_ranges: self.user_ranges,
+            volumes,
             bridges_vdso: self.bridge_vdso,
             xcr0,
             trust: TrustOptions {

@@ -66,6 +66,7 @@ mod seeds_may_be_sealed;
 mod strategies_fetch_as_documented;
 mod test;
 mod test_programs_pass_without_farfork;
+mod volumes_are_replicated;
 mod zygotes_are_forked;
 mod zygotes_are_prewarmed_speculatively;
 
@@ -93,6 +94,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("files_and_streams", files_and_streams::TESTS),
     ("files_have_contents_of_prepare", files_have_contents_of_prepare::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),
+    ("volumes_are_replicated", volumes_are_replicated::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),
     ("refusals_name_object_and_cause", refusals_name_object_and_cause::TESTS),
     ("namespaces_may_differ", namespaces_may_differ::TESTS),

@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// In each node's namespace by itself, so that no other cluster is in the way.
-const PORT: &str = "9470";
+pub(crate) const PORT: &str = "9470";
 
 /// Where users read what each metric is.
 const GUIDE: &str = include_str!("../../../../docs/guide/observing.md");
@@ -141,7 +141,7 @@ fn scrape(cluster: &Cluster, node: usize) -> Metrics {
 }
 
 /// One request from within a node's namespace, and all that comes back; `None` where nobody listens.
-fn ask(cluster: &Cluster, node: usize, request: &str) -> Option<String> {
+pub(crate) fn ask(cluster: &Cluster, node: usize, request: &str) -> Option<String> {
     // Not the shell's own printf, which writes line by line: who is refused at the first line closes before the second.
     let script =
         "exec 3<>/dev/tcp/127.0.0.1/$0 || exit 9; env printf '%s\\r\\nHost: x\\r\\n\\r\\n' \"$1\" >&3; cat <&3";

@@ -18,7 +18,7 @@ pub struct LocalClusterConfig {
     pub nodes: usize,
     /// The program `farfork`, or one that takes its `node` command.
     pub node_command: PathBuf,
-    /// Arguments of `node` beside `--name`, `--run-dir`, `--listen`, `--trust` and `--join`.
+    /// Arguments of `node` besides `--name`, `--run-dir`, `--listen`, `--trust`, `--volumes`, `--catalog` and `--join`.
     pub node_arguments: Vec<String>,
     /// Additions to the environment of the daemons.
     pub environment: Vec<(String, String)>,

@@ -1,11 +1,10 @@
 //! Starts, awaits, signals and stops the daemons of a local cluster, each in its own namespace and control groups.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -47,15 +46,12 @@ exec setsid -- "$@"
 pub(super) struct LaunchOptions<'a> {
     /// The node to join.
     pub(super) join: Option<SocketAddr>,
+    /// File in which the nodes agree on volumes.
+    pub(super) catalog: &'a Path,
     /// The program.
     pub(super) command: &'a DaemonCommand,
     /// What the node's children shall not see: the files of all daemons, separated by colons.
     pub(super) hidden_paths: &'a OsStr,
-}
-
-/// Makes a node's run directory, for its owner alone.
-pub(super) fn make_run_dir(node: &LocalNode) -> Result<(), LocalError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(&node.run_dir).map_err(run_dir_error("make", &node.run_dir))
 }
 
 /// Starts a node's daemon.
@@ -84,6 +80,8 @@ fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
     command.arg("--run-dir").arg(&node.run_dir);
     command.arg("--listen").arg(node.address.to_string());
     command.arg("--trust").arg(trust::node_trust_dir(&node.run_dir));
+    command.arg("--volumes").arg(node.run_dir.join("volumes"));
+    command.arg("--catalog").arg(launch.catalog);
     if let Some(first) = launch.join {
         command.arg("--join").arg(first.to_string());
     }

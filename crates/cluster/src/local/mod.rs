@@ -65,6 +65,8 @@ pub enum UpProgress<'a> {
 /// RUN/NODE/              the node's run directory
 /// RUN/NODE/node.log      its daemon's log
 /// RUN/NODE/trust/        its identity in the cluster
+/// RUN/NODE/volumes/      its replicas of volumes
+/// RUN/volumes/catalog    what the nodes agree on about volumes
 /// RUN/client/            an identity for commands that connect to a node over the network
 /// ```
 #[derive(Debug)]
@@ -245,7 +247,7 @@ impl LocalCluster {
         progress(UpProgress::Network);
         network::create_network(&self.state, names)?;
         cgroups::create_cgroups(&self.state.groups, &self.state.nodes)?;
-        self.state.nodes.iter().try_for_each(daemon::make_run_dir)?;
+        self.state.nodes.iter().try_for_each(|node| run_dir::make_private_dir(&node.run_dir))?;
         trust::create_identities(&self.state.name, &self.state.nodes, &self.run_dir)?;
         // The others join the first, which therefore has to answer before they start; they may start together.
         for stage in [0..1, 1..self.state.nodes.len()] {
@@ -264,11 +266,18 @@ impl LocalCluster {
 
     fn launch_node(&mut self, index: usize) -> Result<(), LocalError> {
         let first = self.state.nodes[0].address;
-        let client = self.client_trust();
+        let (client, volumes) = (self.client_trust(), run_dir::volumes_dir(&self.run_dir));
+        run_dir::make_private_dir(&volumes)?;
         let run_dirs = self.state.nodes.iter().map(|node| node.run_dir.as_os_str());
-        let hidden_paths = run_dirs.chain([client.as_os_str()]).collect::<Vec<_>>().join(OsStr::new(":"));
+        let hidden_paths =
+            run_dirs.chain([client.as_os_str(), volumes.as_os_str()]).collect::<Vec<_>>().join(OsStr::new(":"));
         let join = (index > 0).then_some(first);
-        let launch = LaunchOptions { join, command: &self.state.command, hidden_paths: &hidden_paths };
+        let launch = LaunchOptions {
+            join,
+            catalog: &volumes.join("catalog"),
+            command: &self.state.command,
+            hidden_paths: &hidden_paths,
+        };
         let process = daemon::start_daemon(&self.state.nodes[index], &launch)?;
         self.state.nodes[index].set_process(process);
         self.state.write(&self.run_dir)

@@ -27,6 +27,16 @@ pub(super) fn make_run_dir(path: &Path) -> Result<bool, LocalError> {
     Ok(true)
 }
 
+/// Makes a directory of the cluster, for its owner alone.
+pub(super) fn make_private_dir(path: &Path) -> Result<(), LocalError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(run_dir_error("make", path))
+}
+
+/// Where the nodes agree on volumes.
+pub(super) fn volumes_dir(cluster_dir: &Path) -> PathBuf {
+    cluster_dir.join("volumes")
+}
+
 /// The path without symbolic links, as it will be compared with.
 pub(super) fn real_path(path: &Path) -> Result<PathBuf, LocalError> {
     path.canonicalize().map_err(run_dir_error("find", path))

@@ -10,7 +10,7 @@ use super::cgroups::CgroupPlan;
 use super::config::LocalClusterConfig;
 use super::error::LocalError;
 use super::node::{DaemonCommand, LocalNode};
-use super::run_dir::run_dir_error;
+use super::run_dir::{self, run_dir_error};
 use super::{address, trust};
 
 /// Name of the file.
@@ -105,8 +105,9 @@ impl ClusterState {
                 ignore_missing(fs::remove_dir_all(&node.run_dir)).map_err(run_dir_error("remove", &node.run_dir))?;
             }
         }
-        let client = trust::client_trust_dir(run_dir);
-        ignore_missing(fs::remove_dir_all(&client)).map_err(run_dir_error("remove", &client))?;
+        for directory in [trust::client_trust_dir(run_dir), run_dir::volumes_dir(run_dir)] {
+            ignore_missing(fs::remove_dir_all(&directory)).map_err(run_dir_error("remove", &directory))?;
+        }
         let path = run_dir.join(FILE);
         ignore_missing(fs::remove_file(&path)).map_err(run_dir_error("remove", &path))
     }

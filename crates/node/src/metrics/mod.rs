@@ -1,10 +1,11 @@
 //! Prometheus metrics of a node: how long its work took, what it has, and what its pager counted.
 //!
 //! Names are `farfork_WHAT_UNIT`. Dashboards read them, so do not change one without need. No label contains data of a
-//! user's programs: no id, no command, no name of a seed. The port has no authentication, so there is none by default.
+//! user's programs: no id, no command, no name of a seed. Volumes have theirs. The port has no authentication, so there is none by default.
 
 mod node_collector;
 mod server;
+mod volume_collector;
 
 use std::fmt;
 use std::sync::Weak;
@@ -23,6 +24,7 @@ use tonic::Code;
 use crate::node::Node;
 use node_collector::NodeCollector;
 pub(crate) use server::{serve, to_async_listener};
+use volume_collector::VolumeCollector;
 
 /// Shortest time that a histogram tells apart, in seconds: a tenth of what a prepare or resume should take.
 const BUCKET_SECONDS_MIN: f64 = 100e-6;
@@ -57,7 +59,8 @@ struct FailureLabels {
 /// ```text
 ///  requests ──▶ Metrics: histograms and failures, as things happen ─┐
 ///                                                                   ├─ text ─▶ server ─▶ GET /metrics
-///  node ──────▶ NodeCollector: counted at each scrape ──────────────┘
+///  node ──────▶ NodeCollector: counted at each scrape ──────────────┤
+///  offload process ──▶ VolumeCollector: asked at each scrape ───────┘
 /// ```
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -100,7 +103,7 @@ impl Metrics {
         self.failures.get_or_create(&kind).inc();
     }
 
-    /// All that Prometheus reads, as text. Blocks: the pager is asked.
+    /// All that Prometheus reads, as text. Blocks: the pager and the offload process are asked.
     pub(crate) fn render_text(&self, node: Weak<Node>) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("farfork");
         let mut timed = |name: &str, help: &str, histogram: &Histogram| {
@@ -113,7 +116,8 @@ impl Metrics {
         registry.register_with_unit("answer", help, Unit::Seconds, self.answer.clone());
         let help = "What this node was to do and did not, by work and by gRPC code";
         registry.register("failures", help, self.failures.clone());
-        registry.register_collector(Box::new(NodeCollector(node)));
+        registry.register_collector(Box::new(NodeCollector(node.clone())));
+        registry.register_collector(Box::new(VolumeCollector(node)));
         let mut text = String::new();
         text::encode(&mut text, &registry)?;
         Ok(text)

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use farfork_fork::pager::{self, PagerConfig};
 use farfork_node::daemon;
-use farfork_node::options::{Options, SeedBudget, TrustOptions};
+use farfork_node::options::{Options, SeedBudget, TrustOptions, VolumeOptions};
 use farfork_trust::{Credentials, Encryption, JoinToken, TrustDirectory};
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Trial};
@@ -72,6 +72,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         metrics: None,
         images: None,
         user_ranges: run_dir.join("user-ranges"),
+        volumes: VolumeOptions { store: run_dir.join("volumes"), catalog: run_dir.join("catalog"), detection_ms: 1000 },
         trust,
     };
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();

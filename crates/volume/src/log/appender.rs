@@ -62,6 +62,15 @@ impl<S: LogStorage> LogAppender<S> {
         Ok(AppendedRecord { sequence: placement.point.sequence, data_position, end: placement.end() })
     }
 
+    /// Later records have this epoch.
+    ///
+    /// # Panics
+    /// When it is lower than the present one.
+    pub fn start_epoch(&mut self, epoch: u32) {
+        assert!(epoch >= self.epoch, "epoch {epoch} after {}", self.epoch);
+        self.epoch = epoch;
+    }
+
     /// Everything before a point is published: its bytes may be overwritten.
     pub fn advance_tail(&mut self, point: LogPoint) {
         self.ring.advance_tail(point);

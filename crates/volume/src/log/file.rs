@@ -55,18 +55,6 @@ impl LogFile {
         Ok(Self { file, mapping, header })
     }
 
-    /// Starts an epoch: durable before the first record of it is written.
-    ///
-    /// # Errors
-    /// As write(2) and fsync(2).
-    pub fn raise_epoch(&mut self) -> io::Result<()> {
-        let header = LogHeader { epoch: self.header.epoch + 1, ..self.header };
-        self.file.write_all_at(&header.encode(), header.slot_offset())?;
-        self.file.sync_all()?;
-        self.header = header;
-        Ok(())
-    }
-
     /// The newest header.
     pub fn header(&self) -> &LogHeader {
         &self.header

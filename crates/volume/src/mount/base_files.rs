@@ -26,6 +26,10 @@ impl BaseFiles {
         self.files.lock().unwrap_or_else(PoisonError::into_inner).entry(inode).or_default().open_count += 1;
     }
 
+    pub(super) fn is_open(&self, inode: InodeNumber) -> bool {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&inode)
+    }
+
     pub(super) fn release(&self, inode: InodeNumber) {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(base) = files.get_mut(&inode) else { return };

@@ -1,46 +1,40 @@
 //! The state of a mounted volume: view and log, under one lock, and the order of each change: plan, log, apply.
 
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use fuser::Notifier;
 use rustix::io::Errno;
 
 use super::base_files::BaseFiles;
 use super::group_commit::GroupCommit;
+use super::invalidation::KernelCaches;
+use super::offload_link::{OffloadLink, OffloadRequest};
+use super::refresh::RefreshRequests;
 use super::space::SpaceEstimate;
+use super::write_permission::WritePermission;
 use crate::log::{LogAppender, LogFile, LogPoint, RingError};
-use crate::publish::{Durability, PublishedMark, SharedTree};
-use crate::record::{InodeNumber, RecordEffect};
+use crate::publish::{PublishedMark, SharedTree};
+use crate::record::{EFFECTS_MAX, InodeNumber, RecordEffect};
 use crate::view::VolumeNamespace;
-
-/// How a client works.
-#[derive(Clone, Copy, Debug)]
-pub struct ClientOptions {
-    /// How safe data is when fsync(2) returns.
-    pub durability: Durability,
-}
-
-/// Why a client cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// The log cannot start an epoch, or be opened again for flushing.
-    #[error("cannot start the log: {0}")]
-    Log(#[source] io::Error),
-}
 
 /// A mounted volume.
 #[derive(Debug)]
 pub struct VolumeClient {
+    /// The number of this client, and of its log.
+    number: u16,
     pub(super) shared: SharedTree,
     pub(super) base_files: BaseFiles,
+    pub(super) link: Arc<dyn OffloadLink>,
     state: Mutex<ClientState>,
-    /// The tail has advanced.
-    published: Condvar,
+    /// The tail has advanced, or the write permission has changed.
+    changed: Condvar,
     /// The log has something to publish.
     appended: Condvar,
     commit: GroupCommit,
-    options: ClientOptions,
+    pub(super) refresh: RefreshRequests,
+    pub(super) kernel_caches: OnceLock<KernelCaches>,
 }
 
 /// View and log. A record is in the log exactly when its effects are in the view.
@@ -48,6 +42,9 @@ pub struct VolumeClient {
 pub(super) struct ClientState {
     pub(super) namespace: VolumeNamespace,
     pub(super) log: LogAppender<LogFile>,
+    permission: WritePermission,
+    /// How far the view has the log of each client, by number.
+    pub(super) applied: Vec<LogPoint>,
     space: SpaceEstimate,
 }
 
@@ -66,24 +63,46 @@ impl<T> PlannedOperation<T> {
 }
 
 impl VolumeClient {
-    /// Starts a client on a namespace that was read after everything in the log was published, up to `mark`.
-    ///
-    /// # Errors
-    /// When the log does not start an epoch.
+    /// Starts a client on a namespace that has each client's log up to its mark.
     pub fn start(
+        number: u16,
         shared: SharedTree,
         namespace: VolumeNamespace,
-        mut log: LogFile,
-        mark: PublishedMark,
-        options: ClientOptions,
-    ) -> Result<Self, ClientError> {
-        log.raise_epoch().map_err(ClientError::Log)?;
-        let commit = GroupCommit::new(log.try_clone_file().map_err(ClientError::Log)?);
-        let header = *log.header();
-        let log = LogAppender::new(log, header.ring_bytes, header.epoch, mark.point);
-        let state = Mutex::new(ClientState { namespace, log, space: SpaceEstimate::default() });
-        let (published, appended) = (Condvar::new(), Condvar::new());
-        Ok(Self { shared, base_files: BaseFiles::default(), state, published, appended, commit, options })
+        log: LogFile,
+        marks: &[PublishedMark],
+        link: Arc<dyn OffloadLink>,
+    ) -> Self {
+        let start = marks[usize::from(number)].point;
+        let ring_bytes = log.header().ring_bytes;
+        let state = ClientState {
+            namespace,
+            log: LogAppender::new(log, ring_bytes, 0, start),
+            permission: WritePermission::default(),
+            applied: marks.iter().map(|mark| mark.point).collect(),
+            space: SpaceEstimate::default(),
+        };
+        Self {
+            number,
+            shared,
+            base_files: BaseFiles::default(),
+            link,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            appended: Condvar::new(),
+            commit: GroupCommit::new(start),
+            refresh: RefreshRequests::default(),
+            kernel_caches: OnceLock::new(),
+        }
+    }
+
+    /// Invalidates the kernel's caches from now on when another node has changed the volume.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn watch_kernel_caches(&self, notifier: Notifier) -> io::Result<()> {
+        let caches = KernelCaches::start(notifier)?;
+        self.kernel_caches.get_or_init(|| caches);
+        Ok(())
     }
 
     /// The end of the log.
@@ -107,7 +126,7 @@ impl VolumeClient {
         if state.log.ring().used_bytes() == 0 {
             state.space.reset();
         }
-        self.published.notify_all();
+        self.changed.notify_all();
     }
 
     /// Waits, at most so long, until the log has something to publish. Its end.
@@ -118,36 +137,125 @@ impl VolumeClient {
         (!result.timed_out()).then(|| state.log.ring().head())
     }
 
+    /// The number of this client.
+    pub(super) fn number(&self) -> u16 {
+        self.number
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, ClientState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Plans an operation, logs it and applies it. While the log is full, waits for publishing and plans again.
+    /// Plans an operation, logs it and applies it. While another client writes, or the log is full, it waits and plans again.
     pub(super) fn execute<T>(
         &self,
         data: &[u8],
         plan: impl Fn(&VolumeNamespace) -> Result<PlannedOperation<T>, Errno>,
     ) -> Result<T, Errno> {
         let mut state = self.lock();
-        loop {
-            let planned = plan(&state.namespace)?;
-            if planned.effects.is_empty() {
-                return Ok(planned.result);
+        let result = loop {
+            state = self.wait_writer(state);
+            match self.try_execute(&mut state, data, &plan) {
+                Some(result) => break result,
+                None => state = self.wait(state),
             }
-            if takes_space(&planned.effects) {
-                let log_bytes = state.log.ring().used_bytes();
-                let bytes = planned.allocated_bytes.saturating_add(data.len() as u64);
-                state.space.take(self.shared.tree(), bytes, log_bytes)?;
+        };
+        if state.permission.use_once() {
+            self.release_write(&mut state);
+        }
+        result
+    }
+
+    /// None while the log is full.
+    fn try_execute<T>(
+        &self,
+        state: &mut ClientState,
+        data: &[u8],
+        plan: impl Fn(&VolumeNamespace) -> Result<PlannedOperation<T>, Errno>,
+    ) -> Option<Result<T, Errno>> {
+        let planned = match plan(&state.namespace) {
+            Ok(planned) if planned.effects.is_empty() => return Some(Ok(planned.result)),
+            Ok(planned) => planned,
+            Err(error) => return Some(Err(error)),
+        };
+        if takes_space(&planned.effects) {
+            let log_bytes = state.log.ring().used_bytes();
+            let bytes = planned.allocated_bytes.saturating_add(data.len() as u64);
+            if let Err(error) = state.space.take(self.shared.tree(), bytes, log_bytes) {
+                return Some(Err(error));
             }
-            match state.log.append(&planned.effects, data) {
-                Ok(record) => {
-                    state.namespace.apply(&planned.effects, record);
-                    self.appended.notify_one();
-                    return Ok(planned.result);
-                }
-                Err(RingError::TooLarge) => return Err(Errno::NOSPC),
-                Err(RingError::Full) => state = self.published.wait(state).unwrap_or_else(PoisonError::into_inner),
+        }
+        match state.log.append(&planned.effects, data) {
+            Ok(record) => {
+                state.namespace.apply(&planned.effects, record);
+                self.appended.notify_one();
+                Some(Ok(planned.result))
             }
+            Err(RingError::TooLarge) => Some(Err(Errno::NOSPC)),
+            Err(RingError::Full) => None,
+        }
+    }
+
+    /// Waits until this client may write.
+    fn wait_writer<'s>(&'s self, mut state: MutexGuard<'s, ClientState>) -> MutexGuard<'s, ClientState> {
+        if state.permission.term().is_some() {
+            return state;
+        }
+        state.permission.begin_wait(&*self.link);
+        while state.permission.term().is_none() {
+            state.permission.request(&*self.link);
+            state = self.wait(state);
+        }
+        state.permission.end_wait();
+        state
+    }
+
+    fn wait<'s>(&self, state: MutexGuard<'s, ClientState>) -> MutexGuard<'s, ClientState> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn release_write(&self, state: &mut ClientState) {
+        state.permission.release();
+        self.link.send(OffloadRequest::Released(state.log.ring().head()));
+        self.changed.notify_all();
+    }
+
+    /// This client is the writer from now on.
+    pub fn grant_write(&self, term: u32) {
+        let mut state = self.lock();
+        state.log.start_epoch(term);
+        state.permission.grant(term);
+        self.changed.notify_all();
+    }
+
+    /// Another client wants to write.
+    pub fn recall_write(&self) {
+        let mut state = self.lock();
+        if state.permission.recall() {
+            self.release_write(&mut state);
+        }
+    }
+
+    /// The term in which this client may write, if it may.
+    pub fn term(&self) -> Option<u32> {
+        self.lock().permission.term()
+    }
+
+    /// Each live replica has the log up to a point.
+    pub fn acknowledge_commit(&self, point: LogPoint) {
+        self.commit.acknowledge(point);
+    }
+
+    /// Repeats unanswered requests after the connection was lost.
+    pub fn repeat_requests(&self) {
+        if self.lock().permission.is_requested() {
+            self.link.send(OffloadRequest::AcquireWrite);
+        }
+        if let Some(point) = self.commit.unanswered() {
+            self.link.send(OffloadRequest::Commit(point));
+        }
+        for request in self.refresh.unanswered() {
+            self.link.send(OffloadRequest::Refresh(request));
         }
     }
 
@@ -159,14 +267,20 @@ impl VolumeClient {
         self.execute(&[], |namespace| Ok(PlannedOperation::new(plan(namespace)?, ())))
     }
 
-    /// Waits until everything that was logged before is as durable as the volume promises.
-    pub(super) fn commit(&self) -> Result<(), Errno> {
-        match self.options.durability {
-            // The mapping is memory of the kernel: it survives the death of this process.
-            Durability::Memory => Ok(()),
-            Durability::Disk => {
-                let position = self.head().position;
-                self.commit.commit(position, || self.head().position).map_err(|_| Errno::IO)
+    /// Waits until each live replica has everything that was logged before.
+    pub(super) fn commit(&self) {
+        self.commit.commit(self.head(), &*self.link, || self.head());
+    }
+
+    /// Drops inodes that an earlier client of a volume had open when it died. No client has them open.
+    pub fn drop_unlinked(&self, inodes: &[InodeNumber]) {
+        for inodes in inodes.chunks(EFFECTS_MAX) {
+            let dropped = self.change(|namespace| {
+                let unused = inodes.iter().filter(|inode| namespace.inode(**inode).is_err());
+                Ok(unused.map(|inode| RecordEffect::DropInode { inode: *inode }).collect())
+            });
+            if let Err(error) = dropped {
+                tracing::error!(%error, "unlinked inodes are not dropped before the next mount");
             }
         }
     }

@@ -12,7 +12,7 @@ use fuser::{
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
     ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use rustix::fs::fstatvfs;
+use rustix::fs::{OFlags, fstatvfs};
 use rustix::io::Errno;
 
 use super::answer::{
@@ -53,13 +53,16 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let found = name_of(name).and_then(|name| {
-            let mut state = self.client.lock();
-            let inode = state.namespace.lookup(number_of(parent), &name)?;
-            state.namespace.count_lookup(inode);
-            Ok(attributes_of(inode, state.namespace.inode(inode)?))
+        let (parent, name) = (number_of(parent), name_of(name));
+        self.refreshed(move |client| {
+            let found = name.and_then(|name| {
+                let mut state = client.lock();
+                let inode = state.namespace.lookup(parent, &name)?;
+                state.namespace.count_lookup(inode);
+                Ok(attributes_of(inode, state.namespace.inode(inode)?))
+            });
+            answer_entry(reply, found);
         });
-        answer_entry(reply, found);
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, count: u64) {
@@ -192,8 +195,18 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn open(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.client.base_files.open(number_of(inode));
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+        let inode = number_of(inode);
+        self.refreshed(move |client| match client.check_linked(inode) {
+            Ok(()) => {
+                client.base_files.open(inode);
+                reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+            }
+            Err(error) => reply.error(error_of(error)),
+        });
+    }
+
+    fn opendir(&self, _request: &Request, _inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.refreshed(move |_| reply.opened(FileHandle(0), FopenFlags::empty()));
     }
 
     fn read(
@@ -249,11 +262,13 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn fsync(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _data_only: bool, reply: ReplyEmpty) {
-        answer_empty(reply, self.client.commit());
+        self.client.commit();
+        reply.ok();
     }
 
     fn fsyncdir(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _data: bool, reply: ReplyEmpty) {
-        answer_empty(reply, self.client.commit());
+        self.client.commit();
+        reply.ok();
     }
 
     fn readdir(&self, _request: &Request, inode: INodeNo, _handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
@@ -335,7 +350,7 @@ impl Filesystem for VolumeFilesystem {
         name: &OsStr,
         mode: u32,
         _umask: u32,
-        _flags: i32,
+        flags: i32,
         reply: ReplyCreate,
     ) {
         let (kind, mode) = (FileKind::Regular, (mode & 0o7777) as u16);
@@ -346,6 +361,8 @@ impl Filesystem for VolumeFilesystem {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 reply.created(&CACHE_TIME, &attributes, GENERATION, FileHandle(0), flags);
             }
+            // Another node has created it since the kernel looked: with ESTALE the kernel looks again, and opens it.
+            Err(Errno::EXIST) if flags as u32 & OFlags::EXCL.bits() == 0 => reply.error(error_of(Errno::STALE)),
             Err(error) => reply.error(error_of(error)),
         }
     }

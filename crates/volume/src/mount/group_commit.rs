@@ -1,82 +1,93 @@
-//! Group commit: one fdatasync(2) of the log serves all calls that wait for it.
+//! Group commit: one acknowledgement of the offload process serves all calls that wait for it.
 
-use std::fs::File;
-use std::io;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Flushes the log for many waiters.
+use super::offload_link::{OffloadLink, OffloadRequest};
+use crate::log::LogPoint;
+
+/// Has the log committed for many waiters.
 #[derive(Debug)]
 pub(super) struct GroupCommit {
-    log: File,
     state: Mutex<CommitState>,
-    flushed: Condvar,
+    committed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct CommitState {
-    /// The log is on the disk up to here.
-    durable_position: u64,
-    is_flushing: bool,
-    /// After a failed flush the kernel may have dropped pages that were never written: nothing more is acknowledged.
-    has_failed: bool,
+    /// Each live replica has the log up to here.
+    committed: LogPoint,
+    /// Requested, and not answered.
+    requested: Option<LogPoint>,
 }
 
 impl GroupCommit {
-    pub(super) fn new(log: File) -> Self {
-        Self { log, state: Mutex::default(), flushed: Condvar::new() }
+    pub(super) fn new(committed: LogPoint) -> Self {
+        Self { state: Mutex::new(CommitState { committed, requested: None }), committed: Condvar::new() }
     }
 
-    /// Waits until the log is durable up to a position. `head` gives the end of the log at the time of the call.
-    ///
-    /// # Errors
-    /// As fdatasync(2), for this call and every later one.
-    pub(super) fn commit(&self, position: u64, head: impl Fn() -> u64) -> io::Result<()> {
+    /// Waits until the log is committed up to a point. `head`: the end of the log at the time of the call, because one
+    /// request at a time is on its way, for as much as possible.
+    pub(super) fn commit(&self, point: LogPoint, link: &dyn OffloadLink, head: impl Fn() -> LogPoint) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if state.has_failed {
-                return Err(io::Error::other("the log cannot be flushed"));
+        while state.committed < point {
+            if state.requested.is_none() {
+                let head = head();
+                state.requested = Some(head);
+                link.send(OffloadRequest::Commit(head));
             }
-            if state.durable_position >= position {
-                return Ok(());
-            }
-            if state.is_flushing {
-                state = self.flushed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            state.is_flushing = true;
-            drop(state);
-            let flushed_position = head();
-            let result = self.log.sync_data();
-            state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.is_flushing = false;
-            match result {
-                Ok(()) => state.durable_position = state.durable_position.max(flushed_position),
-                Err(error) => {
-                    tracing::error!(%error, "the log cannot be flushed");
-                    state.has_failed = true;
-                }
-            }
-            self.flushed.notify_all();
+            state = self.committed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The offload process has answered.
+    pub(super) fn acknowledge(&self, point: LogPoint) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.committed = state.committed.max(point);
+        state.requested.take_if(|requested| *requested <= point);
+        self.committed.notify_all();
+    }
+
+    /// The request that is not answered, if there is one.
+    pub(super) fn unanswered(&self) -> Option<LogPoint> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).requested
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread;
+
     use super::*;
 
-    #[test]
-    fn a_flush_covers_what_was_appended_before_it() {
-        let commit = GroupCommit::new(tempfile::tempfile().unwrap());
-        commit.commit(10, || 30).unwrap();
-        commit.commit(30, || panic!("the first flush covers this")).unwrap();
+    #[derive(Debug)]
+    struct TestLink(Mutex<Sender<OffloadRequest>>);
+
+    impl OffloadLink for TestLink {
+        fn send(&self, request: OffloadRequest) {
+            self.0.lock().unwrap().send(request).unwrap();
+        }
+    }
+
+    fn point(sequence: u64) -> LogPoint {
+        LogPoint { sequence, position: 64 * sequence }
     }
 
     #[test]
-    fn a_failed_flush_is_never_acknowledged_later() {
-        let (reader, _writer) = io::pipe().unwrap();
-        let commit = GroupCommit::new(File::from(std::os::fd::OwnedFd::from(reader)));
-        assert!(commit.commit(10, || 10).is_err(), "a pipe cannot be flushed");
-        assert!(commit.commit(5, || 10).is_err());
+    fn one_request_serves_all_that_wait() {
+        let (sender, requests) = channel();
+        let link = Arc::new(TestLink(Mutex::new(sender)));
+        let commit = Arc::new(GroupCommit::new(LogPoint::START));
+        let start = |at: u64| {
+            let (commit, link) = (Arc::clone(&commit), Arc::clone(&link));
+            thread::spawn(move || commit.commit(point(at), &*link, || point(9)))
+        };
+        let waiting = [start(4), start(9)];
+        assert_eq!(requests.recv().unwrap(), OffloadRequest::Commit(point(9)));
+        commit.acknowledge(point(9));
+        waiting.into_iter().for_each(|thread| thread.join().unwrap());
+        start(5).join().unwrap();
+        assert!(requests.try_recv().is_err(), "a committed point needs no request");
     }
 }

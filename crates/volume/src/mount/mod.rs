@@ -1,7 +1,7 @@
 //! The mount of a volume: FUSE requests become operations on the view and records in the log. `process::client` runs it.
 //!
-//! Requests are answered from the view; data is read from the log or from the shared tree. Nothing here waits for
-//! publishing, except for room in the log.
+//! Requests are answered from the view; data is read from the log or from the shared tree. Operations wait
+//! for the write permission and for room in the log; open(2) waits for changes of other nodes.
 
 mod answer;
 mod base_files;
@@ -11,9 +11,14 @@ mod data;
 mod device;
 mod filesystem;
 mod group_commit;
+mod invalidation;
+mod offload_link;
 mod operations;
+mod refresh;
 mod space;
+mod write_permission;
 
-pub use client::{ClientError, ClientOptions, VolumeClient};
+pub use client::VolumeClient;
 pub use device::{MountPoint, mount_volume};
 pub use filesystem::VolumeFilesystem;
+pub use offload_link::{OffloadLink, OffloadRequest};

@@ -2,17 +2,36 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
+use std::sync::Arc;
+use std::thread;
 
 use fuser::{FileAttr, INodeNo, Request};
 use rustix::io::Errno;
 
-use super::client::PlannedOperation;
+use super::client::{PlannedOperation, VolumeClient};
 use super::conversion::{attributes_of, caller_of, name_of, number_of};
 use super::filesystem::VolumeFilesystem;
 use crate::record::InodeNumber;
 use crate::view::{AttributeChange, Inode, NewInode, XattrMode};
 
 impl VolumeFilesystem {
+    /// Answers a lookup or an open(2) when the view has what other clients have logged before. That may need requests of this mount to be
+    /// served, so another thread waits.
+    pub(super) fn refreshed(&self, answer: impl FnOnce(&VolumeClient) + Send + 'static) {
+        if !self.client.may_be_stale() {
+            return answer(&self.client);
+        }
+        let client = Arc::clone(&self.client);
+        // Without a thread the request is dropped, which answers EIO.
+        let started = thread::Builder::new().name("refresh".to_owned()).spawn(move || {
+            client.wait_refreshed();
+            answer(&client);
+        });
+        if let Err(error) = started {
+            tracing::error!(%error, "a file is not opened");
+        }
+    }
+
     /// Creates an inode and counts the kernel's reference to it.
     pub(super) fn create_inode(
         &self,

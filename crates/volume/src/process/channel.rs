@@ -2,6 +2,7 @@
 //! with one version.
 
 use std::io::{self, Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -40,6 +41,17 @@ impl MessageChannel {
     /// How long `receive` waits within a message; none: as long as it takes.
     pub(super) fn set_receive_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.stream.set_read_timeout(timeout)
+    }
+
+    /// How long `send` waits for a receiver that takes nothing.
+    pub(super) fn set_send_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.stream.set_write_timeout(timeout)
+    }
+
+    /// Ends the connection for every handle of it.
+    pub(super) fn shut_down(&self) {
+        // An error means that it has ended.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Sends one message.

@@ -1,10 +1,10 @@
-//! The client process: has the log published to its end, reads the namespace, mounts, and serves until it is unmounted.
+//! The client process: attaches to the offload process of its node, reads the namespace, mounts, and serves until the volume
+//! is unmounted.
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,26 +12,24 @@ use fuser::{Config, Session, SessionACL};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::channel::MessageChannel;
-use super::message::{ClientMessage, OffloadMessage};
-use super::offload::OFFLOAD;
-use super::volume_directory::VolumeDirectory;
-use crate::log::{LogFileError, LogPoint};
-use crate::mount::{ClientError, ClientOptions, VolumeClient, VolumeFilesystem, mount_volume};
-use crate::publish::{PublishedMark, load_namespace};
+use super::message::{AttachedClient, ClientMessage, OffloadMessage};
+use super::store::VolumeStore;
+use crate::log::{LogFile, LogFileError, LogPoint};
+use crate::mount::{OffloadLink, OffloadRequest, VolumeClient, VolumeFilesystem, mount_volume};
+use crate::publish::load_namespace;
+use crate::record::InodeNumber;
 
-/// The name of the lock.
-const CLIENT: &str = "client";
 /// A client that was killed releases its lock within this.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The offload process is started at the same time, or again after it died.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_RETRY: Duration = Duration::from_millis(5);
-/// Least time between two hints that the log has grown. It finds records by itself while it works.
+/// Least time between two hints that the log has grown. The offload process finds records by itself while it works.
 const HINT_INTERVAL: Duration = Duration::from_millis(1);
-/// How soon the thread that sends hints sees that its connection has ended.
-const IDLE_CHECK: Duration = Duration::from_millis(100);
-/// Threads that read requests: some wait for the disk or for room in the log.
-const REQUEST_THREADS: usize = 4;
+/// Longest wait of the thread that sends hints: a safeguard, not a schedule.
+const HINT_WAIT: Duration = Duration::from_secs(1);
+/// Threads that read requests: some wait for other nodes or for room in the log.
+const REQUEST_THREADS: usize = 8;
 
 /// Why a mount failed or ended.
 #[derive(Debug, thiserror::Error)]
@@ -39,21 +37,24 @@ pub enum ClientRunError {
     /// The log cannot be opened.
     #[error(transparent)]
     Log(#[from] LogFileError),
-    /// The client cannot start.
-    #[error(transparent)]
-    Client(#[from] ClientError),
     /// The lock cannot be taken.
     #[error("cannot lock the volume for a client: {0}")]
     Lock(#[source] io::Error),
     /// Another client has the volume mounted.
-    #[error("the volume is mounted already: unmount it first")]
+    #[error("the volume is mounted on this node already: unmount it first")]
     IsMounted,
-    /// The log cannot be published.
-    #[error("cannot recover the volume: {0}")]
-    Recovery(#[source] io::Error),
+    /// The offload process does not answer.
+    #[error("the offload process of this node does not answer: {0}; it runs while the daemon does")]
+    Connection(#[source] io::Error),
+    /// The offload process refuses the client.
+    #[error("{0}")]
+    Refused(String),
     /// The shared tree cannot be read.
     #[error("cannot read the shared tree: {0}")]
     SharedTree(#[source] io::Error),
+    /// A thread cannot be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
     /// The file system cannot be mounted.
     #[error("cannot mount at {path}: {source}")]
     Mount {
@@ -69,42 +70,37 @@ pub enum ClientRunError {
 /// # Errors
 /// As [`ClientRunError`]: before the mount, or at its end.
 pub fn run_client(
-    volume: &VolumeDirectory,
+    store: &VolumeStore,
+    name: &str,
     mount_point: &Path,
-    options: ClientOptions,
     ready: impl FnOnce(),
 ) -> Result<(), ClientRunError> {
-    let _lock = lock_volume(volume)?;
+    let volume = store.volume(name);
+    let mut connection = OffloadConnection::open(store, name)?;
+    let (channel, attached) = connection.attach()?;
+    let _lock = connection.lock.take();
     raise_file_limit();
-    let (channel, mark) = recover(volume).map_err(ClientRunError::Recovery)?;
+    let AttachedClient { client: number, log_path, marks, unlinked } = attached;
     let shared = volume.open_shared().map_err(ClientRunError::SharedTree)?;
-    let namespace = load_namespace(&shared, mark.inode_max).map_err(ClientRunError::SharedTree)?;
-    let client = Arc::new(VolumeClient::start(shared, namespace, volume.open_log()?, mark, options)?);
-    start_offload_threads(&client, channel, volume.clone()).map_err(ClientRunError::Recovery)?;
+    let inode_max = marks[usize::from(number)].inode_max;
+    let namespace = load_namespace(&shared, number, inode_max).map_err(ClientRunError::SharedTree)?;
+    connection.sender.send_message(&ClientMessage::Loaded);
+    let link: Arc<dyn OffloadLink> = Arc::clone(&connection.sender) as Arc<dyn OffloadLink>;
+    let log = LogFile::open(&log_path)?;
+    let client = Arc::new(VolumeClient::start(number, shared, namespace, log, &marks, link));
+    start_threads(&client, connection, channel, number, unlinked).map_err(ClientRunError::Thread)?;
 
     let failed = |source| ClientRunError::Mount { path: mount_point.display().to_string(), source };
-    let name = volume.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let (device, _mount) = mount_volume(&name, mount_point).map_err(failed)?;
+    let (device, _mount) = mount_volume(name, mount_point).map_err(failed)?;
     let mut config = Config::default();
     config.n_threads = Some(REQUEST_THREADS);
     config.clone_fd = true;
     config.acl = SessionACL::All;
-    let filesystem = VolumeFilesystem::new(client);
+    let filesystem = VolumeFilesystem::new(Arc::clone(&client));
     let session = Session::from_fd(filesystem, device, SessionACL::All, config).map_err(failed)?;
+    client.watch_kernel_caches(session.notifier()).map_err(ClientRunError::Thread)?;
     ready();
     session.run().map_err(failed)
-}
-
-/// The client before may be about to end.
-fn lock_volume(volume: &VolumeDirectory) -> Result<File, ClientRunError> {
-    let deadline = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match volume.try_lock(CLIENT).map_err(ClientRunError::Lock)? {
-            Some(lock) => return Ok(lock),
-            None if Instant::now() >= deadline => return Err(ClientRunError::IsMounted),
-            None => thread::sleep(CONNECT_RETRY),
-        }
-    }
 }
 
 /// An open file of the mount may take one descriptor of this process.
@@ -115,74 +111,182 @@ fn raise_file_limit() {
     }
 }
 
-/// Has everything in the log published, and inodes dropped that an earlier client had open.
-fn recover(volume: &VolumeDirectory) -> io::Result<(MessageChannel, PublishedMark)> {
-    let deadline = Instant::now() + CONNECT_TIMEOUT;
-    loop {
-        match try_recover(volume) {
-            Ok(recovered) => return Ok(recovered),
-            Err(error) if Instant::now() >= deadline => return Err(error),
-            Err(_) => thread::sleep(CONNECT_RETRY),
+/// The connection to the offload process, which is made again when it has died.
+struct OffloadConnection {
+    store: VolumeStore,
+    volume: String,
+    sender: Arc<MessageSender>,
+    /// Held until the process ends.
+    lock: Option<File>,
+}
+
+/// Sends messages from any thread. While there is no connection, they are lost: what needs an answer is repeated.
+#[derive(Debug, Default)]
+struct MessageSender {
+    channel: Mutex<Option<MessageChannel>>,
+}
+
+impl MessageSender {
+    fn set_channel(&self, channel: Option<MessageChannel>) {
+        *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = channel;
+    }
+
+    fn send_message(&self, message: &ClientMessage) {
+        let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if channel.as_mut().is_some_and(|channel| channel.send(message).is_err()) {
+            *channel = None;
         }
     }
 }
 
-fn try_recover(volume: &VolumeDirectory) -> io::Result<(MessageChannel, PublishedMark)> {
-    let mut channel = MessageChannel::connect(&volume.socket_path(OFFLOAD))?;
-    channel.send(&ClientMessage::Recover)?;
+impl OffloadLink for MessageSender {
+    fn send(&self, request: OffloadRequest) {
+        self.send_message(&match request {
+            OffloadRequest::AcquireWrite => ClientMessage::AcquireWrite,
+            OffloadRequest::Released(head) => ClientMessage::Released(head),
+            OffloadRequest::Commit(point) => ClientMessage::Commit(point),
+            OffloadRequest::Refresh(request) => ClientMessage::Refresh { request },
+        });
+    }
+}
+
+impl OffloadConnection {
+    fn open(store: &VolumeStore, volume: &str) -> Result<Self, ClientRunError> {
+        let lock = lock_volume(store, volume)?;
+        let (store, volume) = (store.clone(), volume.to_owned());
+        Ok(Self { store, volume, sender: Arc::default(), lock: Some(lock) })
+    }
+
+    /// Attaches as a new client, when the offload process runs.
+    fn attach(&self) -> Result<(MessageChannel, AttachedClient), ClientRunError> {
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        loop {
+            match self.try_attach() {
+                Ok((channel, answer)) => return answer.map(|attached| (channel, *attached)),
+                Err(error) if Instant::now() >= deadline => return Err(ClientRunError::Connection(error)),
+                Err(_) => thread::sleep(CONNECT_RETRY),
+            }
+        }
+    }
+
+    fn try_attach(&self) -> io::Result<(MessageChannel, Result<Box<AttachedClient>, ClientRunError>)> {
+        let mut channel = self.connect()?;
+        self.sender.send_message(&ClientMessage::Attach { volume: self.volume.clone() });
+        let answer = match channel.receive()? {
+            OffloadMessage::Attached(attached) => Ok(attached),
+            OffloadMessage::Refused(reason) => Err(ClientRunError::Refused(reason)),
+            _ => return Err(io::Error::other("the client is not attached")),
+        };
+        Ok((channel, answer))
+    }
+
+    fn connect(&self) -> io::Result<MessageChannel> {
+        let channel = MessageChannel::connect(&self.store.offload_socket())?;
+        self.sender.set_channel(Some(channel.try_clone()?));
+        Ok(channel)
+    }
+
+    /// Connects again. The client continues where it is, or reads the namespace again.
+    fn reattach(&self, client: &VolumeClient, number: u16) -> MessageChannel {
+        loop {
+            match self.try_reattach(client, number) {
+                Ok(channel) => return channel,
+                Err(_) => thread::sleep(CONNECT_RETRY),
+            }
+        }
+    }
+
+    fn try_reattach(&self, client: &VolumeClient, number: u16) -> io::Result<MessageChannel> {
+        let mut channel = self.connect()?;
+        let (volume, term) = (self.volume.clone(), client.term());
+        self.sender.send_message(&ClientMessage::Reattach { volume, client: number, term });
+        match channel.receive()? {
+            OffloadMessage::Reattached(marks) => {
+                if !client.has_applied(&marks) {
+                    client.reload(&marks)?;
+                }
+            }
+            OffloadMessage::Refused(reason) => end_refused(&reason),
+            _ => return Err(io::Error::other("the client is not attached")),
+        }
+        self.sender.send_message(&ClientMessage::Loaded);
+        client.repeat_requests();
+        Ok(channel)
+    }
+}
+
+/// The client before may be about to end.
+fn lock_volume(store: &VolumeStore, volume: &str) -> Result<File, ClientRunError> {
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
-        if let OffloadMessage::Recovered(mark) = channel.receive()? {
-            return Ok((channel, mark));
+        match store.volume(volume).try_lock_client() {
+            Ok(Some(lock)) => return Ok(lock),
+            Ok(None) if Instant::now() >= deadline => return Err(ClientRunError::IsMounted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let reason = format!("volume {volume} has no replica on this node: mount it on a node that has one");
+                return Err(ClientRunError::Refused(reason));
+            }
+            Err(error) => return Err(ClientRunError::Lock(error)),
+            Ok(None) => thread::sleep(CONNECT_RETRY),
         }
     }
 }
 
-/// One thread receives marks, and connects again when the offload process has died; another one sends hints.
-fn start_offload_threads(
+/// This client has lost its place: what it has beyond the chain was never acknowledged. Its supervisor starts the next one.
+fn end_refused(reason: &str) -> ! {
+    tracing::error!(reason, "this client ends, and the volume is mounted again");
+    std::process::exit(1);
+}
+
+/// One thread receives, one sends hints, and one drops inodes that an earlier client had open.
+fn start_threads(
     client: &Arc<VolumeClient>,
+    connection: OffloadConnection,
     channel: MessageChannel,
-    volume: VolumeDirectory,
+    number: u16,
+    unlinked: Vec<InodeNumber>,
 ) -> io::Result<()> {
-    let receiver = Arc::clone(client);
-    thread::Builder::new().name("published".to_owned()).spawn(move || {
+    let (hinting, sender) = (Arc::clone(client), Arc::clone(&connection.sender));
+    thread::Builder::new().name("hints".to_owned()).spawn(move || send_hints(&hinting, &sender))?;
+    let receiving = Arc::clone(client);
+    thread::Builder::new().name("receiver".to_owned()).spawn(move || {
         let mut channel = channel;
         loop {
-            let hints = channel.try_clone();
-            let (sender, is_open) = (Arc::clone(&receiver), Arc::new(AtomicBool::new(true)));
-            let is_open_for_sender = Arc::clone(&is_open);
-            let sending = hints.map(|hints| thread::spawn(move || send_hints(&sender, hints, &is_open_for_sender)));
             while let Ok(message) = channel.receive::<OffloadMessage>() {
-                let (OffloadMessage::Published(mark) | OffloadMessage::Recovered(mark)) = message;
-                receiver.advance_published(mark.point);
+                handle_message(&receiving, message);
             }
-            is_open.store(false, Ordering::Relaxed);
-            if let Ok(sending) = sending {
-                let _ = sending.join();
-            }
-            channel = connect_again(&volume);
+            connection.sender.set_channel(None);
+            channel = connection.reattach(&receiving, number);
         }
     })?;
+    if !unlinked.is_empty() {
+        let dropping = Arc::clone(client);
+        thread::Builder::new().name("drop-inodes".to_owned()).spawn(move || dropping.drop_unlinked(&unlinked))?;
+    }
     Ok(())
 }
 
-/// Ends when the connection does.
-fn send_hints(client: &VolumeClient, mut channel: MessageChannel, is_open: &AtomicBool) {
-    let mut hinted: Option<LogPoint> = None;
-    while is_open.load(Ordering::Relaxed) {
-        let Some(head) = client.wait_unpublished(IDLE_CHECK) else { continue };
-        if hinted != Some(head) && channel.send(&ClientMessage::Appended).is_err() {
-            return;
-        }
-        hinted = Some(head);
-        thread::sleep(HINT_INTERVAL);
+fn handle_message(client: &VolumeClient, message: OffloadMessage) {
+    match message {
+        OffloadMessage::Published(mark) => client.advance_published(mark.point),
+        OffloadMessage::Changed(change) => client.apply_foreign(change.client, &change.changes),
+        OffloadMessage::Committed(point) => client.acknowledge_commit(point),
+        OffloadMessage::WriteGranted { term } => client.grant_write(term),
+        OffloadMessage::ReleaseWrite => client.recall_write(),
+        OffloadMessage::Refreshed { request } => client.acknowledge_refresh(request),
+        OffloadMessage::Refused(reason) => end_refused(&reason),
+        OffloadMessage::Attached(_) | OffloadMessage::Reattached(_) => {}
     }
 }
 
-fn connect_again(volume: &VolumeDirectory) -> MessageChannel {
+fn send_hints(client: &VolumeClient, sender: &MessageSender) {
+    let mut hinted: Option<LogPoint> = None;
     loop {
-        match MessageChannel::connect(&volume.socket_path(OFFLOAD)) {
-            Ok(channel) => return channel,
-            Err(_) => thread::sleep(CONNECT_RETRY),
+        let Some(head) = client.wait_unpublished(HINT_WAIT) else { continue };
+        if hinted != Some(head) {
+            sender.send_message(&ClientMessage::Appended);
         }
+        hinted = Some(head);
+        thread::sleep(HINT_INTERVAL);
     }
 }

@@ -1,18 +1,25 @@
 //! The processes of a mounted volume. Each has its lock, works on the volume's directory, and may be killed at any time.
 //!
 //! The client has the mount and appends to the log; the offload process reads the log and orders publishing; the host
-//! worker applies change sets. `MountSupervisor` starts them and starts each again when it dies.
+//! worker applies change sets. The supervisors start them and start each again when it dies.
 
 mod channel;
 mod client;
+mod control;
 mod message;
 mod offload;
+mod store;
 mod supervisor;
 mod volume_directory;
 mod worker;
 
 pub use client::{ClientRunError, run_client};
-pub use offload::run_offload;
-pub use supervisor::{MountSupervisor, ProcessRole, end_with_supervisor};
+pub use control::{
+    ControlAnswer, ControlRequest, LogStatus, NewVolume, ReplicaStatus, VolumeStatus, send_control_request,
+    send_control_request_within,
+};
+pub use offload::{OffloadError, OffloadOptions, run_offload};
+pub use store::{STORE_PATH_BYTES_MAX, VolumeStore};
+pub use supervisor::{MountSupervisor, NodeSupervisor, ProcessRole, end_with_supervisor};
 pub use volume_directory::{CreateError, VolumeDirectory};
 pub use worker::run_worker;

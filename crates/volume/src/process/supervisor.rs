@@ -1,38 +1,47 @@
-//! The supervisor: starts the processes of a mount, starts each again when it dies, and ends with the mount.
+//! The supervisors: start processes, and start each again when it dies. Nothing that was acknowledged is lost.
 //!
-//! The command `farfork volume mount` runs it. A client that dies takes its mount along: programs get ENOTCONN until the
-//! next client has mounted again at the same place. Nothing that was acknowledged is lost.
+//! The daemon runs `NodeSupervisor` for the offload process and the worker of its node. `farfork volume mount` runs
+//! `MountSupervisor` for one client. A client that dies takes its mount along: programs get ENOTCONN until the next
+//! client has mounted again at the same place.
 
+use std::env;
 use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_sys::pidfd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::statvfs;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-/// How often the supervisor looks for dead processes.
-const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// A process that dies at once is not started again before this.
-const RESTART_INTERVAL: Duration = Duration::from_millis(100);
+const RESTART_INTERVAL_MIN: Duration = Duration::from_millis(100);
+/// The longest time between two starts of a process that fails by itself each time: its cause does not go away in
+/// milliseconds, and each start costs processor time.
+const RESTART_INTERVAL_MAX: Duration = Duration::from_secs(5);
+/// A process that lived for so long was well: the next failure counts as the first.
+const HEALTHY_AFTER: Duration = Duration::from_secs(10);
+/// Tells a process which process supervises it.
+const SUPERVISOR_VARIABLE: &str = "FARFORK_VOLUME_SUPERVISOR";
 
-/// A process of a mount.
+/// A process that is supervised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessRole {
-    /// Has the mount. Writes a line to standard output when it is usable.
+    /// Has the mount of a volume. Writes a line to standard output when it is usable.
     Client,
-    /// Reads the log and orders publishing.
+    /// Reads the logs of the node's volumes, replicates them, and orders publishing.
     Offload,
-    /// Changes the shared tree.
+    /// Changes the shared trees of the node's volumes.
     Worker,
 }
 
 impl ProcessRole {
-    /// In the order in which they start.
-    pub const ALL: [Self; 3] = [Self::Worker, Self::Offload, Self::Client];
+    /// The processes that a node has once, in the order in which they start.
+    pub const OF_NODE: [Self; 2] = [Self::Worker, Self::Offload];
 
     /// The name, also as an argument of the command line.
     pub fn name(self) -> &'static str {
@@ -44,11 +53,127 @@ impl ProcessRole {
     }
 }
 
-/// The running processes of one mount. They end when this value is dropped.
+/// The running offload process and worker of a node. They end when this value is dropped.
+#[derive(Debug)]
+pub struct NodeSupervisor<C> {
+    processes: SupervisedProcesses<C>,
+}
+
+impl<C: Fn(ProcessRole) -> Command> NodeSupervisor<C> {
+    /// Starts both processes. `command` makes the command of a role. The calling thread must live as long as the value.
+    ///
+    /// # Errors
+    /// When a process cannot be started.
+    pub fn start(command: C) -> io::Result<Self> {
+        let mut processes = SupervisedProcesses { command, processes: Vec::new() };
+        for role in ProcessRole::OF_NODE {
+            processes.start(role)?;
+        }
+        Ok(Self { processes })
+    }
+
+    /// The id of the process of a role that was started last.
+    pub fn process_id(&self, role: ProcessRole) -> u32 {
+        self.processes.of(role).child.id()
+    }
+
+    /// Starts again what has died, when its time has come.
+    pub fn check(&mut self) {
+        self.processes.collect_ended();
+        self.processes.restart_due();
+    }
+
+    /// Waits until `check` has work, or one of these descriptors is readable, at most `limit`.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn wait(&self, wakeups: &[BorrowedFd<'_>], limit: Option<Duration>) -> io::Result<()> {
+        self.processes.wait(wakeups, limit)
+    }
+}
+
+/// The running client of one mount. It ends when this value is dropped, and its mount with it.
 #[derive(Debug)]
 pub struct MountSupervisor<C> {
-    command: C,
     mount_point: PathBuf,
+    processes: SupervisedProcesses<C>,
+}
+
+impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
+    /// Starts the client, and waits until the volume is mounted. `command` makes its command. The calling thread must live
+    /// as long as the value.
+    ///
+    /// # Errors
+    /// When the client cannot be started, or ends before it has mounted.
+    pub fn start(mount_point: &Path, command: C) -> io::Result<Self> {
+        let processes = SupervisedProcesses { command, processes: Vec::new() };
+        let mut supervisor = Self { mount_point: mount_point.to_owned(), processes };
+        detach_dead_mount(mount_point);
+        supervisor.processes.start(ProcessRole::Client)?;
+        let client = &mut supervisor.processes.processes[0];
+        let mut output = client.child.stdout.take().expect("standard output is a pipe");
+        output.read_exact(&mut [0; 1]).map_err(|_| io::Error::other("the client ended before it had mounted"))?;
+        Ok(supervisor)
+    }
+
+    /// The id of the client that was started last.
+    pub fn process_id(&self) -> u32 {
+        self.processes.of(ProcessRole::Client).child.id()
+    }
+
+    /// Starts the client again when it has died and its time has come. The client's exit status when the volume is
+    /// unmounted.
+    pub fn check(&mut self) -> Option<ExitStatus> {
+        if let Some(status) = self.processes.collect_ended().filter(ExitStatus::success) {
+            return Some(status);
+        }
+        if self.processes.is_restart_due() {
+            detach_dead_mount(&self.mount_point);
+            self.processes.restart_due();
+        }
+        None
+    }
+
+    /// Supervises until the volume is unmounted.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn run(&mut self) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.check() {
+                return Ok(status);
+            }
+            self.processes.wait(&[], None)?;
+        }
+    }
+}
+
+/// Detaches the mounts of clients that died, and no other. stat(2) would be answered from the kernel's cache; statfs(2)
+/// asks the client.
+fn detach_dead_mount(mount_point: &Path) {
+    while statvfs(mount_point).is_err_and(|error| error == Errno::NOTCONN) {
+        if unmount(mount_point, UnmountFlags::DETACH).is_err() {
+            return;
+        }
+    }
+}
+
+impl<C> Drop for MountSupervisor<C> {
+    fn drop(&mut self) {
+        self.processes.kill_all();
+        detach_dead_mount(&self.mount_point);
+    }
+}
+
+/// Processes, each with its role.
+///
+/// ```text
+///            dies                      restart_at has passed
+///   runs ──────────▶ waits for restart ─────────────────────▶ runs
+/// ```
+#[derive(Debug)]
+struct SupervisedProcesses<C> {
+    command: C,
     processes: Vec<SupervisedProcess>,
 }
 
@@ -56,110 +181,205 @@ pub struct MountSupervisor<C> {
 struct SupervisedProcess {
     role: ProcessRole,
     child: Child,
+    pidfd: OwnedFd,
     started: Instant,
+    /// How often in a row it has ended by itself.
+    failures: u32,
+    /// It has ended, and is started again then.
+    restart_at: Option<Instant>,
 }
 
-impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
-    /// Starts all processes, and waits until the volume is mounted. `command` makes the command of a role.
-    ///
-    /// # Errors
-    /// When a process cannot be started, or the client ends before it has mounted.
-    pub fn start(mount_point: &Path, command: C) -> io::Result<Self> {
-        let mut supervisor = Self { command, mount_point: mount_point.to_owned(), processes: Vec::new() };
-        supervisor.detach_dead_mount();
-        for role in ProcessRole::ALL {
-            let process = supervisor.spawn(role)?;
-            supervisor.processes.push(process);
-        }
-        let client = supervisor.process_mut(ProcessRole::Client);
-        let mut line = [0; 1];
-        let mut output = client.child.stdout.take().expect("standard output is a pipe");
-        output.read_exact(&mut line).map_err(|_| io::Error::other("the client ended before it had mounted"))?;
-        Ok(supervisor)
+impl SupervisedProcess {
+    /// When a process that has ended is started again.
+    fn restart_after(&mut self, status: ExitStatus) -> Instant {
+        // One that was killed is started again soon: the next one may well live.
+        let failed_by_itself = status.code().is_some() && self.started.elapsed() < HEALTHY_AFTER;
+        self.failures = if failed_by_itself { self.failures + 1 } else { 0 };
+        self.started + restart_interval(self.failures)
     }
+}
 
-    /// The process id of a role.
-    pub fn process_id(&self, role: ProcessRole) -> u32 {
-        let process = self.processes.iter().find(|process| process.role == role);
-        process.expect("every role has a process").child.id()
-    }
+/// Least time between two starts: doubled for each failure after the first.
+fn restart_interval(failures: u32) -> Duration {
+    let doublings = failures.saturating_sub(1).min(16);
+    RESTART_INTERVAL_MIN.saturating_mul(1 << doublings).min(RESTART_INTERVAL_MAX)
+}
 
-    /// Restarts what has died. The client's exit status when the volume is unmounted.
-    ///
-    /// # Errors
-    /// When a process cannot be started again.
-    pub fn check(&mut self) -> io::Result<Option<ExitStatus>> {
-        for index in 0..self.processes.len() {
-            let process = &mut self.processes[index];
-            let Some(status) = process.child.try_wait()? else { continue };
-            let role = process.role;
-            if role == ProcessRole::Client && status.success() {
-                return Ok(Some(status));
-            }
-            tracing::warn!(role = role.name(), %status, "a process of the volume died and is started again");
-            thread::sleep(RESTART_INTERVAL.saturating_sub(process.started.elapsed()));
-            if role == ProcessRole::Client {
-                self.detach_dead_mount();
-            }
-            self.processes[index] = self.spawn(role)?;
-        }
-        Ok(None)
-    }
-
-    /// Supervises until the volume is unmounted.
-    ///
-    /// # Errors
-    /// As `check`.
-    pub fn run(&mut self) -> io::Result<ExitStatus> {
-        loop {
-            if let Some(status) = self.check()? {
-                return Ok(status);
-            }
-            thread::sleep(CHECK_INTERVAL);
-        }
+impl<C: Fn(ProcessRole) -> Command> SupervisedProcesses<C> {
+    fn start(&mut self, role: ProcessRole) -> io::Result<()> {
+        let process = self.spawn(role)?;
+        self.processes.push(process);
+        Ok(())
     }
 
     fn spawn(&self, role: ProcessRole) -> io::Result<SupervisedProcess> {
         let mut command = (self.command)(role);
+        command.env(SUPERVISOR_VARIABLE, std::process::id().to_string());
         if role == ProcessRole::Client {
             command.stdout(Stdio::piped());
         }
-        Ok(SupervisedProcess { role, child: command.spawn()?, started: Instant::now() })
+        let mut child = command.spawn()?;
+        let pidfd = pidfd::open(child.id().cast_signed()).inspect_err(|_| {
+            // Without a descriptor its end would not be noticed.
+            let _ = child.kill().and_then(|()| child.wait());
+        })?;
+        Ok(SupervisedProcess { role, child, pidfd, started: Instant::now(), failures: 0, restart_at: None })
     }
 
-    fn process_mut(&mut self, role: ProcessRole) -> &mut SupervisedProcess {
-        let process = self.processes.iter_mut().find(|process| process.role == role);
-        process.expect("every role has a process")
+    fn of(&self, role: ProcessRole) -> &SupervisedProcess {
+        self.processes.iter().find(|process| process.role == role).expect("the role has a process")
     }
-}
 
-impl<C> MountSupervisor<C> {
-    /// Detaches the mounts of clients that died, and no other. stat(2) would be answered from the kernel's cache; statfs(2)
-    /// asks the client.
-    fn detach_dead_mount(&self) {
-        while statvfs(&self.mount_point).is_err_and(|error| error == Errno::NOTCONN) {
-            if unmount(&self.mount_point, UnmountFlags::DETACH).is_err() {
-                return;
+    /// Reaps what has ended. The status of the last one.
+    fn collect_ended(&mut self) -> Option<ExitStatus> {
+        let mut last = None;
+        for process in self.processes.iter_mut().filter(|process| process.restart_at.is_none()) {
+            // An error means that it was reaped elsewhere.
+            let Ok(Some(status)) = process.child.try_wait() else { continue };
+            process.restart_at = Some(process.restart_after(status));
+            if process.role != ProcessRole::Client || !status.success() {
+                tracing::warn!(role = process.role.name(), %status, "a volume process died and is started again");
+            }
+            last = Some(status);
+        }
+        last
+    }
+
+    fn is_restart_due(&self) -> bool {
+        self.processes.iter().any(|process| process.restart_at.is_some_and(|at| at <= Instant::now()))
+    }
+
+    /// Starts again what has died. What cannot be started is tried again later.
+    fn restart_due(&mut self) {
+        for index in 0..self.processes.len() {
+            let SupervisedProcess { role, restart_at, failures, .. } = self.processes[index];
+            if restart_at.is_none_or(|at| at > Instant::now()) {
+                continue;
+            }
+            match self.spawn(role) {
+                Ok(process) => self.processes[index] = SupervisedProcess { failures, ..process },
+                Err(error) => {
+                    tracing::error!(role = role.name(), %error, "a volume process cannot be started and is tried again");
+                    self.processes[index].restart_at = Some(Instant::now() + RESTART_INTERVAL_MAX);
+                }
             }
         }
     }
+
+    /// Waits until a process ends, a restart is due, or a descriptor is readable.
+    fn wait(&self, wakeups: &[BorrowedFd<'_>], limit: Option<Duration>) -> io::Result<()> {
+        let running = self.processes.iter().filter(|process| process.restart_at.is_none());
+        let watched = running.map(|process| process.pidfd.as_fd()).chain(wakeups.iter().copied());
+        let mut polled: Vec<PollFd<'_>> = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let restarts = self.processes.iter().filter_map(|process| process.restart_at);
+        let until_restart = restarts.min().map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = [limit, until_restart].into_iter().flatten().min();
+        let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
 }
 
-impl<C> Drop for MountSupervisor<C> {
-    fn drop(&mut self) {
+impl<C> SupervisedProcesses<C> {
+    fn kill_all(&mut self) {
+        // Together, so that their ends do not add up. An error means that it has ended.
         for process in &mut self.processes {
-            // An error means that it has ended.
             let _ = process.child.kill();
+        }
+        for process in &mut self.processes {
             let _ = process.child.wait();
         }
-        self.detach_dead_mount();
+    }
+}
+
+impl<C> Drop for SupervisedProcesses<C> {
+    fn drop(&mut self) {
+        self.kill_all();
     }
 }
 
 /// Called by each process at its start: it ends with its supervisor, whose thread must live as long.
 ///
 /// # Errors
-/// As prctl(2).
+/// As prctl(2); `NotFound` when the supervisor has ended already.
 pub fn end_with_supervisor() -> io::Result<()> {
-    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // A supervisor that ended before the call above sends no signal.
+    let Some(supervisor) = env::var_os(SUPERVISOR_VARIABLE) else { return Ok(()) };
+    let parent = getppid().map_or(0, |parent| parent.as_raw_pid());
+    if supervisor == parent.to_string().as_str() { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAIT_LIMIT: Duration = Duration::from_secs(10);
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_killed_process_is_started_again_and_the_other_runs_on() {
+        let mut supervisor = NodeSupervisor::start(|_| shell("exec sleep 1000")).unwrap();
+        let [worker, offload] = ProcessRole::OF_NODE.map(|role| supervisor.process_id(role));
+        let killed = pidfd::open(worker.cast_signed()).unwrap();
+        pidfd::send_signal(&killed, Signal::KILL.as_raw()).unwrap();
+        let deadline = Instant::now() + WAIT_LIMIT;
+        while supervisor.process_id(ProcessRole::Worker) == worker {
+            assert!(Instant::now() < deadline);
+            supervisor.wait(&[], Some(WAIT_LIMIT)).unwrap();
+            supervisor.check();
+        }
+        assert_eq!(supervisor.process_id(ProcessRole::Offload), offload);
+        let other = pidfd::open(offload.cast_signed()).unwrap();
+        drop(supervisor);
+        assert!(pidfd::wait_exit(&other, Duration::ZERO).unwrap(), "the processes end with the supervisor");
+    }
+
+    #[test]
+    fn a_descriptor_ends_the_wait() {
+        let supervisor = NodeSupervisor::start(|_| shell("exec sleep 1000")).unwrap();
+        let (reader, writer) = io::pipe().unwrap();
+        drop(writer);
+        let began = Instant::now();
+        supervisor.wait(&[reader.as_fd()], Some(WAIT_LIMIT)).unwrap();
+        assert!(began.elapsed() < WAIT_LIMIT);
+    }
+
+    #[test]
+    fn a_client_that_exits_with_success_ends_supervision() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut supervisor = MountSupervisor::start(directory.path(), |_| shell("echo mounted; sleep 0.1")).unwrap();
+        assert!(supervisor.run().unwrap().success());
+    }
+
+    #[test]
+    fn a_client_that_dies_is_started_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let count = directory.path().join("count");
+        let script = format!("echo mounted; echo x >> {0}; [ $(wc -l < {0}) -ge 3 ]", count.display());
+        let mut supervisor = MountSupervisor::start(directory.path(), |_| shell(&script)).unwrap();
+        assert!(supervisor.run().unwrap().success());
+        assert_eq!(std::fs::read_to_string(count).unwrap().lines().count(), 3);
+    }
+
+    #[test]
+    fn a_client_that_does_not_mount_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(MountSupervisor::start(directory.path(), |_| shell("exit 1")).is_err());
+    }
+
+    #[test]
+    fn restarts_after_failures_have_growing_pauses() {
+        assert_eq!(restart_interval(0), RESTART_INTERVAL_MIN);
+        assert_eq!(restart_interval(1), RESTART_INTERVAL_MIN);
+        assert_eq!(restart_interval(3), 4 * RESTART_INTERVAL_MIN);
+        assert_eq!(restart_interval(40), RESTART_INTERVAL_MAX);
+    }
 }

@@ -1,33 +1,50 @@
-//! The directory of a volume on one node: log, shared tree, locks and sockets.
+//! The directory of a volume on one node: its id, the logs of all clients, the shared tree, and the lock of the client.
 
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
-
+use super::store::try_lock;
 use crate::log::{LogFile, LogFileError, LogHeader};
 use crate::publish::SharedTree;
 
-/// Paths of one volume. The path itself is short enough for a Unix socket inside of it.
+/// The name of the lock of the client.
+const CLIENT: &str = "client";
+const IDENTITY: &str = "volume";
+const LOGS: &str = "logs";
+/// The start of the machine in which the replica was written.
+const BOOT: &str = "boot";
+/// Another one after each start of the machine, proc_sys_kernel(5).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Paths of one volume.
 #[derive(Clone, Debug)]
 pub struct VolumeDirectory {
     path: PathBuf,
 }
 
-/// Why a volume cannot be created.
+/// Why a replica cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
     /// The directory exists, or cannot be made.
-    #[error("cannot create the directory of the volume: {0}")]
-    Directory(#[source] io::Error),
-    /// The log cannot be made.
-    #[error("cannot create the log: {0}")]
-    Log(#[source] io::Error),
+    #[error("cannot create the directory {path}: {source}")]
+    Directory {
+        /// Which one.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The shared tree cannot be made.
-    #[error("cannot create the shared tree: {0}")]
-    SharedTree(#[source] io::Error),
+    #[error(
+        "cannot create the shared tree in {path}: {source}; the file system must support trusted extended attributes"
+    )]
+    SharedTree {
+        /// The directory of the volume.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
 }
 
 impl VolumeDirectory {
@@ -36,16 +53,20 @@ impl VolumeDirectory {
         Self { path: path.to_owned() }
     }
 
-    /// Creates a volume: its directory with an empty log and an empty shared tree.
+    /// Creates an empty replica. The file with the id is written last: a directory without it is left from a crash.
     ///
     /// # Errors
     /// When a part cannot be made. What was made is left for the caller to remove.
-    pub fn create(path: &Path, volume: u64, ring_bytes: u64) -> Result<Self, CreateError> {
-        DirBuilder::new().mode(0o700).create(path).map_err(CreateError::Directory)?;
+    pub(super) fn create(path: &Path, id: u64) -> Result<Self, CreateError> {
+        let text = || path.display().to_string();
+        let failed = |source| CreateError::Directory { path: text(), source };
+        DirBuilder::new().mode(0o700).recursive(true).create(path.parent().unwrap_or(path)).map_err(failed)?;
+        DirBuilder::new().mode(0o700).create(path).map_err(failed)?;
         let directory = Self::new(path);
-        let header = LogHeader { volume, client: 1, epoch: 1, ring_bytes };
-        LogFile::create(&directory.log_path(), &header).map_err(CreateError::Log)?;
-        SharedTree::create(&directory.shared_path()).map_err(CreateError::SharedTree)?;
+        fs::create_dir(path.join(LOGS)).map_err(failed)?;
+        let shared = SharedTree::create(&directory.shared_path());
+        shared.map_err(|source| CreateError::SharedTree { path: text(), source })?;
+        directory.write_id(id).map_err(failed)?;
         Ok(directory)
     }
 
@@ -54,17 +75,28 @@ impl VolumeDirectory {
         &self.path
     }
 
-    /// The tree that ordinary tools list.
+    /// The tree that ordinary tools list is `tree` inside of it.
     pub fn shared_path(&self) -> PathBuf {
         self.path.join("shared")
     }
 
-    /// Opens the log.
+    /// Where a new shared tree is built, which is to replace the present one.
+    pub(super) fn new_shared_path(&self) -> PathBuf {
+        self.path.join("shared.new")
+    }
+
+    /// Where the replaced shared tree waits to be removed.
+    pub(super) fn old_shared_path(&self) -> PathBuf {
+        self.path.join("shared.old")
+    }
+
+    /// A crash may have come while a new shared tree took the place of the old one.
     ///
     /// # Errors
-    /// As `LogFile::open`.
-    pub fn open_log(&self) -> Result<LogFile, LogFileError> {
-        LogFile::open(&self.log_path())
+    /// As rename(2).
+    pub(super) fn finish_tree_exchange(&self) -> io::Result<()> {
+        let (present, old) = (self.shared_path(), self.old_shared_path());
+        if !present.exists() && old.exists() { fs::rename(old, present) } else { Ok(()) }
     }
 
     /// Opens the shared tree.
@@ -75,44 +107,95 @@ impl VolumeDirectory {
         SharedTree::open(&self.shared_path())
     }
 
-    /// Takes the lock of a role, when its present holder ends. The lock ends with the file.
+    /// The id of the volume.
     ///
     /// # Errors
-    /// As open(2) and flock(2).
-    pub(super) fn lock(&self, role: &str) -> io::Result<File> {
-        let file = self.open_lock(role)?;
-        rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))?;
-        Ok(file)
+    /// As open(2); `InvalidData` for a file that has none.
+    pub(super) fn id(&self) -> io::Result<u64> {
+        let text = fs::read_to_string(self.path.join(IDENTITY))?;
+        text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
-    /// Takes the lock of a role; none while another process has it.
+    fn write_id(&self, id: u64) -> io::Result<()> {
+        let mut file = File::create_new(self.path.join(IDENTITY))?;
+        writeln!(file, "{id}")?;
+        file.sync_all()?;
+        File::open(&self.path)?.sync_all()
+    }
+
+    /// Whether the machine has started anew since `mark_start`: what only its memory had is gone.
     ///
     /// # Errors
-    /// As `lock`.
-    pub(super) fn try_lock(&self, role: &str) -> io::Result<Option<File>> {
-        let file = self.open_lock(role)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
+    /// As open(2).
+    pub(super) fn has_restarted(&self) -> io::Result<bool> {
+        match fs::read_to_string(self.path.join(BOOT)) {
+            Ok(marked) => Ok(marked != fs::read_to_string(BOOT_ID)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
-    /// The socket that a role listens on.
-    pub(super) fn socket_path(&self, role: &str) -> PathBuf {
-        self.path.join(format!("{role}.socket"))
+    /// The replica has what the others have, since this start of the machine.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub(super) fn mark_start(&self) -> io::Result<()> {
+        let (path, new) = (self.path.join(BOOT), self.path.join(BOOT).with_extension("new"));
+        fs::write(&new, fs::read_to_string(BOOT_ID)?)?;
+        fs::rename(new, path)
     }
 
-    fn open_lock(&self, role: &str) -> io::Result<File> {
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(self.path.join(format!("{role}.lock")))
+    /// The log of a client.
+    pub(super) fn log_path(&self, client: u16) -> PathBuf {
+        self.path.join(LOGS).join(client.to_string())
     }
 
-    fn log_path(&self) -> PathBuf {
-        self.path.join("log")
+    /// Makes the log of a client and its mark, unless they exist. A crash leaves a whole log or none.
+    ///
+    /// # Errors
+    /// As `LogFile::create`.
+    pub(super) fn ensure_log(&self, header: &LogHeader) -> io::Result<()> {
+        let client = header.client as u16;
+        self.open_shared()?.create_mark(client)?;
+        let path = self.log_path(client);
+        if path.exists() {
+            return Ok(());
+        }
+        let new = path.with_extension("new");
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        LogFile::create(&new, header)?;
+        fs::rename(&new, &path)
+    }
+
+    /// The clients that have a log here, in order.
+    ///
+    /// # Errors
+    /// As readdir(3).
+    pub(super) fn log_clients(&self) -> io::Result<Vec<u16>> {
+        let mut clients = Vec::new();
+        for entry in fs::read_dir(self.path.join(LOGS))? {
+            clients.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u16>().ok()));
+        }
+        clients.sort_unstable();
+        Ok(clients)
+    }
+
+    /// Opens the log of a client.
+    ///
+    /// # Errors
+    /// As `LogFile::open`.
+    pub(super) fn open_log(&self, client: u16) -> Result<LogFile, LogFileError> {
+        LogFile::open(&self.log_path(client))
+    }
+
+    /// Takes the lock of the client; none while a client runs.
+    ///
+    /// # Errors
+    /// As open(2) and flock(2).
+    pub(super) fn try_lock_client(&self) -> io::Result<Option<File>> {
+        try_lock(&self.path, CLIENT)
     }
 }

@@ -1,14 +1,19 @@
-//! The host worker: applies the change sets that the offload process sends. Holds the lock of the shared tree.
+//! The host worker of a node: applies the change sets that the offload process sends, to the shared tree of any volume.
+//! Holds the lock of all shared trees.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 
 use super::channel::{MessageChannel, listen};
-use super::message::{WorkerAnswer, WorkerRequest};
-use super::volume_directory::VolumeDirectory;
-use crate::log::{LogFile, LogFileError, LogStorage as _, file_offset};
-use crate::publish::{CallBudget, Durability, LogData, PublishError, PublishedMark, Publisher};
+use super::message::{PublishRequest, WorkerAnswer};
+use super::store::VolumeStore;
+use crate::log::{LogFile, LogStorage as _, file_offset};
+use crate::publish::{CallBudget, LogData, PublishedMark, Publisher};
 
-/// The name of the lock and of the socket. Only the process that holds the lock changes the shared tree.
+/// The name of the lock. Only the process that holds it changes the shared trees.
 pub(super) const WORKER: &str = "worker";
 
 impl LogData for LogFile {
@@ -17,46 +22,74 @@ impl LogData for LogFile {
     }
 }
 
-/// A publisher and the log that it copies from. Opened again after an error, because the state on disk is then unknown.
-pub(super) struct PublishingState {
-    log: LogFile,
+/// The publishers of the volumes. One that failed is opened again, because the state on disk is then unknown.
+pub(super) struct PublisherTable<'s> {
+    store: &'s VolumeStore,
+    volumes: HashMap<String, OpenVolume>,
+}
+
+/// The publisher of one volume, and the logs that it copies from.
+struct OpenVolume {
+    id: u64,
+    /// Inode number of the shared tree's directory: a replica that catches up replaces the tree.
+    tree: u64,
     publisher: Publisher,
+    logs: HashMap<u16, LogFile>,
 }
 
-impl PublishingState {
-    pub(super) fn open(volume: &VolumeDirectory, durability: Durability) -> io::Result<Self> {
-        let log = volume.open_log().map_err(io::Error::other)?;
-        let publisher = Publisher::open(volume.open_shared()?, durability, CallBudget::default());
-        Ok(Self { log, publisher: publisher.map_err(io::Error::other)? })
+impl<'s> PublisherTable<'s> {
+    pub(super) fn new(store: &'s VolumeStore) -> Self {
+        Self { store, volumes: HashMap::new() }
     }
 
-    pub(super) fn execute(&mut self, request: &WorkerRequest) -> Result<PublishedMark, PublishError> {
-        match request {
-            WorkerRequest::Publish(changes) => self.publisher.publish(changes, &self.log),
-            WorkerRequest::DropUnlinked => {
-                self.publisher.drop_unlinked_inodes()?;
-                Ok(self.publisher.mark())
-            }
+    /// Applies a change set.
+    pub(super) fn publish(&mut self, request: &PublishRequest) -> io::Result<PublishedMark> {
+        let result = self.try_publish(request);
+        if result.is_err() {
+            self.volumes.remove(&request.volume);
         }
+        result
+    }
+
+    fn try_publish(&mut self, request: &PublishRequest) -> io::Result<PublishedMark> {
+        let directory = self.store.volume(&request.volume);
+        let tree = fs::metadata(directory.shared_path())?.ino();
+        // Another volume may have had the name.
+        let is_open = |open: &OpenVolume| open.id == request.volume_id && open.tree == tree;
+        if !self.volumes.get(&request.volume).is_some_and(is_open) {
+            let id = directory.id()?;
+            if id != request.volume_id {
+                return Err(io::Error::other("the volume was created anew"));
+            }
+            let publisher = Publisher::open(directory.open_shared()?, request.durability, CallBudget::default());
+            let publisher = publisher.map_err(io::Error::other)?;
+            self.volumes.insert(request.volume.clone(), OpenVolume { id, tree, publisher, logs: HashMap::new() });
+        }
+        let volume = self.volumes.get_mut(&request.volume).expect("it was opened above");
+        let log = match volume.logs.entry(request.client) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(directory.open_log(request.client).map_err(io::Error::other)?),
+        };
+        let published = volume.publisher.publish(request.client, &request.changes, log);
+        published.map_err(io::Error::other)
     }
 }
 
-/// Runs the host worker of a volume until it is killed.
+/// Runs the host worker of a node until it is killed.
 ///
 /// # Errors
-/// When the volume cannot be opened.
-pub fn run_worker(volume: &VolumeDirectory, durability: Durability) -> Result<(), LogFileError> {
-    let _lock = volume.lock(WORKER)?;
-    let listener = listen(&volume.socket_path(WORKER))?;
-    let mut state = PublishingState::open(volume, durability)?;
+/// When the store cannot be used.
+pub fn run_worker(store: &VolumeStore) -> io::Result<()> {
+    let _lock = store.lock(WORKER)?;
+    let listener = listen(&store.worker_socket())?;
     loop {
         let mut channel = MessageChannel::accept(&listener)?;
-        while let Ok(request) = channel.receive::<WorkerRequest>() {
-            let answer = match state.execute(&request) {
+        let mut publishers = PublisherTable::new(store);
+        while let Ok(request) = channel.receive::<PublishRequest>() {
+            let answer = match publishers.publish(&request) {
                 Ok(mark) => WorkerAnswer::Done(mark),
                 Err(error) => {
-                    tracing::error!(%error, "a change set is not published yet");
-                    state = PublishingState::open(volume, durability)?;
+                    tracing::error!(%error, volume = request.volume, "a change set is not published yet");
                     WorkerAnswer::Failed(error.to_string())
                 }
             };

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::rc::Rc;
 
-use rustix::fs::{Dir, FileType, Mode, OFlags, fgetxattr, openat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fgetxattr, openat, unlinkat};
 use rustix::io::Errno;
 
 use super::calls::PublishError;
@@ -38,8 +38,10 @@ impl DirectoryTable {
         table.load_below(InodeNumber::ROOT, duplicate(&shared.tree)?)?;
         for (name, directory) in subdirectories(&shared.orphans)? {
             let inode = number_of_name(name.as_bytes()).ok_or(PublishError::Mismatch("an orphan has no number"))?;
-            // A crash came before its number was written: it is created again.
+            // A crash came before its number was written: it is empty, and is created again if it is still wanted.
             if read_number(&directory).is_err() {
+                unlinkat(&shared.orphans, name.as_bytes(), AtFlags::REMOVEDIR)
+                    .map_err(PublishError::call("remove a directory"))?;
                 continue;
             }
             table.locations.insert(inode, None);

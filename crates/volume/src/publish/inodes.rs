@@ -6,7 +6,7 @@ use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, Timespec,
 
 use super::calls::PublishError;
 use super::inode_record::{InodeRecord, XATTR_NAME};
-use super::layout::{inode_path, number_of_name, orphan_name};
+use super::layout::{SharedTree, inode_path, number_of_name, orphan_name};
 use super::publisher::{LogData, Publisher};
 use crate::change::{ChangeSet, DataChange, InodeChange};
 use crate::record::{FileKind, InodeAttributes, InodeNumber, Timestamp};
@@ -178,35 +178,27 @@ impl Publisher {
         }
         Ok(())
     }
+}
 
-    /// Removes inodes that no entry leads to. Only while no client has them open.
-    ///
-    /// # Errors
-    /// As the system calls.
-    pub fn drop_unlinked_inodes(&mut self) -> Result<(), PublishError> {
-        for group in names_in(&self.shared.inodes)? {
-            let directory =
-                openat(&self.shared.inodes, group.as_slice(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-                    .map_err(PublishError::call("open a directory"))?;
-            for name in names_in(&directory)? {
-                let state = statat(&directory, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
-                    .map_err(PublishError::call("stat a file"))?;
-                if state.st_nlink == 1 {
-                    self.calls.unlink(&directory, &name)?;
-                }
+/// Inodes that no entry leads to: files that a client had open when it died, and directories that it had removed.
+///
+/// # Errors
+/// As the system calls.
+pub fn find_unlinked_inodes(shared: &SharedTree) -> Result<Vec<InodeNumber>, PublishError> {
+    let mut unlinked = Vec::new();
+    for group in names_in(&shared.inodes)? {
+        let directory = openat(&shared.inodes, group.as_slice(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(PublishError::call("open a directory"))?;
+        for name in names_in(&directory)? {
+            let state = statat(&directory, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(PublishError::call("stat a file"))?;
+            if state.st_nlink == 1 {
+                unlinked.extend(number_of_name(&name));
             }
         }
-        for name in names_in(&self.shared.orphans)? {
-            match number_of_name(&name) {
-                Some(inode) => {
-                    self.calls.remove_directory(&self.shared.orphans, &name)?;
-                    self.directories.remove(inode);
-                }
-                None => self.calls.unlink(&self.shared.orphans, &name)?,
-            }
-        }
-        Ok(())
     }
+    unlinked.extend(names_in(&shared.orphans)?.iter().filter_map(|name| number_of_name(name)));
+    Ok(unlinked)
 }
 
 fn names_in(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, PublishError> {

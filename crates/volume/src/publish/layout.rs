@@ -45,7 +45,7 @@ impl SharedTree {
         let tree = open_directory(&path.join(TREE))?;
         let record = InodeRecord { inode: InodeNumber::ROOT, changed: Timestamp::default() };
         fsetxattr(&tree, XATTR_NAME, &record.encode(), XattrFlags::empty())?;
-        MarkFile::create(&path.join(PUBLISHED), PublishedMark::START)
+        fs::create_dir(path.join(PUBLISHED))
     }
 
     /// Opens a shared tree.
@@ -57,12 +57,25 @@ impl SharedTree {
         Ok(Self { path: path.to_owned(), tree: tree?, inodes: inodes?, orphans: orphans? })
     }
 
-    /// The file that says how far the log is applied.
+    /// Makes the mark of a client's log, of which nothing is published. One that exists stays as it is.
+    ///
+    /// # Errors
+    /// As open(2) and fsync(2).
+    pub fn create_mark(&self, client: u16) -> io::Result<()> {
+        let path = self.mark_path(client);
+        if path.exists() { Ok(()) } else { MarkFile::create(&path, PublishedMark::start_of(client)) }
+    }
+
+    /// The file that says how far a client's log is applied.
     ///
     /// # Errors
     /// As open(2); `InvalidData` when it is damaged.
-    pub fn open_mark(&self) -> io::Result<MarkFile> {
-        MarkFile::open(&self.path.join(PUBLISHED))
+    pub fn open_mark(&self, client: u16) -> io::Result<MarkFile> {
+        MarkFile::open(&self.mark_path(client))
+    }
+
+    fn mark_path(&self, client: u16) -> PathBuf {
+        self.path.join(PUBLISHED).join(client.to_string())
     }
 
     /// The directory that ordinary tools list.

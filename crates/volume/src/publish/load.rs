@@ -3,7 +3,10 @@
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, lgetxattr, llistxattr, openat, readlinkat, statat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, lgetxattr, llistxattr, openat, readlinkat,
+    statat, utimensat,
+};
 use rustix::io::Errno;
 use serde_bytes::ByteBuf;
 
@@ -15,13 +18,13 @@ use crate::view::{Inode, InodeContent, LoadedInode, VolumeNamespace};
 /// Names of the extended attributes of one inode, with room for those of the volume and of security modules.
 const NAME_LIST_BYTES: usize = 64 << 10;
 
-/// Reads all inodes. Numbers up to `inode_max` have been in use.
+/// Reads all inodes, for a client that has used numbers up to `inode_max`.
 ///
 /// # Errors
 /// As the system calls; `InvalidData` for a file that has no inode number, such as one that was copied there.
-pub fn load_namespace(shared: &SharedTree, inode_max: u64) -> io::Result<VolumeNamespace> {
+pub fn load_namespace(shared: &SharedTree, client: u16, inode_max: u64) -> io::Result<VolumeNamespace> {
     let (_, root) = load_inode(&shared.tree, c".".to_bytes())?;
-    let mut namespace = VolumeNamespace::new(root, inode_max);
+    let mut namespace = VolumeNamespace::new(root, client, inode_max);
     let mut pending = vec![(InodeNumber::ROOT, open_directory(&shared.tree, b".")?)];
     while let Some((parent, directory)) = pending.pop() {
         for entry in Dir::read_from(&directory)? {
@@ -41,7 +44,7 @@ fn open_directory(parent: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
     Ok(openat(parent, name, flags, Mode::empty())?)
 }
 
-fn load_inode(directory: &OwnedFd, name: &[u8]) -> io::Result<(InodeNumber, LoadedInode)> {
+pub(super) fn load_inode(directory: &OwnedFd, name: &[u8]) -> io::Result<(InodeNumber, LoadedInode)> {
     let state = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
     let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
@@ -55,9 +58,20 @@ fn load_inode(directory: &OwnedFd, name: &[u8]) -> io::Result<(InodeNumber, Load
     let mut inode = Inode::new(attributes_of(&state, record.changed)?);
     if let InodeContent::Symlink(target) = &mut inode.content {
         *target = readlinkat(directory, name, Vec::new())?.into_bytes();
+        restore_access_time(directory, name, &state)?;
     }
     inode.xattrs = load_xattrs(&path)?;
     Ok((record.inode, inode))
+}
+
+/// readlink(2) changes it. O_NOATIME, which files and directories are opened with, does not exist for symbolic links.
+fn restore_access_time(directory: &OwnedFd, name: &[u8], state: &Stat) -> io::Result<()> {
+    let timespec = |seconds: i64, nanoseconds: u64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds as i64 };
+    let times = Timestamps {
+        last_access: timespec(state.st_atime, state.st_atime_nsec),
+        last_modification: timespec(state.st_mtime, state.st_mtime_nsec),
+    };
+    Ok(utimensat(directory, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
 fn attributes_of(state: &Stat, changed: Timestamp) -> io::Result<InodeAttributes> {

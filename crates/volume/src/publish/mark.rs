@@ -10,6 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::log::LogPoint;
+use crate::record::InodeNumber;
 
 /// A slot is a page, so that a torn write damages one slot only.
 const SLOT_BYTES: u64 = 4096;
@@ -22,13 +23,15 @@ pub struct PublishedMark {
     pub point: LogPoint,
     /// Of the record before it.
     pub epoch: u32,
-    /// The highest inode number of any published record. Numbers are not used twice.
+    /// The highest number that the client has given to an inode in any published record. Numbers are not used twice.
     pub inode_max: u64,
 }
 
 impl PublishedMark {
-    /// Nothing is published.
-    pub const START: Self = Self { point: LogPoint::START, epoch: 0, inode_max: 1 };
+    /// Nothing of a client's log is published.
+    pub const fn start_of(client: u16) -> Self {
+        Self { point: LogPoint::START, epoch: 0, inode_max: InodeNumber::before_first_of(client).0 }
+    }
 }
 
 //  0       8          16         24          32      36
@@ -53,15 +56,17 @@ pub struct MarkFile {
 }
 
 impl MarkFile {
-    /// Makes the file.
+    /// Makes the file. A crash leaves a whole one or none.
     ///
     /// # Errors
-    /// As open(2) and fsync(2).
+    /// As open(2), fsync(2) and rename(2).
     pub fn create(path: &Path, mark: PublishedMark) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        let new = path.with_extension("new");
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         file.set_len(2 * SLOT_BYTES)?;
         file.write_all_at(&encode(&mark), 0)?;
-        file.sync_all()
+        file.sync_all()?;
+        std::fs::rename(new, path)
     }
 
     /// Opens the file and reads the newer mark.
@@ -146,7 +151,7 @@ mod tests {
     fn a_torn_mark_leaves_the_one_before() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("published");
-        MarkFile::create(&path, PublishedMark::START).unwrap();
+        MarkFile::create(&path, PublishedMark::start_of(0)).unwrap();
         let mut file = MarkFile::open(&path).unwrap();
         for sequence in 2..5 {
             file.write(mark(sequence)).unwrap();

@@ -13,12 +13,16 @@ mod layout;
 mod load;
 mod mark;
 mod publisher;
+mod tree_reader;
 
 pub use calls::{CallBudget, PublishError};
+pub use farfork_cluster::catalog::Durability;
+pub use inodes::find_unlinked_inodes;
 pub use layout::SharedTree;
 pub use load::load_namespace;
 pub use mark::{MarkFile, PublishedMark};
-pub use publisher::{Durability, LogData, Publisher};
+pub use publisher::{LogData, Publisher};
+pub use tree_reader::{TreePart, TreeReader};
 
 #[cfg(test)]
 mod tests;

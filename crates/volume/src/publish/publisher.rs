@@ -1,19 +1,15 @@
 //! The publisher: applies change sets in order, each as often as crashes demand. One process at a time has one.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use farfork_cluster::catalog::Durability;
+
 use super::calls::{CallBudget, PublishError};
 use super::directory_table::DirectoryTable;
 use super::layout::SharedTree;
 use super::mark::{MarkFile, PublishedMark};
 use crate::change::ChangeSet;
-
-/// The failures that an acknowledged change survives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Durability {
-    /// The death of every process.
-    Memory,
-    /// Power failure, too.
-    Disk,
-}
 
 /// Reads data of records that are not published yet.
 pub trait LogData {
@@ -27,7 +23,8 @@ pub struct Publisher {
     pub(super) shared: SharedTree,
     pub(super) directories: DirectoryTable,
     pub(super) calls: CallBudget,
-    mark: MarkFile,
+    /// By the number of the client.
+    marks: BTreeMap<u16, MarkFile>,
     durability: Durability,
 }
 
@@ -37,55 +34,105 @@ impl Publisher {
     /// # Errors
     /// When the tree cannot be read.
     pub fn open(shared: SharedTree, durability: Durability, calls: CallBudget) -> Result<Self, PublishError> {
-        let mark = shared.open_mark().map_err(|error| {
-            tracing::error!(%error, "the published mark cannot be read");
-            PublishError::Mismatch("the published mark cannot be read")
-        })?;
         let directories = DirectoryTable::load(&shared)?;
-        Ok(Self { shared, directories, calls, mark, durability })
+        Ok(Self { shared, directories, calls, marks: BTreeMap::new(), durability })
     }
 
-    /// How far the log is applied.
-    pub fn mark(&self) -> PublishedMark {
-        self.mark.mark()
+    /// How far a client's log is applied.
+    ///
+    /// # Errors
+    /// When the mark cannot be read.
+    pub fn mark(&mut self, client: u16) -> Result<PublishedMark, PublishError> {
+        Ok(self.mark_file(client)?.mark())
     }
 
-    /// Applies a change set, and moves the mark to its end. A set that is published already changes nothing.
+    /// Applies a change set of a client's log, and moves its mark to the end of the set. A set that is published already
+    /// changes nothing.
     ///
     /// # Errors
     /// The shared tree then has a part of the change set; applying it again completes it.
-    pub fn publish(&mut self, changes: &ChangeSet, log: &impl LogData) -> Result<PublishedMark, PublishError> {
-        let mark = self.mark.mark();
+    pub fn publish(
+        &mut self,
+        client: u16,
+        changes: &ChangeSet,
+        log: &impl LogData,
+    ) -> Result<PublishedMark, PublishError> {
+        let mark = self.mark(client)?;
         if changes.end <= mark.point {
             return Ok(mark);
         }
         if changes.begin > mark.point {
             return Err(PublishError::Mismatch("a change set is missing"));
         }
+        self.apply(changes, log)?;
+        let mut own_numbers = changes.inodes.keys().filter(|inode| inode.belongs_to(client));
+        let inode_max = own_numbers.next_back().map_or(mark.inode_max, |inode| mark.inode_max.max(inode.0));
+        self.move_mark(client, PublishedMark { point: changes.end, epoch: changes.epoch, inode_max })
+    }
+
+    /// Says how far the tree has a client's log, for a tree that was copied.
+    ///
+    /// # Errors
+    /// When the mark cannot be written.
+    pub fn set_mark(&mut self, client: u16, mark: PublishedMark) -> Result<(), PublishError> {
+        let failed = |error: std::io::Error| {
+            let source = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
+            PublishError::Call { operation: "write the published mark", source }
+        };
+        self.shared.create_mark(client).map_err(failed)?;
+        self.mark_file(client)?.write(mark).map_err(failed)
+    }
+
+    /// Makes everything durable.
+    ///
+    /// # Errors
+    /// As syncfs(2).
+    pub fn sync(&self) -> Result<(), PublishError> {
+        rustix::fs::syncfs(&self.shared.tree).map_err(PublishError::call("sync the shared tree"))
+    }
+
+    /// Applies changes, and leaves the marks as they are.
+    ///
+    /// # Errors
+    /// As `publish`.
+    pub fn apply(&mut self, changes: &ChangeSet, data: &impl LogData) -> Result<(), PublishError> {
         self.create_inodes(changes)?;
-        self.change_data(changes, log)?;
+        self.change_data(changes, data)?;
         self.move_entries(changes)?;
         self.set_attributes(changes)?;
         self.drop_inodes(changes)?;
         self.directories.close_all();
-        let highest = changes.inodes.keys().next_back().map_or(0, |inode| inode.0);
-        let inode_max = mark.inode_max.max(highest);
-        self.move_mark(PublishedMark { point: changes.end, epoch: changes.epoch, inode_max })
+        Ok(())
     }
 
     /// The mark follows the changes, also on the disk: the log may be overwritten up to it.
-    fn move_mark(&mut self, mark: PublishedMark) -> Result<PublishedMark, PublishError> {
+    fn move_mark(&mut self, client: u16, mark: PublishedMark) -> Result<PublishedMark, PublishError> {
         let is_durable = self.durability == Durability::Disk;
         if is_durable {
             let Self { shared, calls, .. } = &*self;
             calls.make("sync the shared tree", None, || rustix::fs::syncfs(&shared.tree))?;
         }
-        let Self { mark: file, calls, .. } = self;
+        self.mark_file(client)?;
+        let Self { marks, calls, .. } = self;
+        let file = marks.get_mut(&client).ok_or(PublishError::Mismatch("a published mark is missing"))?;
         let errno = |error: std::io::Error| rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
         calls.make("write the published mark", None, || file.write(mark).map_err(errno))?;
         if is_durable {
             calls.make("sync the published mark", None, || file.sync().map_err(errno))?;
         }
         Ok(mark)
+    }
+
+    fn mark_file(&mut self, client: u16) -> Result<&mut MarkFile, PublishError> {
+        match self.marks.entry(client) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let file = self.shared.open_mark(client).map_err(|error| {
+                    tracing::error!(%error, client, "the published mark cannot be read");
+                    PublishError::Mismatch("the published mark cannot be read")
+                })?;
+                Ok(entry.insert(file))
+            }
+        }
     }
 }

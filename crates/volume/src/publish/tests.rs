@@ -8,7 +8,10 @@ use std::path::Path;
 use fastrand::Rng;
 use tempfile::TempDir;
 
-use super::{CallBudget, Durability, LogData, PublishError, Publisher, SharedTree, load_namespace};
+use super::{
+    CallBudget, Durability, LogData, PublishError, Publisher, SharedTree, TreeReader, find_unlinked_inodes,
+    load_namespace,
+};
 use crate::change::ChangeSet;
 use crate::change::model::ModelVolume;
 use crate::log::{AppendedRecord, LogPoint};
@@ -47,7 +50,7 @@ struct Scenario {
 
 impl Scenario {
     fn new(seed: u64, tree: &Path) -> Self {
-        let namespace = load_namespace(&SharedTree::open(tree).unwrap(), 1).unwrap();
+        let namespace = load_namespace(&SharedTree::open(tree).unwrap(), 0, 1).unwrap();
         let model = model_of(&namespace, tree);
         let random = Rng::with_seed(seed);
         Self { random, namespace, model, records: Vec::new(), log: TestLog::default(), clock: 1_000 }
@@ -189,6 +192,11 @@ fn test_directory() -> TempDir {
     TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).unwrap()
 }
 
+fn create_tree(path: &Path) {
+    SharedTree::create(path).unwrap();
+    SharedTree::open(path).unwrap().create_mark(0).unwrap();
+}
+
 fn open(tree: &Path, calls: CallBudget) -> Result<Publisher, PublishError> {
     Publisher::open(SharedTree::open(tree).unwrap(), Durability::Memory, calls)
 }
@@ -227,7 +235,7 @@ fn model_of(namespace: &VolumeNamespace, tree: &Path) -> ModelVolume {
 fn run_scenario(seed: u64) -> u32 {
     let directory = test_directory();
     let tree = directory.path().join("shared");
-    SharedTree::create(&tree).unwrap();
+    create_tree(&tree);
     let mut scenario = Scenario::new(seed, &tree);
     let mut crashes = 0;
     for _ in 0..ROUNDS {
@@ -238,8 +246,8 @@ fn run_scenario(seed: u64) -> u32 {
         let calls = CallBudget::limited(scenario.random.u64(..120));
         let mut publisher = open(&tree, calls).unwrap();
         while let Err(error) = {
-            let changes = scenario.fold(publisher.mark().point, record_count);
-            publisher.publish(&changes, &scenario.log)
+            let changes = scenario.fold(publisher.mark(0).unwrap().point, record_count);
+            publisher.publish(0, &changes, &scenario.log)
         } {
             assert_eq!(error, PublishError::InjectedCrash, "seed {seed}");
             crashes += 1;
@@ -253,14 +261,40 @@ fn run_scenario(seed: u64) -> u32 {
     crashes
 }
 
-/// Publishes the rest, drops unlinked inodes, and compares.
+/// Publishes the rest, drops unlinked inodes as the next client does, and compares.
 fn finish(scenario: &mut Scenario, tree: &Path, seed: u64) {
-    let mut publisher = open(tree, CallBudget::default()).unwrap();
-    let changes = scenario.fold(publisher.mark().point, scenario.records.len());
-    publisher.publish(&changes, &scenario.log).unwrap();
-    publisher.drop_unlinked_inodes().unwrap();
-    let inode_max = publisher.mark().inode_max;
-    let loaded = load_namespace(&SharedTree::open(tree).unwrap(), inode_max).unwrap();
+    publish_rest(scenario, tree);
+    let unlinked = find_unlinked_inodes(&SharedTree::open(tree).unwrap()).unwrap();
+    for inode in &unlinked {
+        assert!(scenario.namespace.inode(*inode).is_ok_and(|inode| inode.entry_count == 0), "seed {seed}: {inode:?}");
+    }
+    scenario.log(unlinked.into_iter().map(|inode| RecordEffect::DropInode { inode }).collect(), Vec::new());
+    publish_rest(scenario, tree);
+    compare_tree(scenario, tree, seed);
+    let copy = tree.with_extension("copy");
+    copy_tree(tree, &copy);
+    compare_tree(scenario, &copy, seed);
+}
+
+/// As a replica does that catches up.
+fn copy_tree(from: &Path, to: &Path) {
+    create_tree(to);
+    let mut publisher = open(to, CallBudget::default()).unwrap();
+    let mut reader = TreeReader::new(SharedTree::open(from).unwrap()).unwrap();
+    loop {
+        let part = reader.next_part().unwrap();
+        publisher.apply(&part.changes, &part).unwrap();
+        if part.is_last {
+            break;
+        }
+    }
+    let mark = SharedTree::open(from).unwrap().open_mark(0).unwrap().mark();
+    publisher.set_mark(0, mark).unwrap();
+}
+
+fn compare_tree(scenario: &Scenario, tree: &Path, seed: u64) {
+    let inode_max = SharedTree::open(tree).unwrap().open_mark(0).unwrap().mark().inode_max;
+    let loaded = load_namespace(&SharedTree::open(tree).unwrap(), 0, inode_max).unwrap();
     let mut expected = scenario.model.clone();
     expected.inodes.retain(|number, _| scenario.namespace.inode(*number).is_ok_and(|inode| inode.entry_count > 0));
     let found = model_of(&loaded, tree);
@@ -270,6 +304,12 @@ fn finish(scenario: &mut Scenario, tree: &Path, seed: u64) {
     }
     assert_eq!(found.inodes.len(), expected.inodes.len(), "seed {seed}");
     compare_links(&loaded, &scenario.namespace, seed);
+}
+
+fn publish_rest(scenario: &mut Scenario, tree: &Path) {
+    let mut publisher = open(tree, CallBudget::default()).unwrap();
+    let changes = scenario.fold(publisher.mark(0).unwrap().point, scenario.records.len());
+    publisher.publish(0, &changes, &scenario.log).unwrap();
 }
 
 fn compare_links(loaded: &VolumeNamespace, expected: &VolumeNamespace, seed: u64) {
@@ -293,7 +333,7 @@ fn a_crash_between_any_two_calls_loses_nothing() {
 fn a_path_longer_than_path_max_is_published() {
     let directory = test_directory();
     let tree = directory.path().join("shared");
-    SharedTree::create(&tree).unwrap();
+    create_tree(&tree);
     let mut scenario = Scenario::new(0, &tree);
     let new = NewInode { kind: FileKind::Directory, mode: 0o755, device: 0, symlink_target: Vec::new() };
     let mut parent = InodeNumber::ROOT;
@@ -311,7 +351,7 @@ fn a_path_longer_than_path_max_is_published() {
 fn attributes_of_the_model_are_those_of_the_root() {
     let directory = test_directory();
     let tree = directory.path().join("shared");
-    SharedTree::create(&tree).unwrap();
+    create_tree(&tree);
     let scenario = Scenario::new(0, &tree);
     let root: &InodeAttributes = &scenario.namespace.inode(InodeNumber::ROOT).unwrap().attributes;
     assert_eq!((root.kind, root.mode), (FileKind::Directory, 0o755));

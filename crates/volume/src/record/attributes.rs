@@ -10,6 +10,19 @@ pub struct InodeNumber(pub u64);
 impl InodeNumber {
     /// The directory at the top of a volume.
     pub const ROOT: Self = Self(1);
+    /// Bits of a number that count the inodes of one client; the bits above are the client's number. So clients never
+    /// choose the same number.
+    const CLIENT_SHIFT: u32 = 44;
+
+    /// The number before the first one that a client may give to an inode.
+    pub const fn before_first_of(client: u16) -> Self {
+        Self(if client == 0 { Self::ROOT.0 } else { (client as u64) << Self::CLIENT_SHIFT })
+    }
+
+    /// Whether a client has chosen this number, or may.
+    pub const fn belongs_to(self, client: u16) -> bool {
+        self.0 >> Self::CLIENT_SHIFT == client as u64
+    }
 }
 
 /// Time since the epoch of Unix, before it when negative.

@@ -9,6 +9,7 @@ mod extent_map;
 mod inode;
 mod namespace;
 mod plan;
+mod published;
 
 pub use directory::{DirectoryEntries, DirectoryEntry};
 pub use extent_map::{DataSegment, ExtentMap, SegmentSource};

@@ -15,23 +15,26 @@ pub type LoadedInode = Inode;
 /// The namespace of a volume.
 #[derive(Debug)]
 pub struct VolumeNamespace {
-    inodes: HashMap<InodeNumber, Inode>,
-    next_inode: u64,
+    pub(super) inodes: HashMap<InodeNumber, Inode>,
+    /// The number of this client: it chooses inode numbers of its own.
+    client: u16,
+    pub(super) next_inode: u64,
     /// Files with unpublished data, by the record of the change.
     unpublished: VecDeque<(u64, InodeNumber)>,
 }
 
 impl VolumeNamespace {
-    /// A namespace with a root and no entries. Numbers up to `inode_max` are in use.
-    pub fn new(root: LoadedInode, inode_max: u64) -> Self {
+    /// A namespace with a root and no entries. The client has used numbers up to `inode_max`.
+    pub fn new(root: LoadedInode, client: u16, inode_max: u64) -> Self {
         let inodes = HashMap::from([(InodeNumber::ROOT, LoadedInode { entry_count: 1, ..root })]);
-        Self { inodes, next_inode: inode_max.max(InodeNumber::ROOT.0) + 1, unpublished: VecDeque::new() }
+        let next_inode = inode_max.max(InodeNumber::before_first_of(client).0) + 1;
+        Self { inodes, client, next_inode, unpublished: VecDeque::new() }
     }
 
     /// Adds an entry of the shared tree, and its inode unless another entry leads to it, too. Directories come before
     /// their entries.
     pub fn load(&mut self, parent: InodeNumber, name: EntryName, number: InodeNumber, inode: LoadedInode) {
-        self.next_inode = self.next_inode.max(number.0 + 1);
+        self.note_number(number);
         self.inodes.entry(number).or_insert(inode);
         self.set_entry(parent, name, Some(number));
     }
@@ -39,14 +42,26 @@ impl VolumeNamespace {
     /// An inode.
     ///
     /// # Errors
-    /// ENOENT when there is none of this number.
+    /// ESTALE when there is none of this number: another client has removed it.
     pub fn inode(&self, number: InodeNumber) -> Result<&Inode, Errno> {
-        self.inodes.get(&number).ok_or(Errno::NOENT)
+        self.inodes.get(&number).ok_or(Errno::STALE)
+    }
+
+    /// All inodes.
+    pub fn into_inodes(self) -> impl Iterator<Item = (InodeNumber, Inode)> {
+        self.inodes.into_iter()
     }
 
     /// How many inodes there are.
     pub fn inode_count(&self) -> usize {
         self.inodes.len()
+    }
+
+    /// A number is in use.
+    fn note_number(&mut self, number: InodeNumber) {
+        if number.belongs_to(self.client) {
+            self.next_inode = self.next_inode.max(number.0 + 1);
+        }
     }
 
     /// The number that the next inode will have.
@@ -114,7 +129,7 @@ impl VolumeNamespace {
         let sequence = record.sequence;
         match effect {
             RecordEffect::SetAttributes { inode, attributes } => {
-                self.next_inode = self.next_inode.max(inode.0 + 1);
+                self.note_number(*inode);
                 let state = self.inodes.entry(*inode).or_insert_with(|| Inode::new(attributes.clone()));
                 state.attributes = attributes.clone();
             }
@@ -162,7 +177,7 @@ impl VolumeNamespace {
         }
     }
 
-    fn set_entry(&mut self, parent: InodeNumber, name: EntryName, target: Option<InodeNumber>) {
+    pub(super) fn set_entry(&mut self, parent: InodeNumber, name: EntryName, target: Option<InodeNumber>) {
         let Some(Inode { content: InodeContent::Directory { entries, .. }, .. }) = self.inodes.get_mut(&parent) else {
             return;
         };

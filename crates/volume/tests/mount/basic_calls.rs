@@ -194,10 +194,10 @@ fn a_volume_is_mounted_once() {
     let other = volume.local_path().join("other");
     fs::create_dir(&other).unwrap();
     let mut client = std::process::Command::new(std::env::current_exe().unwrap());
-    client.args([super::PROCESS, "client"]).arg(volume.volume_path()).arg(&other).arg("memory");
+    client.args([super::PROCESS, "client"]).arg(volume.store()).arg(&other);
     let output = client.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && text.contains("is mounted already"), "{text}");
+    assert!(!output.status.success() && text.contains("is mounted on this node already"), "{text}");
     fs::write(volume.path().join("file"), b"still mounted").unwrap();
 }
 

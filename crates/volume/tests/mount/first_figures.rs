@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 
 use super::mounted_volume::MountedVolume;
@@ -24,9 +25,9 @@ const FILES: u32 = 5_000;
 
 fn first_figures_next_to_a_floor() {
     let mut sides = Vec::new();
-    for durability in ["memory", "disk"] {
+    for durability in [Durability::Memory, Durability::Disk] {
         let volume = MountedVolume::create_with(LOG_BYTES, durability);
-        sides.push((format!("volume, {durability}"), volume.path(), Some(volume)));
+        sides.push((format!("volume, {durability:?}"), volume.path(), Some(volume)));
     }
     let floor = sides[0].2.as_ref().unwrap().local_path().join("local");
     fs::create_dir(&floor).unwrap();
@@ -48,7 +49,7 @@ fn first_figures_next_to_a_floor() {
 fn a_hundred_thousand_files() {
     const DIRECTORIES: u32 = 100;
     const FILES_PER_DIRECTORY: u32 = 1_000;
-    let mut volume = MountedVolume::create_with(LOG_BYTES, "memory");
+    let mut volume = MountedVolume::create_with(LOG_BYTES, Durability::Memory);
     let directory = |volume: &MountedVolume, index: u32| volume.path().join(format!("directory-{index}"));
     let started = Instant::now();
     for index in 0..DIRECTORIES {

@@ -2,19 +2,21 @@
 //! argument `process`, one of those processes.
 
 mod basic_calls;
+mod chain;
 mod crash;
 mod first_figures;
 mod model;
 mod mounted_volume;
 mod programs;
 mod suites;
+mod test_node;
 
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use farfork_volume::mount::ClientOptions;
-use farfork_volume::process::{VolumeDirectory, end_with_supervisor, run_client, run_offload, run_worker};
-use farfork_volume::publish::Durability;
+use farfork_volume::process::{OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker};
+use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// The first argument of a process of a volume.
@@ -29,7 +31,9 @@ fn main() -> ExitCode {
     for (name, test) in first_figures::TESTS {
         trials.push(trial(name, *test).with_ignored_flag(true));
     }
-    for (name, test) in [basic_calls::TESTS, model::TESTS, crash::TESTS, programs::TESTS, suites::TESTS].concat() {
+    for (name, test) in
+        [basic_calls::TESTS, chain::TESTS, model::TESTS, crash::TESTS, programs::TESTS, suites::TESTS].concat()
+    {
         trials.push(trial(name, test));
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -42,23 +46,22 @@ fn trial(name: &str, test: fn()) -> Trial {
     })
 }
 
-/// Role, directory of the volume, mount point, durability.
+/// Role and store; of the offload process also catalog, name of the node and time of failure detection; of the client also
+/// the mount point.
 fn run_process(arguments: &[String]) -> ExitCode {
-    let [role, volume, mount_point, durability] = arguments else { return ExitCode::from(2) };
+    let (role, store) = (arguments[0].as_str(), VolumeStore::new(arguments[1].as_ref()));
     end_with_supervisor().expect("prctl");
     let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
-    let volume = VolumeDirectory::new(volume.as_ref());
-    let durability = if durability == "disk" { Durability::Disk } else { Durability::Memory };
-    let result = match role.as_str() {
+    let result = match role {
         "client" => {
             let ready = || {
                 println!("mounted");
                 std::io::stdout().flush().expect("the supervisor reads");
             };
-            run_client(&volume, mount_point.as_ref(), ClientOptions { durability }, ready).map_err(|e| e.to_string())
+            run_client(&store, test_node::VOLUME, arguments[2].as_ref(), ready).map_err(|e| e.to_string())
         }
-        "offload" => run_offload(&volume, durability).map_err(|e| e.to_string()),
-        _ => run_worker(&volume, durability).map_err(|e| e.to_string()),
+        "offload" => run_offload(&offload_options(arguments)).map_err(|e| e.to_string()),
+        _ => run_worker(&store).map_err(|e| e.to_string()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,5 +69,16 @@ fn run_process(arguments: &[String]) -> ExitCode {
             eprintln!("{role}: {text}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn offload_options(arguments: &[String]) -> OffloadOptions {
+    OffloadOptions {
+        node: NodeName::new(&arguments[3]).expect("a node name"),
+        store: arguments[1].as_str().into(),
+        catalog: arguments[2].as_str().into(),
+        listen: [127, 0, 0, 1].into(),
+        detection_time: Duration::from_millis(arguments[4].parse().expect("a number")),
+        credentials: None,
     }
 }

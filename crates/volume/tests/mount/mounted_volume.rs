@@ -1,46 +1,34 @@
-//! A mounted volume of a test. Its processes, its mount and its files end with it, also after a panic.
+//! A volume of one node, mounted. It ends with the value, also after a panic.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
-use farfork_volume::process::{MountSupervisor, ProcessRole, VolumeDirectory};
-use rustix::fs::statfs;
+use farfork_cluster::catalog::{Durability, VolumeName};
+use farfork_volume::process::{ControlAnswer, ControlRequest, NewVolume, ProcessRole, send_control_request};
+use farfork_wire::NodeName;
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use tempfile::TempDir;
 
+use super::test_node::{TestNode, VOLUME};
+
 /// Small, so that the log laps often.
 pub(crate) const LOG_BYTES: u64 = 8 << 20;
-/// `f_type` of every FUSE mount.
-const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
-/// A process is restarted, or a mount is usable again, within this.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// No test of one node is about failure detection.
+const DETECTION_MS: u64 = 60_000;
 
 /// A volume and its processes.
 pub(crate) struct MountedVolume {
+    node: TestNode,
     directory: TempDir,
-    supervisor: Option<SupervisorThread>,
-    durability: &'static str,
-}
-
-/// The thread outlives the processes that it starts: they end with it.
-struct SupervisorThread {
-    thread: JoinHandle<()>,
-    must_stop: Arc<AtomicBool>,
-    process_ids: Arc<Mutex<Vec<u32>>>,
 }
 
 impl MountedVolume {
     /// A new volume.
     pub(crate) fn create() -> Self {
-        Self::create_with(LOG_BYTES, "memory")
+        Self::create_with(LOG_BYTES, Durability::Memory)
     }
 
     /// A new volume with a log of this size.
-    pub(crate) fn create_with(log_bytes: u64, durability: &'static str) -> Self {
+    pub(crate) fn create_with(log_bytes: u64, durability: Durability) -> Self {
         Self::create_in(TempDir::new().unwrap(), log_bytes, durability)
     }
 
@@ -49,64 +37,40 @@ impl MountedVolume {
         let directory = TempDir::new().unwrap();
         let options = std::ffi::CString::new(options).unwrap();
         rustix::mount::mount("none", directory.path(), "tmpfs", MountFlags::empty(), options.as_c_str()).unwrap();
-        Self::create_in(directory, LOG_BYTES, "memory")
+        Self::create_in(directory, LOG_BYTES, Durability::Memory)
     }
 
-    fn create_in(directory: TempDir, log_bytes: u64, durability: &'static str) -> Self {
-        VolumeDirectory::create(&directory.path().join("volume"), 7, log_bytes).unwrap();
-        std::fs::create_dir(directory.path().join("mount")).unwrap();
-        let mut volume = Self { directory, supervisor: None, durability };
-        volume.mount();
-        volume
+    fn create_in(directory: TempDir, log_bytes: u64, durability: Durability) -> Self {
+        let catalog = directory.path().join("catalog");
+        let mut node = TestNode::start("n1", &directory.path().join("n1"), &catalog, DETECTION_MS);
+        create_volume(&node, &["n1"], log_bytes, durability);
+        node.mount();
+        Self { node, directory }
     }
 
     /// Mounts the volume again.
     pub(crate) fn mount(&mut self) {
-        let (volume, mount_point) = (self.volume_path(), self.path());
-        let durability = self.durability;
-        let must_stop = Arc::new(AtomicBool::new(false));
-        let process_ids = Arc::new(Mutex::new(Vec::new()));
-        let (stop, ids) = (Arc::clone(&must_stop), Arc::clone(&process_ids));
-        let (started, is_started) = mpsc::channel();
-        let thread = thread::spawn(move || {
-            let command = |role: ProcessRole| {
-                let mut command = Command::new(std::env::current_exe().unwrap());
-                command.args([super::PROCESS, role.name()]).arg(&volume).arg(&mount_point).arg(durability);
-                command.stdin(Stdio::null());
-                command
-            };
-            let mut supervisor = MountSupervisor::start(&mount_point, command).unwrap();
-            let mut is_reported = false;
-            while !stop.load(Ordering::Relaxed) {
-                *ids.lock().unwrap() = ProcessRole::ALL.map(|role| supervisor.process_id(role)).to_vec();
-                if !std::mem::replace(&mut is_reported, true) {
-                    started.send(()).unwrap();
-                }
-                if supervisor.check().unwrap().is_some() {
-                    break;
-                }
-                thread::sleep(Duration::from_millis(2));
-            }
-        });
-        is_started.recv().expect("the volume is mounted");
-        self.supervisor = Some(SupervisorThread { thread, must_stop, process_ids });
+        self.node.mount();
     }
 
     /// Unmounts, and waits for the client to end.
     pub(crate) fn unmount(&mut self) {
-        let supervisor = self.supervisor.take().expect("it is mounted");
-        unmount(self.path(), UnmountFlags::empty()).unwrap();
-        supervisor.thread.join().unwrap();
+        self.node.unmount();
     }
 
     /// Where it is mounted.
     pub(crate) fn path(&self) -> PathBuf {
-        self.directory.path().join("mount")
+        self.node.path()
     }
 
-    /// The directory with log and shared tree.
+    /// The directory with logs and shared tree.
     pub(crate) fn volume_path(&self) -> PathBuf {
-        self.directory.path().join("volume")
+        self.node.volume_path()
+    }
+
+    /// The store of the node.
+    pub(crate) fn store(&self) -> PathBuf {
+        self.node.store()
     }
 
     /// A directory next to the volume, on the local file system.
@@ -116,47 +80,28 @@ impl MountedVolume {
 
     /// The process id of a role.
     pub(crate) fn process_id(&self, role: ProcessRole) -> u32 {
-        let index = ProcessRole::ALL.iter().position(|other| *other == role).unwrap();
-        self.supervisor.as_ref().unwrap().process_ids.lock().unwrap()[index]
+        self.node.process_id(role)
     }
 
-    /// Kills processes at once, in this order, and waits until the supervisor has started the next.
+    /// Kills processes at once, in this order, and waits until the next have been started.
     pub(crate) fn kill(&self, roles: &[ProcessRole]) {
-        let killed: Vec<u32> = roles.iter().map(|role| self.process_id(*role)).collect();
-        let open = |id: &u32| farfork_sys::pidfd::open(*id as i32).unwrap();
-        let pidfds: Vec<_> = killed.iter().map(open).collect();
-        pidfds.iter().for_each(|pidfd| farfork_sys::pidfd::send_signal(pidfd, 9).unwrap());
-        let deadline = Instant::now() + RESTART_TIMEOUT;
-        for (role, killed) in roles.iter().zip(killed) {
-            while self.process_id(*role) == killed {
-                assert!(Instant::now() < deadline, "{role:?} is started again");
-                thread::sleep(Duration::from_millis(2));
-            }
-        }
-        if roles.contains(&ProcessRole::Client) {
-            self.wait_until_mounted();
-        }
-    }
-
-    /// After the death of a client: until the next one has mounted. statfs(2) asks the client, stat(2) a cache.
-    fn wait_until_mounted(&self) {
-        let deadline = Instant::now() + RESTART_TIMEOUT;
-        while !statfs(self.path()).is_ok_and(|state| state.f_type == FUSE_SUPER_MAGIC) {
-            assert!(Instant::now() < deadline, "the volume is mounted again");
-            thread::sleep(Duration::from_millis(2));
-        }
+        self.node.kill(roles);
     }
 }
 
 impl Drop for MountedVolume {
     fn drop(&mut self) {
-        if let Some(supervisor) = self.supervisor.take() {
-            supervisor.must_stop.store(true, Ordering::Relaxed);
-            let _ = supervisor.thread.join();
-        }
-        // The supervisor detaches a dead mount. A live one would keep the directory from being removed.
+        self.node.stop_client();
         let _ = unmount(self.path(), UnmountFlags::DETACH);
+        self.node.stop_processes();
         // Only of a volume on its own file system.
         let _ = unmount(self.directory.path(), UnmountFlags::DETACH);
     }
+}
+
+/// Creates the volume of a test.
+pub(crate) fn create_volume(node: &TestNode, replicas: &[&str], log_bytes: u64, durability: Durability) {
+    let replicas = replicas.iter().map(|name| NodeName::new(name).unwrap()).collect();
+    let new = NewVolume { name: VolumeName::new(VOLUME).unwrap(), replicas, log_bytes, durability };
+    assert_eq!(send_control_request(&node.store(), &ControlRequest::Create(new)).unwrap(), ControlAnswer::Done);
 }

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 
 use super::mounted_volume::MountedVolume;
@@ -132,7 +133,7 @@ fn sqlite_keeps_committed_transactions() {
 }
 
 fn sqlite_survives_a_killed_client() {
-    let volume = MountedVolume::create_with(super::mounted_volume::LOG_BYTES, "disk");
+    let volume = MountedVolume::create_with(super::mounted_volume::LOG_BYTES, Durability::Disk);
     let database = volume.path().join("database");
     create_database(&database);
     check_transactions(&database, |_| volume.kill(&[ProcessRole::Client]));

@@ -1,53 +1,194 @@
-//! `farfork volume mount NAME DIR`: mounts a volume, and supervises its processes until it is unmounted.
+//! `farfork volume mount NAME DIR`: mounts a volume. A supervisor serves the mount until it is unmounted: a background
+//! process of its own, or with `--foreground` the command itself.
+//!
+//! The supervisor is in the mount namespace of the command, because the mount has to be.
 
-use std::env;
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_volume::process::{MountSupervisor, ProcessRole};
+use farfork_api::failure::Failure;
+use farfork_cluster::catalog::VolumeName;
+use farfork_terminal::privilege;
+use farfork_volume::process::{ControlRequest, MountSupervisor, ProcessRole};
+use rustix::mount::{UnmountFlags, unmount};
+use tokio::signal::unix::{SignalKind, signal};
+use tonic::Code;
 
-use super::{DurabilityArguments, StoreArguments, durability_argument};
+use super::parse_volume_name;
+use super::volume_node::VolumeNode;
+use crate::GlobalArgs;
+use crate::output::{print_json, print_line};
 
-/// Mount a volume. The command ends when the volume is unmounted with umount(8).
+/// How much of the log's end an error shows, in bytes.
+const LOG_TAIL_BYTES: u64 = 2048;
+
+/// Mount a volume on this node.
+///
+/// The command returns when the volume is mounted, and leaves a background process that serves it. umount(8) ends the
+/// mount and that process. A node mounts a volume once; other nodes can mount it at the same time.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork volume mount data /mnt/data
-  farfork volume mount data /mnt/data --durability disk
+  umount /mnt/data
+  farfork volume mount data /mnt/data --foreground
 
-Exit status: 0 unmounted, 1 failure, 2 wrong usage.")]
-pub(crate) struct MountCommand {
+Exit status: 0 mounted (with --foreground: unmounted), 1 failure, 2 wrong usage.")]
+pub(crate) struct MountVolume {
     /// Name of the volume.
-    name: String,
-    /// Where to mount it.
+    #[arg(value_parser = parse_volume_name)]
+    name: VolumeName,
+    /// Directory to mount it at.
     directory: PathBuf,
-    #[command(flatten)]
-    durability: DurabilityArguments,
-    #[command(flatten)]
-    store: StoreArguments,
+    /// Serve the mount in this process. SIGINT and SIGTERM unmount the volume.
+    #[arg(long)]
+    foreground: bool,
+    /// Serve the mount in this process, in a new session. The command starts its background process so.
+    #[arg(long, hide = true, requires = "foreground")]
+    new_session: bool,
 }
 
-impl MountCommand {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { name, directory, durability, store } = self;
-        let object = format!("volume {name}");
-        let volume = store.open(&name)?;
-        let directory = directory.canonicalize().with_context(|| format!("{object}: {}", directory.display()))?;
-        let program = env::current_exe().with_context(|| object.clone())?;
-        let command = |role: ProcessRole| {
-            let mut command = Command::new(&program);
-            command.args(["volume", role.name()]).arg(volume.path());
-            if role == ProcessRole::Client {
-                command.arg(&directory);
-            }
-            command.args(["--durability", durability_argument(durability.durability)]).stdin(Stdio::null());
-            command
-        };
-        let mut supervisor = MountSupervisor::start(&directory, command).with_context(|| object.clone())?;
-        println!("{name} is mounted at {}", directory.display());
-        supervisor.run().context(object)?;
+impl MountVolume {
+    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it mounts a file system")?;
+        if self.new_session {
+            // It fails where we lead a session already.
+            let _ = rustix::process::setsid();
+        }
+        let object = format!("volume {}", self.name);
+        let node = VolumeNode::find(global, &object)?;
+        let directory = resolve_mount_point(&self.directory).map_err(|error| {
+            let cause = format!("cannot mount it at {}: {error}", self.directory.display());
+            Failure::new(Code::NotFound, &object, cause).with_next_step("create the directory with mkdir -p")
+        })?;
+        // Waits until the offload process has started, and refuses a volume that is not there.
+        node.request(&object, &ControlRequest::Status(self.name.clone()))?;
+        let mount = Mount { volume: self.name.as_str(), store: node.store(), directory: &directory };
+        if self.foreground {
+            mount.serve(global).context(object)?;
+        } else {
+            let log = node.mount_log(mount.volume);
+            start_in_background(global, &mount, &log, &object)?;
+            report(global, &mount);
+        }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The real path of a directory. A directory with the mount of a client that died answers ENOTCONN; it is mounted over.
+fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
+    match directory.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+            let absolute = std::path::absolute(directory)?;
+            let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Err(error) };
+            Ok(parent.canonicalize()?.join(name))
+        }
+        resolved => resolved,
+    }
+}
+
+/// A volume, and where it is mounted.
+struct Mount<'a> {
+    volume: &'a str,
+    store: &'a Path,
+    directory: &'a Path,
+}
+
+impl Mount<'_> {
+    /// Mounts the volume, says so, and supervises its client until it is unmounted.
+    fn serve(&self, global: &GlobalArgs) -> anyhow::Result<()> {
+        let command = |role: ProcessRole| {
+            // Not the path of the binary, which an upgrade may have replaced.
+            let mut command = Command::new("/proc/self/exe");
+            command.args(["volume", role.name(), "--store"]).arg(self.store).arg(self.volume).arg(self.directory);
+            // Ctrl-C is for the supervisor, which unmounts the volume.
+            command.process_group(0).current_dir("/").stdin(Stdio::null());
+            command
+        };
+        unmount_on_signal(self.directory.to_owned())?;
+        let mut supervisor = MountSupervisor::start(self.directory, command)?;
+        report(global, self);
+        // An error means that the command that started this process has ended.
+        let _ = io::stdout().flush();
+        supervisor.run()?;
+        Ok(())
+    }
+}
+
+fn report(global: &GlobalArgs, mount: &Mount<'_>) {
+    let (volume, directory) = (mount.volume, mount.directory.display());
+    if global.json {
+        print_json(&serde_json::json!({ "volume": volume, "directory": directory.to_string() }));
+    } else {
+        print_line(&format!("{volume} is mounted at {directory}"));
+    }
+}
+
+/// Starts a background process that serves the mount, and waits until it has mounted.
+fn start_in_background(global: &GlobalArgs, mount: &Mount<'_>, log: &Path, object: &str) -> anyhow::Result<()> {
+    let failure = |cause: String| Failure::new(Code::Internal, object, cause);
+    let open = OpenOptions::new().create(true).append(true).mode(0o600).open(log);
+    let log_file = open.map_err(|error| failure(format!("cannot open its log {}: {error}", log.display())))?;
+    let log_begin = log_file.metadata().map_or(0, |metadata| metadata.len());
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("--socket").arg(std::path::absolute(global.connection.socket_path())?);
+    command.args(["volume", "mount", mount.volume]).arg(mount.directory).args(["--foreground", "--new-session"]);
+    // Its working directory keeps no file system busy.
+    command.current_dir("/").env_remove("FARFORK_NODE");
+    let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn();
+    let mut process = started.map_err(|error| failure(format!("cannot start its background process: {error}")))?;
+    let output = process.stdout.take().expect("standard output is a pipe");
+    let mut line = String::new();
+    // The process says so in a line when the volume is mounted. It ends without one if that fails.
+    if BufReader::new(output).read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+        return Ok(());
+    }
+    let _ = process.wait();
+    let cause = format!("it cannot be mounted: {}", read_log_since(log, log_begin));
+    Err(failure(cause).with_next_step(format!("correct this, then mount it again; see {}", log.display())).into())
+}
+
+/// What a log has got since it had this length, at most its end.
+fn read_log_since(log: &Path, begin: u64) -> String {
+    let read = || {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(begin.max(length.saturating_sub(LOG_TAIL_BYTES))))?;
+        let mut tail = Vec::new();
+        file.read_to_end(&mut tail)?;
+        let text = String::from_utf8_lossy(&tail).into_owned();
+        let lines = text.lines().map(|line| line.trim().trim_start_matches("farfork: "));
+        Ok::<_, io::Error>(lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; "))
+    };
+    read().unwrap_or_else(|error| format!("its log cannot be read: {error}"))
+}
+
+/// Unmounts the volume when this process is to end, which ends the client and the supervisor in good order.
+fn unmount_on_signal(directory: PathBuf) -> io::Result<()> {
+    let wait = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { return };
+        runtime.block_on(async {
+            let handlers = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+            let (Ok(mut terminate), Ok(mut interrupt)) = handlers else { return };
+            loop {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                // Programs that use the mount keep it until they end. An error means that it is not mounted yet.
+                if unmount(&directory, UnmountFlags::DETACH).is_err() {
+                    std::process::exit(1);
+                }
+            }
+        });
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
 }

@@ -1,48 +1,66 @@
-//! The processes of a mounted volume. `farfork volume mount` starts them; users do not.
+//! The processes of volumes. The daemon starts `offload` and `worker`, and `farfork volume mount` starts `client`; users
+//! do not.
 
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_volume::mount::ClientOptions;
-use farfork_volume::process::{VolumeDirectory, end_with_supervisor, run_client, run_offload, run_worker};
+use farfork_trust::{Credentials, Encryption};
+use farfork_volume::process::{OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker};
+use farfork_wire::NodeName;
 
-use super::DurabilityArguments;
+use crate::GlobalArgs;
 use crate::log::{self, LogOptions};
 
 /// Serve the mount of a volume. A line on standard output says when it is usable.
 #[derive(Args)]
 pub(crate) struct ClientArguments {
-    /// Directory of the volume.
-    volume: PathBuf,
+    /// Store of the node.
+    #[arg(long, value_name = "DIR")]
+    store: PathBuf,
+    /// Name of the volume.
+    volume: String,
     /// Where to mount it.
     directory: PathBuf,
     #[command(flatten)]
-    durability: DurabilityArguments,
-    #[command(flatten)]
     log: LogOptions,
 }
 
-/// Read the log of a volume, and order publishing.
+/// Read the logs of a node's volumes, replicate them, and order publishing.
 #[derive(Args)]
 pub(crate) struct OffloadArguments {
-    /// Directory of the volume.
-    volume: PathBuf,
-    #[command(flatten)]
-    durability: DurabilityArguments,
+    /// Store of the node.
+    #[arg(long, value_name = "DIR")]
+    store: PathBuf,
+    /// Catalog of the cluster.
+    #[arg(long, value_name = "FILE")]
+    catalog: PathBuf,
+    /// Name of the node.
+    #[arg(long)]
+    name: NodeName,
+    /// Address at which other nodes reach this process. The ports are chosen by the kernel.
+    #[arg(long, value_name = "IP")]
+    listen: IpAddr,
+    /// Time after which a node that does not answer leaves the chains of its volumes, in milliseconds.
+    #[arg(long, value_name = "MS")]
+    detect_ms: u64,
+    /// Encrypt transfers between nodes. Without this option, other nodes are not authenticated.
+    #[arg(long, value_name = "on|off")]
+    encryption: Option<Encryption>,
     #[command(flatten)]
     log: LogOptions,
 }
 
-/// Apply change sets to the shared tree of a volume.
+/// Apply change sets to the shared trees of a node's volumes.
 #[derive(Args)]
 pub(crate) struct WorkerArguments {
-    /// Directory of the volume.
-    volume: PathBuf,
-    #[command(flatten)]
-    durability: DurabilityArguments,
+    /// Store of the node.
+    #[arg(long, value_name = "DIR")]
+    store: PathBuf,
     #[command(flatten)]
     log: LogOptions,
 }
@@ -50,23 +68,32 @@ pub(crate) struct WorkerArguments {
 impl ClientArguments {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         start(&self.log)?;
-        let object = format!("client of {}", self.volume.display());
-        let options = ClientOptions { durability: self.durability.durability };
         let ready = || {
             // Without a supervisor there is no reader.
             let mut output = std::io::stdout();
             let _ = output.write_all(b"mounted\n").and_then(|()| output.flush());
         };
-        run_client(&VolumeDirectory::new(&self.volume), &self.directory, options, ready).context(object)?;
+        let store = VolumeStore::new(&self.store);
+        run_client(&store, &self.volume, &self.directory, ready)
+            .with_context(|| format!("client of volume {}", self.volume))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
 impl OffloadArguments {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         start(&self.log)?;
-        let object = format!("offload process of {}", self.volume.display());
-        run_offload(&VolumeDirectory::new(&self.volume), self.durability.durability).context(object)?;
+        let object = format!("offload process of node {}", self.name);
+        let credentials = self.encryption.map(|encryption| Credentials::open(&global.trust(), encryption)).transpose();
+        let options = OffloadOptions {
+            node: self.name,
+            store: self.store,
+            catalog: self.catalog,
+            listen: self.listen,
+            detection_time: Duration::from_millis(self.detect_ms),
+            credentials: credentials.with_context(|| object.clone())?,
+        };
+        run_offload(&options).context(object)?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -74,8 +101,8 @@ impl OffloadArguments {
 impl WorkerArguments {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         start(&self.log)?;
-        let object = format!("worker of {}", self.volume.display());
-        run_worker(&VolumeDirectory::new(&self.volume), self.durability.durability).context(object)?;
+        let object = format!("worker of {}", self.store.display());
+        run_worker(&VolumeStore::new(&self.store)).context(object)?;
         Ok(ExitCode::SUCCESS)
     }
 }

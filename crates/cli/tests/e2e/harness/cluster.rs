@@ -82,6 +82,8 @@ impl Cluster {
         let mut config = LocalClusterConfig::new(&name, &run_dir, nodes, BINARY);
         // Its own: other nodes of the machine may run out of theirs.
         config.node_arguments = vec!["--user-ranges".into(), user_ranges_in(&scratch).to_string_lossy().into_owned()];
+        // A busy machine is no failure of a node.
+        config.node_arguments.extend(["--detect-ms".to_owned(), "10000".to_owned()]);
         config.node_arguments.extend(node_arguments.iter().map(|argument| (*argument).to_owned()));
         let local = LocalCluster::up(&config, &mut |_| ()).unwrap_or_else(|error| fail_start(&error));
         let marks = RunMarkers {

@@ -1,0 +1,40 @@
+//! `farfork volume drop NAME`: removes a volume.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_cluster::catalog::VolumeName;
+use farfork_volume::process::ControlRequest;
+
+use super::parse_volume_name;
+use super::volume_node::VolumeNode;
+use crate::GlobalArgs;
+use crate::output::{print_json, print_line};
+
+/// Remove a volume with all its replicas and files.
+///
+/// The command does not ask for confirmation. It refuses a volume that a node has mounted.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork volume drop data
+
+Exit status: 0 the volume is removed, 1 it is mounted or cannot be removed, 2 wrong usage.")]
+pub(crate) struct DropVolume {
+    /// Name of the volume.
+    #[arg(value_parser = parse_volume_name)]
+    name: VolumeName,
+}
+
+impl DropVolume {
+    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let object = format!("volume {}", self.name);
+        VolumeNode::find(global, &object)?.request(&object, &ControlRequest::Drop(self.name.clone()))?;
+        if global.json {
+            print_json(&serde_json::json!({ "volume": self.name }));
+        } else {
+            print_line(&format!("{} is dropped", self.name));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,200 @@
+//! Volumes and replicas as `farfork volume ls` and `status` show them: tables for people, stable keys for scripts.
+
+use farfork_cluster::catalog::{Durability, VolumeState};
+use farfork_volume::process::{ReplicaStatus, VolumeStatus};
+use farfork_wire::NodeName;
+use serde::Serialize;
+
+use crate::output::{Table, format_bytes};
+
+/// A volume.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct VolumeView {
+    volume: String,
+    state: VolumeState,
+    replicas: Vec<NodeName>,
+    live: Vec<NodeName>,
+    durability: Durability,
+    log_bytes: u64,
+    clients: Vec<NodeName>,
+    writer: Option<NodeName>,
+}
+
+/// A replica of a volume.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct ReplicaView {
+    pub(super) node: NodeName,
+    live: bool,
+    pub(super) failure: Option<String>,
+    logs: Vec<LogView>,
+}
+
+/// The log of a client on a replica.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct LogView {
+    client: NodeName,
+    logged: u64,
+    committed: u64,
+    published: u64,
+}
+
+impl VolumeView {
+    pub(super) fn new(status: &VolumeStatus) -> Self {
+        let record = status.record.clone();
+        let writer = record.writer.and_then(|client| record.clients.get(usize::from(client)).cloned());
+        Self {
+            volume: status.name.to_string(),
+            state: record.state,
+            replicas: record.replicas,
+            live: record.chain,
+            durability: record.durability,
+            log_bytes: record.log_bytes,
+            clients: record.clients,
+            writer,
+        }
+    }
+}
+
+impl ReplicaView {
+    pub(super) fn all(status: &VolumeStatus) -> Vec<Self> {
+        status.replicas.iter().map(|replica| Self::new(status, replica)).collect()
+    }
+
+    fn new(status: &VolumeStatus, replica: &ReplicaStatus) -> Self {
+        let logs = status.record.clients.iter().zip(&replica.logs).map(|(client, log)| LogView {
+            client: client.clone(),
+            logged: log.logged,
+            committed: log.committed,
+            published: log.published,
+        });
+        Self {
+            node: replica.node.clone(),
+            live: status.record.chain.contains(&replica.node),
+            failure: replica.failure.clone(),
+            logs: logs.collect(),
+        }
+    }
+
+    fn state(&self) -> &'static str {
+        match (self.live, &self.failure) {
+            (_, Some(_)) => "no answer",
+            (true, None) => "live",
+            (false, None) => "not live",
+        }
+    }
+}
+
+/// One row for each volume.
+pub(super) fn volume_table(volumes: &[VolumeView]) -> Table {
+    let mut table = Table::new(&["VOLUME", "STATE", "REPLICAS", "LIVE", "DURABILITY", ">LOG", "WRITER"]);
+    for volume in volumes {
+        table.add_row([
+            volume.volume.clone(),
+            state_text(volume.state).to_owned(),
+            replicas_text(&volume.replicas),
+            replicas_text(&volume.live),
+            durability_text(volume.durability).to_owned(),
+            format_bytes(volume.log_bytes),
+            volume.writer.as_ref().map_or("-", NodeName::as_str).to_owned(),
+        ]);
+    }
+    table
+}
+
+/// One row for each log of each replica, and one for a replica that has none.
+pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
+    let mut table = Table::new(&["REPLICA", "STATE", "CLIENT", ">LOGGED", ">COMMITTED", ">PUBLISHED"]);
+    for replica in replicas {
+        let row = |cells: [String; 4]| [replica.node.to_string(), replica.state().to_owned()].into_iter().chain(cells);
+        if replica.logs.is_empty() {
+            table.add_row(row(["-"; 4].map(str::to_owned)));
+        }
+        for log in &replica.logs {
+            let bytes = [log.logged, log.committed, log.published].map(format_bytes);
+            let [logged, committed, published] = bytes;
+            table.add_row(row([log.client.to_string(), logged, committed, published]));
+        }
+    }
+    table
+}
+
+/// Nodes as `--replicas` takes them.
+pub(super) fn replicas_text(nodes: &[NodeName]) -> String {
+    let names: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+    names.join(",")
+}
+
+fn state_text(state: VolumeState) -> &'static str {
+    match state {
+        VolumeState::Creating => "creating",
+        VolumeState::Ready => "ready",
+        VolumeState::Dropping => "dropping",
+    }
+}
+
+fn durability_text(durability: Durability) -> &'static str {
+    match durability {
+        Durability::Memory => "memory",
+        Durability::Disk => "disk",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farfork_cluster::catalog::{VolumeName, VolumeRecord};
+    use farfork_volume::process::LogStatus;
+
+    use super::*;
+
+    fn status() -> VolumeStatus {
+        let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
+        let record = VolumeRecord {
+            revision: 3,
+            id: 9,
+            state: VolumeState::Ready,
+            replicas: vec![n1.clone(), n2.clone()],
+            chain: vec![n1.clone()],
+            joining: None,
+            epoch: 2,
+            log_bytes: 64 << 20,
+            durability: Durability::Disk,
+            clients: vec![n2.clone()],
+            client_terms: Vec::new(),
+            writer: Some(0),
+            is_writer_fenced: false,
+            term: 1,
+        };
+        let log = LogStatus { logged: 8192, committed: 4096, published: 0 };
+        let replicas = vec![
+            ReplicaStatus { node: n1, failure: None, logs: vec![log] },
+            ReplicaStatus { node: n2, failure: Some("it is down".to_owned()), logs: Vec::new() },
+        ];
+        VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas }
+    }
+
+    #[test]
+    fn documents_have_stable_keys() {
+        let volume = serde_json::to_value(VolumeView::new(&status())).unwrap();
+        let expected = serde_json::json!({
+            "volume": "data", "state": "ready", "replicas": ["n1", "n2"], "live": ["n1"], "durability": "disk",
+            "log_bytes": 64 << 20, "clients": ["n2"], "writer": "n2",
+        });
+        assert_eq!(volume, expected);
+        let replicas = serde_json::to_value(ReplicaView::all(&status())).unwrap();
+        let log = serde_json::json!({ "client": "n2", "logged": 8192, "committed": 4096, "published": 0 });
+        let expected = serde_json::json!([
+            { "node": "n1", "live": true, "failure": null, "logs": [log] },
+            { "node": "n2", "live": false, "failure": "it is down", "logs": [] },
+        ]);
+        assert_eq!(replicas, expected);
+    }
+
+    #[test]
+    fn tables_have_a_row_for_each_replica() {
+        let text = volume_table(&[VolumeView::new(&status())]).render();
+        assert!(text.lines().nth(1).unwrap().starts_with("data    ready  n1,n2     n1    disk"), "{text}");
+        let text = replica_table(&ReplicaView::all(&status())).render();
+        assert_eq!(text.lines().count(), 3);
+        assert!(text.lines().nth(2).unwrap().starts_with("n2       no answer  -"), "{text}");
+    }
+}

@@ -1,0 +1,125 @@
+//! `VolumeNode`: the node that a `farfork volume` command asks, and the requests to its offload process.
+
+use std::io;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_api::failure::Failure;
+use farfork_cluster::catalog::{Catalog as _, FileCatalog};
+use farfork_node::volumes::{VolumeLocation, locate_volumes};
+use farfork_volume::process::{ControlAnswer, ControlRequest, VolumeStatus, send_control_request};
+use farfork_wire::NodeName;
+use tonic::Code;
+
+use crate::GlobalArgs;
+
+/// For the processes of volumes to start, on this node or on another one.
+const START_LIMIT: Duration = Duration::from_secs(15);
+/// Between two questions whether they have.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The node that a command asks.
+pub(super) struct VolumeNode {
+    location: VolumeLocation,
+    run_dir: PathBuf,
+}
+
+impl VolumeNode {
+    /// Finds the node of this machine that the options select. `object` is what the command is about.
+    ///
+    /// # Errors
+    /// When its daemon does not answer, or cannot serve volumes.
+    pub(super) fn find(global: &GlobalArgs, object: &str) -> Result<Self, Failure> {
+        let failure = |code, cause: String| Failure::new(code, object, cause);
+        if let Some(address) = global.connection.node_address() {
+            let cause = format!("--node {address} may be on another machine, and volumes are served on this one");
+            let step = "run the command on that machine, or select a node of this machine with --socket";
+            return Err(failure(Code::InvalidArgument, cause).with_next_step(step));
+        }
+        let socket = global.connection.socket_path();
+        let location = locate_volumes(&socket).map_err(|error| {
+            let cause = format!("the node at {} does not say where its volumes are: {error}", socket.display());
+            let step = "start `farfork node`, or select a node with --socket";
+            failure(Code::Unavailable, cause).with_next_step(step)
+        })?;
+        if let Some(reason) = &location.failure {
+            let cause = format!("node {} serves no volumes: {reason}", location.node);
+            return Err(failure(Code::FailedPrecondition, cause).with_next_step("correct this; the node tries again"));
+        }
+        let run_dir = socket.parent().map_or_else(PathBuf::new, PathBuf::from);
+        Ok(Self { location, run_dir })
+    }
+
+    /// The store of the node.
+    pub(super) fn store(&self) -> &std::path::Path {
+        &self.location.store
+    }
+
+    /// The log of a mount's background process.
+    pub(super) fn mount_log(&self, volume: &str) -> PathBuf {
+        self.run_dir.join(format!("mount-{volume}.log"))
+    }
+
+    /// Sends a request, when the offload process has started.
+    ///
+    /// # Errors
+    /// When the offload process does not answer, or the request fails.
+    pub(super) fn request(&self, object: &str, request: &ControlRequest) -> Result<Vec<VolumeStatus>, Failure> {
+        let deadline = Instant::now() + START_LIMIT;
+        let answer = loop {
+            match send_control_request(&self.location.store, request) {
+                // Nothing was sent.
+                Err(error) if is_not_listening(&error) && Instant::now() < deadline => thread::sleep(POLL_INTERVAL),
+                answer => break answer,
+            }
+        };
+        let node = &self.location.node;
+        match answer {
+            Ok(ControlAnswer::Done) => Ok(Vec::new()),
+            Ok(ControlAnswer::Volumes(volumes)) => Ok(volumes),
+            // The text names the volume, the cause and the next step.
+            Ok(ControlAnswer::Failed(text)) => Err(failure_of_text(object, &text)),
+            Err(error) => {
+                let cause = format!("the offload process of node {node} does not answer: {error}");
+                let step = format!("see node.log or the journal of node {node}, then repeat the command");
+                Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step))
+            }
+        }
+    }
+
+    /// Waits until nodes serve volumes: each starts its processes when it sees another one in the catalog.
+    ///
+    /// # Errors
+    /// Names the nodes that do not.
+    pub(super) fn wait_for_nodes(&self, object: &str, nodes: &[NodeName]) -> Result<(), Failure> {
+        let catalog = FileCatalog::new(&self.location.catalog);
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            let contents =
+                catalog.read().map_err(|error| Failure::new(Code::Unavailable, object, error.to_string()))?;
+            let missing: Vec<&str> =
+                nodes.iter().filter(|node| !contents.nodes.contains_key(*node)).map(NodeName::as_str).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let cause = format!("no node {} serves volumes", missing.join(" or "));
+                let catalog = self.location.catalog.display();
+                let step = format!("check the names with `farfork nodes`; each daemon needs --catalog {catalog}");
+                return Err(Failure::new(Code::FailedPrecondition, object, cause).with_next_step(step));
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+fn is_not_listening(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
+/// The volume is named once, also when the text begins with it.
+fn failure_of_text(object: &str, text: &str) -> Failure {
+    let cause = text.strip_prefix(object).map_or(text, |rest| rest.trim_start_matches(':').trim_start());
+    Failure::new(Code::FailedPrecondition, object, cause)
+}

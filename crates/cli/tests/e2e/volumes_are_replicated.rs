@@ -1,0 +1,185 @@
+//! A volume with three replicas: what one node writes is read on another, and is in the shared tree of each replica.
+//! `ls`, `status`, metrics and errors say so; umount(8) and `drop` end everything.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::mount::{UnmountFlags, unmount};
+use serde_json::{Value, json};
+
+use crate::harness::{Cluster, scratch, wait};
+use crate::metrics_are_served::{PORT, ask};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("a_file_is_on_each_replica_and_each_mount", file_on_each_replica),
+    Test::alone("a_cluster_without_volumes_has_no_volume_processes", no_processes_without_volumes),
+    Test::alone("refusals_name_volume_cause_and_next_step", refusals),
+];
+
+/// For changes to be published on each node, or for processes to end.
+const SETTLE_LIMIT: Duration = Duration::from_secs(30);
+
+/// A mounted volume, which is unmounted also when the test fails.
+struct VolumeMount {
+    directory: PathBuf,
+}
+
+impl VolumeMount {
+    fn new(cluster: &Cluster, node: usize, volume: &str, directory: &Path) -> Self {
+        let directory = directory.join(format!("mount-{node}"));
+        fs::create_dir(&directory).expect("a directory to mount at");
+        let answer = cluster.node(node).json(&["volume", "mount", volume, &directory.to_string_lossy()]);
+        let mount = Self { directory };
+        assert_eq!(answer, json!({ "volume": volume, "directory": mount.directory }));
+        mount
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Unmounts it as a user does, and waits until the processes that served it have ended.
+    fn end(self) {
+        let status = Command::new("umount").arg(&self.directory).status().expect("umount");
+        assert!(status.success(), "umount {}: {status}", self.directory.display());
+        wait::wait_until("the processes of a mount end with it", SETTLE_LIMIT, || {
+            volume_processes(&self.directory).is_empty().then_some(())
+        });
+    }
+}
+
+impl Drop for VolumeMount {
+    fn drop(&mut self) {
+        // An error means that it is not mounted any more.
+        let _ = unmount(&self.directory, UnmountFlags::DETACH);
+    }
+}
+
+fn file_on_each_replica() {
+    let cluster = Cluster::start_with(3, &["--metrics", PORT]);
+    let directory = scratch::directory();
+    let replicas = cluster.names(&[0, 1, 2]);
+    let created = cluster.first().json(&["volume", "create", "data", "--replicas", &replicas]);
+    assert_eq!(created, json!({ "volume": "data", "replicas": ["n1", "n2", "n3"] }));
+    let mounts = [0, 1].map(|node| VolumeMount::new(&cluster, node, "data", directory.path()));
+
+    let contents: Vec<u8> = (0..300_000_u32).flat_map(u32::to_le_bytes).collect();
+    fs::create_dir(mounts[0].path("folder")).expect("a directory in the volume");
+    write_synced(&mounts[0].path("folder/large"), &contents);
+    write_synced(&mounts[0].path("small"), b"of the first node\n");
+    require_contents(&mounts[1].path("folder/large"), &contents);
+    require_contents(&mounts[1].path("small"), b"of the first node\n");
+    // The other node becomes the writer.
+    write_synced(&mounts[1].path("small"), b"of the second node\n");
+    require_contents(&mounts[0].path("small"), b"of the second node\n");
+
+    for node in 0..3 {
+        let tree = cluster.run_dir(node).join("volumes/data/shared/tree");
+        wait::wait_until("the shared tree has the files", SETTLE_LIMIT, || {
+            let has = |name: &str, expected: &[u8]| fs::read(tree.join(name)).is_ok_and(|found| found == expected);
+            (has("folder/large", &contents) && has("small", b"of the second node\n")).then_some(())
+        });
+    }
+    require_status(&cluster);
+
+    cluster.node(2).run_failing(&["volume", "drop", "data"]).require_mentions(&["volume data", "mounted"]);
+    mounts.into_iter().for_each(VolumeMount::end);
+    assert_eq!(cluster.node(2).json(&["volume", "drop", "data"]), json!({ "volume": "data" }));
+    assert_eq!(cluster.first().json(&["volume", "ls"]), json!({ "volumes": [] }));
+    for node in 0..3 {
+        assert!(!cluster.run_dir(node).join("volumes/data").exists(), "the replica of node {node} is removed");
+    }
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// What `ls`, `status` and the metrics say of a volume that two nodes have written.
+fn require_status(cluster: &Cluster) {
+    let listed = cluster.node(2).json(&["volume", "ls"]);
+    let volume = &listed["volumes"][0];
+    assert_eq!(volume["volume"], "data");
+    assert_eq!((&volume["state"], &volume["durability"]), (&json!("ready"), &json!("memory")));
+    assert_eq!((&volume["replicas"], &volume["live"]), (&json!(["n1", "n2", "n3"]), &json!(["n1", "n2", "n3"])));
+    assert_eq!((&volume["clients"], &volume["writer"]), (&json!(["n1", "n2"]), &json!("n2")));
+
+    let is_published = |log: &Value| {
+        let [logged, committed, published] = ["logged", "committed", "published"].map(|key| log[key].as_u64());
+        logged > Some(0) && logged == committed && committed == published
+    };
+    wait::wait_until("each log is published on each replica", SETTLE_LIMIT, || {
+        let status = cluster.node(2).json(&["volume", "status", "data"]);
+        let replicas = status["replica_states"].as_array()?.clone();
+        let logs = |replica: &Value| replica["logs"].as_array().cloned().unwrap_or_default();
+        let is_well = |replica: &Value| replica["live"] == true && replica["failure"].is_null();
+        let is_complete = |replica: &Value| logs(replica).len() == 2 && logs(replica).iter().all(is_published);
+        (replicas.len() == 3 && replicas.iter().all(|replica| is_well(replica) && is_complete(replica))).then_some(())
+    });
+    let table = cluster.first().run(&["volume", "status", "data"]);
+    for part in ["VOLUME", "data", "ready", "n1,n2,n3", "REPLICA", "PUBLISHED"] {
+        assert!(table.stdout.contains(part), "no {part} in\n{}", table.stdout);
+    }
+
+    let metrics = ask(cluster, 0, "GET /metrics HTTP/1.1").expect("the node listens");
+    for line in [
+        "farfork_volume_replica_up{volume=\"data\",replica=\"n3\"} 1",
+        "farfork_volume_published_bytes_total{volume=\"data\",client=\"n1\",replica=\"n3\"} ",
+    ] {
+        assert!(metrics.contains(line), "no {line} in\n{metrics}");
+    }
+}
+
+fn no_processes_without_volumes() {
+    let cluster = Cluster::start(2);
+    let store = cluster.run_dir(0).join("volumes");
+    assert_eq!(volume_processes(&store), [0; 0]);
+    assert_eq!(cluster.first().json(&["volume", "ls"]), json!({ "volumes": [] }));
+    let has_started = || (volume_processes(&store).len() == 2).then_some(());
+    wait::wait_until("the offload process and the worker run", SETTLE_LIMIT, has_started);
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+fn refusals() {
+    let cluster = Cluster::start(1);
+    let first = cluster.first();
+    first.run_failing(&["volume", "create", "data", "--replicas", "n1,n9"]).require_mentions(&[
+        "volume data",
+        "no node n9",
+        "farfork nodes",
+    ]);
+    first.run_failing(&["volume", "create", "data", "--replicas", "n1,n1"]).require_mentions(&["volume data", "twice"]);
+    first.run_failing(&["volume", "status", "none"]).require_mentions(&["volume none"]);
+    first.run_failing(&["volume", "drop", "none"]).require_mentions(&["volume none"]);
+    first.run_failing(&["volume", "mount", "none", "/proc"]).require_mentions(&["volume none"]);
+    first.run_failing(&["volume", "mount", "none", "/nowhere"]).require_mentions(&["volume none", "mkdir"]);
+    let address = cluster.address(0).to_string();
+    first.run_failing(&["--node", &address, "volume", "ls"]).require_mentions(&["--node", "--socket"]);
+    first.json(&["volume", "create", "data", "--replicas", "n1"]);
+    first.run_failing(&["volume", "create", "data", "--replicas", "n1"]).require_mentions(&["volume data"]);
+    first.json(&["volume", "drop", "data"]);
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+fn write_synced(path: &Path, contents: &[u8]) {
+    let mut file = File::create(path).expect("a file in the volume");
+    file.write_all(contents).and_then(|()| file.sync_all()).expect("the volume takes data");
+}
+
+fn require_contents(path: &Path, expected: &[u8]) {
+    let found = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert!(found == expected, "{} has {} other bytes", path.display(), found.len());
+}
+
+/// The processes of `farfork volume` with this argument.
+fn volume_processes(argument: &Path) -> Vec<i32> {
+    let argument = argument.as_os_str().as_encoded_bytes();
+    let has_argument = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let has = |wanted: &[u8]| line.split(|byte| *byte == 0).any(|found| found == wanted);
+        has(b"volume") && has(argument)
+    };
+    let entries = fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_argument).collect()
+}

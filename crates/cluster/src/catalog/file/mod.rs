@@ -1,0 +1,226 @@
+//! The embedded store: one JSON file that all nodes of a cluster reach.
+//!
+//! A change holds an exclusive lock on `PATH.lock`, reads the file, writes a new one next to it, and renames it. A reader
+//! therefore sees one whole version or the other, without a lock. The rename is flushed before a change returns.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use farfork_wire::NodeName;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, VolumeRecord};
+
+/// The version of the file that this build reads and writes.
+const FORMAT_VERSION: u32 = 1;
+/// A larger file is no catalog: this bounds what a reader allocates. 10,000 volumes need 5 MB.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// A catalog in a file that all nodes of the cluster reach.
+#[derive(Debug)]
+pub struct FileCatalog {
+    path: PathBuf,
+    cached: Mutex<Option<CachedContents>>,
+}
+
+/// The contents of one version of the file.
+#[derive(Debug)]
+struct CachedContents {
+    version: FileVersion,
+    /// Open, so that no later version gets its inode number.
+    _file: File,
+    contents: Arc<CatalogContents>,
+}
+
+/// Differs between any two versions of the file, as long as the older one is open. Times and size differ after a change
+/// by hand.
+#[derive(Debug, PartialEq, Eq)]
+struct FileVersion {
+    device: u64,
+    inode: u64,
+    modified_s: i64,
+    modified_ns: i64,
+    bytes: u64,
+}
+
+/// The document in the file.
+#[derive(Debug, Serialize, Deserialize)]
+struct CatalogDocument {
+    format: u32,
+    /// The highest revision that any record has had. Revisions never repeat, also when a name is used again.
+    last_revision: u64,
+    #[serde(flatten)]
+    contents: CatalogContents,
+}
+
+/// What every version of a document has.
+#[derive(Deserialize)]
+struct DocumentFormat {
+    format: u32,
+}
+
+impl FileCatalog {
+    /// Names a catalog. The file is made with the first record.
+    pub fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), cached: Mutex::new(None) }
+    }
+
+    /// Applies a change to the document, and replaces the file.
+    fn change<T>(
+        &self,
+        apply: impl FnOnce(&mut CatalogDocument) -> Result<T, CatalogError>,
+    ) -> Result<T, CatalogError> {
+        let _lock = self.lock().map_err(|error| self.store_error("lock", error))?;
+        let mut document = self.read_document()?;
+        let result = apply(&mut document)?;
+        self.replace(&document).map_err(|error| self.store_error("write", error))?;
+        Ok(result)
+    }
+
+    fn lock(&self) -> io::Result<File> {
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.sibling("lock"))?;
+        rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))?;
+        Ok(file)
+    }
+
+    fn read_document(&self) -> Result<CatalogDocument, CatalogError> {
+        let empty = CatalogDocument { format: FORMAT_VERSION, last_revision: 0, contents: CatalogContents::default() };
+        match self.open().map_err(|error| self.store_error("read", error))? {
+            Some(file) => self.decode(&file),
+            None => Ok(empty),
+        }
+    }
+
+    fn open(&self) -> io::Result<Option<File>> {
+        match File::open(&self.path) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The version that is there now; none when there is no file.
+    fn present_version(&self) -> io::Result<Option<FileVersion>> {
+        match fs::metadata(&self.path) {
+            Ok(metadata) => Ok(Some(FileVersion::of(&metadata))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn decode(&self, file: &File) -> Result<CatalogDocument, CatalogError> {
+        let text = read_limited(file).map_err(|error| self.store_error("read", error))?;
+        let format_error = |reason: String| CatalogError::Format { store: self.path.display().to_string(), reason };
+        let parse_error = |error: serde_json::Error| format_error(error.to_string());
+        let DocumentFormat { format } = serde_json::from_slice(&text).map_err(parse_error)?;
+        if format != FORMAT_VERSION {
+            return Err(format_error(format!("it has format {format}, and this build reads {FORMAT_VERSION}")));
+        }
+        serde_json::from_slice(&text).map_err(parse_error)
+    }
+
+    /// Called with the lock held. A temporary file of a writer that died is overwritten.
+    fn replace(&self, document: &CatalogDocument) -> io::Result<()> {
+        let temporary = self.sibling("new");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(&serde_json::to_vec_pretty(document)?)?;
+        file.sync_all()?;
+        fs::rename(&temporary, &self.path)?;
+        File::open(self.directory())?.sync_all()
+    }
+
+    fn directory(&self) -> &Path {
+        match self.path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        }
+    }
+
+    fn sibling(&self, extension: &str) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(".");
+        name.push(extension);
+        name.into()
+    }
+
+    fn store_error(&self, operation: &'static str, source: io::Error) -> CatalogError {
+        CatalogError::Store { operation, store: self.path.display().to_string(), source }
+    }
+}
+
+impl Catalog for FileCatalog {
+    fn read(&self) -> Result<Arc<CatalogContents>, CatalogError> {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let read_error = |error| self.store_error("read", error);
+        let Some(present) = self.present_version().map_err(read_error)? else { return Ok(Arc::default()) };
+        if let Some(CachedContents { version, contents, .. }) = &*cached
+            && *version == present
+        {
+            return Ok(Arc::clone(contents));
+        }
+        let Some(file) = self.open().map_err(read_error)? else { return Ok(Arc::default()) };
+        let version = FileVersion::of(&file.metadata().map_err(read_error)?);
+        let contents = Arc::new(self.decode(&file)?.contents);
+        *cached = Some(CachedContents { version, _file: file, contents: Arc::clone(&contents) });
+        Ok(contents)
+    }
+
+    fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError> {
+        self.change(|document| {
+            document.expect_revision(name, record.revision)?;
+            document.last_revision += 1;
+            let written = VolumeRecord { revision: document.last_revision, ..record.clone() };
+            document.contents.volumes.insert(name.clone(), written);
+            Ok(document.last_revision)
+        })
+    }
+
+    fn remove_volume(&self, name: &VolumeName, revision: u64) -> Result<(), CatalogError> {
+        self.change(|document| {
+            document.expect_revision(name, revision)?;
+            document.contents.volumes.remove(name);
+            Ok(())
+        })
+    }
+
+    fn register_node(&self, name: &NodeName, node: &VolumeNode) -> Result<(), CatalogError> {
+        self.change(|document| {
+            document.contents.nodes.insert(name.clone(), node.clone());
+            Ok(())
+        })
+    }
+}
+
+impl CatalogDocument {
+    /// Checks that a record still has the revision that was read.
+    fn expect_revision(&self, name: &VolumeName, revision: u64) -> Result<(), CatalogError> {
+        let present = self.contents.volumes.get(name).map_or(0, |record| record.revision);
+        if present == revision { Ok(()) } else { Err(CatalogError::Conflict(name.clone())) }
+    }
+}
+
+impl FileVersion {
+    fn of(metadata: &fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            modified_s: metadata.mtime(),
+            modified_ns: metadata.mtime_nsec(),
+            bytes: metadata.len(),
+        }
+    }
+}
+
+fn read_limited(file: &File) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    file.take(FILE_BYTES_MAX).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;

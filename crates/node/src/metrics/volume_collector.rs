@@ -1,0 +1,152 @@
+//! Asks the node's offload process at each scrape how far the logs of volumes are replicated and published. A node that
+//! serves no volumes has none of these metrics.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+
+use farfork_volume::process::{
+    ControlAnswer, ControlRequest, LogStatus, ReplicaStatus, VolumeStatus, send_control_request_within,
+};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+
+use crate::node::Node;
+
+/// For all questions of one scrape. Prometheus itself waits 10 s by default.
+const SCRAPE_LIMIT: Duration = Duration::from_secs(2);
+
+/// The volumes of a node.
+#[derive(Debug)]
+pub(super) struct VolumeCollector(pub(super) Weak<Node>);
+
+impl Collector for VolumeCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(node) = self.0.upgrade() else { return Ok(()) };
+        let volumes = list_volumes(&node.volume_store);
+        if volumes.is_empty() {
+            return Ok(());
+        }
+        encode_replicas(&mut encoder, &volumes)?;
+        let mut encode_logs = |name, help, bytes| encode_logs(&mut encoder, (name, help), &volumes, bytes);
+        encode_logs("volume_logged", "Bytes of a client's log that a replica has.", |log| log.logged)?;
+        let help = "Bytes of a client's log that each live replica has.";
+        encode_logs("volume_committed", help, |log| log.committed)?;
+        let help = "Bytes of a client's log that a replica has published to its shared tree.";
+        encode_logs("volume_published", help, |log| log.published)
+    }
+}
+
+/// The volumes with their replicas, as far as the offload process answers in time.
+fn list_volumes(store: &Path) -> Vec<VolumeStatus> {
+    let deadline = Instant::now() + SCRAPE_LIMIT;
+    let ask = |request: &ControlRequest| {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let is_late = remaining.is_zero();
+        match (!is_late).then(|| send_control_request_within(store, request, remaining)) {
+            Some(Ok(ControlAnswer::Volumes(volumes))) => volumes,
+            // The processes run only where there are volumes. Values that are missing show as a gap.
+            _ => Vec::new(),
+        }
+    };
+    ask(&ControlRequest::List).iter().flat_map(|volume| ask(&ControlRequest::Status(volume.name.clone()))).collect()
+}
+
+fn encode_replicas(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]) -> fmt::Result {
+    let help = "Whether a replica of a volume answers: 1, or 0.";
+    let mut metric = encoder.encode_descriptor("volume_replica_up", help, None, MetricType::Gauge)?;
+    for (volume, replica) in replicas_of(volumes) {
+        let labels = [("volume", volume.name.as_str()), ("replica", replica.node.as_str())];
+        ConstGauge::new(i64::from(replica.failure.is_none())).encode(metric.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+fn encode_logs(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help): (&str, &str),
+    volumes: &[VolumeStatus],
+    bytes: fn(&LogStatus) -> u64,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Counter)?;
+    for (volume, replica) in replicas_of(volumes) {
+        for (client, log) in volume.record.clients.iter().zip(&replica.logs) {
+            let labels =
+                [("volume", volume.name.as_str()), ("client", client.as_str()), ("replica", replica.node.as_str())];
+            ConstCounter::new(bytes(log)).encode(metric.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn replicas_of(volumes: &[VolumeStatus]) -> impl Iterator<Item = (&VolumeStatus, &ReplicaStatus)> {
+    volumes.iter().flat_map(|volume| volume.replicas.iter().map(move |replica| (volume, replica)))
+}
+
+#[cfg(test)]
+mod tests {
+    use farfork_cluster::catalog::{Durability, VolumeName, VolumeRecord, VolumeState};
+    use farfork_wire::NodeName;
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct OneVolume(VolumeStatus);
+
+    impl Collector for OneVolume {
+        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            let volumes = std::slice::from_ref(&self.0);
+            encode_replicas(&mut encoder, volumes)?;
+            encode_logs(&mut encoder, ("volume_logged", "Bytes."), volumes, |log| log.logged)
+        }
+    }
+
+    #[test]
+    fn each_log_of_each_replica_has_a_value() {
+        let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
+        let record = VolumeRecord {
+            revision: 1,
+            id: 1,
+            state: VolumeState::Ready,
+            replicas: vec![n1.clone(), n2.clone()],
+            chain: vec![n1.clone()],
+            joining: None,
+            epoch: 2,
+            log_bytes: 8 << 20,
+            durability: Durability::Memory,
+            clients: vec![n2.clone()],
+            client_terms: Vec::new(),
+            writer: None,
+            is_writer_fenced: false,
+            term: 0,
+        };
+        let log = LogStatus { logged: 4096, committed: 4096, published: 0 };
+        let replicas = vec![
+            ReplicaStatus { node: n1, failure: None, logs: vec![log] },
+            ReplicaStatus { node: n2, failure: Some("it is down".to_owned()), logs: Vec::new() },
+        ];
+        let volume = VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas };
+        let mut registry = Registry::with_prefix("farfork");
+        registry.register_collector(Box::new(OneVolume(volume)));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "farfork_volume_replica_up{volume=\"data\",replica=\"n1\"} 1",
+            "farfork_volume_replica_up{volume=\"data\",replica=\"n2\"} 0",
+            "farfork_volume_logged_bytes_total{volume=\"data\",client=\"n2\",replica=\"n1\"} 4096",
+        ] {
+            assert!(text.lines().any(|text_line| text_line == line), "no `{line}` in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_node_without_volumes_has_no_such_metrics() {
+        assert!(list_volumes(Path::new("/nonexistent")).is_empty());
+    }
+}

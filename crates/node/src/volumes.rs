@@ -1,0 +1,265 @@
+//! Runs the offload process and the worker of the node's volumes, and says at `volumes.sock` of the run directory where
+//! the volumes are. `farfork volume` connects there; `daemon` starts and ends it.
+//!
+//! The processes start with the first connection, or when the catalog has a volume or a node that serves volumes. A
+//! cluster that has no volume therefore has none of these processes, and pays for one stat(2) every half second.
+
+use std::fs::DirBuilder;
+use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
+use std::net::{IpAddr, Shutdown};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use farfork_cluster::catalog::{Catalog as _, FileCatalog};
+use farfork_trust::Credentials;
+use farfork_volume::process::{NodeSupervisor, ProcessRole, STORE_PATH_BYTES_MAX};
+use farfork_wire::NodeName;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+
+use crate::options::VolumeOptions;
+
+/// How often a node looks whether the cluster uses volumes. The first `farfork volume create` waits for it.
+const CATALOG_INTERVAL: Duration = Duration::from_millis(500);
+/// How long after a failure the processes are started again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// For a daemon to say where the volumes are.
+const LOCATE_TIMEOUT: Duration = Duration::from_secs(10);
+/// An answer has two paths and a reason.
+const ANSWER_BYTES_MAX: u64 = 64 << 10;
+
+/// Where the volumes of a node are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeLocation {
+    /// The node.
+    pub node: NodeName,
+    /// Its store.
+    pub store: PathBuf,
+    /// The catalog of its cluster.
+    pub catalog: PathBuf,
+    /// Why its processes do not run; none while they are supervised.
+    pub failure: Option<String>,
+}
+
+/// Asks the daemon whose API has this socket where the volumes of its node are. It starts the processes of the volumes.
+///
+/// # Errors
+/// When no daemon listens there, or it does not answer.
+pub fn locate_volumes(node_socket: &Path) -> io::Result<VolumeLocation> {
+    let stream = UnixStream::connect(farfork_api::run_dir::volume_socket_near(node_socket))?;
+    stream.set_read_timeout(Some(LOCATE_TIMEOUT))?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
+    serde_json::from_slice(&answer).map_err(io::Error::other)
+}
+
+/// What the processes of the volumes are started with.
+#[derive(Debug)]
+pub(crate) struct VolumeServiceConfig {
+    pub(crate) node: NodeName,
+    pub(crate) options: VolumeOptions,
+    pub(crate) listen: IpAddr,
+    pub(crate) credentials: Option<Credentials>,
+}
+
+/// The thread that supervises the processes of the node's volumes. They end when this value is dropped.
+#[derive(Debug)]
+pub(crate) struct VolumeService {
+    /// Its end is the order to stop. An option so that it ends before the thread is joined.
+    stop: Option<PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl VolumeService {
+    /// Starts the thread, which answers at the listener.
+    ///
+    /// # Errors
+    /// As pipe(2), and as the start of a thread.
+    pub(crate) fn start(config: VolumeServiceConfig, listener: UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let (stopped, stop) = io::pipe()?;
+        let serve = move || {
+            let service = VolumeServiceThread { config, listener, stopped };
+            if let Err(error) = service.run() {
+                tracing::error!(%error, "the processes of volumes are not supervised any more: restart this daemon");
+            }
+        };
+        let thread = thread::Builder::new().name("volumes".to_owned()).spawn(serve)?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for VolumeService {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // A panic of the thread has been logged.
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Why a wait has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wakeup {
+    /// The daemon stops.
+    Stop,
+    /// Commands have connected.
+    Connections,
+    /// The time has passed.
+    Timeout,
+}
+
+/// ```text
+///  idle ── a command connects, or the catalog is in use ──▶ starting ──▶ supervising ──▶ the daemon stops
+///                                                             ▲  │ failure: answered to commands
+///                                                             └──┘ after RETRY_INTERVAL
+/// ```
+struct VolumeServiceThread {
+    config: VolumeServiceConfig,
+    listener: UnixListener,
+    stopped: PipeReader,
+}
+
+impl VolumeServiceThread {
+    fn run(&self) -> io::Result<()> {
+        let catalog = FileCatalog::new(&self.config.options.catalog);
+        // A catalog that cannot be read is reported by the offload process.
+        while !catalog.read().map_or(true, |contents| contents.is_in_use()) {
+            match self.wait(CATALOG_INTERVAL)? {
+                Wakeup::Stop => return Ok(()),
+                Wakeup::Connections => break,
+                Wakeup::Timeout => {}
+            }
+        }
+        loop {
+            let failure = match self.start_processes() {
+                Ok(supervisor) => return self.supervise(supervisor),
+                Err(failure) => failure,
+            };
+            tracing::error!(failure, "this node serves no volumes: it is tried again");
+            self.answer_all(Some(&failure));
+            if self.wait(RETRY_INTERVAL)? == Wakeup::Stop {
+                return Ok(());
+            }
+        }
+    }
+
+    fn supervise(&self, mut supervisor: NodeSupervisor<impl Fn(ProcessRole) -> Command>) -> io::Result<()> {
+        tracing::info!(store = %self.config.options.store.display(), "this node serves volumes");
+        loop {
+            self.answer_all(None);
+            supervisor.wait(&[self.stopped.as_fd(), self.listener.as_fd()], None)?;
+            if self.wait(Duration::ZERO)? == Wakeup::Stop {
+                return Ok(());
+            }
+            supervisor.check();
+        }
+    }
+
+    /// Waits until commands have connected, or the daemon stops.
+    fn wait(&self, limit: Duration) -> io::Result<Wakeup> {
+        let watched = [self.stopped.as_fd(), self.listener.as_fd()];
+        let mut polled = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit)))?;
+        let [stop, connections] = polled.map(|fd| !fd.revents().is_empty());
+        Ok(match (stop, connections) {
+            (true, _) => Wakeup::Stop,
+            (false, true) => Wakeup::Connections,
+            (false, false) => Wakeup::Timeout,
+        })
+    }
+
+    /// Tells all commands that have connected where the volumes are.
+    fn answer_all(&self, failure: Option<&str>) {
+        while let Ok((mut stream, _)) = self.listener.accept() {
+            let location = VolumeLocation {
+                node: self.config.node.clone(),
+                store: self.config.options.store.clone(),
+                catalog: self.config.options.catalog.clone(),
+                failure: failure.map(str::to_owned),
+            };
+            // Fits into the buffer of a new connection. A command that has gone needs no answer.
+            let sent = serde_json::to_writer(&mut stream, &location).map_err(io::Error::from);
+            let _ = sent.and_then(|()| stream.flush()).and_then(|()| stream.shutdown(Shutdown::Write));
+        }
+    }
+
+    /// Starts the processes; an error says why they cannot run.
+    fn start_processes(&self) -> Result<NodeSupervisor<impl Fn(ProcessRole) -> Command>, String> {
+        let VolumeOptions { store, catalog, .. } = &self.config.options;
+        let length = store.as_os_str().len();
+        if length > STORE_PATH_BYTES_MAX {
+            return Err(format!(
+                "the path {} has {length} bytes, {STORE_PATH_BYTES_MAX} at most: choose another one with --volumes",
+                store.display()
+            ));
+        }
+        for directory in [Some(store.as_path()), catalog.parent()].into_iter().flatten() {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+            made.map_err(|error| format!("cannot make the directory {}: {error}", directory.display()))?;
+        }
+        let started = NodeSupervisor::start(|role| self.command(role));
+        started.map_err(|error| format!("cannot start its processes: {error}"))
+    }
+
+    fn command(&self, role: ProcessRole) -> Command {
+        let VolumeServiceConfig { node, options, listen, credentials } = &self.config;
+        // Not the path of the binary, which an upgrade may have replaced: the processes must be of our own release.
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["volume", role.name(), "--store"]).arg(&options.store);
+        if role == ProcessRole::Offload {
+            command.arg("--catalog").arg(&options.catalog);
+            command.args(["--name", node.as_str(), "--listen", &listen.to_string()]);
+            command.args(["--detect-ms", &options.detection_ms.to_string()]);
+            // The process reads the trust directory by itself: no secret is handed over.
+            if let Some(credentials) = credentials {
+                command.arg("--trust").arg(credentials.directory().root());
+                command.args(["--encryption", credentials.encryption().as_str()]);
+            }
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(directory: &Path, store: PathBuf) -> VolumeService {
+        let config = VolumeServiceConfig {
+            node: NodeName::new("n1").unwrap(),
+            options: VolumeOptions { store, catalog: directory.join("shared/catalog"), detection_ms: 1000 },
+            listen: "127.0.0.1".parse().unwrap(),
+            credentials: None,
+        };
+        let listener = UnixListener::bind(directory.join("volumes.sock")).unwrap();
+        VolumeService::start(config, listener).unwrap()
+    }
+
+    #[test]
+    fn a_store_whose_path_is_too_long_is_a_failure_that_commands_get() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = directory.path().join("x".repeat(STORE_PATH_BYTES_MAX));
+        let running = service(directory.path(), store.clone());
+        let location = locate_volumes(&directory.path().join("node.sock")).unwrap();
+        assert_eq!((location.node.as_str(), &location.store), ("n1", &store));
+        assert!(location.failure.unwrap().contains("--volumes"));
+        drop(running);
+        assert!(!store.exists());
+    }
+
+    #[test]
+    fn without_volumes_nothing_is_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let running = service(directory.path(), directory.path().join("volumes"));
+        thread::sleep(2 * CATALOG_INTERVAL);
+        drop(running);
+        assert!(!directory.path().join("volumes").exists() && !directory.path().join("shared").exists());
+    }
+}

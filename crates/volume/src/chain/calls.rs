@@ -1,0 +1,184 @@
+//! The calls between the offload processes of different nodes.
+
+use farfork_cluster::catalog::VolumeName;
+use farfork_rpc::{DeferredReply, TypedCall};
+use farfork_wire::token::TOKEN_BYTES;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::path::PathVersion;
+use crate::log::LogPoint;
+use crate::process::LogStatus;
+use crate::publish::{PublishedMark, TreePart};
+
+/// Names a volume, and tells it from an earlier one of the same name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeKey {
+    /// Its name.
+    pub name: VolumeName,
+    /// Its id.
+    pub id: u64,
+}
+
+/// Prepares a replica to receive a client's log from its predecessor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenLog {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// Of the predecessor's record of the volume.
+    pub revision: u64,
+    /// The path as the predecessor knows it.
+    pub path: PathVersion,
+    /// Whose log.
+    pub client: u16,
+    /// The predecessor has published the log up to here. A replica that catches up begins here.
+    pub published: PublishedMark,
+    /// The predecessor has the log up to here. What the replica has beyond was never acknowledged, and does not count.
+    pub stored: LogPoint,
+}
+
+/// Where the replica takes the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenedLog {
+    /// Number of the region of the ring. A later `OpenLog` revokes it.
+    pub region: u64,
+    /// Opens the region.
+    pub token: [u8; TOKEN_BYTES],
+    /// The replica has the log up to here.
+    pub stored: LogPoint,
+}
+
+/// The bytes of the log are written: validate them, and have them acknowledged by all later members. Without new bytes, it
+/// asks how far they have published the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppendLog {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// Of the predecessor's record of the volume.
+    pub revision: u64,
+    /// The path as the predecessor knows it.
+    pub path: PathVersion,
+    /// Whose log.
+    pub client: u16,
+    /// Its new end.
+    pub end: LogPoint,
+    /// A thread waits until the log is published up to `end`.
+    pub is_urgent: bool,
+}
+
+/// This replica and all later ones have the log up to the requested end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppendedLog {
+    /// They have published it up to here.
+    pub published: LogPoint,
+}
+
+/// The head publishes what the chain has of the log of a fenced writer. The answer follows when each live replica has done so,
+/// and the catalog has no writer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FinishTerm {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// The fenced term.
+    pub term: u32,
+}
+
+/// Stops publishing on a replica while another one copies its shared tree. Publishing continues after the last part, or when
+/// the copy stops.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LendTree {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// The reader's epoch of the chain.
+    pub epoch: u64,
+    /// The tree must have each client's log at least up to here.
+    pub at_least: Vec<LogPoint>,
+}
+
+/// A tree that is lent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LentTree {
+    /// Names it in `ReadTree`.
+    pub loan: u64,
+    /// How far the tree has each client's log.
+    pub marks: Vec<PublishedMark>,
+}
+
+/// The next part of a tree that is lent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadTree {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// From `LentTree`.
+    pub loan: u64,
+}
+
+/// Creates an empty replica. One of the same id that exists stays as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateReplica(pub VolumeKey);
+
+/// Removes a replica and everything that it has. One that does not exist is a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropReplica(pub VolumeKey);
+
+/// How far the logs of a replica are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DescribeReplica(pub VolumeKey);
+
+/// Whether a client of the node has the volume mounted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HasClient(pub VolumeKey);
+
+/// Ends the term of the node's client. The answer follows when the log is published on each live replica, and the catalog has
+/// no writer. A term that is over already is a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseWriter {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// The term to end.
+    pub term: u32,
+}
+
+/// The answer follows when everything that the node's client has logged until now is published on each live replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublishLog(pub VolumeKey);
+
+macro_rules! typed_calls {
+    ($($request:ident = $id:literal -> $reply:ty),* $(,)?) => {$(
+        impl TypedCall for $request {
+            const ID: u32 = $id;
+            type Request = Self;
+            type Reply = $reply;
+        }
+    )*};
+}
+
+typed_calls! {
+    OpenLog = 1 -> OpenedLog,
+    AppendLog = 2 -> AppendedLog,
+    CreateReplica = 3 -> (),
+    DropReplica = 4 -> (),
+    DescribeReplica = 5 -> Vec<LogStatus>,
+    HasClient = 6 -> bool,
+    ReleaseWriter = 7 -> (),
+    PublishLog = 8 -> (),
+    FinishTerm = 9 -> (),
+    LendTree = 10 -> LentTree,
+    ReadTree = 11 -> TreePart,
+}
+
+/// Decodes the request of a deferred handler.
+///
+/// # Errors
+/// The text for the caller.
+pub fn decode_request<T: DeserializeOwned>(payload: &[u8]) -> Result<T, String> {
+    postcard::from_bytes(payload).map_err(|error| format!("the request cannot be decoded: {error}"))
+}
+
+/// Answers a typed call later.
+pub fn answer_call<C: TypedCall>(reply: DeferredReply, result: Result<C::Reply, String>) {
+    match result.and_then(|answer| postcard::to_stdvec(&answer).map_err(|error| error.to_string())) {
+        Ok(payload) => reply.answer(payload),
+        Err(reason) => reply.refuse(&reason),
+    }
+}

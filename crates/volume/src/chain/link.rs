@@ -1,0 +1,134 @@
+//! A connection to the next member of the path of one log: writes the bytes of the log, and has them acknowledged.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::{
+    Address, Completion, Connection, FabricError, SeedKey, Span, SubmitError, WriteRequest, connect_node,
+};
+use farfork_trust::Credentials;
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::{NodeName, SeedId, Token};
+
+use super::calls::{AppendLog, OpenLog};
+use super::path::PathVersion;
+use super::peers::{PeerClient, PeerClients, PeerError};
+use crate::log::{LogFile, LogPoint, LogStorage as _, RING_OFFSET};
+
+/// One write of many. Larger ones save nothing.
+const WRITE_BYTES: u64 = 256 << 10;
+/// Writes in flight: they cover the round trip of a fast network.
+const WRITES_IN_FLIGHT_MAX: usize = 8;
+
+/// Why a log could not be sent to the next member.
+#[derive(Debug, thiserror::Error)]
+pub enum ChainError {
+    /// A call failed, or was refused.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// A write failed.
+    #[error(transparent)]
+    Write(#[from] FabricError),
+    /// A write was not accepted.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// This process cannot connect or wait.
+    #[error("cannot connect to the next replica: {0}")]
+    Connect(#[from] io::Error),
+}
+
+/// The connection.
+pub struct ChainLink {
+    node: NodeName,
+    path: PathVersion,
+    address: Address,
+    credentials: Option<Credentials>,
+    /// Made with the first write: a connection that says nothing is closed.
+    connection: Option<Box<dyn Connection>>,
+    calls: PeerClient,
+    key: Arc<SeedKey>,
+    acknowledged: LogPoint,
+    timeout: Duration,
+}
+
+impl ChainLink {
+    /// Connects to a member, and learns how much of the log it has. Each later step may take as long as `timeout`.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or refuses.
+    pub fn open(
+        peers: &PeerClients,
+        node: &NodeName,
+        request: &OpenLog,
+        timeout: Duration,
+    ) -> Result<Self, ChainError> {
+        let mut calls = peers.client(node)?;
+        let opened = calls.call::<OpenLog>(request, timeout)?;
+        let address = Address::Tcp(peers.address(node)?.fabric);
+        let seed = SeedId::new(node.clone(), opened.region);
+        let key = Arc::new(SeedKey { seed, token: Token::from_bytes(opened.token) });
+        let (node, path, acknowledged) = (node.clone(), request.path, opened.stored);
+        let credentials = peers.credentials().cloned();
+        Ok(Self { node, path, address, credentials, connection: None, calls, key, acknowledged, timeout })
+    }
+
+    /// The member.
+    pub fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    /// The path for which the connection was made.
+    pub fn path(&self) -> PathVersion {
+        self.path
+    }
+
+    /// Sends the log up to `request.end`, and waits until this member and all later ones have it. How far they have
+    /// published the log.
+    ///
+    /// # Errors
+    /// The link then has to be opened again.
+    pub fn append(&mut self, log: &LogFile, request: &AppendLog) -> Result<LogPoint, ChainError> {
+        if request.end > self.acknowledged {
+            self.write(log, self.acknowledged.position, request.end.position)?;
+        }
+        let appended = self.calls.call::<AppendLog>(request, self.timeout)?;
+        self.acknowledged = self.acknowledged.max(request.end);
+        Ok(appended.published)
+    }
+
+    /// Copies positions of the log into the member's ring.
+    fn write(&mut self, log: &LogFile, from: u64, to: u64) -> Result<(), ChainError> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(connect_node(&self.address, &self.node, self.credentials.as_ref())?),
+        };
+        let ring_bytes = log.header().ring_bytes;
+        let deadline = Instant::now() + self.timeout;
+        let mut position = from;
+        let mut in_flight = 0;
+        let mut completions: Vec<Completion> = Vec::new();
+        while position < to || in_flight > 0 {
+            while position < to && in_flight < WRITES_IN_FLIGHT_MAX {
+                let offset = position % ring_bytes;
+                let bytes = (to - position).min(WRITE_BYTES).min(ring_bytes - offset);
+                let mut data = vec![0; bytes as usize];
+                log.load(RING_OFFSET + offset, &mut data);
+                let spans = vec![Span { extent: ExtentId(0), offset, bytes: bytes as u32 }];
+                let key = Arc::clone(&self.key);
+                connection.submit_write(WriteRequest { tag: position, key, spans, data, deadline })?;
+                position += bytes;
+                in_flight += 1;
+            }
+            connection.poll(Instant::now(), &mut completions);
+            if completions.is_empty() {
+                connection.wait(connection.next_timeout())?;
+            }
+            for completion in completions.drain(..) {
+                completion.result?;
+                in_flight -= 1;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! Changes of a volume's chain: each is a change of its record, which the catalog accepts or refuses as a whole. Pure.
+//!
+//! Every change raises the epoch. Each function says whether it has changed the record.
+
+use farfork_cluster::catalog::VolumeRecord;
+use farfork_wire::NodeName;
+
+/// Removes a node that does not answer. `epoch`: in which it did not answer. The last live replica stays.
+pub fn remove_member(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> bool {
+    if record.epoch != epoch {
+        return false;
+    }
+    let is_joining = record.joining.as_ref() == Some(node);
+    let is_member = record.chain.len() > 1 && record.chain.contains(node);
+    if is_joining {
+        record.joining = None;
+    }
+    if is_member {
+        record.chain.retain(|member| member != node);
+        // Its log now begins at the head.
+        record.is_writer_fenced |= writer_node(record) == Some(node);
+    }
+    raise_epoch(record, is_joining || is_member)
+}
+
+/// A client becomes the writer, if there is none.
+pub fn begin_term(record: &mut VolumeRecord, client: u16) -> bool {
+    let is_free = record.writer.is_none() && usize::from(client) < record.clients.len();
+    if is_free {
+        record.term += 1;
+        record.writer = Some(client);
+        record.client_terms.resize(record.clients.len(), 0);
+        record.client_terms[usize::from(client)] = record.term;
+    }
+    is_free
+}
+
+/// Ends the term of a writer whose node does not answer: the node may append nothing more, and is no member any more. A node
+/// that is the only live replica keeps its term, because no other node has the log.
+pub fn fence_writer(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
+    let is_current = record.writer == Some(client) && record.term == term && !record.is_writer_fenced;
+    let Some(node) = record.clients.get(usize::from(client)).filter(|_| is_current).cloned() else { return false };
+    if record.chain == [node.clone()] {
+        return false;
+    }
+    record.is_writer_fenced = true;
+    record.chain.retain(|member| *member != node);
+    if record.joining.as_ref() == Some(&node) {
+        record.joining = None;
+    }
+    raise_epoch(record, true)
+}
+
+/// A term is over: everything of the writer's log is published on each live replica.
+pub fn end_term(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
+    let is_current = record.writer == Some(client) && record.term == term;
+    if is_current {
+        record.writer = None;
+        record.is_writer_fenced = false;
+    }
+    is_current
+}
+
+/// A replica begins to catch up, or begins again. One at a time does.
+pub fn begin_join(record: &mut VolumeRecord, node: &NodeName) -> bool {
+    let is_free = record.joining.as_ref().is_none_or(|joining| joining == node);
+    let may_join = is_free && record.replicas.contains(node) && !record.chain.contains(node);
+    if may_join {
+        record.joining = Some(node.clone());
+    }
+    raise_epoch(record, may_join)
+}
+
+/// A replica has caught up since `epoch`: it becomes the last member.
+pub fn finish_join(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> bool {
+    let has_joined = record.epoch == epoch && record.joining.as_ref() == Some(node);
+    if has_joined {
+        record.joining = None;
+        record.chain.push(node.clone());
+    }
+    raise_epoch(record, has_joined)
+}
+
+fn writer_node(record: &VolumeRecord) -> Option<&NodeName> {
+    record.clients.get(usize::from(record.writer?))
+}
+
+fn raise_epoch(record: &mut VolumeRecord, is_changed: bool) -> bool {
+    record.epoch += u64::from(is_changed);
+    is_changed
+}
+
+/// A record of a volume with these members and clients.
+#[cfg(test)]
+pub(super) fn test_record(chain: &[&str], clients: &[&str]) -> VolumeRecord {
+    use farfork_cluster::catalog::{Durability, VolumeState};
+    let names = |names: &[&str]| names.iter().map(|name| NodeName::new(name).unwrap()).collect::<Vec<_>>();
+    VolumeRecord {
+        revision: 1,
+        id: 1,
+        state: VolumeState::Ready,
+        replicas: names(&["n1", "n2", "n3"]),
+        chain: names(chain),
+        joining: None,
+        epoch: 1,
+        log_bytes: 0,
+        durability: Durability::Memory,
+        clients: names(clients),
+        client_terms: Vec::new(),
+        writer: None,
+        is_writer_fenced: false,
+        term: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> NodeName {
+        NodeName::new(name).unwrap()
+    }
+
+    #[test]
+    fn the_last_member_is_never_removed_and_an_old_accusation_is_void() {
+        let mut record = test_record(&["n1", "n2"], &[]);
+        assert!(remove_member(&mut record, &node("n1"), 1));
+        assert_eq!((record.chain.clone(), record.epoch), (vec![node("n2")], 2));
+        assert!(!remove_member(&mut record, &node("n2"), 2));
+        record.chain.push(node("n1"));
+        assert!(!remove_member(&mut record, &node("n1"), 1), "it was accused in an earlier epoch");
+    }
+
+    #[test]
+    fn a_fenced_writer_leaves_the_chain_unless_it_is_alone() {
+        let mut record = test_record(&["n1", "n2"], &["n1"]);
+        (record.writer, record.term) = (Some(0), 4);
+        assert!(!fence_writer(&mut record, 0, 3), "of an earlier term");
+        assert!(fence_writer(&mut record, 0, 4));
+        assert_eq!((record.chain.clone(), record.is_writer_fenced), (vec![node("n2")], true));
+        assert!(!fence_writer(&mut record, 0, 4), "once is enough");
+        assert!(end_term(&mut record, 0, 4));
+        assert_eq!((record.writer, record.is_writer_fenced), (None, false));
+        (record.writer, record.term, record.clients) = (Some(0), 5, vec![node("n2")]);
+        assert!(!fence_writer(&mut record, 0, 5), "no other node has the log");
+    }
+
+    #[test]
+    fn a_replica_joins_at_the_end_and_only_in_its_epoch() {
+        let mut record = test_record(&["n2", "n3"], &[]);
+        assert!(!begin_join(&mut record, &node("n4")), "it has no replica");
+        assert!(!begin_join(&mut record, &node("n2")), "it is a member");
+        assert!(begin_join(&mut record, &node("n1")));
+        let epoch = record.epoch;
+        assert!(begin_join(&mut record, &node("n1")), "again, after a crash");
+        assert!(!finish_join(&mut record, &node("n1"), epoch));
+        let epoch = record.epoch;
+        assert!(finish_join(&mut record, &node("n1"), epoch));
+        assert_eq!(record.chain, [node("n2"), node("n3"), node("n1")]);
+    }
+}

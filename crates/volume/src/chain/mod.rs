@@ -1,0 +1,22 @@
+//! The chain: a client's log passes the nodes of a volume one after the other, and the acknowledgement returns along it.
+
+//   client's node ──one-sided writes──▶ next member ──▶ … ──▶ last member
+//         ▲         AppendLog(end)           │                    │
+//         └────────────── reply ─────────────┴────── reply ───────┘   each member before has the log up to `end`, too
+
+pub mod calls;
+mod link;
+mod log_region;
+mod log_state;
+pub mod membership;
+mod path;
+mod peers;
+
+pub use link::{ChainError, ChainLink};
+pub use log_region::{LogRegion, WritableWindow};
+pub use log_state::{ChainLog, LogRestart, PublishedAhead};
+pub use path::{PathPosition, PathVersion};
+pub use peers::{CALL_TIMEOUT, PeerClient, PeerClients, PeerError};
+
+#[cfg(test)]
+mod simulation;

@@ -1,0 +1,128 @@
+//! Clients for calls to the offload processes of other nodes. One is used by one thread at a time.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::{Catalog, CatalogError, VolumeNode};
+use farfork_fabric::TlsSecurity;
+use farfork_rpc::client::TcpConnector;
+use farfork_rpc::{Client, OutgoingRequest, SessionHandle, TypedCall, TypedCallError};
+use farfork_trust::Credentials;
+use farfork_wire::NodeName;
+
+/// A node that does not answer within this is not reached.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most idle clients that are kept.
+const IDLE_CLIENTS_MAX: usize = 16;
+
+/// Why a call to a node failed.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerError {
+    /// The catalog cannot be read.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// The node has never registered.
+    #[error("node {0} does not serve volumes: start its daemon with the same catalog")]
+    Unregistered(NodeName),
+    /// The call failed.
+    #[error("node {node}: {source}")]
+    Call {
+        /// The node.
+        node: NodeName,
+        /// Why.
+        source: TypedCallError,
+    },
+}
+
+/// Makes clients, and keeps idle ones.
+#[derive(Debug)]
+pub struct PeerClients {
+    catalog: Arc<dyn Catalog>,
+    credentials: Option<Credentials>,
+    idle: Mutex<Vec<PeerClient>>,
+}
+
+/// A client of one node.
+#[derive(Debug)]
+pub struct PeerClient {
+    node: NodeName,
+    address: VolumeNode,
+    client: Client,
+    session: SessionHandle,
+}
+
+impl PeerClients {
+    /// For the nodes of a catalog.
+    pub fn new(catalog: Arc<dyn Catalog>, credentials: Option<Credentials>) -> Self {
+        Self { catalog, credentials, idle: Mutex::default() }
+    }
+
+    /// Makes one call, and waits for the answer.
+    ///
+    /// # Errors
+    /// As [`PeerError`]; after `timeout` the call may still be executed.
+    pub fn call<C: TypedCall>(
+        &self,
+        node: &NodeName,
+        request: &C::Request,
+        timeout: Duration,
+    ) -> Result<C::Reply, PeerError> {
+        let mut client = self.client(node)?;
+        let reply = client.call::<C>(request, timeout)?;
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_CLIENTS_MAX {
+            idle.push(client);
+        }
+        Ok(reply)
+    }
+
+    /// A client for a node, at the address that the catalog has now.
+    ///
+    /// # Errors
+    /// `Catalog`, `Unregistered`.
+    pub fn client(&self, node: &NodeName) -> Result<PeerClient, PeerError> {
+        let address = self.address(node)?;
+        {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.retain(|client| client.node != *node || client.address == address);
+            if let Some(index) = idle.iter().position(|client| client.node == *node) {
+                return Ok(idle.swap_remove(index));
+            }
+        }
+        let connector = match &self.credentials {
+            Some(credentials) => {
+                TcpConnector::secured(address.rpc, TlsSecurity::new(credentials.clone()).for_node(node))
+            }
+            None => TcpConnector::new(address.rpc),
+        };
+        let mut client = Client::new(Box::new(connector), false);
+        let session = client.open_session(1).expect("a new client has room for a session");
+        Ok(PeerClient { node: node.clone(), address, client, session })
+    }
+
+    /// Where a node is reached.
+    ///
+    /// # Errors
+    /// As `client`.
+    pub fn address(&self, node: &NodeName) -> Result<VolumeNode, PeerError> {
+        let contents = self.catalog.read()?;
+        contents.nodes.get(node).cloned().ok_or_else(|| PeerError::Unregistered(node.clone()))
+    }
+
+    /// What proves to other nodes who this one is.
+    pub fn credentials(&self) -> Option<&Credentials> {
+        self.credentials.as_ref()
+    }
+}
+
+impl PeerClient {
+    /// As [`PeerClients::call`].
+    ///
+    /// # Errors
+    /// `Call`.
+    pub fn call<C: TypedCall>(&mut self, request: &C::Request, timeout: Duration) -> Result<C::Reply, PeerError> {
+        let call = OutgoingRequest { deadline: Some(Instant::now() + timeout), ..OutgoingRequest::default() };
+        let answer = self.client.call_typed::<C>(self.session, &call, request);
+        answer.map_err(|source| PeerError::Call { node: self.node.clone(), source })
+    }
+}

@@ -1,0 +1,25 @@
+//! What a client asks of the offload process. `process::client` sends it.
+
+use std::fmt;
+
+use crate::log::LogPoint;
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OffloadRequest {
+    /// This client wants to write. The answer is `VolumeClient::grant_write`.
+    AcquireWrite,
+    /// This client writes no more; its log ends here.
+    Released(LogPoint),
+    /// Each live replica is to have the log up to here. The answer is `VolumeClient::acknowledge_commit`.
+    Commit(LogPoint),
+    /// What others have logged until now is wanted. The answer is `VolumeClient::acknowledge_refresh` with this number.
+    Refresh(u64),
+}
+
+/// Sends requests, and never blocks for long. A request that is lost with a connection is sent again by
+/// `VolumeClient::repeat_requests`.
+pub trait OffloadLink: fmt::Debug + Send + Sync {
+    /// Sends a request.
+    fn send(&self, request: OffloadRequest);
+}

@@ -1,0 +1,296 @@
+//! The connection of a client of this node: it attaches, and then its messages are answered. One thread per connection.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use farfork_cluster::catalog::{VolumeName, VolumeRecord, VolumeState};
+
+use super::node::OffloadNode;
+use super::volume::{LocalClient, ReplicatedVolume};
+use super::{log_copier, writer};
+use crate::chain::calls::HasClient;
+use crate::log::LogPoint;
+use crate::process::channel::MessageChannel;
+use crate::process::message::{AttachedClient, ClientMessage, OffloadMessage};
+use crate::publish::{PublishedMark, find_unlinked_inodes};
+use crate::record::InodeNumber;
+
+/// A client that takes nothing for so long is stopped: it loses its connection, and reads the volume again.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// A log that an earlier client left is published everywhere within this, or the mount is refused.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// A node that does not say within this whether it has a client may have one.
+const CLIENT_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Sends to a client, from any thread.
+#[derive(Clone)]
+pub(super) struct ClientSender {
+    connection: Arc<ClientConnection>,
+}
+
+struct ClientConnection {
+    channel: Mutex<MessageChannel>,
+    is_closed: AtomicBool,
+}
+
+impl ClientSender {
+    fn new(channel: MessageChannel) -> io::Result<Self> {
+        channel.set_send_timeout(Some(SEND_TIMEOUT))?;
+        let connection = ClientConnection { channel: Mutex::new(channel), is_closed: AtomicBool::new(false) };
+        Ok(Self { connection: Arc::new(connection) })
+    }
+
+    /// Sends a message. After a failure the connection ends, and the client connects again.
+    pub(super) fn send(&self, message: &OffloadMessage) {
+        let mut channel = self.connection.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = channel.send(message) {
+            tracing::warn!(%error, "a client is disconnected");
+            self.connection.is_closed.store(true, Ordering::Relaxed);
+            channel.shut_down();
+        }
+    }
+
+    /// Ends the connection.
+    pub(super) fn close(&self) {
+        self.connection.is_closed.store(true, Ordering::Relaxed);
+        self.connection.channel.lock().unwrap_or_else(PoisonError::into_inner).shut_down();
+    }
+
+    /// Whether the connection has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.connection.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// Whether both send to one connection.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.connection, &other.connection)
+    }
+
+    /// The process at the other end.
+    pub(super) fn process_id(&self) -> io::Result<i32> {
+        let channel = self.connection.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(rustix::net::sockopt::socket_peercred(channel.as_fd())?.pid.as_raw_nonzero().get())
+    }
+}
+
+/// Serves a connection in a thread of its own.
+pub(super) fn start(node: &Arc<OffloadNode>, channel: MessageChannel) -> io::Result<()> {
+    let node = Arc::clone(node);
+    thread::Builder::new().name("client".to_owned()).spawn(move || {
+        if let Err(error) = serve(&node, channel) {
+            tracing::debug!(%error, "the connection of a client ended");
+        }
+    })?;
+    Ok(())
+}
+
+fn serve(node: &Arc<OffloadNode>, mut channel: MessageChannel) -> io::Result<()> {
+    let sender = ClientSender::new(channel.try_clone()?)?;
+    let attached = match channel.receive::<ClientMessage>()? {
+        ClientMessage::Attach { volume } => attach(node, &volume, &sender),
+        ClientMessage::Reattach { volume, client, term } => reattach(node, &volume, client, term, &sender),
+        _ => Err("a client has to attach first".to_owned()),
+    };
+    let session = match attached {
+        Ok(session) => session,
+        Err(reason) => {
+            sender.send(&OffloadMessage::Refused(reason));
+            return Ok(());
+        }
+    };
+    let result = session.serve(&mut channel);
+    session.end();
+    result
+}
+
+/// An attached client.
+struct ClientSession {
+    volume: Arc<ReplicatedVolume>,
+    number: u16,
+    sender: ClientSender,
+}
+
+impl ClientSession {
+    fn serve(&self, channel: &mut MessageChannel) -> io::Result<()> {
+        loop {
+            match channel.receive::<ClientMessage>()? {
+                ClientMessage::Appended => self.request_look(),
+                ClientMessage::Commit(point) => self.request_commit(point),
+                ClientMessage::Loaded => self.resume_publishing(),
+                ClientMessage::Released(end) => {
+                    if let Some(client) = self.volume.lock().client_of(self.number) {
+                        client.released = Some(end);
+                    }
+                    self.volume.notify();
+                }
+                ClientMessage::AcquireWrite => self.spawn(|session| {
+                    writer::grant_write(&session.volume, session.number, &session.sender);
+                })?,
+                ClientMessage::Refresh { request } => self.spawn(move |session| {
+                    writer::refresh(&session.volume, session.number, request, &session.sender);
+                })?,
+                ClientMessage::Attach { .. } | ClientMessage::Reattach { .. } => {
+                    return Err(io::Error::other("the client is attached already"));
+                }
+            }
+        }
+    }
+
+    /// Does what may take long, so that the messages that follow are received meanwhile.
+    fn spawn(&self, work: impl FnOnce(&Self) + Send + 'static) -> io::Result<()> {
+        let (volume, number, sender) = (Arc::clone(&self.volume), self.number, self.sender.clone());
+        let session = Self { volume, number, sender };
+        thread::Builder::new().name("client-request".to_owned()).spawn(move || work(&session))?;
+        Ok(())
+    }
+
+    fn request_look(&self) {
+        self.volume.lock().log(self.number).request_look();
+        self.volume.notify();
+    }
+
+    fn request_commit(&self, point: LogPoint) {
+        let mut state = self.volume.lock();
+        let committed = state.log(self.number).chain.committed();
+        if committed >= point {
+            drop(state);
+            return self.sender.send(&OffloadMessage::Committed(committed));
+        }
+        state.log(self.number).request_look();
+        if let Some(client) = state.client_of(self.number) {
+            client.commit_requested = Some(client.commit_requested.map_or(point, |earlier| earlier.max(point)));
+        }
+        drop(state);
+        self.volume.notify();
+    }
+
+    fn resume_publishing(&self) {
+        self.volume.lock().is_client_loading = false;
+        self.volume.notify();
+    }
+
+    /// Another client may have taken the place already.
+    fn end(&self) {
+        self.sender.connection.is_closed.store(true, Ordering::Relaxed);
+        let mut state = self.volume.lock();
+        if state.client.as_ref().is_some_and(|client| client.sender.is_same(&self.sender)) {
+            state.client = None;
+            state.is_client_loading = false;
+        }
+        drop(state);
+        self.volume.notify();
+    }
+}
+
+/// A new client: the log that an earlier one left is published, and the term of that one ends.
+fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<ClientSession, String> {
+    let (volume, record, number) = open_for_client(node, name)?;
+    log_copier::ensure_open(&volume, number)
+        .map_err(|error| format!("volume {name}: cannot open the log of this node: {error}"))?;
+    recover_log(&volume, &record, number)?;
+
+    let unlinked = if has_other_client(&volume, &record) { Vec::new() } else { unlinked_inodes(&volume)? };
+    let marks = start_session(&volume, number, sender)?;
+    let log_path = volume.directory.log_path(number);
+    let attached = AttachedClient { client: number, log_path, marks, unlinked };
+    sender.send(&OffloadMessage::Attached(Box::new(attached)));
+    Ok(ClientSession { volume, number, sender: sender.clone() })
+}
+
+/// A client that has outlived the offload process before this one.
+fn reattach(
+    node: &Arc<OffloadNode>,
+    name: &str,
+    number: u16,
+    term: Option<u32>,
+    sender: &ClientSender,
+) -> Result<ClientSession, String> {
+    let (volume, record, own_number) = open_for_client(node, name)?;
+    let has_term = |term| record.writer == Some(number) && record.term == term;
+    if own_number != number || !term.is_none_or(has_term) {
+        return Err(format!("volume {name}: another client may write by now"));
+    }
+    let marks = start_session(&volume, number, sender)?;
+    sender.send(&OffloadMessage::Reattached(marks));
+    Ok(ClientSession { volume, number, sender: sender.clone() })
+}
+
+fn open_for_client(node: &Arc<OffloadNode>, name: &str) -> Result<(Arc<ReplicatedVolume>, VolumeRecord, u16), String> {
+    let name = VolumeName::new(name).map_err(|error| error.to_string())?;
+    let record = node.record(&name).map_err(|error| error.to_string())?;
+    match record.state {
+        VolumeState::Ready => {}
+        VolumeState::Creating => return Err(format!("volume {name} is being created: try again")),
+        VolumeState::Dropping => return Err(format!("volume {name} is being dropped")),
+    }
+    let volume = node.volume(&name).ok();
+    let has_joined = volume
+        .as_ref()
+        .is_some_and(|volume| volume.wait_until(RECOVERY_TIMEOUT, |state| state.record.chain.contains(&node.name)));
+    let Some(volume) = volume.filter(|_| has_joined) else {
+        let members: Vec<String> = record.chain.iter().map(ToString::to_string).collect();
+        let (members, node) = (members.join(", "), &node.name);
+        return Err(format!("volume {name}: node {node} has no live replica; mount it on one of {members}"));
+    };
+    let (record, number) = writer::register_client(&volume).map_err(|error| error.to_string())?;
+    volume.update_record(&record);
+    Ok((volume, record, number))
+}
+
+/// The log is published everywhere, so that the new client begins with an empty one.
+fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) -> Result<(), String> {
+    let name = &volume.key.name;
+    let unpublished = || {
+        let replicas: Vec<String> = record.chain.iter().map(ToString::to_string).collect();
+        let (replicas, seconds) = (replicas.join(", "), RECOVERY_TIMEOUT.as_secs());
+        format!(
+            "volume {name}: the log of this node is not published on each of {replicas} within {seconds} s: \
+             see `farfork volume status {name}`"
+        )
+    };
+    if record.writer == Some(number) {
+        let ended = writer::end_own_term(volume, record, number);
+        ended.map_err(|error| format!("volume {name}: the term before does not end: {error}"))?;
+    }
+    let end = volume.look_for_end(number, RECOVERY_TIMEOUT).ok_or_else(unpublished)?;
+    if volume.wait_published(number, end, RECOVERY_TIMEOUT) { Ok(()) } else { Err(unpublished()) }
+}
+
+/// Stops publishing until the client has read the namespace, and makes it the client of this node. How far each log is
+/// published.
+fn start_session(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> Result<Vec<PublishedMark>, String> {
+    volume.lock().is_client_loading = true;
+    if let Err(reason) = volume.wait_not_publishing() {
+        volume.lock().is_client_loading = false;
+        return Err(reason);
+    }
+    let mut state = volume.lock();
+    let clients = state.record.clients.len() as u16;
+    let mark_of = |client| state.logs.get(&client).map_or(PublishedMark::start_of(client), |log| log.chain.published());
+    let marks = (0..clients.max(number + 1)).map(mark_of).collect();
+    let sender = sender.clone();
+    state.client =
+        Some(LocalClient { number, sender, released: None, commit_requested: None, reported_published: None });
+    drop(state);
+    volume.notify();
+    Ok(marks)
+}
+
+/// Whether a client of another node has the volume mounted, or may have.
+fn has_other_client(volume: &ReplicatedVolume, record: &VolumeRecord) -> bool {
+    let node = &volume.node;
+    let others = record.clients.iter().filter(|client| **client != node.name);
+    let request = HasClient(volume.key.clone());
+    let has_client = |other| node.peers.call::<HasClient>(other, &request, CLIENT_CHECK_TIMEOUT).unwrap_or(true);
+    others.into_iter().any(has_client)
+}
+
+fn unlinked_inodes(volume: &ReplicatedVolume) -> Result<Vec<InodeNumber>, String> {
+    let found = volume.directory.open_shared().map_err(|error| error.to_string());
+    let found = found.and_then(|shared| find_unlinked_inodes(&shared).map_err(|error| error.to_string()));
+    found.map_err(|error| format!("volume {}: cannot read the shared tree: {error}", volume.key.name))
+}

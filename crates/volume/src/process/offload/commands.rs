@@ -1,0 +1,195 @@
+//! The commands of `farfork volume`: create, list, describe and drop volumes.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use farfork_cluster::catalog::{CatalogError, VolumeName, VolumeRecord, VolumeState, update_volume};
+use farfork_rpc::TypedCall;
+use farfork_wire::NodeName;
+
+use super::handlers::describe_replica;
+use super::node::OffloadNode;
+use crate::chain::CALL_TIMEOUT;
+use crate::chain::calls::{CreateReplica, DescribeReplica, DropReplica, HasClient, VolumeKey};
+use crate::log::{LOG_BYTES_MAX, LOG_BYTES_MIN};
+use crate::process::channel::MessageChannel;
+use crate::process::control::{ControlAnswer, ControlRequest, NewVolume, ReplicaStatus, VolumeStatus};
+use crate::record::PAGE_BYTES;
+
+/// A replica that does not describe itself within this is reported as such.
+const DESCRIPTION_TIMEOUT: Duration = Duration::from_secs(2);
+/// Most replicas of a volume.
+const REPLICAS_MAX: usize = 16;
+
+/// Serves a connection in a thread of its own.
+pub(super) fn start(node: &Arc<OffloadNode>, mut channel: MessageChannel) -> io::Result<()> {
+    let node = Arc::clone(node);
+    thread::Builder::new().name("control".to_owned()).spawn(move || {
+        while let Ok(request) = channel.receive::<ControlRequest>() {
+            let answer = execute(&node, request).unwrap_or_else(ControlAnswer::Failed);
+            if channel.send(&answer).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn execute(node: &Arc<OffloadNode>, request: ControlRequest) -> Result<ControlAnswer, String> {
+    match request {
+        ControlRequest::Create(new) => create(node, new).map(|()| ControlAnswer::Done),
+        ControlRequest::List => {
+            let contents = node.catalog.read().map_err(|error| error.to_string())?;
+            let volumes = contents.volumes.iter().map(|(name, record)| VolumeStatus {
+                name: name.clone(),
+                record: record.clone(),
+                replicas: Vec::new(),
+            });
+            Ok(ControlAnswer::Volumes(volumes.collect()))
+        }
+        ControlRequest::Status(name) => Ok(ControlAnswer::Volumes(vec![status(node, name)?])),
+        ControlRequest::Drop(name) => drop_volume(node, &name).map(|()| ControlAnswer::Done),
+    }
+}
+
+fn create(node: &Arc<OffloadNode>, new: NewVolume) -> Result<(), String> {
+    let NewVolume { name, replicas, log_bytes, durability } = new;
+    check_new_volume(node, &name, &replicas, log_bytes)?;
+    let id = getrandom::u64().map_err(|error| error.to_string())?;
+    let record = VolumeRecord {
+        revision: 0,
+        id,
+        state: VolumeState::Creating,
+        chain: replicas.clone(),
+        replicas,
+        joining: None,
+        epoch: 1,
+        log_bytes,
+        durability,
+        clients: Vec::new(),
+        client_terms: Vec::new(),
+        writer: None,
+        is_writer_fenced: false,
+        term: 0,
+    };
+    node.catalog.write_volume(&name, &record).map_err(|error| match error {
+        CatalogError::Conflict(_) => format!("volume {name} exists already: drop it, or choose another name"),
+        error => error.to_string(),
+    })?;
+    let key = VolumeKey { name: name.clone(), id };
+    let created = record
+        .replicas
+        .iter()
+        .try_for_each(|replica| call::<CreateReplica>(node, replica, &CreateReplica(key.clone())));
+    if let Err(reason) = created {
+        return Err(abandon_creation(node, &key, &record, reason));
+    }
+    set_state(node, &key, VolumeState::Ready).map(drop)
+}
+
+fn check_new_volume(
+    node: &OffloadNode,
+    name: &VolumeName,
+    replicas: &[NodeName],
+    log_bytes: u64,
+) -> Result<(), String> {
+    if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes) || !log_bytes.is_multiple_of(PAGE_BYTES) {
+        return Err(format!("volume {name}: a log has 8MiB to 2GiB, in whole pages"));
+    }
+    if !(1..=REPLICAS_MAX).contains(&replicas.len()) {
+        return Err(format!("volume {name}: a volume has 1 to {REPLICAS_MAX} replicas"));
+    }
+    let mut seen = HashSet::new();
+    if let Some(twice) = replicas.iter().find(|replica| !seen.insert(*replica)) {
+        return Err(format!("volume {name}: node {twice} is named twice"));
+    }
+    let contents = node.catalog.read().map_err(|error| error.to_string())?;
+    match replicas.iter().find(|replica| !contents.nodes.contains_key(*replica)) {
+        None => Ok(()),
+        Some(unknown) => {
+            let known: Vec<String> = contents.nodes.keys().map(ToString::to_string).collect();
+            let known = known.join(", ");
+            Err(format!("volume {name}: no node {unknown} serves volumes; these do: {known}"))
+        }
+    }
+}
+
+/// Removes what was created. What cannot be removed stays in the catalog, for `drop`.
+fn abandon_creation(node: &Arc<OffloadNode>, key: &VolumeKey, record: &VolumeRecord, reason: String) -> String {
+    match remove_replicas(node, key, record) {
+        Ok(()) => format!("volume {} is not created: {reason}", key.name),
+        Err(rest) => {
+            format!("volume {} is not created: {reason}; remove the rest with `farfork volume drop`: {rest}", key.name)
+        }
+    }
+}
+
+fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, String> {
+    let record = node.record(&name).map_err(|error| error.to_string())?;
+    let key = VolumeKey { name: name.clone(), id: record.id };
+    let replicas = record.replicas.iter().map(|replica| {
+        let described = if *replica == node.name {
+            describe_replica(node, &key)
+        } else {
+            let request = DescribeReplica(key.clone());
+            let described = node.peers.call::<DescribeReplica>(replica, &request, DESCRIPTION_TIMEOUT);
+            described.map_err(|error| error.to_string())
+        };
+        let (logs, failure) = match described {
+            Ok(logs) => (logs, None),
+            Err(reason) => (Vec::new(), Some(reason)),
+        };
+        ReplicaStatus { node: replica.clone(), failure, logs }
+    });
+    let replicas = replicas.collect();
+    Ok(VolumeStatus { name, record, replicas })
+}
+
+fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
+    let record = node.record(name).map_err(|error| error.to_string())?;
+    let key = VolumeKey { name: name.clone(), id: record.id };
+    for client in &record.clients {
+        if call::<HasClient>(node, client, &HasClient(key.clone()))? {
+            return Err(format!("volume {name} is mounted on node {client}: unmount it first"));
+        }
+    }
+    let record = set_state(node, &key, VolumeState::Dropping)?;
+    remove_replicas(node, &key, &record).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))
+}
+
+/// Removes the replicas, then the record.
+fn remove_replicas(node: &Arc<OffloadNode>, key: &VolumeKey, record: &VolumeRecord) -> Result<(), String> {
+    for replica in &record.replicas {
+        call::<DropReplica>(node, replica, &DropReplica(key.clone()))?;
+    }
+    loop {
+        let revision = match node.record(&key.name) {
+            Ok(record) if record.id == key.id => record.revision,
+            _ => return Ok(()),
+        };
+        match node.catalog.remove_volume(&key.name, revision) {
+            Ok(()) => return Ok(()),
+            Err(CatalogError::Conflict(_)) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+fn set_state(node: &OffloadNode, key: &VolumeKey, state: VolumeState) -> Result<VolumeRecord, String> {
+    let changed = update_volume(&*node.catalog, &key.name, |record| {
+        let is_changed = record.id == key.id && record.state != state;
+        if is_changed {
+            record.state = state;
+        }
+        is_changed
+    });
+    let record = changed.map_err(|error| error.to_string())?;
+    record.filter(|record| record.id == key.id).ok_or_else(|| format!("volume {} is gone", key.name))
+}
+
+fn call<C: TypedCall>(node: &OffloadNode, to: &NodeName, request: &C::Request) -> Result<C::Reply, String> {
+    node.peers.call::<C>(to, request, CALL_TIMEOUT).map_err(|error| error.to_string())
+}

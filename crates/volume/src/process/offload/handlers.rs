@@ -1,0 +1,219 @@
+//! The calls of other nodes' offload processes. What may wait is done in a thread of its own.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+
+use farfork_cluster::catalog::VolumeName;
+use farfork_fabric::{Region, SeedKey};
+use farfork_rpc::{DeferredReply, HandlerTable, ReceivedPayload, TypedCall};
+use farfork_wire::token::TOKEN_BYTES;
+use farfork_wire::{SeedId, Token};
+
+use super::node::OffloadNode;
+use super::volume::{PendingAppend, ReplicatedVolume};
+use super::{log_copier, rejoin, writer};
+use crate::chain::calls::{
+    AppendLog, CreateReplica, DescribeReplica, DropReplica, FinishTerm, HasClient, LendTree, OpenLog, OpenedLog,
+    PublishLog, ReadTree, ReleaseWriter, VolumeKey, answer_call, decode_request,
+};
+use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion};
+use crate::process::LogStatus;
+use crate::process::volume_directory::VolumeDirectory;
+
+/// The handlers of one server thread.
+pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
+    let mut table = HandlerTable::default();
+    add_slow::<OpenLog>(&mut table, node, |node, request| open_log(node, &request));
+    add_slow::<CreateReplica>(&mut table, node, |node, request| create_replica(node, &request.0));
+    add_slow::<DropReplica>(&mut table, node, |node, request| drop_replica(node, &request.0));
+    add_slow::<DescribeReplica>(&mut table, node, |node, request| describe_replica(node, &request.0));
+    add_slow::<HasClient>(&mut table, node, |node, request| has_client(node, &request.0));
+    add_slow::<ReleaseWriter>(&mut table, node, |node, request| {
+        writer::release_writer(&*open(node, &request.volume)?, request.term)
+    });
+    add_slow::<FinishTerm>(&mut table, node, |node, request| {
+        writer::finish_term(&*open(node, &request.volume)?, request.term)
+    });
+    add_slow::<LendTree>(&mut table, node, |node, request| rejoin::lend_tree(&*open(node, &request.volume)?, &request));
+    add_slow::<ReadTree>(&mut table, node, |node, request| rejoin::read_tree(&*open(node, &request.volume)?, &request));
+    add_slow::<PublishLog>(&mut table, node, |node, request| writer::publish_log(&open(node, &request.0)?));
+    let node = Arc::clone(node);
+    table.add_deferred_handler(AppendLog::ID, move |payload, reply| append_log(&node, &payload, reply));
+    table
+}
+
+/// A call that is answered by a thread of its own.
+fn add_slow<C>(
+    table: &mut HandlerTable,
+    node: &Arc<OffloadNode>,
+    handle: impl Fn(&Arc<OffloadNode>, C) -> Result<C::Reply, String> + Copy + Send + 'static,
+) where
+    C: TypedCall<Request = C> + serde::de::DeserializeOwned + Send + 'static,
+{
+    let node = Arc::clone(node);
+    table.add_deferred_handler(C::ID, move |payload: ReceivedPayload<'_>, reply| {
+        let request = match decode_request::<C>(&payload) {
+            Ok(request) => request,
+            Err(reason) => return reply.refuse(&reason),
+        };
+        let node = Arc::clone(&node);
+        let spawned = thread::Builder::new().name("call".to_owned()).spawn(move || {
+            answer_call::<C>(reply, handle(&node, request));
+        });
+        if let Err(error) = spawned {
+            tracing::error!(%error, "a call of another node is not answered");
+        }
+    });
+}
+
+fn open(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume>, String> {
+    node.volume_of(key).map_err(|error| error.to_string())
+}
+
+/// The path of the log may have changed: the predecessor of an earlier epoch loses the region.
+fn open_log(node: &Arc<OffloadNode>, request: &OpenLog) -> Result<OpenedLog, String> {
+    let volume = open(node, &request.volume)?;
+    let record = volume.read_record().map_err(|error| error.to_string())?;
+    let client = request.client;
+    if request.path != PathVersion::of(&record, client) {
+        return Err("the log takes another path by now".to_owned());
+    }
+    if usize::from(client) >= record.clients.len() {
+        return Err(format!("volume {} has no client {client}", volume.key.name));
+    }
+    let failed = |error: io::Error| format!("node {} cannot open the log: {error}", node.name);
+    log_copier::ensure_open(&volume, client).map_err(failed)?;
+    go_back(&volume, request)?;
+    register_region(&volume, client).map_err(failed)
+}
+
+/// Begins anew where the predecessor demands it.
+fn go_back(volume: &ReplicatedVolume, request: &OpenLog) -> Result<(), String> {
+    let mut state = volume.lock();
+    let needs_tree = state.is_catching_up;
+    let log = state.log(request.client);
+    let restart = log.chain.accept_predecessor(request.published, request.stored, needs_tree);
+    let restart = restart.map_err(|error| error.to_string())?;
+    if restart.is_none() {
+        return Ok(());
+    }
+    log.restart = restart;
+    // Requests of an earlier predecessor.
+    log.appends.clear();
+    drop(state);
+    volume.notify();
+    let has_restarted = volume.wait_until(CALL_TIMEOUT, |state| state.log(request.client).restart.is_none());
+    if has_restarted { Ok(()) } else { Err("the log is busy".to_owned()) }
+}
+
+fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedLog> {
+    let log = volume.directory.open_log(client).map_err(io::Error::other)?;
+    let (file, ring_bytes) = (log.try_clone_file()?, log.header().ring_bytes);
+    let node = &volume.node;
+    let mut secret = [0; TOKEN_BYTES + size_of::<u64>()];
+    getrandom::fill(&mut secret)?;
+    let (token, number) = secret.split_at(TOKEN_BYTES);
+    let token: [u8; TOKEN_BYTES] = token.try_into().expect("it is split there");
+    let region = u64::from_le_bytes(number.try_into().expect("it is split there"));
+    let key = SeedKey { seed: SeedId::new(node.name.clone(), region), token: Token::from_bytes(token) };
+
+    // Dropped before the lock is taken again: revoking waits for writes that are under way.
+    let previous = volume.lock().log(client).registration.take();
+    drop(previous);
+    let mut state = volume.lock();
+    let log = state.log(client);
+    let memory: Arc<dyn Region> = Arc::new(LogRegion { file, ring_bytes, window: Arc::clone(&log.window) });
+    log.registration = Some(node.regions.register(&key, memory).map_err(io::Error::other)?);
+    Ok(OpenedLog { region, token, stored: log.chain.stored() })
+}
+
+fn append_log(node: &Arc<OffloadNode>, payload: &[u8], reply: DeferredReply) {
+    let prepared = decode_request::<AppendLog>(payload).and_then(|request| {
+        let volume = open(node, &request.volume)?;
+        Ok((request, volume))
+    });
+    let (request, volume) = match prepared {
+        Ok(prepared) => prepared,
+        Err(reason) => return reply.refuse(&reason),
+    };
+    let known_revision = volume.lock().record.revision;
+    if request.revision > known_revision
+        && let Err(error) = volume.read_record()
+    {
+        return reply.refuse(&error.to_string());
+    }
+    let mut state = volume.lock();
+    let path = PathVersion::of(&state.record, request.client);
+    let log = state.logs.get_mut(&request.client).filter(|_| request.path == path);
+    let Some(log) = log else {
+        drop(state);
+        return reply.refuse("the log takes another path by now, or is not open");
+    };
+    if request.is_urgent {
+        log.raise_urgent_end(request.end);
+    }
+    log.appends.push(PendingAppend { path, end: request.end, reply });
+    drop(state);
+    volume.notify();
+}
+
+/// The record is in the catalog, so that the replica belongs to a volume.
+pub(super) fn create_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(), String> {
+    let directory = node.store.volume(key.name.as_str());
+    let failed = |error: io::Error| format!("node {}: volume {}: {error}", node.name, key.name);
+    match directory.id() {
+        Ok(id) if id == key.id => return open(node, key).map(drop),
+        Ok(_) => remove_unless_in_use(node, &key.name, &directory)?,
+        // The rest of a crash.
+        Err(_) if directory.path().exists() => fs::remove_dir_all(directory.path()).map_err(failed)?,
+        Err(_) => {}
+    }
+    let created = VolumeDirectory::create(directory.path(), key.id);
+    if let Err(error) = created {
+        let _ = fs::remove_dir_all(directory.path());
+        return Err(format!("node {}: volume {}: {error}", node.name, key.name));
+    }
+    open(node, key).map(drop)
+}
+
+/// A replica whose volume is not in the catalog is left over from a drop that did not reach this node.
+fn remove_unless_in_use(node: &Arc<OffloadNode>, name: &VolumeName, directory: &VolumeDirectory) -> Result<(), String> {
+    let id = directory.id().map_err(|error| error.to_string())?;
+    drop_replica(node, &VolumeKey { name: name.clone(), id })
+}
+
+pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(), String> {
+    let directory = node.store.volume(key.name.as_str());
+    let failed = |error: io::Error| format!("node {}: volume {}: {error}", node.name, key.name);
+    match directory.id() {
+        Ok(id) if id == key.id => {}
+        Ok(_) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    }
+    if directory.try_lock_client().map_err(failed)?.is_none() {
+        return Err(format!("node {}: volume {} is mounted: unmount it first", node.name, key.name));
+    }
+    node.close_volume(key);
+    fs::remove_dir_all(directory.path()).map_err(failed)
+}
+
+pub(super) fn describe_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<Vec<LogStatus>, String> {
+    let volume = open(node, key)?;
+    let mut state = volume.lock();
+    let clients = state.record.clients.len() as u16;
+    Ok((0..clients)
+        .map(|client| state.logs.get_mut(&client).map_or(LogStatus::default(), |log| log.status()))
+        .collect())
+}
+
+pub(super) fn has_client(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<bool, String> {
+    let directory = node.store.volume(key.name.as_str());
+    match directory.id() {
+        Ok(id) if id == key.id => {}
+        _ => return Ok(false),
+    }
+    Ok(directory.try_lock_client().map_err(|error| error.to_string())?.is_none())
+}

@@ -1,0 +1,416 @@
+//! Copies one log along its path: takes what the client or the predecessor has written, validates it, sends it to the
+//! successor, and acknowledges it when all later members have it. One thread per log.
+
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::VolumeRecord;
+use farfork_wire::NodeName;
+
+use super::volume::{LogProgress, PendingAppend, ReplicatedVolume, VolumeState};
+use crate::chain::calls::{AppendLog, AppendedLog, OpenLog, answer_call};
+use crate::chain::membership;
+use crate::chain::{ChainError, ChainLink, ChainLog, LogRestart, PathPosition, PathVersion, WritableWindow};
+use crate::log::{LogFile, LogHeader, LogPoint};
+use crate::process::message::OffloadMessage;
+use crate::publish::{Durability, PublishedMark};
+use crate::replay::{LogReplay, ReplayEnd};
+
+/// Looks at the log of this node's client at least so often: a hint may be lost with a connection.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of questions to the successor about its published position, while a thread waits for it.
+const URGENT_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// The interval while no thread waits: the log of the client has room.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Before a successor that failed is tried again.
+const RETRY_WAIT: Duration = Duration::from_millis(100);
+/// Wait before the next request to a successor that has refused because it knows another path.
+const ALIVE_RETRY_WAIT: Duration = Duration::from_millis(5);
+/// Longest wait for one answer of the successor. Its process may have been started again at another address.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest sleep: a safeguard, not a schedule.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+struct LogCopier {
+    volume: Arc<ReplicatedVolume>,
+    client: u16,
+    log: LogFile,
+    file: File,
+    replay: LogReplay,
+    link: Option<ChainLink>,
+    next_look: Instant,
+    polled_at: Instant,
+    retry_at: Instant,
+    /// Since when the successor has not answered.
+    failing_since: Option<Instant>,
+}
+
+/// What the state asks for.
+struct CopierTask {
+    record: VolumeRecord,
+    position: PathPosition,
+    source: LogSource,
+    /// How many looks were requested until now.
+    looks: u64,
+    restart: Option<LogRestart>,
+    must_send: bool,
+}
+
+/// Where new records of the log come from.
+enum LogSource {
+    /// The client of this node appends by itself.
+    Client,
+    /// The predecessor has written up to here.
+    Predecessor { end: LogPoint },
+}
+
+/// Makes the log of a client unless it exists, and opens it.
+pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Result<()> {
+    let _one_at_a_time = volume.opening_log.lock().unwrap_or_else(PoisonError::into_inner);
+    let (id, ring_bytes) = {
+        let state = volume.lock();
+        if state.logs.contains_key(&client) {
+            return Ok(());
+        }
+        (state.record.id, state.record.log_bytes)
+    };
+    volume.directory.ensure_log(&LogHeader { volume: id, client: client.into(), epoch: 1, ring_bytes })?;
+    start(volume, client)
+}
+
+/// Opens a log and starts its thread. A log that is open already stays as it is.
+pub(super) fn start(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Result<()> {
+    if volume.lock().logs.contains_key(&client) {
+        return Ok(());
+    }
+    let log = volume.directory.open_log(client).map_err(io::Error::other)?;
+    let file = log.try_clone_file()?;
+    let mark = volume.directory.open_shared()?.open_mark(client)?.mark();
+    let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
+    // A term ends when everything of it is published. So unpublished records count only if they are of the present term;
+    // others were written by a client that had lost its term, and were never acknowledged.
+    let record = volume.lock().record.clone();
+    if record.writer == Some(client) {
+        replay.require_epoch(record.term);
+        read_to_end(&mut replay, &log);
+    }
+    let progress = opened_log(mark, replay.next_point());
+    let now = Instant::now();
+    let copier = LogCopier {
+        volume: Arc::clone(volume),
+        client,
+        log,
+        file,
+        replay,
+        link: None,
+        next_look: now,
+        polled_at: now,
+        retry_at: now,
+        failing_since: None,
+    };
+    if volume.lock().logs.insert(client, progress).is_none() {
+        thread::Builder::new().name(format!("log-{client}")).spawn(move || copier.run())?;
+    }
+    Ok(())
+}
+
+fn opened_log(mark: PublishedMark, stored: LogPoint) -> LogProgress {
+    let window = Arc::new(WritableWindow::default());
+    window.set(stored.position, mark.point.position);
+    LogProgress {
+        chain: ChainLog::open(mark, stored),
+        looks_requested: 0,
+        looks_done: 0,
+        urgent_end: LogPoint::START,
+        appends: Vec::new(),
+        restart: None,
+        window,
+        registration: None,
+    }
+}
+
+fn read_to_end(replay: &mut LogReplay, log: &LogFile) -> ReplayEnd {
+    loop {
+        if let Err(end) = replay.read_record(log) {
+            return end;
+        }
+    }
+}
+
+impl LogCopier {
+    fn run(mut self) {
+        while let Some(task) = self.wait_for_task() {
+            self.take_records(&task);
+            self.forward(&task);
+            self.acknowledge();
+        }
+    }
+
+    /// None when the volume is closed.
+    fn wait_for_task(&self) -> Option<CopierTask> {
+        let volume = Arc::clone(&self.volume);
+        let mut state = volume.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            let mut wake_at = Instant::now() + SLEEP_MAX;
+            if let Some(task) = self.task_of(&mut state, &mut wake_at) {
+                return Some(task);
+            }
+            state = volume.wait(state, wake_at);
+        }
+    }
+
+    /// What has to be done now; else `wake_at` is when there may be more.
+    fn task_of(&self, state: &mut VolumeState, wake_at: &mut Instant) -> Option<CopierTask> {
+        let now = Instant::now();
+        let mut is_due = |at: Instant| {
+            *wake_at = (*wake_at).min(at.max(now));
+            at <= now
+        };
+        let own_name = &self.volume.node.name;
+        let position = PathPosition::of(&state.record, self.client, own_name);
+        let path = PathVersion::of(&state.record, self.client);
+        let is_source = path.is_writing && state.record.clients.get(usize::from(self.client)) == Some(own_name);
+        // A replica that catches up waits for each log, also for one that has nothing new.
+        let must_open = state.record.joining.as_ref() == position.successor()
+            && position.successor().is_some()
+            && self.link.as_ref().is_none_or(|link| link.path() != path);
+        let has_client = state.client_of(self.client).is_some();
+        let log = state.log(self.client);
+        let (stored, committed) = (log.chain.stored(), log.chain.committed());
+        let poll_at = self.polled_at + if log.is_urgent() { URGENT_POLL_INTERVAL } else { POLL_INTERVAL };
+        let has_answer = |append: &PendingAppend| append.path != path || append.end > stored || append.end <= committed;
+        let has_appends = log.appends.iter().any(has_answer);
+        let must_look = log.looks_requested > log.looks_done || (is_source && has_client && is_due(self.next_look));
+        let (published, published_everywhere) = (log.chain.published().point, log.chain.published_everywhere());
+        let lags_elsewhere = published_everywhere < committed;
+        let must_send = match position {
+            PathPosition::Before(_) => {
+                ((stored > committed || must_open) && is_due(self.retry_at))
+                    || (lags_elsewhere && is_due(poll_at.max(self.retry_at)))
+            }
+            PathPosition::Last => stored > committed || published_everywhere < published.min(committed),
+            PathPosition::Off => !log.appends.is_empty(),
+        };
+        if !(has_appends || must_look || must_send || log.restart.is_some()) {
+            return None;
+        }
+        let source = if is_source {
+            LogSource::Client
+        } else {
+            let appends = log.appends.iter().filter(|append| append.path == path);
+            LogSource::Predecessor { end: appends.map(|append| append.end).max().unwrap_or(stored) }
+        };
+        let (looks, restart) = (log.looks_requested, log.restart);
+        Some(CopierTask { record: state.record.clone(), position, source, looks, restart, must_send })
+    }
+
+    /// Validates new records. They are stored when they are as safe as the volume promises.
+    fn take_records(&mut self, task: &CopierTask) {
+        let before = self.replay.next_point();
+        if let Some(LogRestart { mark, end }) = task.restart {
+            self.replay = LogReplay::new(self.log.header().ring_bytes, mark.point, mark.epoch);
+            self.require_term(&task.record);
+            self.read_to(end);
+        }
+        self.require_term(&task.record);
+        let end = match task.source {
+            LogSource::Client => {
+                self.next_look = Instant::now() + LOOK_INTERVAL;
+                read_to_end(&mut self.replay, &self.log)
+            }
+            LogSource::Predecessor { end } => self.read_to(end),
+        };
+        if self.replay.next_point() != before && task.record.durability == Durability::Disk {
+            self.flush();
+        }
+        let mut state = self.volume.lock();
+        let is_current = PathVersion::of(&state.record, self.client) == PathVersion::of(&task.record, self.client);
+        let log = state.log(self.client);
+        let stored = self.replay.next_point();
+        if !is_current && matches!(task.source, LogSource::Predecessor { .. }) {
+            // The term of these records may have ended meanwhile, and the next one began without them.
+            let (mark, end) = (log.chain.published(), log.chain.stored());
+            log.restart.get_or_insert(LogRestart { mark, end });
+            return;
+        }
+        match task.restart {
+            Some(restart) => {
+                log.restart.take_if(|latest| *latest == restart);
+                log.chain.restart(restart, stored);
+            }
+            None => log.chain.store(stored),
+        }
+        if log.appends.iter().any(|append| append.end <= stored) {
+            log.chain.announce();
+        }
+        log.update_window();
+        log.looks_done = log.looks_done.max(task.looks);
+        if let LogSource::Predecessor { end: requested } = task.source {
+            let is_invalid = |append: &mut PendingAppend| append.end > stored && append.end <= requested;
+            for append in log.appends.extract_if(.., is_invalid) {
+                let reason = format!("the log is not valid after position {}: {end}", stored.position);
+                answer_call::<AppendLog>(append.reply, Err(reason));
+            }
+        }
+        drop(state);
+        self.volume.notify();
+    }
+
+    /// What a client has written that had lost its term is no part of the log.
+    fn require_term(&mut self, record: &VolumeRecord) {
+        if record.writer == Some(self.client) {
+            self.replay.require_epoch(record.term);
+        }
+    }
+
+    fn read_to(&mut self, end: LogPoint) -> ReplayEnd {
+        while self.replay.next_point() < end {
+            if let Err(end) = self.replay.read_record(&self.log) {
+                return end;
+            }
+        }
+        ReplayEnd::NoRecord
+    }
+
+    fn flush(&self) {
+        while let Err(error) = self.file.sync_data() {
+            tracing::error!(%error, volume = %self.volume.key.name, "the log cannot be flushed, nothing is acknowledged");
+            thread::sleep(RETRY_WAIT);
+        }
+    }
+
+    /// Sends what the successor does not have. The last node of the path acknowledges by itself.
+    fn forward(&mut self, task: &CopierTask) {
+        let successor = match &task.position {
+            PathPosition::Before(successor) if task.must_send => successor,
+            PathPosition::Before(_) => return,
+            PathPosition::Last => {
+                self.link = None;
+                let stored = self.volume.lock().log(self.client).chain.stored();
+                return self.set_committed(stored, stored);
+            }
+            PathPosition::Off => {
+                self.link = None;
+                return self.refuse_appends();
+            }
+        };
+        let started = Instant::now();
+        match self.append(&task.record, successor) {
+            Ok((end, published)) => {
+                self.failing_since = None;
+                self.polled_at = Instant::now();
+                self.set_committed(end, published);
+            }
+            Err(error) => {
+                if self.failing_since.is_none() {
+                    let (volume, client) = (&self.volume.key.name, self.client);
+                    tracing::warn!(%error, %volume, client, node = %successor, "the next replica does not take the log, and is tried again");
+                }
+                self.failing_since.get_or_insert(started);
+                self.handle_failure(&task.record, successor);
+            }
+        }
+    }
+
+    /// Until where all later nodes have the log, and have published it.
+    fn append(&mut self, record: &VolumeRecord, successor: &NodeName) -> Result<(LogPoint, LogPoint), ChainError> {
+        let (stored, published, is_urgent) = {
+            let mut state = self.volume.lock();
+            let log = state.log(self.client);
+            (log.chain.stored(), log.chain.published(), log.is_urgent())
+        };
+        let (volume, revision, client) = (self.volume.key.clone(), record.revision, self.client);
+        let path = PathVersion::of(record, client);
+        if self.link.as_ref().is_none_or(|link| link.node() != successor || link.path() != path) {
+            let request = OpenLog { volume: volume.clone(), revision, path, client, published, stored };
+            let node = &self.volume.node;
+            let timeout = node.detection_time.min(ATTEMPT_TIMEOUT);
+            self.link = Some(ChainLink::open(&node.peers, successor, &request, timeout)?);
+        }
+        let link = self.link.as_mut().expect("it was opened above");
+        let published =
+            link.append(&self.log, &AppendLog { volume, revision, path, client, end: stored, is_urgent })?;
+        Ok((stored, published))
+    }
+
+    fn refuse_appends(&self) {
+        let appends = std::mem::take(&mut self.volume.lock().log(self.client).appends);
+        for append in appends {
+            answer_call::<AppendLog>(append.reply, Err("the log does not pass this node".to_owned()));
+        }
+    }
+
+    /// A successor that has not answered for the time of failure detection is removed from the chain.
+    fn handle_failure(&mut self, record: &VolumeRecord, successor: &NodeName) {
+        self.link = None;
+        self.retry_at = Instant::now() + RETRY_WAIT;
+        let (node, volume) = (&self.volume.node, &self.volume.key.name);
+        // A node that waits for its own successor is alive.
+        if node.is_alive(&self.volume.key, successor) {
+            self.failing_since = Some(Instant::now());
+            self.retry_at = Instant::now() + ALIVE_RETRY_WAIT;
+            if let Err(error) = self.volume.read_record() {
+                tracing::warn!(%error, "the catalog is read again");
+            }
+            return;
+        }
+        if self.failing_since.is_some_and(|since| since.elapsed() < node.detection_time) {
+            return;
+        }
+        let removed = self.volume.update_catalog(|current| membership::remove_member(current, successor, record.epoch));
+        match removed {
+            Ok(record) => {
+                tracing::warn!(%volume, node = %successor, epoch = record.epoch, "a replica does not answer, and has left the chain");
+                self.failing_since = None;
+            }
+            Err(error) => tracing::error!(%error, %volume, "the chain cannot be changed, and writing waits"),
+        }
+    }
+
+    /// All later members have the log up to `end`, and have published it up to `published`.
+    fn set_committed(&self, end: LogPoint, published: LogPoint) {
+        let mut state = self.volume.lock();
+        state.log(self.client).chain.commit(end, published);
+        drop(state);
+        self.volume.notify();
+    }
+
+    /// Answers the predecessor, or the client of this node.
+    fn acknowledge(&self) {
+        let mut state = self.volume.lock();
+        let path = PathVersion::of(&state.record, self.client);
+        let log = state.log(self.client);
+        for append in log.appends.extract_if(.., |append| append.path != path) {
+            answer_call::<AppendLog>(append.reply, Err("the log takes another path by now".to_owned()));
+        }
+        let (committed, published) = (log.chain.committed(), log.chain.published_everywhere());
+        let mark = PublishedMark { point: published, ..log.chain.published() };
+        let answered: Vec<_> = log.appends.extract_if(.., |append| append.end <= committed).collect();
+        let Some(client) = state.client_of(self.client) else {
+            drop(state);
+            return answered.into_iter().for_each(|append| {
+                answer_call::<AppendLog>(append.reply, Ok(AppendedLog { published }));
+            });
+        };
+        let sender = client.sender.clone();
+        let has_committed = client.commit_requested.is_some_and(|requested| requested <= committed);
+        if has_committed {
+            client.commit_requested = None;
+        }
+        let has_published = client.reported_published.is_none_or(|reported| reported < published);
+        client.reported_published = Some(published);
+        drop(state);
+        if has_committed {
+            sender.send(&OffloadMessage::Committed(committed));
+        }
+        if has_published {
+            sender.send(&OffloadMessage::Published(mark));
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The offload process of a node: serves all replicas of its store. It copies logs along their chains, has them
+//! published, decides with the other nodes which client may write, and answers clients and commands.
+
+mod client_session;
+mod commands;
+mod handlers;
+mod log_copier;
+mod node;
+mod publishing;
+mod rejoin;
+mod volume;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_cluster::catalog::{Catalog, CatalogError, FileCatalog, VolumeNode};
+use farfork_fabric::tcp::TcpServer;
+use farfork_fabric::{Exporter, RegionRegistry, Security, TlsSecurity};
+use farfork_rpc::server::{Acceptor, PlainAcceptor, SecuredAcceptor, Server, ServerConfig};
+use farfork_trust::Credentials;
+use farfork_wire::NodeName;
+
+use self::node::OffloadNode;
+use super::channel::{MessageChannel, listen};
+use super::store::VolumeStore;
+use crate::chain::PeerClients;
+
+/// The name of the lock.
+const OFFLOAD: &str = "offload";
+/// Threads that receive calls; each call is answered by another thread.
+const RPC_THREADS: usize = 1;
+
+/// What an offload process needs to know.
+#[derive(Clone, Debug)]
+pub struct OffloadOptions {
+    /// The name of its node.
+    pub node: NodeName,
+    /// The directory with the replicas of the node.
+    pub store: PathBuf,
+    /// The file of the catalog, which all nodes share.
+    pub catalog: PathBuf,
+    /// Where other nodes reach this one.
+    pub listen: IpAddr,
+    /// A node that does not answer for so long leaves the chains of its volumes.
+    pub detection_time: Duration,
+    /// What proves to other nodes who this one is; none for connections in clear.
+    pub credentials: Option<Credentials>,
+}
+
+/// Why an offload process cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum OffloadError {
+    /// The catalog cannot be used.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// The store cannot be used.
+    #[error("cannot use the store {path}: {source}")]
+    Store {
+        /// The store.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The network cannot be used.
+    #[error("cannot listen at {address}: {source}")]
+    Listen {
+        /// Where.
+        address: IpAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Runs the offload process of a node until it is killed.
+///
+/// # Errors
+/// When store, catalog or network cannot be used.
+pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
+    let store_failed = |source| OffloadError::Store { path: options.store.display().to_string(), source };
+    let store = VolumeStore::new(&options.store);
+    let _lock = store.lock(OFFLOAD).map_err(store_failed)?;
+    let catalog: Arc<dyn Catalog> = Arc::new(FileCatalog::new(&options.catalog));
+    let peers = PeerClients::new(Arc::clone(&catalog), options.credentials.clone());
+    let regions = RegionRegistry::new(None);
+    let node = OffloadNode::new(
+        options.node.clone(),
+        store.clone(),
+        catalog,
+        peers,
+        Arc::clone(&regions),
+        options.detection_time,
+    );
+    let node = Arc::new(node);
+
+    let listen_failed = |source| OffloadError::Listen { address: options.listen, source };
+    let (_servers, address) = start_servers(options, &node, regions).map_err(listen_failed)?;
+    node.open_replicas()?;
+    node.catalog.register_node(&node.name, &address)?;
+    node.watch_catalog().map_err(store_failed)?;
+    let clients = listen(&store.offload_socket()).map_err(store_failed)?;
+    let control = listen(&store.control_socket()).map_err(store_failed)?;
+    let control_node = Arc::clone(&node);
+    std::thread::spawn(move || accept(&control, |channel| commands::start(&control_node, channel)));
+    accept(&clients, |channel| client_session::start(&node, channel));
+    Ok(())
+}
+
+/// Run until they are dropped.
+struct OffloadServers {
+    _fabric: TcpServer,
+    _rpc: Server,
+}
+
+fn start_servers(
+    options: &OffloadOptions,
+    node: &Arc<OffloadNode>,
+    regions: Arc<RegionRegistry>,
+) -> io::Result<(OffloadServers, VolumeNode)> {
+    let security = options.credentials.clone().map(|credentials| Arc::new(TlsSecurity::new(credentials)));
+    let acceptor: Arc<dyn Acceptor> = match &security {
+        Some(security) => Arc::new(SecuredAcceptor(Arc::clone(security) as Arc<dyn Security>)),
+        None => Arc::new(PlainAcceptor),
+    };
+    let config = ServerConfig { threads: RPC_THREADS, should_spin: false };
+    let earlier = node.catalog.read().ok().and_then(|contents| contents.nodes.get(&node.name).cloned());
+    let rpc_listener = bind(options.listen, earlier.as_ref().map(|earlier| earlier.rpc))?;
+    let rpc = Server::start(rpc_listener, &config, acceptor, || handlers::handler_table(node))?;
+    let fabric_listener = bind(options.listen, earlier.map(|earlier| earlier.fabric))?;
+    let fabric_address = fabric_listener.local_addr()?;
+    let exporter: Arc<dyn Exporter> = regions;
+    let security = security.map(|security| security as Arc<dyn Security>);
+    let fabric = TcpServer::start_secured(fabric_listener, &exporter, security)?;
+    let address = VolumeNode { fabric: fabric_address, rpc: rpc.address() };
+    Ok((OffloadServers { _fabric: fabric, _rpc: rpc }, address))
+}
+
+/// Listens where the process before did, so that other nodes find this one at once; else at any free port.
+fn bind(address: IpAddr, earlier: Option<SocketAddr>) -> io::Result<TcpListener> {
+    let again = earlier.filter(|earlier| earlier.ip() == address).map(TcpListener::bind);
+    if let Some(Ok(listener)) = again { Ok(listener) } else { TcpListener::bind((address, 0)) }
+}
+
+/// Serves connections for the life of the process.
+fn accept(listener: &UnixListener, serve: impl Fn(MessageChannel) -> io::Result<()>) {
+    loop {
+        if let Err(error) = MessageChannel::accept(listener).and_then(&serve) {
+            tracing::warn!(%error, "a connection is not served");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What all volumes of a node share: the catalog, the connections to other nodes, and the table of its replicas.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use farfork_cluster::catalog::{
+    Catalog, CatalogContents, CatalogError, Durability, VolumeName, VolumeRecord, update_volume,
+};
+use farfork_fabric::RegionRegistry;
+use farfork_wire::NodeName;
+
+use super::log_copier;
+use super::publishing::{self, WorkerLink};
+use super::rejoin;
+use super::volume::ReplicatedVolume;
+use crate::chain::calls::{HasClient, VolumeKey};
+use crate::chain::{PeerClients, membership};
+use crate::process::message::OffloadMessage;
+use crate::process::store::VolumeStore;
+
+/// How often the catalog is read: another node may have changed it.
+const CATALOG_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The shared part of an offload process.
+pub(super) struct OffloadNode {
+    pub(super) name: NodeName,
+    pub(super) store: VolumeStore,
+    pub(super) catalog: Arc<dyn Catalog>,
+    pub(super) peers: PeerClients,
+    pub(super) regions: Arc<RegionRegistry>,
+    pub(super) worker: Mutex<WorkerLink>,
+    /// A node that does not answer for so long leaves the chain.
+    pub(super) detection_time: Duration,
+    volumes: Mutex<HashMap<VolumeName, Arc<ReplicatedVolume>>>,
+}
+
+/// Why a replica cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReplicaError {
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    #[error("volume {0} does not exist: list volumes with `farfork volume ls`")]
+    UnknownVolume(VolumeName),
+    #[error("node {node} has no replica of volume {volume}")]
+    NoReplica { node: NodeName, volume: VolumeName },
+    #[error("volume {volume} on node {node}: {source}")]
+    Open { node: NodeName, volume: VolumeName, source: io::Error },
+}
+
+impl OffloadNode {
+    pub(super) fn new(
+        name: NodeName,
+        store: VolumeStore,
+        catalog: Arc<dyn Catalog>,
+        peers: PeerClients,
+        regions: Arc<RegionRegistry>,
+        detection_time: Duration,
+    ) -> Self {
+        let worker = Mutex::new(WorkerLink::new(store.clone()));
+        Self { name, store, catalog, peers, regions, worker, detection_time, volumes: Mutex::default() }
+    }
+
+    /// The record of a volume.
+    pub(super) fn record(&self, name: &VolumeName) -> Result<VolumeRecord, ReplicaError> {
+        let contents = self.catalog.read()?;
+        contents.volumes.get(name).cloned().ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))
+    }
+
+    /// Whether the offload process of a node answers within the time of failure detection.
+    pub(super) fn is_alive(&self, volume: &VolumeKey, node: &NodeName) -> bool {
+        self.peers.call::<HasClient>(node, &HasClient(volume.clone()), self.detection_time).is_ok()
+    }
+
+    /// The replica of a volume on this node, opened if need be. A replica of an earlier volume of that name is none.
+    pub(super) fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
+        let record = self.record(name)?;
+        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(volume) = volumes.get(name).filter(|volume| volume.key.id == record.id) {
+            return Ok(Arc::clone(volume));
+        }
+        let failed = |source| ReplicaError::Open { node: self.name.clone(), volume: name.clone(), source };
+        let has_replica = match self.store.volume(name.as_str()).id() {
+            Ok(id) => id == record.id,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => return Err(failed(error)),
+        };
+        if !has_replica {
+            return Err(ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() });
+        }
+        let volume = Arc::new(ReplicatedVolume::new(Arc::clone(self), name.clone(), record));
+        volume.directory.finish_tree_exchange().map_err(failed)?;
+        if volume.directory.has_restarted().map_err(failed)? {
+            volume.leave_after_restart()?;
+        }
+        volume.directory.mark_start().map_err(failed)?;
+        for client in volume.directory.log_clients().map_err(failed)? {
+            log_copier::start(&volume, client).map_err(failed)?;
+        }
+        publishing::start(&volume).map_err(failed)?;
+        rejoin::start(&volume).map_err(failed)?;
+        if let Some(previous) = volumes.insert(name.clone(), Arc::clone(&volume)) {
+            previous.close();
+        }
+        Ok(volume)
+    }
+
+    /// As `volume`, for a request of another node that names the id.
+    pub(super) fn volume_of(self: &Arc<Self>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
+        let volume = self.volume(&key.name)?;
+        let is_same = volume.key.id == key.id;
+        if is_same { Ok(volume) } else { Err(ReplicaError::UnknownVolume(key.name.clone())) }
+    }
+
+    /// Ends the threads of a replica, so that it can be removed.
+    pub(super) fn close_volume(&self, key: &VolumeKey) {
+        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        if volumes.get(&key.name).is_some_and(|volume| volume.key.id == key.id)
+            && let Some(volume) = volumes.remove(&key.name)
+        {
+            volume.close();
+        }
+    }
+
+    /// Opens the replicas of this node, so that logs are received and published without a request for the volume.
+    pub(super) fn open_replicas(self: &Arc<Self>) -> Result<(), CatalogError> {
+        for (name, record) in &self.catalog.read()?.volumes {
+            if record.replicas.contains(&self.name)
+                && let Err(error) = self.volume(name)
+            {
+                tracing::error!(%error, %name, "a replica cannot be opened");
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes changes of the catalog to the volumes, until the process ends.
+    pub(super) fn watch_catalog(self: &Arc<Self>) -> io::Result<()> {
+        let node = Arc::clone(self);
+        thread::Builder::new().name("catalog".to_owned()).spawn(move || {
+            loop {
+                match node.catalog.read() {
+                    Ok(contents) => node.apply_catalog(&contents),
+                    Err(error) => tracing::warn!(%error, "the catalog is read again"),
+                }
+                thread::sleep(CATALOG_INTERVAL);
+            }
+        })?;
+        Ok(())
+    }
+
+    fn apply_catalog(&self, contents: &CatalogContents) {
+        let volumes: Vec<_> = self.volumes.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        for volume in volumes {
+            let Some(record) = contents.volumes.get(&volume.key.name).filter(|record| record.id == volume.key.id)
+            else {
+                continue;
+            };
+            volume.update_record(record);
+        }
+    }
+}
+
+impl ReplicatedVolume {
+    /// Takes a newer record of the catalog.
+    pub(super) fn update_record(&self, record: &VolumeRecord) {
+        let mut state = self.lock();
+        if record.revision <= state.record.revision {
+            return;
+        }
+        state.record = record.clone();
+        // Its shared tree may differ from the others.
+        state.is_catching_up |= !record.chain.contains(&self.node.name);
+        let lost_client = state.client.take_if(|client| {
+            let is_fenced = record.writer == Some(client.number) && record.is_writer_fenced;
+            is_fenced || !record.chain.contains(&self.node.name)
+        });
+        drop(state);
+        self.notify();
+        if let Some(client) = lost_client {
+            let reason = format!("volume {}: this node has left the chain", self.key.name);
+            client.sender.send(&OffloadMessage::Refused(reason));
+            client.sender.close();
+        }
+    }
+
+    /// Without a disk that has everything, a log may lack what was acknowledged before the machine started anew. The other
+    /// replicas have it; the last live replica has none to copy from.
+    fn leave_after_restart(&self) -> Result<(), ReplicaError> {
+        let own_name = &self.node.name;
+        self.update_catalog(|record| {
+            let epoch = record.epoch;
+            record.durability == Durability::Memory && membership::remove_member(record, own_name, epoch)
+        })?;
+        Ok(())
+    }
+
+    /// The record that the catalog has now.
+    pub(super) fn read_record(&self) -> Result<VolumeRecord, ReplicaError> {
+        let record = self.node.record(&self.key.name)?;
+        if record.id != self.key.id {
+            return Err(ReplicaError::UnknownVolume(self.key.name.clone()));
+        }
+        self.update_record(&record);
+        Ok(record)
+    }
+
+    /// Changes the record in the catalog, unless `change` returns false. The record after it.
+    pub(super) fn update_catalog(
+        &self,
+        mut change: impl FnMut(&mut VolumeRecord) -> bool,
+    ) -> Result<VolumeRecord, ReplicaError> {
+        let id = self.key.id;
+        let record = update_volume(&*self.node.catalog, &self.key.name, |record| record.id == id && change(record))?;
+        let record = record.filter(|record| record.id == id);
+        let record = record.ok_or_else(|| ReplicaError::UnknownVolume(self.key.name.clone()))?;
+        self.update_record(&record);
+        Ok(record)
+    }
+}

@@ -1,0 +1,211 @@
+//! Publishing: folds committed records into change sets and has them applied in order. One thread per volume.
+//!
+//! While the host worker does not run, this process takes the lock of the shared trees and applies change sets by itself.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::volume::{LogProgress, ReplicatedVolume};
+use crate::change::ChangeSet;
+use crate::log::{LogFile, LogPoint};
+use crate::process::channel::MessageChannel;
+use crate::process::message::{ForeignChange, OffloadMessage, PublishRequest, WorkerAnswer};
+use crate::process::store::VolumeStore;
+use crate::process::worker::{PublisherTable, WORKER};
+use crate::publish::PublishedMark;
+use crate::replay::LogReplay;
+
+/// Waits so long for more records before it publishes a small change set: folding then saves work.
+const FOLD_WAIT: Duration = Duration::from_millis(2);
+/// A worker that has not answered for so long is taken for stopped. Publishing a change set takes milliseconds, with
+/// `Durability::Disk` as long as syncfs(2).
+const WORKER_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Before a refused change set is tried again.
+const RETRY_WAIT: Duration = Duration::from_millis(200);
+/// A change set of one of these sizes is published without waiting for more, so that the log has room soon.
+const RECORDS_MAX: usize = 8192;
+const DATA_BYTES_MAX: u64 = 8 << 20;
+/// Longest sleep: a safeguard, not a schedule.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+struct VolumePublisher {
+    volume: Arc<ReplicatedVolume>,
+    logs: HashMap<u16, PublishedLog>,
+}
+
+/// A log as the publisher reads it.
+struct PublishedLog {
+    log: LogFile,
+    replay: LogReplay,
+}
+
+/// A part of a log that is to be published.
+struct PublishTask {
+    client: u16,
+    mark: PublishedMark,
+    committed: LogPoint,
+    /// After a crash the shared tree may have any part of it, so it becomes one change set.
+    is_recovery: bool,
+}
+
+/// Starts the publisher of a volume.
+pub(super) fn start(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
+    let publisher = VolumePublisher { volume: Arc::clone(volume), logs: HashMap::new() };
+    thread::Builder::new().name("publisher".to_owned()).spawn(move || publisher.run())?;
+    Ok(())
+}
+
+impl VolumePublisher {
+    fn run(mut self) {
+        while let Some(task) = self.wait_for_task() {
+            let published = self.fold(&task).and_then(|changes| self.publish(task.client, changes));
+            if let Err(error) = published {
+                tracing::error!(%error, volume = %self.volume.key.name, "nothing is published, it is tried again");
+                thread::sleep(RETRY_WAIT);
+            }
+            self.volume.lock().is_publishing = false;
+            self.volume.notify();
+        }
+    }
+
+    /// None when the volume is closed.
+    fn wait_for_task(&self) -> Option<PublishTask> {
+        let mut wait_until: Option<Instant> = None;
+        let mut state = self.volume.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            let is_paused = state.is_publishing_paused();
+            let publishable = state.logs.iter().find(|(_, log)| log.chain.is_publishable()).filter(|_| !is_paused);
+            let Some((client, log)) = publishable else {
+                wait_until = None;
+                state = self.volume.wait(state, Instant::now() + SLEEP_MAX);
+                continue;
+            };
+            let is_urgent = log.chain.published().point < log.urgent_end;
+            let until = *wait_until.get_or_insert_with(|| Instant::now() + FOLD_WAIT);
+            if is_urgent || is_large(log) || Instant::now() >= until {
+                let is_recovery = log.chain.is_recovering();
+                let (client, mark, committed) = (*client, log.chain.published(), log.chain.committed());
+                state.is_publishing = true;
+                return Some(PublishTask { client, mark, committed, is_recovery });
+            }
+            state = self.volume.wait(state, until);
+        }
+    }
+
+    fn fold(&mut self, task: &PublishTask) -> io::Result<ChangeSet> {
+        let PublishTask { client, mark, committed, is_recovery } = *task;
+        let mut open = match self.logs.remove(&client) {
+            Some(open) if open.replay.next_point() == mark.point => open,
+            _ => {
+                let log = self.volume.directory.open_log(client).map_err(io::Error::other)?;
+                let replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
+                PublishedLog { log, replay }
+            }
+        };
+        let mut changes = ChangeSet::new(mark.point, mark.epoch);
+        while open.replay.next_point() < committed {
+            changes.fold(open.replay.read_record(&open.log).map_err(io::Error::other)?);
+            let is_large = changes.record_count() >= RECORDS_MAX || changes.data_bytes() >= DATA_BYTES_MAX;
+            if is_large && !is_recovery {
+                break;
+            }
+        }
+        self.logs.insert(client, open);
+        Ok(changes)
+    }
+
+    /// Has a change set applied, however long it takes, and reports it to the client of this node.
+    fn publish(&self, client: u16, changes: ChangeSet) -> io::Result<()> {
+        let volume = &self.volume;
+        let durability = volume.lock().record.durability;
+        let (name, volume_id) = (volume.key.name.as_str().to_owned(), volume.key.id);
+        let request = PublishRequest { volume: name, volume_id, durability, client, changes };
+        let mark = {
+            let mut worker = volume.node.worker.lock().unwrap_or_else(PoisonError::into_inner);
+            worker.publish(&request)?
+        };
+        let own_client = volume.lock().client.as_ref().map(|local| (local.number, local.sender.clone()));
+        if let Some((number, sender)) = own_client
+            && number != client
+        {
+            let changes = request.changes;
+            sender.send(&OffloadMessage::Changed(Box::new(ForeignChange { client, changes })));
+        }
+        // Only now: a thread that waits for this point answers the client at once.
+        let mut state = volume.lock();
+        let log = state.log(client);
+        log.chain.publish(mark);
+        log.update_window();
+        Ok(())
+    }
+}
+
+/// Whether a log has enough for a change set.
+fn is_large(log: &LogProgress) -> bool {
+    let (committed, published) = (log.chain.committed(), log.chain.published().point);
+    let records = committed.sequence - published.sequence;
+    let bytes = committed.position - published.position;
+    records >= RECORDS_MAX as u64 || bytes >= DATA_BYTES_MAX
+}
+
+/// The connection to the worker, which all volumes share.
+pub(super) struct WorkerLink {
+    store: VolumeStore,
+    worker: Option<MessageChannel>,
+}
+
+impl WorkerLink {
+    pub(super) fn new(store: VolumeStore) -> Self {
+        Self { store, worker: None }
+    }
+
+    /// Has a request executed: by the worker, or here while there is none. After an error it may be repeated.
+    fn publish(&mut self, request: &PublishRequest) -> io::Result<PublishedMark> {
+        if self.worker.is_none() {
+            self.worker = MessageChannel::connect(&self.store.worker_socket()).ok();
+        }
+        if let Some(worker) = &mut self.worker {
+            worker.set_receive_timeout(Some(WORKER_SILENCE_MAX))?;
+            let answer = worker.send(request).and_then(|()| worker.receive());
+            match answer {
+                Ok(WorkerAnswer::Done(mark)) => return Ok(mark),
+                Ok(WorkerAnswer::Failed(text)) => return Err(io::Error::other(text)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.kill_silent_worker()?,
+                Err(error) => tracing::warn!(%error, "the worker has died"),
+            }
+            self.worker = None;
+        }
+        self.publish_here(request)
+    }
+
+    /// A worker that does not answer might go on later, with an old change set: it must end first. It has the lock that
+    /// this process needs, so the process that listens is the one that is killed.
+    fn kill_silent_worker(&self) -> io::Result<()> {
+        let Some(worker) = &self.worker else { return Ok(()) };
+        let listener = rustix::net::sockopt::socket_peercred(worker.as_fd())?;
+        let pidfd = farfork_sys::pidfd::open(listener.pid.as_raw_nonzero().get())?;
+        if self.store.try_lock(WORKER)?.is_none() {
+            tracing::warn!(pid = listener.pid.as_raw_nonzero(), "the worker does not answer and is killed");
+            farfork_sys::pidfd::send_signal(&pidfd, Signal::KILL.as_raw())?;
+            farfork_sys::pidfd::wait_exit(&pidfd, WORKER_SILENCE_MAX)?;
+        }
+        Ok(())
+    }
+
+    /// Publishes without the worker. Holding its lock, so that a new worker waits.
+    fn publish_here(&self, request: &PublishRequest) -> io::Result<PublishedMark> {
+        let Some(_lock) = self.store.try_lock(WORKER)? else {
+            return Err(io::Error::other("the worker starts"));
+        };
+        PublisherTable::new(&self.store).publish(request)
+    }
+}

@@ -1,0 +1,287 @@
+//! A replica that has left the chain rejoins it. It takes the logs as the last of each path, copies the shared tree of a
+//! member, publishes what the logs have beyond the tree, and becomes the last member. Writing continues meanwhile.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::{VolumeRecord, VolumeState as RecordState};
+use farfork_wire::NodeName;
+
+use super::log_copier;
+use super::volume::ReplicatedVolume;
+use crate::chain::calls::{LendTree, LentTree, ReadTree};
+use crate::chain::{CALL_TIMEOUT, membership};
+use crate::log::LogPoint;
+use crate::publish::{CallBudget, Durability, PublishedMark, Publisher, SharedTree, TreePart, TreeReader};
+
+/// Before a node tries again to catch up.
+const RETRY_WAIT: Duration = Duration::from_millis(500);
+/// All logs are announced within this: each member has learnt the new epoch by then.
+const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A loan ends when its tree is not read for so long.
+const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest sleep: a safeguard, not a schedule.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// A shared tree that another node copies. Nothing is published meanwhile.
+pub(super) struct TreeLoan {
+    number: u64,
+    reader: TreeReader,
+    read_at: Instant,
+}
+
+/// Why a node has not caught up yet.
+#[derive(Debug, thiserror::Error)]
+enum RejoinError {
+    #[error("the chain has changed")]
+    ChainChanged,
+    #[error("not every log is announced within {} s", ANNOUNCEMENT_TIMEOUT.as_secs())]
+    NotAnnounced,
+    #[error("{0}")]
+    Peer(String),
+    #[error("cannot build the shared tree: {0}")]
+    Tree(#[from] io::Error),
+}
+
+/// Starts the thread that brings a replica back whenever it is off the chain.
+pub(super) fn start(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
+    let volume = Arc::clone(volume);
+    thread::Builder::new().name("rejoin".to_owned()).spawn(move || run(&volume))?;
+    Ok(())
+}
+
+fn run(volume: &Arc<ReplicatedVolume>) {
+    loop {
+        let mut is_off = false;
+        volume.wait_until(SLEEP_MAX, |state| {
+            is_off = is_off_chain(&state.record, &volume.node.name);
+            is_off || state.logs.len() < state.record.clients.len()
+        });
+        if volume.lock().is_closed {
+            return;
+        }
+        volume.end_stale_loan();
+        if let Err(error) = open_logs(volume) {
+            tracing::error!(%error, volume = %volume.key.name, "a log cannot be opened");
+            thread::sleep(RETRY_WAIT);
+        }
+        if !is_off {
+            continue;
+        }
+        match rejoin(volume) {
+            Ok(epoch) => {
+                tracing::info!(volume = %volume.key.name, epoch, "this node has caught up, and is a live replica")
+            }
+            Err(error) => {
+                tracing::warn!(%error, volume = %volume.key.name, "this node has not caught up yet");
+                thread::sleep(RETRY_WAIT);
+            }
+        }
+    }
+}
+
+fn is_off_chain(record: &VolumeRecord, node: &NodeName) -> bool {
+    record.state == RecordState::Ready && record.replicas.contains(node) && !record.chain.contains(node)
+}
+
+/// Each replica has the log of each client, also of one that has written nothing yet.
+fn open_logs(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
+    let client_count = volume.lock().record.clients.len() as u16;
+    (0..client_count).try_for_each(|client| log_copier::ensure_open(volume, client))
+}
+
+/// One attempt. The epoch in which this node is a member.
+///
+/// ```text
+/// off the chain ──begin_join──▶ joining: all logs are announced ──copy the tree──▶ ──finish_join──▶ member
+///       ▲                           │ the chain has changed, or the member that lends its tree does not answer
+///       └───────────────────────────┘
+/// ```
+fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
+    let own_name = &volume.node.name;
+    forget_logs(volume);
+    let joined_record = volume.update_catalog(|record| membership::begin_join(record, own_name)).map_err(peer)?;
+    if joined_record.joining.as_ref() != Some(own_name) {
+        return Err(RejoinError::Peer("another replica catches up first".to_owned()));
+    }
+    let starts = wait_announced(volume, &joined_record)?;
+    let marks = copy_tree(volume, &joined_record, starts)?;
+    install_tree(volume, &joined_record, &marks)?;
+    let (epoch, client_count) = (joined_record.epoch, joined_record.clients.len());
+    let finished = volume.update_catalog(|record| {
+        // The log of a client that is new since then is not announced here.
+        record.clients.len() == client_count && membership::finish_join(record, own_name, epoch)
+    });
+    let finished = finished.map_err(peer)?;
+    if finished.chain.contains(own_name) { Ok(finished.epoch) } else { Err(RejoinError::ChainChanged) }
+}
+
+/// Nothing of the logs counts before it is announced again.
+fn forget_logs(volume: &ReplicatedVolume) {
+    let mut state = volume.lock();
+    state.is_catching_up = true;
+    for log in state.logs.values_mut() {
+        log.chain.forget();
+        log.registration = None;
+    }
+    drop(state);
+    volume.notify();
+}
+
+/// Where each log begins on this node, once the last member before it has announced what it has.
+fn wait_announced(volume: &Arc<ReplicatedVolume>, joined_record: &VolumeRecord) -> Result<Vec<LogPoint>, RejoinError> {
+    open_logs(volume)?;
+    let clients = 0..joined_record.clients.len() as u16;
+    let mut starts = Vec::new();
+    let is_announced = volume.wait_until(ANNOUNCEMENT_TIMEOUT, |state| {
+        let logs = clients.clone().map(|client| state.logs.get(&client));
+        starts = logs.flatten().filter(|log| log.chain.is_announced()).map(|log| log.chain.published().point).collect();
+        starts.len() == clients.len() || state.record.epoch != joined_record.epoch
+    });
+    match (is_announced, volume.lock().record.epoch == joined_record.epoch) {
+        (true, true) => Ok(starts),
+        (_, false) => Err(RejoinError::ChainChanged),
+        (false, true) => Err(RejoinError::NotAnnounced),
+    }
+}
+
+/// Builds the tree of the last member next to the present one. How far it has each log.
+fn copy_tree(
+    volume: &ReplicatedVolume,
+    joined_record: &VolumeRecord,
+    at_least: Vec<LogPoint>,
+) -> Result<Vec<PublishedMark>, RejoinError> {
+    let lender = joined_record.chain.last().ok_or(RejoinError::ChainChanged)?;
+    let peers = &volume.node.peers;
+    let request = LendTree { volume: volume.key.clone(), epoch: joined_record.epoch, at_least };
+    let LentTree { loan, marks } = peers.call::<LendTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
+    let path = volume.directory.new_shared_path();
+    remove_tree(&path)?;
+    SharedTree::create(&path)?;
+    let shared = SharedTree::open(&path)?;
+    let mut publisher = Publisher::open(shared, Durability::Memory, CallBudget::default()).map_err(io::Error::other)?;
+    loop {
+        let request = ReadTree { volume: volume.key.clone(), loan };
+        let part: TreePart = peers.call::<ReadTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
+        publisher.apply(&part.changes, &part).map_err(io::Error::other)?;
+        if part.is_last {
+            break;
+        }
+    }
+    for (client, mark) in marks.iter().enumerate() {
+        publisher.set_mark(client as u16, *mark).map_err(io::Error::other)?;
+    }
+    publisher.sync().map_err(io::Error::other)?;
+    Ok(marks)
+}
+
+/// The new tree takes the place of the old one. Publishing continues at its marks.
+fn install_tree(
+    volume: &ReplicatedVolume,
+    joined_record: &VolumeRecord,
+    marks: &[PublishedMark],
+) -> Result<(), RejoinError> {
+    volume.wait_not_publishing().map_err(RejoinError::Peer)?;
+    let (present, old) = (volume.directory.shared_path(), volume.directory.old_shared_path());
+    remove_tree(&old)?;
+    match fs::rename(&present, &old) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    fs::rename(volume.directory.new_shared_path(), &present)?;
+    let mut state = volume.lock();
+    // A predecessor that has opened a log again may begin later than the tree ends.
+    let has_gap = marks.iter().enumerate().any(|(client, mark)| {
+        let log = &state.log(client as u16).chain;
+        !log.is_announced() || log.published().point > mark.point
+    });
+    if state.record.epoch != joined_record.epoch || has_gap {
+        return Err(RejoinError::ChainChanged);
+    }
+    for (client, mark) in marks.iter().enumerate() {
+        let log = state.log(client as u16);
+        log.chain.install_tree(*mark);
+        log.update_window();
+    }
+    state.is_catching_up = false;
+    drop(state);
+    volume.notify();
+    remove_tree(&old)?;
+    Ok(())
+}
+
+fn remove_tree(path: &std::path::Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn peer(error: impl std::fmt::Display) -> RejoinError {
+    RejoinError::Peer(error.to_string())
+}
+
+/// Stops publishing for a node that copies the shared tree.
+pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result<LentTree, String> {
+    let record = volume.read_record().map_err(|error| error.to_string())?;
+    if record.epoch != request.epoch {
+        return Err("the chain has changed".to_owned());
+    }
+    // The reader waits longer than this.
+    let has_published = volume.wait_until(CALL_TIMEOUT / 2, |state| {
+        let at_least = request.at_least.iter().enumerate();
+        let published = |client: usize| state.logs.get(&(client as u16)).map(|log| log.chain.published().point);
+        at_least.into_iter().all(|(client, point)| published(client).is_some_and(|published| published >= *point))
+    });
+    if !has_published {
+        return Err("the logs are not published yet".to_owned());
+    }
+    let failed = |error: io::Error| format!("node {} cannot read its shared tree: {error}", volume.node.name);
+    let number = getrandom::u64().map_err(|error| error.to_string())?;
+    volume.lock().is_lending = true;
+    let lent = volume.wait_not_publishing().and_then(|()| {
+        let reader = volume.directory.open_shared().and_then(TreeReader::new).map_err(failed)?;
+        let mut state = volume.lock();
+        let clients = 0..request.at_least.len() as u16;
+        let marks = clients.map(|client| state.log(client).chain.published()).collect();
+        state.loan = Some(TreeLoan { number, reader, read_at: Instant::now() });
+        Ok(LentTree { loan: number, marks })
+    });
+    if lent.is_err() {
+        volume.lock().is_lending = false;
+        volume.notify();
+    }
+    lent
+}
+
+/// The next part of the tree. After the last one, publishing continues.
+pub(super) fn read_tree(volume: &ReplicatedVolume, request: &ReadTree) -> Result<TreePart, String> {
+    let mut state = volume.lock();
+    let loan = state.loan.take().filter(|loan| loan.number == request.loan);
+    drop(state);
+    let Some(mut loan) = loan else { return Err("the tree is not lent any more".to_owned()) };
+    let part = loan.reader.next_part();
+    state = volume.lock();
+    match &part {
+        Ok(part) if !part.is_last => state.loan = Some(TreeLoan { read_at: Instant::now(), ..loan }),
+        _ => state.is_lending = false,
+    }
+    drop(state);
+    volume.notify();
+    part.map_err(|error| format!("node {} cannot read its shared tree: {error}", volume.node.name))
+}
+
+impl ReplicatedVolume {
+    /// A node that copies the tree may have died.
+    fn end_stale_loan(&self) {
+        let mut state = self.lock();
+        if state.loan.take_if(|loan| loan.read_at.elapsed() >= LOAN_TIMEOUT).is_some() {
+            state.is_lending = false;
+            drop(state);
+            self.notify();
+        }
+    }
+}

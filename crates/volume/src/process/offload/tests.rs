@@ -1,0 +1,250 @@
+//! Three offload processes in threads, with clients that append to their logs without a mount.
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::VolumeName;
+use farfork_wire::NodeName;
+use tempfile::TempDir;
+
+use super::{OffloadOptions, run_offload};
+use crate::log::{AppendedRecord, LogAppender, LogFile};
+use crate::process::channel::MessageChannel;
+use crate::process::message::{AttachedClient, ClientMessage, ForeignChange, OffloadMessage};
+use crate::process::store::VolumeStore;
+use crate::process::{ControlAnswer, ControlRequest, NewVolume, send_control_request};
+use crate::publish::{Durability, load_namespace};
+use crate::record::{EntryName, FileKind, InodeNumber, Timestamp};
+use crate::view::{CallerIdentity, NewInode, VolumeNamespace};
+
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+const LOG_BYTES: u64 = 8 << 20;
+/// Short of this, a slow machine fails no test.
+const WAIT_LIMIT: Duration = Duration::from_secs(30);
+
+/// Nodes with a store each, and one catalog.
+struct TestCluster {
+    directory: TempDir,
+}
+
+impl TestCluster {
+    fn start() -> Self {
+        let cluster = Self { directory: TempDir::new().unwrap() };
+        for name in NODES {
+            let store = cluster.store(name);
+            std::fs::create_dir(&store).unwrap();
+            let catalog = cluster.directory.path().join("catalog");
+            let node = NodeName::new(name).unwrap();
+            let (listen, detection_time) = ([127, 0, 0, 1].into(), WAIT_LIMIT);
+            let options = OffloadOptions { node, store, catalog, listen, detection_time, credentials: None };
+            thread::spawn(move || run_offload(&options).unwrap());
+        }
+        for name in NODES {
+            let socket = VolumeStore::new(&cluster.store(name)).control_socket();
+            wait_for("the control socket", || MessageChannel::connect(&socket).is_ok());
+        }
+        cluster
+    }
+
+    fn store(&self, node: &str) -> PathBuf {
+        self.directory.path().join(node)
+    }
+
+    fn create_volume(&self, replicas: &[&str]) {
+        let new = NewVolume {
+            name: VolumeName::new("data").unwrap(),
+            replicas: replicas.iter().map(|name| NodeName::new(name).unwrap()).collect(),
+            log_bytes: LOG_BYTES,
+            durability: Durability::Memory,
+        };
+        assert_eq!(self.control("n1", &ControlRequest::Create(new)), ControlAnswer::Done);
+    }
+
+    fn control(&self, node: &str, request: &ControlRequest) -> ControlAnswer {
+        send_control_request(&self.store(node), request).unwrap()
+    }
+
+    /// The names in the root of the shared tree of a node.
+    fn published_names(&self, node: &str) -> Vec<String> {
+        let tree = self.store(node).join("data/shared/tree");
+        let entries = std::fs::read_dir(tree).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// A client of a node: what a mount does, one operation at a time.
+struct TestClient {
+    channel: MessageChannel,
+    attached: AttachedClient,
+    namespace: VolumeNamespace,
+    log: LogAppender<LogFile>,
+}
+
+impl TestClient {
+    fn attach(store: &Path) -> Self {
+        let store = VolumeStore::new(store);
+        let mut channel = MessageChannel::connect(&store.offload_socket()).unwrap();
+        channel.set_receive_timeout(Some(WAIT_LIMIT)).unwrap();
+        channel.send(&ClientMessage::Attach { volume: "data".to_owned() }).unwrap();
+        let attached = loop {
+            match channel.receive().unwrap() {
+                OffloadMessage::Attached(attached) => break *attached,
+                OffloadMessage::Published(_) => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        let mark = attached.marks[usize::from(attached.client)];
+        let shared = store.volume("data").open_shared().unwrap();
+        let namespace = load_namespace(&shared, attached.client, mark.inode_max).unwrap();
+        channel.send(&ClientMessage::Loaded).unwrap();
+        let log = LogAppender::new(LogFile::open(&attached.log_path).unwrap(), LOG_BYTES, 0, mark.point);
+        Self { channel, attached, namespace, log }
+    }
+
+    /// The next message that is not about publishing of this client's log.
+    fn receive(&mut self) -> OffloadMessage {
+        loop {
+            match self.channel.receive().unwrap() {
+                OffloadMessage::Published(mark) => {
+                    let point = mark.point.max(self.log.ring().tail());
+                    self.log.advance_tail(point);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn acquire_write(&mut self) -> Vec<ForeignChange> {
+        self.channel.send(&ClientMessage::AcquireWrite).unwrap();
+        let mut changes = Vec::new();
+        loop {
+            match self.receive() {
+                OffloadMessage::Changed(change) => changes.push(*change),
+                OffloadMessage::WriteGranted { term } => {
+                    let (storage, tail) = (LogFile::open(&self.attached.log_path).unwrap(), self.log.ring().head());
+                    self.log = LogAppender::new(storage, LOG_BYTES, term, tail);
+                    return changes;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn create_file(&mut self, name: &str) {
+        let now = Timestamp { seconds: 7, nanoseconds: 0 };
+        let caller = CallerIdentity { user: 0, group: 0, now };
+        let new = NewInode { kind: FileKind::Regular, mode: 0o644, device: 0, symlink_target: Vec::new() };
+        let name = EntryName::new(name.as_bytes()).unwrap();
+        let planned = self.namespace.plan_create(InodeNumber::ROOT, &name, &new, caller).unwrap();
+        let record = self.log.append(&planned.effects, &[]).unwrap();
+        self.namespace.apply(&planned.effects, record);
+        let data = name.as_bytes().repeat(10_000);
+        let effects = self.namespace.plan_write(planned.inode, 0, data.len() as u32, true, caller).unwrap();
+        let record: AppendedRecord = self.log.append(&effects, &data).unwrap();
+        self.namespace.apply(&effects, record);
+    }
+
+    fn commit(&mut self) {
+        let head = self.log.ring().head();
+        self.channel.send(&ClientMessage::Commit(head)).unwrap();
+        match self.receive() {
+            OffloadMessage::Committed(point) => assert!(point >= head),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn answer_release(&mut self) {
+        match self.receive() {
+            OffloadMessage::ReleaseWrite => {
+                self.channel.send(&ClientMessage::Released(self.log.ring().head())).unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WAIT_LIMIT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}: not within {WAIT_LIMIT:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_commit_is_on_each_replica_and_published_on_each() {
+    let cluster = TestCluster::start();
+    cluster.create_volume(&NODES);
+    let mut client = TestClient::attach(&cluster.store("n2"));
+    client.acquire_write();
+    client.create_file("one");
+    client.commit();
+    let head = client.log.ring().head().position;
+    let status = ControlRequest::Status(VolumeName::new("data").unwrap());
+    let ControlAnswer::Volumes(volumes) = cluster.control("n3", &status) else { panic!("no volumes") };
+    for replica in &volumes[0].replicas {
+        assert_eq!((&replica.failure, replica.logs[0].logged), (&None, head), "{}", replica.node);
+    }
+    for node in NODES {
+        wait_for("the file is published", || cluster.published_names(node) == ["one"]);
+        let path = cluster.store(node).join("data/shared/tree/one");
+        wait_for("its data is published", || std::fs::read(&path).unwrap() == b"one".repeat(10_000));
+    }
+}
+
+#[test]
+fn the_next_writer_has_everything_of_the_one_before() {
+    let cluster = TestCluster::start();
+    cluster.create_volume(&NODES);
+    let mut one = TestClient::attach(&cluster.store("n1"));
+    let mut other = TestClient::attach(&cluster.store("n3"));
+    one.acquire_write();
+    for round in 0..3 {
+        one.create_file(&format!("one-{round}"));
+        let releasing = thread::spawn(move || {
+            one.answer_release();
+            one
+        });
+        let changes = other.acquire_write();
+        one = releasing.join().unwrap();
+        assert!(changes.iter().all(|change| change.client == 0));
+        let end = changes.last().map(|change| change.changes.end);
+        assert_eq!(end, Some(one.log.ring().head()), "round {round}");
+
+        other.create_file(&format!("other-{round}"));
+        let releasing = thread::spawn(move || {
+            other.answer_release();
+            other
+        });
+        let changes = one.acquire_write();
+        other = releasing.join().unwrap();
+        assert!(changes.iter().all(|change| change.client == 1));
+    }
+    for node in NODES {
+        let names = ["one-0", "one-1", "one-2", "other-0", "other-1", "other-2"];
+        assert_eq!(cluster.published_names(node), names, "{node}");
+    }
+}
+
+#[test]
+fn a_mounted_volume_is_not_dropped() {
+    let cluster = TestCluster::start();
+    cluster.create_volume(&NODES);
+    let name = VolumeName::new("data").unwrap();
+    let lock = VolumeStore::new(&cluster.store("n2")).volume("data").try_lock_client().unwrap();
+    let _client = TestClient::attach(&cluster.store("n2"));
+    let ControlAnswer::Failed(reason) = cluster.control("n1", &ControlRequest::Drop(name.clone())) else {
+        panic!("it was dropped")
+    };
+    assert!(reason.contains("mounted on node n2"), "{reason}");
+    drop(lock);
+    assert_eq!(cluster.control("n1", &ControlRequest::Drop(name)), ControlAnswer::Done);
+    for node in NODES {
+        assert!(!cluster.store(node).join("data").exists(), "{node}");
+    }
+    cluster.create_volume(&["n2"]);
+    assert!(cluster.published_names("n2").is_empty());
+}

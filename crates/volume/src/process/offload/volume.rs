@@ -1,0 +1,240 @@
+//! A replica that this node has: how far each log is, under one lock. Each thread of the volume waits for changes of it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::{VolumeName, VolumeRecord};
+use farfork_fabric::Registration;
+use farfork_rpc::DeferredReply;
+
+use super::client_session::ClientSender;
+use super::node::OffloadNode;
+use super::rejoin::TreeLoan;
+use crate::chain::calls::VolumeKey;
+use crate::chain::{CALL_TIMEOUT, ChainLog, LogRestart, PathVersion, WritableWindow};
+use crate::log::LogPoint;
+use crate::process::LogStatus;
+use crate::process::volume_directory::VolumeDirectory;
+
+/// A replica.
+pub(super) struct ReplicatedVolume {
+    pub(super) key: VolumeKey,
+    pub(super) node: Arc<OffloadNode>,
+    pub(super) directory: VolumeDirectory,
+    state: Mutex<VolumeState>,
+    /// Held while the term of this node's client is ended.
+    pub(super) ending_term: Mutex<()>,
+    /// Held while a log is made and opened.
+    pub(super) opening_log: Mutex<()>,
+    /// Anything in the state has changed that a thread may wait for.
+    changed: Condvar,
+}
+
+/// What changes.
+pub(super) struct VolumeState {
+    /// As the catalog had it last.
+    pub(super) record: VolumeRecord,
+    pub(super) logs: BTreeMap<u16, LogProgress>,
+    pub(super) client: Option<LocalClient>,
+    /// A new client reads the shared tree: nothing is published.
+    pub(super) is_client_loading: bool,
+    /// Another node copies the shared tree: nothing is published.
+    pub(super) is_lending: bool,
+    pub(super) loan: Option<TreeLoan>,
+    /// This node copies the shared tree of another one: nothing is published.
+    pub(super) is_catching_up: bool,
+    /// A change set is being applied.
+    pub(super) is_publishing: bool,
+    /// The threads of the volume end.
+    pub(super) is_closed: bool,
+}
+
+/// The client of this node.
+pub(super) struct LocalClient {
+    pub(super) number: u16,
+    pub(super) sender: ClientSender,
+    /// The end of its log, once it has answered `ReleaseWrite`.
+    pub(super) released: Option<LogPoint>,
+    /// The highest point of the `Commit` messages that are not answered.
+    pub(super) commit_requested: Option<LogPoint>,
+    /// The last `Published` that it was sent.
+    pub(super) reported_published: Option<LogPoint>,
+}
+
+/// One log on this node.
+pub(super) struct LogProgress {
+    /// How far it is.
+    pub(super) chain: ChainLog,
+    /// How many looks for more in the client's own log were requested, and how many are done.
+    pub(super) looks_requested: u64,
+    pub(super) looks_done: u64,
+    /// A thread waits until the log is published up to here, so publishing does not wait for more records.
+    pub(super) urgent_end: LogPoint,
+    /// Requests of the predecessor that are not answered.
+    pub(super) appends: Vec<PendingAppend>,
+    /// The copier has to begin anew: later records do not count until they are announced again.
+    pub(super) restart: Option<LogRestart>,
+    /// The predecessor may write here.
+    pub(super) window: Arc<WritableWindow>,
+    pub(super) registration: Option<Registration>,
+}
+
+/// A request of the predecessor.
+pub(super) struct PendingAppend {
+    /// A request for an earlier path counts for nothing: the log may belong to a term that has ended since.
+    pub(super) path: PathVersion,
+    pub(super) end: LogPoint,
+    pub(super) reply: DeferredReply,
+}
+
+impl LogProgress {
+    pub(super) fn status(&self) -> LogStatus {
+        LogStatus {
+            logged: self.chain.stored().position,
+            committed: self.chain.committed().position,
+            published: self.chain.published().point.position,
+        }
+    }
+
+    /// Has the copier look for more in the log of this node's client. The number of the look.
+    pub(super) fn request_look(&mut self) -> u64 {
+        self.looks_requested += 1;
+        self.looks_requested
+    }
+
+    /// The log is to be published up to here without delay.
+    pub(super) fn raise_urgent_end(&mut self, end: LogPoint) {
+        self.urgent_end = self.urgent_end.max(end);
+    }
+
+    /// Whether a thread waits until the log is published further.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.chain.published_everywhere() < self.urgent_end
+    }
+
+    /// The predecessor may write after the end of the log, and over published bytes.
+    pub(super) fn update_window(&self) {
+        let stored = self.chain.stored().position;
+        self.window.set(stored, self.chain.published().point.position.min(stored));
+    }
+}
+
+impl VolumeState {
+    /// The log of a client. It is opened before anything refers to it.
+    pub(super) fn log(&mut self, client: u16) -> &mut LogProgress {
+        self.logs.get_mut(&client).expect("the log is open")
+    }
+
+    /// Whether the shared tree has to stay as it is.
+    pub(super) fn is_publishing_paused(&self) -> bool {
+        self.is_client_loading || self.is_lending || self.is_catching_up
+    }
+
+    /// The client of this node, if it is attached and has this number.
+    pub(super) fn client_of(&mut self, number: u16) -> Option<&mut LocalClient> {
+        self.client.as_mut().filter(|client| client.number == number)
+    }
+}
+
+impl ReplicatedVolume {
+    pub(super) fn new(node: Arc<OffloadNode>, name: VolumeName, record: VolumeRecord) -> Self {
+        let directory = node.store.volume(name.as_str());
+        let key = VolumeKey { name, id: record.id };
+        let is_catching_up = !record.chain.contains(&node.name);
+        let state = VolumeState {
+            record,
+            logs: BTreeMap::new(),
+            client: None,
+            is_client_loading: false,
+            is_lending: false,
+            loan: None,
+            is_catching_up,
+            is_publishing: false,
+            is_closed: false,
+        };
+        Self {
+            key,
+            node,
+            directory,
+            state: Mutex::new(state),
+            ending_term: Mutex::default(),
+            opening_log: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, VolumeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the threads that wait for a change of the state.
+    pub(super) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits for a change, at most until `deadline`.
+    pub(super) fn wait<'s>(
+        &self,
+        state: MutexGuard<'s, VolumeState>,
+        deadline: Instant,
+    ) -> MutexGuard<'s, VolumeState> {
+        let limit = deadline.saturating_duration_since(Instant::now());
+        self.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Waits until a condition holds; false at the deadline, or when the volume is closed.
+    pub(super) fn wait_until(&self, limit: Duration, mut condition: impl FnMut(&mut VolumeState) -> bool) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut state = self.lock();
+        loop {
+            if condition(&mut state) {
+                return true;
+            }
+            if state.is_closed || Instant::now() >= deadline {
+                return false;
+            }
+            state = self.wait(state, deadline);
+        }
+    }
+
+    /// Waits until the change set that is being applied is done. The caller has paused publishing.
+    pub(super) fn wait_not_publishing(&self) -> Result<(), String> {
+        let has_ended = self.wait_until(CALL_TIMEOUT, |state| !state.is_publishing);
+        let reason = || format!("volume {}: the worker of node {} does not answer", self.key.name, self.node.name);
+        if has_ended { Ok(()) } else { Err(reason()) }
+    }
+
+    /// Waits until the log of this node's client is published on every live replica up to a point.
+    pub(super) fn wait_published(&self, client: u16, point: LogPoint, limit: Duration) -> bool {
+        self.lock().log(client).raise_urgent_end(point);
+        self.notify();
+        self.wait_until(limit, |state| state.log(client).chain.published_everywhere() >= point)
+    }
+
+    /// The end of the log of this node's client, with everything that it has appended until now.
+    pub(super) fn look_for_end(&self, client: u16, limit: Duration) -> Option<LogPoint> {
+        let requested = self.lock().log(client).request_look();
+        self.notify();
+        let mut end = None;
+        self.wait_until(limit, |state| {
+            let log = state.log(client);
+            end = (log.looks_done >= requested).then_some(log.chain.stored());
+            end.is_some()
+        });
+        end
+    }
+
+    /// Ends the threads of the volume.
+    pub(super) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        for log in state.logs.values_mut() {
+            log.registration = None;
+            log.appends.clear();
+        }
+        state.client = None;
+        drop(state);
+        self.notify();
+    }
+}

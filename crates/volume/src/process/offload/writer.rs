@@ -1,0 +1,264 @@
+//! Which client may write. A client becomes the writer in the catalog, with a new term. Before another one may, the log of
+//! the present writer is published on each live replica.
+
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::{CatalogError, VolumeRecord};
+use farfork_wire::NodeName;
+use rustix::process::Signal;
+
+use super::client_session::ClientSender;
+use super::node::ReplicaError;
+use super::volume::ReplicatedVolume;
+use crate::chain::CALL_TIMEOUT;
+use crate::chain::calls::{FinishTerm, PublishLog, ReleaseWriter};
+use crate::chain::membership;
+use crate::process::message::OffloadMessage;
+
+/// A client that has not answered `ReleaseWrite` for so long is taken for stopped, and killed.
+const CLIENT_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// A step that takes longer fails, and the requester repeats it. Less than the time that a caller waits.
+const STEP_TIMEOUT: Duration = Duration::from_secs(8);
+/// Before a failed attempt is repeated.
+const RETRY_WAIT: Duration = Duration::from_millis(50);
+
+/// Why a term does not end yet.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TermError {
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
+    #[error("the client of the node: {0}")]
+    Client(#[from] io::Error),
+    #[error("the log is not yet published on each live replica")]
+    Unpublished,
+}
+
+/// The record in which a client of this node has a number, which it gets now if it is new.
+pub(super) fn register_client(volume: &ReplicatedVolume) -> Result<(VolumeRecord, u16), ReplicaError> {
+    let own_name = &volume.node.name;
+    let record = volume.update_catalog(|record| {
+        let is_new = !record.clients.contains(own_name);
+        if is_new {
+            record.clients.push(own_name.clone());
+        }
+        is_new
+    })?;
+    let index = record.clients.iter().position(|client| client == own_name);
+    Ok((record, index.expect("it was added above") as u16))
+}
+
+/// Makes the client of this node the writer, however long it takes, and tells it so.
+pub(super) fn grant_write(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) {
+    let mut is_reported = false;
+    while !volume.lock().is_closed && !sender.is_closed() {
+        match try_grant(volume, number) {
+            Ok(Some(term)) => {
+                if let Some(client) = volume.lock().client_of(number) {
+                    client.released = None;
+                }
+                return sender.send(&OffloadMessage::WriteGranted { term });
+            }
+            Ok(None) => {}
+            Err(error) => {
+                if !std::mem::replace(&mut is_reported, true) {
+                    tracing::warn!(error, volume = %volume.key.name, "a client waits to write");
+                }
+                thread::sleep(RETRY_WAIT);
+            }
+        }
+    }
+}
+
+/// One attempt: the term, or none when the catalog has changed.
+fn try_grant(volume: &ReplicatedVolume, number: u16) -> Result<Option<u32>, String> {
+    let mut record = volume.read_record().map_err(|error| error.to_string())?;
+    match record.writer {
+        None => {
+            membership::begin_term(&mut record, number);
+            match volume.node.catalog.write_volume(&volume.key.name, &record) {
+                Ok(_) => Ok(Some(record.term)),
+                Err(CatalogError::Conflict(_)) => Ok(None),
+                Err(error) => Err(error.to_string()),
+            }
+        }
+        Some(writer) if writer == number && !record.is_writer_fenced => {
+            end_term(volume, number, record.term).map_err(|error| error.to_string())?;
+            Ok(None)
+        }
+        Some(_) if record.is_writer_fenced => finish_fenced_term(volume, &record).map(|()| None),
+        Some(writer) => {
+            let Some(node) = live_writer_node(volume, &record, writer)? else { return Ok(None) };
+            let request = ReleaseWriter { volume: volume.key.clone(), term: record.term };
+            let released = volume.node.peers.call::<ReleaseWriter>(node, &request, CALL_TIMEOUT);
+            released.map(|()| None).map_err(|error| error.to_string())
+        }
+    }
+}
+
+/// Ends the term of the client of this node: it stops, its log is published everywhere, and the catalog has no writer.
+pub(super) fn end_term(volume: &ReplicatedVolume, number: u16, term: u32) -> Result<(), TermError> {
+    end_term_after(volume, number, term, || stop_client(volume, number))
+}
+
+fn end_term_after(
+    volume: &ReplicatedVolume,
+    number: u16,
+    term: u32,
+    stop_client: impl FnOnce() -> Result<(), TermError>,
+) -> Result<(), TermError> {
+    let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_term(&volume.read_record()?, number, term) {
+        return Ok(());
+    }
+    stop_client()?;
+    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or(TermError::Unpublished)?;
+    if !volume.wait_published(number, end, STEP_TIMEOUT) {
+        return Err(TermError::Unpublished);
+    }
+    volume.update_catalog(|record| !record.is_writer_fenced && membership::end_term(record, number, term))?;
+    Ok(())
+}
+
+fn is_term(record: &VolumeRecord, number: u16, term: u32) -> bool {
+    record.writer == Some(number) && record.term == term && !record.is_writer_fenced
+}
+
+/// Ends the term that an earlier client of this node has left. The next one has its lock, so it is dead.
+pub(super) fn end_own_term(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) -> Result<(), String> {
+    if record.is_writer_fenced {
+        return finish_fenced_term(volume, record);
+    }
+    end_term_after(volume, number, record.term, || Ok(())).map_err(|error| error.to_string())
+}
+
+/// Waits until the client appends nothing more: it has answered, or it is dead.
+fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> {
+    let deadline = Instant::now() + CLIENT_SILENCE_MAX;
+    let mut requested: Option<ClientSender> = None;
+    loop {
+        let sender = volume.lock().client_of(number).map(|client| client.sender.clone());
+        match sender {
+            // A client that has just lost its offload process connects again, unless its lock is free.
+            None if volume.directory.try_lock_client()?.is_some() => return Ok(()),
+            None => thread::sleep(RETRY_WAIT),
+            Some(sender) => {
+                if requested.as_ref().is_none_or(|requested| !requested.is_same(&sender)) {
+                    sender.send(&OffloadMessage::ReleaseWrite);
+                    requested = Some(sender.clone());
+                }
+                let has_stopped = volume.wait_until(RETRY_WAIT, |state| {
+                    let client = state.client_of(number);
+                    client.is_none_or(|client| client.released.is_some() || !client.sender.is_same(&sender))
+                });
+                if has_stopped && volume.lock().client_of(number).is_some_and(|client| client.released.is_some()) {
+                    return Ok(());
+                }
+            }
+        }
+        if Instant::now() >= deadline {
+            kill_client(volume, requested.as_ref())?;
+        }
+    }
+}
+
+/// A client that does not answer might append later: it must end first. Its supervisor starts the next one.
+fn kill_client(volume: &ReplicatedVolume, sender: Option<&ClientSender>) -> io::Result<()> {
+    let Some(sender) = sender else { return Err(io::Error::other("it does not come back")) };
+    let pid = sender.process_id()?;
+    let pidfd = farfork_sys::pidfd::open(pid)?;
+    if volume.directory.try_lock_client()?.is_none() {
+        tracing::warn!(pid, volume = %volume.key.name, "the client does not answer and is killed");
+        farfork_sys::pidfd::send_signal(&pidfd, Signal::KILL.as_raw())?;
+        farfork_sys::pidfd::wait_exit(&pidfd, STEP_TIMEOUT)?;
+    }
+    Ok(())
+}
+
+/// Everything that other clients have logged until now is published on this node, and reported to the client.
+pub(super) fn refresh(volume: &ReplicatedVolume, number: u16, request: u64, sender: &ClientSender) {
+    while !volume.lock().is_closed && !sender.is_closed() {
+        match try_refresh(volume, number) {
+            Ok(()) => return sender.send(&OffloadMessage::Refreshed { request }),
+            Err(error) => {
+                tracing::warn!(error, volume = %volume.key.name, "a file is opened later: the writer does not answer");
+                thread::sleep(RETRY_WAIT);
+            }
+        }
+    }
+}
+
+fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<(), String> {
+    let record = volume.read_record().map_err(|error| error.to_string())?;
+    let Some(writer) = record.writer.filter(|writer| *writer != number) else { return Ok(()) };
+    if record.is_writer_fenced {
+        return finish_fenced_term(volume, &record);
+    }
+    let Some(node) = live_writer_node(volume, &record, writer)? else { return try_refresh(volume, number) };
+    let request = PublishLog(volume.key.clone());
+    volume.node.peers.call::<PublishLog>(node, &request, CALL_TIMEOUT).map_err(|error| error.to_string())
+}
+
+/// The node of the writer, if it answers. One that does not answer for the time of failure detection loses its term.
+fn live_writer_node<'r>(
+    volume: &ReplicatedVolume,
+    record: &'r VolumeRecord,
+    writer: u16,
+) -> Result<Option<&'r NodeName>, String> {
+    let node = record.clients.get(usize::from(writer)).ok_or("the writer has no node")?;
+    if volume.node.is_alive(&volume.key, node) {
+        return Ok(Some(node));
+    }
+    let fenced = volume.update_catalog(|current| membership::fence_writer(current, writer, record.term));
+    let fenced = fenced.map_err(|error| error.to_string())?;
+    if fenced.writer == Some(writer) && !fenced.is_writer_fenced {
+        return Err(format!("node {node} does not answer, and is the only live replica"));
+    }
+    tracing::warn!(volume = %volume.key.name, %node, epoch = fenced.epoch, "the writer does not answer, and loses its term");
+    Ok(None)
+}
+
+/// Has the head publish the log of the fenced writer on each live replica.
+fn finish_fenced_term(volume: &ReplicatedVolume, record: &VolumeRecord) -> Result<(), String> {
+    let head = record.chain.first().ok_or("the chain has no member")?;
+    let request = FinishTerm { volume: volume.key.clone(), term: record.term };
+    volume.node.peers.call::<FinishTerm>(head, &request, CALL_TIMEOUT).map_err(|error| error.to_string())
+}
+
+/// As the head: publishes what the chain has of the log of the fenced writer, and ends its term.
+pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<(), String> {
+    let record = volume.read_record().map_err(|error| error.to_string())?;
+    let Some(writer) = record.writer.filter(|_| record.is_writer_fenced && record.term == term) else { return Ok(()) };
+    if record.chain.first() != Some(&volume.node.name) {
+        return Err(format!("node {} is not the head of volume {}", volume.node.name, volume.key.name));
+    }
+    let end = volume.lock().logs.get(&writer).map(|log| log.chain.stored());
+    if let Some(end) = end
+        && !volume.wait_published(writer, end, STEP_TIMEOUT)
+    {
+        return Err(TermError::Unpublished.to_string());
+    }
+    let ended = volume.update_catalog(|record| record.is_writer_fenced && membership::end_term(record, writer, term));
+    ended.map(drop).map_err(|error| error.to_string())
+}
+
+/// Publishes everything that the client of this node has logged until now, on each live replica.
+pub(super) fn publish_log(volume: &Arc<ReplicatedVolume>) -> Result<(), String> {
+    let (_, number) = register_client(volume).map_err(|error| error.to_string())?;
+    if !volume.lock().logs.contains_key(&number) {
+        return Ok(());
+    }
+    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or("the log is busy")?;
+    let is_published = volume.wait_published(number, end, STEP_TIMEOUT);
+    if is_published { Ok(()) } else { Err(TermError::Unpublished.to_string()) }
+}
+
+/// As `end_term`, for another node.
+pub(super) fn release_writer(volume: &ReplicatedVolume, term: u32) -> Result<(), String> {
+    let record = volume.read_record().map_err(|error| error.to_string())?;
+    let own_number = record.clients.iter().position(|client| *client == volume.node.name);
+    let Some(number) = own_number else { return Ok(()) };
+    end_term(volume, number as u16, term).map_err(|error| error.to_string())
+}

@@ -1,0 +1,90 @@
+//! The store of a node: a directory with one directory for each volume, and the sockets and locks of its processes.
+
+//   store/offload.socket  control.socket  worker.socket  offload.lock  worker.lock
+//   store/NAME/volume     id of the volume
+//   store/NAME/logs/C     log of client C; on the client's node, the client appends to it
+//   store/NAME/shared     the shared tree
+//   store/NAME/client.lock
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::volume_directory::VolumeDirectory;
+
+/// Longest path of a store: a Unix socket inside of it has 107 bytes at most.
+pub const STORE_PATH_BYTES_MAX: usize = 90;
+
+/// Paths of one store.
+#[derive(Clone, Debug)]
+pub struct VolumeStore {
+    path: PathBuf,
+}
+
+impl VolumeStore {
+    /// Names a store, and touches nothing.
+    pub fn new(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory of a volume.
+    pub fn volume(&self, name: &str) -> VolumeDirectory {
+        VolumeDirectory::new(&self.path.join(name))
+    }
+
+    /// Where clients attach.
+    pub(super) fn offload_socket(&self) -> PathBuf {
+        self.path.join("offload.socket")
+    }
+
+    /// Where commands arrive.
+    pub(super) fn control_socket(&self) -> PathBuf {
+        self.path.join("control.socket")
+    }
+
+    /// Where the worker takes change sets.
+    pub(super) fn worker_socket(&self) -> PathBuf {
+        self.path.join("worker.socket")
+    }
+
+    /// Takes the lock of a process, when its present holder ends. The lock ends with the file.
+    ///
+    /// # Errors
+    /// As open(2) and flock(2).
+    pub(super) fn lock(&self, process: &str) -> io::Result<File> {
+        let file = open_lock(&self.path, process)?;
+        rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))?;
+        Ok(file)
+    }
+
+    /// Takes the lock of a process; none while another process has it.
+    ///
+    /// # Errors
+    /// As `lock`.
+    pub(super) fn try_lock(&self, process: &str) -> io::Result<Option<File>> {
+        try_lock(&self.path, process)
+    }
+}
+
+/// Takes a lock in a directory; none while another process has it.
+pub(super) fn try_lock(directory: &Path, name: &str) -> io::Result<Option<File>> {
+    let file = open_lock(directory, name)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn open_lock(directory: &Path, name: &str) -> io::Result<File> {
+    let path = directory.join(format!("{name}.lock"));
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+}

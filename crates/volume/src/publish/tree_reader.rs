@@ -1,0 +1,169 @@
+//! Reads a shared tree part by part, as change sets, so that an empty tree on another node becomes the same. Nothing is
+//! published meanwhile.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+use super::inodes::find_unlinked_inodes;
+use super::layout::{SharedTree, inode_path, orphan_name};
+use super::load::{load_inode, load_namespace};
+use super::publisher::LogData;
+use crate::change::{ChangeSet, DataChange, InodeChange};
+use crate::log::LogPoint;
+use crate::record::{EntryKey, EntryName, InodeNumber};
+use crate::view::{Inode, InodeContent};
+
+/// Data of one part, in bytes; less than what a call carries.
+const PART_DATA_BYTES: u64 = 4 << 20;
+/// Inodes or entries of one part.
+const PART_CHANGES_MAX: usize = 4096;
+
+/// A part of a tree: changes, and the data that they copy.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TreePart {
+    /// In this order they may refer to inodes of earlier parts. The position of data is its offset in `data`.
+    pub changes: ChangeSet,
+    /// What the changes copy.
+    pub data: ByteBuf,
+    /// Nothing follows.
+    pub is_last: bool,
+}
+
+impl LogData for TreePart {
+    fn load_data(&self, position: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.data[position as usize..][..into.len()]);
+    }
+}
+
+/// Reads one tree: first all inodes with their data, then all entries.
+#[derive(Debug)]
+pub struct TreeReader {
+    shared: SharedTree,
+    inodes: VecDeque<(InodeNumber, Inode)>,
+    /// Where the data of the first of `inodes` continues.
+    data_offset: u64,
+    entries: VecDeque<(EntryKey, InodeNumber)>,
+    directories: VecDeque<(InodeNumber, Inode)>,
+}
+
+impl TreeReader {
+    /// Reads the inodes and entries, without data.
+    ///
+    /// # Errors
+    /// As `load_namespace`.
+    pub fn new(shared: SharedTree) -> io::Result<Self> {
+        let namespace = load_namespace(&shared, 0, InodeNumber::ROOT.0)?;
+        let mut inodes = VecDeque::new();
+        for unlinked in find_unlinked_inodes(&shared).map_err(io::Error::other)? {
+            inodes.push_back((unlinked, load_unlinked(&shared, unlinked)?));
+        }
+        let mut entries = VecDeque::new();
+        let mut directories = VecDeque::new();
+        for (number, inode) in namespace.into_inodes() {
+            if let InodeContent::Directory { entries: found, .. } = &inode.content {
+                let key = |name: &EntryName| EntryKey { parent: number, name: name.clone() };
+                entries.extend(found.after(0).map(|entry| (key(entry.name), entry.inode)));
+                directories.push_back((number, inode.clone()));
+            }
+            inodes.push_back((number, inode));
+        }
+        Ok(Self { shared, inodes, data_offset: 0, entries, directories })
+    }
+
+    /// The next part. After the last one, it is empty.
+    ///
+    /// # Errors
+    /// As read(2).
+    pub fn next_part(&mut self) -> io::Result<TreePart> {
+        let mut part = TreePart { changes: ChangeSet::new(LogPoint::START, 0), data: ByteBuf::new(), is_last: false };
+        while part.changes.inodes.len() < PART_CHANGES_MAX && (part.data.len() as u64) < PART_DATA_BYTES {
+            let Some((number, inode)) = self.inodes.front() else { break };
+            let mut change = change_of(inode);
+            let next_offset = match inode.content {
+                InodeContent::File(_) => {
+                    let file = self.shared.open_data(*number)?;
+                    read_data(&file, self.data_offset, inode.attributes.size, &mut part.data, &mut change.data)?
+                }
+                _ => None,
+            };
+            part.changes.inodes.insert(*number, change);
+            self.data_offset = next_offset.unwrap_or(0);
+            if next_offset.is_some() {
+                return Ok(part);
+            }
+            self.inodes.pop_front();
+        }
+        if self.inodes.is_empty() && part.changes.inodes.is_empty() {
+            self.take_entries(&mut part);
+        }
+        Ok(part)
+    }
+
+    /// Entries, and then the attributes of directories: entries change their timestamps.
+    fn take_entries(&mut self, part: &mut TreePart) {
+        let count = self.entries.len().min(PART_CHANGES_MAX);
+        part.changes.entries.extend(self.entries.drain(..count).map(|(key, inode)| (key, Some(inode))));
+        if self.entries.is_empty() {
+            let count = self.directories.len().min(PART_CHANGES_MAX);
+            let directories = self.directories.drain(..count);
+            part.changes.inodes.extend(directories.map(|(number, inode)| (number, change_of(&inode))));
+        }
+        part.is_last = self.entries.is_empty() && self.directories.is_empty();
+    }
+}
+
+fn load_unlinked(shared: &SharedTree, number: InodeNumber) -> io::Result<Inode> {
+    match load_inode(&shared.inodes, inode_path(number).as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(load_inode(&shared.orphans, orphan_name(number).as_bytes())?.1)
+        }
+        loaded => Ok(loaded?.1),
+    }
+}
+
+/// Everything of an inode but its data and entries.
+fn change_of(inode: &Inode) -> InodeChange {
+    let symlink_target = match &inode.content {
+        InodeContent::Symlink(target) => Some(ByteBuf::from(target.clone())),
+        _ => None,
+    };
+    let xattrs = inode.xattrs.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect();
+    InodeChange { attributes: Some(inode.attributes.clone()), symlink_target, xattrs, ..InodeChange::default() }
+}
+
+/// Appends data from an offset on, without holes. Where it continues, if the part is full.
+fn read_data(
+    file: &File,
+    mut offset: u64,
+    size: u64,
+    data: &mut ByteBuf,
+    changes: &mut Vec<DataChange>,
+) -> io::Result<Option<u64>> {
+    while offset < size {
+        let begin = match seek(file, SeekFrom::Data(offset)) {
+            Ok(begin) => begin,
+            Err(Errno::NXIO) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let end = seek(file, SeekFrom::Hole(begin))?.min(size);
+        let room = PART_DATA_BYTES.saturating_sub(data.len() as u64);
+        let bytes = end.saturating_sub(begin).min(room);
+        if bytes == 0 {
+            return Ok((begin < size).then_some(begin));
+        }
+        let log_position = data.len() as u64;
+        let end_of_part = data.len() + bytes as usize;
+        data.resize(end_of_part, 0);
+        file.read_exact_at(&mut data[log_position as usize..], begin)?;
+        changes.push(DataChange::Copy { offset: begin, bytes: bytes as u32, log_position });
+        offset = begin + bytes;
+    }
+    Ok(None)
+}

@@ -1,0 +1,263 @@
+//! Volumes with three replicas, mounted on each node. Nodes read what others wrote, take turns in writing, fail and return.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use farfork_cluster::catalog::Durability;
+use farfork_volume::process::ProcessRole;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::mounted_volume::{LOG_BYTES, create_volume};
+use super::test_node::TestNode;
+
+/// The tests of this file.
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("what_one_node_wrote_the_others_read", what_one_node_wrote_the_others_read),
+    ("a_file_that_changed_elsewhere_is_read_anew", a_file_that_changed_elsewhere_is_read_anew),
+    ("names_that_changed_elsewhere_are_seen", names_that_changed_elsewhere_are_seen),
+    ("nodes_write_in_turns", nodes_write_in_turns),
+    ("a_killed_process_of_any_node_loses_nothing", a_killed_process_of_any_node_loses_nothing),
+    ("a_stopped_replica_leaves_the_chain_and_returns", a_stopped_replica_leaves_the_chain_and_returns),
+    ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
+];
+
+const NAMES: [&str; 3] = ["n1", "n2", "n3"];
+/// No failure is to be detected.
+const NO_DETECTION_MS: u64 = 60_000;
+/// Long enough for a process that waits for a processor.
+const DETECTION_MS: u64 = 3_000;
+
+/// Three nodes with a replica of one volume each.
+struct VolumeCluster {
+    nodes: Vec<TestNode>,
+    directory: TempDir,
+}
+
+impl VolumeCluster {
+    fn start(detection_ms: u64) -> Self {
+        let directory = TempDir::new().unwrap();
+        let catalog = directory.path().join("catalog");
+        let start = |name: &&str| TestNode::start(name, &directory.path().join(name), &catalog, detection_ms);
+        let nodes: Vec<_> = NAMES.iter().map(start).collect();
+        create_volume(&nodes[0], &NAMES, LOG_BYTES, Durability::Memory);
+        Self { nodes, directory }
+    }
+
+    /// Mounted on every node.
+    fn mounted(detection_ms: u64) -> Self {
+        let mut cluster = Self::start(detection_ms);
+        cluster.nodes.iter_mut().for_each(TestNode::mount);
+        cluster
+    }
+
+    fn path(&self, node: usize) -> PathBuf {
+        self.nodes[node].path()
+    }
+
+    /// Waits until everything that was synced is published, and returns what each shared tree has.
+    fn published_tree(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+        let observer = &self.nodes[0];
+        let tree = |node: &TestNode| tree_of(&node.volume_path().join("shared/tree"));
+        observer.wait_for("the shared trees are equal", || {
+            let logs: Vec<_> = observer.status().replicas.into_iter().map(|replica| replica.logs).collect();
+            let is_published = logs.iter().flatten().all(|log| log.published == log.logged);
+            is_published && logs.windows(2).all(|pair| pair[0] == pair[1])
+        });
+        let trees: Vec<_> = self.nodes.iter().map(tree).collect();
+        assert!(trees.windows(2).all(|pair| pair[0] == pair[1]), "in {}", self.directory.path().display());
+        trees.into_iter().next().unwrap()
+    }
+
+    /// Kills everything on a node, and starts nothing again.
+    fn stop_node(&mut self, node: usize) {
+        self.nodes[node].stop_client();
+        self.nodes[node].stop_processes();
+    }
+
+    fn wait_for_chain(&self, observer: usize, length: usize) {
+        self.nodes[observer].wait_for(&format!("the chain has {length} members"), || {
+            self.nodes[observer].status().record.chain.len() == length
+        });
+    }
+}
+
+/// Mode and content of each file and directory.
+fn tree_of(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+    let mut tree = BTreeMap::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(directory) = pending.pop() {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            let metadata = fs::symlink_metadata(&path).unwrap();
+            let content = if metadata.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+            if metadata.is_dir() {
+                pending.push(path.clone());
+            }
+            tree.insert(path.strip_prefix(root).unwrap().to_owned(), (metadata.mode(), content));
+        }
+    }
+    tree
+}
+
+fn write_and_sync(path: &Path, bytes: &[u8]) {
+    let mut file = File::create(path).unwrap();
+    file.write_all(bytes).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn what_one_node_wrote_the_others_read() {
+    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    for round in 0..20_u8 {
+        let (writer, name) = (usize::from(round) % 3, format!("file-{round}"));
+        let data = vec![round; 1 + 7919 * usize::from(round)];
+        fs::write(cluster.path(writer).join(&name), &data).unwrap();
+        for reader in 0..3 {
+            let found = fs::read(cluster.path(reader).join(&name)).unwrap();
+            assert!(found == data, "round {round}, node {reader}: {} bytes", found.len());
+        }
+    }
+    assert_eq!(cluster.published_tree().len(), 20);
+}
+
+fn a_file_that_changed_elsewhere_is_read_anew() {
+    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    let path = |node: usize| cluster.path(node).join("file");
+    fs::write(path(0), vec![b'a'; 100_000]).unwrap();
+    for round in 0..10_u8 {
+        assert_eq!(fs::read(path(1)).unwrap().len(), 100_000 - usize::from(round));
+        let writer = usize::from(round) % 2 * 2;
+        let mut file = OpenOptions::new().write(true).open(path(writer)).unwrap();
+        file.write_all(&[round; 50]).unwrap();
+        file.set_len(100_000 - u64::from(round) - 1).unwrap();
+        drop(file);
+        let found = fs::read(path(1)).unwrap();
+        assert_eq!((&found[..50], found.len()), (&[round; 50][..], 100_000 - usize::from(round) - 1));
+    }
+}
+
+fn names_that_changed_elsewhere_are_seen() {
+    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    let path = |node: usize, name: &str| cluster.path(node).join(name);
+    fs::create_dir_all(path(0, "one/inner")).unwrap();
+    fs::write(path(0, "one/inner/file"), b"1").unwrap();
+    let names = |node: usize, name: &str| {
+        let entries = fs::read_dir(path(node, name)).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(1, "one/inner"), ["file"]);
+    fs::rename(path(1, "one/inner"), path(1, "two")).unwrap();
+    assert_eq!((names(2, "."), names(2, "one").len()), (vec!["one".to_owned(), "two".to_owned()], 0));
+    fs::write(path(2, "new"), b"2").unwrap();
+    fs::rename(path(2, "new"), path(2, "two/file")).unwrap();
+    assert_eq!(fs::read(path(0, "two/file")).unwrap(), b"2");
+    fs::remove_file(path(0, "two/file")).unwrap();
+    fs::remove_dir(path(0, "two")).unwrap();
+    assert_eq!(names(1, "."), ["one"]);
+    cluster.nodes[1].wait_for("the name is gone", || {
+        fs::metadata(path(1, "two")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    });
+}
+
+fn nodes_write_in_turns() {
+    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    const FILES: usize = 15;
+    thread::scope(|scope| {
+        for node in 0..3 {
+            let root = cluster.path(node);
+            scope.spawn(move || {
+                let directory = root.join(format!("of-{node}"));
+                fs::create_dir(&directory).unwrap();
+                for file in 0..FILES {
+                    write_and_sync(&directory.join(format!("file-{file}")), &vec![node as u8; 5000 * file]);
+                    write_and_sync(&root.join(format!("shared-{file}")), &[node as u8; 100]);
+                }
+            });
+        }
+    });
+    let tree = cluster.published_tree();
+    assert_eq!(tree.len(), 3 + 3 * FILES + FILES);
+    for node in 0..3 {
+        for (path, (mode, content)) in &tree {
+            let metadata = fs::metadata(cluster.path(node).join(path)).unwrap();
+            assert_eq!((metadata.mode(), &path), (*mode, &path));
+            if metadata.is_file() {
+                assert!(fs::read(cluster.path(node).join(path)).unwrap() == *content, "{}", path.display());
+            }
+        }
+    }
+}
+
+/// Each process of each node is killed while another node writes.
+fn a_killed_process_of_any_node_loses_nothing() {
+    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    let mut round = 0;
+    for victim in 0..3 {
+        for role in [ProcessRole::Worker, ProcessRole::Offload, ProcessRole::Client] {
+            let writer = (victim + 1) % 3;
+            let name = |record: u32| format!("file-{round}-{record}");
+            thread::scope(|scope| {
+                let writing = scope.spawn(|| {
+                    for record in 0..20 {
+                        write_and_sync(&cluster.path(writer).join(name(record)), name(record).as_bytes());
+                    }
+                });
+                thread::sleep(Duration::from_millis(20));
+                cluster.nodes[victim].kill(&[role]);
+                writing.join().unwrap();
+            });
+            for node in 0..3 {
+                for record in 0..20 {
+                    let found = fs::read_to_string(cluster.path(node).join(name(record))).unwrap();
+                    assert_eq!(found, name(record), "on node {node} after {role:?} of node {victim} was killed");
+                }
+            }
+            round += 1;
+        }
+    }
+    assert_eq!(cluster.published_tree().len(), 9 * 20);
+}
+
+fn a_stopped_replica_leaves_the_chain_and_returns() {
+    let cluster = VolumeCluster::mounted(DETECTION_MS);
+    for victim in [2, 1] {
+        write_and_sync(&cluster.path(0).join(format!("before-{victim}")), b"before");
+        cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::STOP.as_raw());
+        write_and_sync(&cluster.path(0).join(format!("during-{victim}")), &vec![1; 300_000]);
+        assert_eq!(cluster.nodes[0].status().record.chain.len(), 2);
+        cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::CONT.as_raw());
+        write_and_sync(&cluster.path(0).join(format!("after-{victim}")), b"after");
+        cluster.wait_for_chain(0, 3);
+        cluster.nodes[victim].wait_until_mounted();
+        let found = fs::read(cluster.path(victim).join(format!("during-{victim}"))).unwrap();
+        assert!(found == vec![1; 300_000]);
+        write_and_sync(&cluster.path(victim).join(format!("by-{victim}")), b"returned");
+    }
+    assert_eq!(cluster.published_tree().len(), 8);
+}
+
+fn another_node_continues_after_the_death_of_the_writers() {
+    let mut cluster = VolumeCluster::mounted(DETECTION_MS);
+    for (round, victim) in [0, 1, 2].into_iter().enumerate() {
+        let next = (victim + 1) % 3;
+        write_and_sync(&cluster.path(victim).join(format!("acknowledged-{round}")), &vec![round as u8; 200_000]);
+        cluster.stop_node(victim);
+        let acknowledged = fs::read(cluster.path(next).join(format!("acknowledged-{round}"))).unwrap();
+        assert!(acknowledged == vec![round as u8; 200_000], "round {round}");
+        write_and_sync(&cluster.path(next).join(format!("continued-{round}")), b"by another node");
+        assert_eq!(cluster.nodes[next].status().record.chain.len(), 2, "round {round}");
+        cluster.nodes[victim].start_processes();
+        cluster.wait_for_chain(next, 3);
+        cluster.nodes[victim].mount();
+        let continued = fs::read(cluster.path(victim).join(format!("continued-{round}"))).unwrap();
+        assert_eq!(continued, b"by another node");
+    }
+    assert_eq!(cluster.published_tree().len(), 6);
+}

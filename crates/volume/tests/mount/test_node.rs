@@ -1,0 +1,216 @@
+//! A node of a test: its store, its offload process and worker, and the mount of the volume. Everything ends with the value.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use farfork_volume::process::{
+    ControlAnswer, ControlRequest, MountSupervisor, NodeSupervisor, ProcessRole, VolumeStatus, send_control_request,
+};
+use rustix::fs::statfs;
+use rustix::mount::{UnmountFlags, unmount};
+
+/// The volume of every test.
+pub(crate) const VOLUME: &str = "data";
+/// `f_type` of every FUSE mount.
+const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
+/// A process is restarted, or a mount is usable again, within this.
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// A node.
+pub(crate) struct TestNode {
+    name: String,
+    root: PathBuf,
+    catalog: PathBuf,
+    detection_ms: u64,
+    processes: Option<SupervisorThread>,
+    mount: Option<SupervisorThread>,
+}
+
+/// The thread outlives the processes that it starts: they end with it.
+struct SupervisorThread {
+    thread: JoinHandle<()>,
+    must_stop: Arc<AtomicBool>,
+    /// Of the roles, in the order of `ProcessRole::OF_NODE`; of a mount, the client.
+    process_ids: Arc<Mutex<Vec<u32>>>,
+}
+
+impl SupervisorThread {
+    /// Runs `supervise` in a thread. It gets a function that reports process ids, and says whether it must end.
+    fn start(supervise: impl FnOnce(&dyn Fn(Vec<u32>) -> bool) + Send + 'static) -> Self {
+        let must_stop = Arc::new(AtomicBool::new(false));
+        let process_ids = Arc::new(Mutex::new(Vec::new()));
+        let (stop, ids) = (Arc::clone(&must_stop), Arc::clone(&process_ids));
+        let (started, is_started) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            supervise(&|process_ids| {
+                *ids.lock().unwrap() = process_ids;
+                let _ = started.send(());
+                stop.load(Ordering::Relaxed)
+            });
+        });
+        is_started.recv().expect("the processes run");
+        Self { thread, must_stop, process_ids }
+    }
+
+    fn stop(self) {
+        self.must_stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.join();
+    }
+}
+
+impl TestNode {
+    /// Starts the processes of a node in a directory of its own.
+    pub(crate) fn start(name: &str, root: &Path, catalog: &Path, detection_ms: u64) -> Self {
+        std::fs::create_dir_all(root.join("mount")).unwrap();
+        std::fs::create_dir_all(root.join("store")).unwrap();
+        let (name, root, catalog) = (name.to_owned(), root.to_owned(), catalog.to_owned());
+        let mut node = Self { name, root, catalog, detection_ms, processes: None, mount: None };
+        node.start_processes();
+        node
+    }
+
+    /// Starts offload process and worker.
+    pub(crate) fn start_processes(&mut self) {
+        let (store, catalog, name) = (self.store(), self.catalog.clone(), self.name.clone());
+        let detection_ms = self.detection_ms.to_string();
+        self.processes = Some(SupervisorThread::start(move |report| {
+            let command = |role: ProcessRole| {
+                let mut command = process_command(role);
+                command.arg(&store).arg(&catalog).args([&name, &detection_ms]);
+                command
+            };
+            let mut supervisor = NodeSupervisor::start(command).unwrap();
+            while !report(ProcessRole::OF_NODE.map(|role| supervisor.process_id(role)).to_vec()) {
+                supervisor.check();
+                thread::sleep(POLL_INTERVAL);
+            }
+        }));
+        self.wait_for("the offload process answers", || {
+            send_control_request(&self.store(), &ControlRequest::List).is_ok()
+        });
+    }
+
+    /// Kills offload process and worker, and starts none again.
+    pub(crate) fn stop_processes(&mut self) {
+        if let Some(processes) = self.processes.take() {
+            processes.stop();
+        }
+    }
+
+    /// Mounts the volume.
+    pub(crate) fn mount(&mut self) {
+        let (store, mount_point) = (self.store(), self.path());
+        self.mount = Some(SupervisorThread::start(move |report| {
+            let command = |role: ProcessRole| {
+                let mut command = process_command(role);
+                command.arg(&store).arg(&mount_point);
+                command
+            };
+            let mut supervisor = MountSupervisor::start(&mount_point, command).unwrap();
+            while !report(vec![supervisor.process_id()]) && supervisor.check().is_none() {
+                thread::sleep(POLL_INTERVAL);
+            }
+        }));
+    }
+
+    /// Unmounts, and waits for the client to end.
+    pub(crate) fn unmount(&mut self) {
+        let mount = self.mount.take().expect("it is mounted");
+        unmount(self.path(), UnmountFlags::empty()).unwrap();
+        mount.thread.join().unwrap();
+    }
+
+    /// Kills the client, and mounts no more.
+    pub(crate) fn stop_client(&mut self) {
+        if let Some(mount) = self.mount.take() {
+            mount.stop();
+        }
+    }
+
+    /// Where the volume is mounted.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.root.join("mount")
+    }
+
+    /// The store of the node.
+    pub(crate) fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    /// The directory with the logs and the shared tree.
+    pub(crate) fn volume_path(&self) -> PathBuf {
+        self.store().join(VOLUME)
+    }
+
+    /// The volume as this node describes it.
+    pub(crate) fn status(&self) -> VolumeStatus {
+        let request = ControlRequest::Status(farfork_cluster::catalog::VolumeName::new(VOLUME).unwrap());
+        match send_control_request(&self.store(), &request).unwrap() {
+            ControlAnswer::Volumes(mut volumes) => volumes.remove(0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The process id of a role.
+    pub(crate) fn process_id(&self, role: ProcessRole) -> u32 {
+        let (thread, index) = match ProcessRole::OF_NODE.iter().position(|other| *other == role) {
+            Some(index) => (&self.processes, index),
+            None => (&self.mount, 0),
+        };
+        thread.as_ref().expect("the process runs").process_ids.lock().unwrap()[index]
+    }
+
+    /// Sends a signal to the processes of roles.
+    pub(crate) fn signal(&self, roles: &[ProcessRole], signal: i32) {
+        let open = |role: &ProcessRole| farfork_sys::pidfd::open(self.process_id(*role).cast_signed()).unwrap();
+        let pidfds: Vec<_> = roles.iter().map(open).collect();
+        pidfds.iter().for_each(|pidfd| farfork_sys::pidfd::send_signal(pidfd, signal).unwrap());
+    }
+
+    /// Kills processes at once, in this order, and waits until their supervisors have started the next.
+    pub(crate) fn kill(&self, roles: &[ProcessRole]) {
+        let killed: Vec<u32> = roles.iter().map(|role| self.process_id(*role)).collect();
+        self.signal(roles, rustix::process::Signal::KILL.as_raw());
+        for (role, killed) in roles.iter().zip(killed) {
+            self.wait_for("a process is started again", || self.process_id(*role) != killed);
+        }
+        if roles.contains(&ProcessRole::Client) {
+            self.wait_until_mounted();
+        }
+    }
+
+    /// After the death of a client: until the next one has mounted. statfs(2) asks the client, stat(2) a cache.
+    pub(crate) fn wait_until_mounted(&self) {
+        let is_mounted = || statfs(self.path()).is_ok_and(|state| state.f_type == FUSE_SUPER_MAGIC);
+        self.wait_for("the volume is mounted again", is_mounted);
+    }
+
+    /// Waits for a condition.
+    pub(crate) fn wait_for(&self, what: &str, mut condition: impl FnMut() -> bool) {
+        let deadline = Instant::now() + WAIT_LIMIT;
+        while !condition() {
+            assert!(Instant::now() < deadline, "node {}: {what}: not within {WAIT_LIMIT:?}", self.name);
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+fn process_command(role: ProcessRole) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([super::PROCESS, role.name()]).stdin(Stdio::null());
+    command
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        self.stop_client();
+        // The supervisor detaches a dead mount. A live one would keep the directory from being removed.
+        let _ = unmount(self.path(), UnmountFlags::DETACH);
+        self.stop_processes();
+    }
+}
