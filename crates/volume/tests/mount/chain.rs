@@ -1,20 +1,18 @@
 //! Volumes with three replicas, mounted on each node. Nodes read what others wrote, take turns in writing, fail and return.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 use rustix::process::Signal;
-use tempfile::TempDir;
 
-use super::mounted_volume::{LOG_BYTES, create_volume};
-use super::test_node::TestNode;
+use super::mounted_volume::LOG_BYTES;
+use super::volume_cluster::VolumeCluster;
 
 /// The tests of this file.
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -27,83 +25,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
 ];
 
-const NAMES: [&str; 3] = ["n1", "n2", "n3"];
 /// No failure is to be detected.
 const NO_DETECTION_MS: u64 = 60_000;
 /// Long enough for a process that waits for a processor.
 const DETECTION_MS: u64 = 3_000;
-
-/// Three nodes with a replica of one volume each.
-struct VolumeCluster {
-    nodes: Vec<TestNode>,
-    directory: TempDir,
-}
-
-impl VolumeCluster {
-    fn start(detection_ms: u64) -> Self {
-        let directory = TempDir::new().unwrap();
-        let catalog = directory.path().join("catalog");
-        let start = |name: &&str| TestNode::start(name, &directory.path().join(name), &catalog, detection_ms);
-        let nodes: Vec<_> = NAMES.iter().map(start).collect();
-        create_volume(&nodes[0], &NAMES, LOG_BYTES, Durability::Memory);
-        Self { nodes, directory }
-    }
-
-    /// Mounted on every node.
-    fn mounted(detection_ms: u64) -> Self {
-        let mut cluster = Self::start(detection_ms);
-        cluster.nodes.iter_mut().for_each(TestNode::mount);
-        cluster
-    }
-
-    fn path(&self, node: usize) -> PathBuf {
-        self.nodes[node].path()
-    }
-
-    /// Waits until everything that was synced is published, and returns what each shared tree has.
-    fn published_tree(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
-        let observer = &self.nodes[0];
-        let tree = |node: &TestNode| tree_of(&node.volume_path().join("shared/tree"));
-        observer.wait_for("the shared trees are equal", || {
-            let logs: Vec<_> = observer.status().replicas.into_iter().map(|replica| replica.logs).collect();
-            let is_published = logs.iter().flatten().all(|log| log.published == log.logged);
-            is_published && logs.windows(2).all(|pair| pair[0] == pair[1])
-        });
-        let trees: Vec<_> = self.nodes.iter().map(tree).collect();
-        assert!(trees.windows(2).all(|pair| pair[0] == pair[1]), "in {}", self.directory.path().display());
-        trees.into_iter().next().unwrap()
-    }
-
-    /// Kills everything on a node, and starts nothing again.
-    fn stop_node(&mut self, node: usize) {
-        self.nodes[node].stop_client();
-        self.nodes[node].stop_processes();
-    }
-
-    fn wait_for_chain(&self, observer: usize, length: usize) {
-        self.nodes[observer].wait_for(&format!("the chain has {length} members"), || {
-            self.nodes[observer].status().record.chain.len() == length
-        });
-    }
-}
-
-/// Mode and content of each file and directory.
-fn tree_of(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
-    let mut tree = BTreeMap::new();
-    let mut pending = vec![root.to_owned()];
-    while let Some(directory) = pending.pop() {
-        for entry in fs::read_dir(&directory).unwrap() {
-            let path = entry.unwrap().path();
-            let metadata = fs::symlink_metadata(&path).unwrap();
-            let content = if metadata.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
-            if metadata.is_dir() {
-                pending.push(path.clone());
-            }
-            tree.insert(path.strip_prefix(root).unwrap().to_owned(), (metadata.mode(), content));
-        }
-    }
-    tree
-}
 
 fn write_and_sync(path: &Path, bytes: &[u8]) {
     let mut file = File::create(path).unwrap();
@@ -112,7 +37,7 @@ fn write_and_sync(path: &Path, bytes: &[u8]) {
 }
 
 fn what_one_node_wrote_the_others_read() {
-    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     for round in 0..20_u8 {
         let (writer, name) = (usize::from(round) % 3, format!("file-{round}"));
         let data = vec![round; 1 + 7919 * usize::from(round)];
@@ -126,7 +51,7 @@ fn what_one_node_wrote_the_others_read() {
 }
 
 fn a_file_that_changed_elsewhere_is_read_anew() {
-    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     let path = |node: usize| cluster.path(node).join("file");
     fs::write(path(0), vec![b'a'; 100_000]).unwrap();
     for round in 0..10_u8 {
@@ -142,7 +67,7 @@ fn a_file_that_changed_elsewhere_is_read_anew() {
 }
 
 fn names_that_changed_elsewhere_are_seen() {
-    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     let path = |node: usize, name: &str| cluster.path(node).join(name);
     fs::create_dir_all(path(0, "one/inner")).unwrap();
     fs::write(path(0, "one/inner/file"), b"1").unwrap();
@@ -167,7 +92,7 @@ fn names_that_changed_elsewhere_are_seen() {
 }
 
 fn nodes_write_in_turns() {
-    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     const FILES: usize = 15;
     thread::scope(|scope| {
         for node in 0..3 {
@@ -197,7 +122,7 @@ fn nodes_write_in_turns() {
 
 /// Each process of each node is killed while another node writes.
 fn a_killed_process_of_any_node_loses_nothing() {
-    let cluster = VolumeCluster::mounted(NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     let mut round = 0;
     for victim in 0..3 {
         for role in [ProcessRole::Worker, ProcessRole::Offload, ProcessRole::Client] {
@@ -226,7 +151,7 @@ fn a_killed_process_of_any_node_loses_nothing() {
 }
 
 fn a_stopped_replica_leaves_the_chain_and_returns() {
-    let cluster = VolumeCluster::mounted(DETECTION_MS);
+    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, DETECTION_MS);
     for victim in [2, 1] {
         write_and_sync(&cluster.path(0).join(format!("before-{victim}")), b"before");
         cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::STOP.as_raw());
@@ -244,7 +169,7 @@ fn a_stopped_replica_leaves_the_chain_and_returns() {
 }
 
 fn another_node_continues_after_the_death_of_the_writers() {
-    let mut cluster = VolumeCluster::mounted(DETECTION_MS);
+    let mut cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, DETECTION_MS);
     for (round, victim) in [0, 1, 2].into_iter().enumerate() {
         let next = (victim + 1) % 3;
         write_and_sync(&cluster.path(victim).join(format!("acknowledged-{round}")), &vec![round as u8; 200_000]);

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 
 use super::mounted_volume::MountedVolume;
+use super::volume_cluster::VolumeCluster;
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("first_figures_next_to_a_floor", first_figures_next_to_a_floor),
@@ -23,26 +25,67 @@ const SYNCED_WRITES: u64 = 2_000;
 const STREAM_BYTES: u64 = 512 << 20;
 const FILES: u32 = 5_000;
 
+/// Failure detection plays no part.
+const DETECTION_MS: u64 = 60_000;
+
 fn first_figures_next_to_a_floor() {
-    let mut sides = Vec::new();
+    let (mean, p99) = measure_ping_pongs();
+    println!("two round trips of {OPERATION_BYTES} bytes over a loopback socket: mean {mean:.1?}, p99 {p99:.1?}");
     for durability in [Durability::Memory, Durability::Disk] {
         let volume = MountedVolume::create_with(LOG_BYTES, durability);
-        sides.push((format!("volume, {durability:?}"), volume.path(), Some(volume)));
+        if durability == Durability::Memory {
+            let floor = volume.local_path().join("local");
+            fs::create_dir(&floor).unwrap();
+            measure_side("local", &floor);
+        }
+        measure_side(&format!("one replica, {durability:?}"), &volume.path());
+        drop(volume);
+        let cluster = VolumeCluster::mounted(LOG_BYTES, durability, DETECTION_MS);
+        measure_side(&format!("three replicas, {durability:?}"), &cluster.path(0));
     }
-    let floor = sides[0].2.as_ref().unwrap().local_path().join("local");
-    fs::create_dir(&floor).unwrap();
-    sides.insert(0, ("local".to_owned(), floor, None));
-    for (name, path, _volume) in &sides {
-        let (mean, p99) = measure_synced_writes(path);
-        println!("{name}: 16 KiB write + fsync: mean {mean:.1?}, p99 {p99:.1?}");
-        println!(
-            "{name}: sequential write {:.0} MiB/s, then read {:.0} MiB/s (page cache dropped)",
-            measure_write(path),
-            measure_read(path)
-        );
-        let (create, stat) = measure_files(path);
-        println!("{name}: create {create:.1?}, stat {stat:.1?}");
-    }
+}
+
+fn measure_side(name: &str, path: &Path) {
+    let (mean, p99) = measure_synced_writes(path);
+    println!("{name}: 16 KiB write + fsync: mean {mean:.1?}, p99 {p99:.1?}");
+    println!(
+        "{name}: sequential write {:.0} MiB/s, then read {:.0} MiB/s (page cache dropped)",
+        measure_write(path),
+        measure_read(path)
+    );
+    let (create, stat) = measure_files(path);
+    println!("{name}: create {create:.1?}, stat {stat:.1?}");
+}
+
+/// What two hops of a chain cost at least: the operation is sent and acknowledged twice.
+fn measure_ping_pongs() -> (Duration, Duration) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let (mut other, _) = listener.accept().unwrap();
+    other.set_nodelay(true).unwrap();
+    let echo = std::thread::spawn(move || {
+        let mut buffer = vec![0; OPERATION_BYTES];
+        while other.read_exact(&mut buffer).is_ok() {
+            other.write_all(&[1]).unwrap();
+        }
+    });
+    let (data, mut acknowledgement) = (vec![7; OPERATION_BYTES], [0]);
+    let mut times: Vec<Duration> = (0..SYNCED_WRITES)
+        .map(|_| {
+            let started = Instant::now();
+            for _ in 0..2 {
+                stream.write_all(&data).unwrap();
+                stream.read_exact(&mut acknowledgement).unwrap();
+            }
+            started.elapsed()
+        })
+        .collect();
+    drop(stream);
+    echo.join().unwrap();
+    times.sort();
+    let mean = times.iter().sum::<Duration>() / times.len() as u32;
+    (mean, times[times.len() * 99 / 100])
 }
 
 /// Times of creation, of a remount, which reads the whole namespace, and of removal.

@@ -10,6 +10,7 @@ mod mounted_volume;
 mod programs;
 mod suites;
 mod test_node;
+mod volume_cluster;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -1,0 +1,83 @@
+//! Three nodes with a replica each of one volume, mounted on every node.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use farfork_cluster::catalog::Durability;
+use tempfile::TempDir;
+
+use super::mounted_volume::create_volume;
+use super::test_node::TestNode;
+
+const NAMES: [&str; 3] = ["n1", "n2", "n3"];
+
+/// Three nodes with a replica of one volume each.
+pub(crate) struct VolumeCluster {
+    pub(crate) nodes: Vec<TestNode>,
+    directory: TempDir,
+}
+
+impl VolumeCluster {
+    /// Mounted on every node.
+    pub(crate) fn mounted(log_bytes: u64, durability: Durability, detection_ms: u64) -> Self {
+        let directory = TempDir::new().unwrap();
+        let catalog = directory.path().join("catalog");
+        let start = |name: &&str| TestNode::start(name, &directory.path().join(name), &catalog, detection_ms);
+        let mut nodes: Vec<_> = NAMES.iter().map(start).collect();
+        create_volume(&nodes[0], &NAMES, log_bytes, durability);
+        nodes.iter_mut().for_each(TestNode::mount);
+        Self { nodes, directory }
+    }
+
+    /// Where a node has mounted the volume.
+    pub(crate) fn path(&self, node: usize) -> PathBuf {
+        self.nodes[node].path()
+    }
+
+    /// Waits until everything that was synced is published, and returns what each shared tree has.
+    pub(crate) fn published_tree(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+        let observer = &self.nodes[0];
+        let tree = |node: &TestNode| tree_of(&node.volume_path().join("shared/tree"));
+        observer.wait_for("the shared trees are equal", || {
+            let logs: Vec<_> = observer.status().replicas.into_iter().map(|replica| replica.logs).collect();
+            let is_published = logs.iter().flatten().all(|log| log.published == log.logged);
+            is_published && logs.windows(2).all(|pair| pair[0] == pair[1])
+        });
+        let trees: Vec<_> = self.nodes.iter().map(tree).collect();
+        assert!(trees.windows(2).all(|pair| pair[0] == pair[1]), "in {}", self.directory.path().display());
+        trees.into_iter().next().unwrap()
+    }
+
+    /// Kills everything on a node, and starts nothing again.
+    pub(crate) fn stop_node(&mut self, node: usize) {
+        self.nodes[node].stop_client();
+        self.nodes[node].stop_processes();
+    }
+
+    /// Waits until the chain has so many members.
+    pub(crate) fn wait_for_chain(&self, observer: usize, length: usize) {
+        self.nodes[observer].wait_for(&format!("the chain has {length} members"), || {
+            self.nodes[observer].status().record.chain.len() == length
+        });
+    }
+}
+
+/// Mode and content of each file and directory.
+fn tree_of(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+    let mut tree = BTreeMap::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(directory) = pending.pop() {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            let metadata = fs::symlink_metadata(&path).unwrap();
+            let content = if metadata.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+            if metadata.is_dir() {
+                pending.push(path.clone());
+            }
+            tree.insert(path.strip_prefix(root).unwrap().to_owned(), (metadata.mode(), content));
+        }
+    }
+    tree
+}
