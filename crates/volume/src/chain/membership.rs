@@ -35,6 +35,17 @@ pub fn begin_term(record: &mut VolumeRecord, client: u16) -> bool {
     is_free
 }
 
+/// Gives the place of one replica to another node, which has to catch up. The last live replica cannot be replaced.
+pub fn replace_replica(record: &mut VolumeRecord, old: &NodeName, new: &NodeName) -> bool {
+    let is_last = record.chain == [old.clone()];
+    let position = record.replicas.iter().position(|replica| replica == old);
+    let Some(position) = position.filter(|_| !is_last && !record.replicas.contains(new)) else { return false };
+    let epoch = record.epoch;
+    remove_member(record, old, epoch);
+    record.replicas[position] = new.clone();
+    raise_epoch(record, true)
+}
+
 /// Ends the term of a writer whose node does not answer: the node may append nothing more, and is no member any more. A node
 /// that is the only live replica keeps its term, because no other node has the log.
 pub fn fence_writer(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
@@ -143,6 +154,17 @@ mod tests {
         assert_eq!((record.writer, record.is_writer_fenced), (None, false));
         (record.writer, record.term, record.clients) = (Some(0), 5, vec![node("n2")]);
         assert!(!fence_writer(&mut record, 0, 5), "no other node has the log");
+    }
+
+    #[test]
+    fn a_replaced_replica_loses_its_place_and_its_term() {
+        let mut record = test_record(&["n1", "n2"], &["n1"]);
+        assert!(!replace_replica(&mut record, &node("n1"), &node("n3")), "n3 is a replica");
+        record.replicas.pop();
+        assert!(begin_term(&mut record, 0) && replace_replica(&mut record, &node("n1"), &node("n3")));
+        assert_eq!((record.replicas.clone(), record.chain.clone()), (vec![node("n3"), node("n2")], vec![node("n2")]));
+        assert!(record.is_writer_fenced && begin_join(&mut record, &node("n3")));
+        assert!(!replace_replica(&mut record, &node("n2"), &node("n4")), "the last live replica");
     }
 
     #[test]

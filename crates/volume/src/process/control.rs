@@ -21,6 +21,8 @@ pub enum ControlRequest {
     List,
     /// One volume, with the state of its replicas. The answer is `Volumes` with one element.
     Status(VolumeName),
+    /// Gives the place of a replica to another node, which then copies the volume. The answer is `Done`.
+    Replace(ReplicaReplacement),
     /// Removes a volume with its replicas and everything that they have. The answer is `Done`.
     Drop(VolumeName),
 }
@@ -36,6 +38,17 @@ pub struct NewVolume {
     pub log_bytes: u64,
     /// How safe data is when fsync(2) returns.
     pub durability: Durability,
+}
+
+/// A replica that another node replaces.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaReplacement {
+    /// The volume.
+    pub name: VolumeName,
+    /// The node that loses its replica.
+    pub old: NodeName,
+    /// The node that gets one.
+    pub new: NodeName,
 }
 
 /// The answer to a command.

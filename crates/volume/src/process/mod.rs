@@ -15,8 +15,8 @@ mod worker;
 
 pub use client::{ClientRunError, run_client};
 pub use control::{
-    ControlAnswer, ControlRequest, LogStatus, NewVolume, ReplicaStatus, VolumeStatus, send_control_request,
-    send_control_request_within,
+    ControlAnswer, ControlRequest, LogStatus, NewVolume, ReplicaReplacement, ReplicaStatus, VolumeStatus,
+    send_control_request, send_control_request_within,
 };
 pub use offload::{OffloadError, OffloadOptions, run_offload};
 pub use store::{STORE_PATH_BYTES_MAX, VolumeStore};

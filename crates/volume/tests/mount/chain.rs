@@ -7,11 +7,13 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use farfork_cluster::catalog::Durability;
-use farfork_volume::process::ProcessRole;
+use farfork_cluster::catalog::{Durability, VolumeName};
+use farfork_volume::process::{ControlAnswer, ControlRequest, ProcessRole, ReplicaReplacement, send_control_request};
+use farfork_wire::NodeName;
 use rustix::process::Signal;
 
 use super::mounted_volume::LOG_BYTES;
+use super::test_node::VOLUME;
 use super::volume_cluster::VolumeCluster;
 
 /// The tests of this file.
@@ -22,6 +24,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("nodes_write_in_turns", nodes_write_in_turns),
     ("a_killed_process_of_any_node_loses_nothing", a_killed_process_of_any_node_loses_nothing),
     ("a_stopped_replica_leaves_the_chain_and_returns", a_stopped_replica_leaves_the_chain_and_returns),
+    ("a_replica_is_replaced_by_another_node", a_replica_is_replaced_by_another_node),
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
 ];
 
@@ -185,4 +188,25 @@ fn another_node_continues_after_the_death_of_the_writers() {
         assert_eq!(continued, b"by another node");
     }
     assert_eq!(cluster.published_tree().len(), 6);
+}
+
+fn a_replica_is_replaced_by_another_node() {
+    let mut cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, DETECTION_MS);
+    write_and_sync(&cluster.path(0).join("before"), &vec![1; 3 * LOG_BYTES as usize]);
+    std::os::unix::fs::symlink("before", cluster.path(1).join("link")).unwrap();
+    write_and_sync(&cluster.path(2).join("by-the-last"), b"of the node that is lost");
+    cluster.stop_node(2);
+    let n4 = cluster.add_node("n4");
+    let name = VolumeName::new(VOLUME).unwrap();
+    let [old, new] = ["n3", "n4"].map(|name| NodeName::new(name).unwrap());
+    let replace = ControlRequest::Replace(ReplicaReplacement { name, old, new });
+    assert_eq!(send_control_request(&cluster.nodes[0].store(), &replace).unwrap(), ControlAnswer::Done);
+    write_and_sync(&cluster.path(0).join("after"), b"while it is copied");
+    cluster.wait_for_chain(0, 3);
+    cluster.nodes[n4].mount();
+    assert!(fs::read(cluster.path(n4).join("link")).unwrap() == vec![1; 3 * LOG_BYTES as usize]);
+    write_and_sync(&cluster.path(n4).join("by-the-new"), b"of the new node");
+    assert_eq!(fs::read(cluster.path(0).join("by-the-new")).unwrap(), b"of the new node");
+    cluster.nodes.remove(2);
+    assert_eq!(cluster.published_tree().len(), 5);
 }

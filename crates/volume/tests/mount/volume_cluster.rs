@@ -17,6 +17,7 @@ const NAMES: [&str; 3] = ["n1", "n2", "n3"];
 pub(crate) struct VolumeCluster {
     pub(crate) nodes: Vec<TestNode>,
     directory: TempDir,
+    detection_ms: u64,
 }
 
 impl VolumeCluster {
@@ -28,7 +29,14 @@ impl VolumeCluster {
         let mut nodes: Vec<_> = NAMES.iter().map(start).collect();
         create_volume(&nodes[0], &NAMES, log_bytes, durability);
         nodes.iter_mut().for_each(TestNode::mount);
-        Self { nodes, directory }
+        Self { nodes, directory, detection_ms }
+    }
+
+    /// Starts a node without a replica. Its index.
+    pub(crate) fn add_node(&mut self, name: &str) -> usize {
+        let (root, catalog) = (self.directory.path().join(name), self.directory.path().join("catalog"));
+        self.nodes.push(TestNode::start(name, &root, &catalog, self.detection_ms));
+        self.nodes.len() - 1
     }
 
     /// Where a node has mounted the volume.

@@ -6,6 +6,7 @@ mod drop;
 mod ls;
 mod mount;
 mod process;
+mod replace;
 mod status;
 mod view;
 mod volume_node;
@@ -42,6 +43,7 @@ enum VolumeCommand {
     Ls(ls::ListVolumes),
     Status(status::ShowVolumeStatus),
     Mount(mount::MountVolume),
+    Replace(replace::ReplaceReplica),
     Drop(drop::DropVolume),
     #[command(hide = true)]
     Client(process::ClientArguments),
@@ -58,6 +60,7 @@ impl VolumeArguments {
             VolumeCommand::Ls(command) => command.run(global),
             VolumeCommand::Status(command) => command.run(global),
             VolumeCommand::Mount(command) => command.run(global),
+            VolumeCommand::Replace(command) => command.run(global),
             VolumeCommand::Drop(command) => command.run(global),
             VolumeCommand::Client(command) => command.run(),
             VolumeCommand::Offload(command) => command.run(global),

@@ -283,7 +283,7 @@ fn start_session(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) 
 /// Whether a client of another node has the volume mounted, or may have.
 fn has_other_client(volume: &ReplicatedVolume, record: &VolumeRecord) -> bool {
     let node = &volume.node;
-    let others = record.clients.iter().filter(|client| **client != node.name);
+    let others = record.clients.iter().filter(|client| **client != node.name && record.replicas.contains(client));
     let request = HasClient(volume.key.clone());
     let has_client = |other| node.peers.call::<HasClient>(other, &request, CLIENT_CHECK_TIMEOUT).unwrap_or(true);
     others.into_iter().any(has_client)

@@ -12,11 +12,13 @@ use farfork_wire::NodeName;
 
 use super::handlers::describe_replica;
 use super::node::OffloadNode;
-use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{CreateReplica, DescribeReplica, DropReplica, HasClient, VolumeKey};
+use crate::chain::{CALL_TIMEOUT, membership};
 use crate::log::{LOG_BYTES_MAX, LOG_BYTES_MIN};
 use crate::process::channel::MessageChannel;
-use crate::process::control::{ControlAnswer, ControlRequest, NewVolume, ReplicaStatus, VolumeStatus};
+use crate::process::control::{
+    ControlAnswer, ControlRequest, NewVolume, ReplicaReplacement, ReplicaStatus, VolumeStatus,
+};
 use crate::record::PAGE_BYTES;
 
 /// A replica that does not describe itself within this is reported as such.
@@ -51,6 +53,7 @@ fn execute(node: &Arc<OffloadNode>, request: ControlRequest) -> Result<ControlAn
             Ok(ControlAnswer::Volumes(volumes.collect()))
         }
         ControlRequest::Status(name) => Ok(ControlAnswer::Volumes(vec![status(node, name)?])),
+        ControlRequest::Replace(replacement) => replace(node, &replacement).map(|()| ControlAnswer::Done),
         ControlRequest::Drop(name) => drop_volume(node, &name).map(|()| ControlAnswer::Done),
     }
 }
@@ -148,10 +151,42 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
     Ok(VolumeStatus { name, record, replicas })
 }
 
+/// The new node catches up by itself. The old one may be gone forever: its files are removed if it answers.
+fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<(), String> {
+    let ReplicaReplacement { name, old, new } = replacement;
+    let record = node.record(name).map_err(|error| error.to_string())?;
+    if !record.replicas.contains(old) {
+        return Err(format!("volume {name}: node {old} has no replica of it"));
+    }
+    if record.replicas.contains(new) {
+        return Err(format!("volume {name}: node {new} has a replica of it already"));
+    }
+    if record.chain == [old.clone()] {
+        return Err(format!("volume {name}: node {old} has the last live replica; wait until another one is live"));
+    }
+    let key = VolumeKey { name: name.clone(), id: record.id };
+    call::<CreateReplica>(node, new, &CreateReplica(key.clone()))?;
+    let replaced = update_volume(&*node.catalog, name, |current| {
+        current.id == key.id && membership::replace_replica(current, old, new)
+    });
+    let replaced = replaced.map_err(|error| error.to_string())?;
+    if !replaced.is_some_and(|record| record.replicas.contains(new) && !record.replicas.contains(old)) {
+        return Err(format!(
+            "volume {name} has changed meanwhile: look at `farfork volume status {name}`, then try again"
+        ));
+    }
+    let dropped = node.peers.call::<DropReplica>(old, &DropReplica(key), DESCRIPTION_TIMEOUT);
+    if let Err(error) = dropped {
+        tracing::warn!(%error, %name, node = %old, "the files of a replaced replica are not removed");
+    }
+    Ok(())
+}
+
 fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
     let record = node.record(name).map_err(|error| error.to_string())?;
     let key = VolumeKey { name: name.clone(), id: record.id };
-    for client in &record.clients {
+    // A node without a replica cannot have it mounted.
+    for client in record.clients.iter().filter(|client| record.replicas.contains(client)) {
         if call::<HasClient>(node, client, &HasClient(key.clone()))? {
             return Err(format!("volume {name} is mounted on node {client}: unmount it first"));
         }

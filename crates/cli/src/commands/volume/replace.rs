@@ -1,0 +1,50 @@
+//! `farfork volume replace NAME OLD NEW`: gives the place of a replica to another node.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_cluster::catalog::VolumeName;
+use farfork_volume::process::{ControlRequest, ReplicaReplacement};
+use farfork_wire::NodeName;
+
+use super::parse_volume_name;
+use super::volume_node::VolumeNode;
+use crate::GlobalArgs;
+use crate::output::{print_json, print_line};
+
+/// Replace a replica by one on another node, for a machine that does not return.
+///
+/// The new node copies the volume from a live replica. The command returns before that is done; `farfork volume ls` lists
+/// the node in LIVE afterwards.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork volume replace data n3 n4
+
+Exit status: 0 the new node copies the volume, 1 failure, 2 wrong usage.")]
+pub(crate) struct ReplaceReplica {
+    /// Name of the volume.
+    #[arg(value_parser = parse_volume_name)]
+    name: VolumeName,
+    /// Node that loses its replica. It need not answer.
+    old: NodeName,
+    /// Node that gets a replica.
+    new: NodeName,
+}
+
+impl ReplaceReplica {
+    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let Self { name, old, new } = self;
+        let object = format!("volume {name}");
+        let node = VolumeNode::find(global, &object)?;
+        node.wait_for_nodes(&object, std::slice::from_ref(&new))?;
+        let replacement = ReplicaReplacement { name: name.clone(), old: old.clone(), new: new.clone() };
+        node.request(&object, &ControlRequest::Replace(replacement))?;
+        if global.json {
+            print_json(&serde_json::json!({ "volume": name, "old": old, "new": new }));
+        } else {
+            print_line(&format!("{new} replaces {old} as a replica of {name}, and copies it now"));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
