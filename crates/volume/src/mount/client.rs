@@ -13,10 +13,11 @@ use super::invalidation::KernelCaches;
 use super::offload_link::{OffloadLink, OffloadRequest};
 use super::refresh::RefreshRequests;
 use super::space::SpaceEstimate;
+use super::unused_inodes::UnusedInodes;
 use super::write_permission::WritePermission;
 use crate::log::{LogAppender, LogFile, LogPoint, RingError};
 use crate::publish::{PublishedMark, SharedTree};
-use crate::record::{EFFECTS_MAX, InodeNumber, RecordEffect};
+use crate::record::RecordEffect;
 use crate::view::VolumeNamespace;
 
 /// A mounted volume.
@@ -34,6 +35,7 @@ pub struct VolumeClient {
     appended: Condvar,
     commit: GroupCommit,
     pub(super) refresh: RefreshRequests,
+    pub(super) unused: UnusedInodes,
     pub(super) kernel_caches: OnceLock<KernelCaches>,
 }
 
@@ -91,6 +93,7 @@ impl VolumeClient {
             appended: Condvar::new(),
             commit: GroupCommit::new(start),
             refresh: RefreshRequests::default(),
+            unused: UnusedInodes::default(),
             kernel_caches: OnceLock::new(),
         }
     }
@@ -115,6 +118,11 @@ impl VolumeClient {
         self.lock().log.ring().tail()
     }
 
+    /// Whether the log has something that is not published.
+    pub(super) fn has_unpublished(&self) -> bool {
+        self.lock().log.ring().used_bytes() > 0
+    }
+
     /// The log is published up to a point: its data is in the shared tree, and its bytes may be overwritten.
     pub fn advance_published(&self, point: LogPoint) {
         let mut state = self.lock();
@@ -127,6 +135,9 @@ impl VolumeClient {
             state.space.reset();
         }
         self.changed.notify_all();
+        drop(state);
+        // What is published is on each live replica.
+        self.commit.acknowledge(point);
     }
 
     /// Waits, at most so long, until the log has something to publish. Its end.
@@ -254,7 +265,7 @@ impl VolumeClient {
         if let Some(point) = self.commit.unanswered() {
             self.link.send(OffloadRequest::Commit(point));
         }
-        for request in self.refresh.unanswered() {
+        if let Some(request) = self.refresh.unanswered() {
             self.link.send(OffloadRequest::Refresh(request));
         }
     }
@@ -270,28 +281,6 @@ impl VolumeClient {
     /// Waits until each live replica has everything that was logged before.
     pub(super) fn commit(&self) {
         self.commit.commit(self.head(), &*self.link, || self.head());
-    }
-
-    /// Drops inodes that an earlier client of a volume had open when it died. No client has them open.
-    pub fn drop_unlinked(&self, inodes: &[InodeNumber]) {
-        for inodes in inodes.chunks(EFFECTS_MAX) {
-            let dropped = self.change(|namespace| {
-                let unused = inodes.iter().filter(|inode| namespace.inode(**inode).is_err());
-                Ok(unused.map(|inode| RecordEffect::DropInode { inode: *inode }).collect())
-            });
-            if let Err(error) = dropped {
-                tracing::error!(%error, "unlinked inodes are not dropped before the next mount");
-            }
-        }
-    }
-
-    /// The kernel has forgotten an inode. It ends when no entry leads to it.
-    pub(super) fn forget(&self, inode: InodeNumber, count: u64) {
-        self.lock().namespace.forget(inode, count);
-        let dropped = self.change(|namespace| Ok(namespace.plan_drop(inode).unwrap_or_default()));
-        if let Err(error) = dropped {
-            tracing::error!(%error, ?inode, "an unlinked inode is not dropped before the next mount");
-        }
     }
 }
 

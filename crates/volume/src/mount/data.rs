@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -28,7 +29,7 @@ impl VolumeClient {
         {
             // The log is read under the lock: its bytes are not overwritten before they are copied.
             let state = self.lock();
-            let file = state.namespace.inode(inode)?;
+            let file = state.namespace.readable_inode(inode)?;
             let InodeContent::File(extents) = &file.content else { return Err(Errno::INVAL) };
             let end = file.attributes.size.min(offset.saturating_add(bytes as u64));
             buffer.resize(end.saturating_sub(offset) as usize, 0);
@@ -43,7 +44,7 @@ impl VolumeClient {
             }
         }
         if !published.is_empty()
-            && let Some(file) = self.base_files.get(&self.shared, inode).map_err(errno_of)?
+            && let Some(file) = self.published_file(inode)?
         {
             for range in published {
                 read_to_end_of_file(&file, range.start, part(&mut buffer, offset, &range))?;
@@ -55,7 +56,7 @@ impl VolumeClient {
     /// The first byte of data, or of a hole, from an offset on. The end of the file is a hole.
     pub(super) fn seek(&self, inode: InodeNumber, offset: u64, target: SeekTarget) -> Result<u64, Errno> {
         let (size, segments) = self.segments_from(inode, offset)?;
-        let base = self.base_files.get(&self.shared, inode).map_err(errno_of)?;
+        let base = self.published_file(inode)?;
         for DataSegment { range, source } in segments {
             let found = match (source, target) {
                 (SegmentSource::Log(_), SeekTarget::Data) | (SegmentSource::Hole, SeekTarget::Hole) => {
@@ -74,9 +75,22 @@ impl VolumeClient {
         }
     }
 
+    /// The file's data as it is published; none before it is.
+    fn published_file(&self, inode: InodeNumber) -> Result<Option<Arc<File>>, Errno> {
+        let find = || self.base_files.get(&self.shared, inode).map_err(errno_of);
+        if let Some(file) = find()? {
+            return Ok(Some(file));
+        }
+        if self.has_unpublished() {
+            return Ok(None);
+        }
+        // Everything is published. It was just now, or another client has dropped the file.
+        find()?.ok_or(Errno::STALE).map(Some)
+    }
+
     fn segments_from(&self, inode: InodeNumber, offset: u64) -> Result<(u64, Vec<DataSegment>), Errno> {
         let state = self.lock();
-        let file = state.namespace.inode(inode)?;
+        let file = state.namespace.readable_inode(inode)?;
         let InodeContent::File(extents) = &file.content else { return Err(Errno::INVAL) };
         let size = file.attributes.size;
         if offset >= size { Err(Errno::NXIO) } else { Ok((size, extents.segments(offset..size))) }

@@ -19,9 +19,7 @@ use super::answer::{
     CACHE_TIME, GENERATION, answer_attributes, answer_empty, answer_entry, answer_write, answer_xattr,
 };
 use super::client::{PlannedOperation, VolumeClient};
-use super::conversion::{
-    attributes_of, caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time,
-};
+use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time};
 use super::data::SeekTarget;
 use super::space::available_bytes;
 use crate::record::FileKind;
@@ -29,6 +27,9 @@ use crate::view::{AttributeChange, InodeContent, NewInode, RenameKind, RenameReq
 
 /// Largest write: half of what a record holds.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
+
+/// O_EXCL of open(2).
+const EXCLUSIVE_CREATION: i32 = OFlags::EXCL.bits() as i32;
 
 /// A mounted volume as FUSE calls it.
 #[derive(Debug)]
@@ -53,16 +54,10 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (parent, name) = (number_of(parent), name_of(name));
-        self.refreshed(move |client| {
-            let found = name.and_then(|name| {
-                let mut state = client.lock();
-                let inode = state.namespace.lookup(parent, &name)?;
-                state.namespace.count_lookup(inode);
-                Ok(attributes_of(inode, state.namespace.inode(inode)?))
-            });
-            answer_entry(reply, found);
-        });
+        match name_of(name) {
+            Ok(name) => self.answer_lookup(parent, name, reply),
+            Err(error) => reply.error(error_of(error)),
+        }
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, count: u64) {
@@ -196,17 +191,18 @@ impl Filesystem for VolumeFilesystem {
 
     fn open(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let inode = number_of(inode);
-        self.refreshed(move |client| match client.check_linked(inode) {
-            Ok(()) => {
-                client.base_files.open(inode);
-                reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
-            }
+        self.answer_opening(move |client| match client.open_file(inode) {
+            Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Err(error) => reply.error(error_of(error)),
         });
     }
 
-    fn opendir(&self, _request: &Request, _inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.refreshed(move |_| reply.opened(FileHandle(0), FopenFlags::empty()));
+    fn opendir(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let inode = number_of(inode);
+        self.answer_opening(move |client| match client.lock().namespace.entries(inode) {
+            Ok(_) => reply.opened(FileHandle(0), FopenFlags::empty()),
+            Err(error) => reply.error(error_of(error)),
+        });
     }
 
     fn read(
@@ -273,9 +269,10 @@ impl Filesystem for VolumeFilesystem {
 
     fn readdir(&self, _request: &Request, inode: INodeNo, _handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let state = self.client.lock();
-        let directory = state.namespace.inode(number_of(inode)).map(|inode| &inode.content);
-        let Ok(InodeContent::Directory { entries, parent, .. }) = directory else {
-            return reply.error(error_of(Errno::NOTDIR));
+        let (entries, parent) = match state.namespace.inode(number_of(inode)).map(|inode| &inode.content) {
+            Ok(InodeContent::Directory { entries, parent, .. }) => (entries, parent),
+            Ok(_) => return reply.error(error_of(Errno::NOTDIR)),
+            Err(error) => return reply.error(error_of(error)),
         };
         let is_full = (offset < 1 && reply.add(inode, 1, fuser::FileType::Directory, "."))
             || (offset < 2 && reply.add(INodeNo(parent.0), 2, fuser::FileType::Directory, ".."));
@@ -361,8 +358,8 @@ impl Filesystem for VolumeFilesystem {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 reply.created(&CACHE_TIME, &attributes, GENERATION, FileHandle(0), flags);
             }
-            // Another node has created it since the kernel looked: with ESTALE the kernel looks again, and opens it.
-            Err(Errno::EXIST) if flags as u32 & OFlags::EXCL.bits() == 0 => reply.error(error_of(Errno::STALE)),
+            // Another client has created it since the kernel looked. With ESTALE the kernel looks again, and opens it.
+            Err(Errno::EXIST) if flags & EXCLUSIVE_CREATION == 0 => reply.error(error_of(Errno::STALE)),
             Err(error) => reply.error(error_of(error)),
         }
     }

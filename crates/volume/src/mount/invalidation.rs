@@ -5,35 +5,43 @@
 //! client. So nothing that serves requests waits for inodes.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
 use crate::record::{EntryKey, InodeNumber};
+use crate::view::CachedObjects;
+
+/// Invalidates attributes, and no data.
+const ATTRIBUTES_ONLY: i64 = -1;
+
+/// The answer to a request, given by another thread than the one that received it.
+pub(super) type DeferredAnswer = Box<dyn FnOnce() + Send>;
 
 /// The queues of both threads.
-#[derive(Debug)]
 pub(super) struct KernelCaches {
-    inodes: Sender<InodeNumber>,
+    inodes: Sender<InodeTask>,
     entries: Sender<EntryKey>,
-    progress: Arc<InodeProgress>,
+    /// Tasks of the thread for inodes that are not done.
+    pending_inodes: Arc<AtomicU64>,
+    notifier: Notifier,
 }
 
-/// How many inodes were queued, and are invalidated.
-#[derive(Debug, Default)]
-struct InodeProgress {
-    counts: Mutex<InodeCounts>,
-    advanced: Condvar,
+enum InodeTask {
+    Invalidate(InodeNumber),
+    Answer(DeferredAnswer),
 }
 
-#[derive(Debug, Default)]
-struct InodeCounts {
-    queued: u64,
-    invalidated: u64,
+impl fmt::Debug for KernelCaches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelCaches").field("pending_inodes", &self.pending_inodes).finish_non_exhaustive()
+    }
 }
 
 impl KernelCaches {
@@ -41,45 +49,53 @@ impl KernelCaches {
     pub(super) fn start(notifier: Notifier) -> io::Result<Self> {
         let (inodes, queued_inodes) = channel();
         let (entries, queued_entries) = channel();
-        let progress = Arc::new(InodeProgress::default());
-        let (inode_notifier, inode_progress) = (notifier.clone(), Arc::clone(&progress));
+        let pending_inodes = Arc::new(AtomicU64::new(0));
+        let (inode_notifier, pending) = (notifier.clone(), Arc::clone(&pending_inodes));
         thread::Builder::new()
             .name("inval-inode".to_owned())
-            .spawn(move || invalidate_inodes(&inode_notifier, &queued_inodes, &inode_progress))?;
+            .spawn(move || run_inode_tasks(&inode_notifier, &queued_inodes, &pending))?;
+        let entry_notifier = notifier.clone();
         thread::Builder::new()
             .name("inval-entry".to_owned())
-            .spawn(move || invalidate_entries(&notifier, &queued_entries))?;
-        Ok(Self { inodes, entries, progress })
+            .spawn(move || invalidate_entries(&entry_notifier, &queued_entries))?;
+        Ok(Self { inodes, entries, pending_inodes, notifier })
     }
 
-    /// Queues an inode: its attributes and data.
-    pub(super) fn invalidate_inode(&self, inode: InodeNumber) {
-        self.progress.counts.lock().unwrap_or_else(PoisonError::into_inner).queued += 1;
+    /// Queues what has changed: attributes and data of inodes, and entries.
+    pub(super) fn invalidate(&self, cached: CachedObjects) {
+        cached.inodes.into_iter().for_each(|inode| self.queue(InodeTask::Invalidate(inode)));
         // The thread lives as long as this process.
-        let _ = self.inodes.send(inode);
+        cached.entries.into_iter().for_each(|entry| _ = self.entries.send(entry));
     }
 
-    /// Queues an entry.
-    pub(super) fn invalidate_entry(&self, entry: EntryKey) {
-        let _ = self.entries.send(entry);
+    /// Gives an answer when every inode is invalidated that is queued now.
+    pub(super) fn answer_after_inodes(&self, answer: DeferredAnswer) {
+        if self.pending_inodes.load(Ordering::Acquire) == 0 { answer() } else { self.queue(InodeTask::Answer(answer)) }
     }
 
-    /// Waits until every inode is invalidated that is queued now. Not in a thread that serves requests.
-    pub(super) fn wait_inodes(&self) {
-        let mut counts = self.progress.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let queued = counts.queued;
-        while counts.invalidated < queued {
-            counts = self.progress.advanced.wait(counts).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Invalidates the attributes of one inode at once. Its data stays, so this waits for nothing.
+    ///
+    /// The kernel may have received attributes of an inode that it did not know yet when they changed.
+    pub(super) fn invalidate_attributes(&self, inode: InodeNumber) {
+        // An error means that the kernel does not know the inode.
+        let _ = self.notifier.inval_inode(INodeNo(inode.0), ATTRIBUTES_ONLY, 0);
+    }
+
+    fn queue(&self, task: InodeTask) {
+        self.pending_inodes.fetch_add(1, Ordering::AcqRel);
+        let _ = self.inodes.send(task);
     }
 }
 
-fn invalidate_inodes(notifier: &Notifier, queue: &Receiver<InodeNumber>, progress: &InodeProgress) {
-    while let Ok(inode) = queue.recv() {
-        // An error means that the kernel does not know the inode.
-        let _ = notifier.inval_inode(INodeNo(inode.0), 0, 0);
-        progress.counts.lock().unwrap_or_else(PoisonError::into_inner).invalidated += 1;
-        progress.advanced.notify_all();
+fn run_inode_tasks(notifier: &Notifier, queue: &Receiver<InodeTask>, pending: &AtomicU64) {
+    while let Ok(task) = queue.recv() {
+        match task {
+            InodeTask::Invalidate(inode) => {
+                let _ = notifier.inval_inode(INodeNo(inode.0), 0, 0);
+            }
+            InodeTask::Answer(answer) => answer(),
+        }
+        pending.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -16,6 +16,7 @@ mod offload_link;
 mod operations;
 mod refresh;
 mod space;
+mod unused_inodes;
 mod write_permission;
 
 pub use client::VolumeClient;

@@ -3,33 +3,39 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
-use std::thread;
 
-use fuser::{FileAttr, INodeNo, Request};
+use fuser::{FileAttr, INodeNo, ReplyEntry, Request};
 use rustix::io::Errno;
 
+use super::answer::answer_entry;
 use super::client::{PlannedOperation, VolumeClient};
 use super::conversion::{attributes_of, caller_of, name_of, number_of};
 use super::filesystem::VolumeFilesystem;
-use crate::record::InodeNumber;
+use crate::record::{EntryName, InodeNumber};
 use crate::view::{AttributeChange, Inode, NewInode, XattrMode};
 
 impl VolumeFilesystem {
-    /// Answers a lookup or an open(2) when the view has what other clients have logged before. That may need requests of this mount to be
-    /// served, so another thread waits.
-    pub(super) fn refreshed(&self, answer: impl FnOnce(&VolumeClient) + Send + 'static) {
+    /// Answers an open(2) when the view, and what the kernel has of inodes, are as other clients have logged before. That may
+    /// need requests of this mount to be served, so no thread waits.
+    pub(super) fn answer_opening(&self, answer: impl FnOnce(&VolumeClient) + Send + 'static) {
+        let client = Arc::clone(&self.client);
+        if !client.may_be_stale() {
+            let answering = Arc::clone(&client);
+            return client.answer_invalidated(Box::new(move || answer(&answering)));
+        }
+        self.client.answer_refreshed(Box::new(move || {
+            let answering = Arc::clone(&client);
+            client.answer_invalidated(Box::new(move || answer(&answering)));
+        }));
+    }
+
+    /// Answers a lookup when the view has what other clients have logged before: the kernel keeps the answer.
+    pub(super) fn answer_lookup(&self, parent: INodeNo, name: EntryName, reply: ReplyEntry) {
         if !self.client.may_be_stale() {
-            return answer(&self.client);
+            return answer_entry(reply, look_up(&self.client, parent, &name));
         }
         let client = Arc::clone(&self.client);
-        // Without a thread the request is dropped, which answers EIO.
-        let started = thread::Builder::new().name("refresh".to_owned()).spawn(move || {
-            client.wait_refreshed();
-            answer(&client);
-        });
-        if let Err(error) = started {
-            tracing::error!(%error, "a file is not opened");
-        }
+        self.client.answer_refreshed(Box::new(move || answer_entry(reply, look_up(&client, parent, &name))));
     }
 
     /// Creates an inode and counts the kernel's reference to it.
@@ -55,7 +61,7 @@ impl VolumeFilesystem {
     }
 
     pub(super) fn attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
-        Ok(attributes_of(inode, self.client.lock().namespace.inode(inode)?))
+        Ok(attributes_of(inode, self.client.lock().namespace.readable_inode(inode)?))
     }
 
     pub(super) fn change_attributes(
@@ -111,4 +117,12 @@ impl VolumeFilesystem {
             Ok(PlannedOperation::new(planned, ()))
         })
     }
+}
+
+/// Finds an entry, and counts the kernel's reference to the inode.
+fn look_up(client: &VolumeClient, parent: INodeNo, name: &EntryName) -> Result<FileAttr, Errno> {
+    let mut state = client.lock();
+    let inode = state.namespace.lookup(number_of(parent), name)?;
+    state.namespace.count_lookup(inode);
+    Ok(attributes_of(inode, state.namespace.inode(inode)?))
 }

@@ -1,53 +1,80 @@
-//! Changes of other clients: they are applied to the view, and open(2) waits for those that were made before.
+//! Changes of other clients: they are applied to the view, and open(2) is answered after those that were made before it.
 
-use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::fmt;
+use std::io;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
 use super::client::VolumeClient;
+use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
 use crate::change::ChangeSet;
 use crate::log::LogPoint;
 use crate::publish::{PublishedMark, load_namespace};
 use crate::record::InodeNumber;
 
-/// Requests that are not answered.
-#[derive(Debug, Default)]
+/// Answers that wait for the offload process. One request is on its way at a time; answers that come meanwhile share the next.
+#[derive(Default)]
 pub(super) struct RefreshRequests {
-    state: Mutex<RequestNumbers>,
-    answered: Condvar,
+    state: Mutex<RefreshState>,
 }
 
-#[derive(Debug, Default)]
-struct RequestNumbers {
+#[derive(Default)]
+struct RefreshState {
+    /// The number of the last request.
     last: u64,
-    unanswered: BTreeSet<u64>,
+    is_requested: bool,
+    /// Given when the last request is answered.
+    current: Vec<DeferredAnswer>,
+    /// Given when the request after it is answered.
+    next: Vec<DeferredAnswer>,
+}
+
+impl fmt::Debug for RefreshRequests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RefreshRequests").field("unanswered", &self.unanswered()).finish_non_exhaustive()
+    }
 }
 
 impl RefreshRequests {
-    fn add(&self) -> u64 {
+    /// Adds an answer. The number of a request that must be sent now.
+    fn add(&self, answer: DeferredAnswer) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.last += 1;
-        let number = state.last;
-        state.unanswered.insert(number);
-        number
-    }
-
-    fn wait(&self, number: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while state.unanswered.contains(&number) {
-            state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+        if state.is_requested {
+            state.next.push(answer);
+            return None;
         }
+        state.current.push(answer);
+        Some(state.begin_request())
     }
 
-    fn remove(&self, number: u64) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).unanswered.remove(&number);
-        self.answered.notify_all();
+    /// A request is answered. Its answers, and the number of a request that must be sent now.
+    fn take(&self, number: u64) -> (Vec<DeferredAnswer>, Option<u64>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // The answer to a request that was repeated may come twice.
+        if !state.is_requested || number != state.last {
+            return (Vec::new(), None);
+        }
+        let next = std::mem::take(&mut state.next);
+        let answers = std::mem::replace(&mut state.current, next);
+        state.is_requested = false;
+        let request = (!state.current.is_empty()).then(|| state.begin_request());
+        (answers, request)
     }
 
-    pub(super) fn unanswered(&self) -> Vec<u64> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).unanswered.iter().copied().collect()
+    /// The request that is not answered.
+    pub(super) fn unanswered(&self) -> Option<u64> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.is_requested.then_some(state.last)
+    }
+}
+
+impl RefreshState {
+    fn begin_request(&mut self) -> u64 {
+        self.last += 1;
+        self.is_requested = true;
+        self.last
     }
 }
 
@@ -57,65 +84,88 @@ impl VolumeClient {
         self.term().is_none()
     }
 
-    /// Waits until the view and the kernel's caches of inodes have what other clients have logged before. Not in a thread
-    /// that serves requests.
-    pub(super) fn wait_refreshed(&self) {
-        let number = self.refresh.add();
-        self.link.send(OffloadRequest::Refresh(number));
-        self.refresh.wait(number);
-        if let Some(caches) = self.kernel_caches.get() {
-            caches.wait_inodes();
+    /// Gives an answer when the view has what other clients have logged before. Waits for nothing.
+    pub(super) fn answer_refreshed(&self, answer: DeferredAnswer) {
+        if let Some(request) = self.refresh.add(answer) {
+            self.link.send(OffloadRequest::Refresh(request));
+        }
+    }
+
+    /// Gives an answer when the kernel's caches of inodes are as the view is now.
+    pub(super) fn answer_invalidated(&self, answer: DeferredAnswer) {
+        match self.kernel_caches.get() {
+            Some(caches) => caches.answer_after_inodes(answer),
+            None => answer(),
         }
     }
 
     /// The view has everything that was requested.
     pub fn acknowledge_refresh(&self, request: u64) {
-        self.refresh.remove(request);
+        let (answers, next) = self.refresh.take(request);
+        if let Some(next) = next {
+            self.link.send(OffloadRequest::Refresh(next));
+        }
+        answers.into_iter().for_each(|answer| answer());
     }
 
     /// Another client's changes were published on this node.
     pub fn apply_foreign(&self, client: u16, changes: &ChangeSet) {
         let mut state = self.lock();
         state.set_applied(client, changes.end);
-        state.namespace.apply_published(changes);
+        let cached = state.namespace.apply_published(changes);
         drop(state);
-        let Some(caches) = self.kernel_caches.get() else { return };
-        changes.inodes.keys().for_each(|inode| caches.invalidate_inode(*inode));
-        changes.entries.keys().for_each(|entry| caches.invalidate_entry(entry.clone()));
+        if let Some(caches) = self.kernel_caches.get() {
+            caches.invalidate(cached);
+        }
     }
 
     /// Whether the view has each log of other clients exactly as far as the shared tree.
     pub fn has_applied(&self, marks: &[PublishedMark]) -> bool {
         let state = self.lock();
-        let others = marks.iter().enumerate().filter(|(client, _)| *client != usize::from(self.number()));
-        others.into_iter().all(|(client, mark)| state.applied(client) == mark.point)
+        let mut others = marks.iter().enumerate().filter(|(client, _)| *client != usize::from(self.number()));
+        others.all(|(client, mark)| state.applied(client) == mark.point)
     }
 
-    /// Reads the namespace again. Nothing is published meanwhile, and this client has nothing unpublished.
+    /// Reads the namespace again. Nothing is published meanwhile.
     ///
     /// # Errors
-    /// As `load_namespace`.
-    pub fn reload(&self, marks: &[PublishedMark]) -> std::io::Result<()> {
+    /// As `load_namespace`; `InvalidInput` when this client has something unpublished, which the tree does not have.
+    pub fn reload(&self, marks: &[PublishedMark]) -> io::Result<()> {
+        if self.has_unpublished() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let inode_max = marks[usize::from(self.number())].inode_max;
         let loaded = load_namespace(&self.shared, self.number(), inode_max)?;
         let mut state = self.lock();
-        let stale = state.namespace.replace_with(loaded);
+        let cached = state.namespace.replace_with(loaded);
         for (client, mark) in marks.iter().enumerate() {
             state.set_applied(client as u16, mark.point);
         }
         drop(state);
         if let Some(caches) = self.kernel_caches.get() {
-            stale.inodes.into_iter().for_each(|inode| caches.invalidate_inode(inode));
-            stale.entries.into_iter().for_each(|entry| caches.invalidate_entry(entry));
+            caches.invalidate(cached);
         }
         Ok(())
     }
 
-    /// Whether a file may be opened that the kernel has found before the view was refreshed.
-    pub(super) fn check_linked(&self, inode: InodeNumber) -> Result<(), Errno> {
+    /// Opens a file. The kernel may have found it before the view was refreshed.
+    ///
+    /// # Errors
+    /// ESTALE when another client has removed it: the kernel then walks the path again.
+    pub(super) fn open_file(&self, inode: InodeNumber) -> Result<(), Errno> {
         let is_linked = self.lock().namespace.inode(inode).is_ok_and(|inode| inode.entry_count > 0);
-        // With ESTALE the kernel walks the path again.
-        if is_linked || self.base_files.is_open(inode) { Ok(()) } else { Err(Errno::STALE) }
+        if !is_linked && !self.base_files.is_open(inode) {
+            return Err(Errno::STALE);
+        }
+        self.base_files.open(inode);
+        // It stays readable when another client removes it.
+        if let Err(error) = self.base_files.get(&self.shared, inode) {
+            tracing::warn!(%error, ?inode, "a file of the shared tree cannot be opened");
+        }
+        if let Some(caches) = self.kernel_caches.get() {
+            caches.invalidate_attributes(inode);
+        }
+        Ok(())
     }
 }
 
@@ -130,5 +180,33 @@ impl super::client::ClientState {
             self.applied.resize(index + 1, LogPoint::START);
         }
         self.applied[index] = point;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn answers_that_come_while_a_request_is_on_its_way_share_the_next_one() {
+        let requests = RefreshRequests::default();
+        let given = Arc::new(AtomicU32::new(0));
+        let answer = || -> DeferredAnswer {
+            let given = Arc::clone(&given);
+            Box::new(move || _ = given.fetch_add(1, Ordering::Relaxed))
+        };
+        assert_eq!(requests.add(answer()), Some(1));
+        assert_eq!((requests.add(answer()), requests.add(answer())), (None, None));
+        let (answers, next) = requests.take(1);
+        assert_eq!((answers.len(), next), (1, Some(2)));
+        assert_eq!(requests.take(1).0.len(), 0, "a repeated answer gives nothing");
+        assert_eq!(requests.unanswered(), Some(2));
+        let (answers, next) = requests.take(2);
+        answers.into_iter().for_each(|answer| answer());
+        assert_eq!((given.load(Ordering::Relaxed), next), (2, None));
+        assert_eq!(requests.unanswered(), None);
     }
 }

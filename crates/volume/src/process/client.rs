@@ -202,8 +202,12 @@ impl OffloadConnection {
         self.sender.send_message(&ClientMessage::Reattach { volume, client: number, term });
         match channel.receive()? {
             OffloadMessage::Reattached(marks) => {
+                client.advance_published(marks[usize::from(number)].point);
                 if !client.has_applied(&marks) {
-                    client.reload(&marks)?;
+                    client.reload(&marks).map_err(|error| match error.kind() {
+                        io::ErrorKind::InvalidInput => end_refused("another client has written meanwhile"),
+                        _ => error,
+                    })?;
                 }
             }
             OffloadMessage::Refused(reason) => end_refused(&reason),
@@ -238,7 +242,7 @@ fn end_refused(reason: &str) -> ! {
     std::process::exit(1);
 }
 
-/// One thread receives, one sends hints, and one drops inodes that an earlier client had open.
+/// One thread receives, one sends hints, and one drops unused inodes.
 fn start_threads(
     client: &Arc<VolumeClient>,
     connection: OffloadConnection,
@@ -259,10 +263,9 @@ fn start_threads(
             channel = connection.reattach(&receiving, number);
         }
     })?;
-    if !unlinked.is_empty() {
-        let dropping = Arc::clone(client);
-        thread::Builder::new().name("drop-inodes".to_owned()).spawn(move || dropping.drop_unlinked(&unlinked))?;
-    }
+    client.add_unlinked(&unlinked);
+    let dropping = Arc::clone(client);
+    thread::Builder::new().name("drop-inodes".to_owned()).spawn(move || dropping.drop_unused_inodes())?;
     Ok(())
 }
 

@@ -41,6 +41,8 @@ pub struct Inode {
     pub xattrs: BTreeMap<XattrName, ByteBuf>,
     /// How often the kernel has looked it up and not forgotten it.
     pub lookups: u64,
+    /// Another client has removed the last entry, and drops the inode when its kernel has forgotten it.
+    pub is_unlinked_elsewhere: bool,
 }
 
 impl Inode {
@@ -56,7 +58,8 @@ impl Inode {
             FileKind::Symlink => InodeContent::Symlink(Vec::new()),
             _ => InodeContent::Special,
         };
-        Self { attributes, entry_count: 0, content, xattrs: BTreeMap::new(), lookups: 0 }
+        let (xattrs, is_unlinked_elsewhere) = (BTreeMap::new(), false);
+        Self { attributes, entry_count: 0, content, xattrs, lookups: 0, is_unlinked_elsewhere }
     }
 
     /// `st_nlink`.

@@ -19,3 +19,4 @@ pub use plan::{
     AttributeChange, CallerIdentity, LINKS_MAX, NewInode, PlannedCreation, RenameKind, RenameRequest, SpaceRequest,
     XattrMode,
 };
+pub use published::CachedObjects;

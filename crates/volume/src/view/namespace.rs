@@ -16,6 +16,8 @@ pub type LoadedInode = Inode;
 #[derive(Debug)]
 pub struct VolumeNamespace {
     pub(super) inodes: HashMap<InodeNumber, Inode>,
+    /// Inodes that are gone, and that the kernel still knows: programs of this node may read them.
+    pub(super) gone: HashMap<InodeNumber, Inode>,
     /// The number of this client: it chooses inode numbers of its own.
     client: u16,
     pub(super) next_inode: u64,
@@ -28,7 +30,7 @@ impl VolumeNamespace {
     pub fn new(root: LoadedInode, client: u16, inode_max: u64) -> Self {
         let inodes = HashMap::from([(InodeNumber::ROOT, LoadedInode { entry_count: 1, ..root })]);
         let next_inode = inode_max.max(InodeNumber::before_first_of(client).0) + 1;
-        Self { inodes, client, next_inode, unpublished: VecDeque::new() }
+        Self { inodes, gone: HashMap::new(), client, next_inode, unpublished: VecDeque::new() }
     }
 
     /// Adds an entry of the shared tree, and its inode unless another entry leads to it, too. Directories come before
@@ -45,6 +47,14 @@ impl VolumeNamespace {
     /// ESTALE when there is none of this number: another client has removed it.
     pub fn inode(&self, number: InodeNumber) -> Result<&Inode, Errno> {
         self.inodes.get(&number).ok_or(Errno::STALE)
+    }
+
+    /// An inode for reading, also one that another client has removed and that a program of this node may have open.
+    ///
+    /// # Errors
+    /// ESTALE when the kernel does not know it, either.
+    pub fn readable_inode(&self, number: InodeNumber) -> Result<&Inode, Errno> {
+        self.inode(number).or_else(|error| self.gone.get(&number).ok_or(error))
     }
 
     /// All inodes.
@@ -72,7 +82,7 @@ impl VolumeNamespace {
     /// The entries of a directory.
     ///
     /// # Errors
-    /// ENOTDIR, ENOENT.
+    /// ENOTDIR, ESTALE.
     pub fn entries(&self, directory: InodeNumber) -> Result<&DirectoryEntries, Errno> {
         match &self.inode(directory)?.content {
             InodeContent::Directory { entries, .. } => Ok(entries),
@@ -83,7 +93,7 @@ impl VolumeNamespace {
     /// Where a name of a directory leads.
     ///
     /// # Errors
-    /// ENOTDIR, ENOENT.
+    /// ENOTDIR, ESTALE, ENOENT.
     pub fn lookup(&self, directory: InodeNumber, name: &EntryName) -> Result<InodeNumber, Errno> {
         self.entries(directory)?.get(name).ok_or(Errno::NOENT)
     }
@@ -99,6 +109,11 @@ impl VolumeNamespace {
     pub fn forget(&mut self, number: InodeNumber, count: u64) {
         if let Some(inode) = self.inodes.get_mut(&number) {
             inode.lookups = inode.lookups.saturating_sub(count);
+        } else if let Some(inode) = self.gone.get_mut(&number) {
+            inode.lookups = inode.lookups.saturating_sub(count);
+            if inode.lookups == 0 {
+                self.gone.remove(&number);
+            }
         }
     }
 
@@ -138,7 +153,7 @@ impl VolumeNamespace {
                     content.clone_from(target);
                 }
             }
-            RecordEffect::SetEntry { parent, name, inode } => self.set_entry(*parent, name.clone(), *inode),
+            RecordEffect::SetEntry { parent, name, inode } => _ = self.set_entry(*parent, name.clone(), *inode),
             RecordEffect::WriteData { inode, offset, bytes } => {
                 let range = *offset..offset + u64::from(*bytes);
                 self.change_data(*inode, sequence, |extents| {
@@ -177,16 +192,22 @@ impl VolumeNamespace {
         }
     }
 
-    pub(super) fn set_entry(&mut self, parent: InodeNumber, name: EntryName, target: Option<InodeNumber>) {
+    /// Sets where an entry leads, and returns where it led.
+    pub(super) fn set_entry(
+        &mut self,
+        parent: InodeNumber,
+        name: EntryName,
+        target: Option<InodeNumber>,
+    ) -> Option<InodeNumber> {
         let Some(Inode { content: InodeContent::Directory { entries, .. }, .. }) = self.inodes.get_mut(&parent) else {
-            return;
+            return None;
         };
         let previous = match target {
             Some(target) => entries.set(name, target),
             None => entries.remove(&name),
         };
         if previous == target {
-            return;
+            return previous;
         }
         if let Some(previous) = previous {
             self.count_entry(parent, previous, false);
@@ -194,6 +215,7 @@ impl VolumeNamespace {
         if let Some(target) = target {
             self.count_entry(parent, target, true);
         }
+        previous
     }
 
     /// An entry of `parent` leads to `number`, or does so no longer.

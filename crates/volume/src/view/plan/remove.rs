@@ -41,10 +41,11 @@ impl VolumeNamespace {
         self.plan_removal(parent, name, inode, caller)
     }
 
-    /// Plans the end of an inode that no entry leads to and that the kernel has forgotten. None while it is in use.
+    /// Plans the end of an inode that no entry leads to and that the kernel has forgotten. None while it is in use, and
+    /// when another client has removed its last entry: it may be open there.
     pub fn plan_drop(&self, inode: InodeNumber) -> Option<Vec<RecordEffect>> {
         let state = self.inode(inode).ok()?;
-        let is_unused = state.entry_count == 0 && state.lookups == 0;
+        let is_unused = state.entry_count == 0 && state.lookups == 0 && !state.is_unlinked_elsewhere;
         is_unused.then(|| vec![RecordEffect::DropInode { inode }])
     }
 

@@ -1,0 +1,64 @@
+//! Inodes that no entry leads to and that the kernel has forgotten. A thread drops them: the write permission may be at another
+//! node, and nothing that serves requests may wait for it without need.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use super::client::VolumeClient;
+use crate::record::{EFFECTS_MAX, InodeNumber, RecordEffect};
+use crate::view::VolumeNamespace;
+
+/// The queue of the thread.
+#[derive(Debug, Default)]
+pub(super) struct UnusedInodes {
+    queue: Mutex<Vec<InodeNumber>>,
+    added: Condvar,
+}
+
+impl UnusedInodes {
+    fn add(&self, inodes: &[InodeNumber]) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(inodes);
+        self.added.notify_one();
+    }
+
+    fn take(&self) -> Vec<InodeNumber> {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.added.wait_while(queue, |queue| queue.is_empty()).unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *queue)
+    }
+}
+
+impl VolumeClient {
+    /// The kernel has forgotten an inode. It ends when no entry leads to it.
+    pub(super) fn forget(&self, inode: InodeNumber, count: u64) {
+        let mut state = self.lock();
+        state.namespace.forget(inode, count);
+        let is_unused = state.namespace.plan_drop(inode).is_some();
+        drop(state);
+        if is_unused {
+            self.unused.add(&[inode]);
+        }
+    }
+
+    /// Inodes that an earlier client of the volume had open when it died. No client has them open.
+    pub fn add_unlinked(&self, inodes: &[InodeNumber]) {
+        self.unused.add(inodes);
+    }
+
+    /// Drops unused inodes, as long as the process lives.
+    pub fn drop_unused_inodes(&self) -> ! {
+        loop {
+            for inodes in self.unused.take().chunks(EFFECTS_MAX) {
+                if let Err(error) = self.change(|namespace| Ok(plan_drops(namespace, inodes))) {
+                    tracing::error!(%error, "unlinked inodes are not dropped before the next mount");
+                }
+            }
+        }
+    }
+}
+
+/// An inode of an earlier client is not in the namespace, because no entry leads to it.
+fn plan_drops(namespace: &VolumeNamespace, inodes: &[InodeNumber]) -> Vec<RecordEffect> {
+    let is_unused = |inode: InodeNumber| namespace.inode(inode).is_err() || namespace.plan_drop(inode).is_some();
+    let unused = inodes.iter().copied().filter(|inode| is_unused(*inode));
+    unused.map(|inode| RecordEffect::DropInode { inode }).collect()
+}

@@ -1,0 +1,117 @@
+//! Changes that another client made: the view takes final states whose data is in the shared tree.
+
+use std::collections::BTreeSet;
+
+use crate::change::{ChangeSet, InodeChange};
+use crate::record::{EntryKey, InodeNumber};
+use crate::view::{Inode, InodeContent, VolumeNamespace};
+
+/// What the kernel may have cached of a namespace that has changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct CachedObjects {
+    /// Inodes.
+    pub inodes: BTreeSet<InodeNumber>,
+    /// Entries that led elsewhere. The kernel keeps no entries that do not exist.
+    pub entries: BTreeSet<EntryKey>,
+}
+
+impl VolumeNamespace {
+    /// Applies a change set of another client. This client has nothing unpublished. What the kernel may have cached of it.
+    pub fn apply_published(&mut self, changes: &ChangeSet) -> CachedObjects {
+        let mut cached = CachedObjects::default();
+        let mut unlinked = BTreeSet::new();
+        for (number, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {
+            if !self.inodes.contains_key(number) {
+                unlinked.insert(*number);
+            }
+            self.apply_change(*number, change);
+        }
+        // All inodes exist, so an inode that moves is counted once too often in between, and never too rarely.
+        for (entry, target) in &changes.entries {
+            let previous = self.set_entry(entry.parent, entry.name.clone(), *target);
+            let Some(previous) = previous.filter(|previous| Some(*previous) != *target) else { continue };
+            unlinked.insert(previous);
+            if self.is_known_to_kernel(previous) {
+                cached.entries.insert(entry.clone());
+            }
+        }
+        for number in &unlinked {
+            if let Some(inode) = self.inodes.get_mut(number) {
+                inode.is_unlinked_elsewhere = inode.entry_count == 0;
+            }
+        }
+        let touched = changes.inodes.keys().chain(&unlinked).copied();
+        cached.inodes.extend(touched.filter(|number| self.is_known_to_kernel(*number)));
+        for (number, _) in changes.inodes.iter().filter(|(_, change)| change.is_dropped) {
+            self.drop_foreign(*number);
+        }
+        cached
+    }
+
+    /// Becomes a namespace that was read anew. The kernel's references stay. What the kernel may have cached.
+    pub fn replace_with(&mut self, loaded: Self) -> CachedObjects {
+        let previous = std::mem::replace(self, loaded);
+        self.next_inode = self.next_inode.max(previous.next_inode);
+        self.gone = previous.gone;
+        let mut cached = CachedObjects::default();
+        let known: BTreeSet<InodeNumber> = previous
+            .inodes
+            .iter()
+            .filter(|(number, inode)| **number == InodeNumber::ROOT || inode.lookups > 0)
+            .map(|(number, _)| *number)
+            .collect();
+        for (number, inode) in previous.inodes.into_iter().filter(|(number, _)| known.contains(number)) {
+            if let InodeContent::Directory { entries, .. } = &inode.content {
+                let names = entries.after(0).filter(|entry| known.contains(&entry.inode));
+                cached.entries.extend(names.map(|entry| EntryKey { parent: number, name: entry.name.clone() }));
+            }
+            self.keep_references(number, inode);
+        }
+        cached.inodes = known;
+        cached
+    }
+
+    fn apply_change(&mut self, number: InodeNumber, change: &InodeChange) {
+        if let Some(attributes) = &change.attributes {
+            let inode = self.inodes.entry(number).or_insert_with(|| Inode::new(attributes.clone()));
+            inode.attributes = attributes.clone();
+        }
+        let Some(inode) = self.inodes.get_mut(&number) else { return };
+        if let (Some(target), InodeContent::Symlink(content)) = (&change.symlink_target, &mut inode.content) {
+            content.clone_from(target);
+        }
+        for (name, value) in &change.xattrs {
+            match value {
+                Some(value) => inode.xattrs.insert(name.clone(), value.clone()),
+                None => inode.xattrs.remove(name),
+            };
+        }
+    }
+
+    /// Another client has dropped an inode.
+    fn drop_foreign(&mut self, number: InodeNumber) {
+        if let Some(inode) = self.inodes.remove(&number).filter(|inode| inode.lookups > 0) {
+            self.gone.insert(number, inode);
+        }
+    }
+
+    /// Takes over what the kernel has of an inode of the namespace before.
+    fn keep_references(&mut self, number: InodeNumber, previous: Inode) {
+        match self.inodes.get_mut(&number) {
+            Some(present) => present.lookups = previous.lookups,
+            // Without entries it is not in the tree that was read. This client drops it later.
+            None if previous.entry_count == 0 && !previous.is_unlinked_elsewhere => {
+                self.inodes.insert(number, previous);
+            }
+            None => _ = self.gone.insert(number, previous),
+        }
+    }
+
+    /// The root is known without a lookup.
+    fn is_known_to_kernel(&self, number: InodeNumber) -> bool {
+        number == InodeNumber::ROOT || self.inodes.get(&number).is_some_and(|inode| inode.lookups > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! Random operations of one client, applied record by record at that client, and as change sets at another one. Both have the
+//! same namespace.
+
+use std::collections::BTreeSet;
+
+use fastrand::Rng;
+
+use super::*;
+use crate::log::{AppendedRecord, LogPoint};
+use crate::record::{EntryName, FileKind, InodeAttributes, RecordEffect, Timestamp};
+use crate::replay::ReplayedRecord;
+use crate::view::{AttributeChange, CallerIdentity, NewInode, RenameKind, RenameRequest, XattrMode};
+
+const SEEDS: u64 = 300;
+const CHANGE_SETS: u32 = 20;
+const OPERATIONS_MAX: u32 = 20;
+
+fn namespace(client: u16) -> VolumeNamespace {
+    let time = Timestamp::default();
+    let (accessed, modified, changed) = (time, time, time);
+    let kind = FileKind::Directory;
+    let root =
+        InodeAttributes { kind, mode: 0o755, user: 0, group: 0, device: 0, size: 0, accessed, modified, changed };
+    VolumeNamespace::new(Inode::new(root), client, 0)
+}
+
+/// The client that writes, and the change set that another client gets next.
+struct WritingClient {
+    random: Rng,
+    namespace: VolumeNamespace,
+    changes: ChangeSet,
+    clock: i64,
+}
+
+impl WritingClient {
+    fn new(seed: u64) -> Self {
+        let changes = ChangeSet::new(LogPoint::START, 1);
+        Self { random: Rng::with_seed(seed), namespace: namespace(0), changes, clock: 0 }
+    }
+
+    fn log(&mut self, effects: Vec<RecordEffect>) {
+        let point = self.changes.end;
+        let end = LogPoint { sequence: point.sequence + 1, position: point.position + 64 };
+        self.namespace.apply(&effects, AppendedRecord { sequence: point.sequence, data_position: 0, end });
+        self.changes.fold(ReplayedRecord { point, effects, data_position: 0, epoch: 1, end });
+    }
+
+    fn take_changes(&mut self) -> ChangeSet {
+        let next = ChangeSet::new(self.changes.end, 1);
+        std::mem::replace(&mut self.changes, next)
+    }
+
+    fn inode(&mut self, is_wanted: impl Fn(&Inode) -> bool) -> Option<InodeNumber> {
+        let wanted = self.namespace.inodes.iter().filter(|(_, inode)| is_wanted(inode));
+        // Sorted, so that a seed always gives the same run.
+        let wanted: BTreeSet<InodeNumber> = wanted.map(|(number, _)| *number).collect();
+        self.random.choice(wanted)
+    }
+
+    fn place(&mut self) -> (InodeNumber, EntryName) {
+        let parent = self.inode(Inode::is_directory).unwrap();
+        (parent, EntryName::new(&[b'a' + self.random.u8(..4)]).unwrap())
+    }
+
+    fn operate(&mut self) {
+        self.clock += 1;
+        let caller = CallerIdentity { user: 1, group: 2, now: Timestamp { seconds: self.clock, nanoseconds: 0 } };
+        let ((parent, name), (new_parent, new_name)) = (self.place(), self.place());
+        let planned = match self.random.u32(..12) {
+            0..=3 => self.plan_create(caller),
+            4 => self.namespace.plan_unlink(parent, &name, caller),
+            5 => self.namespace.plan_rmdir(parent, &name, caller),
+            6..=8 => {
+                let kind = if self.random.bool() { RenameKind::Replace } else { RenameKind::Exchange };
+                self.namespace.plan_rename(&RenameRequest { parent, name, new_parent, new_name, kind }, caller)
+            }
+            9 => {
+                let inode = self.inode(|inode| !inode.is_directory()).unwrap_or(InodeNumber::ROOT);
+                self.namespace.plan_link(inode, parent, &name, caller)
+            }
+            10 => {
+                let inode = self.inode(|_| true).unwrap();
+                let change = AttributeChange { mode: Some(self.random.u16(..0o1000)), ..Default::default() };
+                self.namespace.plan_set_attributes(inode, change, caller)
+            }
+            _ => self.plan_drop_or_xattr(caller),
+        };
+        if let Ok(effects) = planned {
+            self.log(effects);
+        }
+    }
+
+    fn plan_create(&mut self, caller: CallerIdentity) -> Result<Vec<RecordEffect>, rustix::io::Errno> {
+        let kind = [FileKind::Regular, FileKind::Directory, FileKind::Symlink][self.random.usize(..3)];
+        let symlink_target = if kind == FileKind::Symlink { b"target".to_vec() } else { Vec::new() };
+        let (parent, name) = self.place();
+        let new = NewInode { kind, mode: 0o644, device: 0, symlink_target };
+        Ok(self.namespace.plan_create(parent, &name, &new, caller)?.effects)
+    }
+
+    fn plan_drop_or_xattr(&mut self, caller: CallerIdentity) -> Result<Vec<RecordEffect>, rustix::io::Errno> {
+        if let Some(unlinked) = self.inode(|inode| inode.entry_count == 0)
+            && self.random.bool()
+        {
+            return self.namespace.plan_drop(unlinked).ok_or(rustix::io::Errno::NOENT);
+        }
+        let inode = self.inode(|inode| inode.entry_count > 0).unwrap();
+        let value = self.random.bool().then_some(&b"value"[..]);
+        let mode = if value.is_some() { XattrMode::Any } else { XattrMode::Replace };
+        self.namespace.plan_set_xattr(inode, b"user.note", value, mode, caller)
+    }
+}
+
+fn assert_equal(found: &VolumeNamespace, expected: &VolumeNamespace, seed: u64) {
+    let numbers = |namespace: &VolumeNamespace| namespace.inodes.keys().copied().collect::<BTreeSet<_>>();
+    assert_eq!(numbers(found), numbers(expected), "seed {seed}");
+    for (number, inode) in &expected.inodes {
+        let other = &found.inodes[number];
+        let state = |inode: &Inode| (inode.attributes.clone(), inode.entry_count, inode.link_count());
+        assert_eq!(state(other), state(inode), "seed {seed}: {number:?}");
+        assert_eq!(other.xattrs, inode.xattrs, "seed {seed}: {number:?}");
+        assert_eq!(other.is_unlinked_elsewhere, inode.entry_count == 0, "seed {seed}: {number:?}");
+        assert_eq!(content_of(other), content_of(inode), "seed {seed}: {number:?}");
+    }
+}
+
+/// Parent, number of subdirectories and entries of a directory; the target of a symbolic link. A directory without an entry
+/// has no parent.
+fn content_of(inode: &Inode) -> String {
+    match &inode.content {
+        InodeContent::Directory { entries, parent, subdirectories } => {
+            let entries: BTreeSet<_> = entries.after(0).map(|entry| (entry.name.clone(), entry.inode)).collect();
+            let parent = (inode.entry_count > 0).then_some(parent);
+            format!("{parent:?} {subdirectories} {entries:?}")
+        }
+        InodeContent::Symlink(target) => format!("{target:?}"),
+        InodeContent::File(extents) => format!("{}", extents.is_empty()),
+        InodeContent::Special => String::new(),
+    }
+}
+
+#[test]
+fn change_sets_give_the_namespace_that_the_records_gave() {
+    for seed in 0..SEEDS {
+        let mut writer = WritingClient::new(seed);
+        let mut reader = namespace(1);
+        for _ in 0..CHANGE_SETS {
+            for _ in 0..writer.random.u32(1..OPERATIONS_MAX) {
+                writer.operate();
+            }
+            reader.apply_published(&writer.take_changes());
+            assert_equal(&reader, &writer.namespace, seed);
+        }
+        assert_eq!(reader.next_inode(), InodeNumber(InodeNumber::before_first_of(1).0 + 1), "seed {seed}");
+    }
+}
+
+/// A file of each name, which the kernel of both nodes knows.
+fn create_known_file(writer: &mut WritingClient, reader: &mut VolumeNamespace, name: &str) -> InodeNumber {
+    let caller = CallerIdentity { user: 0, group: 0, now: Timestamp::default() };
+    let new = NewInode { kind: FileKind::Regular, mode: 0o644, device: 0, symlink_target: Vec::new() };
+    let planned = writer.namespace.plan_create(InodeNumber::ROOT, &entry_name(name), &new, caller).unwrap();
+    writer.log(planned.effects);
+    reader.apply_published(&writer.take_changes());
+    writer.namespace.count_lookup(planned.inode);
+    reader.count_lookup(planned.inode);
+    planned.inode
+}
+
+fn entry_name(text: &str) -> EntryName {
+    EntryName::new(text.as_bytes()).unwrap()
+}
+
+fn unlink(writer: &mut WritingClient, name: &str) {
+    let caller = CallerIdentity { user: 0, group: 0, now: Timestamp::default() };
+    let effects = writer.namespace.plan_unlink(InodeNumber::ROOT, &entry_name(name), caller).unwrap();
+    writer.log(effects);
+}
+
+#[test]
+fn the_client_that_unlinked_a_file_drops_it_and_another_one_may_still_read_it() {
+    let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
+    let file = create_known_file(&mut writer, &mut reader, "a");
+    unlink(&mut writer, "a");
+    let cached = reader.apply_published(&writer.take_changes());
+    let entry = EntryKey { parent: InodeNumber::ROOT, name: entry_name("a") };
+    assert_eq!(cached.entries, BTreeSet::from([entry]));
+    assert_eq!(cached.inodes, BTreeSet::from([InodeNumber::ROOT, file]));
+    reader.forget(file, 1);
+    assert_eq!(reader.plan_drop(file), None, "it may be open at the client that unlinked it");
+    reader.count_lookup(file);
+
+    writer.namespace.forget(file, 1);
+    let drop = writer.namespace.plan_drop(file).unwrap();
+    writer.log(drop);
+    assert_eq!(reader.apply_published(&writer.take_changes()).inodes, BTreeSet::from([file]));
+    assert!(reader.inode(file).is_err());
+    assert!(reader.readable_inode(file).is_ok(), "a program may have it open");
+    reader.forget(file, 1);
+    assert!(reader.readable_inode(file).is_err());
+}
+
+#[test]
+fn a_namespace_that_is_read_again_keeps_what_the_kernel_knows() {
+    let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
+    let [kept, unlinked] = ["a", "b"].map(|name| create_known_file(&mut writer, &mut reader, name));
+    let mut loaded = namespace(1);
+    let inode = Inode::new(reader.inode(kept).unwrap().attributes.clone());
+    loaded.load(InodeNumber::ROOT, entry_name("c"), kept, inode);
+    let cached = reader.replace_with(loaded);
+    assert_eq!(cached.inodes, BTreeSet::from([InodeNumber::ROOT, kept, unlinked]));
+    let entry = |name: &str| EntryKey { parent: InodeNumber::ROOT, name: entry_name(name) };
+    assert_eq!(cached.entries, BTreeSet::from([entry("a"), entry("b")]));
+    assert_eq!(reader.inode(kept).unwrap().lookups, 1);
+    assert_eq!(reader.lookup(InodeNumber::ROOT, &entry_name("c")), Ok(kept));
+    assert!(reader.inode(unlinked).is_err());
+    assert!(reader.readable_inode(unlinked).is_ok());
+}
