@@ -8,6 +8,7 @@ mod first_figures;
 mod model;
 mod mounted_volume;
 mod programs;
+mod several_clients;
 mod suites;
 mod test_node;
 mod volume_cluster;
@@ -32,8 +33,16 @@ fn main() -> ExitCode {
     for (name, test) in first_figures::TESTS {
         trials.push(trial(name, *test).with_ignored_flag(true));
     }
-    for (name, test) in
-        [basic_calls::TESTS, chain::TESTS, model::TESTS, crash::TESTS, programs::TESTS, suites::TESTS].concat()
+    for (name, test) in [
+        basic_calls::TESTS,
+        chain::TESTS,
+        several_clients::TESTS,
+        model::TESTS,
+        crash::TESTS,
+        programs::TESTS,
+        suites::TESTS,
+    ]
+    .concat()
     {
         trials.push(trial(name, test));
     }

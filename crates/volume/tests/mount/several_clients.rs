@@ -1,0 +1,218 @@
+//! Two nodes have a volume mounted: what the client of one does while the other one creates, changes and removes the same files.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::Durability;
+use farfork_sys::shared_mapping::SharedMapping;
+use farfork_volume::process::ProcessRole;
+use tempfile::TempDir;
+
+use super::mounted_volume::{LOG_BYTES, create_volume};
+use super::test_node::{PATIENCE, TestNode};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("a_file_stays_readable_when_another_client_removes_it", a_file_stays_readable_when_another_client_removes_it),
+    ("a_removed_file_stays_while_its_remover_has_it_open", a_removed_file_stays_while_its_remover_has_it_open),
+    ("clients_that_create_the_same_file_share_it", clients_that_create_the_same_file_share_it),
+    (
+        "a_shared_mapping_is_written_while_another_client_writes",
+        a_shared_mapping_is_written_while_another_client_writes,
+    ),
+    ("a_client_without_its_offload_process_misses_nothing", a_client_without_its_offload_process_misses_nothing),
+    ("reading_takes_no_write_permission", reading_takes_no_write_permission),
+];
+
+/// No test of this file is about failure detection.
+const DETECTION_MS: u64 = 60_000;
+
+/// A volume with a replica on each of two nodes, mounted on both.
+struct MountedPair {
+    nodes: [TestNode; 2],
+    _directory: TempDir,
+}
+
+impl MountedPair {
+    fn create() -> Self {
+        let directory = TempDir::new().unwrap();
+        let catalog = directory.path().join("catalog");
+        let mut nodes =
+            ["n1", "n2"].map(|name| TestNode::start(name, &directory.path().join(name), &catalog, DETECTION_MS));
+        create_volume(&nodes[0], &["n1", "n2"], LOG_BYTES, Durability::Memory);
+        nodes.iter_mut().for_each(TestNode::mount);
+        Self { nodes, _directory: directory }
+    }
+
+    fn path(&self, node: usize, name: &str) -> PathBuf {
+        self.nodes[node].path().join(name)
+    }
+
+    /// Whether open(2) finds a name. The kernel answers stat(2) from its cache for a while.
+    fn can_open(&self, node: usize, name: &str) -> bool {
+        File::open(self.path(node, name)).map_err(|error| assert_eq!(error.kind(), io::ErrorKind::NotFound)).is_ok()
+    }
+
+    /// How many inodes that are no directories the shared tree of a node has.
+    fn published_inodes(&self, node: usize) -> usize {
+        let groups = fs::read_dir(self.nodes[node].volume_path().join("shared/inodes")).unwrap();
+        groups.map(|group| fs::read_dir(group.unwrap().path()).unwrap().count()).sum()
+    }
+}
+
+fn a_file_stays_readable_when_another_client_removes_it() {
+    let pair = MountedPair::create();
+    fs::write(pair.path(0, "file"), vec![7; 300_000]).unwrap();
+    let file = File::open(pair.path(1, "file")).unwrap();
+    fs::remove_file(pair.path(0, "file")).unwrap();
+    pair.nodes[1].wait_for("the file is dropped", || pair.published_inodes(1) == 0);
+    assert!(!pair.can_open(1, "file"));
+    let mut data = vec![0; 300_000];
+    file.read_exact_at(&mut data, 0).unwrap();
+    assert!(data == vec![7; 300_000]);
+    assert_eq!(file.metadata().unwrap().len(), 300_000);
+}
+
+fn a_removed_file_stays_while_its_remover_has_it_open() {
+    let pair = MountedPair::create();
+    let mut file = OpenOptions::new().create(true).truncate(true).read(true).write(true).open(pair.path(0, "file"));
+    file.as_mut().unwrap().write_all(b"before").unwrap();
+    assert_eq!(fs::read(pair.path(1, "file")).unwrap(), b"before");
+    fs::remove_file(pair.path(0, "file")).unwrap();
+    assert!(!pair.can_open(1, "file"));
+    // The kernel of the other node forgets the file now. That must not end it.
+    fs::write(pair.path(1, "other"), b"other").unwrap();
+    thread::sleep(Duration::from_millis(200));
+    let file = file.unwrap();
+    file.write_all_at(b"after", 0).unwrap();
+    file.sync_all().unwrap();
+    let mut data = [0; 6];
+    file.read_exact_at(&mut data, 0).unwrap();
+    assert_eq!(&data, b"aftere");
+    assert_eq!(pair.published_inodes(0), 2);
+    drop(file);
+    pair.nodes[0].wait_for("the file is dropped on both nodes", || (0..2).all(|node| pair.published_inodes(node) == 1));
+}
+
+fn clients_that_create_the_same_file_share_it() {
+    let pair = MountedPair::create();
+    let nodes = [pair.nodes[0].path(), pair.nodes[1].path()];
+    for round in 0..40 {
+        let winners: usize = thread::scope(|scope| {
+            let creating = nodes.iter().enumerate().map(|(node, root)| {
+                scope.spawn(move || {
+                    let mut options = OpenOptions::new();
+                    options.create(true).truncate(false).write(true);
+                    let shared = options.open(root.join(format!("shared-{round}"))).unwrap();
+                    shared.write_all_at(b"x", node as u64).unwrap();
+                    usize::from(options.create_new(true).open(root.join(format!("one-{round}"))).is_ok())
+                })
+            });
+            creating.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(winners, 1, "O_EXCL in round {round}");
+        for node in 0..2 {
+            assert_eq!(fs::read(pair.path(node, &format!("shared-{round}"))).unwrap(), b"xx", "round {round}");
+        }
+    }
+}
+
+/// Both truncate the file and write it at the same time. Afterwards it has what one of them wrote, on both nodes.
+fn clients_that_replace_the_same_file_agree() {
+    let pair = MountedPair::create();
+    for round in 0..100_u8 {
+        let name = format!("file-{}", round % 3);
+        thread::scope(|scope| {
+            for node in 0..2 {
+                let path = pair.path(node, &name);
+                scope.spawn(move || fs::write(path, [2 * round + node as u8; 100]).unwrap());
+            }
+        });
+        let found = [0, 1].map(|node| fs::read(pair.path(node, &name)).unwrap());
+        let is_whole = |data: &[u8]| (0..2).any(|node| data == [2 * round + node; 100]);
+        assert!(found[0] == found[1] && is_whole(&found[0]), "round {round}: {found:?}");
+    }
+}
+
+/// Invalidated pages of a mapping are written back, for which the client needs the write permission.
+fn a_shared_mapping_is_written_while_another_client_writes() {
+    const PAGES: usize = 16;
+    const PAGE_BYTES: usize = 4096;
+    let pair = MountedPair::create();
+    fs::write(pair.path(0, "file"), vec![0; PAGES * PAGE_BYTES]).unwrap();
+    let must_stop = AtomicBool::new(false);
+    let deadline = Instant::now() + PATIENCE;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = OpenOptions::new().read(true).write(true).open(pair.path(1, "file")).unwrap();
+            let mapping = SharedMapping::map_file(&file, PAGES * PAGE_BYTES).unwrap();
+            loop {
+                (0..PAGES).for_each(|page| mapping.copy_in(page * PAGE_BYTES, b"mapping"));
+                if must_stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            file.sync_all().unwrap();
+        });
+        scope.spawn(|| {
+            while !must_stop.load(Ordering::Relaxed) {
+                assert_eq!(fs::read(pair.path(1, "file")).unwrap().len(), PAGES * PAGE_BYTES);
+            }
+        });
+        let file = OpenOptions::new().write(true).open(pair.path(0, "file")).unwrap();
+        for round in 0..30_u8 {
+            let offset = u64::from(round) % PAGES as u64 * PAGE_BYTES as u64 + 100;
+            file.write_all_at(&[round; 10], offset).unwrap();
+            assert!(Instant::now() < deadline, "round {round}");
+            thread::sleep(Duration::from_millis(5));
+        }
+        must_stop.store(true, Ordering::Relaxed);
+    });
+    let found = fs::read(pair.path(0, "file")).unwrap();
+    let lost = (0..PAGES).filter(|page| &found[page * PAGE_BYTES..][..7] != b"mapping").count();
+    assert_eq!(lost, 0, "pages of the mapping are lost");
+}
+
+fn a_client_without_its_offload_process_misses_nothing() {
+    let pair = MountedPair::create();
+    fs::write(pair.path(0, "file"), b"first").unwrap();
+    let open = File::open(pair.path(1, "file")).unwrap();
+    for round in 0..5 {
+        let name = format!("file-{round}");
+        thread::scope(|scope| {
+            let writing = scope.spawn(|| {
+                fs::rename(pair.path(0, if round == 0 { "file" } else { "renamed" }), pair.path(0, "renamed")).unwrap();
+                fs::write(pair.path(0, "renamed"), format!("{round:05}")).unwrap();
+                fs::write(pair.path(0, &name), &name).unwrap();
+            });
+            pair.nodes[1].kill(&[ProcessRole::Offload]);
+            writing.join().unwrap();
+        });
+        assert_eq!(fs::read_to_string(pair.path(1, &name)).unwrap(), name);
+        assert_eq!(fs::read_to_string(pair.path(1, "renamed")).unwrap(), format!("{round:05}"));
+        assert!(!pair.can_open(1, "file"));
+        let mut data = [0; 5];
+        open.read_exact_at(&mut data, 0).unwrap();
+        assert_eq!(data, format!("{round:05}").as_bytes());
+    }
+}
+
+/// Neither reading nor what the kernel forgets makes a client the writer.
+fn reading_takes_no_write_permission() {
+    let pair = MountedPair::create();
+    for file in 0..20 {
+        fs::write(pair.path(0, &format!("file-{file}")), b"data").unwrap();
+    }
+    let term = pair.nodes[0].status().record.term;
+    for file in 0..20 {
+        assert_eq!(fs::read(pair.path(1, &format!("file-{file}"))).unwrap(), b"data");
+        fs::remove_file(pair.path(0, &format!("file-{file}"))).unwrap();
+        assert!(!pair.can_open(1, &format!("file-{file}")));
+    }
+    assert_eq!(pair.nodes[0].status().record.term, term);
+}
