@@ -16,7 +16,9 @@ use tempfile::TempDir;
 use super::mounted_volume::{LOG_BYTES, create_volume};
 use super::test_node::{PATIENCE, TestNode};
 
+/// The tests of this file.
 pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("clients_that_replace_the_same_file_agree", clients_that_replace_the_same_file_agree),
     ("a_file_stays_readable_when_another_client_removes_it", a_file_stays_readable_when_another_client_removes_it),
     ("a_removed_file_stays_while_its_remover_has_it_open", a_removed_file_stays_while_its_remover_has_it_open),
     ("clients_that_create_the_same_file_share_it", clients_that_create_the_same_file_share_it),
