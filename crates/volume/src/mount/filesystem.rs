@@ -21,6 +21,7 @@ use super::answer::{
 use super::client::{PlannedOperation, VolumeClient};
 use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time};
 use super::data::SeekTarget;
+use super::operations::WritePlace;
 use super::space::available_bytes;
 use crate::record::FileKind;
 use crate::view::{AttributeChange, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, XattrMode};
@@ -28,6 +29,8 @@ use crate::view::{AttributeChange, InodeContent, NewInode, RenameKind, RenameReq
 /// Largest write: half of what a record holds.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
 
+/// O_APPEND of open(2).
+const APPENDING: i32 = OFlags::APPEND.bits() as i32;
 /// O_EXCL of open(2).
 const EXCLUSIVE_CREATION: i32 = OFlags::EXCL.bits() as i32;
 
@@ -230,12 +233,15 @@ impl Filesystem for VolumeFilesystem {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let keeps_privileges = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        answer_write(reply, self.write_data(request, inode, offset, data, keeps_privileges));
+        // Pages of a mapping have their place.
+        let appends = flags.0 & APPENDING != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let place = if appends { WritePlace::End { assumed: offset } } else { WritePlace::Offset(offset) };
+        answer_write(reply, self.write_data(request, inode, place, data, keeps_privileges));
     }
 
     fn flush(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
@@ -403,7 +409,7 @@ impl Filesystem for VolumeFilesystem {
             Ok(data) => data,
             Err(error) => return reply.error(error_of(error)),
         };
-        answer_write(reply, self.write_data(request, target, target_offset, &data, false));
+        answer_write(reply, self.write_data(request, target, WritePlace::Offset(target_offset), &data, false));
     }
 
     fn lseek(

@@ -14,6 +14,19 @@ use super::filesystem::VolumeFilesystem;
 use crate::record::{EntryName, InodeNumber};
 use crate::view::{AttributeChange, Inode, NewInode, XattrMode};
 
+/// Where a write begins in the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum WritePlace {
+    /// Here.
+    Offset(u64),
+    /// At the end of the file, with O_APPEND. The kernel has the data in its cache from `assumed` on, which is wrong when another
+    /// client has changed the size meanwhile.
+    End {
+        /// The end as the kernel knows it.
+        assumed: u64,
+    },
+}
+
 impl VolumeFilesystem {
     /// Answers an open(2) when the view, and what the kernel has of inodes, are as other clients have logged before. That may
     /// need requests of this mount to be served, so no thread waits.
@@ -89,18 +102,27 @@ impl VolumeFilesystem {
         &self,
         request: &Request,
         inode: INodeNo,
-        offset: u64,
+        place: WritePlace,
         data: &[u8],
         keeps_privileges: bool,
     ) -> Result<u32, Errno> {
-        let (caller, bytes) = (caller_of(request), data.len() as u32);
+        let (caller, number, bytes) = (caller_of(request), number_of(inode), data.len() as u32);
         if data.is_empty() {
             return Ok(0);
         }
-        self.client.execute(data, |namespace| {
-            let planned = namespace.plan_write(number_of(inode), offset, bytes, keeps_privileges, caller)?;
-            Ok(PlannedOperation::new(planned, bytes))
-        })
+        let offset = self.client.execute(data, |namespace| {
+            let offset = match place {
+                WritePlace::Offset(offset) => offset,
+                WritePlace::End { .. } => namespace.inode(number)?.attributes.size,
+            };
+            Ok(PlannedOperation::new(namespace.plan_write(number, offset, bytes, keeps_privileges, caller)?, offset))
+        })?;
+        if let WritePlace::End { assumed } = place
+            && assumed != offset
+        {
+            self.client.invalidate_inode(number);
+        }
+        Ok(bytes)
     }
 
     pub(super) fn set_xattr(

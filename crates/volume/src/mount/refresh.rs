@@ -1,5 +1,6 @@
 //! Changes of other clients: they are applied to the view, and open(2) is answered after those that were made before it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -13,6 +14,7 @@ use crate::change::ChangeSet;
 use crate::log::LogPoint;
 use crate::publish::{PublishedMark, load_namespace};
 use crate::record::InodeNumber;
+use crate::view::CachedObjects;
 
 /// Answers that wait for the offload process. One request is on its way at a time; answers that come meanwhile share the next.
 #[derive(Default)]
@@ -99,7 +101,14 @@ impl VolumeClient {
         }
     }
 
-    /// The view has everything that was requested.
+    /// The kernel has something wrong of an inode.
+    pub(super) fn invalidate_inode(&self, inode: InodeNumber) {
+        if let Some(caches) = self.kernel_caches.get() {
+            caches.invalidate(CachedObjects { inodes: BTreeSet::from([inode]), ..CachedObjects::default() });
+        }
+    }
+
+    /// The view has everything that the request asked for.
     pub fn acknowledge_refresh(&self, request: u64) {
         let (answers, next) = self.refresh.take(request);
         if let Some(next) = next {

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +27,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_RETRY: Duration = Duration::from_millis(5);
 /// Least time between two hints that the log has grown. The offload process finds records by itself while it works.
 const HINT_INTERVAL: Duration = Duration::from_millis(1);
+/// Hints without any message from the offload process. It does not take messages then, and finds records by itself later. The
+/// socket has room for more than these, so no other message waits for them.
+const HINTS_MAX: u32 = 64;
 /// Longest wait of the thread that sends hints: a safeguard, not a schedule.
 const HINT_WAIT: Duration = Duration::from_secs(1);
 /// Threads that read requests: some wait for other nodes or for room in the log.
@@ -124,6 +128,8 @@ struct OffloadConnection {
 #[derive(Debug, Default)]
 struct MessageSender {
     channel: Mutex<Option<MessageChannel>>,
+    /// Hints that were sent since the last message arrived.
+    hints: AtomicU32,
 }
 
 impl MessageSender {
@@ -136,6 +142,21 @@ impl MessageSender {
         if channel.as_mut().is_some_and(|channel| channel.send(message).is_err()) {
             *channel = None;
         }
+    }
+}
+
+impl MessageSender {
+    /// Sends a hint that the log has more, unless the offload process seems to take nothing.
+    fn send_hint(&self) {
+        if self.hints.load(Ordering::Relaxed) < HINTS_MAX {
+            self.hints.fetch_add(1, Ordering::Relaxed);
+            self.send_message(&ClientMessage::Appended);
+        }
+    }
+
+    /// The offload process has sent a message: it works.
+    fn reset_hints(&self) {
+        self.hints.store(0, Ordering::Relaxed);
     }
 }
 
@@ -257,10 +278,12 @@ fn start_threads(
         let mut channel = channel;
         loop {
             while let Ok(message) = channel.receive::<OffloadMessage>() {
+                connection.sender.reset_hints();
                 handle_message(&receiving, message);
             }
             connection.sender.set_channel(None);
             channel = connection.reattach(&receiving, number);
+            connection.sender.reset_hints();
         }
     })?;
     client.add_unlinked(&unlinked);
@@ -287,7 +310,7 @@ fn send_hints(client: &VolumeClient, sender: &MessageSender) {
     loop {
         let Some(head) = client.wait_unpublished(HINT_WAIT) else { continue };
         if hinted != Some(head) {
-            sender.send_message(&ClientMessage::Appended);
+            sender.send_hint();
         }
         hinted = Some(head);
         thread::sleep(HINT_INTERVAL);

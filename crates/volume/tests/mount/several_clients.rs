@@ -19,6 +19,7 @@ use super::test_node::{PATIENCE, TestNode};
 /// The tests of this file.
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("clients_that_replace_the_same_file_agree", clients_that_replace_the_same_file_agree),
+    ("clients_that_append_to_the_same_file_lose_nothing", clients_that_append_to_the_same_file_lose_nothing),
     ("a_file_stays_readable_when_another_client_removes_it", a_file_stays_readable_when_another_client_removes_it),
     ("a_removed_file_stays_while_its_remover_has_it_open", a_removed_file_stays_while_its_remover_has_it_open),
     ("clients_that_create_the_same_file_share_it", clients_that_create_the_same_file_share_it),
@@ -137,6 +138,29 @@ fn clients_that_replace_the_same_file_agree() {
         let found = [0, 1].map(|node| fs::read(pair.path(node, &name)).unwrap());
         let is_whole = |data: &[u8]| (0..2).any(|node| data == [2 * round + node; 100]);
         assert!(found[0] == found[1] && is_whole(&found[0]), "round {round}: {found:?}");
+    }
+}
+
+fn clients_that_append_to_the_same_file_lose_nothing() {
+    const LINES: usize = 60;
+    let pair = MountedPair::create();
+    fs::write(pair.path(0, "file"), b"").unwrap();
+    thread::scope(|scope| {
+        for node in 0..2 {
+            let path = pair.path(node, "file");
+            scope.spawn(move || {
+                let mut file = OpenOptions::new().append(true).open(path).unwrap();
+                (0..LINES).for_each(|line| file.write_all(format!("{node} {line:080}\n").as_bytes()).unwrap());
+            });
+        }
+    });
+    for reader in 0..2 {
+        let found = fs::read_to_string(pair.path(reader, "file")).unwrap();
+        for node in 0..2 {
+            let lines = found.lines().filter(|line| line.starts_with(&format!("{node} ")));
+            let expected = (0..LINES).map(|line| format!("{node} {line:080}"));
+            assert!(lines.eq(expected), "lines of node {node}, read on node {reader}");
+        }
     }
 }
 
