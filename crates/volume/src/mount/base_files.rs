@@ -26,6 +26,14 @@ impl BaseFiles {
         self.files.lock().unwrap_or_else(PoisonError::into_inner).entry(inode).or_default().open_count += 1;
     }
 
+    /// As `open`, for a file whose data may be gone from the shared tree by now.
+    pub(super) fn open_with(&self, inode: InodeNumber, data: Arc<File>) {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let base = files.entry(inode).or_default();
+        base.open_count += 1;
+        base.file.get_or_insert(data);
+    }
+
     pub(super) fn is_open(&self, inode: InodeNumber) -> bool {
         self.files.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&inode)
     }

@@ -11,6 +11,7 @@ use super::base_files::BaseFiles;
 use super::group_commit::GroupCommit;
 use super::invalidation::KernelCaches;
 use super::offload_link::{OffloadLink, OffloadRequest};
+use super::open_retry::OpenRetries;
 use super::refresh::RefreshRequests;
 use super::space::SpaceEstimate;
 use super::unused_inodes::UnusedInodes;
@@ -35,6 +36,7 @@ pub struct VolumeClient {
     appended: Condvar,
     commit: GroupCommit,
     pub(super) refresh: RefreshRequests,
+    pub(super) open_retries: OpenRetries,
     pub(super) unused: UnusedInodes,
     pub(super) kernel_caches: OnceLock<KernelCaches>,
 }
@@ -93,6 +95,7 @@ impl VolumeClient {
             appended: Condvar::new(),
             commit: GroupCommit::new(start),
             refresh: RefreshRequests::default(),
+            open_retries: OpenRetries::default(),
             unused: UnusedInodes::default(),
             kernel_caches: OnceLock::new(),
         }
@@ -219,6 +222,12 @@ impl VolumeClient {
         }
         state.permission.end_wait();
         state
+    }
+
+    /// Waits, at most so long, until this client may write. Does not ask for it.
+    pub(super) fn wait_for_permission(&self, limit: Duration) {
+        let may_not_write = |state: &mut ClientState| state.permission.term().is_none();
+        drop(self.changed.wait_timeout_while(self.lock(), limit, may_not_write));
     }
 
     fn wait<'s>(&self, state: MutexGuard<'s, ClientState>) -> MutexGuard<'s, ClientState> {

@@ -21,7 +21,7 @@ use super::answer::{
 use super::client::{PlannedOperation, VolumeClient};
 use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time};
 use super::data::SeekTarget;
-use super::operations::WritePlace;
+use super::operations::{LookupRequest, WritePlace};
 use super::space::available_bytes;
 use crate::record::FileKind;
 use crate::view::{AttributeChange, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, XattrMode};
@@ -56,9 +56,9 @@ impl Filesystem for VolumeFilesystem {
         Ok(())
     }
 
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match name_of(name) {
-            Ok(name) => self.answer_lookup(parent, name, reply),
+            Ok(name) => self.answer_lookup(LookupRequest { thread: request.pid(), parent, name }, reply),
             Err(error) => reply.error(error_of(error)),
         }
     }
@@ -192,9 +192,9 @@ impl Filesystem for VolumeFilesystem {
         answer_entry(reply, linked.and_then(|()| self.counted_attributes(number_of(inode))));
     }
 
-    fn open(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let inode = number_of(inode);
-        self.answer_opening(move |client| match client.open_file(inode) {
+    fn open(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let (inode, thread) = (number_of(inode), request.pid());
+        self.answer_opening(move |client| match client.open_file(inode, thread) {
             Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Err(error) => reply.error(error_of(error)),
         });

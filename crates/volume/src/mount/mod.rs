@@ -13,6 +13,7 @@ mod filesystem;
 mod group_commit;
 mod invalidation;
 mod offload_link;
+mod open_retry;
 mod operations;
 mod refresh;
 mod space;

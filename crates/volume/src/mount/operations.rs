@@ -12,7 +12,18 @@ use super::client::{PlannedOperation, VolumeClient};
 use super::conversion::{attributes_of, caller_of, name_of, number_of};
 use super::filesystem::VolumeFilesystem;
 use crate::record::{EntryName, InodeNumber};
-use crate::view::{AttributeChange, Inode, NewInode, XattrMode};
+use crate::view::{AttributeChange, Inode, InodeContent, NewInode, XattrMode};
+
+/// Attempts to look up a file that stays long enough to be opened. Each takes a refresh.
+const HOLD_ATTEMPTS_MAX: u32 = 20;
+
+/// A lookup by a thread of a program.
+#[derive(Debug)]
+pub(super) struct LookupRequest {
+    pub(super) thread: u32,
+    pub(super) parent: INodeNo,
+    pub(super) name: EntryName,
+}
 
 /// Where a write begins in the file.
 #[derive(Clone, Copy, Debug)]
@@ -43,12 +54,12 @@ impl VolumeFilesystem {
     }
 
     /// Answers a lookup when the view has what other clients have logged before: the kernel keeps the answer.
-    pub(super) fn answer_lookup(&self, parent: INodeNo, name: EntryName, reply: ReplyEntry) {
-        if !self.client.may_be_stale() {
-            return answer_entry(reply, look_up(&self.client, parent, &name));
+    pub(super) fn answer_lookup(&self, lookup: LookupRequest, reply: ReplyEntry) {
+        if self.client.may_be_stale() {
+            answer_refreshed_lookup(Arc::clone(&self.client), lookup, reply, HOLD_ATTEMPTS_MAX);
+        } else {
+            answer_entry(reply, look_up(&self.client, &lookup));
         }
-        let client = Arc::clone(&self.client);
-        self.client.answer_refreshed(Box::new(move || answer_entry(reply, look_up(&client, parent, &name))));
     }
 
     /// Creates an inode and counts the kernel's reference to it.
@@ -141,10 +152,38 @@ impl VolumeFilesystem {
     }
 }
 
+/// A thread that walks a path again gets a file that it can open. If that is dropped at the same time, the name has another one.
+fn answer_refreshed_lookup(client: Arc<VolumeClient>, lookup: LookupRequest, reply: ReplyEntry, attempts: u32) {
+    let refreshing = Arc::clone(&client);
+    refreshing.answer_refreshed(Box::new(move || {
+        if client.open_retries.contains(lookup.thread) && !hold_file(&client, &lookup) && attempts > 1 {
+            return answer_refreshed_lookup(client, lookup, reply, attempts - 1);
+        }
+        answer_entry(reply, look_up(&client, &lookup));
+    }));
+}
+
+/// Holds the data of the file that a name leads to. False when another client has dropped it just now.
+fn hold_file(client: &VolumeClient, lookup: &LookupRequest) -> bool {
+    let state = client.lock();
+    let Ok(inode) = state.namespace.lookup(number_of(lookup.parent), &lookup.name) else { return true };
+    let is_file = state.namespace.inode(inode).is_ok_and(|inode| matches!(inode.content, InodeContent::File(_)));
+    drop(state);
+    if !is_file {
+        return true;
+    }
+    match client.base_files.get(&client.shared, inode) {
+        Ok(Some(data)) => client.open_retries.hold(lookup.thread, inode, data),
+        Ok(None) => return false,
+        Err(error) => tracing::warn!(%error, ?inode, "a file of the shared tree cannot be opened"),
+    }
+    true
+}
+
 /// Finds an entry, and counts the kernel's reference to the inode.
-fn look_up(client: &VolumeClient, parent: INodeNo, name: &EntryName) -> Result<FileAttr, Errno> {
+fn look_up(client: &VolumeClient, lookup: &LookupRequest) -> Result<FileAttr, Errno> {
     let mut state = client.lock();
-    let inode = state.namespace.lookup(number_of(parent), name)?;
+    let inode = state.namespace.lookup(number_of(lookup.parent), &lookup.name)?;
     state.namespace.count_lookup(inode);
     Ok(attributes_of(inode, state.namespace.inode(inode)?))
 }

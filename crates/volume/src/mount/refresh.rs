@@ -157,16 +157,21 @@ impl VolumeClient {
         Ok(())
     }
 
-    /// Opens a file. The kernel may have found it before the view was refreshed.
+    /// Opens a file for a thread. The kernel may have found it before the view was refreshed.
     ///
     /// # Errors
     /// ESTALE when another client has removed it: the kernel then walks the path again.
-    pub(super) fn open_file(&self, inode: InodeNumber) -> Result<(), Errno> {
+    pub(super) fn open_file(&self, inode: InodeNumber, thread: u32) -> Result<(), Errno> {
         let is_linked = self.lock().namespace.inode(inode).is_ok_and(|inode| inode.entry_count > 0);
-        if !is_linked && !self.base_files.is_open(inode) {
+        let held = self.open_retries.end(thread, inode);
+        if let Some(data) = held {
+            self.base_files.open_with(inode, data);
+        } else if is_linked || self.base_files.is_open(inode) {
+            self.base_files.open(inode);
+        } else {
+            self.open_retries.begin(thread);
             return Err(Errno::STALE);
         }
-        self.base_files.open(inode);
         // It stays readable when another client removes it.
         if let Err(error) = self.base_files.get(&self.shared, inode) {
             tracing::warn!(%error, ?inode, "a file of the shared tree cannot be opened");

@@ -2,10 +2,14 @@
 //! node, and nothing that serves requests may wait for it without need.
 
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::client::VolumeClient;
 use crate::record::{EFFECTS_MAX, InodeNumber, RecordEffect};
 use crate::view::VolumeNamespace;
+
+/// Another client writes meanwhile: a program of this node may soon need the permission anyway.
+const PERMISSION_WAIT: Duration = Duration::from_secs(1);
 
 /// The queue of the thread.
 #[derive(Debug, Default)]
@@ -47,7 +51,9 @@ impl VolumeClient {
     /// Drops unused inodes, as long as the process lives.
     pub fn drop_unused_inodes(&self) -> ! {
         loop {
-            for inodes in self.unused.take().chunks(EFFECTS_MAX) {
+            let unused = self.unused.take();
+            self.wait_for_permission(PERMISSION_WAIT);
+            for inodes in unused.chunks(EFFECTS_MAX) {
                 if let Err(error) = self.change(|namespace| Ok(plan_drops(namespace, inodes))) {
                     tracing::error!(%error, "unlinked inodes are not dropped before the next mount");
                 }

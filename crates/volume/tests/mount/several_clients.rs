@@ -28,6 +28,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         a_shared_mapping_is_written_while_another_client_writes,
     ),
     ("a_client_without_its_offload_process_misses_nothing", a_client_without_its_offload_process_misses_nothing),
+    ("a_name_that_is_replaced_all_the_time_can_be_opened", a_name_that_is_replaced_all_the_time_can_be_opened),
     ("reading_takes_no_write_permission", reading_takes_no_write_permission),
 ];
 
@@ -226,6 +227,30 @@ fn a_client_without_its_offload_process_misses_nothing() {
         open.read_exact_at(&mut data, 0).unwrap();
         assert_eq!(data, format!("{round:05}").as_bytes());
     }
+}
+
+fn a_name_that_is_replaced_all_the_time_can_be_opened() {
+    let pair = MountedPair::create();
+    let replace = |version: u32| {
+        fs::write(pair.path(0, "new"), version.to_string()).unwrap();
+        fs::rename(pair.path(0, "new"), pair.path(0, "file")).unwrap();
+    };
+    replace(0);
+    let must_stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| (1..).take_while(|_| !must_stop.load(Ordering::Relaxed)).for_each(replace));
+        let mut last = 0;
+        for round in 0..200 {
+            let found = fs::read_to_string(pair.path(1, "file"));
+            let version = found.as_ref().map_or(0, |text| text.parse().unwrap());
+            if version < last || found.is_err() {
+                must_stop.store(true, Ordering::Relaxed);
+                panic!("round {round}: {found:?} after {last}");
+            }
+            last = version;
+        }
+        must_stop.store(true, Ordering::Relaxed);
+    });
 }
 
 /// Neither reading nor what the kernel forgets makes a client the writer.

@@ -1,0 +1,77 @@
+//! Names that another client replaces all the time. open(2) answers ESTALE when the kernel had an old file of a name; the kernel
+//! then looks the name up again and opens what it finds. That file may be replaced meanwhile, too, and is opened nevertheless:
+//! the name led to it after open(2) was called. Its data is held from the lookup on, because the other client may drop it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::record::InodeNumber;
+
+/// Threads that were answered ESTALE and have not opened a file since. A thread that gives up stays until there are so many.
+const THREADS_MAX: usize = 1024;
+
+/// Threads of programs that walk a path again.
+#[derive(Debug, Default)]
+pub(super) struct OpenRetries {
+    /// By thread id.
+    threads: Mutex<HashMap<u32, Option<FoundFile>>>,
+}
+
+/// The last file that a thread has looked up.
+#[derive(Debug)]
+struct FoundFile {
+    inode: InodeNumber,
+    data: Arc<File>,
+}
+
+impl OpenRetries {
+    /// A thread is answered ESTALE.
+    pub(super) fn begin(&self, thread: u32) {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.len() >= THREADS_MAX {
+            threads.clear();
+        }
+        threads.insert(thread, None);
+    }
+
+    /// Whether a thread walks a path again.
+    pub(super) fn contains(&self, thread: u32) -> bool {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&thread)
+    }
+
+    /// The thread has looked up a file.
+    pub(super) fn hold(&self, thread: u32, inode: InodeNumber, data: Arc<File>) {
+        if let Some(found) = self.threads.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&thread) {
+            *found = Some(FoundFile { inode, data });
+        }
+    }
+
+    /// The thread opens a file. Its data, if it is the file that the thread has found.
+    pub(super) fn end(&self, thread: u32, inode: InodeNumber) -> Option<Arc<File>> {
+        let found = self.threads.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread).flatten();
+        found.filter(|found| found.inode == inode).map(|found| found.data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_file_that_was_found_after_an_old_one_is_opened() {
+        let data = || Arc::new(tempfile::tempfile().unwrap());
+        let (retries, old, new) = (OpenRetries::default(), InodeNumber(5), InodeNumber(6));
+        retries.hold(1, old, data());
+        assert!(retries.end(1, old).is_none(), "it was not looked up again");
+        retries.begin(1);
+        assert!(retries.contains(1) && !retries.contains(2));
+        retries.hold(1, new, data());
+        assert!(retries.end(2, new).is_none(), "another thread");
+        assert!(retries.end(1, new).is_some());
+        assert!(retries.end(1, new).is_none(), "the next open(2) walks the path itself");
+        retries.begin(1);
+        retries.hold(1, new, data());
+        assert!(retries.end(1, old).is_none());
+    }
+}
