@@ -14,7 +14,7 @@ use farfork_volume::process::ProcessRole;
 use tempfile::TempDir;
 
 use super::mounted_volume::{LOG_BYTES, create_volume};
-use super::test_node::{PATIENCE, TestNode};
+use super::test_node::{TestNode, WAIT_LIMIT};
 
 /// The tests of this file.
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -172,7 +172,7 @@ fn a_shared_mapping_is_written_while_another_client_writes() {
     let pair = MountedPair::create();
     fs::write(pair.path(0, "file"), vec![0; PAGES * PAGE_BYTES]).unwrap();
     let must_stop = AtomicBool::new(false);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_LIMIT;
     thread::scope(|scope| {
         scope.spawn(|| {
             let file = OpenOptions::new().read(true).write(true).open(pair.path(1, "file")).unwrap();

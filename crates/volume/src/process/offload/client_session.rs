@@ -124,12 +124,11 @@ impl ClientSession {
                 ClientMessage::Released(end) => {
                     if let Some(client) = self.volume.lock().client_of(self.number) {
                         client.released = Some(end);
+                        client.granted = None;
                     }
                     self.volume.notify();
                 }
-                ClientMessage::AcquireWrite => self.spawn(|session| {
-                    writer::grant_write(&session.volume, session.number, &session.sender);
-                })?,
+                ClientMessage::AcquireWrite => self.acquire_write()?,
                 ClientMessage::Refresh { request } => self.spawn(move |session| {
                     writer::refresh(&session.volume, session.number, request, &session.sender);
                 })?,
@@ -146,6 +145,18 @@ impl ClientSession {
         let session = Self { volume, number, sender };
         thread::Builder::new().name("client-request".to_owned()).spawn(move || work(&session))?;
         Ok(())
+    }
+
+    /// One request at a time is worked on: its grant answers later ones, too.
+    fn acquire_write(&self) -> io::Result<()> {
+        let is_granting = match self.volume.lock().client_of(self.number) {
+            Some(client) => std::mem::replace(&mut client.is_granting, true),
+            None => true,
+        };
+        if is_granting {
+            return Ok(());
+        }
+        self.spawn(|session| writer::grant_write(&session.volume, session.number, &session.sender))
     }
 
     fn request_look(&self) {
@@ -194,7 +205,7 @@ fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<
     recover_log(&volume, &record, number)?;
 
     let unlinked = if has_other_client(&volume, &record) { Vec::new() } else { unlinked_inodes(&volume)? };
-    let marks = start_session(&volume, number, sender)?;
+    let marks = start_session(&volume, number, None, sender)?;
     let log_path = volume.directory.log_path(number);
     let attached = AttachedClient { client: number, log_path, marks, unlinked };
     sender.send(&OffloadMessage::Attached(Box::new(attached)));
@@ -214,7 +225,7 @@ fn reattach(
     if own_number != number || !term.is_none_or(has_term) {
         return Err(format!("volume {name}: another client may write by now"));
     }
-    let marks = start_session(&volume, number, sender)?;
+    let marks = start_session(&volume, number, term, sender)?;
     sender.send(&OffloadMessage::Reattached(marks));
     Ok(ClientSession { volume, number, sender: sender.clone() })
 }
@@ -262,7 +273,12 @@ fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) ->
 
 /// Stops publishing until the client has read the namespace, and makes it the client of this node. How far each log is
 /// published.
-fn start_session(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> Result<Vec<PublishedMark>, String> {
+fn start_session(
+    volume: &ReplicatedVolume,
+    number: u16,
+    granted: Option<u32>,
+    sender: &ClientSender,
+) -> Result<Vec<PublishedMark>, String> {
     volume.lock().is_client_loading = true;
     if let Err(reason) = volume.wait_not_publishing() {
         volume.lock().is_client_loading = false;
@@ -272,9 +288,15 @@ fn start_session(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) 
     let clients = state.record.clients.len() as u16;
     let mark_of = |client| state.logs.get(&client).map_or(PublishedMark::start_of(client), |log| log.chain.published());
     let marks = (0..clients.max(number + 1)).map(mark_of).collect();
-    let sender = sender.clone();
-    state.client =
-        Some(LocalClient { number, sender, released: None, commit_requested: None, reported_published: None });
+    state.client = Some(LocalClient {
+        number,
+        sender: sender.clone(),
+        granted,
+        is_granting: false,
+        released: None,
+        commit_requested: None,
+        reported_published: None,
+    });
     drop(state);
     volume.notify();
     Ok(marks)

@@ -54,6 +54,10 @@ pub(super) struct VolumeState {
 pub(super) struct LocalClient {
     pub(super) number: u16,
     pub(super) sender: ClientSender,
+    /// The term that it was granted and has not given back.
+    pub(super) granted: Option<u32>,
+    /// A thread makes it the writer.
+    pub(super) is_granting: bool,
     /// The end of its log, once it has answered `ReleaseWrite`.
     pub(super) released: Option<LogPoint>,
     /// The highest point of the `Commit` messages that are not answered.

@@ -54,14 +54,9 @@ pub(super) fn register_client(volume: &ReplicatedVolume) -> Result<(VolumeRecord
 pub(super) fn grant_write(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) {
     let mut is_reported = false;
     while !volume.lock().is_closed && !sender.is_closed() {
-        match try_grant(volume, number) {
-            Ok(Some(term)) => {
-                if let Some(client) = volume.lock().client_of(number) {
-                    client.released = None;
-                }
-                return sender.send(&OffloadMessage::WriteGranted { term });
-            }
-            Ok(None) => {}
+        match try_grant(volume, number, sender) {
+            Ok(true) => return,
+            Ok(false) => {}
             Err(error) => {
                 if !std::mem::replace(&mut is_reported, true) {
                     tracing::warn!(error, volume = %volume.key.name, "a client waits to write");
@@ -72,30 +67,53 @@ pub(super) fn grant_write(volume: &ReplicatedVolume, number: u16, sender: &Clien
     }
 }
 
-/// One attempt: the term, or none when the catalog has changed.
-fn try_grant(volume: &ReplicatedVolume, number: u16) -> Result<Option<u32>, String> {
-    let mut record = volume.read_record().map_err(|error| error.to_string())?;
+/// One attempt. False when the catalog has changed.
+fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> Result<bool, String> {
+    let record = volume.read_record().map_err(|error| error.to_string())?;
     match record.writer {
-        None => {
-            membership::begin_term(&mut record, number);
-            match volume.node.catalog.write_volume(&volume.key.name, &record) {
-                Ok(_) => Ok(Some(record.term)),
-                Err(CatalogError::Conflict(_)) => Ok(None),
-                Err(error) => Err(error.to_string()),
-            }
-        }
+        None => begin_term(volume, record, number, sender),
         Some(writer) if writer == number && !record.is_writer_fenced => {
+            // The grant is lost that an offload process had not sent when it died.
             end_term(volume, number, record.term).map_err(|error| error.to_string())?;
-            Ok(None)
+            Ok(false)
         }
-        Some(_) if record.is_writer_fenced => finish_fenced_term(volume, &record).map(|()| None),
+        Some(_) if record.is_writer_fenced => finish_fenced_term(volume, &record).map(|()| false),
         Some(writer) => {
-            let Some(node) = live_writer_node(volume, &record, writer)? else { return Ok(None) };
+            let Some(node) = live_writer_node(volume, &record, writer)? else { return Ok(false) };
             let request = ReleaseWriter { volume: volume.key.clone(), term: record.term };
             let released = volume.node.peers.call::<ReleaseWriter>(node, &request, CALL_TIMEOUT);
-            released.map(|()| None).map_err(|error| error.to_string())
+            released.map(|()| false).map_err(|error| error.to_string())
         }
     }
+}
+
+/// The client is the writer in the catalog, and is told so, before anything may end the term again: `ReleaseWrite` always
+/// follows the grant that it recalls.
+fn begin_term(
+    volume: &ReplicatedVolume,
+    mut record: VolumeRecord,
+    number: u16,
+    sender: &ClientSender,
+) -> Result<bool, String> {
+    let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
+    if !membership::begin_term(&mut record, number) {
+        return Ok(false);
+    }
+    let term = record.term;
+    match volume.node.catalog.write_volume(&volume.key.name, &record) {
+        Ok(_) => {}
+        Err(CatalogError::Conflict(_)) => return Ok(false),
+        Err(error) => return Err(error.to_string()),
+    }
+    // The copier then knows the term before the client has written in it.
+    volume.read_record().map_err(|error| error.to_string())?;
+    if let Some(client) = volume.lock().client_of(number).filter(|client| client.sender.is_same(sender)) {
+        client.released = None;
+        client.granted = Some(term);
+        client.is_granting = false;
+    }
+    sender.send(&OffloadMessage::WriteGranted { term });
+    Ok(true)
 }
 
 /// Ends the term of the client of this node: it stops, its log is published everywhere, and the catalog has no writer.
@@ -144,6 +162,8 @@ fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> 
             // A client that has just lost its offload process connects again, unless its lock is free.
             None if volume.directory.try_lock_client()?.is_some() => return Ok(()),
             None => thread::sleep(RETRY_WAIT),
+            // It may not write: a grant that was lost with an offload process.
+            Some(_) if volume.lock().client_of(number).is_some_and(|client| client.granted.is_none()) => return Ok(()),
             Some(sender) => {
                 if requested.as_ref().is_none_or(|requested| !requested.is_same(&sender)) {
                     sender.send(&OffloadMessage::ReleaseWrite);
