@@ -139,7 +139,7 @@ impl VolumeClient {
         }
         self.changed.notify_all();
         drop(state);
-        // What is published is on each live replica.
+        // Published records are on each live replica.
         self.commit.acknowledge(point);
     }
 

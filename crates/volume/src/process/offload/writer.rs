@@ -87,7 +87,7 @@ fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> R
     }
 }
 
-/// The client is the writer in the catalog, and is told so, before anything may end the term again: `ReleaseWrite` always
+/// The client becomes the writer in the catalog and gets the grant before anything may end the term: `ReleaseWrite` always
 /// follows the grant that it recalls.
 fn begin_term(
     volume: &ReplicatedVolume,
