@@ -10,6 +10,7 @@ use std::net::{IpAddr, Shutdown};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
@@ -211,6 +212,7 @@ impl VolumeServiceThread {
         let VolumeServiceConfig { node, options, listen, credentials } = &self.config;
         // Not the path of the binary, which an upgrade may have replaced: the processes must be of our own release.
         let mut command = Command::new("/proc/self/exe");
+        command.arg0("farfork");
         command.args(["volume", role.name(), "--store"]).arg(&options.store);
         if role == ProcessRole::Offload {
             command.arg("--catalog").arg(&options.catalog);

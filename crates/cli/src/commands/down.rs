@@ -3,8 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use farfork_api::failure::Failure;
 use farfork_cluster::local::LocalCluster;
 use farfork_terminal::privilege;
+use farfork_volume::process::VolumeStore;
+use tonic::Code;
 
 use super::up::LocalClusterArgs;
 use crate::process_names::ProcessNames;
@@ -12,7 +15,7 @@ use crate::{GlobalArgs, output};
 
 /// Stop the cluster that `farfork up` started, and remove everything that it created.
 ///
-/// Its children are killed and its seeds are dropped. Parent processes keep running, and keep their names from
+/// Its children are killed, its seeds are dropped, and its volumes are removed. A mounted volume refuses the command. Parent processes keep running, and keep their names from
 /// `farfork run`.
 #[derive(Args)]
 #[command(after_help = "\
@@ -33,6 +36,7 @@ impl Down {
         if let Some(name) = &self.cluster.name {
             cluster.require_name(name)?;
         }
+        refuse_mounted_volumes(&cluster)?;
         let names: Vec<String> = cluster.nodes().iter().map(|node| node.name.clone()).collect();
         ProcessNames::in_run_dir(&self.cluster.run_dir()).remove_ended();
         cluster.down()?;
@@ -41,4 +45,17 @@ impl Down {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Programs may write to a mounted volume, and all of it would be lost.
+fn refuse_mounted_volumes(cluster: &LocalCluster) -> anyhow::Result<()> {
+    for node in cluster.nodes() {
+        if let Some(volume) = VolumeStore::new(&node.volumes_dir()).mounted_volumes()?.first() {
+            let cause = format!("volume {volume} is mounted on node {}", node.name);
+            let failure = Failure::new(Code::FailedPrecondition, "the cluster", cause);
+            let next_step = "unmount it with umount; `grep fuse.farfork /proc/mounts` lists the mounts";
+            return Err(failure.with_next_step(next_step).into());
+        }
+    }
+    Ok(())
 }

@@ -87,6 +87,9 @@ fn file_on_each_replica() {
     require_status(&cluster);
 
     cluster.node(2).run_failing(&["volume", "drop", "data"]).require_mentions(&["volume data", "mounted"]);
+    let cluster_dir = cluster.run_dir(0).parent().expect("a directory for each node").to_string_lossy().into_owned();
+    let refused = cluster.first().run_failing(&["down", "--run-dir", &cluster_dir]);
+    refused.require_mentions(&["volume data", "mounted on node n1", "umount"]);
     mounts.into_iter().for_each(VolumeMount::end);
     assert_eq!(cluster.node(2).json(&["volume", "drop", "data"]), json!({ "volume": "data" }));
     assert_eq!(cluster.first().json(&["volume", "ls"]), json!({ "volumes": [] }));

@@ -80,7 +80,7 @@ fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
     command.arg("--run-dir").arg(&node.run_dir);
     command.arg("--listen").arg(node.address.to_string());
     command.arg("--trust").arg(trust::node_trust_dir(&node.run_dir));
-    command.arg("--volumes").arg(node.run_dir.join("volumes"));
+    command.arg("--volumes").arg(node.volumes_dir());
     command.arg("--catalog").arg(launch.catalog);
     if let Some(first) = launch.join {
         command.arg("--join").arg(first.to_string());

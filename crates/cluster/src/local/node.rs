@@ -41,6 +41,11 @@ pub struct LocalNode {
 }
 
 impl LocalNode {
+    /// Where its daemon keeps replicas of volumes.
+    pub fn volumes_dir(&self) -> PathBuf {
+        self.run_dir.join("volumes")
+    }
+
     /// A node whose daemon has not been started yet.
     pub(super) fn new(
         name: String,

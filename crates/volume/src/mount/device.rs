@@ -14,6 +14,13 @@ pub struct MountPoint {
     path: PathBuf,
 }
 
+impl MountPoint {
+    /// The volume is unmounted already: whatever is mounted at the path now is another mount.
+    pub fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for MountPoint {
     fn drop(&mut self) {
         // An error means that it is unmounted already.

@@ -82,7 +82,9 @@ pub fn run_client(
     let volume = store.volume(name);
     let mut connection = OffloadConnection::open(store, name)?;
     let (channel, attached) = connection.attach()?;
-    let _lock = connection.lock.take();
+    let Some(_lock) = connection.lock.take() else {
+        return Err(ClientRunError::Refused(format!("volume {name} was created just now: mount it again")));
+    };
     raise_file_limit();
     let AttachedClient { client: number, log_path, marks, unlinked } = attached;
     let shared = volume.open_shared().map_err(ClientRunError::SharedTree)?;
@@ -95,7 +97,7 @@ pub fn run_client(
     start_threads(&client, connection, channel, number, unlinked).map_err(ClientRunError::Thread)?;
 
     let failed = |source| ClientRunError::Mount { path: mount_point.display().to_string(), source };
-    let (device, _mount) = mount_volume(name, mount_point).map_err(failed)?;
+    let (device, mount) = mount_volume(name, mount_point).map_err(failed)?;
     let mut config = Config::default();
     config.n_threads = Some(REQUEST_THREADS);
     config.clone_fd = true;
@@ -104,7 +106,9 @@ pub fn run_client(
     let session = Session::from_fd(filesystem, device, SessionACL::All, config).map_err(failed)?;
     client.watch_kernel_caches(session.notifier()).map_err(ClientRunError::Thread)?;
     ready();
-    session.run().map_err(failed)
+    session.run().map_err(failed)?;
+    mount.forget();
+    Ok(())
 }
 
 /// An open file of the mount may take one descriptor of this process.
@@ -120,7 +124,7 @@ struct OffloadConnection {
     store: VolumeStore,
     volume: String,
     sender: Arc<MessageSender>,
-    /// Held until the process ends.
+    /// Held until the process ends. None without a replica on this node: the offload process then says what to do.
     lock: Option<File>,
 }
 
@@ -175,7 +179,7 @@ impl OffloadConnection {
     fn open(store: &VolumeStore, volume: &str) -> Result<Self, ClientRunError> {
         let lock = lock_volume(store, volume)?;
         let (store, volume) = (store.clone(), volume.to_owned());
-        Ok(Self { store, volume, sender: Arc::default(), lock: Some(lock) })
+        Ok(Self { store, volume, sender: Arc::default(), lock })
     }
 
     /// Attaches as a new client, when the offload process runs.
@@ -241,16 +245,13 @@ impl OffloadConnection {
 }
 
 /// The client before may be about to end.
-fn lock_volume(store: &VolumeStore, volume: &str) -> Result<File, ClientRunError> {
+fn lock_volume(store: &VolumeStore, volume: &str) -> Result<Option<File>, ClientRunError> {
     let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match store.volume(volume).try_lock_client() {
-            Ok(Some(lock)) => return Ok(lock),
+            Ok(Some(lock)) => return Ok(Some(lock)),
             Ok(None) if Instant::now() >= deadline => return Err(ClientRunError::IsMounted),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let reason = format!("volume {volume} has no replica on this node: mount it on a node that has one");
-                return Err(ClientRunError::Refused(reason));
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(ClientRunError::Lock(error)),
             Ok(None) => thread::sleep(CONNECT_RETRY),
         }

@@ -6,7 +6,7 @@
 //   store/NAME/shared     the shared tree
 //   store/NAME/client.lock
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -38,6 +38,26 @@ impl VolumeStore {
     /// The directory of a volume.
     pub fn volume(&self, name: &str) -> VolumeDirectory {
         VolumeDirectory::new(&self.path.join(name))
+    }
+
+    /// The volumes that a client of this node has mounted, or is about to mount.
+    ///
+    /// # Errors
+    /// As readdir(3) and flock(2). A store that does not exist has none.
+    pub fn mounted_volumes(&self) -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut mounted = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type()?.is_dir() && self.volume(&name).try_lock_client()?.is_none() {
+                mounted.push(name);
+            }
+        }
+        Ok(mounted)
     }
 
     /// Where clients attach.

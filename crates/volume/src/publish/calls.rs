@@ -11,6 +11,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pwrite};
 
+use super::inode_record::XATTR_NAME;
+
 /// A system call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PublishError {
@@ -183,9 +185,9 @@ impl CallBudget {
 
     pub(super) fn set_xattr(&self, path: &[u8], name: &[u8], value: Option<&[u8]>) -> Result<(), PublishError> {
         match value {
-            Some(value) => {
-                self.make("set an extended attribute", None, || lsetxattr(path, name, value, XattrFlags::empty()))
-            }
+            Some(value) => self.make("set an extended attribute", None, || {
+                unless_unsupported(name, lsetxattr(path, name, value, XattrFlags::empty()))
+            }),
             None => self.make("remove an extended attribute", Some(Errno::NODATA), || lremovexattr(path, name)),
         }
     }
@@ -197,10 +199,23 @@ impl CallBudget {
         value: Option<&[u8]>,
     ) -> Result<(), PublishError> {
         match value {
-            Some(value) => {
-                self.make("set an extended attribute", None, || fsetxattr(directory, name, value, XattrFlags::empty()))
-            }
+            Some(value) => self.make("set an extended attribute", None, || {
+                unless_unsupported(name, fsetxattr(directory, name, value, XattrFlags::empty()))
+            }),
             None => self.make("remove an extended attribute", Some(Errno::NODATA), || fremovexattr(directory, name)),
         }
+    }
+}
+
+/// An attribute that the file system or a security module of this node refuses is left out: it must not hold up everything
+/// after it.
+fn unless_unsupported(name: &[u8], result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Err(error @ (Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS | Errno::INVAL)) if name != XATTR_NAME => {
+            let name = String::from_utf8_lossy(name);
+            tracing::warn!(%error, %name, "the shared tree does not keep an extended attribute");
+            Ok(())
+        }
+        result => result,
     }
 }

@@ -21,6 +21,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("the_longest_name_and_no_longer", the_longest_name_and_no_longer),
     ("thousands_of_files_are_open_at_a_time", thousands_of_files_are_open_at_a_time),
     ("a_volume_is_mounted_once", a_volume_is_mounted_once),
+    ("a_mount_below_stays_when_the_volume_is_unmounted", a_mount_below_stays_when_the_volume_is_unmounted),
+    ("an_attribute_that_no_file_system_keeps_is_refused", an_attribute_that_no_file_system_keeps_is_refused),
 ];
 
 fn what_is_written_is_read_after_a_remount() {
@@ -211,4 +213,29 @@ fn the_longest_name_and_no_longer() {
     volume.mount();
     let names: Vec<_> = fs::read_dir(volume.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, [longest.as_str()]);
+}
+
+fn a_mount_below_stays_when_the_volume_is_unmounted() {
+    let mut volume = MountedVolume::create();
+    volume.unmount();
+    let path = volume.path();
+    rustix::mount::mount("below", &path, "tmpfs", rustix::mount::MountFlags::empty(), c"").unwrap();
+    fs::write(path.join("below"), b"another mount").unwrap();
+    volume.mount();
+    assert!(!path.join("below").exists());
+    volume.unmount();
+    let found = fs::read(path.join("below"));
+    rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert_eq!(found.unwrap(), b"another mount");
+}
+
+fn an_attribute_that_no_file_system_keeps_is_refused() {
+    let volume = MountedVolume::create();
+    let path = volume.path().join("file");
+    fs::write(&path, b"x").unwrap();
+    let set = |name: &str| rustix::fs::setxattr(&path, name, b"1", rustix::fs::XattrFlags::empty());
+    for name in ["bogus.x", "user.", "trusted.farfork.inode"] {
+        assert_eq!(set(name), Err(Errno::OPNOTSUPP), "{name}");
+    }
+    set("user.kept").unwrap();
 }

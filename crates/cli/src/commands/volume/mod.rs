@@ -20,7 +20,7 @@ use crate::GlobalArgs;
 
 /// Create, list, mount and drop replicated volumes.
 ///
-/// A volume is a file system that has a replica on each of several nodes. Any node of the cluster can mount it. When
+/// A volume is a file system that has a replica on each of several nodes. Each of them can mount it. When
 /// fsync returns, every live replica has the data.
 #[derive(Args)]
 #[command(after_help = "\

@@ -107,6 +107,7 @@ impl Mount<'_> {
         let command = |role: ProcessRole| {
             // Not the path of the binary, which an upgrade may have replaced.
             let mut command = Command::new("/proc/self/exe");
+            command.arg0("farfork");
             command.args(["volume", role.name(), "--store"]).arg(self.store).arg(self.volume).arg(self.directory);
             // Ctrl-C is for the supervisor, which unmounts the volume.
             command.process_group(0).current_dir("/").stdin(Stdio::null());
@@ -138,6 +139,7 @@ fn start_in_background(global: &GlobalArgs, mount: &Mount<'_>, log: &Path, objec
     let log_file = open.map_err(|error| failure(format!("cannot open its log {}: {error}", log.display())))?;
     let log_begin = log_file.metadata().map_or(0, |metadata| metadata.len());
     let mut command = Command::new("/proc/self/exe");
+    command.arg0("farfork");
     command.arg("--socket").arg(std::path::absolute(global.connection.socket_path())?);
     command.args(["volume", "mount", mount.volume]).arg(mount.directory).args(["--foreground", "--new-session"]);
     // Its working directory keeps no file system busy.

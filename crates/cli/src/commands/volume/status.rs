@@ -17,8 +17,8 @@ use crate::output::{print_json, print_line};
 /// Show a volume, its replicas, and how far each log is replicated and published.
 ///
 /// Each node that has mounted the volume is a client, with a log of its own. LOGGED is how much of the log a replica
-/// has. COMMITTED is how much every live replica has: fsync waits for it. PUBLISHED is how much the shared tree of the
-/// replica has.
+/// has. UNCOMMITTED is the part that not every live replica has: fsync waits for it. UNPUBLISHED is the part that the
+/// shared tree of the replica does not have yet.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -103,16 +103,17 @@ pub(super) fn volume_table(volumes: &[VolumeView]) -> Table {
 
 /// One row for each log of each replica, and one for a replica that has none.
 pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
-    let mut table = Table::new(&["REPLICA", "STATE", "CLIENT", ">LOGGED", ">COMMITTED", ">PUBLISHED"]);
+    let mut table = Table::new(&["REPLICA", "STATE", "CLIENT", ">LOGGED", ">UNCOMMITTED", ">UNPUBLISHED"]);
     for replica in replicas {
         let row = |cells: [String; 4]| [replica.node.to_string(), replica.state().to_owned()].into_iter().chain(cells);
         if replica.logs.is_empty() {
             table.add_row(row(["-"; 4].map(str::to_owned)));
         }
         for log in &replica.logs {
-            let bytes = [log.logged, log.committed, log.published].map(format_bytes);
-            let [logged, committed, published] = bytes;
-            table.add_row(row([log.client.to_string(), logged, committed, published]));
+            let uncommitted = log.logged.saturating_sub(log.committed);
+            let unpublished = log.committed.saturating_sub(log.published);
+            let [logged, uncommitted, unpublished] = [log.logged, uncommitted, unpublished].map(format_bytes);
+            table.add_row(row([log.client.to_string(), logged, uncommitted, unpublished]));
         }
     }
     table

@@ -9,8 +9,9 @@ use crate::view::VolumeNamespace;
 
 /// Names with this prefix are the volume's own, in the shared tree.
 const RESERVED_PREFIX: &[u8] = b"trusted.farfork.";
-/// Access control lists are not supported yet: without their checks they would protect nothing.
-const ACL_PREFIX: &[u8] = b"system.";
+/// Names that the shared tree can keep. Access control lists (`system.`) are not supported yet: without their checks they
+/// would protect nothing.
+const PREFIXES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
 /// The flags of setxattr(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ impl VolumeNamespace {
     /// Plans a new value, or the removal with `value` none and `XattrMode::Replace`.
     ///
     /// # Errors
-    /// EEXIST, ENODATA by the mode; ERANGE for the name; ENOSPC when all attributes together are too long.
+    /// EOPNOTSUPP, ERANGE for the name; EEXIST, ENODATA by the mode; ENOSPC when all attributes together are too long.
     pub fn plan_set_xattr(
         &self,
         inode: InodeNumber,
@@ -36,7 +37,8 @@ impl VolumeNamespace {
         mode: XattrMode,
         caller: CallerIdentity,
     ) -> Result<Vec<RecordEffect>, Errno> {
-        if name.starts_with(RESERVED_PREFIX) || name.starts_with(ACL_PREFIX) {
+        let is_supported = PREFIXES.iter().any(|prefix| name.starts_with(prefix) && name.len() > prefix.len());
+        if !is_supported || name.starts_with(RESERVED_PREFIX) {
             return Err(Errno::OPNOTSUPP);
         }
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
