@@ -49,6 +49,13 @@ impl PathPosition {
         path.next().map_or(Self::Last, |successor| Self::Before(successor.clone()))
     }
 
+    /// Whether the path of a client's log begins at a node.
+    pub fn is_first(record: &VolumeRecord, client: u16, node: &NodeName) -> bool {
+        let is_writing = PathVersion::of(record, client).is_writing;
+        let source = record.clients.get(usize::from(client)).filter(|_| is_writing);
+        source.or(record.chain.first()) == Some(node)
+    }
+
     /// The next node.
     pub fn successor(&self) -> Option<&NodeName> {
         match self {
@@ -71,6 +78,8 @@ mod tests {
             current = next;
         }
         assert_eq!(PathPosition::of(record, client, &current), PathPosition::Last);
+        assert!(PathPosition::is_first(record, client, &NodeName::new(first).unwrap()));
+        assert!(names.len() == 1 || !PathPosition::is_first(record, client, &current));
         names
     }
 

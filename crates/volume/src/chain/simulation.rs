@@ -164,8 +164,11 @@ impl Simulation {
         match PathPosition::of(&known, log as u16, &name) {
             PathPosition::Off => state.appends.clear(),
             PathPosition::Last => {
-                let stored = state.chain.stored();
-                state.chain.commit(stored, stored);
+                let announced = state.appends.iter().map(|append| append.end).max();
+                let is_first = PathPosition::is_first(&known, log as u16, &name);
+                let end = if is_first { state.chain.stored() } else { announced.unwrap_or(LogPoint::START) };
+                let published = state.chain.published().point;
+                state.chain.commit(end, published);
             }
             PathPosition::Before(successor) => {
                 let successor = self.index_of(&successor);

@@ -57,6 +57,8 @@ struct CopierTask {
     looks: u64,
     restart: Option<LogRestart>,
     must_send: bool,
+    path: PathVersion,
+    is_first: bool,
 }
 
 /// Where new records of the log come from.
@@ -180,11 +182,14 @@ impl LogCopier {
         let must_open = state.record.joining.as_ref() == position.successor()
             && position.successor().is_some()
             && self.link.as_ref().is_none_or(|link| link.path() != path);
+        let is_first = PathPosition::is_first(&state.record, self.client, own_name);
         let has_client = state.client_of(self.client).is_some();
         let log = state.log(self.client);
         let (stored, committed) = (log.chain.stored(), log.chain.committed());
         let poll_at = self.polled_at + if log.is_urgent() { URGENT_POLL_INTERVAL } else { POLL_INTERVAL };
-        let has_answer = |append: &PendingAppend| append.path != path || append.end > stored || append.end <= committed;
+        let is_last = position == PathPosition::Last;
+        let has_answer =
+            |append: &PendingAppend| is_last || append.path != path || append.end > stored || append.end <= committed;
         let has_appends = log.appends.iter().any(has_answer);
         let must_look = log.looks_requested > log.looks_done || (is_source && has_client && is_due(self.next_look));
         let (published, published_everywhere) = (log.chain.published().point, log.chain.published_everywhere());
@@ -194,7 +199,7 @@ impl LogCopier {
                 ((stored > committed || must_open) && is_due(self.retry_at))
                     || (lags_elsewhere && is_due(poll_at.max(self.retry_at)))
             }
-            PathPosition::Last => stored > committed || published_everywhere < published.min(committed),
+            PathPosition::Last => (is_first && stored > committed) || published_everywhere < published.min(committed),
             PathPosition::Off => !log.appends.is_empty(),
         };
         if !(has_appends || must_look || must_send || log.restart.is_some()) {
@@ -207,7 +212,7 @@ impl LogCopier {
             LogSource::Predecessor { end: appends.map(|append| append.end).max().unwrap_or(stored) }
         };
         let (looks, restart) = (log.looks_requested, log.restart);
-        Some(CopierTask { record: state.record.clone(), position, source, looks, restart, must_send })
+        Some(CopierTask { record: state.record.clone(), position, source, looks, restart, must_send, path, is_first })
     }
 
     /// Validates new records. They are stored when they are as safe as the volume promises.
@@ -292,8 +297,14 @@ impl LogCopier {
             PathPosition::Before(_) => return,
             PathPosition::Last => {
                 self.link = None;
-                let stored = self.volume.lock().log(self.client).chain.stored();
-                return self.set_committed(stored, stored);
+                let mut state = self.volume.lock();
+                let log = state.log(self.client);
+                let announced = log.appends.iter().filter(|append| append.path == task.path).map(|append| append.end);
+                // Only the beginning of the path knows what the log has; another node may have a rest of an earlier path.
+                let end = if task.is_first { log.chain.stored() } else { announced.max().unwrap_or(LogPoint::START) };
+                let published = log.chain.published().point;
+                drop(state);
+                return self.set_committed(end, published);
             }
             PathPosition::Off => {
                 self.link = None;
