@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::statvfs;
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// A mount that ends when this value is dropped.
@@ -28,12 +30,27 @@ impl Drop for MountPoint {
     }
 }
 
-/// Mounts a volume, and returns the device that the session reads. The kernel checks permissions.
+/// Detaches the mounts of clients that died, and no other. stat(2) would be answered from the kernel's cache; statfs(2)
+/// asks the client.
+pub fn detach_dead_mounts(path: &Path) {
+    while is_dead(path) {
+        if unmount(path, UnmountFlags::DETACH).is_err() {
+            return;
+        }
+    }
+}
+
+fn is_dead(path: &Path) -> bool {
+    statvfs(path).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
+}
+
+/// Mounts a volume, and returns the device that the session reads. The kernel checks permissions. A dead mount at the path
+/// stays below this one, until the supervisor ends: programs never see the directory below both.
 ///
 /// # Errors
 /// As open(2) of `/dev/fuse` and mount(2).
 pub fn mount_volume(name: &str, path: &Path) -> io::Result<(OwnedFd, MountPoint)> {
-    let path = path.canonicalize()?;
+    let path = if is_dead(path) { path.to_owned() } else { path.canonicalize()? };
     let device: File = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
     let options =
         format!("fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other", device.as_raw_fd());

@@ -21,6 +21,6 @@ mod unused_inodes;
 mod write_permission;
 
 pub use client::VolumeClient;
-pub use device::{MountPoint, mount_volume};
+pub use device::{MountPoint, detach_dead_mounts, mount_volume};
 pub use filesystem::VolumeFilesystem;
 pub use offload_link::{OffloadLink, OffloadRequest};

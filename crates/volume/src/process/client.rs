@@ -195,8 +195,7 @@ impl OffloadConnection {
     }
 
     fn try_attach(&self) -> io::Result<(MessageChannel, Result<Box<AttachedClient>, ClientRunError>)> {
-        let mut channel = self.connect()?;
-        self.sender.send_message(&ClientMessage::Attach { volume: self.volume.clone() });
+        let mut channel = self.connect(&ClientMessage::Attach { volume: self.volume.clone() })?;
         let answer = match channel.receive()? {
             OffloadMessage::Attached(attached) => Ok(attached),
             OffloadMessage::Refused(reason) => Err(ClientRunError::Refused(reason)),
@@ -205,8 +204,10 @@ impl OffloadConnection {
         Ok((channel, answer))
     }
 
-    fn connect(&self) -> io::Result<MessageChannel> {
-        let channel = MessageChannel::connect(&self.store.offload_socket())?;
+    /// The first message is sent before other threads can send theirs.
+    fn connect(&self, first_message: &ClientMessage) -> io::Result<MessageChannel> {
+        let mut channel = MessageChannel::connect(&self.store.offload_socket())?;
+        channel.send(first_message)?;
         self.sender.set_channel(Some(channel.try_clone()?));
         Ok(channel)
     }
@@ -222,9 +223,8 @@ impl OffloadConnection {
     }
 
     fn try_reattach(&self, client: &VolumeClient, number: u16) -> io::Result<MessageChannel> {
-        let mut channel = self.connect()?;
         let (volume, term) = (self.volume.clone(), client.term());
-        self.sender.send_message(&ClientMessage::Reattach { volume, client: number, term });
+        let mut channel = self.connect(&ClientMessage::Reattach { volume, client: number, term })?;
         match channel.receive()? {
             OffloadMessage::Reattached(marks) => {
                 client.advance_published(marks[usize::from(number)].point);

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::pidfd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::statvfs;
 use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use crate::mount::detach_dead_mounts;
 
 /// A process that dies at once is not started again before this.
 const RESTART_INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -108,7 +108,6 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
     pub fn start(mount_point: &Path, command: C) -> io::Result<Self> {
         let processes = SupervisedProcesses { command, processes: Vec::new() };
         let mut supervisor = Self { mount_point: mount_point.to_owned(), processes };
-        detach_dead_mount(mount_point);
         supervisor.processes.start(ProcessRole::Client)?;
         let client = &mut supervisor.processes.processes[0];
         let mut output = client.child.stdout.take().expect("standard output is a pipe");
@@ -127,10 +126,8 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         if let Some(status) = self.processes.collect_ended().filter(ExitStatus::success) {
             return Some(status);
         }
-        if self.processes.is_restart_due() {
-            detach_dead_mount(&self.mount_point);
-            self.processes.restart_due();
-        }
+        // The dead mount stays until the next client mounts: programs get ENOTCONN, and not the directory below.
+        self.processes.restart_due();
         None
     }
 
@@ -148,20 +145,10 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
     }
 }
 
-/// Detaches the mounts of clients that died, and no other. stat(2) would be answered from the kernel's cache; statfs(2)
-/// asks the client.
-fn detach_dead_mount(mount_point: &Path) {
-    while statvfs(mount_point).is_err_and(|error| error == Errno::NOTCONN) {
-        if unmount(mount_point, UnmountFlags::DETACH).is_err() {
-            return;
-        }
-    }
-}
-
 impl<C> Drop for MountSupervisor<C> {
     fn drop(&mut self) {
         self.processes.kill_all();
-        detach_dead_mount(&self.mount_point);
+        detach_dead_mounts(&self.mount_point);
     }
 }
 
@@ -243,10 +230,6 @@ impl<C: Fn(ProcessRole) -> Command> SupervisedProcesses<C> {
             last = Some(status);
         }
         last
-    }
-
-    fn is_restart_due(&self) -> bool {
-        self.processes.iter().any(|process| process.restart_at.is_some_and(|at| at <= Instant::now()))
     }
 
     /// Starts again what has died. What cannot be started is tried again later.

@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("processes_killed_in_turns_and_together_lose_nothing", || kill_under_load(TURNS, 30, Durability::Memory)),
     ("all_processes_killed_at_once_lose_nothing", || kill_under_load(&[ALL_AT_ONCE], 20, Durability::Memory)),
     ("all_processes_killed_at_once_lose_nothing_on_disk", || kill_under_load(&[ALL_AT_ONCE], 8, Durability::Disk)),
+    ("nothing_is_written_below_the_mount_of_a_killed_client", nothing_is_written_below_the_mount_of_a_killed_client),
     ("a_client_recovers_what_was_not_published", a_client_recovers_what_was_not_published),
     ("a_stopped_worker_is_replaced", a_stopped_worker_is_replaced),
 ];
@@ -242,4 +243,26 @@ fn a_stopped_worker_is_replaced() {
     assert!(fs::read(volume.path().join("file")).unwrap() == data);
     assert_ne!(volume.process_id(ProcessRole::Worker), stopped);
     println!("a stopped worker is replaced: {:.1} s", started.elapsed().as_secs_f64());
+}
+
+/// A program that writes while the client is replaced gets errors, or its file is in the volume.
+fn nothing_is_written_below_the_mount_of_a_killed_client() {
+    let mut volume = MountedVolume::create();
+    let path = volume.path();
+    for round in 0..3 {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut file = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = fs::write(path.join(format!("round-{round}-{file}")), b"x");
+                    file += 1;
+                }
+            });
+            volume.kill(&[ProcessRole::Client]);
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+    volume.unmount();
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 0, "files are in the directory below the mount");
 }
