@@ -2,7 +2,7 @@
 //! ring, and effects that decode encode unchanged.
 #![no_main]
 
-use farfork_volume::log::{LogPoint, LogStorage, RING_OFFSET, newest_header};
+use farfork_volume::log::{LogHeader, LogPoint, LogStorage, RING_OFFSET};
 use farfork_volume::record::{RecordEffect, PAGE_BYTES, decode_body, encode_body};
 use farfork_volume::replay::LogReplay;
 use libfuzzer_sys::fuzz_target;
@@ -29,7 +29,7 @@ impl LogStorage for InputLog<'_> {
 fuzz_target!(|input: &[u8]| {
     let Some((kind, bytes)) = input.split_first() else { return };
     match kind % 3 {
-        0 => _ = newest_header(bytes),
+        0 => _ = LogHeader::decode(bytes),
         1 => decode_and_encode(bytes),
         _ => replay(bytes),
     }

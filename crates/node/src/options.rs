@@ -9,7 +9,7 @@ use farfork_wire::NodeName;
 
 pub use crate::seeds::SeedBudget;
 
-/// What a node keeps when it has ended, and when the machine has.
+/// The directory of files that outlive a node and a start of the machine.
 const STATE_DIR: &str = "/var/lib/farfork";
 
 /// How a node is run.

@@ -59,7 +59,7 @@ pub fn locate_volumes(node_socket: &Path) -> io::Result<VolumeLocation> {
     serde_json::from_slice(&answer).map_err(io::Error::other)
 }
 
-/// What the processes of the volumes are started with.
+/// The arguments of the processes of the volumes.
 #[derive(Debug)]
 pub(crate) struct VolumeServiceConfig {
     pub(crate) node: NodeName,
@@ -105,7 +105,7 @@ impl Drop for VolumeService {
 
 /// Why a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wakeup {
+enum ServiceWakeup {
     /// The daemon stops.
     Stop,
     /// Commands have connected.
@@ -131,9 +131,9 @@ impl VolumeServiceThread {
         // A catalog that cannot be read is reported by the offload process.
         while !catalog.read().map_or(true, |contents| contents.is_in_use()) {
             match self.wait(CATALOG_INTERVAL)? {
-                Wakeup::Stop => return Ok(()),
-                Wakeup::Connections => break,
-                Wakeup::Timeout => {}
+                ServiceWakeup::Stop => return Ok(()),
+                ServiceWakeup::Connections => break,
+                ServiceWakeup::Timeout => {}
             }
         }
         loop {
@@ -143,7 +143,7 @@ impl VolumeServiceThread {
             };
             tracing::error!(failure, "this node serves no volumes: it is tried again");
             self.answer_all(Some(&failure));
-            if self.wait(RETRY_INTERVAL)? == Wakeup::Stop {
+            if self.wait(RETRY_INTERVAL)? == ServiceWakeup::Stop {
                 return Ok(());
             }
         }
@@ -154,7 +154,7 @@ impl VolumeServiceThread {
         loop {
             self.answer_all(None);
             supervisor.wait(&[self.stopped.as_fd(), self.listener.as_fd()], None)?;
-            if self.wait(Duration::ZERO)? == Wakeup::Stop {
+            if self.wait(Duration::ZERO)? == ServiceWakeup::Stop {
                 return Ok(());
             }
             supervisor.check();
@@ -162,16 +162,16 @@ impl VolumeServiceThread {
     }
 
     /// Waits until commands have connected, or the daemon stops.
-    fn wait(&self, limit: Duration) -> io::Result<Wakeup> {
+    fn wait(&self, limit: Duration) -> io::Result<ServiceWakeup> {
         let watched = [self.stopped.as_fd(), self.listener.as_fd()];
         let mut polled = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
         rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit)))?;
         let [stop, connections] = polled.map(|fd| !fd.revents().is_empty());
         Ok(match (stop, connections) {
-            (true, _) => Wakeup::Stop,
-            (false, true) => Wakeup::Connections,
-            (false, false) => Wakeup::Timeout,
+            (true, _) => ServiceWakeup::Stop,
+            (false, true) => ServiceWakeup::Connections,
+            (false, false) => ServiceWakeup::Timeout,
         })
     }
 

@@ -99,7 +99,7 @@ fn file_on_each_replica() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// What `ls`, `status` and the metrics say of a volume that two nodes have written.
+/// Checks `ls`, `status` and the metrics of a volume that two nodes have written.
 fn require_status(cluster: &Cluster) {
     let listed = cluster.node(2).json(&["volume", "ls"]);
     let volume = &listed["volumes"][0];

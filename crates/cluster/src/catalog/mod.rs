@@ -167,8 +167,8 @@ pub struct VolumeRecord {
     pub replicas: Vec<NodeName>,
     /// The live replicas, in the order in which a log passes them.
     pub chain: Vec<NodeName>,
-    /// A replica that catches up. It takes the logs as the last of the chain, and becomes a member when its shared tree is
-    /// that of the others.
+    /// A replica that catches up. It takes the logs as the last of the chain, and becomes a member when its shared tree
+    /// equals the others.
     pub joining: Option<NodeName>,
     /// Rises with each change of `chain` and `joining`. A node of an earlier epoch cannot acknowledge.
     pub epoch: u64,
@@ -189,6 +189,28 @@ pub struct VolumeRecord {
     pub term: u32,
 }
 
+impl VolumeRecord {
+    /// The record of a volume that is being created: each replica is live, and no client has mounted it.
+    pub fn new(id: u64, replicas: Vec<NodeName>, log_bytes: u64, durability: Durability) -> Self {
+        Self {
+            revision: 0,
+            id,
+            state: VolumeState::Creating,
+            chain: replicas.clone(),
+            replicas,
+            joining: None,
+            epoch: 1,
+            log_bytes,
+            durability,
+            clients: Vec::new(),
+            client_terms: Vec::new(),
+            writer: None,
+            is_writer_fenced: false,
+            term: 0,
+        }
+    }
+}
+
 /// Where the offload process of a node is reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeNode {
@@ -204,7 +226,7 @@ pub enum CatalogError {
     /// The store cannot be reached.
     #[error("cannot {operation} the catalog {store}: {source}")]
     Store {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
         /// Which store.
         store: String,

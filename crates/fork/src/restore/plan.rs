@@ -385,7 +385,7 @@ fn write_sched_attr(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, Res
     Ok(writer.write_table(&words)?.offset)
 }
 
-/// What the header of a process's plan refers to outside of its tables.
+/// The parts of a process's plan outside of its tables that the header refers to.
 struct ProcessContext<'a> {
     position: &'a TreePosition<'a>,
     barrier: Option<u32>,

@@ -33,14 +33,30 @@ impl Collector for VolumeCollector {
             return Ok(());
         }
         encode_replicas(&mut encoder, &volumes)?;
-        let mut encode_logs = |name, help, bytes| encode_logs(&mut encoder, (name, help), &volumes, bytes);
-        encode_logs("volume_logged", "Bytes of a client's log that a replica has.", |log| log.logged)?;
-        let help = "Bytes of a client's log that each live replica has.";
-        encode_logs("volume_committed", help, |log| log.committed)?;
-        let help = "Bytes of a client's log that a replica has published to its shared tree.";
-        encode_logs("volume_published", help, |log| log.published)
+        LOG_METRICS.iter().try_for_each(|metric| encode_logs(&mut encoder, metric, &volumes))
     }
 }
+
+/// A metric of each log.
+struct LogMetric {
+    name: &'static str,
+    help: &'static str,
+    bytes: fn(&LogStatus) -> u64,
+}
+
+const LOG_METRICS: [LogMetric; 3] = [
+    LogMetric { name: "volume_logged", help: "Bytes of a client's log that a replica has.", bytes: |log| log.logged },
+    LogMetric {
+        name: "volume_committed",
+        help: "Bytes of a client's log that each live replica has.",
+        bytes: |log| log.committed,
+    },
+    LogMetric {
+        name: "volume_published",
+        help: "Bytes of a client's log that a replica has published to its shared tree.",
+        bytes: |log| log.published,
+    },
+];
 
 /// The volumes with their replicas, as far as the offload process answers in time.
 fn list_volumes(store: &Path) -> Vec<VolumeStatus> {
@@ -69,9 +85,8 @@ fn encode_replicas(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]
 
 fn encode_logs(
     encoder: &mut DescriptorEncoder<'_>,
-    (name, help): (&str, &str),
+    LogMetric { name, help, bytes }: &LogMetric,
     volumes: &[VolumeStatus],
-    bytes: fn(&LogStatus) -> u64,
 ) -> fmt::Result {
     let mut metric = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Counter)?;
     for (volume, replica) in replicas_of(volumes) {
@@ -90,7 +105,7 @@ fn replicas_of(volumes: &[VolumeStatus]) -> impl Iterator<Item = (&VolumeStatus,
 
 #[cfg(test)]
 mod tests {
-    use farfork_cluster::catalog::{Durability, VolumeName, VolumeRecord, VolumeState};
+    use farfork_cluster::catalog::{Durability, VolumeName, VolumeRecord};
     use farfork_wire::NodeName;
     use prometheus_client::registry::Registry;
 
@@ -103,29 +118,15 @@ mod tests {
         fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
             let volumes = std::slice::from_ref(&self.0);
             encode_replicas(&mut encoder, volumes)?;
-            encode_logs(&mut encoder, ("volume_logged", "Bytes."), volumes, |log| log.logged)
+            encode_logs(&mut encoder, &LOG_METRICS[0], volumes)
         }
     }
 
     #[test]
     fn each_log_of_each_replica_has_a_value() {
         let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
-        let record = VolumeRecord {
-            revision: 1,
-            id: 1,
-            state: VolumeState::Ready,
-            replicas: vec![n1.clone(), n2.clone()],
-            chain: vec![n1.clone()],
-            joining: None,
-            epoch: 2,
-            log_bytes: 8 << 20,
-            durability: Durability::Memory,
-            clients: vec![n2.clone()],
-            client_terms: Vec::new(),
-            writer: None,
-            is_writer_fenced: false,
-            term: 0,
-        };
+        let mut record = VolumeRecord::new(1, vec![n1.clone(), n2.clone()], 8 << 20, Durability::Memory);
+        record.clients = vec![n2.clone()];
         let log = LogStatus { logged: 4096, committed: 4096, published: 0 };
         let replicas = vec![
             ReplicaStatus { node: n1, failure: None, logs: vec![log] },

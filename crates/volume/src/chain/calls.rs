@@ -29,7 +29,7 @@ pub struct OpenLog {
     pub revision: u64,
     /// The path as the predecessor knows it.
     pub path: PathVersion,
-    /// Whose log.
+    /// The client of the log.
     pub client: u16,
     /// The predecessor has published the log up to here. A replica that catches up begins here.
     pub published: PublishedMark,
@@ -58,7 +58,7 @@ pub struct AppendLog {
     pub revision: u64,
     /// The path as the predecessor knows it.
     pub path: PathVersion,
-    /// Whose log.
+    /// The client of the log.
     pub client: u16,
     /// Its new end.
     pub end: LogPoint,

@@ -42,7 +42,7 @@ pub struct LogRegion {
     pub file: File,
     /// Size of the ring.
     pub ring_bytes: u64,
-    /// What may be written.
+    /// The bytes that the predecessor may write.
     pub window: Arc<WritableWindow>,
 }
 

@@ -106,22 +106,8 @@ fn raise_epoch(record: &mut VolumeRecord, is_changed: bool) -> bool {
 pub(super) fn test_record(chain: &[&str], clients: &[&str]) -> VolumeRecord {
     use farfork_cluster::catalog::{Durability, VolumeState};
     let names = |names: &[&str]| names.iter().map(|name| NodeName::new(name).unwrap()).collect::<Vec<_>>();
-    VolumeRecord {
-        revision: 1,
-        id: 1,
-        state: VolumeState::Ready,
-        replicas: names(&["n1", "n2", "n3"]),
-        chain: names(chain),
-        joining: None,
-        epoch: 1,
-        log_bytes: 0,
-        durability: Durability::Memory,
-        clients: names(clients),
-        client_terms: Vec::new(),
-        writer: None,
-        is_writer_fenced: false,
-        term: 0,
-    }
+    let record = VolumeRecord::new(1, names(&["n1", "n2", "n3"]), 0, Durability::Memory);
+    VolumeRecord { revision: 1, state: VolumeState::Ready, chain: names(chain), clients: names(clients), ..record }
 }
 
 #[cfg(test)]

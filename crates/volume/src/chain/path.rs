@@ -55,14 +55,6 @@ impl PathPosition {
         let source = record.clients.get(usize::from(client)).filter(|_| is_writing);
         source.or(record.chain.first()) == Some(node)
     }
-
-    /// The next node.
-    pub fn successor(&self) -> Option<&NodeName> {
-        match self {
-            Self::Before(successor) => Some(successor),
-            Self::Off | Self::Last => None,
-        }
-    }
 }
 
 #[cfg(test)]

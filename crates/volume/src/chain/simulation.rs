@@ -57,7 +57,7 @@ struct SimNode {
     is_catching_up: bool,
 }
 
-struct Simulation {
+struct ChainSimulation {
     random: Rng,
     record: VolumeRecord,
     nodes: Vec<SimNode>,
@@ -88,7 +88,7 @@ impl SimLog {
     }
 }
 
-impl Simulation {
+impl ChainSimulation {
     fn new(seed: u64) -> Self {
         let record = test_record(&NODES, &NODES);
         let nodes = record.replicas.iter().map(|name| SimNode {
@@ -447,7 +447,7 @@ impl Simulation {
 fn no_schedule_loses_an_acknowledged_record() {
     let (mut acknowledged, mut fail_overs, mut joins) = (0, 0, 0);
     for seed in 0..SEEDS {
-        let mut simulation = Simulation::new(seed);
+        let mut simulation = ChainSimulation::new(seed);
         for _ in 0..STEPS {
             simulation.step();
             simulation.check(seed);

@@ -8,7 +8,7 @@ use std::path::Path;
 use farfork_sys::shared_mapping::SharedMapping;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::layout::{LogHeader, LogHeaderError, RING_OFFSET, newest_header};
+use super::layout::{LogHeader, LogHeaderError, RING_OFFSET};
 use super::storage::LogStorage;
 
 /// A log file and its mapping.
@@ -25,7 +25,7 @@ pub enum LogFileError {
     /// A system call failed.
     #[error("cannot access the log: {0}")]
     Access(#[from] io::Error),
-    /// The file is no log, or both headers are damaged.
+    /// The file is no log, or its header is damaged.
     #[error("cannot read the log: {0}")]
     Header(#[from] LogHeaderError),
 }
@@ -38,7 +38,7 @@ impl LogFile {
     pub fn create(path: &Path, header: &LogHeader) -> io::Result<()> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         fallocate(&file, FallocateFlags::empty(), 0, RING_OFFSET + header.ring_bytes)?;
-        file.write_all_at(&header.encode(), header.slot_offset())?;
+        file.write_all_at(&header.encode(), 0)?;
         file.sync_all()
     }
 
@@ -48,14 +48,14 @@ impl LogFile {
     /// When the file is no log of this version.
     pub fn open(path: &Path) -> Result<Self, LogFileError> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        let mut slots = vec![0; RING_OFFSET as usize];
-        file.read_exact_at(&mut slots, 0)?;
-        let header = newest_header(&slots)?;
+        let mut bytes = vec![0; RING_OFFSET as usize];
+        file.read_exact_at(&mut bytes, 0)?;
+        let header = LogHeader::decode(&bytes)?;
         let mapping = SharedMapping::map_file(&file, (RING_OFFSET + header.ring_bytes) as usize)?;
         Ok(Self { file, mapping, header })
     }
 
-    /// The newest header.
+    /// The header.
     pub fn header(&self) -> &LogHeader {
         &self.header
     }

@@ -10,7 +10,7 @@ mod storage;
 
 pub use appender::{AppendedRecord, LogAppender};
 pub use file::{LogFile, LogFileError};
-pub use layout::{LOG_BYTES_MAX, LOG_BYTES_MIN, LogHeader, LogHeaderError, RING_OFFSET, file_offset, newest_header};
+pub use layout::{LOG_BYTES_MAX, LOG_BYTES_MIN, LogHeader, LogHeaderError, RING_OFFSET, file_offset};
 pub use ring::{LogPoint, LogRing, RecordPlacement, RingError};
 pub use storage::LogStorage;
 

@@ -116,11 +116,6 @@ impl VolumeClient {
         self.lock().log.ring().head()
     }
 
-    /// The beginning of the part of the log that is not published.
-    pub fn tail(&self) -> LogPoint {
-        self.lock().log.ring().tail()
-    }
-
     /// Whether the log has something that is not published.
     pub(super) fn has_unpublished(&self) -> bool {
         self.lock().log.ring().used_bytes() > 0
@@ -236,7 +231,7 @@ impl VolumeClient {
 
     fn release_write(&self, state: &mut ClientState) {
         state.permission.release();
-        self.link.send(OffloadRequest::Released(state.log.ring().head()));
+        self.link.send(OffloadRequest::Released);
         self.changed.notify_all();
     }
 

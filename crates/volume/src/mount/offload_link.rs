@@ -9,8 +9,8 @@ use crate::log::LogPoint;
 pub enum OffloadRequest {
     /// This client wants to write. The answer is `VolumeClient::grant_write`.
     AcquireWrite,
-    /// This client writes no more; its log ends here.
-    Released(LogPoint),
+    /// This client writes no more.
+    Released,
     /// Each live replica is to have the log up to here. The answer is `VolumeClient::acknowledge_commit`.
     Commit(LogPoint),
     /// What others have logged until now is wanted. The answer is `VolumeClient::acknowledge_refresh` with this number.

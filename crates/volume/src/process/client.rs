@@ -147,9 +147,7 @@ impl MessageSender {
             *channel = None;
         }
     }
-}
 
-impl MessageSender {
     /// Sends a hint that the log has more, unless the offload process seems to take nothing.
     fn send_hint(&self) {
         if self.hints.load(Ordering::Relaxed) < HINTS_MAX {
@@ -168,7 +166,7 @@ impl OffloadLink for MessageSender {
     fn send(&self, request: OffloadRequest) {
         self.send_message(&match request {
             OffloadRequest::AcquireWrite => ClientMessage::AcquireWrite,
-            OffloadRequest::Released(head) => ClientMessage::Released(head),
+            OffloadRequest::Released => ClientMessage::Released,
             OffloadRequest::Commit(point) => ClientMessage::Commit(point),
             OffloadRequest::Refresh(request) => ClientMessage::Refresh { request },
         });

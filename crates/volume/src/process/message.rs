@@ -35,8 +35,8 @@ pub(super) enum ClientMessage {
     Commit(LogPoint),
     /// The client wants to write. The answer is `WriteGranted`, after every `Changed` of the earlier writers.
     AcquireWrite,
-    /// The answer to `ReleaseWrite`: the log ends here, and nothing is appended before the next `WriteGranted`.
-    Released(LogPoint),
+    /// The answer to `ReleaseWrite`: nothing is appended before the next `WriteGranted`.
+    Released,
     /// open(2): answer `Refreshed` after every `Changed` that has what other clients had logged until now.
     Refresh {
         /// Repeated in the answer.

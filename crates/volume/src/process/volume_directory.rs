@@ -155,7 +155,7 @@ impl VolumeDirectory {
     /// # Errors
     /// As `LogFile::create`.
     pub(super) fn ensure_log(&self, header: &LogHeader) -> io::Result<()> {
-        let client = header.client as u16;
+        let client = header.client;
         self.open_shared()?.create_mark(client)?;
         let path = self.log_path(client);
         if path.exists() {

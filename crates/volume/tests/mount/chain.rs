@@ -5,7 +5,6 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
 use farfork_cluster::catalog::{Durability, VolumeName};
 use farfork_volume::process::{ControlAnswer, ControlRequest, ProcessRole, ReplicaReplacement, send_control_request};
@@ -14,7 +13,7 @@ use rustix::process::Signal;
 
 use super::mounted_volume::LOG_BYTES;
 use super::test_node::VOLUME;
-use super::volume_cluster::VolumeCluster;
+use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 /// The tests of this file.
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -30,8 +29,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 /// No failure is to be detected.
 const NO_DETECTION_MS: u64 = 60_000;
-/// Long enough for a process that waits for a processor.
-const DETECTION_MS: u64 = 3_000;
+/// A busy machine is no failure of a node.
+const DETECTION_MS: u64 = 10_000;
 
 fn write_and_sync(path: &Path, bytes: &[u8]) {
     let mut file = File::create(path).unwrap();
@@ -40,7 +39,7 @@ fn write_and_sync(path: &Path, bytes: &[u8]) {
 }
 
 fn what_one_node_wrote_the_others_read() {
-    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     for round in 0..20_u8 {
         let (writer, name) = (usize::from(round) % 3, format!("file-{round}"));
         let data = vec![round; 1 + 7919 * usize::from(round)];
@@ -54,7 +53,7 @@ fn what_one_node_wrote_the_others_read() {
 }
 
 fn a_file_that_changed_elsewhere_is_read_anew() {
-    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     let path = |node: usize| cluster.path(node).join("file");
     fs::write(path(0), vec![b'a'; 100_000]).unwrap();
     for round in 0..10_u8 {
@@ -70,7 +69,7 @@ fn a_file_that_changed_elsewhere_is_read_anew() {
 }
 
 fn names_that_changed_elsewhere_are_seen() {
-    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     let path = |node: usize, name: &str| cluster.path(node).join(name);
     fs::create_dir_all(path(0, "one/inner")).unwrap();
     fs::write(path(0, "one/inner/file"), b"1").unwrap();
@@ -95,7 +94,7 @@ fn names_that_changed_elsewhere_are_seen() {
 }
 
 fn nodes_write_in_turns() {
-    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     const FILES: usize = 15;
     thread::scope(|scope| {
         for node in 0..3 {
@@ -125,7 +124,7 @@ fn nodes_write_in_turns() {
 
 /// Each process of each node is killed while another node writes.
 fn a_killed_process_of_any_node_loses_nothing() {
-    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     let mut round = 0;
     for victim in 0..3 {
         for role in [ProcessRole::Worker, ProcessRole::Offload, ProcessRole::Client] {
@@ -137,7 +136,8 @@ fn a_killed_process_of_any_node_loses_nothing() {
                         write_and_sync(&cluster.path(writer).join(name(record)), name(record).as_bytes());
                     }
                 });
-                thread::sleep(Duration::from_millis(20));
+                let is_writing = || cluster.path(writer).join(name(2)).exists();
+                cluster.nodes[writer].wait_for("the node writes", is_writing);
                 cluster.nodes[victim].kill(&[role]);
                 writing.join().unwrap();
             });
@@ -154,7 +154,7 @@ fn a_killed_process_of_any_node_loses_nothing() {
 }
 
 fn a_stopped_replica_leaves_the_chain_and_returns() {
-    let cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, DETECTION_MS);
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
     for victim in [2, 1] {
         write_and_sync(&cluster.path(0).join(format!("before-{victim}")), b"before");
         cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::STOP.as_raw());
@@ -172,7 +172,7 @@ fn a_stopped_replica_leaves_the_chain_and_returns() {
 }
 
 fn another_node_continues_after_the_death_of_the_writers() {
-    let mut cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, DETECTION_MS);
+    let mut cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
     for (round, victim) in [0, 1, 2].into_iter().enumerate() {
         let next = (victim + 1) % 3;
         write_and_sync(&cluster.path(victim).join(format!("acknowledged-{round}")), &vec![round as u8; 200_000]);
@@ -191,7 +191,7 @@ fn another_node_continues_after_the_death_of_the_writers() {
 }
 
 fn a_replica_is_replaced_by_another_node() {
-    let mut cluster = VolumeCluster::mounted(LOG_BYTES, Durability::Memory, DETECTION_MS);
+    let mut cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
     write_and_sync(&cluster.path(0).join("before"), &vec![1; 3 * LOG_BYTES as usize]);
     std::os::unix::fs::symlink("before", cluster.path(1).join("link")).unwrap();
     write_and_sync(&cluster.path(2).join("by-the-last"), b"of the node that is lost");

@@ -12,7 +12,7 @@ use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 
 use super::mounted_volume::MountedVolume;
-use super::volume_cluster::VolumeCluster;
+use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("first_figures_next_to_a_floor", first_figures_next_to_a_floor),
@@ -40,7 +40,7 @@ fn first_figures_next_to_a_floor() {
         }
         measure_side(&format!("one replica, {durability:?}"), &volume.path());
         drop(volume);
-        let cluster = VolumeCluster::mounted(LOG_BYTES, durability, DETECTION_MS);
+        let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, durability, DETECTION_MS);
         measure_side(&format!("three replicas, {durability:?}"), &cluster.path(0));
     }
 }

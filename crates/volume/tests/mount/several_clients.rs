@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::Durability;
 use farfork_sys::shared_mapping::SharedMapping;
 use farfork_volume::process::ProcessRole;
-use tempfile::TempDir;
 
-use super::mounted_volume::{LOG_BYTES, create_volume};
-use super::test_node::{TestNode, WAIT_LIMIT};
+use super::mounted_volume::LOG_BYTES;
+use super::test_node::WAIT_LIMIT;
+use super::volume_cluster::VolumeCluster;
 
 /// The tests of this file.
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -37,23 +37,16 @@ const DETECTION_MS: u64 = 60_000;
 
 /// A volume with a replica on each of two nodes, mounted on both.
 struct MountedPair {
-    nodes: [TestNode; 2],
-    _directory: TempDir,
+    cluster: VolumeCluster,
 }
 
 impl MountedPair {
     fn create() -> Self {
-        let directory = TempDir::new().unwrap();
-        let catalog = directory.path().join("catalog");
-        let mut nodes =
-            ["n1", "n2"].map(|name| TestNode::start(name, &directory.path().join(name), &catalog, DETECTION_MS));
-        create_volume(&nodes[0], &["n1", "n2"], LOG_BYTES, Durability::Memory);
-        nodes.iter_mut().for_each(TestNode::mount);
-        Self { nodes, _directory: directory }
+        Self { cluster: VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, DETECTION_MS) }
     }
 
     fn path(&self, node: usize, name: &str) -> PathBuf {
-        self.nodes[node].path().join(name)
+        self.cluster.nodes[node].path().join(name)
     }
 
     /// Whether open(2) finds a name. The kernel answers stat(2) from its cache for a while.
@@ -63,7 +56,7 @@ impl MountedPair {
 
     /// How many inodes that are no directories the shared tree of a node has.
     fn published_inodes(&self, node: usize) -> usize {
-        let groups = fs::read_dir(self.nodes[node].volume_path().join("shared/inodes")).unwrap();
+        let groups = fs::read_dir(self.cluster.nodes[node].volume_path().join("shared/inodes")).unwrap();
         groups.map(|group| fs::read_dir(group.unwrap().path()).unwrap().count()).sum()
     }
 }
@@ -73,7 +66,7 @@ fn a_file_stays_readable_when_another_client_removes_it() {
     fs::write(pair.path(0, "file"), vec![7; 300_000]).unwrap();
     let file = File::open(pair.path(1, "file")).unwrap();
     fs::remove_file(pair.path(0, "file")).unwrap();
-    pair.nodes[1].wait_for("the file is dropped", || pair.published_inodes(1) == 0);
+    pair.cluster.nodes[1].wait_for("the file is dropped", || pair.published_inodes(1) == 0);
     assert!(!pair.can_open(1, "file"));
     let mut data = vec![0; 300_000];
     file.read_exact_at(&mut data, 0).unwrap();
@@ -99,12 +92,13 @@ fn a_removed_file_stays_while_its_remover_has_it_open() {
     assert_eq!(&data, b"aftere");
     assert_eq!(pair.published_inodes(0), 2);
     drop(file);
-    pair.nodes[0].wait_for("the file is dropped on both nodes", || (0..2).all(|node| pair.published_inodes(node) == 1));
+    pair.cluster.nodes[0]
+        .wait_for("the file is dropped on both nodes", || (0..2).all(|node| pair.published_inodes(node) == 1));
 }
 
 fn clients_that_create_the_same_file_share_it() {
     let pair = MountedPair::create();
-    let nodes = [pair.nodes[0].path(), pair.nodes[1].path()];
+    let nodes = [pair.cluster.nodes[0].path(), pair.cluster.nodes[1].path()];
     for round in 0..40 {
         let winners: usize = thread::scope(|scope| {
             let creating = nodes.iter().enumerate().map(|(node, root)| {
@@ -217,7 +211,7 @@ fn a_client_without_its_offload_process_misses_nothing() {
                 fs::write(pair.path(0, "renamed"), format!("{round:05}")).unwrap();
                 fs::write(pair.path(0, &name), &name).unwrap();
             });
-            pair.nodes[1].kill(&[ProcessRole::Offload]);
+            pair.cluster.nodes[1].kill(&[ProcessRole::Offload]);
             writing.join().unwrap();
         });
         assert_eq!(fs::read_to_string(pair.path(1, &name)).unwrap(), name);
@@ -259,11 +253,11 @@ fn reading_takes_no_write_permission() {
     for file in 0..20 {
         fs::write(pair.path(0, &format!("file-{file}")), b"data").unwrap();
     }
-    let term = pair.nodes[0].status().record.term;
+    let term = pair.cluster.nodes[0].status().record.term;
     for file in 0..20 {
         assert_eq!(fs::read(pair.path(1, &format!("file-{file}"))).unwrap(), b"data");
         fs::remove_file(pair.path(0, &format!("file-{file}"))).unwrap();
         assert!(!pair.can_open(1, &format!("file-{file}")));
     }
-    assert_eq!(pair.nodes[0].status().record.term, term);
+    assert_eq!(pair.cluster.nodes[0].status().record.term, term);
 }

@@ -1,4 +1,4 @@
-//! Three nodes with a replica each of one volume, mounted on every node.
+//! Nodes with a replica each of one volume, mounted on every node.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,9 +11,10 @@ use tempfile::TempDir;
 use super::mounted_volume::create_volume;
 use super::test_node::TestNode;
 
-const NAMES: [&str; 3] = ["n1", "n2", "n3"];
+/// The usual names of three nodes.
+pub(crate) const THREE_NODES: [&str; 3] = ["n1", "n2", "n3"];
 
-/// Three nodes with a replica of one volume each.
+/// Nodes with a replica of one volume each.
 pub(crate) struct VolumeCluster {
     pub(crate) nodes: Vec<TestNode>,
     directory: TempDir,
@@ -22,12 +23,12 @@ pub(crate) struct VolumeCluster {
 
 impl VolumeCluster {
     /// Mounted on every node.
-    pub(crate) fn mounted(log_bytes: u64, durability: Durability, detection_ms: u64) -> Self {
+    pub(crate) fn mounted(names: &[&str], log_bytes: u64, durability: Durability, detection_ms: u64) -> Self {
         let directory = TempDir::new().unwrap();
         let catalog = directory.path().join("catalog");
         let start = |name: &&str| TestNode::start(name, &directory.path().join(name), &catalog, detection_ms);
-        let mut nodes: Vec<_> = NAMES.iter().map(start).collect();
-        create_volume(&nodes[0], &NAMES, log_bytes, durability);
+        let mut nodes: Vec<_> = names.iter().map(start).collect();
+        create_volume(&nodes[0], names, log_bytes, durability);
         nodes.iter_mut().for_each(TestNode::mount);
         Self { nodes, directory, detection_ms }
     }

@@ -70,7 +70,7 @@ impl MountVolume {
         })?;
         // Waits until the offload process has started, and refuses a volume that is not there.
         node.request(&object, &ControlRequest::Status(self.name.clone()))?;
-        let mount = Mount { volume: self.name.as_str(), store: node.store(), directory: &directory };
+        let mount = MountTarget { volume: self.name.as_str(), store: node.store(), directory: &directory };
         if self.foreground {
             mount.serve(global).context(object)?;
         } else {
@@ -95,13 +95,13 @@ fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
 }
 
 /// A volume, and where it is mounted.
-struct Mount<'a> {
+struct MountTarget<'a> {
     volume: &'a str,
     store: &'a Path,
     directory: &'a Path,
 }
 
-impl Mount<'_> {
+impl MountTarget<'_> {
     /// Mounts the volume, says so, and supervises its client until it is unmounted.
     fn serve(&self, global: &GlobalArgs) -> anyhow::Result<()> {
         let command = |role: ProcessRole| {
@@ -123,7 +123,7 @@ impl Mount<'_> {
     }
 }
 
-fn report(global: &GlobalArgs, mount: &Mount<'_>) {
+fn report(global: &GlobalArgs, mount: &MountTarget<'_>) {
     let (volume, directory) = (mount.volume, mount.directory.display());
     if global.json {
         print_json(&serde_json::json!({ "volume": volume, "directory": directory.to_string() }));
@@ -133,7 +133,7 @@ fn report(global: &GlobalArgs, mount: &Mount<'_>) {
 }
 
 /// Starts a background process that serves the mount, and waits until it has mounted.
-fn start_in_background(global: &GlobalArgs, mount: &Mount<'_>, log: &Path, object: &str) -> anyhow::Result<()> {
+fn start_in_background(global: &GlobalArgs, mount: &MountTarget<'_>, log: &Path, object: &str) -> anyhow::Result<()> {
     let failure = |cause: String| Failure::new(Code::Internal, object, cause);
     let open = OpenOptions::new().create(true).append(true).mode(0o600).open(log);
     let log_file = open.map_err(|error| failure(format!("cannot open its log {}: {error}", log.display())))?;
@@ -157,7 +157,7 @@ fn start_in_background(global: &GlobalArgs, mount: &Mount<'_>, log: &Path, objec
     Err(failure(cause).with_next_step(format!("correct this, then mount it again; see {}", log.display())).into())
 }
 
-/// What a log has got since it had this length, at most its end.
+/// Reads what was appended to a log since it had this length, at most its end.
 fn read_log_since(log: &Path, begin: u64) -> String {
     let read = || {
         let mut file = File::open(log)?;

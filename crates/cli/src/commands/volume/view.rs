@@ -149,22 +149,9 @@ mod tests {
 
     fn status() -> VolumeStatus {
         let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
-        let record = VolumeRecord {
-            revision: 3,
-            id: 9,
-            state: VolumeState::Ready,
-            replicas: vec![n1.clone(), n2.clone()],
-            chain: vec![n1.clone()],
-            joining: None,
-            epoch: 2,
-            log_bytes: 64 << 20,
-            durability: Durability::Disk,
-            clients: vec![n2.clone()],
-            client_terms: Vec::new(),
-            writer: Some(0),
-            is_writer_fenced: false,
-            term: 1,
-        };
+        let mut record = VolumeRecord::new(9, vec![n1.clone(), n2.clone()], 64 << 20, Durability::Disk);
+        (record.state, record.chain) = (VolumeState::Ready, vec![n1.clone()]);
+        (record.clients, record.writer) = (vec![n2.clone()], Some(0));
         let log = LogStatus { logged: 8192, committed: 4096, published: 0 };
         let replicas = vec![
             ReplicaStatus { node: n1, failure: None, logs: vec![log] },

@@ -57,7 +57,7 @@ struct CatalogDocument {
     contents: CatalogContents,
 }
 
-/// What every version of a document has.
+/// The part that every version of a document has.
 #[derive(Deserialize)]
 struct DocumentFormat {
     format: u32,

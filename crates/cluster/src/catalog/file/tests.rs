@@ -22,23 +22,8 @@ fn node_name(text: &str) -> NodeName {
 }
 
 fn new_record() -> VolumeRecord {
-    let replicas = vec![node_name("n1"), node_name("n2")];
-    VolumeRecord {
-        revision: 0,
-        id: 7,
-        state: VolumeState::Ready,
-        chain: replicas.clone(),
-        joining: None,
-        replicas,
-        epoch: 1,
-        log_bytes: 64 << 20,
-        durability: Durability::Memory,
-        clients: Vec::new(),
-        client_terms: Vec::new(),
-        writer: None,
-        is_writer_fenced: false,
-        term: 0,
-    }
+    let record = VolumeRecord::new(7, vec![node_name("n1"), node_name("n2")], 64 << 20, Durability::Memory);
+    VolumeRecord { state: VolumeState::Ready, ..record }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farfork_cluster::catalog::{VolumeName, VolumeRecord, VolumeState};
 
-use super::node::OffloadNode;
+use super::node::{OffloadNode, ReplicaError};
 use super::volume::{LocalClient, ReplicatedVolume};
 use super::{log_copier, writer};
 use crate::chain::calls::HasClient;
@@ -121,9 +121,8 @@ impl ClientSession {
                 ClientMessage::Appended => self.request_look(),
                 ClientMessage::Commit(point) => self.request_commit(point),
                 ClientMessage::Loaded => self.resume_publishing(),
-                ClientMessage::Released(end) => {
+                ClientMessage::Released => {
                     if let Some(client) = self.volume.lock().client_of(self.number) {
-                        client.released = Some(end);
                         client.granted = None;
                     }
                     self.volume.notify();
@@ -238,17 +237,20 @@ fn open_for_client(node: &Arc<OffloadNode>, name: &str) -> Result<(Arc<Replicate
         VolumeState::Creating => return Err(format!("volume {name} is being created: try again")),
         VolumeState::Dropping => return Err(format!("volume {name} is being dropped")),
     }
-    let volume = node.volume(&name).ok();
-    let has_joined = volume
-        .as_ref()
-        .is_some_and(|volume| volume.wait_until(RECOVERY_TIMEOUT, |state| state.record.chain.contains(&node.name)));
-    let Some(volume) = volume.filter(|_| has_joined) else {
+    let volume = match node.volume(&name) {
+        Ok(volume) => Some(volume),
+        Err(ReplicaError::NoReplica { .. }) => None,
+        Err(error) => return Err(error.to_string()),
+    };
+    let is_live = |volume: &Arc<ReplicatedVolume>| {
+        volume.wait_until(RECOVERY_TIMEOUT, |state| state.record.chain.contains(&node.name))
+    };
+    let Some(volume) = volume.filter(is_live) else {
         let members: Vec<String> = record.chain.iter().map(ToString::to_string).collect();
         let (members, node) = (members.join(", "), &node.name);
         return Err(format!("volume {name}: node {node} has no live replica; mount it on one of {members}"));
     };
     let (record, number) = writer::register_client(&volume).map_err(|error| error.to_string())?;
-    volume.update_record(&record);
     Ok((volume, record, number))
 }
 
@@ -293,7 +295,6 @@ fn start_session(
         sender: sender.clone(),
         granted,
         is_granting: false,
-        released: None,
         commit_requested: None,
         reported_published: None,
     });

@@ -62,22 +62,7 @@ fn create(node: &Arc<OffloadNode>, new: NewVolume) -> Result<(), String> {
     let NewVolume { name, replicas, log_bytes, durability } = new;
     check_new_volume(node, &name, &replicas, log_bytes)?;
     let id = getrandom::u64().map_err(|error| error.to_string())?;
-    let record = VolumeRecord {
-        revision: 0,
-        id,
-        state: VolumeState::Creating,
-        chain: replicas.clone(),
-        replicas,
-        joining: None,
-        epoch: 1,
-        log_bytes,
-        durability,
-        clients: Vec::new(),
-        client_terms: Vec::new(),
-        writer: None,
-        is_writer_fenced: false,
-        term: 0,
-    };
+    let record = VolumeRecord::new(id, replicas, log_bytes, durability);
     node.catalog.write_volume(&name, &record).map_err(|error| match error {
         CatalogError::Conflict(_) => format!("volume {name} exists already: drop it, or choose another name"),
         error => error.to_string(),

@@ -5,14 +5,13 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 
-use farfork_cluster::catalog::VolumeName;
 use farfork_fabric::{Region, SeedKey};
 use farfork_rpc::{DeferredReply, HandlerTable, ReceivedPayload, TypedCall};
 use farfork_wire::token::TOKEN_BYTES;
 use farfork_wire::{SeedId, Token};
 
 use super::node::OffloadNode;
-use super::volume::{PendingAppend, ReplicatedVolume};
+use super::volume::{LogProgress, PendingAppend, ReplicatedVolume};
 use super::{log_copier, rejoin, writer};
 use crate::chain::calls::{
     AppendLog, CreateReplica, DescribeReplica, DropReplica, FinishTerm, HasClient, LendTree, OpenLog, OpenedLog,
@@ -38,7 +37,7 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     });
     add_slow::<LendTree>(&mut table, node, |node, request| rejoin::lend_tree(&*open(node, &request.volume)?, &request));
     add_slow::<ReadTree>(&mut table, node, |node, request| rejoin::read_tree(&*open(node, &request.volume)?, &request));
-    add_slow::<PublishLog>(&mut table, node, |node, request| writer::publish_log(&open(node, &request.0)?));
+    add_slow::<PublishLog>(&mut table, node, |node, request| writer::publish_log(&*open(node, &request.0)?));
     let node = Arc::clone(node);
     table.add_deferred_handler(AppendLog::ID, move |payload, reply| append_log(&node, &payload, reply));
     table
@@ -165,8 +164,9 @@ pub(super) fn create_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result
     let failed = |error: io::Error| format!("node {}: volume {}: {error}", node.name, key.name);
     match directory.id() {
         Ok(id) if id == key.id => return open(node, key).map(drop),
-        Ok(_) => remove_unless_in_use(node, &key.name, &directory)?,
-        // The rest of a crash.
+        // It is left over from a drop that did not reach this node.
+        Ok(id) => drop_replica(node, &VolumeKey { name: key.name.clone(), id })?,
+        // It is left over from a crash.
         Err(_) if directory.path().exists() => fs::remove_dir_all(directory.path()).map_err(failed)?,
         Err(_) => {}
     }
@@ -176,12 +176,6 @@ pub(super) fn create_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result
         return Err(format!("node {}: volume {}: {error}", node.name, key.name));
     }
     open(node, key).map(drop)
-}
-
-/// A replica whose volume is not in the catalog is left over from a drop that did not reach this node.
-fn remove_unless_in_use(node: &Arc<OffloadNode>, name: &VolumeName, directory: &VolumeDirectory) -> Result<(), String> {
-    let id = directory.id().map_err(|error| error.to_string())?;
-    drop_replica(node, &VolumeKey { name: name.clone(), id })
 }
 
 pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(), String> {
@@ -202,10 +196,10 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
 
 pub(super) fn describe_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<Vec<LogStatus>, String> {
     let volume = open(node, key)?;
-    let mut state = volume.lock();
+    let state = volume.lock();
     let clients = state.record.clients.len() as u16;
     Ok((0..clients)
-        .map(|client| state.logs.get_mut(&client).map_or(LogStatus::default(), |log| log.status()))
+        .map(|client| state.logs.get(&client).map_or_else(LogStatus::default, LogProgress::status))
         .collect())
 }
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
-use super::volume::{LogProgress, PendingAppend, ReplicatedVolume, VolumeState};
+use super::volume::{LogProgress, PendingAppend, ReplicaState, ReplicatedVolume};
 use crate::chain::calls::{AppendLog, AppendedLog, OpenLog, answer_call};
 use crate::chain::membership;
-use crate::chain::{ChainError, ChainLink, ChainLog, LogRestart, PathPosition, PathVersion, WritableWindow};
+use crate::chain::{ChainError, ChainLink, LogRestart, PathPosition, PathVersion};
 use crate::log::{LogFile, LogHeader, LogPoint};
 use crate::process::message::OffloadMessage;
 use crate::publish::{Durability, PublishedMark};
@@ -29,8 +29,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Wait before the next request to a successor that has refused because it knows another path.
 const ALIVE_RETRY_WAIT: Duration = Duration::from_millis(5);
-/// Longest wait for one answer of the successor. Its process may have been started again at another address.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest sleep: a safeguard, not a schedule.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
@@ -48,17 +46,18 @@ struct LogCopier {
     failing_since: Option<Instant>,
 }
 
-/// What the state asks for.
+/// The work that the state demands.
 struct CopierTask {
-    record: VolumeRecord,
+    record: Arc<VolumeRecord>,
+    path: PathVersion,
     position: PathPosition,
+    /// The path begins at this node.
+    is_first: bool,
     source: LogSource,
     /// How many looks were requested until now.
     looks: u64,
     restart: Option<LogRestart>,
     must_send: bool,
-    path: PathVersion,
-    is_first: bool,
 }
 
 /// Where new records of the log come from.
@@ -69,37 +68,28 @@ enum LogSource {
     Predecessor { end: LogPoint },
 }
 
-/// Makes the log of a client unless it exists, and opens it.
+/// Opens the log of a client and starts its thread. Makes the log unless it exists; one that is open stays as it is.
 pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Result<()> {
     let _one_at_a_time = volume.opening_log.lock().unwrap_or_else(PoisonError::into_inner);
-    let (id, ring_bytes) = {
+    let record = {
         let state = volume.lock();
         if state.logs.contains_key(&client) {
             return Ok(());
         }
-        (state.record.id, state.record.log_bytes)
+        Arc::clone(&state.record)
     };
-    volume.directory.ensure_log(&LogHeader { volume: id, client: client.into(), epoch: 1, ring_bytes })?;
-    start(volume, client)
-}
-
-/// Opens a log and starts its thread. A log that is open already stays as it is.
-pub(super) fn start(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Result<()> {
-    if volume.lock().logs.contains_key(&client) {
-        return Ok(());
-    }
+    volume.directory.ensure_log(&LogHeader { volume: record.id, client, ring_bytes: record.log_bytes })?;
     let log = volume.directory.open_log(client).map_err(io::Error::other)?;
     let file = log.try_clone_file()?;
     let mark = volume.directory.open_shared()?.open_mark(client)?.mark();
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
     // A term ends when everything of it is published. So unpublished records count only if they are of the present term;
     // others were written by a client that had lost its term, and were never acknowledged.
-    let record = volume.lock().record.clone();
     if record.writer == Some(client) {
         replay.require_epoch(record.term);
         read_to_end(&mut replay, &log);
     }
-    let progress = opened_log(mark, replay.next_point());
+    let progress = LogProgress::open(mark, replay.next_point());
     let now = Instant::now();
     let copier = LogCopier {
         volume: Arc::clone(volume),
@@ -113,25 +103,9 @@ pub(super) fn start(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Result<(
         retry_at: now,
         failing_since: None,
     };
-    if volume.lock().logs.insert(client, progress).is_none() {
-        thread::Builder::new().name(format!("log-{client}")).spawn(move || copier.run())?;
-    }
+    volume.lock().logs.insert(client, progress);
+    thread::Builder::new().name(format!("log-{client}")).spawn(move || copier.run())?;
     Ok(())
-}
-
-fn opened_log(mark: PublishedMark, stored: LogPoint) -> LogProgress {
-    let window = Arc::new(WritableWindow::default());
-    window.set(stored.position, mark.point.position);
-    LogProgress {
-        chain: ChainLog::open(mark, stored),
-        looks_requested: 0,
-        looks_done: 0,
-        urgent_end: LogPoint::START,
-        appends: Vec::new(),
-        restart: None,
-        window,
-        registration: None,
-    }
 }
 
 fn read_to_end(replay: &mut LogReplay, log: &LogFile) -> ReplayEnd {
@@ -168,21 +142,17 @@ impl LogCopier {
     }
 
     /// What has to be done now; else `wake_at` is when there may be more.
-    fn task_of(&self, state: &mut VolumeState, wake_at: &mut Instant) -> Option<CopierTask> {
+    fn task_of(&self, state: &mut ReplicaState, wake_at: &mut Instant) -> Option<CopierTask> {
         let now = Instant::now();
         let mut is_due = |at: Instant| {
             *wake_at = (*wake_at).min(at.max(now));
             at <= now
         };
-        let own_name = &self.volume.node.name;
-        let position = PathPosition::of(&state.record, self.client, own_name);
-        let path = PathVersion::of(&state.record, self.client);
-        let is_source = path.is_writing && state.record.clients.get(usize::from(self.client)) == Some(own_name);
-        // A replica that catches up waits for each log, also for one that has nothing new.
-        let must_open = state.record.joining.as_ref() == position.successor()
-            && position.successor().is_some()
-            && self.link.as_ref().is_none_or(|link| link.path() != path);
-        let is_first = PathPosition::is_first(&state.record, self.client, own_name);
+        let (record, own_name) = (Arc::clone(&state.record), &self.volume.node.name);
+        let position = PathPosition::of(&record, self.client, own_name);
+        let path = PathVersion::of(&record, self.client);
+        let is_first = PathPosition::is_first(&record, self.client, own_name);
+        let is_source = path.is_writing && is_first;
         let has_client = state.client_of(self.client).is_some();
         let log = state.log(self.client);
         let (stored, committed) = (log.chain.stored(), log.chain.committed());
@@ -194,8 +164,10 @@ impl LogCopier {
         let must_look = log.looks_requested > log.looks_done || (is_source && has_client && is_due(self.next_look));
         let (published, published_everywhere) = (log.chain.published().point, log.chain.published_everywhere());
         let lags_elsewhere = published_everywhere < committed;
-        let must_send = match position {
-            PathPosition::Before(_) => {
+        let must_send = match &position {
+            PathPosition::Before(successor) => {
+                // A replica that catches up waits for each log, also for one that has nothing new.
+                let must_open = record.joining.as_ref() == Some(successor) && !self.is_linked(successor, path);
                 ((stored > committed || must_open) && is_due(self.retry_at))
                     || (lags_elsewhere && is_due(poll_at.max(self.retry_at)))
             }
@@ -212,7 +184,12 @@ impl LogCopier {
             LogSource::Predecessor { end: appends.map(|append| append.end).max().unwrap_or(stored) }
         };
         let (looks, restart) = (log.looks_requested, log.restart);
-        Some(CopierTask { record: state.record.clone(), position, source, looks, restart, must_send, path, is_first })
+        Some(CopierTask { record, path, position, is_first, source, looks, restart, must_send })
+    }
+
+    /// Whether the connection is that to a successor on a path.
+    fn is_linked(&self, successor: &NodeName, path: PathVersion) -> bool {
+        self.link.as_ref().is_some_and(|link| link.node() == successor && link.path() == path)
     }
 
     /// Validates new records. They are stored when they are as safe as the volume promises.
@@ -235,7 +212,7 @@ impl LogCopier {
             self.flush();
         }
         let mut state = self.volume.lock();
-        let is_current = PathVersion::of(&state.record, self.client) == PathVersion::of(&task.record, self.client);
+        let is_current = PathVersion::of(&state.record, self.client) == task.path;
         let log = state.log(self.client);
         let stored = self.replay.next_point();
         if !is_current && matches!(task.source, LogSource::Predecessor { .. }) {
@@ -312,7 +289,7 @@ impl LogCopier {
             }
         };
         let started = Instant::now();
-        match self.append(&task.record, successor) {
+        match self.append(task, successor) {
             Ok((end, published)) => {
                 self.failing_since = None;
                 self.polled_at = Instant::now();
@@ -330,19 +307,17 @@ impl LogCopier {
     }
 
     /// Until where all later nodes have the log, and have published it.
-    fn append(&mut self, record: &VolumeRecord, successor: &NodeName) -> Result<(LogPoint, LogPoint), ChainError> {
+    fn append(&mut self, task: &CopierTask, successor: &NodeName) -> Result<(LogPoint, LogPoint), ChainError> {
         let (stored, published, is_urgent) = {
             let mut state = self.volume.lock();
             let log = state.log(self.client);
             (log.chain.stored(), log.chain.published(), log.is_urgent())
         };
-        let (volume, revision, client) = (self.volume.key.clone(), record.revision, self.client);
-        let path = PathVersion::of(record, client);
-        if self.link.as_ref().is_none_or(|link| link.node() != successor || link.path() != path) {
+        let (volume, revision, client, path) = (self.volume.key.clone(), task.record.revision, self.client, task.path);
+        if !self.is_linked(successor, path) {
             let request = OpenLog { volume: volume.clone(), revision, path, client, published, stored };
             let node = &self.volume.node;
-            let timeout = node.detection_time.min(ATTEMPT_TIMEOUT);
-            self.link = Some(ChainLink::open(&node.peers, successor, &request, timeout)?);
+            self.link = Some(ChainLink::open(&node.peers, successor, &request, node.attempt_timeout())?);
         }
         let link = self.link.as_mut().expect("it was opened above");
         let published =

@@ -24,6 +24,9 @@ use crate::process::store::VolumeStore;
 /// How often the catalog is read: another node may have changed it.
 const CATALOG_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Longest wait for one answer. The process of the node may have been started again at another address, or wait itself.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The shared part of an offload process.
 pub(super) struct OffloadNode {
     pub(super) name: NodeName,
@@ -69,6 +72,11 @@ impl OffloadNode {
         contents.volumes.get(name).cloned().ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))
     }
 
+    /// Longest wait for one answer of a node. It may be alive all the same, which `is_alive` finds out.
+    pub(super) fn attempt_timeout(&self) -> Duration {
+        self.detection_time.min(ATTEMPT_TIMEOUT)
+    }
+
     /// Whether the offload process of a node answers within the time of failure detection.
     pub(super) fn is_alive(&self, volume: &VolumeKey, node: &NodeName) -> bool {
         self.peers.call::<HasClient>(node, &HasClient(volume.clone()), self.detection_time).is_ok()
@@ -76,7 +84,8 @@ impl OffloadNode {
 
     /// The replica of a volume on this node, opened if need be. A replica of an earlier volume of that name is none.
     pub(super) fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
-        let record = self.record(name)?;
+        let contents = self.catalog.read()?;
+        let record = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?;
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(volume) = volumes.get(name).filter(|volume| volume.key.id == record.id) {
             return Ok(Arc::clone(volume));
@@ -90,14 +99,14 @@ impl OffloadNode {
         if !has_replica {
             return Err(ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() });
         }
-        let volume = Arc::new(ReplicatedVolume::new(Arc::clone(self), name.clone(), record));
+        let volume = Arc::new(ReplicatedVolume::new(Arc::clone(self), name.clone(), record.clone()));
         volume.directory.finish_tree_exchange().map_err(failed)?;
         if volume.directory.has_restarted().map_err(failed)? {
             volume.leave_after_restart()?;
         }
         volume.directory.mark_start().map_err(failed)?;
         for client in volume.directory.log_clients().map_err(failed)? {
-            log_copier::start(&volume, client).map_err(failed)?;
+            log_copier::ensure_open(&volume, client).map_err(failed)?;
         }
         publishing::start(&volume).map_err(failed)?;
         rejoin::start(&volume).map_err(failed)?;
@@ -170,7 +179,7 @@ impl ReplicatedVolume {
         if record.revision <= state.record.revision {
             return;
         }
-        state.record = record.clone();
+        state.record = Arc::new(record.clone());
         // Its shared tree may differ from the others.
         state.is_catching_up |= !record.chain.contains(&self.node.name);
         let lost_client = state.client.take_if(|client| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::{VolumeRecord, VolumeState as RecordState};
+use farfork_cluster::catalog::{VolumeRecord, VolumeState};
 use farfork_wire::NodeName;
 
 use super::log_copier;
@@ -84,7 +84,7 @@ fn run(volume: &Arc<ReplicatedVolume>) {
 }
 
 fn is_off_chain(record: &VolumeRecord, node: &NodeName) -> bool {
-    record.state == RecordState::Ready && record.replicas.contains(node) && !record.chain.contains(node)
+    record.state == VolumeState::Ready && record.replicas.contains(node) && !record.chain.contains(node)
 }
 
 /// Each replica has the log of each client, also of one that has written nothing yet.

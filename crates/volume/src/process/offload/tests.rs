@@ -159,7 +159,7 @@ impl TestClient {
     fn answer_release(&mut self) {
         match self.receive() {
             OffloadMessage::ReleaseWrite => {
-                self.channel.send(&ClientMessage::Released(self.log.ring().head())).unwrap();
+                self.channel.send(&ClientMessage::Released).unwrap();
             }
             other => panic!("{other:?}"),
         }

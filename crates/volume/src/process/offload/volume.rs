@@ -16,13 +16,14 @@ use crate::chain::{CALL_TIMEOUT, ChainLog, LogRestart, PathVersion, WritableWind
 use crate::log::LogPoint;
 use crate::process::LogStatus;
 use crate::process::volume_directory::VolumeDirectory;
+use crate::publish::PublishedMark;
 
 /// A replica.
 pub(super) struct ReplicatedVolume {
     pub(super) key: VolumeKey,
     pub(super) node: Arc<OffloadNode>,
     pub(super) directory: VolumeDirectory,
-    state: Mutex<VolumeState>,
+    state: Mutex<ReplicaState>,
     /// Held while the term of this node's client is ended.
     pub(super) ending_term: Mutex<()>,
     /// Held while a log is made and opened.
@@ -31,10 +32,10 @@ pub(super) struct ReplicatedVolume {
     changed: Condvar,
 }
 
-/// What changes.
-pub(super) struct VolumeState {
+/// The part of a replica that changes.
+pub(super) struct ReplicaState {
     /// As the catalog had it last.
-    pub(super) record: VolumeRecord,
+    pub(super) record: Arc<VolumeRecord>,
     pub(super) logs: BTreeMap<u16, LogProgress>,
     pub(super) client: Option<LocalClient>,
     /// A new client reads the shared tree: nothing is published.
@@ -58,8 +59,6 @@ pub(super) struct LocalClient {
     pub(super) granted: Option<u32>,
     /// A thread makes it the writer.
     pub(super) is_granting: bool,
-    /// The end of its log, once it has answered `ReleaseWrite`.
-    pub(super) released: Option<LogPoint>,
     /// The highest point of the `Commit` messages that are not answered.
     pub(super) commit_requested: Option<LogPoint>,
     /// The last `Published` that it was sent.
@@ -93,6 +92,22 @@ pub(super) struct PendingAppend {
 }
 
 impl LogProgress {
+    /// A log that is published up to a mark, and valid up to `stored`.
+    pub(super) fn open(mark: PublishedMark, stored: LogPoint) -> Self {
+        let progress = Self {
+            chain: ChainLog::open(mark, stored),
+            looks_requested: 0,
+            looks_done: 0,
+            urgent_end: LogPoint::START,
+            appends: Vec::new(),
+            restart: None,
+            window: Arc::default(),
+            registration: None,
+        };
+        progress.update_window();
+        progress
+    }
+
     pub(super) fn status(&self) -> LogStatus {
         LogStatus {
             logged: self.chain.stored().position,
@@ -124,7 +139,7 @@ impl LogProgress {
     }
 }
 
-impl VolumeState {
+impl ReplicaState {
     /// The log of a client. It is opened before anything refers to it.
     pub(super) fn log(&mut self, client: u16) -> &mut LogProgress {
         self.logs.get_mut(&client).expect("the log is open")
@@ -146,8 +161,8 @@ impl ReplicatedVolume {
         let directory = node.store.volume(name.as_str());
         let key = VolumeKey { name, id: record.id };
         let is_catching_up = !record.chain.contains(&node.name);
-        let state = VolumeState {
-            record,
+        let state = ReplicaState {
+            record: Arc::new(record),
             logs: BTreeMap::new(),
             client: None,
             is_client_loading: false,
@@ -168,7 +183,7 @@ impl ReplicatedVolume {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, VolumeState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ReplicaState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -180,15 +195,15 @@ impl ReplicatedVolume {
     /// Waits for a change, at most until `deadline`.
     pub(super) fn wait<'s>(
         &self,
-        state: MutexGuard<'s, VolumeState>,
+        state: MutexGuard<'s, ReplicaState>,
         deadline: Instant,
-    ) -> MutexGuard<'s, VolumeState> {
+    ) -> MutexGuard<'s, ReplicaState> {
         let limit = deadline.saturating_duration_since(Instant::now());
         self.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Waits until a condition holds; false at the deadline, or when the volume is closed.
-    pub(super) fn wait_until(&self, limit: Duration, mut condition: impl FnMut(&mut VolumeState) -> bool) -> bool {
+    pub(super) fn wait_until(&self, limit: Duration, mut condition: impl FnMut(&mut ReplicaState) -> bool) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = self.lock();
         loop {

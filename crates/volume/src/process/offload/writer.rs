@@ -2,12 +2,12 @@
 //! the present writer is published on each live replica.
 
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::{CatalogError, VolumeRecord};
-use farfork_wire::NodeName;
+use farfork_rpc::TypedCall;
 use rustix::process::Signal;
 
 use super::client_session::ClientSender;
@@ -46,20 +46,35 @@ pub(super) fn register_client(volume: &ReplicatedVolume) -> Result<(VolumeRecord
         }
         is_new
     })?;
-    let index = record.clients.iter().position(|client| client == own_name);
-    Ok((record, index.expect("it was added above") as u16))
+    let number = own_number(volume, &record).expect("it was added above");
+    Ok((record, number))
 }
 
-/// Makes the client of this node the writer, however long it takes, and tells it so.
+/// The number of this node's client, if it has one.
+fn own_number(volume: &ReplicatedVolume, record: &VolumeRecord) -> Option<u16> {
+    record.clients.iter().position(|client| *client == volume.node.name).map(|index| index as u16)
+}
+
+/// Makes the client of this node the writer, however long it takes, and sends it the grant.
 pub(super) fn grant_write(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) {
+    repeat_until_done(volume, sender, "a client waits to write", || try_grant(volume, number, sender));
+}
+
+/// Repeats an attempt until it returns true, for as long as the client is connected.
+fn repeat_until_done(
+    volume: &ReplicatedVolume,
+    sender: &ClientSender,
+    waiting: &str,
+    attempt: impl Fn() -> Result<bool, String>,
+) {
     let mut is_reported = false;
     while !volume.lock().is_closed && !sender.is_closed() {
-        match try_grant(volume, number, sender) {
+        match attempt() {
             Ok(true) => return,
             Ok(false) => {}
             Err(error) => {
                 if !std::mem::replace(&mut is_reported, true) {
-                    tracing::warn!(error, volume = %volume.key.name, "a client waits to write");
+                    tracing::warn!(error, volume = %volume.key.name, "{waiting}");
                 }
                 thread::sleep(RETRY_WAIT);
             }
@@ -79,10 +94,8 @@ fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> R
         }
         Some(_) if record.is_writer_fenced => finish_fenced_term(volume, &record).map(|()| false),
         Some(writer) => {
-            let Some(node) = live_writer_node(volume, &record, writer)? else { return Ok(false) };
             let request = ReleaseWriter { volume: volume.key.clone(), term: record.term };
-            let released = volume.node.peers.call::<ReleaseWriter>(node, &request, CALL_TIMEOUT);
-            released.map(|()| false).map_err(|error| error.to_string())
+            call_writer::<ReleaseWriter>(volume, &record, writer, &request).map(|_| false)
         }
     }
 }
@@ -108,7 +121,6 @@ fn begin_term(
     // The copier then knows the term before the client has written in it.
     volume.read_record().map_err(|error| error.to_string())?;
     if let Some(client) = volume.lock().client_of(number).filter(|client| client.sender.is_same(sender)) {
-        client.released = None;
         client.granted = Some(term);
         client.is_granting = false;
     }
@@ -152,31 +164,27 @@ pub(super) fn end_own_term(volume: &ReplicatedVolume, record: &VolumeRecord, num
     end_term_after(volume, number, record.term, || Ok(())).map_err(|error| error.to_string())
 }
 
-/// Waits until the client appends nothing more: it has answered, or it is dead.
+/// Waits until the client appends nothing more: it has given its grant back, or it is dead.
 fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> {
     let deadline = Instant::now() + CLIENT_SILENCE_MAX;
     let mut requested: Option<ClientSender> = None;
     loop {
-        let sender = volume.lock().client_of(number).map(|client| client.sender.clone());
-        match sender {
+        let client = volume.lock().client_of(number).map(|client| (client.sender.clone(), client.granted.is_some()));
+        match client {
+            Some((_, false)) => return Ok(()),
+            Some((sender, true)) => {
+                if requested.as_ref().is_none_or(|requested| !requested.is_same(&sender)) {
+                    sender.send(&OffloadMessage::ReleaseWrite);
+                }
+                volume.wait_until(RETRY_WAIT, |state| {
+                    let client = state.client_of(number);
+                    client.is_none_or(|client| client.granted.is_none() || !client.sender.is_same(&sender))
+                });
+                requested = Some(sender);
+            }
             // A client that has just lost its offload process connects again, unless its lock is free.
             None if volume.directory.try_lock_client()?.is_some() => return Ok(()),
             None => thread::sleep(RETRY_WAIT),
-            // It may not write: a grant that was lost with an offload process.
-            Some(_) if volume.lock().client_of(number).is_some_and(|client| client.granted.is_none()) => return Ok(()),
-            Some(sender) => {
-                if requested.as_ref().is_none_or(|requested| !requested.is_same(&sender)) {
-                    sender.send(&OffloadMessage::ReleaseWrite);
-                    requested = Some(sender.clone());
-                }
-                let has_stopped = volume.wait_until(RETRY_WAIT, |state| {
-                    let client = state.client_of(number);
-                    client.is_none_or(|client| client.released.is_some() || !client.sender.is_same(&sender))
-                });
-                if has_stopped && volume.lock().client_of(number).is_some_and(|client| client.released.is_some()) {
-                    return Ok(());
-                }
-            }
         }
         if Instant::now() >= deadline {
             kill_client(volume, requested.as_ref())?;
@@ -199,37 +207,41 @@ fn kill_client(volume: &ReplicatedVolume, sender: Option<&ClientSender>) -> io::
 
 /// Everything that other clients have logged until now is published on this node, and reported to the client.
 pub(super) fn refresh(volume: &ReplicatedVolume, number: u16, request: u64, sender: &ClientSender) {
-    while !volume.lock().is_closed && !sender.is_closed() {
-        match try_refresh(volume, number) {
-            Ok(()) => return sender.send(&OffloadMessage::Refreshed { request }),
-            Err(error) => {
-                tracing::warn!(error, volume = %volume.key.name, "a file is opened later: the writer does not answer");
-                thread::sleep(RETRY_WAIT);
-            }
+    repeat_until_done(volume, sender, "a file is opened later: the writer does not answer", || {
+        let is_done = try_refresh(volume, number)?;
+        if is_done {
+            sender.send(&OffloadMessage::Refreshed { request });
         }
-    }
+        Ok(is_done)
+    });
 }
 
-fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<(), String> {
+/// One attempt. False when the catalog has changed.
+fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
-    let Some(writer) = record.writer.filter(|writer| *writer != number) else { return Ok(()) };
+    let Some(writer) = record.writer.filter(|writer| *writer != number) else { return Ok(true) };
     if record.is_writer_fenced {
-        return finish_fenced_term(volume, &record);
+        return finish_fenced_term(volume, &record).map(|()| true);
     }
-    let Some(node) = live_writer_node(volume, &record, writer)? else { return try_refresh(volume, number) };
-    let request = PublishLog(volume.key.clone());
-    volume.node.peers.call::<PublishLog>(node, &request, CALL_TIMEOUT).map_err(|error| error.to_string())
+    let published = call_writer::<PublishLog>(volume, &record, writer, &PublishLog(volume.key.clone()))?;
+    Ok(published.is_some())
 }
 
-/// The node of the writer, if it answers. One that does not answer for the time of failure detection loses its term.
-fn live_writer_node<'r>(
+/// Makes a call to the node of the writer. One that does not answer for the time of failure detection loses its term; the
+/// answer is then none.
+fn call_writer<C: TypedCall>(
     volume: &ReplicatedVolume,
-    record: &'r VolumeRecord,
+    record: &VolumeRecord,
     writer: u16,
-) -> Result<Option<&'r NodeName>, String> {
+    request: &C::Request,
+) -> Result<Option<C::Reply>, String> {
     let node = record.clients.get(usize::from(writer)).ok_or("the writer has no node")?;
+    let failure = match volume.node.peers.call::<C>(node, request, volume.node.attempt_timeout()) {
+        Ok(reply) => return Ok(Some(reply)),
+        Err(failure) => failure,
+    };
     if volume.node.is_alive(&volume.key, node) {
-        return Ok(Some(node));
+        return Err(failure.to_string());
     }
     let fenced = volume.update_catalog(|current| membership::fence_writer(current, writer, record.term));
     let fenced = fenced.map_err(|error| error.to_string())?;
@@ -265,11 +277,10 @@ pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<(), St
 }
 
 /// Publishes everything that the client of this node has logged until now, on each live replica.
-pub(super) fn publish_log(volume: &Arc<ReplicatedVolume>) -> Result<(), String> {
-    let (_, number) = register_client(volume).map_err(|error| error.to_string())?;
-    if !volume.lock().logs.contains_key(&number) {
-        return Ok(());
-    }
+pub(super) fn publish_log(volume: &ReplicatedVolume) -> Result<(), String> {
+    let record = volume.read_record().map_err(|error| error.to_string())?;
+    let number = own_number(volume, &record).filter(|number| volume.lock().logs.contains_key(number));
+    let Some(number) = number else { return Ok(()) };
     let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or("the log is busy")?;
     let is_published = volume.wait_published(number, end, STEP_TIMEOUT);
     if is_published { Ok(()) } else { Err(TermError::Unpublished.to_string()) }
@@ -278,7 +289,6 @@ pub(super) fn publish_log(volume: &Arc<ReplicatedVolume>) -> Result<(), String> 
 /// As `end_term`, for another node.
 pub(super) fn release_writer(volume: &ReplicatedVolume, term: u32) -> Result<(), String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
-    let own_number = record.clients.iter().position(|client| *client == volume.node.name);
-    let Some(number) = own_number else { return Ok(()) };
-    end_term(volume, number as u16, term).map_err(|error| error.to_string())
+    let Some(number) = own_number(volume, &record) else { return Ok(()) };
+    end_term(volume, number, term).map_err(|error| error.to_string())
 }
