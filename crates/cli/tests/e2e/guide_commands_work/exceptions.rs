@@ -22,6 +22,7 @@ const EXCEPTIONS: &[GuideException] = &[
     except("observing.md", "farfork up --nodes 3", "a cluster of the test serves metrics instead"),
     except("observing.md", "rate(", "an expression for Prometheus"),
     except("observing.md", "farfork ps --watch", "runs until it is interrupted; `ps_watches_children` tests it"),
+    except("volumes.md", "farfork up --nodes 3", "a cluster of the test has the volume instead"),
     except("several-machines.md", "scp ", "copies to another machine"),
     except("several-machines.md", "# /etc/systemd/system/", "a unit for systemd"),
 ];

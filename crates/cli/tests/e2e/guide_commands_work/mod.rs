@@ -5,7 +5,10 @@ mod exceptions;
 mod page;
 mod script;
 
-use serde_json::Value;
+use std::path::PathBuf;
+
+use rustix::mount::{UnmountFlags, unmount};
+use serde_json::{Value, json};
 
 use crate::harness::{Cluster, WAIT_TIMEOUT};
 use crate::test::Test;
@@ -22,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("in_the_observing_guide", observing),
     Test::shared("in_the_reuse_guide", reuse),
     Test::alone("in_the_several_machines_guide", several_machines),
+    Test::alone("in_the_volumes_guide", volumes),
     Test::alone("every_guide_is_run", every_guide),
 ];
 
@@ -191,6 +195,30 @@ fn several_machines() {
     output.require("farfork --node 10.0.0.2:7400 --trust ci.trust ps", &["exit 0"]);
     output.require("farfork cluster show", &["farfork://blue/node/b", "farfork://blue/client/ci"]);
     output.require("FARFORK_RUN_DIR=/run/farfork-a farfork nodes", &["127.0.0.1:7400", "127.0.0.1:7410"]);
+}
+
+/// The two mount points of the page about volumes, which are unmounted also when the page fails.
+struct MountPoints([PathBuf; 2]);
+
+impl Drop for MountPoints {
+    fn drop(&mut self) {
+        for directory in &self.0 {
+            // An error means that it is not mounted.
+            let _ = unmount(directory, UnmountFlags::DETACH);
+        }
+    }
+}
+
+fn volumes() {
+    let cluster = Cluster::start(3);
+    let script = PageScript::new("volumes.md").with("FARFORK_SOCKET", cluster.first().socket());
+    let mount_points = MountPoints(["data", "data2"].map(|name| script.directory().join(name)));
+    let script = script.replace("/mnt/data", &mount_points.0[0].to_string_lossy());
+    let output = script.replace("/run/farfork/n2/node.sock", &cluster.node(1).socket().to_string_lossy()).run();
+    output.require("cat ", &["hello\n"]);
+    assert_eq!(cluster.first().json(&["volume", "ls"]), json!({ "volumes": [] }));
+    drop(mount_points);
+    require_nothing_left(cluster);
 }
 
 /// The commands of `add-….md` are `cargo` commands within sentences: they run the tests that this is one of.

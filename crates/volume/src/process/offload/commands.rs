@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::{CatalogError, VolumeName, VolumeRecord, VolumeState, update_volume};
 use farfork_rpc::TypedCall;
@@ -23,6 +23,9 @@ use crate::record::PAGE_BYTES;
 
 /// A replica that does not describe itself within this is reported as such.
 const DESCRIPTION_TIMEOUT: Duration = Duration::from_secs(2);
+/// umount(8) returns before the client has ended: `drop` waits this long for it.
+const CLIENT_END_LIMIT: Duration = Duration::from_secs(2);
+const CLIENT_END_INTERVAL: Duration = Duration::from_millis(20);
 /// Most replicas of a volume.
 const REPLICAS_MAX: usize = 16;
 
@@ -172,12 +175,24 @@ fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String>
     let key = VolumeKey { name: name.clone(), id: record.id };
     // A node without a replica cannot have it mounted.
     for client in record.clients.iter().filter(|client| record.replicas.contains(client)) {
-        if call::<HasClient>(node, client, &HasClient(key.clone()))? {
+        if !wait_without_client(node, client, &key)? {
             return Err(format!("volume {name} is mounted on node {client}: unmount it first"));
         }
     }
     let record = set_state(node, &key, VolumeState::Dropping)?;
     remove_replicas(node, &key, &record).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))
+}
+
+/// Whether a node has not mounted the volume, or its client ends within `CLIENT_END_LIMIT`.
+fn wait_without_client(node: &OffloadNode, client: &NodeName, key: &VolumeKey) -> Result<bool, String> {
+    let deadline = Instant::now() + CLIENT_END_LIMIT;
+    while call::<HasClient>(node, client, &HasClient(key.clone()))? {
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        thread::sleep(CLIENT_END_INTERVAL);
+    }
+    Ok(true)
 }
 
 /// Removes the replicas, then the record.
