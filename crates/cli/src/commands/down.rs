@@ -15,8 +15,8 @@ use crate::{GlobalArgs, output};
 
 /// Stop the cluster that `farfork up` started, and remove everything that it created.
 ///
-/// Its children are killed, its seeds are dropped, and its volumes are removed. A mounted volume refuses the command. Parent processes keep running, and keep their names from
-/// `farfork run`.
+/// Its children are killed, its seeds are dropped, and its volumes are removed. The command refuses a cluster with a mounted
+/// volume. Parent processes keep running, and keep their names from `farfork run`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

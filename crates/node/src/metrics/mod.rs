@@ -1,7 +1,8 @@
 //! Prometheus metrics of a node: how long its work took, what it has, and what its pager counted.
 //!
 //! Names are `farfork_WHAT_UNIT`. Dashboards read them, so do not change one without need. No label contains data of a
-//! user's programs: no id, no command, no name of a seed. Volumes have theirs. The port has no authentication, so there is none by default.
+//! user's programs: no id, no command, no name of a seed. Metrics of volumes have the names of volumes and nodes. The port
+//! has no authentication, so there is none by default.
 
 mod node_collector;
 mod server;

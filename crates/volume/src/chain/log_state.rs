@@ -78,8 +78,8 @@ impl ChainLog {
         self.is_announced
     }
 
-    /// What may be published: nothing before everything is committed that was stored when the log was opened, because the
-    /// shared tree may have a part of it.
+    /// Whether the log has something to publish. Publishing begins when everything is committed that was stored when the log
+    /// was opened, because the shared tree may have a part of it.
     pub fn is_publishable(&self) -> bool {
         self.committed > self.published.point && self.committed >= self.recovery_end
     }

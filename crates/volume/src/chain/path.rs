@@ -39,8 +39,7 @@ impl PathPosition {
     /// The position of a node on the path of a client's log. The log of the writer begins at its own node, each other one at
     /// the head. Then it passes the live replicas in the order of the chain, and last the one that catches up.
     pub fn of(record: &VolumeRecord, client: u16, node: &NodeName) -> Self {
-        let is_writing = PathVersion::of(record, client).is_writing;
-        let source = record.clients.get(usize::from(client)).filter(|_| is_writing);
+        let source = writing_node(record, client);
         let members = record.chain.iter().chain(&record.joining);
         let mut path = source.into_iter().chain(members.filter(|member| Some(*member) != source));
         if !path.by_ref().any(|member| member == node) {
@@ -51,10 +50,13 @@ impl PathPosition {
 
     /// Whether the path of a client's log begins at a node.
     pub fn is_first(record: &VolumeRecord, client: u16, node: &NodeName) -> bool {
-        let is_writing = PathVersion::of(record, client).is_writing;
-        let source = record.clients.get(usize::from(client)).filter(|_| is_writing);
-        source.or(record.chain.first()) == Some(node)
+        writing_node(record, client).or(record.chain.first()) == Some(node)
     }
+}
+
+/// The node of a client, while the client may write.
+fn writing_node(record: &VolumeRecord, client: u16) -> Option<&NodeName> {
+    record.clients.get(usize::from(client)).filter(|_| PathVersion::of(record, client).is_writing)
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ impl PeerClients {
         contents.nodes.get(node).cloned().ok_or_else(|| PeerError::Unregistered(node.clone()))
     }
 
-    /// What proves to other nodes who this one is.
+    /// The identity that other nodes authenticate; none for connections in clear.
     pub fn credentials(&self) -> Option<&Credentials> {
         self.credentials.as_ref()
     }

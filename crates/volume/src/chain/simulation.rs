@@ -329,7 +329,7 @@ impl ChainSimulation {
             let is_current = |entry: &&Entry| writer == Some(client as u16) && entry.0 == term;
             let valid = count_of(published.point) + unpublished.take_while(is_current).count();
             log.entries.truncate(valid);
-            // What was published need not be in the log any more.
+            // A log need not keep published records.
             log.entries.resize(log.entries.len().max(count_of(published.point)), (0, 0));
             log.chain = ChainLog::open(published, point_of(log.entries.len()));
         }

@@ -1,4 +1,4 @@
-//! What a client asks of the offload process. `process::client` sends it.
+//! The requests of a client to the offload process. `process::client` sends them.
 
 use std::fmt;
 
@@ -13,7 +13,8 @@ pub enum OffloadRequest {
     Released,
     /// Each live replica is to have the log up to here. The answer is `VolumeClient::acknowledge_commit`.
     Commit(LogPoint),
-    /// What others have logged until now is wanted. The answer is `VolumeClient::acknowledge_refresh` with this number.
+    /// The view is to have the records that other clients have logged until now. The answer is
+    /// `VolumeClient::acknowledge_refresh` with this number.
     Refresh(u64),
 }
 

@@ -3,13 +3,18 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
+use farfork_sys::pidfd;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use super::store::ignore_missing;
 
 /// Largest message: a change set of a whole log of small records.
 const MESSAGE_BYTES_MAX: u32 = 256 << 20;
@@ -36,6 +41,11 @@ impl MessageChannel {
     /// A second handle for another thread.
     pub(super) fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { stream: self.stream.try_clone()? })
+    }
+
+    /// The process at the other end; of a connection that was made here, the process that listened.
+    pub(super) fn peer_process_id(&self) -> io::Result<i32> {
+        Ok(socket_peercred(self.stream.as_fd())?.pid.as_raw_nonzero().get())
     }
 
     /// How long `receive` waits within a message; none: as long as it takes.
@@ -79,18 +89,25 @@ impl MessageChannel {
     }
 }
 
-impl AsFd for MessageChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+/// Kills a process that does not answer, and waits for its end. `has_ended` says whether it has ended by itself: its lock is
+/// free. The kernel cannot give its id to another process between this question and the signal.
+pub(super) fn kill_silent_process(
+    pid: i32,
+    limit: Duration,
+    has_ended: impl FnOnce() -> io::Result<bool>,
+) -> io::Result<()> {
+    let pidfd = pidfd::open(pid)?;
+    if !has_ended()? {
+        tracing::warn!(pid, "a process does not answer and is killed");
+        pidfd::send_signal(&pidfd, Signal::KILL.as_raw())?;
+        pidfd::wait_exit(&pidfd, limit)?;
     }
+    Ok(())
 }
 
 /// Listens on a role's socket. The caller holds the lock of the role, so a socket that exists has no listener.
 pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    ignore_missing(std::fs::remove_file(path))?;
     UnixListener::bind(path)
 }
 

@@ -75,7 +75,7 @@ pub(super) enum OffloadMessage {
     },
 }
 
-/// What a new client needs.
+/// The start of a new client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AttachedClient {
     /// Its number, and the number of its log.
@@ -91,7 +91,7 @@ pub(super) struct AttachedClient {
 /// A change set of another client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ForeignChange {
-    /// Whose.
+    /// The client that has made the changes.
     pub(super) client: u16,
     /// The changes. Data is in the shared tree.
     pub(super) changes: ChangeSet,
@@ -106,9 +106,9 @@ pub(super) struct PublishRequest {
     pub(super) volume_id: u64,
     /// Of the volume.
     pub(super) durability: Durability,
-    /// Whose log it is.
+    /// The client of the log.
     pub(super) client: u16,
-    /// Apply this.
+    /// The changes to apply.
     pub(super) changes: ChangeSet,
 }
 

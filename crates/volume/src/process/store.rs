@@ -104,6 +104,14 @@ pub(super) fn try_lock(directory: &Path, name: &str) -> io::Result<Option<File>>
     }
 }
 
+/// An object that does not exist needs no removal.
+pub(super) fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
 fn open_lock(directory: &Path, name: &str) -> io::Result<File> {
     let path = directory.join(format!("{name}.lock"));
     OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)

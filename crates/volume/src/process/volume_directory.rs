@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use super::store::try_lock;
+use super::store::{ignore_missing, try_lock};
 use crate::log::{LogFile, LogFileError, LogHeader};
 use crate::publish::SharedTree;
 
@@ -162,10 +162,7 @@ impl VolumeDirectory {
             return Ok(());
         }
         let new = path.with_extension("new");
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        ignore_missing(fs::remove_file(&new))?;
         LogFile::create(&new, header)?;
         fs::rename(&new, &path)
     }

@@ -43,7 +43,7 @@ impl Publisher {
     /// # Errors
     /// When the mark cannot be read.
     pub fn mark(&mut self, client: u16) -> Result<PublishedMark, PublishError> {
-        Ok(self.mark_file(client)?.mark())
+        Ok(open_mark(&mut self.marks, &self.shared, client)?.mark())
     }
 
     /// Applies a change set of a client's log, and moves its mark to the end of the set. A set that is published already
@@ -75,12 +75,9 @@ impl Publisher {
     /// # Errors
     /// When the mark cannot be written.
     pub fn set_mark(&mut self, client: u16, mark: PublishedMark) -> Result<(), PublishError> {
-        let failed = |error: std::io::Error| {
-            let source = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
-            PublishError::Call { operation: "write the published mark", source }
-        };
+        let failed = |error| PublishError::Call { operation: "write the published mark", source: errno_of(error) };
         self.shared.create_mark(client).map_err(failed)?;
-        self.mark_file(client)?.write(mark).map_err(failed)
+        open_mark(&mut self.marks, &self.shared, client)?.write(mark).map_err(failed)
     }
 
     /// Makes everything durable.
@@ -112,27 +109,33 @@ impl Publisher {
             let Self { shared, calls, .. } = &*self;
             calls.make("sync the shared tree", None, || rustix::fs::syncfs(&shared.tree))?;
         }
-        self.mark_file(client)?;
-        let Self { marks, calls, .. } = self;
-        let file = marks.get_mut(&client).ok_or(PublishError::Mismatch("a published mark is missing"))?;
-        let errno = |error: std::io::Error| rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
-        calls.make("write the published mark", None, || file.write(mark).map_err(errno))?;
+        let Self { shared, calls, marks, .. } = self;
+        let file = open_mark(marks, shared, client)?;
+        calls.make("write the published mark", None, || file.write(mark).map_err(errno_of))?;
         if is_durable {
-            calls.make("sync the published mark", None, || file.sync().map_err(errno))?;
+            calls.make("sync the published mark", None, || file.sync().map_err(errno_of))?;
         }
         Ok(mark)
     }
+}
 
-    fn mark_file(&mut self, client: u16) -> Result<&mut MarkFile, PublishError> {
-        match self.marks.entry(client) {
-            Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => {
-                let file = self.shared.open_mark(client).map_err(|error| {
-                    tracing::error!(%error, client, "the published mark cannot be read");
-                    PublishError::Mismatch("the published mark cannot be read")
-                })?;
-                Ok(entry.insert(file))
-            }
+fn open_mark<'m>(
+    marks: &'m mut BTreeMap<u16, MarkFile>,
+    shared: &SharedTree,
+    client: u16,
+) -> Result<&'m mut MarkFile, PublishError> {
+    match marks.entry(client) {
+        Entry::Occupied(entry) => Ok(entry.into_mut()),
+        Entry::Vacant(entry) => {
+            let file = shared.open_mark(client).map_err(|error| {
+                tracing::error!(%error, client, "the published mark cannot be read");
+                PublishError::Mismatch("the published mark cannot be read")
+            })?;
+            Ok(entry.insert(file))
         }
     }
+}
+
+fn errno_of(error: std::io::Error) -> rustix::io::Errno {
+    rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
 }

@@ -1,7 +1,6 @@
 //! The connection of a client of this node: it attaches, and then its messages are answered. One thread per connection.
 
 use std::io;
-use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use farfork_cluster::catalog::{VolumeName, VolumeRecord, VolumeState};
 
 use super::node::{OffloadNode, ReplicaError};
-use super::volume::{LocalClient, ReplicatedVolume};
+use super::volume::{LocalClient, ReplicaState, ReplicatedVolume};
 use super::{log_copier, writer};
 use crate::chain::calls::HasClient;
 use crate::log::LogPoint;
@@ -34,13 +33,15 @@ pub(super) struct ClientSender {
 
 struct ClientConnection {
     channel: Mutex<MessageChannel>,
+    process_id: i32,
     is_closed: AtomicBool,
 }
 
 impl ClientSender {
     fn new(channel: MessageChannel) -> io::Result<Self> {
         channel.set_send_timeout(Some(SEND_TIMEOUT))?;
-        let connection = ClientConnection { channel: Mutex::new(channel), is_closed: AtomicBool::new(false) };
+        let (process_id, is_closed) = (channel.peer_process_id()?, AtomicBool::new(false));
+        let connection = ClientConnection { channel: Mutex::new(channel), process_id, is_closed };
         Ok(Self { connection: Arc::new(connection) })
     }
 
@@ -71,9 +72,8 @@ impl ClientSender {
     }
 
     /// The process at the other end.
-    pub(super) fn process_id(&self) -> io::Result<i32> {
-        let channel = self.connection.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(rustix::net::sockopt::socket_peercred(channel.as_fd())?.pid.as_raw_nonzero().get())
+    pub(super) fn process_id(&self) -> i32 {
+        self.connection.process_id
     }
 }
 
@@ -179,20 +179,14 @@ impl ClientSession {
     }
 
     fn resume_publishing(&self) {
-        self.volume.lock().is_client_loading = false;
-        self.volume.notify();
+        self.volume.end_loading(&self.sender);
     }
 
     /// Another client may have taken the place already.
     fn end(&self) {
         self.sender.connection.is_closed.store(true, Ordering::Relaxed);
-        let mut state = self.volume.lock();
-        if state.client.as_ref().is_some_and(|client| client.sender.is_same(&self.sender)) {
-            state.client = None;
-            state.is_client_loading = false;
-        }
-        drop(state);
-        self.volume.notify();
+        self.volume.lock().client.take_if(|client| client.sender.is_same(&self.sender));
+        self.volume.end_loading(&self.sender);
     }
 }
 
@@ -204,11 +198,10 @@ fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<
     recover_log(&volume, &record, number)?;
 
     let unlinked = if has_other_client(&volume, &record) { Vec::new() } else { unlinked_inodes(&volume)? };
-    let marks = start_session(&volume, number, None, sender)?;
     let log_path = volume.directory.log_path(number);
-    let attached = AttachedClient { client: number, log_path, marks, unlinked };
-    sender.send(&OffloadMessage::Attached(Box::new(attached)));
-    Ok(ClientSession { volume, number, sender: sender.clone() })
+    start_session(volume, number, None, sender, |marks| {
+        OffloadMessage::Attached(Box::new(AttachedClient { client: number, log_path, marks, unlinked }))
+    })
 }
 
 /// A client that has outlived the offload process before this one.
@@ -224,9 +217,7 @@ fn reattach(
     if own_number != number || !term.is_none_or(has_term) {
         return Err(format!("volume {name}: another client may write by now"));
     }
-    let marks = start_session(&volume, number, term, sender)?;
-    sender.send(&OffloadMessage::Reattached(marks));
-    Ok(ClientSession { volume, number, sender: sender.clone() })
+    start_session(volume, number, term, sender, OffloadMessage::Reattached)
 }
 
 fn open_for_client(node: &Arc<OffloadNode>, name: &str) -> Result<(Arc<ReplicatedVolume>, VolumeRecord, u16), String> {
@@ -273,24 +264,21 @@ fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) ->
     if volume.wait_published(number, end, RECOVERY_TIMEOUT) { Ok(()) } else { Err(unpublished()) }
 }
 
-/// Stops publishing until the client has read the namespace, and makes it the client of this node. How far each log is
-/// published.
+/// Stops publishing until the client has read the namespace, and makes it the client of this node. `answer` tells it how far
+/// each log is published.
 fn start_session(
-    volume: &ReplicatedVolume,
+    volume: Arc<ReplicatedVolume>,
     number: u16,
     granted: Option<u32>,
     sender: &ClientSender,
-) -> Result<Vec<PublishedMark>, String> {
-    volume.lock().is_client_loading = true;
-    if let Err(reason) = volume.wait_not_publishing() {
-        volume.lock().is_client_loading = false;
-        return Err(reason);
-    }
-    let mut state = volume.lock();
-    let clients = state.record.clients.len() as u16;
-    let mark_of = |client| state.logs.get(&client).map_or(PublishedMark::start_of(client), |log| log.chain.published());
-    let marks = (0..clients.max(number + 1)).map(mark_of).collect();
-    state.client = Some(LocalClient {
+    answer: impl FnOnce(Vec<PublishedMark>) -> OffloadMessage,
+) -> Result<ClientSession, String> {
+    volume.lock().loading_client = Some(sender.clone());
+    volume.wait_not_publishing().inspect_err(|_| volume.end_loading(sender))?;
+    // The client takes no other message before the answer.
+    let marks = published_marks(&volume.lock(), number);
+    sender.send(&answer(marks));
+    volume.lock().client = Some(LocalClient {
         number,
         sender: sender.clone(),
         granted,
@@ -298,18 +286,32 @@ fn start_session(
         commit_requested: None,
         reported_published: None,
     });
-    drop(state);
     volume.notify();
-    Ok(marks)
+    Ok(ClientSession { volume, number, sender: sender.clone() })
+}
+
+/// How far the log of each client is published here, at least up to this number.
+fn published_marks(state: &ReplicaState, number: u16) -> Vec<PublishedMark> {
+    let clients = state.record.clients.len() as u16;
+    let mark_of = |client| state.logs.get(&client).map_or(PublishedMark::start_of(client), |log| log.chain.published());
+    (0..clients.max(number + 1)).map(mark_of).collect()
+}
+
+impl ReplicatedVolume {
+    /// A client has read the namespace, or has ended.
+    fn end_loading(&self, sender: &ClientSender) {
+        self.lock().loading_client.take_if(|loading| loading.is_same(sender));
+        self.notify();
+    }
 }
 
 /// Whether a client of another node has the volume mounted, or may have.
 fn has_other_client(volume: &ReplicatedVolume, record: &VolumeRecord) -> bool {
     let node = &volume.node;
-    let others = record.clients.iter().filter(|client| **client != node.name && record.replicas.contains(client));
+    let mut others = record.clients.iter().filter(|client| **client != node.name && record.replicas.contains(client));
     let request = HasClient(volume.key.clone());
     let has_client = |other| node.peers.call::<HasClient>(other, &request, CLIENT_CHECK_TIMEOUT).unwrap_or(true);
-    others.into_iter().any(has_client)
+    others.any(has_client)
 }
 
 fn unlinked_inodes(volume: &ReplicatedVolume) -> Result<Vec<InodeNumber>, String> {

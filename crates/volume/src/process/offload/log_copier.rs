@@ -141,7 +141,7 @@ impl LogCopier {
         }
     }
 
-    /// What has to be done now; else `wake_at` is when there may be more.
+    /// The work that is due now. Without any, `wake_at` is the time when some may be due.
     fn task_of(&self, state: &mut ReplicaState, wake_at: &mut Instant) -> Option<CopierTask> {
         let now = Instant::now();
         let mut is_due = |at: Instant| {
@@ -244,7 +244,7 @@ impl LogCopier {
         self.volume.notify();
     }
 
-    /// What a client has written that had lost its term is no part of the log.
+    /// The log ends before records that a client has appended after the end of its term.
     fn require_term(&mut self, record: &VolumeRecord) {
         if record.writer == Some(self.client) {
             self.replay.require_epoch(record.term);

@@ -38,7 +38,7 @@ const OFFLOAD: &str = "offload";
 /// Threads that receive calls; each call is answered by another thread.
 const RPC_THREADS: usize = 1;
 
-/// What an offload process needs to know.
+/// The configuration of an offload process.
 #[derive(Clone, Debug)]
 pub struct OffloadOptions {
     /// The name of its node.
@@ -51,7 +51,7 @@ pub struct OffloadOptions {
     pub listen: IpAddr,
     /// A node that does not answer for so long leaves the chains of its volumes.
     pub detection_time: Duration,
-    /// What proves to other nodes who this one is; none for connections in clear.
+    /// The identity that other nodes authenticate; none for connections in clear.
     pub credentials: Option<Credentials>,
 }
 

@@ -4,17 +4,14 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::AsFd as _;
 use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
 use super::volume::{LogProgress, ReplicatedVolume};
 use crate::change::ChangeSet;
 use crate::log::{LogFile, LogPoint};
-use crate::process::channel::MessageChannel;
+use crate::process::channel::{MessageChannel, kill_silent_process};
 use crate::process::message::{ForeignChange, OffloadMessage, PublishRequest, WorkerAnswer};
 use crate::process::store::VolumeStore;
 use crate::process::worker::{PublisherTable, WORKER};
@@ -191,14 +188,8 @@ impl WorkerLink {
     /// this process needs, so the process that listens is the one that is killed.
     fn kill_silent_worker(&self) -> io::Result<()> {
         let Some(worker) = &self.worker else { return Ok(()) };
-        let listener = rustix::net::sockopt::socket_peercred(worker.as_fd())?;
-        let pidfd = farfork_sys::pidfd::open(listener.pid.as_raw_nonzero().get())?;
-        if self.store.try_lock(WORKER)?.is_none() {
-            tracing::warn!(pid = listener.pid.as_raw_nonzero(), "the worker does not answer and is killed");
-            farfork_sys::pidfd::send_signal(&pidfd, Signal::KILL.as_raw())?;
-            farfork_sys::pidfd::wait_exit(&pidfd, WORKER_SILENCE_MAX)?;
-        }
-        Ok(())
+        let has_ended = || Ok(self.store.try_lock(WORKER)?.is_some());
+        kill_silent_process(worker.peer_process_id()?, WORKER_SILENCE_MAX, has_ended)
     }
 
     /// Publishes without the worker. Holding its lock, so that a new worker waits.

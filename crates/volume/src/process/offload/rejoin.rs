@@ -11,10 +11,11 @@ use farfork_cluster::catalog::{VolumeRecord, VolumeState};
 use farfork_wire::NodeName;
 
 use super::log_copier;
-use super::volume::ReplicatedVolume;
+use super::volume::{ReplicaState, ReplicatedVolume};
 use crate::chain::calls::{LendTree, LentTree, ReadTree};
 use crate::chain::{CALL_TIMEOUT, membership};
 use crate::log::LogPoint;
+use crate::process::store::ignore_missing;
 use crate::publish::{CallBudget, Durability, PublishedMark, Publisher, SharedTree, TreePart, TreeReader};
 
 /// Before a node tries again to catch up.
@@ -23,14 +24,17 @@ const RETRY_WAIT: Duration = Duration::from_millis(500);
 const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A loan ends when its tree is not read for so long.
 const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The answer to a node whose loan has ended.
+const NOT_LENT: &str = "the tree is not lent any more";
 /// Longest sleep: a safeguard, not a schedule.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// A shared tree that another node copies. Nothing is published meanwhile.
 pub(super) struct TreeLoan {
     number: u64,
-    reader: TreeReader,
-    read_at: Instant,
+    /// None before the tree is opened, and while a part is read.
+    reader: Option<TreeReader>,
+    used_at: Instant,
 }
 
 /// Why a node has not caught up yet.
@@ -159,7 +163,7 @@ fn copy_tree(
     let request = LendTree { volume: volume.key.clone(), epoch: joined_record.epoch, at_least };
     let LentTree { loan, marks } = peers.call::<LendTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
     let path = volume.directory.new_shared_path();
-    remove_tree(&path)?;
+    ignore_missing(fs::remove_dir_all(&path))?;
     SharedTree::create(&path)?;
     let shared = SharedTree::open(&path)?;
     let mut publisher = Publisher::open(shared, Durability::Memory, CallBudget::default()).map_err(io::Error::other)?;
@@ -186,11 +190,8 @@ fn install_tree(
 ) -> Result<(), RejoinError> {
     volume.wait_not_publishing().map_err(RejoinError::Peer)?;
     let (present, old) = (volume.directory.shared_path(), volume.directory.old_shared_path());
-    remove_tree(&old)?;
-    match fs::rename(&present, &old) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
-    }
+    ignore_missing(fs::remove_dir_all(&old))?;
+    ignore_missing(fs::rename(&present, &old))?;
     fs::rename(volume.directory.new_shared_path(), &present)?;
     let mut state = volume.lock();
     // A predecessor that has opened a log again may begin later than the tree ends.
@@ -209,15 +210,8 @@ fn install_tree(
     state.is_catching_up = false;
     drop(state);
     volume.notify();
-    remove_tree(&old)?;
+    ignore_missing(fs::remove_dir_all(&old))?;
     Ok(())
-}
-
-fn remove_tree(path: &std::path::Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 fn peer(error: impl std::fmt::Display) -> RejoinError {
@@ -232,55 +226,68 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
     }
     // The reader waits longer than this.
     let has_published = volume.wait_until(CALL_TIMEOUT / 2, |state| {
-        let at_least = request.at_least.iter().enumerate();
+        let mut at_least = request.at_least.iter().enumerate();
         let published = |client: usize| state.logs.get(&(client as u16)).map(|log| log.chain.published().point);
-        at_least.into_iter().all(|(client, point)| published(client).is_some_and(|published| published >= *point))
+        at_least.all(|(client, point)| published(client).is_some_and(|published| published >= *point))
     });
     if !has_published {
         return Err("the logs are not published yet".to_owned());
     }
-    let failed = |error: io::Error| format!("node {} cannot read its shared tree: {error}", volume.node.name);
     let number = getrandom::u64().map_err(|error| error.to_string())?;
-    volume.lock().is_lending = true;
-    let lent = volume.wait_not_publishing().and_then(|()| {
-        let reader = volume.directory.open_shared().and_then(TreeReader::new).map_err(failed)?;
-        let mut state = volume.lock();
-        let clients = 0..request.at_least.len() as u16;
-        let marks = clients.map(|client| state.log(client).chain.published()).collect();
-        state.loan = Some(TreeLoan { number, reader, read_at: Instant::now() });
+    // Takes the place of a loan whose reader has given up.
+    volume.lock().loan = Some(TreeLoan { number, reader: None, used_at: Instant::now() });
+    let opened = volume.wait_not_publishing().and_then(|()| {
+        volume.directory.open_shared().and_then(TreeReader::new).map_err(|error| unreadable_tree(volume, &error))
+    });
+    let mut state = volume.lock();
+    let clients = 0..request.at_least.len() as u16;
+    let marks = clients.map(|client| state.log(client).chain.published()).collect();
+    let result = opened.and_then(|reader| {
+        let loan = state.loan_of(number).ok_or(NOT_LENT)?;
+        (loan.reader, loan.used_at) = (Some(reader), Instant::now());
         Ok(LentTree { loan: number, marks })
     });
-    if lent.is_err() {
-        volume.lock().is_lending = false;
-        volume.notify();
+    if result.is_err() {
+        state.loan.take_if(|loan| loan.number == number);
     }
-    lent
+    drop(state);
+    volume.notify();
+    result
 }
 
 /// The next part of the tree. After the last one, publishing continues.
 pub(super) fn read_tree(volume: &ReplicatedVolume, request: &ReadTree) -> Result<TreePart, String> {
+    let reader = volume.lock().loan_of(request.loan).and_then(|loan| loan.reader.take());
+    let mut reader = reader.ok_or(NOT_LENT)?;
+    let part = reader.next_part().map_err(|error| unreadable_tree(volume, &error));
     let mut state = volume.lock();
-    let loan = state.loan.take().filter(|loan| loan.number == request.loan);
-    drop(state);
-    let Some(mut loan) = loan else { return Err("the tree is not lent any more".to_owned()) };
-    let part = loan.reader.next_part();
-    state = volume.lock();
-    match &part {
-        Ok(part) if !part.is_last => state.loan = Some(TreeLoan { read_at: Instant::now(), ..loan }),
-        _ => state.is_lending = false,
+    // While the part was read, the loan may have ended, and the tree may have changed.
+    let loan = state.loan_of(request.loan).ok_or(NOT_LENT)?;
+    if part.as_ref().is_ok_and(|part| !part.is_last) {
+        (loan.reader, loan.used_at) = (Some(reader), Instant::now());
+    } else {
+        state.loan = None;
     }
     drop(state);
     volume.notify();
-    part.map_err(|error| format!("node {} cannot read its shared tree: {error}", volume.node.name))
+    part
+}
+
+fn unreadable_tree(volume: &ReplicatedVolume, error: &io::Error) -> String {
+    format!("node {} cannot read its shared tree: {error}", volume.node.name)
+}
+
+impl ReplicaState {
+    /// The loan, if it is this one and has not ended.
+    fn loan_of(&mut self, number: u64) -> Option<&mut TreeLoan> {
+        self.loan.as_mut().filter(|loan| loan.number == number)
+    }
 }
 
 impl ReplicatedVolume {
     /// A node that copies the tree may have died.
     fn end_stale_loan(&self) {
-        let mut state = self.lock();
-        if state.loan.take_if(|loan| loan.read_at.elapsed() >= LOAN_TIMEOUT).is_some() {
-            state.is_lending = false;
-            drop(state);
+        if self.lock().loan.take_if(|loan| loan.used_at.elapsed() >= LOAN_TIMEOUT).is_some() {
             self.notify();
         }
     }

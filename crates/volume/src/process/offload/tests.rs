@@ -1,15 +1,18 @@
 //! Three offload processes in threads, with clients that append to their logs without a mount.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::VolumeName;
+use farfork_cluster::catalog::{Catalog, FileCatalog, VolumeName};
 use farfork_wire::NodeName;
 use tempfile::TempDir;
 
 use super::{OffloadOptions, run_offload};
-use crate::log::{AppendedRecord, LogAppender, LogFile};
+use crate::chain::PeerClients;
+use crate::chain::calls::{LendTree, ReadTree, VolumeKey};
+use crate::log::{AppendedRecord, LogAppender, LogFile, LogPoint};
 use crate::process::channel::MessageChannel;
 use crate::process::message::{AttachedClient, ClientMessage, ForeignChange, OffloadMessage};
 use crate::process::store::VolumeStore;
@@ -89,12 +92,9 @@ impl TestClient {
         let mut channel = MessageChannel::connect(&store.offload_socket()).unwrap();
         channel.set_receive_timeout(Some(WAIT_LIMIT)).unwrap();
         channel.send(&ClientMessage::Attach { volume: "data".to_owned() }).unwrap();
-        let attached = loop {
-            match channel.receive().unwrap() {
-                OffloadMessage::Attached(attached) => break *attached,
-                OffloadMessage::Published(_) => {}
-                other => panic!("{other:?}"),
-            }
+        let attached = match channel.receive().unwrap() {
+            OffloadMessage::Attached(attached) => *attached,
+            other => panic!("{other:?}"),
         };
         let mark = attached.marks[usize::from(attached.client)];
         let shared = store.volume("data").open_shared().unwrap();
@@ -227,6 +227,32 @@ fn the_next_writer_has_everything_of_the_one_before() {
         let names = ["one-0", "one-1", "one-2", "other-0", "other-1", "other-2"];
         assert_eq!(cluster.published_names(node), names, "{node}");
     }
+}
+
+/// A node that copies a tree gives up, and its next attempt borrows the tree again.
+#[test]
+fn a_borrowed_tree_that_is_borrowed_again_is_read_to_its_end() {
+    let cluster = TestCluster::start();
+    cluster.create_volume(&NODES);
+    let mut client = TestClient::attach(&cluster.store("n1"));
+    client.acquire_write();
+    client.create_file("one");
+    client.commit();
+    let catalog: Arc<dyn Catalog> = Arc::new(FileCatalog::new(&cluster.directory.path().join("catalog")));
+    let name = VolumeName::new("data").unwrap();
+    let record = catalog.read().unwrap().volumes[&name].clone();
+    let (peers, lender) = (PeerClients::new(catalog, None), NodeName::new("n1").unwrap());
+    let volume = VolumeKey { name, id: record.id };
+    let request = LendTree { volume: volume.clone(), epoch: record.epoch, at_least: vec![LogPoint::START] };
+    let borrow = || peers.call::<LendTree>(&lender, &request, WAIT_LIMIT).unwrap().loan;
+    let (first, second) = (borrow(), borrow());
+    let read = |loan| peers.call::<ReadTree>(&lender, &ReadTree { volume: volume.clone(), loan }, WAIT_LIMIT);
+    let refusal = read(first).unwrap_err().to_string();
+    assert!(refusal.contains("not lent"), "{refusal}");
+    while !read(second).unwrap().is_last {}
+    client.create_file("other");
+    client.commit();
+    wait_for("publishing continues", || cluster.published_names("n1") == ["one", "other"]);
 }
 
 #[test]

@@ -38,10 +38,9 @@ pub(super) struct ReplicaState {
     pub(super) record: Arc<VolumeRecord>,
     pub(super) logs: BTreeMap<u16, LogProgress>,
     pub(super) client: Option<LocalClient>,
-    /// A new client reads the shared tree: nothing is published.
-    pub(super) is_client_loading: bool,
+    /// A client that reads the shared tree: nothing is published.
+    pub(super) loading_client: Option<ClientSender>,
     /// Another node copies the shared tree: nothing is published.
-    pub(super) is_lending: bool,
     pub(super) loan: Option<TreeLoan>,
     /// This node copies the shared tree of another one: nothing is published.
     pub(super) is_catching_up: bool,
@@ -147,7 +146,7 @@ impl ReplicaState {
 
     /// Whether the shared tree has to stay as it is.
     pub(super) fn is_publishing_paused(&self) -> bool {
-        self.is_client_loading || self.is_lending || self.is_catching_up
+        self.loading_client.is_some() || self.loan.is_some() || self.is_catching_up
     }
 
     /// The client of this node, if it is attached and has this number.
@@ -165,8 +164,7 @@ impl ReplicatedVolume {
             record: Arc::new(record),
             logs: BTreeMap::new(),
             client: None,
-            is_client_loading: false,
-            is_lending: false,
+            loading_client: None,
             loan: None,
             is_catching_up,
             is_publishing: false,
@@ -253,6 +251,7 @@ impl ReplicatedVolume {
             log.appends.clear();
         }
         state.client = None;
+        state.loading_client = None;
         drop(state);
         self.notify();
     }

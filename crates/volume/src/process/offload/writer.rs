@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::{CatalogError, VolumeRecord};
 use farfork_rpc::TypedCall;
-use rustix::process::Signal;
 
 use super::client_session::ClientSender;
 use super::node::ReplicaError;
@@ -16,6 +15,7 @@ use super::volume::ReplicatedVolume;
 use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{FinishTerm, PublishLog, ReleaseWriter};
 use crate::chain::membership;
+use crate::process::channel::kill_silent_process;
 use crate::process::message::OffloadMessage;
 
 /// A client that has not answered `ReleaseWrite` for so long is taken for stopped, and killed.
@@ -195,14 +195,7 @@ fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> 
 /// A client that does not answer might append later: it must end first. Its supervisor starts the next one.
 fn kill_client(volume: &ReplicatedVolume, sender: Option<&ClientSender>) -> io::Result<()> {
     let Some(sender) = sender else { return Err(io::Error::other("it does not come back")) };
-    let pid = sender.process_id()?;
-    let pidfd = farfork_sys::pidfd::open(pid)?;
-    if volume.directory.try_lock_client()?.is_none() {
-        tracing::warn!(pid, volume = %volume.key.name, "the client does not answer and is killed");
-        farfork_sys::pidfd::send_signal(&pidfd, Signal::KILL.as_raw())?;
-        farfork_sys::pidfd::wait_exit(&pidfd, STEP_TIMEOUT)?;
-    }
-    Ok(())
+    kill_silent_process(sender.process_id(), STEP_TIMEOUT, || Ok(volume.directory.try_lock_client()?.is_some()))
 }
 
 /// Everything that other clients have logged until now is published on this node, and reported to the client.
