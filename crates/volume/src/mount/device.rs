@@ -6,9 +6,13 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::statvfs;
+use farfork_sys::mount::table::read_thread_mounts;
+use rustix::fs::{CWD, Mode, OFlags, openat, statvfs};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+/// File system type of every mounted volume.
+const FILESYSTEM: &str = "fuse.farfork";
 
 /// A mount that ends when this value is dropped.
 #[derive(Debug)]
@@ -40,6 +44,25 @@ pub fn detach_dead_mounts(path: &Path) {
     }
 }
 
+/// Ends the connection between the kernel and the client of the mount at a path: calls of programs fail from now on, and the
+/// kernel lets go of threads of the client. The mount stays.
+///
+/// # Errors
+/// `NotFound` when no volume is mounted there; as open(2).
+pub fn abort_mount(path: &Path) -> io::Result<()> {
+    let mounts = read_thread_mounts()?;
+    let top = mounts.iter().rfind(|mount| mount.point == path);
+    if top.is_none_or(|mount| mount.filesystem != FILESYSTEM) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // MNT_FORCE aborts the connection first, and then finds the mount in use.
+    let _in_use = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    match unmount(path, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW) {
+        Ok(()) | Err(Errno::BUSY) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn is_dead(path: &Path) -> bool {
     statvfs(path).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }
@@ -56,6 +79,6 @@ pub fn mount_volume(name: &str, path: &Path) -> io::Result<(OwnedFd, MountPoint)
         format!("fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other", device.as_raw_fd());
     let options = CString::new(options).map_err(io::Error::other)?;
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME;
-    mount(format!("farfork:{name}"), &path, "fuse.farfork", flags, options.as_c_str())?;
+    mount(format!("farfork:{name}"), &path, FILESYSTEM, flags, options.as_c_str())?;
     Ok((device.into(), MountPoint { path }))
 }

@@ -15,16 +15,17 @@ use fuser::{
 use rustix::fs::{OFlags, fstatvfs};
 use rustix::io::Errno;
 
-use super::answer::{
-    CACHE_TIME, GENERATION, answer_attributes, answer_empty, answer_entry, answer_write, answer_xattr,
-};
-use super::client::{PlannedOperation, VolumeClient};
+use super::answer::{CACHE_TIME, GENERATION, answer_attributes, answer_empty, answer_entry, answer_xattr};
+use super::client::VolumeClient;
 use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time};
 use super::data::SeekTarget;
-use super::operations::{LookupRequest, WritePlace};
+use super::execution::PlannedOperation;
+use super::operations::{LookupRequest, WritePlace, WriteRequest};
 use super::space::available_bytes;
 use crate::record::FileKind;
-use crate::view::{AttributeChange, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, XattrMode};
+use crate::view::{
+    AttributeChange, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, VolumeNamespace, XattrMode,
+};
 
 /// Largest write: half of what a record holds.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
@@ -68,7 +69,7 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
-        answer_attributes(reply, self.attributes(number_of(inode)));
+        answer_attributes(reply, self.client.attributes(number_of(inode)));
     }
 
     fn setattr(
@@ -98,8 +99,7 @@ impl Filesystem for VolumeFilesystem {
             accessed: accessed.map(|time| requested_time(time, now)),
             modified: modified.map(|time| requested_time(time, now)),
         };
-        let changed = self.change_attributes(request, inode, change);
-        answer_attributes(reply, changed.and_then(|()| self.attributes(number_of(inode))));
+        self.change_attributes(request, inode, change, move |changed| answer_attributes(reply, changed));
     }
 
     fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
@@ -123,39 +123,43 @@ impl Filesystem for VolumeFilesystem {
         device: u32,
         reply: ReplyEntry,
     ) {
-        let created = kind_of(mode).ok_or(Errno::INVAL).and_then(|kind| {
-            let is_device = matches!(kind, FileKind::CharacterDevice | FileKind::BlockDevice);
-            let device = if is_device { device } else { 0 };
-            let new = NewInode { kind, mode: (mode & 0o7777) as u16, device, symlink_target: Vec::new() };
-            self.create_inode(request, parent, name, &new)
-        });
-        answer_entry(reply, created);
+        let Some(kind) = kind_of(mode) else { return reply.error(error_of(Errno::INVAL)) };
+        let is_device = matches!(kind, FileKind::CharacterDevice | FileKind::BlockDevice);
+        let device = if is_device { device } else { 0 };
+        let new = NewInode { kind, mode: (mode & 0o7777) as u16, device, symlink_target: Vec::new() };
+        self.create_inode(request, parent, name, new, move |created| answer_entry(reply, created));
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
         let (kind, mode) = (FileKind::Directory, (mode & 0o7777) as u16);
         let new = NewInode { kind, mode, device: 0, symlink_target: Vec::new() };
-        answer_entry(reply, self.create_inode(request, parent, name, &new));
+        self.create_inode(request, parent, name, new, move |created| answer_entry(reply, created));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let caller = caller_of(request);
-        let removed = name_of(name)
-            .and_then(|name| self.client.change(|namespace| namespace.plan_unlink(number_of(parent), &name, caller)));
-        answer_empty(reply, removed);
+        match name_of(name) {
+            Ok(name) => {
+                self.change_and_answer(reply, move |namespace| namespace.plan_unlink(number_of(parent), &name, caller))
+            }
+            Err(error) => reply.error(error_of(error)),
+        }
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let caller = caller_of(request);
-        let removed = name_of(name)
-            .and_then(|name| self.client.change(|namespace| namespace.plan_rmdir(number_of(parent), &name, caller)));
-        answer_empty(reply, removed);
+        match name_of(name) {
+            Ok(name) => {
+                self.change_and_answer(reply, move |namespace| namespace.plan_rmdir(number_of(parent), &name, caller))
+            }
+            Err(error) => reply.error(error_of(error)),
+        }
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let symlink_target = target.as_os_str().as_bytes().to_vec();
         let new = NewInode { kind: FileKind::Symlink, mode: 0o777, device: 0, symlink_target };
-        answer_entry(reply, self.create_inode(request, parent, name, &new));
+        self.create_inode(request, parent, name, new, move |created| answer_entry(reply, created));
     }
 
     fn rename(
@@ -175,21 +179,27 @@ impl Filesystem for VolumeFilesystem {
             _ => return reply.error(error_of(Errno::INVAL)),
         };
         let caller = caller_of(request);
-        let renamed = name_of(name).and_then(|name| {
-            let new_name = name_of(new_name)?;
-            let (parent, new_parent) = (number_of(parent), number_of(new_parent));
-            let rename = RenameRequest { parent, name, new_parent, new_name, kind };
-            self.client.change(|namespace| namespace.plan_rename(&rename, caller))
-        });
-        answer_empty(reply, renamed);
+        let (parent, new_parent) = (number_of(parent), number_of(new_parent));
+        let names = name_of(name).and_then(|name| Ok((name, name_of(new_name)?)));
+        match names {
+            Ok((name, new_name)) => {
+                let rename = RenameRequest { parent, name, new_parent, new_name, kind };
+                self.change_and_answer(reply, move |namespace| namespace.plan_rename(&rename, caller));
+            }
+            Err(error) => reply.error(error_of(error)),
+        }
     }
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let caller = caller_of(request);
-        let linked = name_of(name).and_then(|name| {
-            self.client.change(|namespace| namespace.plan_link(number_of(inode), number_of(parent), &name, caller))
-        });
-        answer_entry(reply, linked.and_then(|()| self.counted_attributes(number_of(inode))));
+        let (caller, inode, client) = (caller_of(request), number_of(inode), Arc::clone(&self.client));
+        let name = match name_of(name) {
+            Ok(name) => name,
+            Err(error) => return reply.error(error_of(error)),
+        };
+        self.client.change(
+            move |namespace| namespace.plan_link(inode, number_of(parent), &name, caller),
+            move |linked| answer_entry(reply, linked.and_then(|()| client.counted_attributes(inode))),
+        );
     }
 
     fn open(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -241,7 +251,7 @@ impl Filesystem for VolumeFilesystem {
         // Pages of a mapping have their place.
         let appends = flags.0 & APPENDING != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let place = if appends { WritePlace::End { assumed: offset } } else { WritePlace::Offset(offset) };
-        answer_write(reply, self.write_data(request, inode, place, data, keeps_privileges));
+        self.write_data(request, WriteRequest { inode, place, keeps_privileges }, data, reply);
     }
 
     fn flush(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
@@ -264,13 +274,11 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn fsync(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _data_only: bool, reply: ReplyEmpty) {
-        self.client.commit();
-        reply.ok();
+        self.answer_committed(reply);
     }
 
     fn fsyncdir(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _data: bool, reply: ReplyEmpty) {
-        self.client.commit();
-        reply.ok();
+        self.answer_committed(reply);
     }
 
     fn readdir(&self, _request: &Request, inode: INodeNo, _handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
@@ -324,7 +332,7 @@ impl Filesystem for VolumeFilesystem {
             2 => XattrMode::Replace,
             _ => return reply.error(error_of(Errno::INVAL)),
         };
-        answer_empty(reply, self.set_xattr(request, inode, name, Some(value), mode));
+        self.set_xattr(request, inode, name, Some(value), mode, reply);
     }
 
     fn getxattr(&self, _request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -343,7 +351,7 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        answer_empty(reply, self.set_xattr(request, inode, name, None, XattrMode::Replace));
+        self.set_xattr(request, inode, name, None, XattrMode::Replace, reply);
     }
 
     fn create(
@@ -358,16 +366,17 @@ impl Filesystem for VolumeFilesystem {
     ) {
         let (kind, mode) = (FileKind::Regular, (mode & 0o7777) as u16);
         let new = NewInode { kind, mode, device: 0, symlink_target: Vec::new() };
-        match self.create_inode(request, parent, name, &new) {
+        let client = Arc::clone(&self.client);
+        self.create_inode(request, parent, name, new, move |created| match created {
             Ok(attributes) => {
-                self.client.base_files.open(number_of(attributes.ino));
+                client.base_files.open(number_of(attributes.ino));
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 reply.created(&CACHE_TIME, &attributes, GENERATION, FileHandle(0), flags);
             }
             // Another client has created it since the kernel looked. With ESTALE the kernel looks again, and opens it.
             Err(Errno::EXIST) if flags & EXCLUSIVE_CREATION == 0 => reply.error(error_of(Errno::STALE)),
             Err(error) => reply.error(error_of(error)),
-        }
+        });
     }
 
     fn fallocate(
@@ -382,12 +391,12 @@ impl Filesystem for VolumeFilesystem {
     ) {
         let Some(space) = space_request(mode) else { return reply.error(error_of(Errno::OPNOTSUPP)) };
         let caller = caller_of(request);
-        let allocated = self.client.execute(&[], |namespace| {
+        let plan = move |namespace: &VolumeNamespace| {
             let effects = namespace.plan_allocate(number_of(inode), space, offset, length, caller)?;
             let allocated_bytes = if space == SpaceRequest::PunchHole { 0 } else { length };
             Ok(PlannedOperation { effects, result: (), allocated_bytes })
-        });
-        answer_empty(reply, allocated);
+        };
+        self.client.execute(&[], plan, move |allocated| answer_empty(reply, allocated));
     }
 
     fn copy_file_range(
@@ -409,7 +418,8 @@ impl Filesystem for VolumeFilesystem {
             Ok(data) => data,
             Err(error) => return reply.error(error_of(error)),
         };
-        answer_write(reply, self.write_data(request, target, WritePlace::Offset(target_offset), &data, false));
+        let place = WritePlace::Offset(target_offset);
+        self.write_data(request, WriteRequest { inode: target, place, keeps_privileges: false }, &data, reply);
     }
 
     fn lseek(

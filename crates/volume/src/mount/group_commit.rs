@@ -1,50 +1,58 @@
-//! Group commit: one acknowledgement of the offload process serves all calls that wait for it.
+//! Group commit: one acknowledgement of the offload process serves all calls that wait for it. No thread waits.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
+use super::invalidation::DeferredAnswer;
 use super::offload_link::{OffloadLink, OffloadRequest};
 use crate::log::LogPoint;
 
-/// Has the log committed for many waiters.
-#[derive(Debug)]
+/// Has the log committed for many calls.
 pub(super) struct GroupCommit {
     state: Mutex<CommitState>,
-    committed: Condvar,
 }
 
-#[derive(Debug)]
 struct CommitState {
     /// Each live replica has the log up to here.
     committed: LogPoint,
-    /// Requested, and not answered.
+    /// Requested, and not answered. One request at a time is on its way.
     requested: Option<LogPoint>,
+    /// Answers, each with the point that it waits for.
+    waiting: Vec<(LogPoint, DeferredAnswer)>,
+}
+
+impl fmt::Debug for GroupCommit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupCommit").field("unanswered", &self.unanswered()).finish_non_exhaustive()
+    }
 }
 
 impl GroupCommit {
     pub(super) fn new(committed: LogPoint) -> Self {
-        Self { state: Mutex::new(CommitState { committed, requested: None }), committed: Condvar::new() }
+        Self { state: Mutex::new(CommitState { committed, requested: None, waiting: Vec::new() }) }
     }
 
-    /// Waits until the log is committed up to a point. `head`: the end of the log at the time of the call, because one
-    /// request at a time is on its way, for as much as possible.
-    pub(super) fn commit(&self, point: LogPoint, link: &dyn OffloadLink, head: impl Fn() -> LogPoint) {
+    /// Gives an answer when the log is committed up to a point.
+    pub(super) fn add(&self, point: LogPoint, answer: DeferredAnswer, link: &dyn OffloadLink) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while state.committed < point {
-            if state.requested.is_none() {
-                let head = head();
-                state.requested = Some(head);
-                link.send(OffloadRequest::Commit(head));
-            }
-            state = self.committed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        if point <= state.committed {
+            drop(state);
+            return answer();
         }
+        state.waiting.push((point, answer));
+        state.request(link);
     }
 
-    /// The offload process has answered.
-    pub(super) fn acknowledge(&self, point: LogPoint) {
+    /// The log is committed up to a point: the offload process has said so, or it is published.
+    pub(super) fn acknowledge(&self, point: LogPoint, link: &dyn OffloadLink) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.committed = state.committed.max(point);
+        let committed = state.committed.max(point);
+        state.committed = committed;
         state.requested.take_if(|requested| *requested <= point);
-        self.committed.notify_all();
+        let ready: Vec<_> = state.waiting.extract_if(.., |(waited, _)| *waited <= committed).collect();
+        state.request(link);
+        drop(state);
+        ready.into_iter().for_each(|(_, answer)| answer());
     }
 
     /// The request that is not answered, if there is one.
@@ -53,11 +61,23 @@ impl GroupCommit {
     }
 }
 
+impl CommitState {
+    /// Requests everything that answers wait for, unless a request is on its way.
+    fn request(&mut self, link: &dyn OffloadLink) {
+        if self.requested.is_none()
+            && let Some(point) = self.waiting.iter().map(|(point, _)| *point).max()
+        {
+            self.requested = Some(point);
+            link.send(OffloadRequest::Commit(point));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::sync::mpsc::{Sender, channel};
-    use std::thread;
 
     use super::*;
 
@@ -77,17 +97,22 @@ mod tests {
     #[test]
     fn one_request_serves_all_that_wait() {
         let (sender, requests) = channel();
-        let link = Arc::new(TestLink(Mutex::new(sender)));
-        let commit = Arc::new(GroupCommit::new(LogPoint::START));
-        let start = |at: u64| {
-            let (commit, link) = (Arc::clone(&commit), Arc::clone(&link));
-            thread::spawn(move || commit.commit(point(at), &*link, || point(9)))
+        let link = TestLink(Mutex::new(sender));
+        let commit = GroupCommit::new(LogPoint::START);
+        let given = Arc::new(AtomicU32::new(0));
+        let add = |at: u64| {
+            let given = Arc::clone(&given);
+            commit.add(point(at), Box::new(move || _ = given.fetch_add(1, Ordering::Relaxed)), &link);
         };
-        let waiting = [start(4), start(9)];
-        assert_eq!(requests.recv().unwrap(), OffloadRequest::Commit(point(9)));
-        commit.acknowledge(point(9));
-        waiting.into_iter().for_each(|thread| thread.join().unwrap());
-        start(5).join().unwrap();
-        assert!(requests.try_recv().is_err(), "a committed point needs no request");
+        [4, 9, 7].into_iter().for_each(add);
+        assert_eq!(requests.try_iter().collect::<Vec<_>>(), [OffloadRequest::Commit(point(4))]);
+        commit.acknowledge(point(5), &link);
+        assert_eq!(given.load(Ordering::Relaxed), 1);
+        assert_eq!(requests.try_iter().collect::<Vec<_>>(), [OffloadRequest::Commit(point(9))]);
+        commit.acknowledge(point(9), &link);
+        assert_eq!((given.load(Ordering::Relaxed), commit.unanswered()), (3, None));
+        add(5);
+        assert_eq!(given.load(Ordering::Relaxed), 4, "a committed point needs no request");
+        assert_eq!(requests.try_iter().count(), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! The mount of a volume: FUSE requests become operations on the view and records in the log. `process::client` runs it.
 //!
-//! Requests are answered from the view; data is read from the log or from the shared tree. Operations wait
-//! for the write permission and for room in the log; open(2) waits for changes of other nodes.
+//! Requests are answered from the view; data is read from the log or from the shared tree. Operations wait in a queue for
+//! the write permission and for room in the log; open(2) waits for changes of other nodes.
 
 mod answer;
 mod base_files;
@@ -9,6 +9,7 @@ mod client;
 mod conversion;
 mod data;
 mod device;
+mod execution;
 mod filesystem;
 mod group_commit;
 mod invalidation;
@@ -21,6 +22,6 @@ mod unused_inodes;
 mod write_permission;
 
 pub use client::VolumeClient;
-pub use device::{MountPoint, detach_dead_mounts, mount_volume};
+pub use device::{MountPoint, abort_mount, detach_dead_mounts, mount_volume};
 pub use filesystem::VolumeFilesystem;
 pub use offload_link::{OffloadLink, OffloadRequest};

@@ -4,15 +4,16 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
-use fuser::{FileAttr, INodeNo, ReplyEntry, Request};
+use fuser::{FileAttr, INodeNo, ReplyEmpty, ReplyEntry, ReplyWrite, Request};
 use rustix::io::Errno;
 
-use super::answer::answer_entry;
-use super::client::{PlannedOperation, VolumeClient};
+use super::answer::{answer_empty, answer_entry, answer_write};
+use super::client::VolumeClient;
 use super::conversion::{attributes_of, caller_of, name_of, number_of};
+use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
-use crate::record::{EntryName, InodeNumber};
-use crate::view::{AttributeChange, Inode, InodeContent, NewInode, XattrMode};
+use crate::record::{EntryName, InodeNumber, RecordEffect};
+use crate::view::{AttributeChange, Inode, InodeContent, NewInode, VolumeNamespace, XattrMode};
 
 /// Attempts to look up a file that stays long enough to be opened. Each takes a refresh.
 const HOLD_ATTEMPTS_MAX: u32 = 20;
@@ -23,6 +24,15 @@ pub(super) struct LookupRequest {
     pub(super) thread: u32,
     pub(super) parent: INodeNo,
     pub(super) name: EntryName,
+}
+
+/// A write of a program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteRequest {
+    pub(super) inode: INodeNo,
+    pub(super) place: WritePlace,
+    /// The set-user-ID and set-group-ID bits stay.
+    pub(super) keeps_privileges: bool,
 }
 
 /// Where a write begins in the file.
@@ -62,30 +72,27 @@ impl VolumeFilesystem {
         }
     }
 
-    /// Creates an inode and counts the kernel's reference to it.
+    /// Creates an inode, counts the kernel's reference to it, and gives the answer.
     pub(super) fn create_inode(
         &self,
         request: &Request,
         parent: INodeNo,
         name: &OsStr,
-        new: &NewInode,
-    ) -> Result<FileAttr, Errno> {
-        let (caller, name) = (caller_of(request), name_of(name)?);
-        let inode = self.client.execute(&[], |namespace| {
-            let planned = namespace.plan_create(number_of(parent), &name, new, caller)?;
+        new: NewInode,
+        answer: impl FnOnce(Result<FileAttr, Errno>) + Send + 'static,
+    ) {
+        let caller = caller_of(request);
+        let name = match name_of(name) {
+            Ok(name) => name,
+            Err(error) => return answer(Err(error)),
+        };
+        let plan = move |namespace: &VolumeNamespace| {
+            let planned = namespace.plan_create(number_of(parent), &name, &new, caller)?;
             Ok(PlannedOperation::new(planned.effects, planned.inode))
-        })?;
-        self.counted_attributes(inode)
-    }
-
-    pub(super) fn counted_attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
-        let mut state = self.client.lock();
-        state.namespace.count_lookup(inode);
-        Ok(attributes_of(inode, state.namespace.inode(inode)?))
-    }
-
-    pub(super) fn attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
-        Ok(attributes_of(inode, self.client.lock().namespace.readable_inode(inode)?))
+        };
+        let client = Arc::clone(&self.client);
+        self.client
+            .execute(&[], plan, move |created| answer(created.and_then(|inode| client.counted_attributes(inode))));
     }
 
     pub(super) fn change_attributes(
@@ -93,11 +100,11 @@ impl VolumeFilesystem {
         request: &Request,
         inode: INodeNo,
         change: AttributeChange,
-    ) -> Result<(), Errno> {
-        let caller = caller_of(request);
-        self.client.execute(&[], |namespace| {
-            Ok(PlannedOperation::new(namespace.plan_set_attributes(number_of(inode), change, caller)?, ()))
-        })
+        answer: impl FnOnce(Result<FileAttr, Errno>) + Send + 'static,
+    ) {
+        let (caller, inode, client) = (caller_of(request), number_of(inode), Arc::clone(&self.client));
+        let plan = move |namespace: &VolumeNamespace| namespace.plan_set_attributes(inode, change, caller);
+        self.client.change(plan, move |changed| answer(changed.and_then(|()| client.attributes(inode))));
     }
 
     pub(super) fn with_inode<T>(
@@ -108,32 +115,29 @@ impl VolumeFilesystem {
         read(self.client.lock().namespace.inode(number_of(inode))?)
     }
 
-    /// Writes, and returns how many bytes.
-    pub(super) fn write_data(
-        &self,
-        request: &Request,
-        inode: INodeNo,
-        place: WritePlace,
-        data: &[u8],
-        keeps_privileges: bool,
-    ) -> Result<u32, Errno> {
+    /// Writes, and answers how many bytes.
+    pub(super) fn write_data(&self, request: &Request, write: WriteRequest, data: &[u8], reply: ReplyWrite) {
+        let WriteRequest { inode, place, keeps_privileges } = write;
         let (caller, number, bytes) = (caller_of(request), number_of(inode), data.len() as u32);
         if data.is_empty() {
-            return Ok(0);
+            return reply.written(0);
         }
-        let offset = self.client.execute(data, |namespace| {
+        let plan = move |namespace: &VolumeNamespace| {
             let offset = match place {
                 WritePlace::Offset(offset) => offset,
                 WritePlace::End { .. } => namespace.inode(number)?.attributes.size,
             };
             Ok(PlannedOperation::new(namespace.plan_write(number, offset, bytes, keeps_privileges, caller)?, offset))
-        })?;
-        if let WritePlace::End { assumed } = place
-            && assumed != offset
-        {
-            self.client.invalidate_inode(number);
-        }
-        Ok(bytes)
+        };
+        let client = Arc::clone(&self.client);
+        self.client.execute(data, plan, move |written| {
+            if let (WritePlace::End { assumed }, Ok(offset)) = (place, &written)
+                && assumed != *offset
+            {
+                client.invalidate_inode(number);
+            }
+            answer_write(reply, written.map(|_| bytes));
+        });
     }
 
     pub(super) fn set_xattr(
@@ -143,12 +147,39 @@ impl VolumeFilesystem {
         name: &OsStr,
         value: Option<&[u8]>,
         mode: XattrMode,
-    ) -> Result<(), Errno> {
+        reply: ReplyEmpty,
+    ) {
         let caller = caller_of(request);
-        self.client.execute(&[], |namespace| {
-            let planned = namespace.plan_set_xattr(number_of(inode), name.as_bytes(), value, mode, caller)?;
-            Ok(PlannedOperation::new(planned, ()))
-        })
+        let (name, value) = (name.as_bytes().to_vec(), value.map(<[u8]>::to_vec));
+        self.change_and_answer(reply, move |namespace| {
+            namespace.plan_set_xattr(number_of(inode), &name, value.as_deref(), mode, caller)
+        });
+    }
+
+    /// Executes an operation without data and without a result.
+    pub(super) fn change_and_answer(
+        &self,
+        reply: ReplyEmpty,
+        plan: impl Fn(&VolumeNamespace) -> Result<Vec<RecordEffect>, Errno> + Send + 'static,
+    ) {
+        self.client.change(plan, move |changed| answer_empty(reply, changed));
+    }
+
+    /// Answers fsync(2).
+    pub(super) fn answer_committed(&self, reply: ReplyEmpty) {
+        self.client.answer_committed(Box::new(move || reply.ok()));
+    }
+}
+
+impl VolumeClient {
+    pub(super) fn counted_attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
+        let mut state = self.lock();
+        state.namespace.count_lookup(inode);
+        Ok(attributes_of(inode, state.namespace.inode(inode)?))
+    }
+
+    pub(super) fn attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
+        Ok(attributes_of(inode, self.lock().namespace.readable_inode(inode)?))
     }
 }
 

@@ -54,9 +54,15 @@ impl VolumeClient {
             let unused = self.unused.take();
             self.wait_for_permission(PERMISSION_WAIT);
             for inodes in unused.chunks(EFFECTS_MAX) {
-                if let Err(error) = self.change(|namespace| Ok(plan_drops(namespace, inodes))) {
-                    tracing::error!(%error, "unlinked inodes are not dropped before the next mount");
-                }
+                let inodes = inodes.to_vec();
+                self.change(
+                    move |namespace| Ok(plan_drops(namespace, &inodes)),
+                    |dropped| {
+                        if let Err(error) = dropped {
+                            tracing::error!(%error, "unlinked inodes are not dropped before the next mount");
+                        }
+                    },
+                );
             }
         }
     }

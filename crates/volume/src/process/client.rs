@@ -32,7 +32,7 @@ const HINT_INTERVAL: Duration = Duration::from_millis(1);
 const HINTS_MAX: u32 = 64;
 /// Longest wait of the thread that sends hints: a safeguard, not a schedule.
 const HINT_WAIT: Duration = Duration::from_secs(1);
-/// Threads that read requests: some wait for other nodes or for room in the log.
+/// Threads that serve requests: some wait for the disk.
 const REQUEST_THREADS: usize = 8;
 
 /// Why a mount failed or ended.

@@ -12,11 +12,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use farfork_sys::pidfd;
+use farfork_sys::process::ProcStat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-use crate::mount::detach_dead_mounts;
+use crate::mount::{abort_mount, detach_dead_mounts};
 
 /// A process that dies at once is not started again before this.
 const RESTART_INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -25,6 +26,8 @@ const RESTART_INTERVAL_MIN: Duration = Duration::from_millis(100);
 const RESTART_INTERVAL_MAX: Duration = Duration::from_secs(5);
 /// A process that lived for so long was well: the next failure counts as the first.
 const HEALTHY_AFTER: Duration = Duration::from_secs(10);
+/// How often a supervisor looks whether the kernel holds threads of a dead client. No event says so.
+const HELD_CLIENT_INTERVAL: Duration = Duration::from_secs(1);
 /// Tells a process which process supervises it.
 const SUPERVISOR_VARIABLE: &str = "FARFORK_VOLUME_SUPERVISOR";
 
@@ -126,6 +129,7 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         if let Some(status) = self.processes.collect_ended().filter(ExitStatus::success) {
             return Some(status);
         }
+        self.release_held_client();
         // The dead mount stays until the next client mounts: programs get ENOTCONN, and not the directory below.
         self.processes.restart_due();
         None
@@ -140,14 +144,31 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
             if let Some(status) = self.check() {
                 return Ok(status);
             }
-            self.processes.wait(&[], None)?;
+            self.processes.wait(&[], Some(HELD_CLIENT_INTERVAL))?;
+        }
+    }
+
+    /// A thread of a client may wait in the kernel for the lock of a directory. A program has the lock, and waits for the
+    /// client. When the client was killed, neither ends before the connection is aborted.
+    fn release_held_client(&mut self) {
+        let client = &mut self.processes.processes[0];
+        let is_exiting = || ProcStat::read(client.child.id().cast_signed()).is_ok_and(|stat| stat.is_exiting());
+        let is_held = client.restart_at.is_none() && is_exiting() && matches!(client.child.try_wait(), Ok(None));
+        if is_held {
+            // An error means that it is unmounted, which has freed the threads.
+            let _ = abort_mount(&self.mount_point);
         }
     }
 }
 
 impl<C> Drop for MountSupervisor<C> {
     fn drop(&mut self) {
-        self.processes.kill_all();
+        self.processes.kill();
+        let client = &mut self.processes.processes[0];
+        if matches!(client.child.try_wait(), Ok(None)) {
+            let _ = abort_mount(&self.mount_point);
+        }
+        self.processes.kill_and_wait();
         detach_dead_mounts(&self.mount_point);
     }
 }
@@ -266,11 +287,16 @@ impl<C: Fn(ProcessRole) -> Command> SupervisedProcesses<C> {
 }
 
 impl<C> SupervisedProcesses<C> {
-    fn kill_all(&mut self) {
-        // Together, so that their ends do not add up. An error means that it has ended.
+    fn kill(&mut self) {
         for process in &mut self.processes {
+            // An error means that it has ended.
             let _ = process.child.kill();
         }
+    }
+
+    fn kill_and_wait(&mut self) {
+        // Together, so that their ends do not add up.
+        self.kill();
         for process in &mut self.processes {
             let _ = process.child.wait();
         }
@@ -279,7 +305,7 @@ impl<C> SupervisedProcesses<C> {
 
 impl<C> Drop for SupervisedProcesses<C> {
     fn drop(&mut self) {
-        self.kill_all();
+        self.kill_and_wait();
     }
 }
 

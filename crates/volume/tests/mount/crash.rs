@@ -38,7 +38,7 @@ const TURNS: &[&[ProcessRole]] = &[
     &[ProcessRole::Offload, ProcessRole::Client],
     ALL_AT_ONCE,
 ];
-const SIGCONT: i32 = 18;
+pub(crate) const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;
 const WRITERS: usize = 3;
 /// Not a divisor of a page, so that records cross pages.
@@ -190,7 +190,7 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: Durabili
 }
 
 /// Stops a process, and returns when it is stopped.
-fn stop(process_id: u32) {
+pub(crate) fn stop(process_id: u32) {
     let pidfd = farfork_sys::pidfd::open(process_id as i32).unwrap();
     farfork_sys::pidfd::send_signal(&pidfd, SIGSTOP).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);

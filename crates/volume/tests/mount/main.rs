@@ -12,6 +12,7 @@ mod several_clients;
 mod suites;
 mod test_node;
 mod volume_cluster;
+mod waiting_calls;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         several_clients::TESTS,
         model::TESTS,
         crash::TESTS,
+        waiting_calls::TESTS,
         programs::TESTS,
         suites::TESTS,
     ]

@@ -195,7 +195,11 @@ fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<
     let (volume, record, number) = open_for_client(node, name)?;
     log_copier::ensure_open(&volume, number)
         .map_err(|error| format!("volume {name}: cannot open the log of this node: {error}"))?;
-    recover_log(&volume, &record, number)?;
+    volume.lock().attaching_client = Some(sender.clone());
+    volume.notify();
+    let recovered = recover_log(&volume, &record, number);
+    volume.lock().attaching_client.take_if(|attaching| attaching.is_same(sender));
+    recovered?;
 
     let unlinked = if has_other_client(&volume, &record) { Vec::new() } else { unlinked_inodes(&volume)? };
     let log_path = volume.directory.log_path(number);

@@ -38,6 +38,8 @@ pub(super) struct ReplicaState {
     pub(super) record: Arc<VolumeRecord>,
     pub(super) logs: BTreeMap<u16, LogProgress>,
     pub(super) client: Option<LocalClient>,
+    /// A new client that is not attached yet. It has the lock, so the one before it is dead.
+    pub(super) attaching_client: Option<ClientSender>,
     /// A client that reads the shared tree: nothing is published.
     pub(super) loading_client: Option<ClientSender>,
     /// Another node copies the shared tree: nothing is published.
@@ -164,6 +166,7 @@ impl ReplicatedVolume {
             record: Arc::new(record),
             logs: BTreeMap::new(),
             client: None,
+            attaching_client: None,
             loading_client: None,
             loan: None,
             is_catching_up,

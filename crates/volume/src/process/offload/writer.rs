@@ -169,7 +169,10 @@ fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> 
     let deadline = Instant::now() + CLIENT_SILENCE_MAX;
     let mut requested: Option<ClientSender> = None;
     loop {
-        let client = volume.lock().client_of(number).map(|client| (client.sender.clone(), client.granted.is_some()));
+        let mut state = volume.lock();
+        let client = state.client_of(number).map(|client| (client.sender.clone(), client.granted.is_some()));
+        let has_successor = state.attaching_client.is_some();
+        drop(state);
         match client {
             Some((_, false)) => return Ok(()),
             Some((sender, true)) => {
@@ -182,9 +185,12 @@ fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> 
                 });
                 requested = Some(sender);
             }
+            None if has_successor => return Ok(()),
             // A client that has just lost its offload process connects again, unless its lock is free.
             None if volume.directory.try_lock_client()?.is_some() => return Ok(()),
-            None => thread::sleep(RETRY_WAIT),
+            None => {
+                volume.wait_until(RETRY_WAIT, |state| state.client.is_some() || state.attaching_client.is_some());
+            }
         }
         if Instant::now() >= deadline {
             kill_client(volume, requested.as_ref())?;

@@ -1,0 +1,166 @@
+//! Executes the operations that change a volume: plan, log, apply, answer.
+//!
+//! An operation that finds another client writing, or the log full, waits in a queue, and no thread waits with it: lookups,
+//! reads and statfs(2) go on. What ends the wait executes the queue in its order.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::client::{ClientState, VolumeClient};
+use super::invalidation::DeferredAnswer;
+use super::offload_link::OffloadRequest;
+use crate::log::RingError;
+use crate::record::RecordEffect;
+use crate::view::VolumeNamespace;
+
+/// A checked operation: its effects, and what its caller returns.
+pub(super) struct PlannedOperation<T> {
+    pub(super) effects: Vec<RecordEffect>,
+    pub(super) result: T,
+    /// Space of the shared tree that it takes besides its data.
+    pub(super) allocated_bytes: u64,
+}
+
+impl<T> PlannedOperation<T> {
+    pub(super) fn new(effects: Vec<RecordEffect>, result: T) -> Self {
+        Self { effects, result, allocated_bytes: 0 }
+    }
+}
+
+/// One attempt to execute an operation. None while the log is full.
+type WaitingOperation = Box<dyn FnMut(&VolumeClient, &mut ClientState) -> Option<DeferredAnswer> + Send>;
+
+/// Operations that wait, in the order of their arrival.
+#[derive(Default)]
+pub(super) struct WaitingOperations(VecDeque<WaitingOperation>);
+
+impl fmt::Debug for WaitingOperations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WaitingOperations").field(&self.0.len()).finish()
+    }
+}
+
+impl VolumeClient {
+    /// Plans an operation, logs it, applies it, and gives the answer. While another client writes, or the log is full, the
+    /// operation waits, and is planned when its turn comes.
+    pub(super) fn execute<T: Send + 'static>(
+        &self,
+        data: &[u8],
+        plan: impl Fn(&VolumeNamespace) -> Result<PlannedOperation<T>, Errno> + Send + 'static,
+        answer: impl FnOnce(Result<T, Errno>) + Send + 'static,
+    ) {
+        let mut state = self.lock();
+        if state.permission.term().is_some()
+            && state.waiting.0.is_empty()
+            && let Some(result) = self.try_execute(&mut state, data, &plan)
+        {
+            drop(state);
+            return answer(result);
+        }
+        let (data, mut answer) = (data.to_vec(), Some(answer));
+        state.waiting.0.push_back(Box::new(move |client, state| {
+            let result = client.try_execute(state, &data, &plan)?;
+            let answer = answer.take()?;
+            Some(Box::new(move || answer(result)))
+        }));
+        state.permission.request(&*self.link);
+    }
+
+    /// Executes an operation without data and without a result.
+    pub(super) fn change(
+        &self,
+        plan: impl Fn(&VolumeNamespace) -> Result<Vec<RecordEffect>, Errno> + Send + 'static,
+        answer: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) {
+        self.execute(&[], move |namespace| Ok(PlannedOperation::new(plan(namespace)?, ())), answer);
+    }
+
+    /// None while the log is full.
+    fn try_execute<T>(
+        &self,
+        state: &mut ClientState,
+        data: &[u8],
+        plan: impl Fn(&VolumeNamespace) -> Result<PlannedOperation<T>, Errno>,
+    ) -> Option<Result<T, Errno>> {
+        let planned = match plan(&state.namespace) {
+            Ok(planned) if planned.effects.is_empty() => return Some(Ok(planned.result)),
+            Ok(planned) => planned,
+            Err(error) => return Some(Err(error)),
+        };
+        if takes_space(&planned.effects) {
+            let log_bytes = state.log.ring().used_bytes();
+            let bytes = planned.allocated_bytes.saturating_add(data.len() as u64);
+            if let Err(error) = state.space.take(self.shared.tree(), bytes, log_bytes) {
+                return Some(Err(error));
+            }
+        }
+        match state.log.append(&planned.effects, data) {
+            Ok(record) => {
+                state.namespace.apply(&planned.effects, record);
+                self.appended.notify_one();
+                Some(Ok(planned.result))
+            }
+            Err(RingError::TooLarge) => Some(Err(Errno::NOSPC)),
+            Err(RingError::Full) => None,
+        }
+    }
+
+    /// Executes what waits, as far as this client may write and the log has room.
+    pub(super) fn execute_waiting(&self, mut state: MutexGuard<'_, ClientState>) {
+        let mut answers = Vec::new();
+        while state.permission.term().is_some()
+            && let Some(mut operation) = state.waiting.0.pop_front()
+        {
+            let Some(answer) = operation(self, &mut state) else {
+                state.waiting.0.push_front(operation);
+                break;
+            };
+            answers.push(answer);
+        }
+        drop(state);
+        answers.into_iter().for_each(|answer| answer());
+    }
+
+    /// This client is the writer from now on. What waits is executed before anything can recall the permission, so each grant
+    /// is used.
+    pub fn grant_write(&self, term: u32) {
+        let mut state = self.lock();
+        state.log.start_epoch(term);
+        state.permission.grant(term);
+        self.granted.notify_all();
+        self.execute_waiting(state);
+    }
+
+    /// Another client wants to write. This one asks for its next turn if it has more to write.
+    pub fn recall_write(&self) {
+        let mut state = self.lock();
+        state.permission.release();
+        self.link.send(OffloadRequest::Released);
+        if !state.waiting.0.is_empty() {
+            state.permission.request(&*self.link);
+        }
+    }
+
+    /// Waits, at most so long, until this client may write. Does not ask for it.
+    pub(super) fn wait_for_permission(&self, limit: Duration) {
+        let may_not_write = |state: &mut ClientState| state.permission.term().is_none();
+        drop(self.granted.wait_timeout_while(self.lock(), limit, may_not_write));
+    }
+}
+
+/// Removals must be possible on a full volume.
+fn takes_space(effects: &[RecordEffect]) -> bool {
+    effects.iter().any(|effect| {
+        matches!(
+            effect,
+            RecordEffect::WriteData { .. }
+                | RecordEffect::AllocateSpace { .. }
+                | RecordEffect::SetXattr { value: Some(_), .. }
+                | RecordEffect::SetEntry { inode: Some(_), .. }
+        )
+    })
+}

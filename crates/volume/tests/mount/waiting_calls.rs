@@ -1,0 +1,104 @@
+//! Calls that wait for other processes, while these are stopped or killed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::Durability;
+use farfork_volume::process::ProcessRole;
+use fastrand::Rng;
+
+use super::crash::{SIGCONT, stop};
+use super::mounted_volume::{LOG_BYTES, MountedVolume};
+use super::test_node::WAIT_LIMIT;
+use super::volume_cluster::{THREE_NODES, VolumeCluster};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("calls_that_wait_stop_no_other_call", calls_that_wait_stop_no_other_call),
+    ("clients_killed_while_all_nodes_change_a_directory_are_replaced", || kill_clients(10)),
+];
+
+/// More than the client has threads, and together more than the log has room for.
+const WAITING_WRITERS: usize = 20;
+const WRITE_BYTES: usize = 1 << 20;
+/// No test of this file is about failure detection.
+const DETECTION_MS: u64 = 60_000;
+
+/// The log is full and no fsync(2) is answered, because the offload process is stopped.
+fn calls_that_wait_stop_no_other_call() {
+    let volume = MountedVolume::create();
+    fs::write(volume.path().join("known"), b"known").unwrap();
+    let path = |writer: usize| volume.path().join(format!("file-{writer}"));
+    let files: Vec<File> = (0..WAITING_WRITERS).map(|writer| File::create(path(writer)).unwrap()).collect();
+    stop(volume.process_id(ProcessRole::Offload));
+    let (written, synced) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for (writer, mut file) in files.into_iter().enumerate() {
+            let (written, synced) = (&written, &synced);
+            scope.spawn(move || {
+                file.write_all(&vec![writer as u8; WRITE_BYTES]).unwrap();
+                written.fetch_add(1, Ordering::Relaxed);
+                file.sync_all().unwrap();
+                synced.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let (answer, answered) = mpsc::channel();
+        let asked = volume.path();
+        thread::spawn(move || {
+            // By now everybody waits: some in write(2), the others in fsync(2).
+            thread::sleep(Duration::from_millis(500));
+            rustix::fs::statfs(&asked).unwrap();
+            let known = fs::read(asked.join("known")).unwrap();
+            let names = fs::read_dir(&asked).unwrap().count();
+            answer.send((known, names, asked.join("absent").exists())).unwrap();
+        });
+        let answer = answered.recv_timeout(WAIT_LIMIT);
+        let done = (written.load(Ordering::Relaxed), synced.load(Ordering::Relaxed));
+        let offload = farfork_sys::pidfd::open(volume.process_id(ProcessRole::Offload).cast_signed()).unwrap();
+        farfork_sys::pidfd::send_signal(&offload, SIGCONT).unwrap();
+        assert_eq!(answer.expect("other calls are answered"), (b"known".to_vec(), WAITING_WRITERS + 1, false));
+        assert!(done.0 < WAITING_WRITERS && done.1 == 0, "{done:?}: the calls did not wait");
+    });
+    for writer in 0..WAITING_WRITERS {
+        assert!(fs::read(path(writer)).unwrap() == vec![writer as u8; WRITE_BYTES], "file {writer}");
+    }
+}
+
+/// A killed client has invalidations of a directory under way that programs of its node have locked while they wait for it.
+fn kill_clients(rounds: usize) {
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for node in 0..THREE_NODES.len() {
+            for program in 0..3 {
+                let (root, is_over) = (cluster.path(node), &is_over);
+                scope.spawn(move || {
+                    let mut random = Rng::with_seed((node * 8 + program) as u64);
+                    while !is_over.load(Ordering::Relaxed) {
+                        let (name, other) = (random.u8(..20), random.u8(..20));
+                        // Each fails while the client is replaced, and some when another program was faster.
+                        let _ = fs::write(root.join(format!("file-{name}")), [node as u8; 100]);
+                        let _ = fs::rename(root.join(format!("file-{name}")), root.join(format!("file-{other}")));
+                        let _ = fs::remove_file(root.join(format!("file-{other}")));
+                    }
+                });
+            }
+        }
+        let mut longest = Duration::ZERO;
+        for round in 0..rounds {
+            let started = Instant::now();
+            cluster.nodes[round % THREE_NODES.len()].kill(&[ProcessRole::Client]);
+            longest = longest.max(started.elapsed());
+        }
+        println!("{rounds} clients are killed, and replaced within {:.1} s", longest.as_secs_f64());
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let file = cluster.path(0).join("last");
+    let mut last = OpenOptions::new().create(true).truncate(true).write(true).open(file).unwrap();
+    last.write_all(b"last").unwrap();
+    last.sync_all().unwrap();
+    cluster.published_tree();
+}
