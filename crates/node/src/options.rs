@@ -11,6 +11,10 @@ pub use crate::seeds::SeedBudget;
 
 /// The directory of files that outlive a node and a start of the machine.
 const STATE_DIR: &str = "/var/lib/farfork";
+/// Time of failure detection, unless another one is given.
+const DETECTION_MS: u64 = 1000;
+/// A week: as often as Linux distributions check RAID arrays, or more.
+const SCRUB_HOURS: u32 = 168;
 
 /// How a node is run.
 #[derive(Debug, Clone)]
@@ -62,15 +66,17 @@ pub struct VolumeOptions {
     pub catalog: PathBuf,
     /// Time after which a node that does not answer leaves the chains of its volumes, in milliseconds.
     pub detection_ms: u64,
+    /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
+    pub scrub_hours: u32,
 }
 
 impl VolumeOptions {
     /// Those of a node that was started without options for volumes: in a directory of the node. The catalog is next to the
     /// store unless another one is named.
-    pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<PathBuf>, detection_ms: u64) -> Self {
+    pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<PathBuf>) -> Self {
         let store = store.unwrap_or_else(|| Path::new(STATE_DIR).join(node.as_str()).join("volumes"));
         let catalog = catalog.unwrap_or_else(|| store.with_file_name("catalog"));
-        Self { store, catalog, detection_ms }
+        Self { store, catalog, detection_ms: DETECTION_MS, scrub_hours: SCRUB_HOURS }
     }
 }
 

@@ -218,6 +218,7 @@ impl VolumeServiceThread {
             command.arg("--catalog").arg(&options.catalog);
             command.args(["--name", node.as_str(), "--listen", &listen.to_string()]);
             command.args(["--detect-ms", &options.detection_ms.to_string()]);
+            command.args(["--scrub-hours", &options.scrub_hours.to_string()]);
             // The process reads the trust directory by itself: no secret is handed over.
             if let Some(credentials) = credentials {
                 command.arg("--trust").arg(credentials.directory().root());
@@ -236,7 +237,11 @@ mod tests {
     fn service(directory: &Path, store: PathBuf) -> VolumeService {
         let config = VolumeServiceConfig {
             node: NodeName::new("n1").unwrap(),
-            options: VolumeOptions { store, catalog: directory.join("shared/catalog"), detection_ms: 1000 },
+            options: VolumeOptions::new(
+                &NodeName::new("n1").unwrap(),
+                Some(store),
+                Some(directory.join("shared/catalog")),
+            ),
             listen: "127.0.0.1".parse().unwrap(),
             credentials: None,
         };

@@ -143,6 +143,11 @@ pub(crate) struct Node {
     /// A removed node returns by itself when it answers again.
     #[arg(long, env = "FARFORK_DETECT_MS", value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     detect_ms: u64,
+    /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
+    ///
+    /// The node of the chain's head compares them. It repairs a damaged replica on a node that has not mounted the volume.
+    #[arg(long, env = "FARFORK_SCRUB_HOURS", value_name = "HOURS", default_value_t = 168)]
+    scrub_hours: u32,
     /// Redirect the parent's vDSO functions to this kernel's in all children, even if both kernels are the same. For
     /// tests.
     #[arg(long)]
@@ -162,7 +167,11 @@ impl Node {
         let behind = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let xcr0 = self.xcr0.filter(|(name, _)| *name == self.name.as_str()).map(|(_, mask)| mask);
-        let volumes = VolumeOptions::new(&self.name, self.volumes, self.catalog, self.detect_ms);
+        let volumes = VolumeOptions {
+            detection_ms: self.detect_ms,
+            scrub_hours: self.scrub_hours,
+            ..VolumeOptions::new(&self.name, self.volumes, self.catalog)
+        };
         let options = Options {
             name: self.name,
             run_dir: self.run_dir,

@@ -16,6 +16,7 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_file_is_on_each_replica_and_each_mount", file_on_each_replica),
+    Test::alone("a_replica_that_was_changed_is_found_and_repaired", changed_replica),
     Test::alone("a_cluster_without_volumes_has_no_volume_processes", no_processes_without_volumes),
     Test::alone("refusals_name_volume_cause_and_next_step", refusals),
 ];
@@ -132,6 +133,37 @@ fn require_status(cluster: &Cluster) {
     ] {
         assert!(metrics.contains(line), "no {line} in\n{metrics}");
     }
+}
+
+/// A program changes the shared tree of a node that has not mounted the volume.
+fn changed_replica() {
+    let cluster = Cluster::start(3);
+    let directory = scratch::directory();
+    cluster.first().json(&["volume", "create", "data", "--replicas", &cluster.names(&[0, 1, 2])]);
+    let mount = VolumeMount::new(&cluster, 0, "data", directory.path());
+    write_synced(&mount.path("file"), b"of the volume\n");
+    let equal = cluster.node(1).json(&["volume", "check", "data"]);
+    assert_eq!((&equal["differences"], &equal["inodes"]), (&json!([]), &json!(2)));
+    assert_eq!(equal["replicas"], json!(["n1", "n2", "n3"]));
+
+    let changed = cluster.run_dir(2).join("volumes/data/shared/tree/file");
+    let contents = fs::read(&changed).expect("the check has waited for it to be published");
+    fs::write(&changed, contents.to_ascii_uppercase()).expect("the shared tree is an ordinary directory");
+    let found = cluster.first().run(&["volume", "check", "data"]);
+    assert_eq!(found.status.code(), Some(1));
+    for part in ["DAMAGED", "/file", "n3", "farfork volume check data --repair"] {
+        assert!(found.stdout.contains(part), "no {part} in\n{}", found.stdout);
+    }
+    let repaired = cluster.first().json(&["volume", "check", "data", "--repair"]);
+    assert_eq!(repaired["repaired"], json!(["n3"]));
+    assert!(cluster.first().run(&["volume", "check", "data"]).stdout.contains("equal on n1,n2,n3"));
+    require_contents(&changed, b"of the volume\n");
+    let status = cluster.node(1).json(&["volume", "status", "data"]);
+    assert_eq!((&status["last_check"]["differences"], &status["live"]), (&json!(0), &json!(["n1", "n2", "n3"])));
+    cluster.first().run_failing(&["volume", "check", "data", "--good", "n9"]).require_mentions(&["volume data", "n9"]);
+    mount.end();
+    cluster.first().json(&["volume", "drop", "data"]);
+    assert_eq!(cluster.stop(), [""; 0]);
 }
 
 fn no_processes_without_volumes() {

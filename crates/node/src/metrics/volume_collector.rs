@@ -33,6 +33,7 @@ impl Collector for VolumeCollector {
             return Ok(());
         }
         encode_replicas(&mut encoder, &volumes)?;
+        encode_checks(&mut encoder, &volumes)?;
         LOG_METRICS.iter().try_for_each(|metric| encode_logs(&mut encoder, metric, &volumes))
     }
 }
@@ -83,6 +84,25 @@ fn encode_replicas(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]
     Ok(())
 }
 
+/// Of the newest check that a replica knows. A volume that was never checked has no values.
+fn encode_checks(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]) -> fmt::Result {
+    let checks: Vec<_> = volumes.iter().filter_map(|volume| Some((&volume.name, volume.last_check()?))).collect();
+    let help = "When the replicas of a volume were compared last.";
+    let seconds = Some(&Unit::Other("timestamp_seconds".to_owned()));
+    let mut metric = encoder.encode_descriptor("volume_last_check", help, seconds, MetricType::Gauge)?;
+    for (name, check) in &checks {
+        let labels = [("volume", name.as_str())];
+        ConstGauge::new(check.at_seconds as i64).encode(metric.encode_family(&labels)?)?;
+    }
+    let help = "Differences between the replicas of a volume that the last check found.";
+    let mut metric = encoder.encode_descriptor("volume_last_check_differences", help, None, MetricType::Gauge)?;
+    for (name, check) in &checks {
+        let labels = [("volume", name.as_str())];
+        ConstGauge::new(check.differences as i64).encode(metric.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
 fn encode_logs(
     encoder: &mut DescriptorEncoder<'_>,
     LogMetric { name, help, bytes }: &LogMetric,
@@ -129,8 +149,8 @@ mod tests {
         record.clients = vec![n2.clone()];
         let log = LogStatus { logged: 4096, committed: 4096, published: 0 };
         let replicas = vec![
-            ReplicaStatus { node: n1, failure: None, logs: vec![log] },
-            ReplicaStatus { node: n2, failure: Some("it is down".to_owned()), logs: Vec::new() },
+            ReplicaStatus { node: n1, failure: None, logs: vec![log], last_check: None },
+            ReplicaStatus { node: n2, failure: Some("it is down".to_owned()), logs: Vec::new(), last_check: None },
         ];
         let volume = VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas };
         let mut registry = Registry::with_prefix("farfork");

@@ -72,7 +72,12 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         metrics: None,
         images: None,
         user_ranges: run_dir.join("user-ranges"),
-        volumes: VolumeOptions { store: run_dir.join("volumes"), catalog: run_dir.join("catalog"), detection_ms: 1000 },
+        volumes: VolumeOptions {
+            store: run_dir.join("volumes"),
+            catalog: run_dir.join("catalog"),
+            detection_ms: 1000,
+            scrub_hours: 0,
+        },
         trust,
     };
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::path::PathVersion;
 use crate::log::LogPoint;
-use crate::process::LogStatus;
-use crate::publish::{PublishedMark, TreePart};
+use crate::process::{LastCheck, LogStatus};
+use crate::publish::{DataPart, Digest, InodeDigest, PublishedMark, TreePart};
+use crate::record::InodeNumber;
 
 /// Names a volume, and tells it from an earlier one of the same name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +114,90 @@ pub struct ReadTree {
     pub loan: u64,
 }
 
+/// Stops publishing on a live replica at exactly these points, so that it can be compared with the others. Publishing continues
+/// after `ReleaseTree`, or when no call has named the hold for a while. The answer is how far the replica has published each log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldTree {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// The caller's epoch of the chain.
+    pub epoch: u64,
+    /// The caller has chosen this number.
+    pub hold: u64,
+    /// Publish up to here, and no further. Empty: no further than now.
+    pub points: Vec<LogPoint>,
+}
+
+/// Computes the digest of each inode of a tree that is held. `ReadInodeDigests` reads them, also after `ReleaseTree`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DigestTree {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// From `HoldTree`.
+    pub hold: u64,
+}
+
+/// All inodes of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeDigest {
+    /// How many there are.
+    pub inodes: u64,
+    /// Bytes of all files.
+    pub data_bytes: u64,
+    /// Of all digests.
+    pub digest: Digest,
+}
+
+/// The next digests of `DigestTree`, by number. None follow an empty answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadInodeDigests {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// From `HoldTree`.
+    pub hold: u64,
+    /// The number before the first one.
+    pub after: u64,
+}
+
+/// Digests of parts of files, also while the replica publishes. One that cannot be read has none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DigestData {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// From `HoldTree`.
+    pub hold: u64,
+    /// The parts.
+    pub parts: Vec<DataPart>,
+}
+
+/// Validates each log from the end of its published part on, while the tree is held. The answer has an element for each client:
+/// where the log is damaged, if it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ValidateLogs {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// From `HoldTree`.
+    pub hold: u64,
+}
+
+/// Publishing continues.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseTree {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// From `HoldTree`.
+    pub hold: u64,
+}
+
+/// Paths in the volume of inodes; none for one that no entry leads to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindPaths {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// The inodes.
+    pub inodes: Vec<InodeNumber>,
+}
+
 /// Creates an empty replica. One of the same id that exists stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateReplica(pub VolumeKey);
@@ -121,9 +206,18 @@ pub struct CreateReplica(pub VolumeKey);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DropReplica(pub VolumeKey);
 
-/// How far the logs of a replica are.
+/// How far the logs of a replica are, and the last check by its node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DescribeReplica(pub VolumeKey);
+
+/// What a node says about its replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaDescription {
+    /// By the client's number.
+    pub logs: Vec<LogStatus>,
+    /// The last check of the volume that the node has made.
+    pub last_check: Option<LastCheck>,
+}
 
 /// Whether a client of the node has the volume mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,13 +252,20 @@ typed_calls! {
     AppendLog = 2 -> AppendedLog,
     CreateReplica = 3 -> (),
     DropReplica = 4 -> (),
-    DescribeReplica = 5 -> Vec<LogStatus>,
+    DescribeReplica = 5 -> ReplicaDescription,
     HasClient = 6 -> bool,
     ReleaseWriter = 7 -> (),
     PublishLog = 8 -> (),
     FinishTerm = 9 -> (),
     LendTree = 10 -> LentTree,
     ReadTree = 11 -> TreePart,
+    HoldTree = 12 -> Vec<LogPoint>,
+    DigestTree = 13 -> TreeDigest,
+    ReadInodeDigests = 14 -> Vec<InodeDigest>,
+    DigestData = 15 -> Vec<Option<Digest>>,
+    ValidateLogs = 16 -> Vec<Option<LogPoint>>,
+    ReleaseTree = 17 -> (),
+    FindPaths = 18 -> Vec<Option<String>>,
 }
 
 /// Decodes the request of a deferred handler.

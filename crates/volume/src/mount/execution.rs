@@ -46,7 +46,7 @@ impl fmt::Debug for WaitingOperations {
 
 impl VolumeClient {
     /// Plans an operation, logs it, applies it, and gives the answer. While another client writes, or the log is full, the
-    /// operation waits, and is planned when its turn comes.
+    /// operation waits, and is planned when it is executed.
     pub(super) fn execute<T: Send + 'static>(
         &self,
         data: &[u8],
@@ -68,6 +68,11 @@ impl VolumeClient {
             Some(Box::new(move || answer(result)))
         }));
         state.permission.request(&*self.link);
+        if state.permission.term().is_some() {
+            // The log is full. Without this question, nothing would show that the offload process cannot read it.
+            drop(state);
+            self.answer_committed(Box::new(|| {}));
+        }
     }
 
     /// Executes an operation without data and without a result.

@@ -1,6 +1,8 @@
 //! Commands to the offload process of a node, from `farfork volume`: create, list, describe and drop volumes.
 
+use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,6 +25,8 @@ pub enum ControlRequest {
     Status(VolumeName),
     /// Gives the place of a replica to another node, which then copies the volume. The answer is `Done`.
     Replace(ReplicaReplacement),
+    /// Compares the live replicas of a volume. The answers are `Progress`, any number of times, and `Checked`.
+    Check(VolumeCheck),
     /// Removes a volume with its replicas and everything that they have. The answer is `Done`.
     Drop(VolumeName),
 }
@@ -51,6 +55,104 @@ pub struct ReplicaReplacement {
     pub new: NodeName,
 }
 
+/// A check of the replicas of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeCheck {
+    /// The volume.
+    pub name: VolumeName,
+    /// Replicas that are damaged are copied again from those that are not.
+    pub should_repair: bool,
+    /// The replica on this node is right wherever replicas differ. None: the majority is.
+    pub good: Option<NodeName>,
+}
+
+/// How far a check is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckProgress {
+    /// Bytes of files that are compared.
+    pub compared_bytes: u64,
+    /// Bytes of all files.
+    pub data_bytes: u64,
+}
+
+/// The result of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckReport {
+    /// The nodes whose replicas were compared.
+    pub replicas: Vec<NodeName>,
+    /// Files, directories and other inodes of the volume.
+    pub inodes: u64,
+    /// Bytes of all files.
+    pub data_bytes: u64,
+    /// Where replicas differ. At most `DIFFERENCES_MAX` of each kind.
+    pub differences: Vec<ReplicaDifference>,
+    /// Damaged replicas that were copied again.
+    pub repaired: Vec<NodeName>,
+}
+
+impl CheckReport {
+    /// The nodes whose replicas are damaged.
+    pub fn damaged_nodes(&self) -> BTreeSet<NodeName> {
+        self.differences.iter().flat_map(|difference| &difference.damaged).cloned().collect()
+    }
+}
+
+/// The result of the last check that a node has made of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastCheck {
+    /// When it ended, in seconds since 1970.
+    pub at_seconds: u64,
+    /// How many differences it found.
+    pub differences: u64,
+    /// Damaged replicas that were copied again.
+    pub repaired: Vec<NodeName>,
+}
+
+/// Most differences of each kind in a report.
+pub const DIFFERENCES_MAX: usize = 1000;
+
+/// One thing in which replicas differ.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaDifference {
+    /// The thing.
+    pub subject: DifferenceSubject,
+    /// Nodes whose replicas are damaged. Empty when there is no majority that could say so.
+    pub damaged: Vec<NodeName>,
+}
+
+/// In what replicas differ.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DifferenceSubject {
+    /// The shared tree of a replica cannot be read.
+    Tree {
+        /// Why.
+        reason: String,
+    },
+    /// Attributes, extended attributes or entries of an inode, or the inode is missing.
+    Inode {
+        /// Its number.
+        inode: u64,
+        /// A path of it, unless it has none.
+        path: Option<String>,
+    },
+    /// Data of a file.
+    Data {
+        /// Its inode number.
+        inode: u64,
+        /// A path of it, unless it has none.
+        path: Option<String>,
+        /// The difference is somewhere in this range of bytes.
+        range: Range<u64>,
+    },
+    /// The log of a client is damaged.
+    Log {
+        /// The client's node.
+        client: NodeName,
+        /// In the endless log, in bytes.
+        position: u64,
+    },
+}
+
 /// The answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ControlAnswer {
@@ -58,6 +160,10 @@ pub enum ControlAnswer {
     Done,
     /// Volumes.
     Volumes(Vec<VolumeStatus>),
+    /// A check continues.
+    Progress(CheckProgress),
+    /// A check has ended.
+    Checked(Box<CheckReport>),
     /// It failed; the text names the volume, the cause and the next step.
     Failed(String),
 }
@@ -73,6 +179,13 @@ pub struct VolumeStatus {
     pub replicas: Vec<ReplicaStatus>,
 }
 
+impl VolumeStatus {
+    /// The newest check that a replica knows.
+    pub fn last_check(&self) -> Option<&LastCheck> {
+        self.replicas.iter().filter_map(|replica| replica.last_check.as_ref()).max_by_key(|check| check.at_seconds)
+    }
+}
+
 /// A replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaStatus {
@@ -82,6 +195,8 @@ pub struct ReplicaStatus {
     pub failure: Option<String>,
     /// Its logs, by the client's number.
     pub logs: Vec<LogStatus>,
+    /// The last check that its node has made.
+    pub last_check: Option<LastCheck>,
 }
 
 /// The log of one client on one replica. Positions are in the endless log, in bytes.
@@ -100,7 +215,19 @@ pub struct LogStatus {
 /// # Errors
 /// When the process does not run, or ends before it answers.
 pub fn send_control_request(store: &Path, request: &ControlRequest) -> io::Result<ControlAnswer> {
-    exchange_control_messages(store, request, None)
+    exchange_control_messages(store, request, None, |_| {})
+}
+
+/// Checks a volume. `report_progress` is called now and then.
+///
+/// # Errors
+/// As `send_control_request`.
+pub fn check_volume(
+    store: &Path,
+    check: VolumeCheck,
+    report_progress: impl FnMut(CheckProgress),
+) -> io::Result<ControlAnswer> {
+    exchange_control_messages(store, &ControlRequest::Check(check), None, report_progress)
 }
 
 /// As `send_control_request`, and waits for the answer at most `limit`.
@@ -112,16 +239,22 @@ pub fn send_control_request_within(
     request: &ControlRequest,
     limit: Duration,
 ) -> io::Result<ControlAnswer> {
-    exchange_control_messages(store, request, Some(limit))
+    exchange_control_messages(store, request, Some(limit), |_| {})
 }
 
 fn exchange_control_messages(
     store: &Path,
     request: &ControlRequest,
     limit: Option<Duration>,
+    mut report_progress: impl FnMut(CheckProgress),
 ) -> io::Result<ControlAnswer> {
     let mut channel = MessageChannel::connect(&VolumeStore::new(store).control_socket())?;
     channel.set_receive_timeout(limit)?;
     channel.send(request)?;
-    channel.receive()
+    loop {
+        match channel.receive()? {
+            ControlAnswer::Progress(progress) => report_progress(progress),
+            answer => return Ok(answer),
+        }
+    }
 }

@@ -15,8 +15,9 @@ mod worker;
 
 pub use client::{ClientRunError, run_client};
 pub use control::{
-    ControlAnswer, ControlRequest, LogStatus, NewVolume, ReplicaReplacement, ReplicaStatus, VolumeStatus,
-    send_control_request, send_control_request_within,
+    CheckProgress, CheckReport, ControlAnswer, ControlRequest, DIFFERENCES_MAX, DifferenceSubject, LastCheck,
+    LogStatus, NewVolume, ReplicaDifference, ReplicaReplacement, ReplicaStatus, VolumeCheck, VolumeStatus,
+    check_volume, send_control_request, send_control_request_within,
 };
 pub use offload::{OffloadError, OffloadOptions, run_offload};
 pub use store::{STORE_PATH_BYTES_MAX, VolumeStore};

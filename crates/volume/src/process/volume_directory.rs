@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+use super::control::LastCheck;
 use super::store::{ignore_missing, try_lock};
 use crate::log::{LogFile, LogFileError, LogHeader};
 use crate::publish::SharedTree;
@@ -15,6 +16,8 @@ const IDENTITY: &str = "volume";
 const LOGS: &str = "logs";
 /// The start of the machine in which the replica was written.
 const BOOT: &str = "boot";
+/// The result of the last check.
+const LAST_CHECK: &str = "last-check";
 /// Another one after each start of the machine, proc_sys_kernel(5).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -142,6 +145,21 @@ impl VolumeDirectory {
     pub(super) fn mark_start(&self) -> io::Result<()> {
         let (path, new) = (self.path.join(BOOT), self.path.join(BOOT).with_extension("new"));
         fs::write(&new, fs::read_to_string(BOOT_ID)?)?;
+        fs::rename(new, path)
+    }
+
+    /// The result of the last check of the volume by this node. One that cannot be read is none.
+    pub(super) fn last_check(&self) -> Option<LastCheck> {
+        serde_json::from_slice(&fs::read(self.path.join(LAST_CHECK)).ok()?).ok()
+    }
+
+    /// Keeps the result of a check.
+    ///
+    /// # Errors
+    /// As open(2); `NotFound` without a replica.
+    pub(super) fn save_last_check(&self, last: &LastCheck) -> io::Result<()> {
+        let (path, new) = (self.path.join(LAST_CHECK), self.path.join(LAST_CHECK).with_extension("new"));
+        fs::write(&new, serde_json::to_vec(last)?)?;
         fs::rename(new, path)
     }
 

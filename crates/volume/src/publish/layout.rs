@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, XattrFlags, fsetxattr, openat};
+use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps, XattrFlags, fsetxattr, futimens, openat};
 
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::mark::{MarkFile, PublishedMark};
@@ -29,7 +29,7 @@ pub struct SharedTree {
 }
 
 impl SharedTree {
-    /// Makes an empty shared tree. The root directory belongs to the caller, with mode 0755.
+    /// Makes an empty shared tree. The root directory belongs to the caller, with mode 0755. Its times are 0.
     ///
     /// # Errors
     /// As mkdir(2); EOPNOTSUPP when the file system has no trusted extended attributes; EPERM without CAP_SYS_ADMIN.
@@ -45,6 +45,9 @@ impl SharedTree {
         let tree = open_directory(&path.join(TREE))?;
         let record = InodeRecord { inode: InodeNumber::ROOT, changed: Timestamp::default() };
         fsetxattr(&tree, XATTR_NAME, &record.encode(), XattrFlags::empty())?;
+        // The same on each replica.
+        let start = Timespec { tv_sec: 0, tv_nsec: 0 };
+        futimens(&tree, &Timestamps { last_access: start, last_modification: start })?;
         fs::create_dir(path.join(PUBLISHED))
     }
 

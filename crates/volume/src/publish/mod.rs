@@ -13,6 +13,7 @@ mod layout;
 mod load;
 mod mark;
 mod publisher;
+mod tree_digest;
 mod tree_reader;
 
 pub use calls::{CallBudget, PublishError};
@@ -22,6 +23,7 @@ pub use layout::SharedTree;
 pub use load::load_namespace;
 pub use mark::{MarkFile, PublishedMark};
 pub use publisher::{LogData, Publisher};
+pub use tree_digest::{DATA_PART_BYTES, DataPart, Digest, InodeDigest, digest_data, digest_inodes};
 pub use tree_reader::{TreePart, TreeReader};
 
 #[cfg(test)]

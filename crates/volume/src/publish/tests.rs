@@ -9,8 +9,8 @@ use fastrand::Rng;
 use tempfile::TempDir;
 
 use super::{
-    CallBudget, Durability, LogData, PublishError, Publisher, SharedTree, TreeReader, find_unlinked_inodes,
-    load_namespace,
+    CallBudget, DataPart, Durability, LogData, PublishError, Publisher, SharedTree, TreeReader, digest_data,
+    digest_inodes, find_unlinked_inodes, load_namespace,
 };
 use crate::change::ChangeSet;
 use crate::change::model::ModelVolume;
@@ -274,6 +274,19 @@ fn finish(scenario: &mut Scenario, tree: &Path, seed: u64) {
     let copy = tree.with_extension("copy");
     copy_tree(tree, &copy);
     compare_tree(scenario, &copy, seed);
+    compare_digests(tree, &copy, seed);
+}
+
+/// As `volume check` compares replicas.
+fn compare_digests(tree: &Path, copy: &Path, seed: u64) {
+    let [tree, copy] = [tree, copy].map(|path| SharedTree::open(path).unwrap());
+    let inodes = digest_inodes(&tree).unwrap();
+    assert_eq!(digest_inodes(&copy).unwrap(), inodes, "seed {seed}");
+    for inode in inodes.iter().filter(|inode| inode.data_bytes > 0) {
+        let part = DataPart { inode: inode.inode, index: 0 };
+        let [found, copied] = [&tree, &copy].map(|shared| digest_data(shared, part).unwrap());
+        assert!(found.is_some() && found == copied, "seed {seed}: {inode:?}");
+    }
 }
 
 /// As a replica does that catches up.

@@ -59,20 +59,16 @@ impl TreeReader {
     /// # Errors
     /// As `load_namespace`.
     pub fn new(shared: SharedTree) -> io::Result<Self> {
-        let namespace = load_namespace(&shared, 0, InodeNumber::ROOT.0)?;
-        let mut inodes = VecDeque::new();
-        for unlinked in find_unlinked_inodes(&shared).map_err(io::Error::other)? {
-            inodes.push_back((unlinked, load_unlinked(&shared, unlinked)?));
-        }
+        let inodes = VecDeque::from(load_all_inodes(&shared)?);
         let mut entries = VecDeque::new();
         let mut directories = VecDeque::new();
-        for (number, inode) in namespace.into_inodes() {
+        for (number, inode) in &inodes {
+            // An unlinked directory is empty.
             if let InodeContent::Directory { entries: found, .. } = &inode.content {
-                let key = |name: &EntryName| EntryKey { parent: number, name: name.clone() };
+                let key = |name: &EntryName| EntryKey { parent: *number, name: name.clone() };
                 entries.extend(found.after(0).map(|entry| (key(entry.name), entry.inode)));
-                directories.push_back((number, inode.clone()));
+                directories.push_back((*number, inode.clone()));
             }
-            inodes.push_back((number, inode));
         }
         Ok(Self { shared, inodes, data_offset: 0, entries, directories })
     }
@@ -117,6 +113,17 @@ impl TreeReader {
         }
         part.is_last = self.entries.is_empty() && self.directories.is_empty();
     }
+}
+
+/// All inodes without data, also those that no entry leads to.
+pub(super) fn load_all_inodes(shared: &SharedTree) -> io::Result<Vec<(InodeNumber, Inode)>> {
+    let namespace = load_namespace(shared, 0, InodeNumber::ROOT.0)?;
+    let mut inodes = Vec::with_capacity(namespace.inode_count());
+    for unlinked in find_unlinked_inodes(shared).map_err(io::Error::other)? {
+        inodes.push((unlinked, load_unlinked(shared, unlinked)?));
+    }
+    inodes.extend(namespace.into_inodes());
+    Ok(inodes)
 }
 
 fn load_unlinked(shared: &SharedTree, number: InodeNumber) -> io::Result<Inode> {

@@ -8,6 +8,7 @@ mod first_figures;
 mod model;
 mod mounted_volume;
 mod programs;
+mod replica_check;
 mod several_clients;
 mod suites;
 mod test_node;
@@ -22,6 +23,8 @@ use farfork_volume::process::{OffloadOptions, VolumeStore, end_with_supervisor, 
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Failed, Trial};
 
+/// All tests run while replicas are compared all the time.
+const SCRUB_INTERVAL: Duration = Duration::from_secs(2);
 /// The first argument of a process of a volume.
 const PROCESS: &str = "process";
 
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         basic_calls::TESTS,
         chain::TESTS,
         several_clients::TESTS,
+        replica_check::TESTS,
         model::TESTS,
         crash::TESTS,
         waiting_calls::TESTS,
@@ -91,6 +95,7 @@ fn offload_options(arguments: &[String]) -> OffloadOptions {
         catalog: arguments[2].as_str().into(),
         listen: [127, 0, 0, 1].into(),
         detection_time: Duration::from_millis(arguments[4].parse().expect("a number")),
+        scrub_interval: SCRUB_INTERVAL,
         credentials: None,
     }
 }

@@ -48,7 +48,7 @@ fn calls_that_wait_stop_no_other_call() {
         let (answer, answered) = mpsc::channel();
         let asked = volume.path();
         thread::spawn(move || {
-            // By now everybody waits: some in write(2), the others in fsync(2).
+            // By now every writer waits, in write(2) or in fsync(2).
             thread::sleep(Duration::from_millis(500));
             rustix::fs::statfs(&asked).unwrap();
             let known = fs::read(asked.join("known")).unwrap();

@@ -1,6 +1,7 @@
 //! `farfork volume create NAME`: creates a volume and its replicas.
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use farfork_api::client::request_with_timeout;
@@ -21,6 +22,11 @@ use crate::GlobalArgs;
 use crate::connection::block_on;
 use crate::output::{print_json, print_line};
 use crate::size::parse_nonzero_size;
+
+/// A node that has just started is a member within this.
+const MEMBERSHIP_LIMIT: Duration = Duration::from_secs(3);
+/// Between two questions whether it is.
+const MEMBERSHIP_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Create a volume with a replica on each of several nodes.
 #[derive(Args)]
@@ -74,18 +80,21 @@ impl CreateVolume {
     }
 }
 
-/// Refuses nodes that the cluster does not have, before anything waits for them.
+/// Refuses nodes that the cluster does not have, before anything waits longer for them.
 fn check_membership(global: &GlobalArgs, object: &str, replicas: &[NodeName]) -> anyhow::Result<()> {
     let check = async {
         let mut client = global.connection.open().await?;
-        let answer = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await;
-        let nodes = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner().nodes;
-        match replicas.iter().find(|replica| nodes.iter().all(|node| node.name != replica.as_str())) {
-            None => Ok(ExitCode::SUCCESS),
-            Some(unknown) => {
+        let deadline = Instant::now() + MEMBERSHIP_LIMIT;
+        loop {
+            let answer = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await;
+            let nodes = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner().nodes;
+            let is_unknown = |replica: &&NodeName| nodes.iter().all(|node| node.name != replica.as_str());
+            let Some(unknown) = replicas.iter().find(is_unknown) else { return Ok(ExitCode::SUCCESS) };
+            if Instant::now() >= deadline {
                 let failure = Failure::new(Code::NotFound, object, format!("the cluster has no node {unknown}"));
-                Err(failure.with_next_step("list the nodes with `farfork nodes`").into())
+                return Err(failure.with_next_step("list the nodes with `farfork nodes`").into());
             }
+            tokio::time::sleep(MEMBERSHIP_INTERVAL).await;
         }
     };
     block_on(check).map(drop)

@@ -1,6 +1,7 @@
-//! `farfork volume`: creates, lists, mounts and drops replicated volumes. The commands ask the offload process of the
+//! `farfork volume`: creates, lists, mounts, checks and drops replicated volumes. The commands ask the offload process of the
 //! node; `VolumeNode` finds it by the daemon's socket.
 
+mod check;
 mod create;
 mod drop;
 mod ls;
@@ -18,7 +19,7 @@ use farfork_cluster::catalog::VolumeName;
 
 use crate::GlobalArgs;
 
-/// Create, list, mount and drop replicated volumes.
+/// Create, list, mount, check and drop replicated volumes.
 ///
 /// A volume is a file system that has a replica on each of several nodes. Each of them can mount it. When
 /// fsync returns, every live replica has the data.
@@ -29,6 +30,7 @@ Examples:
   farfork volume mount data /mnt/data
   umount /mnt/data
   farfork volume status data
+  farfork volume check data
   farfork volume drop data
 
 Exit status: 0 success, 1 failure, 2 wrong usage.")]
@@ -42,6 +44,7 @@ enum VolumeCommand {
     Create(create::CreateVolume),
     Ls(ls::ListVolumes),
     Status(status::ShowVolumeStatus),
+    Check(check::CheckVolume),
     Mount(mount::MountVolume),
     Replace(replace::ReplaceReplica),
     Drop(drop::DropVolume),
@@ -59,6 +62,7 @@ impl VolumeArguments {
             VolumeCommand::Create(command) => command.run(global),
             VolumeCommand::Ls(command) => command.run(global),
             VolumeCommand::Status(command) => command.run(global),
+            VolumeCommand::Check(command) => command.run(global),
             VolumeCommand::Mount(command) => command.run(global),
             VolumeCommand::Replace(command) => command.run(global),
             VolumeCommand::Drop(command) => command.run(global),

@@ -48,6 +48,9 @@ pub(crate) struct OffloadArguments {
     /// Time after which a node that does not answer leaves the chains of its volumes, in milliseconds.
     #[arg(long, value_name = "MS")]
     detect_ms: u64,
+    /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
+    #[arg(long, value_name = "HOURS")]
+    scrub_hours: u32,
     /// Encrypt transfers between nodes. Without this option, other nodes are not authenticated.
     #[arg(long, value_name = "on|off")]
     encryption: Option<Encryption>,
@@ -91,6 +94,7 @@ impl OffloadArguments {
             catalog: self.catalog,
             listen: self.listen,
             detection_time: Duration::from_millis(self.detect_ms),
+            scrub_interval: Duration::from_secs(3600 * u64::from(self.scrub_hours)),
             credentials: credentials.with_context(|| object.clone())?,
         };
         run_offload(&options).context(object)?;

@@ -9,7 +9,7 @@ use farfork_volume::process::ControlRequest;
 use tonic::Code;
 
 use super::parse_volume_name;
-use super::view::{ReplicaView, VolumeView, replica_table, volume_table};
+use super::view::{LastCheckView, ReplicaView, VolumeView, replica_table, volume_table};
 use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line};
@@ -41,9 +41,11 @@ impl ShowVolumeStatus {
             return Err(failure.with_next_step("list the volumes with `farfork volume ls`").into());
         };
         let (volume, replicas) = (VolumeView::new(status), ReplicaView::all(status));
+        let last_check = status.last_check().map(LastCheckView::new);
         if global.json {
             let mut document = serde_json::to_value(&volume)?;
             document["replica_states"] = serde_json::to_value(&replicas)?;
+            document["last_check"] = serde_json::to_value(&last_check)?;
             print_json(&document);
             return Ok(ExitCode::SUCCESS);
         }
@@ -54,6 +56,10 @@ impl ShowVolumeStatus {
             if let Some(failure) = &replica.failure {
                 print_line(&format!("{} does not answer: {failure}", replica.node));
             }
+        }
+        if let Some(last_check) = last_check {
+            print_line("");
+            print_line(&last_check.describe());
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -1,11 +1,11 @@
 //! Volumes and replicas as `farfork volume ls` and `status` show them: tables for people, stable keys for scripts.
 
 use farfork_cluster::catalog::{Durability, VolumeState};
-use farfork_volume::process::{ReplicaStatus, VolumeStatus};
+use farfork_volume::process::{LastCheck, ReplicaStatus, VolumeStatus};
 use farfork_wire::NodeName;
 use serde::Serialize;
 
-use crate::output::{Table, format_bytes};
+use crate::output::{Table, format_age, format_bytes};
 
 /// A volume.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -27,6 +27,31 @@ pub(super) struct ReplicaView {
     live: bool,
     pub(super) failure: Option<String>,
     logs: Vec<LogView>,
+}
+
+/// The last check of a volume.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct LastCheckView {
+    unix_ms: u64,
+    differences: u64,
+    repaired: Vec<NodeName>,
+}
+
+impl LastCheckView {
+    pub(super) fn new(check: &LastCheck) -> Self {
+        let (differences, repaired) = (check.differences, check.repaired.clone());
+        Self { unix_ms: check.at_seconds * 1000, differences, repaired }
+    }
+
+    /// A sentence.
+    pub(super) fn describe(&self) -> String {
+        let found = match (self.differences, self.repaired.as_slice()) {
+            (0, _) => "the replicas are equal".to_owned(),
+            (count, []) => format!("{count} differences: see `farfork volume check`"),
+            (count, repaired) => format!("{count} differences; {} was copied again", replicas_text(repaired)),
+        };
+        format!("checked {} ago: {found}", format_age(self.unix_ms))
+    }
 }
 
 /// The log of a client on a replica.
@@ -154,8 +179,8 @@ mod tests {
         (record.clients, record.writer) = (vec![n2.clone()], Some(0));
         let log = LogStatus { logged: 8192, committed: 4096, published: 0 };
         let replicas = vec![
-            ReplicaStatus { node: n1, failure: None, logs: vec![log] },
-            ReplicaStatus { node: n2, failure: Some("it is down".to_owned()), logs: Vec::new() },
+            ReplicaStatus { node: n1, failure: None, logs: vec![log], last_check: None },
+            ReplicaStatus { node: n2, failure: Some("it is down".to_owned()), logs: Vec::new(), last_check: None },
         ];
         VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas }
     }
@@ -175,6 +200,18 @@ mod tests {
             { "node": "n2", "live": false, "failure": "it is down", "logs": [] },
         ]);
         assert_eq!(replicas, expected);
+    }
+
+    #[test]
+    fn the_newest_check_is_described() {
+        let mut status = status();
+        assert_eq!(status.last_check(), None);
+        for (replica, at_seconds) in status.replicas.iter_mut().zip([2000, 1000]) {
+            replica.last_check = Some(LastCheck { at_seconds, differences: at_seconds / 1000, repaired: Vec::new() });
+        }
+        let newest = LastCheckView::new(status.last_check().unwrap());
+        assert_eq!((newest.unix_ms, newest.differences), (2_000_000, 2));
+        assert!(newest.describe().contains("ago: 2 differences"));
     }
 
     #[test]

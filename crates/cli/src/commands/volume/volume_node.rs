@@ -1,14 +1,17 @@
 //! `VolumeNode`: the node that a `farfork volume` command asks, and the requests to its offload process.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_api::failure::Failure;
 use farfork_cluster::catalog::{Catalog as _, FileCatalog};
 use farfork_node::volumes::{VolumeLocation, locate_volumes};
-use farfork_volume::process::{ControlAnswer, ControlRequest, VolumeStatus, send_control_request};
+use farfork_volume::process::{
+    CheckProgress, CheckReport, ControlAnswer, ControlRequest, VolumeCheck, VolumeStatus, check_volume,
+    send_control_request,
+};
 use farfork_wire::NodeName;
 use tonic::Code;
 
@@ -52,7 +55,7 @@ impl VolumeNode {
     }
 
     /// The store of the node.
-    pub(super) fn store(&self) -> &std::path::Path {
+    pub(super) fn store(&self) -> &Path {
         &self.location.store
     }
 
@@ -61,14 +64,42 @@ impl VolumeNode {
         self.run_dir.join(format!("mount-{volume}.log"))
     }
 
-    /// Sends a request, when the offload process has started.
+    /// Sends a request.
     ///
     /// # Errors
     /// When the offload process does not answer, or the request fails.
     pub(super) fn request(&self, object: &str, request: &ControlRequest) -> Result<Vec<VolumeStatus>, Failure> {
+        match self.exchange(object, |store| send_control_request(store, request))? {
+            ControlAnswer::Volumes(volumes) => Ok(volumes),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Checks a volume. `report_progress` is called now and then.
+    ///
+    /// # Errors
+    /// As `request`.
+    pub(super) fn check(
+        &self,
+        object: &str,
+        check: &VolumeCheck,
+        mut report_progress: impl FnMut(CheckProgress),
+    ) -> Result<CheckReport, Failure> {
+        match self.exchange(object, |store| check_volume(store, check.clone(), &mut report_progress))? {
+            ControlAnswer::Checked(report) => Ok(*report),
+            answer => Err(Failure::new(Code::Internal, object, format!("unexpected answer: {answer:?}"))),
+        }
+    }
+
+    /// Sends a request when the offload process has started.
+    fn exchange(
+        &self,
+        object: &str,
+        mut send: impl FnMut(&Path) -> io::Result<ControlAnswer>,
+    ) -> Result<ControlAnswer, Failure> {
         let deadline = Instant::now() + START_LIMIT;
         let answer = loop {
-            match send_control_request(&self.location.store, request) {
+            match send(&self.location.store) {
                 // Nothing was sent.
                 Err(error) if is_not_listening(&error) && Instant::now() < deadline => thread::sleep(POLL_INTERVAL),
                 answer => break answer,
@@ -76,10 +107,9 @@ impl VolumeNode {
         };
         let node = &self.location.node;
         match answer {
-            Ok(ControlAnswer::Done) => Ok(Vec::new()),
-            Ok(ControlAnswer::Volumes(volumes)) => Ok(volumes),
             // The text names the volume, the cause and the next step.
             Ok(ControlAnswer::Failed(text)) => Err(failure_of_text(object, &text)),
+            Ok(answer) => Ok(answer),
             Err(error) => {
                 let cause = format!("the offload process of node {node} does not answer: {error}");
                 let step = format!("see node.log or the journal of node {node}, then repeat the command");

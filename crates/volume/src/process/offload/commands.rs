@@ -10,9 +10,10 @@ use farfork_cluster::catalog::{CatalogError, VolumeName, VolumeRecord, VolumeSta
 use farfork_rpc::TypedCall;
 use farfork_wire::NodeName;
 
+use super::check;
 use super::handlers::describe_replica;
 use super::node::OffloadNode;
-use crate::chain::calls::{CreateReplica, DescribeReplica, DropReplica, HasClient, VolumeKey};
+use crate::chain::calls::{CreateReplica, DescribeReplica, DropReplica, HasClient, ReplicaDescription, VolumeKey};
 use crate::chain::{CALL_TIMEOUT, membership};
 use crate::log::{LOG_BYTES_MAX, LOG_BYTES_MIN};
 use crate::process::channel::MessageChannel;
@@ -34,7 +35,7 @@ pub(super) fn start(node: &Arc<OffloadNode>, mut channel: MessageChannel) -> io:
     let node = Arc::clone(node);
     thread::Builder::new().name("control".to_owned()).spawn(move || {
         while let Ok(request) = channel.receive::<ControlRequest>() {
-            let answer = execute(&node, request).unwrap_or_else(ControlAnswer::Failed);
+            let answer = execute(&node, request, &mut channel).unwrap_or_else(ControlAnswer::Failed);
             if channel.send(&answer).is_err() {
                 return;
             }
@@ -43,7 +44,12 @@ pub(super) fn start(node: &Arc<OffloadNode>, mut channel: MessageChannel) -> io:
     Ok(())
 }
 
-fn execute(node: &Arc<OffloadNode>, request: ControlRequest) -> Result<ControlAnswer, String> {
+/// `channel`: takes the progress of what may take long.
+fn execute(
+    node: &Arc<OffloadNode>,
+    request: ControlRequest,
+    channel: &mut MessageChannel,
+) -> Result<ControlAnswer, String> {
     match request {
         ControlRequest::Create(new) => create(node, new).map(|()| ControlAnswer::Done),
         ControlRequest::List => {
@@ -57,6 +63,10 @@ fn execute(node: &Arc<OffloadNode>, request: ControlRequest) -> Result<ControlAn
         }
         ControlRequest::Status(name) => Ok(ControlAnswer::Volumes(vec![status(node, name)?])),
         ControlRequest::Replace(replacement) => replace(node, &replacement).map(|()| ControlAnswer::Done),
+        ControlRequest::Check(request) => {
+            let report_progress = |progress| channel.send(&ControlAnswer::Progress(progress)).is_ok();
+            check::check(node, &request, report_progress).map(|report| ControlAnswer::Checked(Box::new(report)))
+        }
         ControlRequest::Drop(name) => drop_volume(node, &name).map(|()| ControlAnswer::Done),
     }
 }
@@ -129,11 +139,11 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
             let described = node.peers.call::<DescribeReplica>(replica, &request, DESCRIPTION_TIMEOUT);
             described.map_err(|error| error.to_string())
         };
-        let (logs, failure) = match described {
-            Ok(logs) => (logs, None),
-            Err(reason) => (Vec::new(), Some(reason)),
+        let (ReplicaDescription { logs, last_check }, failure) = match described {
+            Ok(description) => (description, None),
+            Err(reason) => (ReplicaDescription::default(), Some(reason)),
         };
-        ReplicaStatus { node: replica.clone(), failure, logs }
+        ReplicaStatus { node: replica.clone(), failure, logs, last_check }
     });
     let replicas = replicas.collect();
     Ok(VolumeStatus { name, record, replicas })

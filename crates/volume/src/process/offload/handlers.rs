@@ -12,10 +12,11 @@ use farfork_wire::{SeedId, Token};
 
 use super::node::OffloadNode;
 use super::volume::{LogProgress, PendingAppend, ReplicatedVolume};
-use super::{log_copier, rejoin, writer};
+use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
-    AppendLog, CreateReplica, DescribeReplica, DropReplica, FinishTerm, HasClient, LendTree, OpenLog, OpenedLog,
-    PublishLog, ReadTree, ReleaseWriter, VolumeKey, answer_call, decode_request,
+    AppendLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm, HasClient,
+    HoldTree, LendTree, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree, ReleaseTree, ReleaseWriter,
+    ReplicaDescription, ValidateLogs, VolumeKey, answer_call, decode_request,
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion};
 use crate::process::LogStatus;
@@ -37,6 +38,25 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     });
     add_slow::<LendTree>(&mut table, node, |node, request| rejoin::lend_tree(&*open(node, &request.volume)?, &request));
     add_slow::<ReadTree>(&mut table, node, |node, request| rejoin::read_tree(&*open(node, &request.volume)?, &request));
+    add_slow::<HoldTree>(&mut table, node, |node, request| tree_hold::hold(&*open(node, &request.volume)?, &request));
+    add_slow::<DigestTree>(&mut table, node, |node, request| {
+        tree_hold::digest_tree(&*open(node, &request.volume)?, &request)
+    });
+    add_slow::<ReadInodeDigests>(&mut table, node, |node, request| {
+        tree_hold::read_digests(&*open(node, &request.volume)?, &request)
+    });
+    add_slow::<DigestData>(&mut table, node, |node, request| {
+        tree_hold::digest_parts(&*open(node, &request.volume)?, &request)
+    });
+    add_slow::<ValidateLogs>(&mut table, node, |node, request| {
+        tree_hold::validate_logs(&*open(node, &request.volume)?, &request)
+    });
+    add_slow::<ReleaseTree>(&mut table, node, |node, request| {
+        tree_hold::release(&*open(node, &request.volume)?, &request)
+    });
+    add_slow::<FindPaths>(&mut table, node, |node, request| {
+        tree_hold::find_paths(&*open(node, &request.volume)?, &request)
+    });
     add_slow::<PublishLog>(&mut table, node, |node, request| writer::publish_log(&*open(node, &request.0)?));
     let node = Arc::clone(node);
     table.add_deferred_handler(AppendLog::ID, move |payload, reply| append_log(&node, &payload, reply));
@@ -194,13 +214,12 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
     fs::remove_dir_all(directory.path()).map_err(failed)
 }
 
-pub(super) fn describe_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<Vec<LogStatus>, String> {
+pub(super) fn describe_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<ReplicaDescription, String> {
     let volume = open(node, key)?;
     let state = volume.lock();
     let clients = state.record.clients.len() as u16;
-    Ok((0..clients)
-        .map(|client| state.logs.get(&client).map_or_else(LogStatus::default, LogProgress::status))
-        .collect())
+    let status = |client| state.logs.get(&client).map_or_else(LogStatus::default, LogProgress::status);
+    Ok(ReplicaDescription { logs: (0..clients).map(status).collect(), last_check: volume.directory.last_check() })
 }
 
 pub(super) fn has_client(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<bool, String> {

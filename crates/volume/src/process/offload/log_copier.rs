@@ -56,6 +56,8 @@ struct CopierTask {
     source: LogSource,
     /// How many looks were requested until now.
     looks: u64,
+    /// The client of this node has logged up to here, as it says.
+    commit_requested: Option<LogPoint>,
     restart: Option<LogRestart>,
     must_send: bool,
 }
@@ -153,7 +155,8 @@ impl LogCopier {
         let path = PathVersion::of(&record, self.client);
         let is_first = PathPosition::is_first(&record, self.client, own_name);
         let is_source = path.is_writing && is_first;
-        let has_client = state.client_of(self.client).is_some();
+        let client = state.client_of(self.client);
+        let (has_client, commit_requested) = (client.is_some(), client.and_then(|client| client.commit_requested));
         let log = state.log(self.client);
         let (stored, committed) = (log.chain.stored(), log.chain.committed());
         let poll_at = self.polled_at + if log.is_urgent() { URGENT_POLL_INTERVAL } else { POLL_INTERVAL };
@@ -184,7 +187,7 @@ impl LogCopier {
             LogSource::Predecessor { end: appends.map(|append| append.end).max().unwrap_or(stored) }
         };
         let (looks, restart) = (log.looks_requested, log.restart);
-        Some(CopierTask { record, path, position, is_first, source, looks, restart, must_send })
+        Some(CopierTask { record, path, position, is_first, source, looks, commit_requested, restart, must_send })
     }
 
     /// Whether the connection is that to a successor on a path.
@@ -228,9 +231,6 @@ impl LogCopier {
             }
             None => log.chain.store(stored),
         }
-        if log.appends.iter().any(|append| append.end <= stored) {
-            log.chain.announce();
-        }
         log.update_window();
         log.looks_done = log.looks_done.max(task.looks);
         if let LogSource::Predecessor { end: requested } = task.source {
@@ -242,6 +242,10 @@ impl LogCopier {
         }
         drop(state);
         self.volume.notify();
+        if matches!(task.source, LogSource::Client) && task.commit_requested.is_some_and(|logged| logged > stored) {
+            // None of what follows was acknowledged. The next client begins at the end of the valid part.
+            self.volume.end_client(&format!("its log is not valid after position {}: {end}", stored.position));
+        }
     }
 
     /// The log ends before records that a client has appended after the end of its term.
@@ -378,6 +382,10 @@ impl LogCopier {
         let (committed, published) = (log.chain.committed(), log.chain.published_everywhere());
         let mark = PublishedMark { point: published, ..log.chain.published() };
         let answered: Vec<_> = log.appends.extract_if(.., |append| append.end <= committed).collect();
+        if !answered.is_empty() && !log.chain.is_announced() {
+            log.chain.announce();
+            self.volume.notify();
+        }
         let Some(client) = state.client_of(self.client) else {
             drop(state);
             return answered.into_iter().for_each(|append| {

@@ -1,6 +1,7 @@
 //! The offload process of a node: serves all replicas of its store. It copies logs along their chains, has them
 //! published, decides with the other nodes which client may write, and answers clients and commands.
 
+mod check;
 mod client_session;
 mod commands;
 mod handlers;
@@ -8,6 +9,7 @@ mod log_copier;
 mod node;
 mod publishing;
 mod rejoin;
+mod tree_hold;
 mod volume;
 mod writer;
 
@@ -51,6 +53,8 @@ pub struct OffloadOptions {
     pub listen: IpAddr,
     /// A node that does not answer for so long leaves the chains of its volumes.
     pub detection_time: Duration,
+    /// Each volume is checked by the node of its head once in this time; zero for never.
+    pub scrub_interval: Duration,
     /// The identity that other nodes authenticate; none for connections in clear.
     pub credentials: Option<Credentials>,
 }
@@ -105,6 +109,7 @@ pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
     node.open_replicas()?;
     node.catalog.register_node(&node.name, &address)?;
     node.watch_catalog().map_err(store_failed)?;
+    check::scrub::start(&node, options.scrub_interval).map_err(store_failed)?;
     let clients = listen(&store.offload_socket()).map_err(store_failed)?;
     let control = listen(&store.control_socket()).map_err(store_failed)?;
     let control_node = Arc::clone(&node);

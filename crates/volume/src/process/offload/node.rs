@@ -182,28 +182,40 @@ impl ReplicatedVolume {
         state.record = Arc::new(record.clone());
         // Its shared tree may differ from the others.
         state.is_catching_up |= !record.chain.contains(&self.node.name);
-        let lost_client = state.client.take_if(|client| {
+        let must_end = state.client.as_ref().is_some_and(|client| {
             let is_fenced = record.writer == Some(client.number) && record.is_writer_fenced;
             is_fenced || !record.chain.contains(&self.node.name)
         });
         drop(state);
         self.notify();
-        if let Some(client) = lost_client {
-            let reason = format!("volume {}: this node has left the chain", self.key.name);
-            client.sender.send(&OffloadMessage::Refused(reason));
+        if must_end {
+            self.end_client("this node has left the chain");
+        }
+    }
+
+    /// Ends the client of this node. Its supervisor starts the next one.
+    pub(super) fn end_client(&self, reason: &str) {
+        if let Some(client) = self.lock().client.take() {
+            client.sender.send(&OffloadMessage::Refused(format!("volume {}: {reason}", self.key.name)));
             client.sender.close();
         }
+        self.notify();
+    }
+
+    /// This node leaves the chain, and copies a tree that is not damaged. The last live replica stays.
+    pub(super) fn leave_chain(&self) -> Result<(), ReplicaError> {
+        let own_name = &self.node.name;
+        self.update_catalog(|record| {
+            let epoch = record.epoch;
+            membership::remove_member(record, own_name, epoch)
+        })?;
+        Ok(())
     }
 
     /// Without a disk that has everything, a log may lack what was acknowledged before the machine started anew. The other
     /// replicas have it; the last live replica has none to copy from.
     fn leave_after_restart(&self) -> Result<(), ReplicaError> {
-        let own_name = &self.node.name;
-        self.update_catalog(|record| {
-            let epoch = record.epoch;
-            record.durability == Durability::Memory && membership::remove_member(record, own_name, epoch)
-        })?;
-        Ok(())
+        if self.read_record()?.durability == Durability::Memory { self.leave_chain() } else { Ok(()) }
     }
 
     /// The record that the catalog has now.

@@ -46,7 +46,7 @@ struct PublishedLog {
 struct PublishTask {
     client: u16,
     mark: PublishedMark,
-    committed: LogPoint,
+    end: LogPoint,
     /// After a crash the shared tree may have any part of it, so it becomes one change set.
     is_recovery: bool,
 }
@@ -61,7 +61,10 @@ pub(super) fn start(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
 impl VolumePublisher {
     fn run(mut self) {
         while let Some(task) = self.wait_for_task() {
-            let published = self.fold(&task).and_then(|changes| self.publish(task.client, changes));
+            let published = match self.fold(&task) {
+                Ok(changes) => self.publish(task.client, changes),
+                Err(error) => self.leave_chain(&error),
+            };
             if let Err(error) = published {
                 tracing::error!(%error, volume = %self.volume.key.name, "nothing is published, it is tried again");
                 thread::sleep(RETRY_WAIT);
@@ -79,9 +82,9 @@ impl VolumePublisher {
             if state.is_closed {
                 return None;
             }
-            let is_paused = state.is_publishing_paused();
-            let publishable = state.logs.iter().find(|(_, log)| log.chain.is_publishable()).filter(|_| !is_paused);
-            let Some((client, log)) = publishable else {
+            let publishable =
+                state.logs.iter().find_map(|(client, log)| Some((client, log, state.publishing_end(*client)?)));
+            let Some((client, log, end)) = publishable else {
                 wait_until = None;
                 state = self.volume.wait(state, Instant::now() + SLEEP_MAX);
                 continue;
@@ -90,16 +93,16 @@ impl VolumePublisher {
             let until = *wait_until.get_or_insert_with(|| Instant::now() + FOLD_WAIT);
             if is_urgent || is_large(log) || Instant::now() >= until {
                 let is_recovery = log.chain.is_recovering();
-                let (client, mark, committed) = (*client, log.chain.published(), log.chain.committed());
+                let (client, mark) = (*client, log.chain.published());
                 state.is_publishing = true;
-                return Some(PublishTask { client, mark, committed, is_recovery });
+                return Some(PublishTask { client, mark, end, is_recovery });
             }
             state = self.volume.wait(state, until);
         }
     }
 
     fn fold(&mut self, task: &PublishTask) -> io::Result<ChangeSet> {
-        let PublishTask { client, mark, committed, is_recovery } = *task;
+        let PublishTask { client, mark, end, is_recovery } = *task;
         let mut open = match self.logs.remove(&client) {
             Some(open) if open.replay.next_point() == mark.point => open,
             _ => {
@@ -109,7 +112,7 @@ impl VolumePublisher {
             }
         };
         let mut changes = ChangeSet::new(mark.point, mark.epoch);
-        while open.replay.next_point() < committed {
+        while open.replay.next_point() < end {
             changes.fold(open.replay.read_record(&open.log).map_err(io::Error::other)?);
             let is_large = changes.record_count() >= RECORDS_MAX || changes.data_bytes() >= DATA_BYTES_MAX;
             if is_large && !is_recovery {
@@ -118,6 +121,15 @@ impl VolumePublisher {
         }
         self.logs.insert(client, open);
         Ok(changes)
+    }
+
+    /// The log has changed since it was validated: the disk or the memory is damaged. The other replicas have it.
+    fn leave_chain(&self, error: &io::Error) -> io::Result<()> {
+        let volume = &self.volume;
+        tracing::error!(%error, volume = %volume.key.name, "a log of this node is damaged: the node leaves the chain");
+        volume.leave_chain().map_err(io::Error::other)?;
+        let is_alone = volume.lock().record.chain.contains(&volume.node.name);
+        if is_alone { Err(io::Error::other("a log of the last live replica is damaged")) } else { Ok(()) }
     }
 
     /// Has a change set applied, however long it takes, and reports it to the client of this node.

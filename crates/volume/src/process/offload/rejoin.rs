@@ -68,6 +68,7 @@ fn run(volume: &Arc<ReplicatedVolume>) {
             return;
         }
         volume.end_stale_loan();
+        volume.end_stale_hold();
         if let Err(error) = open_logs(volume) {
             tracing::error!(%error, volume = %volume.key.name, "a log cannot be opened");
             thread::sleep(RETRY_WAIT);
@@ -273,7 +274,7 @@ pub(super) fn read_tree(volume: &ReplicatedVolume, request: &ReadTree) -> Result
     part
 }
 
-fn unreadable_tree(volume: &ReplicatedVolume, error: &io::Error) -> String {
+pub(super) fn unreadable_tree(volume: &ReplicatedVolume, error: &io::Error) -> String {
     format!("node {} cannot read its shared tree: {error}", volume.node.name)
 }
 

@@ -40,7 +40,15 @@ impl TestCluster {
             let catalog = cluster.directory.path().join("catalog");
             let node = NodeName::new(name).unwrap();
             let (listen, detection_time) = ([127, 0, 0, 1].into(), WAIT_LIMIT);
-            let options = OffloadOptions { node, store, catalog, listen, detection_time, credentials: None };
+            let options = OffloadOptions {
+                node,
+                store,
+                catalog,
+                listen,
+                detection_time,
+                scrub_interval: Duration::ZERO,
+                credentials: None,
+            };
             thread::spawn(move || run_offload(&options).unwrap());
         }
         for name in NODES {

@@ -11,6 +11,7 @@ use farfork_rpc::DeferredReply;
 use super::client_session::ClientSender;
 use super::node::OffloadNode;
 use super::rejoin::TreeLoan;
+use super::tree_hold::TreeHold;
 use crate::chain::calls::VolumeKey;
 use crate::chain::{CALL_TIMEOUT, ChainLog, LogRestart, PathVersion, WritableWindow};
 use crate::log::LogPoint;
@@ -44,6 +45,8 @@ pub(super) struct ReplicaState {
     pub(super) loading_client: Option<ClientSender>,
     /// Another node copies the shared tree: nothing is published.
     pub(super) loan: Option<TreeLoan>,
+    /// A check holds the shared tree at one point, or has just done so.
+    pub(super) hold: Option<TreeHold>,
     /// This node copies the shared tree of another one: nothing is published.
     pub(super) is_catching_up: bool,
     /// A change set is being applied.
@@ -151,6 +154,22 @@ impl ReplicaState {
         self.loading_client.is_some() || self.loan.is_some() || self.is_catching_up
     }
 
+    /// Where publishing of a log ends for now; none when nothing can be published.
+    pub(super) fn publishing_end(&self, client: u16) -> Option<LogPoint> {
+        let log = &self.logs.get(&client)?.chain;
+        if self.is_publishing_paused() || !log.is_publishable() {
+            return None;
+        }
+        let limit = self.hold.as_ref().and_then(|hold| hold.limit_of(client));
+        match limit {
+            // After a crash the tree may have any part of the recovered records.
+            Some(limit) if !log.is_recovering() => {
+                Some(log.committed().min(limit)).filter(|end| *end > log.published().point)
+            }
+            _ => Some(log.committed()),
+        }
+    }
+
     /// The client of this node, if it is attached and has this number.
     pub(super) fn client_of(&mut self, number: u16) -> Option<&mut LocalClient> {
         self.client.as_mut().filter(|client| client.number == number)
@@ -169,6 +188,7 @@ impl ReplicatedVolume {
             attaching_client: None,
             loading_client: None,
             loan: None,
+            hold: None,
             is_catching_up,
             is_publishing: false,
             is_closed: false,

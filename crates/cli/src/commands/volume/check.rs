@@ -1,0 +1,197 @@
+//! `farfork volume check NAME`: compares the replicas of a volume, and repairs damaged ones.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_cluster::catalog::VolumeName;
+use farfork_volume::process::{CheckReport, DIFFERENCES_MAX, DifferenceSubject, ReplicaDifference, VolumeCheck};
+use farfork_wire::NodeName;
+use serde::Serialize;
+
+use super::parse_volume_name;
+use super::view::replicas_text;
+use super::volume_node::VolumeNode;
+use crate::GlobalArgs;
+use crate::output::{ByteProgressBar, Table, format_bytes, print_json, print_line};
+
+/// Compare the live replicas of a volume, and repair damaged ones.
+///
+/// Each replica computes digests of its files, directories and logs. Programs may write meanwhile. Where replicas differ,
+/// the majority is right. Without a majority, as with two replicas, nothing says which one is right: choose with --good.
+/// A damaged replica leaves the chain and is copied again; a mount on its node is interrupted until that is done.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork volume check data
+  farfork volume check data --repair
+  farfork volume check data --repair --good n2
+  farfork volume check data --json | jq -r '.differences[].path'
+
+Exit status: 0 the replicas are equal or were repaired, 1 they differ or cannot be compared, 2 wrong usage.")]
+pub(crate) struct CheckVolume {
+    /// Name of the volume.
+    #[arg(value_parser = parse_volume_name)]
+    name: VolumeName,
+    /// Copy damaged replicas again, and wait for it.
+    #[arg(long)]
+    repair: bool,
+    /// The replica on this node is right wherever replicas differ.
+    #[arg(long, value_name = "NODE")]
+    good: Option<NodeName>,
+}
+
+impl CheckVolume {
+    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let object = format!("volume {}", self.name);
+        let check = VolumeCheck { name: self.name.clone(), should_repair: self.repair, good: self.good };
+        let bar = ByteProgressBar::new("comparing");
+        let checked = VolumeNode::find(global, &object)?
+            .check(&object, &check, |progress| bar.show(progress.compared_bytes, progress.data_bytes));
+        drop(bar);
+        let view = CheckView::new(&self.name, checked?);
+        if global.json {
+            print_json(&view);
+        } else {
+            view.print();
+        }
+        Ok(if view.is_settled() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// The result as it is shown.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct CheckView {
+    volume: String,
+    replicas: Vec<NodeName>,
+    inodes: u64,
+    data_bytes: u64,
+    differences: Vec<ReplicaDifferenceView>,
+    repaired: Vec<NodeName>,
+}
+
+/// One difference.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct ReplicaDifferenceView {
+    kind: &'static str,
+    path: Option<String>,
+    inode: Option<u64>,
+    /// Of the data of a file, or of a log.
+    offset: Option<u64>,
+    /// The client of a log.
+    client: Option<NodeName>,
+    reason: Option<String>,
+    damaged: Vec<NodeName>,
+}
+
+impl ReplicaDifferenceView {
+    fn new(difference: ReplicaDifference) -> Self {
+        let damaged = difference.damaged;
+        let unnamed = Self { kind: "tree", path: None, inode: None, offset: None, client: None, reason: None, damaged };
+        match difference.subject {
+            DifferenceSubject::Tree { reason } => Self { reason: Some(reason), ..unnamed },
+            DifferenceSubject::Inode { inode, path } => Self { kind: "inode", path, inode: Some(inode), ..unnamed },
+            DifferenceSubject::Data { inode, path, range } => {
+                Self { kind: "data", path, inode: Some(inode), offset: Some(range.start), ..unnamed }
+            }
+            DifferenceSubject::Log { client, position } => {
+                Self { kind: "log", offset: Some(position), client: Some(client), ..unnamed }
+            }
+        }
+    }
+
+    fn subject(&self) -> String {
+        let inode = || self.inode.map(|inode| format!("inode {inode}"));
+        let client = || self.client.as_ref().map(|client| format!("log of {client}"));
+        let path = self.path.clone().or_else(inode).or_else(client).or_else(|| self.reason.clone());
+        path.unwrap_or_else(|| "-".to_owned())
+    }
+}
+
+impl CheckView {
+    fn new(name: &VolumeName, report: CheckReport) -> Self {
+        let CheckReport { replicas, inodes, data_bytes, differences, repaired } = report;
+        let differences = differences.into_iter().map(ReplicaDifferenceView::new).collect();
+        Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired }
+    }
+
+    /// Nothing is left to repair.
+    fn is_settled(&self) -> bool {
+        let is_repaired = |difference: &ReplicaDifferenceView| {
+            !difference.damaged.is_empty() && difference.damaged.iter().all(|node| self.repaired.contains(node))
+        };
+        self.differences.iter().all(is_repaired)
+    }
+
+    fn print(&self) {
+        let (inodes, data) = (self.inodes, format_bytes(self.data_bytes));
+        let replicas = replicas_text(&self.replicas);
+        if self.differences.is_empty() {
+            return print_line(&format!("{}: equal on {replicas}: {inodes} inodes, {data} of data", self.volume));
+        }
+        let mut table = Table::new(&["KIND", "WHERE", ">OFFSET", "DAMAGED"]);
+        for difference in &self.differences {
+            let offset = difference.offset.map_or_else(|| "-".to_owned(), |offset| offset.to_string());
+            let damaged =
+                if difference.damaged.is_empty() { "?".to_owned() } else { replicas_text(&difference.damaged) };
+            table.add_row([difference.kind.to_owned(), difference.subject(), offset, damaged]);
+        }
+        table.print();
+        print_line("");
+        print_line(&self.next_step());
+    }
+
+    fn next_step(&self) -> String {
+        let count = self.differences.len();
+        let at_least = if count >= DIFFERENCES_MAX { "at least " } else { "" };
+        let found = format!("{}: {at_least}{count} differences", self.volume);
+        if self.is_settled() {
+            format!("{found}; {} was copied again", replicas_text(&self.repaired))
+        } else if self.differences.iter().any(|difference| difference.damaged.is_empty()) {
+            format!("{found}; no majority says which replica is right: choose one with `--repair --good NODE`")
+        } else {
+            format!("{found}; repair with `farfork volume check {} --repair`", self.volume)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(damaged: &[&str], repaired: &[&str]) -> CheckReport {
+        let names = |names: &[&str]| names.iter().map(|name| NodeName::new(name).unwrap()).collect::<Vec<_>>();
+        let subject = DifferenceSubject::Data { inode: 7, path: Some("/file".to_owned()), range: 0..16 };
+        CheckReport {
+            replicas: names(&["n1", "n2"]),
+            inodes: 9,
+            data_bytes: 100,
+            differences: vec![ReplicaDifference { subject, damaged: names(damaged) }],
+            repaired: names(repaired),
+        }
+    }
+
+    fn view(report: CheckReport) -> CheckView {
+        CheckView::new(&VolumeName::new("data").unwrap(), report)
+    }
+
+    #[test]
+    fn the_document_has_stable_keys() {
+        let document = serde_json::to_value(view(report(&["n2"], &[]))).unwrap();
+        let expected = serde_json::json!({
+            "volume": "data", "replicas": ["n1", "n2"], "inodes": 9, "data_bytes": 100, "repaired": [],
+            "differences": [{
+                "kind": "data", "path": "/file", "inode": 7, "offset": 0, "client": null, "reason": null, "damaged": ["n2"],
+            }],
+        });
+        assert_eq!(document, expected);
+    }
+
+    #[test]
+    fn what_is_left_to_do_is_named() {
+        let (open, undecided, repaired) = (report(&["n2"], &[]), report(&[], &[]), report(&["n2"], &["n2"]));
+        assert!(!view(open.clone()).is_settled() && view(open).next_step().contains("check data --repair"));
+        assert!(!view(undecided.clone()).is_settled() && view(undecided).next_step().contains("--good NODE"));
+        assert!(view(repaired.clone()).is_settled() && view(repaired).next_step().contains("n2 was copied again"));
+        assert!(view(CheckReport::default()).is_settled());
+    }
+}

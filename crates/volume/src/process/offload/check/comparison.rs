@@ -1,0 +1,99 @@
+//! Compares digests of several replicas. Pure.
+
+use std::collections::BTreeMap;
+
+use crate::publish::{DATA_PART_BYTES, DataPart, Digest, InodeDigest};
+use crate::record::InodeNumber;
+
+/// Bytes of data that one call digests.
+const BATCH_BYTES: u64 = 4 * DATA_PART_BYTES;
+/// Parts that one call digests.
+const BATCH_PARTS_MAX: usize = 1024;
+
+/// Which replicas are damaged, by index; none when that cannot be decided. `good` is right if it is given; else the majority is.
+pub(super) fn find_damaged<T: PartialEq>(values: &[T], good: Option<usize>) -> Vec<usize> {
+    let has_majority = |value: &&T| 2 * values.iter().filter(|other| other == value).count() > values.len();
+    let right = match good {
+        Some(good) => values.get(good),
+        None => values.iter().find(has_majority),
+    };
+    let Some(right) = right else { return Vec::new() };
+    (0..values.len()).filter(|index| values[*index] != *right).collect()
+}
+
+/// Whether all are the same.
+pub(super) fn are_equal<T: PartialEq>(values: &[T]) -> bool {
+    values.windows(2).all(|pair| pair[0] == pair[1])
+}
+
+/// The inodes that replicas have differently, and the digest of each replica.
+pub(super) fn differing_inodes(replicas: &[Vec<InodeDigest>]) -> Vec<(InodeNumber, Vec<Option<Digest>>)> {
+    let mut inodes: BTreeMap<InodeNumber, Vec<Option<Digest>>> = BTreeMap::new();
+    for (index, digests) in replicas.iter().enumerate() {
+        for digest in digests {
+            inodes.entry(digest.inode).or_insert_with(|| vec![None; replicas.len()])[index] = Some(digest.digest);
+        }
+    }
+    inodes.into_iter().filter(|(_, digests)| !are_equal(digests)).collect()
+}
+
+/// The data of all files, divided into what one call digests. Each batch has its size in bytes.
+pub(super) fn data_batches(inodes: &[InodeDigest]) -> Vec<(Vec<DataPart>, u64)> {
+    let parts = inodes.iter().flat_map(|digest| {
+        let count = digest.data_bytes.div_ceil(DATA_PART_BYTES);
+        let bytes_of = |index: u64| DATA_PART_BYTES.min(digest.data_bytes - index * DATA_PART_BYTES);
+        (0..count).map(move |index| (DataPart { inode: digest.inode, index }, bytes_of(index)))
+    });
+    let mut batches: Vec<(Vec<DataPart>, u64)> = Vec::new();
+    for (part, bytes) in parts {
+        match batches.last_mut() {
+            Some((batch, total)) if *total + bytes <= BATCH_BYTES && batch.len() < BATCH_PARTS_MAX => {
+                batch.push(part);
+                *total += bytes;
+            }
+            _ => batches.push((vec![part], bytes)),
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inode(number: u64, data_bytes: u64, digest: u8) -> InodeDigest {
+        InodeDigest { inode: InodeNumber(number), data_bytes, digest: [digest; 32] }
+    }
+
+    #[test]
+    fn the_majority_is_right_unless_a_replica_is_named() {
+        assert_eq!(find_damaged(&[1, 1, 2], None), [2]);
+        assert_eq!(find_damaged(&[1, 2, 2], None), [0]);
+        assert_eq!(find_damaged(&[1, 2], None), [0; 0], "no majority");
+        assert_eq!(find_damaged(&[1, 1, 2, 2], None), [0; 0]);
+        assert_eq!(find_damaged(&[1, 2, 3], None), [0; 0]);
+        assert_eq!(find_damaged(&[1, 2, 2], Some(0)), [1, 2]);
+        assert_eq!(find_damaged(&[1], None), [0; 0]);
+    }
+
+    #[test]
+    fn missing_and_different_inodes_are_found() {
+        let first = vec![inode(1, 0, 1), inode(2, 5, 1), inode(3, 0, 1)];
+        let second = vec![inode(1, 0, 1), inode(2, 5, 2)];
+        let differing = differing_inodes(&[first, second]);
+        let expected =
+            [(InodeNumber(2), vec![Some([1; 32]), Some([2; 32])]), (InodeNumber(3), vec![Some([1; 32]), None])];
+        assert_eq!(differing, expected);
+    }
+
+    #[test]
+    fn every_byte_is_in_one_batch() {
+        let inodes = [inode(1, 0, 0), inode(2, 9 * DATA_PART_BYTES + 1, 0), inode(3, 5, 0)];
+        let batches = data_batches(&inodes);
+        let bytes: u64 = batches.iter().map(|(_, bytes)| bytes).sum();
+        assert_eq!(bytes, 9 * DATA_PART_BYTES + 6);
+        assert_eq!(batches.iter().map(|(parts, _)| parts.len()).collect::<Vec<_>>(), [4, 4, 3]);
+        let small: Vec<_> = (1..=2 * BATCH_PARTS_MAX as u64 + 1).map(|number| inode(number, 1, 0)).collect();
+        assert_eq!(data_batches(&small).len(), 3);
+    }
+}

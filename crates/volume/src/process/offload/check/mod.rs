@@ -1,0 +1,304 @@
+//! `farfork volume check`: compares the live replicas of a volume by digests, and has damaged ones copied again.
+//!
+//! Inodes are compared while all replicas are held at the same points. Data is compared while they publish; a part that
+//! differs is compared again while they are held. So writing continues, except for moments.
+
+mod comparison;
+mod repair;
+pub(super) mod scrub;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::VolumeState;
+use farfork_rpc::TypedCall;
+use farfork_wire::NodeName;
+
+use self::comparison::{are_equal, data_batches, differing_inodes, find_damaged};
+use super::node::OffloadNode;
+use crate::chain::CALL_TIMEOUT;
+use crate::chain::calls::{
+    DigestData, DigestTree, FindPaths, HoldTree, ReadInodeDigests, ReleaseTree, ValidateLogs, VolumeKey,
+};
+use crate::log::LogPoint;
+use crate::process::control::{
+    CheckProgress, CheckReport, DIFFERENCES_MAX, DifferenceSubject, ReplicaDifference, VolumeCheck,
+};
+use crate::publish::{DATA_PART_BYTES, DataPart, Digest, InodeDigest};
+use crate::record::InodeNumber;
+
+/// Digests of all inodes, or of one batch of data, are computed within this.
+const DIGEST_TIMEOUT: Duration = Duration::from_secs(600);
+/// All replicas are held at the same points within this. A client that reads the tree, and a replica that copies it, are
+/// waited for.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Before the replicas are held again.
+const RETRY_WAIT: Duration = Duration::from_millis(100);
+/// Parts that are compared during one hold.
+const HELD_PARTS_MAX: usize = 4;
+
+/// A part of a file that replicas have differently.
+struct DifferingPart {
+    part: DataPart,
+    /// Of each member.
+    digests: Vec<Option<Digest>>,
+}
+
+/// The replicas that a check compares.
+struct ReplicaCheck<'n> {
+    node: &'n OffloadNode,
+    key: VolumeKey,
+    /// The nodes of the clients, by number.
+    clients: Vec<NodeName>,
+    members: Vec<NodeName>,
+    epoch: u64,
+    hold: u64,
+    /// The index of the member that is right, because the user says so.
+    good: Option<usize>,
+}
+
+/// Compares the replicas, and repairs them if that is wanted. `report_progress` says with false that the check is to end.
+pub(super) fn check(
+    node: &OffloadNode,
+    request: &VolumeCheck,
+    report_progress: impl FnMut(CheckProgress) -> bool,
+) -> Result<CheckReport, String> {
+    let (key, mut report) = compare(node, request, report_progress)?;
+    if request.should_repair {
+        report.repaired = repair::repair(node, &key, &report, &report.damaged_nodes())?;
+    }
+    scrub::save(node, &key.name, &report);
+    Ok(report)
+}
+
+fn compare(
+    node: &OffloadNode,
+    request: &VolumeCheck,
+    mut report_progress: impl FnMut(CheckProgress) -> bool,
+) -> Result<(VolumeKey, CheckReport), String> {
+    let check = ReplicaCheck::start(node, request)?;
+    let compared = check.compare(&mut report_progress);
+    // Also after a failure: publishing continues.
+    check.release();
+    Ok((check.key, compared?))
+}
+
+impl<'n> ReplicaCheck<'n> {
+    fn start(node: &'n OffloadNode, request: &VolumeCheck) -> Result<Self, String> {
+        let name = &request.name;
+        let record = node.record(name).map_err(|error| error.to_string())?;
+        if record.state != VolumeState::Ready {
+            return Err(format!("volume {name} is being created or dropped"));
+        }
+        let good = match &request.good {
+            None => None,
+            Some(good) => Some(record.chain.iter().position(|member| member == good).ok_or_else(|| {
+                format!("volume {name}: node {good} has no live replica: see `farfork volume status {name}`")
+            })?),
+        };
+        let hold = getrandom::u64().map_err(|error| error.to_string())?;
+        let key = VolumeKey { name: name.clone(), id: record.id };
+        Ok(Self { node, key, clients: record.clients, members: record.chain, epoch: record.epoch, hold, good })
+    }
+
+    fn compare(&self, report_progress: &mut impl FnMut(CheckProgress) -> bool) -> Result<CheckReport, String> {
+        let mut report = CheckReport { replicas: self.members.clone(), ..CheckReport::default() };
+        let Some(files) = self.compare_inodes(&mut report)? else { return Ok(report) };
+        let mut progress = CheckProgress { compared_bytes: 0, data_bytes: report.data_bytes };
+        let mut suspects = Vec::new();
+        for (parts, bytes) in data_batches(&files) {
+            if !report_progress(progress) {
+                return Err("the command that has started the check has ended".to_owned());
+            }
+            suspects.extend(self.compare_data(&parts)?.into_iter().map(|differing| differing.part));
+            progress.compared_bytes += bytes;
+        }
+        report_progress(progress);
+        let mut differing = Vec::new();
+        for parts in suspects.chunks(HELD_PARTS_MAX) {
+            self.hold()?;
+            differing.extend(self.compare_data(parts)?);
+            self.release();
+            if differing.len() >= DIFFERENCES_MAX {
+                break;
+            }
+        }
+        self.report_data(&differing, &mut report)?;
+        Ok(report)
+    }
+
+    /// Compares everything but data. The digests of one replica, unless a tree cannot be read.
+    fn compare_inodes(&self, report: &mut CheckReport) -> Result<Option<Vec<InodeDigest>>, String> {
+        self.hold()?;
+        let request = DigestTree { volume: self.key.clone(), hold: self.hold };
+        let trees = self.call_each::<DigestTree>(&request, DIGEST_TIMEOUT);
+        let request = ValidateLogs { volume: self.key.clone(), hold: self.hold };
+        let logs = self.call_all::<ValidateLogs>(&request, DIGEST_TIMEOUT);
+        self.release();
+        self.report_logs(&logs?, report);
+        let mut digests = Vec::new();
+        for (member, tree) in self.members.iter().zip(trees) {
+            match tree {
+                Ok(tree) => digests.push(tree),
+                Err(reason) => {
+                    let subject = DifferenceSubject::Tree { reason };
+                    report.differences.push(ReplicaDifference { subject, damaged: vec![member.clone()] });
+                }
+            }
+        }
+        if digests.len() < self.members.len() {
+            return Ok(None);
+        }
+        (report.inodes, report.data_bytes) = (digests[0].inodes, digests[0].data_bytes);
+        let first = self.read_digests(&self.members[0])?;
+        if are_equal(&digests) {
+            return Ok(Some(first));
+        }
+        let mut all = vec![first];
+        for member in &self.members[1..] {
+            all.push(self.read_digests(member)?);
+        }
+        self.report_inodes(&all, report)?;
+        Ok(Some(all.swap_remove(0)))
+    }
+
+    fn read_digests(&self, member: &NodeName) -> Result<Vec<InodeDigest>, String> {
+        let mut digests: Vec<InodeDigest> = Vec::new();
+        loop {
+            let after = digests.last().map_or(0, |digest| digest.inode.0);
+            let request = ReadInodeDigests { volume: self.key.clone(), hold: self.hold, after };
+            let part = self.call::<ReadInodeDigests>(member, &request, CALL_TIMEOUT)?;
+            if part.is_empty() {
+                return Ok(digests);
+            }
+            digests.extend(part);
+        }
+    }
+
+    /// The parts that differ, with the digest of each member.
+    fn compare_data(&self, parts: &[DataPart]) -> Result<Vec<DifferingPart>, String> {
+        let request = DigestData { volume: self.key.clone(), hold: self.hold, parts: parts.to_vec() };
+        let replies = self.call_all::<DigestData>(&request, DIGEST_TIMEOUT)?;
+        let mut differing = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            let digests: Vec<_> = replies.iter().map(|digests| digests.get(index).copied().flatten()).collect();
+            if !are_equal(&digests) {
+                differing.push(DifferingPart { part: *part, digests });
+            }
+        }
+        Ok(differing)
+    }
+
+    /// Stops publishing on all members, at the same points.
+    fn hold(&self) -> Result<(), String> {
+        let deadline = Instant::now() + HOLD_TIMEOUT;
+        loop {
+            match self.try_hold() {
+                Ok(()) => return Ok(()),
+                Err(reason) if Instant::now() >= deadline => {
+                    self.release();
+                    return Err(format!("volume {}: the replicas cannot be compared: {reason}", self.key.name));
+                }
+                Err(_) => {
+                    self.release();
+                    thread::sleep(RETRY_WAIT);
+                }
+            }
+        }
+    }
+
+    fn try_hold(&self) -> Result<(), String> {
+        let request = |points| HoldTree { volume: self.key.clone(), epoch: self.epoch, hold: self.hold, points };
+        let present = self.call_all::<HoldTree>(&request(Vec::new()), CALL_TIMEOUT)?;
+        let logs = present.iter().map(Vec::len).max().unwrap_or(0);
+        let point = |log: usize| present.iter().filter_map(|points| points.get(log).copied()).max();
+        let points: Vec<LogPoint> = (0..logs).filter_map(point).collect();
+        if are_equal(&present) {
+            return Ok(());
+        }
+        let held = self.call_all::<HoldTree>(&request(points.clone()), CALL_TIMEOUT)?;
+        if held.iter().all(|held| *held == points) { Ok(()) } else { Err("they are busy".to_owned()) }
+    }
+
+    /// A member that cannot be reached releases its tree by itself.
+    fn release(&self) {
+        let request = ReleaseTree { volume: self.key.clone(), hold: self.hold };
+        let _ = self.call_each::<ReleaseTree>(&request, CALL_TIMEOUT);
+    }
+
+    fn call<C: TypedCall>(&self, member: &NodeName, request: &C::Request, limit: Duration) -> Result<C::Reply, String> {
+        self.node.peers.call::<C>(member, request, limit).map_err(|error| error.to_string())
+    }
+
+    /// Calls all members at once.
+    fn call_each<C>(&self, request: &C::Request, limit: Duration) -> Vec<Result<C::Reply, String>>
+    where
+        C: TypedCall,
+        C::Request: Sync,
+        C::Reply: Send,
+    {
+        thread::scope(|scope| {
+            let call = |member| scope.spawn(move || self.call::<C>(member, request, limit));
+            let calls: Vec<_> = self.members.iter().map(call).collect();
+            let failed = |_| Err("a thread has failed".to_owned());
+            calls.into_iter().map(|call| call.join().unwrap_or_else(failed)).collect()
+        })
+    }
+
+    fn call_all<C>(&self, request: &C::Request, limit: Duration) -> Result<Vec<C::Reply>, String>
+    where
+        C: TypedCall,
+        C::Request: Sync,
+        C::Reply: Send,
+    {
+        self.call_each::<C>(request, limit).into_iter().collect()
+    }
+}
+
+/// Writes the report.
+impl ReplicaCheck<'_> {
+    fn damaged<T: PartialEq>(&self, values: &[T]) -> Vec<NodeName> {
+        find_damaged(values, self.good).into_iter().map(|index| self.members[index].clone()).collect()
+    }
+
+    fn report_logs(&self, logs: &[Vec<Option<LogPoint>>], report: &mut CheckReport) {
+        for (member, damage) in self.members.iter().zip(logs) {
+            for (client, point) in
+                self.clients.iter().zip(damage).filter_map(|(client, point)| Some((client, (*point)?)))
+            {
+                let subject = DifferenceSubject::Log { client: client.clone(), position: point.position };
+                report.differences.push(ReplicaDifference { subject, damaged: vec![member.clone()] });
+            }
+        }
+    }
+
+    fn report_inodes(&self, replicas: &[Vec<InodeDigest>], report: &mut CheckReport) -> Result<(), String> {
+        let mut differing = differing_inodes(replicas);
+        differing.truncate(DIFFERENCES_MAX);
+        let paths = self.find_paths(differing.iter().map(|(inode, _)| *inode).collect())?;
+        for ((inode, digests), path) in differing.into_iter().zip(paths) {
+            let subject = DifferenceSubject::Inode { inode: inode.0, path };
+            report.differences.push(ReplicaDifference { subject, damaged: self.damaged(&digests) });
+        }
+        Ok(())
+    }
+
+    fn report_data(&self, differing: &[DifferingPart], report: &mut CheckReport) -> Result<(), String> {
+        let paths = self.find_paths(differing.iter().map(|differing| differing.part.inode).collect())?;
+        for (DifferingPart { part, digests }, path) in differing.iter().zip(paths) {
+            let begin = part.index * DATA_PART_BYTES;
+            let range = begin..begin + DATA_PART_BYTES;
+            let subject = DifferenceSubject::Data { inode: part.inode.0, path, range };
+            report.differences.push(ReplicaDifference { subject, damaged: self.damaged(digests) });
+        }
+        Ok(())
+    }
+
+    fn find_paths(&self, inodes: Vec<InodeNumber>) -> Result<Vec<Option<String>>, String> {
+        if inodes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let member = &self.members[self.good.unwrap_or(0)];
+        self.call::<FindPaths>(member, &FindPaths { volume: self.key.clone(), inodes }, DIGEST_TIMEOUT)
+    }
+}

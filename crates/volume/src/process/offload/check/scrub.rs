@@ -1,0 +1,95 @@
+//! The scrub: the node of a chain's head checks the volume when the last check is old enough. One thread per node.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use farfork_cluster::catalog::VolumeName;
+use farfork_wire::NodeName;
+
+use super::{compare, repair};
+use crate::chain::CALL_TIMEOUT;
+use crate::chain::calls::HasClient;
+use crate::process::control::{CheckReport, LastCheck, VolumeCheck};
+use crate::process::offload::node::OffloadNode;
+
+/// Longest time between two looks whether a check is due.
+const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+/// Starts the thread. Each volume is checked once in this time; zero for never.
+pub(in crate::process::offload) fn start(node: &Arc<OffloadNode>, interval: Duration) -> io::Result<()> {
+    if interval.is_zero() {
+        return Ok(());
+    }
+    let node = Arc::clone(node);
+    thread::Builder::new().name("scrub".to_owned()).spawn(move || {
+        loop {
+            thread::sleep(POLL_INTERVAL_MAX.min(interval / 4));
+            for name in due_volumes(&node, interval) {
+                if let Err(error) = scrub(&node, &name) {
+                    tracing::warn!(error, %name, "a volume is not checked, it is tried again");
+                }
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn due_volumes(node: &OffloadNode, interval: Duration) -> Vec<VolumeName> {
+    let Ok(contents) = node.catalog.read() else { return Vec::new() };
+    let is_due = |name: &VolumeName| {
+        let last = node.store.volume(name.as_str()).last_check();
+        last.is_none_or(|last| now_seconds().saturating_sub(last.at_seconds) >= interval.as_secs())
+    };
+    let heads = contents.volumes.iter().filter(|(_, record)| record.chain.first() == Some(&node.name));
+    // One replica has nothing to be compared with.
+    let heads = heads.filter(|(_, record)| record.chain.len() > 1);
+    heads.map(|(name, _)| name.clone()).filter(is_due).collect()
+}
+
+/// Checks a volume with at most half of the time of a processor and a disk. Repairs replicas that no program uses.
+fn scrub(node: &OffloadNode, name: &VolumeName) -> Result<(), String> {
+    let mut batch_began = Instant::now();
+    let pause = |_| {
+        thread::sleep(batch_began.elapsed());
+        batch_began = Instant::now();
+        true
+    };
+    let request = VolumeCheck { name: name.clone(), should_repair: false, good: None };
+    let (key, mut report) = compare(node, &request, pause)?;
+    let (used, unused): (BTreeSet<NodeName>, BTreeSet<NodeName>) =
+        report.damaged_nodes().into_iter().partition(|damaged| {
+            // A node that does not answer may have a client.
+            node.peers.call::<HasClient>(damaged, &HasClient(key.clone()), CALL_TIMEOUT).unwrap_or(true)
+        });
+    if !report.differences.is_empty() {
+        let (count, first) = (report.differences.len(), &report.differences[0]);
+        tracing::error!(%name, count, ?first, ?used, ?unused, "replicas differ: see `farfork volume check`");
+    }
+    report.repaired = repair::repair(node, &key, &report, &unused)?;
+    save(node, name, &report);
+    Ok(())
+}
+
+/// Keeps the result for `farfork volume status`.
+pub(super) fn save(node: &OffloadNode, name: &VolumeName, report: &CheckReport) {
+    let last = LastCheck {
+        at_seconds: now_seconds(),
+        differences: report.differences.len() as u64,
+        repaired: report.repaired.clone(),
+    };
+    let directory = node.store.volume(name.as_str());
+    // A node without a replica has no place for it.
+    if let Err(error) = directory.save_last_check(&last).or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    }) {
+        tracing::warn!(%error, %name, "the result of a check is not saved");
+    }
+}
+
+fn now_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,206 @@
+//! A shared tree that is held at one point, and its digests: the part of a check that each replica does. `check` compares.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use ring::digest::{Context, SHA256};
+
+use super::rejoin::unreadable_tree;
+use super::volume::{ReplicaState, ReplicatedVolume};
+use crate::chain::CALL_TIMEOUT;
+use crate::chain::calls::{
+    DigestData, DigestTree, FindPaths, HoldTree, ReadInodeDigests, ReleaseTree, TreeDigest, ValidateLogs,
+};
+use crate::log::LogPoint;
+use crate::publish::{Digest, InodeDigest, digest_data, digest_inodes, load_namespace};
+use crate::record::InodeNumber;
+use crate::replay::LogReplay;
+use crate::view::InodeContent;
+
+/// A hold ends when no call has named it for so long: the node that checks has died.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
+/// The answer to a node whose hold has ended.
+const NOT_HELD: &str = "the check has ended: the tree is not held any more";
+/// Digests in the answer to one call.
+const DIGESTS_MAX: usize = 65_536;
+
+/// A hold of the shared tree.
+pub(super) struct TreeHold {
+    number: u64,
+    /// Publishing stops here, by the number of the client. None: publishing continues, and only the digests are kept.
+    points: Option<Vec<LogPoint>>,
+    digests: Vec<InodeDigest>,
+    /// None while a call uses it.
+    used_at: Option<Instant>,
+}
+
+impl TreeHold {
+    /// How far a log may be published; none without a limit.
+    pub(super) fn limit_of(&self, client: u16) -> Option<LogPoint> {
+        let points = self.points.as_ref()?;
+        Some(points.get(usize::from(client)).copied().unwrap_or(LogPoint::START))
+    }
+
+    fn is_stale(&self) -> bool {
+        self.used_at.is_some_and(|used_at| used_at.elapsed() >= HOLD_TIMEOUT)
+    }
+}
+
+/// Stops publishing, and waits until each log is published up to the points.
+pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<LogPoint>, String> {
+    let record = volume.read_record().map_err(|error| error.to_string())?;
+    if record.epoch != request.epoch || !record.chain.contains(&volume.node.name) {
+        return Err("the chain has changed".to_owned());
+    }
+    let clients = 0..record.clients.len() as u16;
+    {
+        let mut state = volume.lock();
+        if state.is_publishing_paused() {
+            return Err(format!("node {} lends its tree, or a client reads it: try again", volume.node.name));
+        }
+        let other = state.hold.as_ref().filter(|hold| hold.number != request.hold && hold.points.is_some());
+        if other.is_some_and(|hold| !hold.is_stale()) {
+            return Err(format!("another check of volume {} is running", volume.key.name));
+        }
+        let points =
+            if request.points.is_empty() { published_points(&state, clients.clone()) } else { request.points.clone() };
+        let digests = state.hold_of(request.hold).map(|hold| std::mem::take(&mut hold.digests)).unwrap_or_default();
+        let (number, points) = (request.hold, Some(points));
+        state.hold = Some(TreeHold { number, points, digests, used_at: None });
+    }
+    volume.notify();
+    use_hold(volume, request.hold, || {
+        volume.wait_not_publishing()?;
+        volume.wait_until(CALL_TIMEOUT / 2, |state| {
+            let published = published_points(state, clients.clone());
+            published.iter().zip(&request.points).all(|(published, point)| published >= point)
+        });
+        Ok(published_points(&volume.lock(), clients))
+    })
+}
+
+fn published_points(state: &ReplicaState, clients: std::ops::Range<u16>) -> Vec<LogPoint> {
+    let point = |client| state.logs.get(&client).map_or(LogPoint::START, |log| log.chain.published().point);
+    clients.map(point).collect()
+}
+
+/// Computes the digests of all inodes, and keeps them.
+pub(super) fn digest_tree(volume: &ReplicatedVolume, request: &DigestTree) -> Result<TreeDigest, String> {
+    let digests = use_hold(volume, request.hold, || {
+        let shared = volume.directory.open_shared();
+        shared.and_then(|shared| digest_inodes(&shared)).map_err(|error| unreadable_tree(volume, &error))
+    })?;
+    let mut context = Context::new(&SHA256);
+    for digest in &digests {
+        context.update(&digest.inode.0.to_le_bytes());
+        context.update(&digest.digest);
+    }
+    let digest = context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes");
+    let data_bytes = digests.iter().map(|digest| digest.data_bytes).sum();
+    let tree = TreeDigest { inodes: digests.len() as u64, data_bytes, digest };
+    volume.lock().hold_of(request.hold).ok_or(NOT_HELD)?.digests = digests;
+    Ok(tree)
+}
+
+/// The digests that follow a number.
+pub(super) fn read_digests(volume: &ReplicatedVolume, request: &ReadInodeDigests) -> Result<Vec<InodeDigest>, String> {
+    use_hold(volume, request.hold, || {
+        let mut state = volume.lock();
+        let digests = &state.hold_of(request.hold).ok_or(NOT_HELD)?.digests;
+        let begin = digests.partition_point(|digest| digest.inode.0 <= request.after);
+        Ok(digests[begin..].iter().take(DIGESTS_MAX).copied().collect())
+    })
+}
+
+/// Digests of parts of files.
+pub(super) fn digest_parts(volume: &ReplicatedVolume, request: &DigestData) -> Result<Vec<Option<Digest>>, String> {
+    use_hold(volume, request.hold, || {
+        let shared = volume.directory.open_shared().map_err(|error| unreadable_tree(volume, &error))?;
+        let digest = |part| {
+            digest_data(&shared, part).unwrap_or_else(|error| {
+                tracing::error!(%error, volume = %volume.key.name, ?part, "a part of a file cannot be read");
+                None
+            })
+        };
+        Ok(request.parts.iter().copied().map(digest).collect())
+    })
+}
+
+/// Validates what each log has beyond its published part.
+pub(super) fn validate_logs(
+    volume: &ReplicatedVolume,
+    request: &ValidateLogs,
+) -> Result<Vec<Option<LogPoint>>, String> {
+    use_hold(volume, request.hold, || {
+        let clients = volume.lock().record.clients.len() as u16;
+        (0..clients).map(|client| find_log_damage(volume, client)).collect()
+    })
+}
+
+/// Where the valid part of a log ends, if that is before the end of the log.
+fn find_log_damage(volume: &ReplicatedVolume, client: u16) -> Result<Option<LogPoint>, String> {
+    let (mark, end) = match volume.lock().logs.get(&client) {
+        Some(log) => (log.chain.published(), log.chain.committed()),
+        None => return Ok(None),
+    };
+    let log = volume.directory.open_log(client).map_err(|error| error.to_string())?;
+    let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
+    while replay.next_point() < end && replay.read_record(&log).is_ok() {}
+    Ok(Some(replay.next_point()).filter(|valid_end| *valid_end < end))
+}
+
+/// Publishing continues. The digests stay for a while.
+pub(super) fn release(volume: &ReplicatedVolume, request: &ReleaseTree) -> Result<(), String> {
+    if let Some(hold) = volume.lock().hold_of(request.hold) {
+        hold.points = None;
+    }
+    volume.notify();
+    Ok(())
+}
+
+/// The path of each inode, as one of its entries leads to it. The tree may change meanwhile.
+pub(super) fn find_paths(volume: &ReplicatedVolume, request: &FindPaths) -> Result<Vec<Option<String>>, String> {
+    let shared = volume.directory.open_shared();
+    let namespace = shared.and_then(|shared| load_namespace(&shared, 0, InodeNumber::ROOT.0));
+    let namespace = namespace.map_err(|error| unreadable_tree(volume, &error))?;
+    let mut parents = HashMap::new();
+    for (number, inode) in namespace.into_inodes() {
+        if let InodeContent::Directory { entries, .. } = inode.content {
+            parents.extend(entries.after(0).map(|entry| (entry.inode, (number, entry.name.clone()))));
+        }
+    }
+    let path_of = |inode: &InodeNumber| {
+        let (mut names, mut at) = (Vec::new(), *inode);
+        while at != InodeNumber::ROOT {
+            let (parent, name) = parents.get(&at)?;
+            names.push(String::from_utf8_lossy(name.as_bytes()).into_owned());
+            at = *parent;
+        }
+        names.reverse();
+        Some(format!("/{}", names.join("/")))
+    };
+    Ok(request.inodes.iter().map(path_of).collect())
+}
+
+/// Does something with a hold, which does not end meanwhile.
+fn use_hold<T>(volume: &ReplicatedVolume, number: u64, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    volume.lock().hold_of(number).ok_or(NOT_HELD)?.used_at = None;
+    let result = work();
+    volume.lock().hold_of(number).ok_or(NOT_HELD)?.used_at = Some(Instant::now());
+    result
+}
+
+impl ReplicaState {
+    fn hold_of(&mut self, number: u64) -> Option<&mut TreeHold> {
+        self.hold.as_mut().filter(|hold| hold.number == number)
+    }
+}
+
+impl ReplicatedVolume {
+    /// The node that checks may have died.
+    pub(super) fn end_stale_hold(&self) {
+        if self.lock().hold.take_if(|hold| hold.is_stale()).is_some() {
+            self.notify();
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Digests of a shared tree, so that replicas can be compared: one of each inode without its data, and one of each part of the
+//! data. Replicas that have published the logs up to the same points have the same digests.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use ring::digest::{Context, SHA256};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::layout::SharedTree;
+use super::tree_reader::load_all_inodes;
+use crate::record::{FileKind, InodeNumber, PAGE_BYTES};
+use crate::view::{Inode, InodeContent};
+
+/// Bytes of a part of a file's data that has a digest of its own.
+pub const DATA_PART_BYTES: u64 = 16 << 20;
+/// Bytes that are read at once.
+const READ_BYTES: u64 = 256 << 10;
+
+/// SHA-256.
+pub type Digest = [u8; 32];
+
+/// One inode without its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeDigest {
+    /// The inode.
+    pub inode: InodeNumber,
+    /// Bytes of its data; 0 unless it is a regular file.
+    pub data_bytes: u64,
+    /// Of attributes, extended attributes, and entries or target. The time of the last access does not count: each node has
+    /// its own.
+    pub digest: Digest,
+}
+
+/// A part of a file's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DataPart {
+    /// The file.
+    pub inode: InodeNumber,
+    /// The part begins at this multiple of `DATA_PART_BYTES`.
+    pub index: u64,
+}
+
+/// The digest of each inode, by number. Nothing is published meanwhile.
+///
+/// # Errors
+/// As `load_namespace`.
+pub fn digest_inodes(shared: &SharedTree) -> io::Result<Vec<InodeDigest>> {
+    let mut digests: Vec<_> =
+        load_all_inodes(shared)?.iter().map(|(number, inode)| digest_of(*number, inode)).collect();
+    digests.sort_by_key(|digest| digest.inode);
+    Ok(digests)
+}
+
+/// The digest of a part of a file's data; none if there is no such file. A hole is the same as zeros.
+///
+/// # Errors
+/// As read(2).
+pub fn digest_data(shared: &SharedTree, part: DataPart) -> io::Result<Option<Digest>> {
+    let file = match shared.open_data(part.inode) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut context = Context::new(&SHA256);
+    let mut offset = part.index.saturating_mul(DATA_PART_BYTES);
+    let part_end = offset.saturating_add(DATA_PART_BYTES);
+    let mut buffer = vec![0; READ_BYTES as usize];
+    while let Some(data) = next_data(&file, offset)?.filter(|data| *data < part_end) {
+        let begin = data - data % PAGE_BYTES;
+        let bytes = read_up_to(&file, &mut buffer[..READ_BYTES.min(part_end - begin) as usize], begin)?;
+        if bytes == 0 {
+            break;
+        }
+        for (page, content) in (0..).zip(buffer[..bytes].chunks(PAGE_BYTES as usize)) {
+            if content.iter().any(|byte| *byte != 0) {
+                context.update(&(begin + page * PAGE_BYTES).to_le_bytes());
+                context.update(content);
+            }
+        }
+        offset = begin + bytes as u64;
+    }
+    Ok(Some(finish(context)))
+}
+
+fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    match seek(file, SeekFrom::Data(offset)) {
+        Ok(data) => Ok(Some(data)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(bytes) => done += bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+fn digest_of(number: InodeNumber, inode: &Inode) -> InodeDigest {
+    let mut context = Context::new(&SHA256);
+    let attributes = &inode.attributes;
+    let [modified, changed] = [attributes.modified, attributes.changed];
+    update(&mut context, &[attributes.kind as u8]);
+    update(&mut context, &attributes.mode.to_le_bytes());
+    for number in [attributes.user, attributes.group, attributes.device, inode.entry_count] {
+        update(&mut context, &number.to_le_bytes());
+    }
+    for time in [modified, changed] {
+        update(&mut context, &time.seconds.to_le_bytes());
+        update(&mut context, &time.nanoseconds.to_le_bytes());
+    }
+    update(&mut context, &attributes.size.to_le_bytes());
+    for (name, value) in &inode.xattrs {
+        update(&mut context, name);
+        update(&mut context, value);
+    }
+    match &inode.content {
+        InodeContent::Symlink(target) => update(&mut context, target),
+        InodeContent::Directory { entries, .. } => {
+            let mut entries: Vec<_> = entries.after(0).map(|entry| (entry.name.as_bytes(), entry.inode.0)).collect();
+            entries.sort_unstable();
+            for (name, inode) in entries {
+                update(&mut context, name);
+                update(&mut context, &inode.to_le_bytes());
+            }
+        }
+        InodeContent::File(_) | InodeContent::Special => {}
+    }
+    let data_bytes = if attributes.kind == FileKind::Regular { attributes.size } else { 0 };
+    InodeDigest { inode: number, data_bytes, digest: finish(context) }
+}
+
+/// With its length, so that the next field does not continue this one.
+fn update(context: &mut Context, field: &[u8]) {
+    context.update(&(field.len() as u64).to_le_bytes());
+    context.update(field);
+}
+
+fn finish(context: Context) -> Digest {
+    context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use std::path::{Path, PathBuf};
+
+    use farfork_cluster::catalog::Durability;
+    use rustix::fs::FallocateFlags;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::change::{ChangeSet, InodeChange};
+    use crate::log::LogPoint;
+    use crate::publish::{CallBudget, LogData, Publisher};
+    use crate::record::{EntryKey, EntryName, InodeAttributes, Timestamp};
+
+    const FILE: InodeNumber = InodeNumber(2);
+
+    struct NoData;
+
+    impl LogData for NoData {
+        fn load_data(&self, _position: u64, _into: &mut [u8]) {
+            panic!("the change set has no data");
+        }
+    }
+
+    /// A tree with one file. Its path in the tree.
+    fn tree_with_file(size: u64) -> (TempDir, SharedTree, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shared");
+        SharedTree::create(&path).unwrap();
+        let time = Timestamp { seconds: 5, nanoseconds: 6 };
+        let attributes = InodeAttributes {
+            kind: FileKind::Regular,
+            mode: 0o644,
+            user: 0,
+            group: 0,
+            device: 0,
+            size,
+            accessed: time,
+            modified: time,
+            changed: time,
+        };
+        let mut changes = ChangeSet::new(LogPoint::START, 0);
+        changes.inodes.insert(FILE, InodeChange { attributes: Some(attributes), ..InodeChange::default() });
+        let key = EntryKey { parent: InodeNumber::ROOT, name: EntryName::new(b"file").unwrap() };
+        changes.entries.insert(key, Some(FILE));
+        let shared = || SharedTree::open(&path).unwrap();
+        let mut publisher = Publisher::open(shared(), Durability::Memory, CallBudget::default()).unwrap();
+        publisher.apply(&changes, &NoData).unwrap();
+        (directory, shared(), path.join("tree/file"))
+    }
+
+    /// As a disk changes it: nothing else of the file does.
+    fn change(path: &Path, change: impl FnOnce(&File)) {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        let times = fs::FileTimes::new().set_modified(file.metadata().unwrap().modified().unwrap());
+        change(&file);
+        file.set_times(times).unwrap();
+    }
+
+    fn change_data(path: &Path, bytes: &[u8], offset: u64) {
+        change(path, |file| file.write_all_at(bytes, offset).unwrap());
+    }
+
+    #[test]
+    fn a_changed_byte_changes_one_digest_and_a_hole_is_zeros() {
+        let (_directory, shared, path) = tree_with_file(10_000);
+        let data = |shared: &SharedTree| digest_data(shared, DataPart { inode: FILE, index: 0 }).unwrap().unwrap();
+        let (inodes, hole) = (digest_inodes(&shared).unwrap(), data(&shared));
+        assert_eq!(inodes.iter().map(|digest| digest.data_bytes).collect::<Vec<_>>(), [0, 10_000]);
+        change_data(&path, &[0; 4096], 4096);
+        assert_eq!(data(&shared), hole, "zeros");
+        change_data(&path, &[1], 9_000);
+        let changed = data(&shared);
+        assert_ne!(changed, hole);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        change(&path, |file| rustix::fs::fallocate(file, punch, 4096, 4096).unwrap());
+        assert_eq!(data(&shared), changed, "the zeros are a hole again");
+        assert_eq!(digest_inodes(&shared).unwrap(), inodes);
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        assert_ne!(digest_inodes(&shared).unwrap(), inodes);
+        assert_eq!(digest_data(&shared, DataPart { inode: InodeNumber(99), index: 0 }).unwrap(), None);
+    }
+
+    #[test]
+    fn each_part_of_the_data_has_a_digest() {
+        let (_directory, shared, path) = tree_with_file(DATA_PART_BYTES + 3000);
+        change_data(&path, &[1; 5000], DATA_PART_BYTES - 2000);
+        let digest = |index| digest_data(&shared, DataPart { inode: FILE, index }).unwrap().unwrap();
+        let (first, second, beyond) = (digest(0), digest(1), digest(2));
+        assert!(first != second && second != beyond);
+        change_data(&path, &[2], DATA_PART_BYTES + 2999);
+        assert_eq!((digest(0), digest(2)), (first, beyond));
+        assert_ne!(digest(1), second);
+    }
+}

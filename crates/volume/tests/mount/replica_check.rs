@@ -1,0 +1,218 @@
+//! Replicas are compared by digests, and damaged ones are repaired, while programs write.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use farfork_cluster::catalog::{Durability, VolumeName};
+use farfork_volume::process::{CheckReport, ControlAnswer, DifferenceSubject, ProcessRole, VolumeCheck, check_volume};
+use farfork_wire::NodeName;
+use fastrand::Rng;
+
+use super::crash::{SIGCONT, stop};
+use super::mounted_volume::LOG_BYTES;
+use super::test_node::VOLUME;
+use super::volume_cluster::{THREE_NODES, VolumeCluster};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("equal_replicas_have_no_differences_while_programs_write", equal_replicas_have_no_differences),
+    ("a_damaged_replica_is_found_and_repaired", a_damaged_replica_is_found_and_repaired),
+    ("the_scrub_repairs_a_replica_that_no_program_uses", the_scrub_repairs_a_replica),
+    ("a_replica_with_a_damaged_log_is_copied_again", a_replica_with_a_damaged_log),
+    ("a_client_with_a_damaged_log_is_replaced", a_client_with_a_damaged_log),
+    ("two_replicas_that_differ_are_repaired_from_the_one_that_is_named", two_replicas_that_differ),
+];
+
+/// No test of this file is about failure detection.
+const DETECTION_MS: u64 = 60_000;
+/// More than one part that has a digest of its own.
+const LARGE_FILE_BYTES: u64 = 20 << 20;
+
+fn cluster(names: &[&str]) -> VolumeCluster {
+    let cluster = VolumeCluster::mounted(names, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    let root = cluster.path(0);
+    for number in 0..50_u8 {
+        let directory = root.join(format!("directory-{}", number % 5));
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join(format!("file-{number}")), vec![number; 1000 * usize::from(number)]).unwrap();
+    }
+    let mut random = Rng::with_seed(1);
+    let large: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(LARGE_FILE_BYTES as usize).collect();
+    let mut file = File::create(root.join("large")).unwrap();
+    file.write_all(&large).unwrap();
+    std::os::unix::fs::symlink("large", root.join("link")).unwrap();
+    file.sync_all().unwrap();
+    cluster
+}
+
+fn name(node: &str) -> NodeName {
+    NodeName::new(node).unwrap()
+}
+
+fn check(cluster: &VolumeCluster, node: usize, should_repair: bool, good: Option<&str>) -> Result<CheckReport, String> {
+    let check = VolumeCheck { name: VolumeName::new(VOLUME).unwrap(), should_repair, good: good.map(name) };
+    match check_volume(&cluster.nodes[node].store(), check, |_| {}).unwrap() {
+        ControlAnswer::Checked(report) => Ok(*report),
+        ControlAnswer::Failed(reason) => Err(reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A file in the shared tree of a node.
+fn replica_path(cluster: &VolumeCluster, node: usize, path: &str) -> PathBuf {
+    cluster.nodes[node].volume_path().join("shared/tree").join(path)
+}
+
+/// As a failing disk does: neither times nor size change.
+fn flip_byte(path: &PathBuf, offset: u64) {
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let times = fs::FileTimes::new().set_modified(file.metadata().unwrap().modified().unwrap());
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 4], offset).unwrap();
+    file.set_times(times).unwrap();
+}
+
+fn equal_replicas_have_no_differences() {
+    let cluster = cluster(&THREE_NODES);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for node in 0..2 {
+            let (root, is_over) = (cluster.path(node), &is_over);
+            scope.spawn(move || {
+                let mut random = Rng::with_seed(node as u64);
+                while !is_over.load(Ordering::Relaxed) {
+                    let path = root.join(format!("written-{node}-{}", random.u8(..30)));
+                    fs::write(&path, vec![random.u8(..); random.usize(..200_000)]).unwrap();
+                    fs::set_permissions(&path, fs::Permissions::from_mode(0o600 + random.u32(..0o100))).unwrap();
+                    if random.bool() {
+                        fs::remove_file(&path).unwrap();
+                    }
+                }
+            });
+        }
+        for round in 0..6 {
+            let report = check(&cluster, round % 3, false, None).unwrap();
+            assert_eq!((report.differences, report.replicas.len()), (Vec::new(), 3), "round {round}");
+            assert!(report.inodes > 50 && report.data_bytes > LARGE_FILE_BYTES);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+fn a_damaged_replica_is_found_and_repaired() {
+    let cluster = cluster(&THREE_NODES);
+    cluster.published_tree();
+    flip_byte(&replica_path(&cluster, 1, "large"), LARGE_FILE_BYTES - 5);
+    flip_byte(&replica_path(&cluster, 1, "directory-3/file-8"), 8);
+    fs::set_permissions(replica_path(&cluster, 1, "directory-2"), fs::Permissions::from_mode(0o700)).unwrap();
+    let report = check(&cluster, 0, false, None).unwrap();
+    assert!(report.differences.iter().all(|difference| difference.damaged == [name("n2")]), "{report:?}");
+    let found: Vec<_> = report.differences.iter().map(|difference| describe(&difference.subject)).collect();
+    assert_eq!(found, ["inode /directory-2", "data /directory-3/file-8 0", "data /large 16777216"]);
+
+    let report = check(&cluster, 1, true, None).unwrap();
+    assert_eq!(report.repaired, [name("n2")]);
+    assert_eq!(check(&cluster, 2, true, None).unwrap().differences, []);
+    cluster.nodes[1].wait_until_mounted();
+    fs::write(cluster.path(1).join("after"), b"after").unwrap();
+    let tree = cluster.published_tree();
+    assert_eq!(tree[&PathBuf::from("directory-3/file-8")].1, [8; 8000]);
+}
+
+/// The node of the damaged replica has not mounted the volume.
+fn the_scrub_repairs_a_replica() {
+    let mut cluster = cluster(&THREE_NODES);
+    cluster.published_tree();
+    cluster.nodes[2].stop_client();
+    let damaged = replica_path(&cluster, 2, "directory-3/file-8");
+    flip_byte(&damaged, 8);
+    cluster.nodes[0]
+        .wait_for("the scrub repairs the replica", || fs::read(&damaged).is_ok_and(|found| found == [8; 8000]));
+    cluster.wait_for_chain(0, 3);
+    cluster.nodes[0].wait_for("the result is kept", || {
+        let checks = cluster.nodes[1].status().replicas.into_iter().filter_map(|replica| replica.last_check);
+        checks.into_iter().any(|check| check.differences == 1 && check.repaired == [name("n3")])
+    });
+}
+
+/// Flips a byte of data that is in a log, and nowhere else yet.
+fn damage_log(cluster: &VolumeCluster, node: usize, data: &[u8]) {
+    let path = cluster.nodes[node].volume_path().join("logs/0");
+    let log = fs::read(&path).unwrap();
+    let at = log.windows(data.len()).position(|window| window == data).expect("the log has the data");
+    flip_byte(&path, at as u64 + 3);
+}
+
+/// The worker of a node is stopped, so that its log has something unpublished.
+fn a_replica_with_a_damaged_log() {
+    let cluster = cluster(&THREE_NODES);
+    cluster.published_tree();
+    stop(cluster.nodes[1].process_id(ProcessRole::Worker));
+    let sync = |name: &str, data: &[u8]| {
+        let mut file = File::create(cluster.path(0).join(name)).unwrap();
+        file.write_all(data).unwrap();
+        file.sync_all().unwrap();
+    };
+    sync("being-published", b"x");
+    thread::sleep(Duration::from_millis(200));
+    let data = [b"unpublished".as_slice(), &[9; 5000]].concat();
+    sync("file", &data);
+    damage_log(&cluster, 1, &data);
+    cluster.nodes[1].signal(&[ProcessRole::Worker], SIGCONT);
+    cluster.nodes[0].wait_for("the replica is copied again", || {
+        fs::read(replica_path(&cluster, 1, "file")).is_ok_and(|found| found == data)
+    });
+    cluster.wait_for_chain(0, 3);
+    cluster.nodes[1].wait_until_mounted();
+    assert_eq!(fs::read(cluster.path(1).join("file")).unwrap(), data);
+    assert_eq!(check(&cluster, 0, false, None).unwrap().differences, []);
+}
+
+/// The offload process is stopped, so that it has not read the record yet.
+fn a_client_with_a_damaged_log() {
+    let cluster = cluster(&THREE_NODES);
+    fs::write(cluster.path(0).join("acknowledged"), b"acknowledged").unwrap();
+    File::open(cluster.path(0).join("acknowledged")).unwrap().sync_all().unwrap();
+    stop(cluster.nodes[0].process_id(ProcessRole::Offload));
+    let data = [b"garbage".as_slice(), &[9; 5000]].concat();
+    let mut file = File::create(cluster.path(0).join("file")).unwrap();
+    file.write_all(&data).unwrap();
+    damage_log(&cluster, 0, &data);
+    cluster.nodes[0].signal(&[ProcessRole::Offload], SIGCONT);
+    assert!(file.sync_all().is_err(), "an invalid record is not acknowledged");
+    drop(file);
+    cluster.nodes[0].wait_until_mounted();
+    fs::write(cluster.path(1).join("other"), b"other").unwrap();
+    for node in 0..3 {
+        assert_eq!(fs::read(cluster.path(node).join("acknowledged")).unwrap(), b"acknowledged");
+        assert_eq!(fs::read(cluster.path(node).join("other")).unwrap(), b"other");
+    }
+    fs::write(cluster.path(0).join("file"), b"again").unwrap();
+    assert_eq!(fs::read(cluster.path(2).join("file")).unwrap(), b"again");
+    cluster.published_tree();
+}
+
+fn two_replicas_that_differ() {
+    let cluster = cluster(&["n1", "n2"]);
+    cluster.published_tree();
+    flip_byte(&replica_path(&cluster, 0, "directory-3/file-8"), 8);
+    let report = check(&cluster, 0, true, None).unwrap();
+    assert_eq!((report.differences.len(), report.repaired.len()), (1, 0), "{report:?}");
+    assert_eq!(report.differences[0].damaged, [], "either may be right");
+    assert!(check(&cluster, 0, true, Some("n7")).unwrap_err().contains("n7"));
+    assert_eq!(check(&cluster, 1, true, Some("n2")).unwrap().repaired, [name("n1")]);
+    assert_eq!(cluster.published_tree()[&PathBuf::from("directory-3/file-8")].1, [8; 8000]);
+}
+
+fn describe(subject: &DifferenceSubject) -> String {
+    match subject {
+        DifferenceSubject::Inode { path: Some(path), .. } => format!("inode {path}"),
+        DifferenceSubject::Data { path: Some(path), range, .. } => format!("data {path} {}", range.start),
+        other => format!("{other:?}"),
+    }
+}
