@@ -130,6 +130,12 @@ impl ContainerBuilder {
         self.layout().current(&self.masked, unresponsive).clone()
     }
 
+    /// The ids of mounts that containers show and another process or machine serves.
+    pub(crate) fn served_mounts(&self) -> BTreeSet<u32> {
+        let unresponsive = self.probes.unresponsive();
+        self.layout().served_mounts(&self.masked, unresponsive)
+    }
+
     fn layout(&self) -> MutexGuard<'_, BlueprintCache> {
         self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }

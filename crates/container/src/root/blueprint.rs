@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use farfork_sys::mount::probe::ProbedMount;
+use farfork_sys::mount::probe::{self, ProbedMount};
 use farfork_sys::mount::table;
 use farfork_sys::mount::watch::MountWatch;
 
@@ -33,6 +33,7 @@ pub(crate) struct BlueprintCache {
 struct NodePlan {
     blueprint: RootBlueprint,
     to_probe: Vec<ProbedMount>,
+    served: BTreeSet<u32>,
     /// The mounts that are left out because they do not answer.
     unresponsive: BTreeSet<u32>,
 }
@@ -57,6 +58,12 @@ impl BlueprintCache {
         self.plan.to_probe.clone()
     }
 
+    /// The ids of mounts that another process or machine serves.
+    pub(crate) fn served_mounts(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> BTreeSet<u32> {
+        self.refresh(masked, unresponsive);
+        self.plan.served.clone()
+    }
+
     fn refresh(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) {
         let has_changed = self.watch.has_changed().unwrap_or(true) || self.plan.unresponsive != unresponsive;
         if has_changed && let Ok(changed) = NodePlan::read(masked, unresponsive) {
@@ -76,7 +83,8 @@ impl NodePlan {
             (step.point(), ids.collect::<Vec<_>>()).hash(&mut hasher);
         }
         let to_probe = mount_plan::mounts_to_probe(&mounts, masked);
+        let served = mounts.iter().filter(|mount| probe::is_served(&mount.filesystem)).map(|mount| mount.id).collect();
         let blueprint = RootBlueprint { version: hasher.finish(), steps: Arc::new(steps) };
-        Ok(Self { blueprint, to_probe, unresponsive })
+        Ok(Self { blueprint, to_probe, served, unresponsive })
     }
 }
