@@ -112,6 +112,9 @@ fn forked() {
     files.require_written("parent\nchild 1\nchild 2\nchild 3\nchild 4\n");
 
     drop((seed, parent, appended));
+    fs::remove_file(files.written()).expect("a file in the volume");
+    require_locked(&files);
+    require_read_only(&files);
     run_in_mounts_of(second, || unmount_volume(directory));
     files.stop();
 }
@@ -133,6 +136,27 @@ fn require_listed(node: &Farfork, parent: &Parent) {
     for line in ["on volume data: /folder/read (fd 3)", "on volume data: /folder (working directory)"] {
         assert!(table.contains(line), "no {line} in\n{table}");
     }
+}
+
+/// Locks are known on one node only.
+fn require_locked(files: &VolumeCluster) {
+    let parent = files.parent(&["locked"]);
+    let seed = Seed::prepare(files.cluster.first(), &parent);
+    let refused = files.cluster.first().run_failing(&["fork", seed.id(), "--to", files.cluster.name(0)]);
+    refused.require_mentions(&["lock", "fd 5"]);
+    files.require_child(&seed, "5", (1, "second/third/"));
+    files.require_written("parent\nchild 5\n");
+}
+
+/// A volume is read-only for untrusted children, so that one that has a file of it open for writing is refused.
+fn require_read_only(files: &VolumeCluster) {
+    let parent = files.parent(&[]);
+    let seed = Seed::prepare(files.cluster.first(), &parent);
+    for node in ["n1", "n2"] {
+        let refused = files.cluster.first().run_failing(&["fork", seed.id(), "--to", node, "--untrusted"]);
+        refused.require_mentions(&["fd 5", "Read-only"]);
+    }
+    files.require_written("parent\nchild 5\nparent\n");
 }
 
 fn removed() {

@@ -1,8 +1,9 @@
 """A parent that has files of a volume open, mapped, and as its working directory. A child reads on where the parent was, and appends.
 
-usage: volume_files.py READ WRITTEN [removed]
+usage: volume_files.py READ WRITTEN [removed] [locked]
 """
 
+import fcntl
 import mmap
 import os
 import sys
@@ -21,6 +22,8 @@ os.fsync(writer)
 os.chdir(os.path.dirname(sys.argv[1]))
 if "removed" in sys.argv[3:]:
     os.unlink(sys.argv[1])
+if "locked" in sys.argv[3:]:
+    fcntl.flock(writer, fcntl.LOCK_EX)
 os.write(1, f"ready {os.getpid()} 0\n".encode())
 
 while not os.path.exists(PAYLOAD_PATH):
