@@ -11,12 +11,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use farfork_sys::clone::{self, InitProgram, SpawnedProcess};
 use farfork_sys::mount::point::MountPoint;
+use farfork_sys::mount::probe::MountProbes;
 use farfork_sys::namespace::HomeNamespaces;
 use farfork_sys::process_identity::ProcessIdentity;
 use farfork_sys::{fd_passing, memfd, namespace};
@@ -53,6 +54,7 @@ pub(crate) struct ContainerBuilder {
     live_count: Arc<()>,
     /// What containers show of the node's mounts.
     layout: Mutex<BlueprintCache>,
+    probes: MountProbes,
     /// Held from the first container with a shared root on, by each of them too.
     private_mount_point: Mutex<Option<Arc<MountPoint>>>,
 }
@@ -88,6 +90,7 @@ impl ContainerBuilder {
             next: AtomicU64::new(0),
             live_count: Arc::new(()),
             layout: Mutex::new(layout),
+            probes: MountProbes::default(),
             private_mount_point: Mutex::default(),
             config,
         })
@@ -111,11 +114,30 @@ impl ContainerBuilder {
     /// Which of the node's mounts a container that is built now would show: one that was built before differs when file
     /// systems that matter to it were mounted or unmounted since.
     pub(crate) fn mounts_version(&self) -> u64 {
-        self.layout.lock().unwrap_or_else(PoisonError::into_inner).current(&self.masked).version
+        let unresponsive = self.probes.unresponsive();
+        self.layout().current(&self.masked, unresponsive).version
     }
 
+    /// Without mounts that do not answer at this moment: a thread that builds with one of them would never return.
     fn blueprint(&self) -> RootBlueprint {
-        self.layout.lock().unwrap_or_else(PoisonError::into_inner).current(&self.masked).clone()
+        let known = self.probes.unresponsive();
+        let to_probe = self.layout().mounts_to_probe(&self.masked, known.clone());
+        let unresponsive = self.probes.find_unresponsive(&to_probe);
+        for mount in to_probe.iter().filter(|mount| unresponsive.contains(&mount.id) && !known.contains(&mount.id)) {
+            let (node, point) = (&self.config.node, mount.point.display());
+            tracing::warn!(node, %point, "does not answer: new containers are without this mount");
+        }
+        self.layout().current(&self.masked, unresponsive).clone()
+    }
+
+    /// The ids of mounts that containers show and another process or machine serves.
+    pub(crate) fn served_mounts(&self) -> BTreeSet<u32> {
+        let unresponsive = self.probes.unresponsive();
+        self.layout().served_mounts(&self.masked, unresponsive)
+    }
+
+    fn layout(&self) -> MutexGuard<'_, BlueprintCache> {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many containers there are, in the pool and in use.

@@ -20,4 +20,5 @@ mod phase;
 pub mod restore;
 pub mod resume;
 pub mod seed;
+mod volume_table;
 pub mod zygote;

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use farfork_api::client::request_with_timeout;
 use farfork_api::failure::Failure;
 use farfork_api::limits::QUERY_TIMEOUT;
-use farfork_api::v1::{CheckRequest, CheckResponse};
+use farfork_api::v1::{CheckRequest, CheckResponse, VolumeObject};
 
 use crate::process_names::{ProcessName, ProcessNames, parse_process};
 use crate::{GlobalArgs, output};
@@ -15,7 +15,8 @@ use crate::{GlobalArgs, output};
 /// Check whether a process can be prepared, without stopping it.
 ///
 /// Prints the size of the seed, notes on what children will find changed, and each reason why `farfork prepare` would
-/// refuse the process.
+/// refuse the process. Also prints what the process has on volumes: a child runs only on a node that has the same volume
+/// mounted at the same path.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -71,8 +72,26 @@ fn check_json(pid: u32, answer: &CheckResponse) -> serde_json::Value {
         "memory_bytes": answer.memory_bytes,
         "can_be_prepared": refusals.is_empty(),
         "refusals": refusals,
+        "volume_objects": answer.volume_objects.iter().map(volume_object_json).collect::<Vec<_>>(),
         "notes": answer.notes,
     })
+}
+
+fn volume_object_json(object: &VolumeObject) -> serde_json::Value {
+    serde_json::json!({
+        "kind": object.kind,
+        "pid": object.pid,
+        "fd": object.fd,
+        "volume": object.volume,
+        "path": object.path,
+    })
+}
+
+/// `fd 3` of the process itself, `pid 4712, mapping` of a descendant.
+fn describe_volume_object(pid: u32, object: &VolumeObject) -> String {
+    let number = object.fd.map_or_else(String::new, |number| format!(" {number}"));
+    let owner = if object.pid == pid { String::new() } else { format!("pid {}, ", object.pid) };
+    format!("{owner}{}{number}", object.kind)
 }
 
 fn print_check(pid: u32, answer: &CheckResponse) {
@@ -83,6 +102,10 @@ fn print_check(pid: u32, answer: &CheckResponse) {
     output::print_line(&format!("  would be carried: {threads}, {memory} of memory"));
     if answer.refusals.is_empty() {
         output::print_line("  nothing would be refused");
+    }
+    for object in &answer.volume_objects {
+        let (name, VolumeObject { volume, path, .. }) = (describe_volume_object(pid, object), object);
+        output::print_line(&format!("  on volume {volume}: {path} ({name})"));
     }
     for note in &answer.notes {
         output::print_line(&format!("  note: {note}"));

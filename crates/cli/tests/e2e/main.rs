@@ -39,6 +39,7 @@ mod memory_budgets_are_enforced;
 mod memory_may_run_out;
 mod memory_operations;
 mod metrics_are_served;
+mod mounts_may_not_answer;
 mod namespaces_may_differ;
 mod next_child_is_prestarted;
 mod nodes_may_be_slow;
@@ -66,6 +67,7 @@ mod seeds_may_be_sealed;
 mod strategies_fetch_as_documented;
 mod test;
 mod test_programs_pass_without_farfork;
+mod volume_files_are_forked;
 mod volumes_are_replicated;
 mod zygotes_are_forked;
 mod zygotes_are_prewarmed_speculatively;
@@ -95,8 +97,10 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("files_have_contents_of_prepare", files_have_contents_of_prepare::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
+    ("volume_files_are_forked", volume_files_are_forked::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),
     ("refusals_name_object_and_cause", refusals_name_object_and_cause::TESTS),
+    ("mounts_may_not_answer", mounts_may_not_answer::TESTS),
     ("namespaces_may_differ", namespaces_may_differ::TESTS),
     ("processors_may_differ", processors_may_differ::TESTS),
     ("fork_hazards_have_policies", fork_hazards_have_policies::TESTS),

@@ -208,7 +208,7 @@ fn require_contents(path: &Path, expected: &[u8]) {
 }
 
 /// The processes of `farfork volume` with this argument.
-fn volume_processes(argument: &Path) -> Vec<i32> {
+pub(crate) fn volume_processes(argument: &Path) -> Vec<i32> {
     let argument = argument.as_os_str().as_encoded_bytes();
     let has_argument = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Containers built ahead of need: threads keep a number of them ready, and each taken one makes them build the next.
 //! Containers of a non-default kind are kept ready from the first request until the requests stop.
 
+mod mount_watcher;
 mod root_cache;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -18,6 +19,7 @@ use crate::handle::{Container, RootSink};
 use crate::host_init::HostInit;
 use crate::root::cached::CachedRoot;
 
+use self::mount_watcher::MountWatcher;
 use self::root_cache::{DiscardedEntries, RootCache, RootCacheKey};
 
 /// Most containers kept ready: each holds a few hundred KiB of kernel memory, and a burst of forks larger than this
@@ -40,6 +42,7 @@ const FILLER_THREADS: usize = 4;
 pub struct ContainerPool {
     shared: Arc<PoolShared>,
     fillers: Vec<JoinHandle<()>>,
+    mount_watcher: Option<MountWatcher>,
 }
 
 #[derive(Debug)]
@@ -110,7 +113,8 @@ impl ContainerPool {
             state: Mutex::new(PoolState { by_spec, root_cache, ..PoolState::default() }),
             wanted: Condvar::new(),
         });
-        let mut pool = Self { shared, fillers: Vec::new() };
+        let watcher = MountWatcher::start(Arc::clone(&shared)).map_err(ContainerError::Thread)?;
+        let mut pool = Self { shared, fillers: Vec::new(), mount_watcher: Some(watcher) };
         for _ in 0..FILLER_THREADS.min(size) {
             let shared = Arc::clone(&pool.shared);
             let thread = thread::Builder::new().name("container-pool".to_owned());
@@ -214,6 +218,7 @@ impl Drop for ContainerPool {
             state.by_spec.values().for_each(|spec_pool| spec_pool.available.notify_all());
         }
         self.shared.wanted.notify_all();
+        drop(self.mount_watcher.take());
         for filler in self.fillers.drain(..) {
             let _ = filler.join();
         }
@@ -428,6 +433,8 @@ impl PoolShared {
             state = self.lock();
             state.spec_pool(kind).building -= 1;
             match built {
+                // The node's mounts have changed meanwhile.
+                Ok(container) if !container.is_current() => state.discarded.containers.push(container),
                 Ok(container) => {
                     let spec_pool = state.spec_pool(kind);
                     spec_pool.ready.push_back(container);

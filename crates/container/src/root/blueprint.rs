@@ -1,10 +1,12 @@
 //! The mounts of the node that containers show: how each is made, and a version number that changes with them.
 
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use farfork_sys::mount::probe::{self, ProbedMount};
 use farfork_sys::mount::table;
 use farfork_sys::mount::watch::MountWatch;
 
@@ -23,35 +25,66 @@ pub(crate) struct RootBlueprint {
 #[derive(Debug)]
 pub(crate) struct BlueprintCache {
     watch: MountWatch,
+    plan: NodePlan,
+}
+
+/// What was read of the node's mounts.
+#[derive(Debug)]
+struct NodePlan {
     blueprint: RootBlueprint,
+    to_probe: Vec<ProbedMount>,
+    served: BTreeSet<u32>,
+    /// The mounts that are left out because they do not answer.
+    unresponsive: BTreeSet<u32>,
 }
 
 impl BlueprintCache {
     /// Of the mounts there are now.
     pub(crate) fn read(masked: &[PathBuf]) -> io::Result<Self> {
         // The watch comes first, so that no change falls between.
-        Ok(Self { watch: MountWatch::start()?, blueprint: read_blueprint(masked)? })
+        Ok(Self { watch: MountWatch::start()?, plan: NodePlan::read(masked, BTreeSet::new())? })
     }
 
-    /// The blueprint now. When the table cannot be read the old one stands: building would fail too, and say why.
-    pub(crate) fn current(&mut self, masked: &[PathBuf]) -> &RootBlueprint {
-        if self.watch.has_changed().unwrap_or(true)
-            && let Ok(changed) = read_blueprint(masked)
-        {
-            self.blueprint = changed;
+    /// The blueprint now, without the mounts of these ids. When the table cannot be read the old one stands: building would fail too, and
+    /// say why.
+    pub(crate) fn current(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> &RootBlueprint {
+        self.refresh(masked, unresponsive);
+        &self.plan.blueprint
+    }
+
+    /// The mounts that must answer while a container is built.
+    pub(crate) fn mounts_to_probe(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> Vec<ProbedMount> {
+        self.refresh(masked, unresponsive);
+        self.plan.to_probe.clone()
+    }
+
+    /// The ids of mounts that another process or machine serves.
+    pub(crate) fn served_mounts(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> BTreeSet<u32> {
+        self.refresh(masked, unresponsive);
+        self.plan.served.clone()
+    }
+
+    fn refresh(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) {
+        let has_changed = self.watch.has_changed().unwrap_or(true) || self.plan.unresponsive != unresponsive;
+        if has_changed && let Ok(changed) = NodePlan::read(masked, unresponsive) {
+            self.plan = changed;
         }
-        &self.blueprint
     }
 }
 
-fn read_blueprint(masked: &[PathBuf]) -> io::Result<RootBlueprint> {
-    let mounts = table::read_own_mounts()?;
-    let steps = mount_plan::plan_steps(&mounts, masked);
-    let mut hasher = DefaultHasher::new();
-    for step in &steps {
-        // Another mount at the same place has another id.
-        let ids = mounts.iter().filter(|mount| mount.point == step.point()).map(|mount| mount.id);
-        (step.point(), ids.collect::<Vec<_>>()).hash(&mut hasher);
+impl NodePlan {
+    fn read(masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> io::Result<Self> {
+        let mounts = table::read_own_mounts()?;
+        let steps = mount_plan::plan_steps(&mounts, masked, &unresponsive);
+        let mut hasher = DefaultHasher::new();
+        for step in &steps {
+            // Another mount at the same place has another id.
+            let ids = mounts.iter().filter(|mount| mount.point == step.point()).map(|mount| mount.id);
+            (step.point(), ids.collect::<Vec<_>>()).hash(&mut hasher);
+        }
+        let to_probe = mount_plan::mounts_to_probe(&mounts, masked);
+        let served = mounts.iter().filter(|mount| probe::is_served(&mount.filesystem)).map(|mount| mount.id).collect();
+        let blueprint = RootBlueprint { version: hasher.finish(), steps: Arc::new(steps) };
+        Ok(Self { blueprint, to_probe, served, unresponsive })
     }
-    Ok(RootBlueprint { version: hasher.finish(), steps: Arc::new(steps) })
 }

@@ -1,9 +1,11 @@
 //! Plans the mounts of a container's root from the node's mount table: which are overlaid, which are bound as they are,
 //! which are left out. Pure.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use farfork_sys::mount::MountDepth;
+use farfork_sys::mount::probe::{self, ProbedMount, VOLUME_FILESYSTEM};
 use farfork_sys::mount::table::{self, Attributes, Mount};
 
 /// File systems without data of their own: views of the kernel or of devices, which a container shares with the node.
@@ -52,17 +54,32 @@ impl MountStep {
 }
 
 /// The mounts of a container's root in the order in which they have to be made, the root first. What lies below a
-/// `masked` path is left out.
-pub(super) fn plan_steps(mounts: &[Mount], masked: &[PathBuf]) -> Vec<MountStep> {
+/// `masked` path is left out, and so is each mount in `unresponsive` with all that is mounted below it: no call to it returns.
+pub(super) fn plan_steps(mounts: &[Mount], masked: &[PathBuf], unresponsive: &BTreeSet<u32>) -> Vec<MountStep> {
     let mut visible = table::visible_mounts(mounts);
     // The table is in the order of mounting, which the order of directories need not be.
     visible.sort_by_key(|mount| mount.point.components().count());
     let subtrees: Vec<&Path> = visible.iter().filter(|m| takes_subtree(m)).map(|m| m.point.as_path()).collect();
+    let silent: Vec<&Path> =
+        visible.iter().filter(|m| unresponsive.contains(&m.id)).map(|m| m.point.as_path()).collect();
     let left_out = |mount: &Mount| {
-        subtrees.iter().any(|subtree| mount.point != *subtree && mount.point.starts_with(subtree))
+        silent.iter().any(|point| mount.point.starts_with(point))
+            || subtrees.iter().any(|subtree| mount.point != *subtree && mount.point.starts_with(subtree))
             || masked.iter().any(|path| mount.point.starts_with(path))
     };
     visible.iter().filter(|mount| !left_out(mount)).filter_map(|mount| plan_step(mount, &visible)).collect()
+}
+
+/// The mounts with a step that wait for an answer while their step is taken: to make an overlay is to call statfs(2). A volume is bound, which
+/// asks nothing of it.
+pub(super) fn mounts_to_probe(mounts: &[Mount], masked: &[PathBuf]) -> Vec<ProbedMount> {
+    let is_probed = |mount: &&&Mount| {
+        probe::is_served(&mount.filesystem)
+            && mount.filesystem != VOLUME_FILESYSTEM
+            && !masked.iter().any(|path| mount.point.starts_with(path))
+    };
+    let visible = table::visible_mounts(mounts);
+    visible.iter().filter(is_probed).map(|mount| ProbedMount { id: mount.id, point: mount.point.clone() }).collect()
 }
 
 /// What the layer of an overlay over `point` has to hide, that nothing masked shows through. Where another mount is on the way, that
@@ -102,7 +119,8 @@ fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
         "sysfs" => Some(MountStep::Bind { point, depth: MountDepth::Recursive }),
         "mqueue" => Some(MountStep::MessageQueues { point, attributes }),
         "devpts" => Some(MountStep::Terminals { point, attributes }),
-        name if KERNEL_VIEWS.contains(&name) || point == *"/dev" => {
+        // What a child writes to a volume is for all nodes: an overlay would keep it, and lose it with the child.
+        name if KERNEL_VIEWS.contains(&name) || name == VOLUME_FILESYSTEM || point == *"/dev" => {
             Some(MountStep::Bind { point, depth: MountDepth::Single })
         }
         _ if is_bound_on_itself(mount, visible) => None,
@@ -144,23 +162,18 @@ mod tests {
 43 42 0:4 net:[4026532281] /run/netns/n1 rw - nsfs nsfs rw
 44 27 254:0 /srv/elsewhere /data rw - ext4 /dev/vda rw
 45 27 0:50 / /run/far/n1/mnt rw - tmpfs t rw
+46 27 0:51 / /mnt/volume rw - fuse.farfork farfork:data rw
+47 27 0:52 / /mnt/remote rw - fuse.sshfs host: rw
+48 47 0:53 / /mnt/remote/below rw - tmpfs t rw
 ";
 
     #[test]
     fn each_kind_of_mount_has_its_step() {
         let mounts = table::parse(NODE.as_bytes()).unwrap();
         let masked = [PathBuf::from("/run/far")];
-        let steps: Vec<String> = plan_steps(&mounts, &masked)
-            .iter()
-            .map(|step| match step {
-                MountStep::Overlay { point, .. } => format!("overlay {}", point.display()),
-                MountStep::Bind { point, depth } => format!("{depth:?} {}", point.display()),
-                MountStep::MessageQueues { point, .. } => format!("queues {}", point.display()),
-                MountStep::Terminals { point, .. } => format!("terminals {}", point.display()),
-            })
-            .collect();
+        let steps = plan_steps(&mounts, &masked, &BTreeSet::new());
         assert_eq!(
-            steps,
+            steps.iter().map(describe_step).collect::<Vec<_>>(),
             [
                 "overlay /",
                 "Recursive /sys",
@@ -170,8 +183,31 @@ mod tests {
                 "terminals /dev/pts",
                 "queues /dev/mqueue",
                 "Single /opt/tools",
+                "Single /mnt/volume",
+                "overlay /mnt/remote",
+                "overlay /mnt/remote/below",
             ]
         );
+    }
+
+    #[test]
+    fn a_mount_that_does_not_answer_is_left_out_with_all_below_it() {
+        let mounts = table::parse(NODE.as_bytes()).unwrap();
+        let probed = mounts_to_probe(&mounts, &[]);
+        assert_eq!(probed, [ProbedMount { id: 47, point: "/mnt/remote".into() }]);
+        assert!(mounts_to_probe(&mounts, &["/mnt/remote".into()]).is_empty());
+        let steps = plan_steps(&mounts, &[], &BTreeSet::from([47]));
+        assert!(steps.iter().all(|step| !step.point().starts_with("/mnt/remote")));
+        assert!(steps.iter().any(|step| step.point() == Path::new("/mnt/volume")));
+    }
+
+    fn describe_step(step: &MountStep) -> String {
+        match step {
+            MountStep::Overlay { point, .. } => format!("overlay {}", point.display()),
+            MountStep::Bind { point, depth } => format!("{depth:?} {}", point.display()),
+            MountStep::MessageQueues { point, .. } => format!("queues {}", point.display()),
+            MountStep::Terminals { point, .. } => format!("terminals {}", point.display()),
+        }
     }
 
     #[test]
@@ -189,7 +225,7 @@ mod tests {
     #[test]
     fn an_overlay_keeps_what_the_mount_refuses() {
         let mounts = table::parse(NODE.as_bytes()).unwrap();
-        let steps = plan_steps(&mounts, &[]);
+        let steps = plan_steps(&mounts, &[], &BTreeSet::new());
         let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
         assert!(steps.contains(&MountStep::Overlay { point: "/dev/shm".into(), attributes }));
     }

@@ -8,6 +8,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::thread;
 
+use farfork_sys::mount::probe::VOLUME_FILESYSTEM;
 use farfork_sys::mount::table::{self, Attributes, Mount};
 use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
@@ -19,6 +20,7 @@ use crate::config::RootSpec;
 
 //  /dev       a directory with null, zero, full, random, urandom, tty, and the container's own pts, shm and mqueue
 //  /sys ...   views of the kernel: read-only; those for debuggers are covered
+//  volumes    read-only
 //  /proc      is made read-only by the child, once nothing in it has to be written any more
 //  the rest   no devices, no set-user-id programs
 //
@@ -97,7 +99,8 @@ fn restrictions_of(mount: &Mount, protection: RootProtection) -> Attributes {
         if !is_device {
             refused |= Attributes::MOUNT_ATTR_NODEV;
         }
-        if is_kernel_view(mount) && !is_device {
+        // No layer keeps what is written to a volume.
+        if (is_kernel_view(mount) && !is_device) || mount.filesystem == VOLUME_FILESYSTEM {
             refused |= Attributes::MOUNT_ATTR_RDONLY;
         }
     }
@@ -163,6 +166,7 @@ mod tests {
 24 27 0:6 / /dev rw - devtmpfs devtmpfs rw
 25 24 0:23 / /dev/shm rw - overlay farfork rw
 41 27 0:38 / /run/farfork rw - tmpfs farfork rw
+42 27 0:39 / /mnt/data rw - fuse.farfork farfork:data rw
 ";
 
     fn refused(point: &str, untrusted: bool, read_only: bool) -> Attributes {
@@ -178,6 +182,13 @@ mod tests {
         assert_eq!(refused("/sys/fs/cgroup", true, false), all);
         assert_eq!(refused("/", true, false), all - Attributes::MOUNT_ATTR_RDONLY);
         assert_eq!(refused("/dev", true, false), Attributes::MOUNT_ATTR_NOSUID);
+    }
+
+    #[test]
+    fn only_children_that_are_trusted_write_to_volumes() {
+        assert!(refused("/mnt/data", true, false).contains(Attributes::MOUNT_ATTR_RDONLY));
+        assert!(refused("/mnt/data", false, true).contains(Attributes::MOUNT_ATTR_RDONLY));
+        assert_eq!(refused("/mnt/data", false, false), Attributes::empty());
     }
 
     #[test]

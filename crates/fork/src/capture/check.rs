@@ -12,6 +12,7 @@ use super::state::namespaces::NamespacePolicy;
 use super::state::tree_root::TreeRoot;
 use super::survey::{Survey, SurveyDepth};
 use super::tree;
+use super::volume_objects::{self, VolumeObject, list_volume_objects};
 
 /// What a capture of a process would carry, and what it would refuse.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -28,6 +29,8 @@ pub struct CheckReport {
     pub file_descriptors: usize,
     /// Everything that stands against a capture; empty if nothing does.
     pub refusals: Vec<Refusal>,
+    /// What the processes have on volumes. A child needs the same volumes at the same paths.
+    pub volume_objects: Vec<VolumeObject>,
     /// What is good to know: what stays behind, what will differ.
     pub notes: Vec<String>,
 }
@@ -55,8 +58,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// When there is nothing to look at; what cannot be carried is in the report.
 pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureError> {
     let (threads, mappings, memory_bytes, file_descriptors) = (0, 0, 0, 0);
-    let (refusals, notes) = (Vec::new(), Vec::new());
-    let mut report = CheckReport { pid, threads, mappings, memory_bytes, file_descriptors, refusals, notes };
+    let (refusals, notes, volume_objects) = (Vec::new(), Vec::new(), Vec::new());
+    let mut report =
+        CheckReport { pid, threads, mappings, memory_bytes, file_descriptors, refusals, volume_objects, notes };
     let deadline = Instant::now() + STABLE_LIMIT;
     let survey = match retry_unstable(deadline, || survey_process(pid, options, None)) {
         Ok(survey) => survey,
@@ -179,6 +183,8 @@ impl CheckReport {
         self.memory_bytes += ProcStatus::read(pid).map_or(0, |status| status.resident_bytes);
         self.file_descriptors += survey.fds.len();
         self.notes.extend(survey.notes.iter().map(|note| survey.format_note(self.pid, note)));
+        let volumes = volume_objects::read_volumes(TreeRoot::find(self.pid)?)?;
+        self.volume_objects.extend(list_volume_objects((pid, &volumes), &survey.fds, &survey.maps));
         self.refusals.extend(survey.refusals);
         Ok((pid, survey.fds))
     }

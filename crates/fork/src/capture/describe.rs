@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use farfork_sys::clock::Clocks;
 use farfork_sys::process::{self, MapEntry};
-use farfork_wire::descriptor::{Descriptor, Origin};
+use farfork_wire::descriptor::{Descriptor, Origin, VolumeMount};
 
 use super::attempt::{CapturedProcess, SharedTreeState, TemplateProcess};
 use super::error::CaptureError;
@@ -17,11 +17,12 @@ use super::injection::pages::InjectionPages;
 use super::memory::{self, MemoryMap, TemplateMemory, WrittenMappings, eager};
 use super::shared::{SharedCopies, SharedCopy};
 use super::state::inherited_state::InheritedStateQuery;
+use super::state::tree_root::TreeRoot;
 use super::survey::Survey;
 use super::template::flag_probe;
 use super::tracer::deadline::Deadline;
 use super::tracer::executor::run_ready;
-use super::{CaptureOptions, open_memory, state, tree};
+use super::{CaptureOptions, open_memory, state, tree, volume_objects};
 use crate::{kernel, phase};
 
 /// All of a seed but its templates.
@@ -81,8 +82,15 @@ pub(super) fn describe_tree(
     let completion = VersionCompletion { held_files, templates: &template_pids, paused_ns };
     let held_files = phase!("prepare.versions", completion.add_versions(&mut descriptor));
     memory::link_writable_files(&mut descriptor, written);
+    descriptor.volumes = find_volumes(&descriptor, template_pids[0])?;
     descriptor.validate()?;
     Ok(DescribedTree { descriptor, shared_copies: copies.into_copies(), held_files, leftovers })
+}
+
+/// The volumes of a seed, as its first template sees them.
+fn find_volumes(descriptor: &Descriptor, template: i32) -> Result<Vec<VolumeMount>, CaptureError> {
+    let root = TreeRoot::find(template).unwrap_or(TreeRoot { pid: template });
+    Ok(volume_objects::read_volumes(root)?.used_by(descriptor))
 }
 
 //  template   own file table, queries ─ pages ─ mapping flags ─ memory ─ threads, process ─ eager pages ─ descriptor
@@ -177,6 +185,7 @@ fn describe_process(
         eager_bytes: eager,
         descendants: Vec::new(),
         zombies: Vec::new(),
+        volumes: Vec::new(),
     };
     Ok((descriptor, memory.written_mappings))
 }

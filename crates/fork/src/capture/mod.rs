@@ -22,6 +22,7 @@ mod template;
 mod tracer;
 mod tree;
 mod tree_pause;
+mod volume_objects;
 
 use std::fmt;
 use std::fs::File;
@@ -45,6 +46,7 @@ pub(crate) use stop::restart::{self, CallMark};
 pub use stop::stopped_process::StoppedProcess;
 pub(crate) use tracer::deadline::Deadline;
 pub use tracer::owner_thread::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, TemplateGuard};
+pub use volume_objects::{VolumeObject, VolumeObjectKind};
 
 /// Default limit of a capture: a fork of some hundred gigabytes takes as long.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);

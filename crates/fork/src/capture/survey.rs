@@ -21,6 +21,7 @@ use super::state::proc_link::read_proc_link;
 use super::state::tree_root::{self, TreeRoot};
 use super::state::{seccomp, time_namespace, timers, unshared_threads, user_namespace};
 use super::stop::{freezer, inexact_waits, interrupted_calls, tracers, vfork};
+use super::volume_objects;
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
@@ -162,6 +163,7 @@ impl Survey {
         survey.refusals.extend(root.refusal(pid, &read_proc_link(pid, pid, "root")?));
         survey.refusals.extend(tree_root::refuse_current_directory(pid));
         survey.refusals.extend(files::refuse_open_files((pid, root), &survey.fds)?);
+        survey.refusals.extend(volume_objects::refuse_removed_mappings(pid, root, &survey.maps)?);
         survey.refusals.extend(files::refuse_foreign_pidfds(
             streams.map_or(pid, TreeStreams::root_pid),
             pid,

@@ -47,6 +47,18 @@ pub enum ResumeError {
         /// Why not.
         reason: &'static str,
     },
+    /// A volume that the seed's processes use is not mounted here, or elsewhere.
+    #[error("the seed has {path} on volume {volume}, and this node has not {} mounted at {mount_path}", describe_volume(.volume, .directory))]
+    VolumeNotMounted {
+        /// Its name.
+        volume: String,
+        /// Which directory of it was mounted.
+        directory: String,
+        /// Where.
+        mount_path: String,
+        /// A path below that, as the processes see it.
+        path: String,
+    },
     /// The node's own means.
     #[error("{what} could not be made: {cause}")]
     CreateResource {
@@ -55,6 +67,10 @@ pub enum ResumeError {
         /// errno.
         cause: io::Error,
     },
+}
+
+fn describe_volume(volume: &str, directory: &str) -> String {
+    if directory == "/" { format!("volume {volume}") } else { format!("directory {directory} of volume {volume}") }
 }
 
 impl ResumeError {

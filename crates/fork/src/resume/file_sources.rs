@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{
     Backing, ExtentId, FileIdentity, FileReference, FileState, FileTimes, FileVersion, Mapping, OpenFile, SharedObject,
-    SharedObjectKind,
+    SharedObjectKind, VolumeMount,
 };
 
 use super::error::ResumeError;
@@ -19,6 +19,7 @@ use super::seed_source::SeedSource;
 use crate::file_identity::{self, CHANGED_MARKER_NS, FileComparison};
 use crate::file_use::{FileKey, FileUse, SeedFile, collect_file_uses};
 use crate::restore::LocalNode;
+use crate::volume_table::VolumeTable;
 
 /// One look is good for so long, for one fork: children of one fan-out are started one after the other, each of them within that time of a look or two.
 const FILE_CHECK_TTL: Duration = Duration::from_millis(10);
@@ -184,6 +185,7 @@ impl SeedSource {
         let is_its_machine = node.is_origin_machine(&descriptor.origin);
         let decision = FileSelector { node, policy, is_origin_machine: is_its_machine };
         let touched: Vec<SeedFile<'_>> = SeedFile::iter(descriptor)
+            .filter(|file| !descriptor.is_on_volume(file.path()))
             .filter(|file| !decision.is_unchanged(*file, seen.matching.get(&file.state_index(descriptor))))
             .collect();
         if touched.is_empty() {
@@ -197,6 +199,26 @@ impl SeedSource {
             self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner).clean_at = Some(checked_at);
         }
         Ok(taken)
+    }
+
+    /// Checks that this node has each volume of the seed mounted where its processes had it, unless `overridden` paths hide its files.
+    /// Makes no call to a volume.
+    ///
+    /// # Errors
+    /// [`ResumeError::VolumeNotMounted`], or the node's mounts cannot be read.
+    pub fn check_volumes(&self, overridden: &[PathBuf]) -> Result<(), ResumeError> {
+        if self.descriptor.volumes.is_empty() {
+            return Ok(());
+        }
+        let mounted = VolumeTable::read(std::process::id().cast_signed());
+        let mounted = mounted.map_err(ResumeError::creation_error("the list of this node's mounts"))?;
+        let is_overridden = |path: &str| overridden.iter().any(|shown| Path::new(path).starts_with(shown));
+        for wanted in &self.descriptor.volumes {
+            let Some(path) = mounted.find_missing(wanted).filter(|path| !is_overridden(path)) else { continue };
+            let VolumeMount { volume, directory, mount_path, .. } = wanted.clone();
+            return Err(ResumeError::VolumeNotMounted { volume, directory, mount_path, path: path.to_owned() });
+        }
+        Ok(())
     }
 
     /// The seed with these files from its owner; `None` where only pages of private mappings come from there, as a plan has it anyway.

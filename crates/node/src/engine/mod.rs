@@ -29,7 +29,7 @@ use farfork_api::v1;
 use farfork_container::{ContainerPool, ContainerSpec};
 use farfork_fork::capture::{
     self, CaptureCallbacks, CaptureError, CaptureOptions, CheckOptions, DaemonSockets, NamespacePolicy, OfferedPages,
-    ServingPager,
+    ServingPager, VolumeObject, VolumeObjectKind,
 };
 use farfork_fork::owner_connections::OwnerConnectionPool;
 use farfork_fork::restore::LocalNode;
@@ -181,6 +181,7 @@ impl Engine {
             memory_bytes: report.memory_bytes,
             refusals: refusals.map(|refusal| v1::Refusal { object: refusal.object, reason: refusal.reason }).collect(),
             notes: report.notes,
+            volume_objects: report.volume_objects.into_iter().map(volume_object).collect(),
         })
     }
 
@@ -296,6 +297,18 @@ pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
         }
         _ => failure,
     }
+}
+
+fn volume_object(object: VolumeObject) -> v1::VolumeObject {
+    let kind = match object.kind {
+        VolumeObjectKind::FileDescriptor => "fd",
+        VolumeObjectKind::Mapping => "mapping",
+        VolumeObjectKind::Executable => "executable",
+        VolumeObjectKind::WorkingDirectory => "working directory",
+        VolumeObjectKind::RootDirectory => "root directory",
+    };
+    let VolumeObject { pid, fd, volume, path, .. } = object;
+    v1::VolumeObject { kind: kind.to_owned(), pid: pid.cast_unsigned(), fd, volume, path }
 }
 
 /// A number that no other has, across restarts too: 64 random bits.

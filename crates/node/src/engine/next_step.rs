@@ -49,6 +49,17 @@ pub(super) fn find_next_step(error: &ResumeError, network: NetworkMode) -> Optio
     }
 }
 
+/// How to mount the volume that a node lacks.
+pub(super) fn mount_volume_step(error: &ResumeError, node: &str) -> Option<String> {
+    let ResumeError::VolumeNotMounted { volume, directory, mount_path, .. } = error else { return None };
+    Some(match directory.as_str() {
+        "/" => format!(
+            "on node {node}, run `farfork volume mount {volume} {mount_path}`, or fork to a node that has it (--to)"
+        ),
+        part => format!("on node {node}, mount {volume} and bind its directory {part} to {mount_path} (mount --bind)"),
+    })
+}
+
 /// Whether a file of the seed's is not on this node; children may have it from its owner.
 pub(super) fn is_missing_file(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(ResumeError::Restore(RestoreError::MissingFile { .. })))

@@ -87,6 +87,7 @@ impl Engine {
         requested: Instant,
     ) -> Result<StartedChild, Failure> {
         let source = &*phase!("resume.source", self.load_source(access, requested + START_TIMEOUT))?;
+        self.require_volumes(source, options)?;
         let child_assignment = ChildAssignment { index, payload };
         let owner_source = phase!("resume.files", self.with_owner_files(source, options, requested))?;
         if let Some(source) = &owner_source {
@@ -122,6 +123,18 @@ impl Engine {
             }
         }
         start(None).map_err(|error| error.failure)
+    }
+
+    /// Refuses a child whose volumes this node has not mounted where its parent had them.
+    fn require_volumes(&self, source: &SeedSource, options: &StartOptions) -> Result<(), Failure> {
+        let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
+        source.check_volumes(&shown).map_err(|error| {
+            let StartFailure { failure, .. } = self.start_failure(source, &error);
+            match next_step::mount_volume_step(&error, self.name.as_str()) {
+                Some(step) => failure.with_next_step(step),
+                None => failure,
+            }
+        })
     }
 
     /// The seed with files from its owner, where the node has not those of the capture.

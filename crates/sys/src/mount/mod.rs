@@ -2,6 +2,7 @@
 //! namespace. The caller decides which mounts a container needs.
 
 pub mod point;
+pub mod probe;
 pub mod table;
 pub mod watch;
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -18,6 +19,17 @@ impl MountWatch {
     /// As open(2).
     pub fn start() -> io::Result<Self> {
         Ok(Self { table: File::open("/proc/self/mountinfo")? })
+    }
+
+    /// Waits until something has changed since the last question, or since the start. False once `stop` can be read or is closed at its
+    /// other end.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn wait_change(&self, stop: BorrowedFd<'_>) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.table, PollFlags::PRI), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        Ok(fds[1].revents().is_empty())
     }
 
     /// Whether anything has changed since the last question, or since the start.

@@ -13,7 +13,7 @@ use super::{Descriptor, InvalidDescriptor};
 const MAGIC: [u8; 8] = *b"FARFORK\0";
 
 /// The version of the format, which changes with every change of it: nodes of one cluster have the same release.
-pub const DESCRIPTOR_VERSION: u32 = 25;
+pub const DESCRIPTOR_VERSION: u32 = 26;
 
 const HEADER_BYTES: usize = 24;
 

@@ -17,6 +17,7 @@ mod thread;
 mod timer;
 mod tree;
 mod validate;
+mod volume;
 mod written_runs;
 
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,7 @@ pub use thread::{AltStack, DeadlineParameters, EagerBytes, RestartableCall, Rseq
 pub use timer::{IntervalTimer, PosixTimer, TimerSpec};
 pub use tree::{DescendantProcess, PROCESSES_MAX, ProcessRelations, Zombie};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
+pub use volume::VolumeMount;
 pub use written_runs::WrittenRun;
 
 use crate::NodeName;
@@ -53,6 +55,7 @@ use crate::NodeName;
 //              +- shared_objects     shared memory, copied at capture
 //              +- open_files, file_descriptors   open file descriptions, and the descriptors that lead to them
 //              +- descendants        processes that descend from the first, if the seed is of a tree (see `tree`)
+//              +- volumes            mounted volumes that hold files of the above
 
 /// Everything a node needs to turn a seed into a child, but the contents of its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +99,8 @@ pub struct Descriptor {
     pub descendants: Vec<DescendantProcess>,
     /// Children of any of them that have ended.
     pub zombies: Vec<Zombie>,
+    /// The volumes that a node must have mounted at the same paths.
+    pub volumes: Vec<VolumeMount>,
 }
 
 /// Registers of CPUID that tell of instruction sets which programs may use.

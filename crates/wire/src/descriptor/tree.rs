@@ -139,6 +139,7 @@ impl Descriptor {
             file_versions: self.file_versions.clone(),
             descendants: Vec::new(),
             zombies: Vec::new(),
+            volumes: self.volumes.clone(),
         }
     }
 

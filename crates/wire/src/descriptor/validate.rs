@@ -65,6 +65,7 @@ impl Descriptor {
         self.validate_extents()?;
         self.validate_files()?;
         self.validate_file_versions()?;
+        self.validate_volumes()?;
         self.validate_resources()
     }
 }

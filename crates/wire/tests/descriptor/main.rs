@@ -14,8 +14,8 @@ use farfork_wire::descriptor::{
     InheritedRun, InotifyWatch, IntervalTimer, LAYERS_MAX, Layer, Mapping, MappingFlags, MessageSender, Mm, OpenFile,
     Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, ProcessRelations, REGISTER_WORDS, RESTORED_NUMBER_MAX,
     RestartableCall, Scheduling, SeccompFilter, SemaphoreSet, SharedObject, SharedObjectKind, SignalAction, Socket,
-    SocketMessage, SocketState, StandardStream, TERMINAL_NUMBER_MAX, Thread, TimerSpec, VDSO_BYTES_MAX, Zombie, decode,
-    encode,
+    SocketMessage, SocketState, StandardStream, TERMINAL_NUMBER_MAX, Thread, TimerSpec, VDSO_BYTES_MAX, VolumeMount,
+    Zombie, decode, encode,
 };
 
 use parts::{file_extent, file_version, mapped_file, message_queue, terminal};
@@ -200,6 +200,12 @@ fn descriptor() -> Descriptor {
         eager_bytes: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
         descendants: vec![member(820, 0), member(830, 1)],
         zombies: vec![zombie()],
+        volumes: vec![VolumeMount {
+            volume: "data".into(),
+            directory: "/".into(),
+            mount_path: "/mnt/data".into(),
+            paths: vec!["/mnt/data/a".into(), "/mnt/data/b".into()],
+        }],
     }
 }
 
@@ -307,6 +313,10 @@ fn nonsense_is_refused() {
         ("a file version that nothing leads to", |d| d.file_versions[0].reference = FileReference::OpenFile(0)),
         ("a file version of another length", |d| d.file_versions[0].identity.bytes = 0x1001),
         ("an extent of a file version that is missing", |d| d.file_versions.clear()),
+        ("a volume without a name", |d| d.volumes[0].volume.clear()),
+        ("a volume that is mounted nowhere", |d| d.volumes[0].mount_path.clear()),
+        ("paths of a volume that are out of order", |d| d.volumes[0].paths.reverse()),
+        ("a path of a volume that is elsewhere", |d| d.volumes[0].mount_path = "/mnt/other".into()),
         ("descriptors out of order", |d| d.file_descriptors.reverse()),
         ("an open file that is missing", |d| d.open_files.truncate(1)),
         ("two sockets to be told at what it is", |d| {

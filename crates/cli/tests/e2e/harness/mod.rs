@@ -6,6 +6,7 @@ pub(crate) mod farfork;
 pub(crate) mod leftovers;
 pub(crate) mod line_program;
 pub(crate) mod memory;
+pub(crate) mod own_mounts;
 pub(crate) mod parent;
 pub(crate) mod parent_comparison;
 pub(crate) mod proc_snapshot;
@@ -13,11 +14,13 @@ pub(crate) mod programs;
 pub(crate) mod scratch;
 pub(crate) mod seed;
 pub(crate) mod service;
+pub(crate) mod unresponsive_mount;
 pub(crate) mod wait;
 
 pub(crate) use cluster::{Cluster, NodeProcess};
 pub(crate) use farfork::{BINARY, Farfork, WAIT_TIMEOUT};
 pub(crate) use line_program::LineProgram;
+pub(crate) use own_mounts::{run_in_mounts_of, run_in_own_mounts};
 pub(crate) use parent::Parent;
 pub(crate) use parent_comparison::{
     compare_with_parent, require_forked_child_same, require_fresh_child_same, require_same_as_parent,
@@ -27,3 +30,4 @@ pub(crate) use programs::Program;
 pub(crate) use scratch::Disk;
 pub(crate) use seed::{Seed, StartedChild};
 pub(crate) use service::Service;
+pub(crate) use unresponsive_mount::UnresponsiveMount;

@@ -40,6 +40,7 @@ pub(super) use terminal::{
 
 use super::error::{CaptureError, Refusal};
 use super::state::tree_root::TreeRoot;
+use super::volume_objects;
 use fd_kind::Inode;
 
 /// Most links of `/proc` are shorter, in bytes; others are read once more.
@@ -238,6 +239,12 @@ impl OpenFd {
         self.kind == FdKind::Directory && !self.is_standard_stream
     }
 
+    /// Whether it had a path that was removed.
+    fn is_removed_from_path(&self) -> bool {
+        let is_file = matches!(self.kind, FdKind::Memory | FdKind::DeletedDirectory(_));
+        self.is_deleted && is_file && !self.is_standard_stream && self.link.ends_with(DELETED_SUFFIX)
+    }
+
     /// Kinds whose openings lead to the same stream when their inode is the same.
     fn has_one_stream_per_inode(&self) -> bool {
         matches!(self.kind, FdKind::Pipe | FdKind::NamedPipe | FdKind::Terminal | FdKind::Socket)
@@ -267,9 +274,24 @@ pub(super) fn refuse_open_files((pid, root): (i32, TreeRoot), fds: &[OpenFd]) ->
     for fd in fds {
         refusals.extend(fd.refusal().map(|reason| Refusal::new(fd_object(pid, fd.number), reason)));
     }
+    refusals.extend(refuse_removed_from_volumes((pid, root), fds)?);
     refusals.extend(refuse_unsupported_sockets(pid, fds)?);
     refusals.extend(terminal::refuse_terminals((pid, root), fds)?);
     Ok(refusals)
+}
+
+/// Files and directories that were removed from a volume while they were open. A copy would hide what other nodes do to the volume.
+fn refuse_removed_from_volumes((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let mut removed = fds.iter().filter(|fd| fd.is_removed_from_path()).peekable();
+    if removed.peek().is_none() {
+        return Ok(Vec::new());
+    }
+    let volumes = volume_objects::read_volumes(root)?;
+    let refuse = |fd: &OpenFd| {
+        let reason = volume_objects::removed_reason(&fd.link, volumes.volume_of_mount(fd.mount)?);
+        Some(Refusal::new(fd_object(pid, fd.number), reason))
+    };
+    Ok(removed.filter_map(refuse).collect())
 }
 
 /// A process that asked for its own capture waits at a socket, where its children will be answered: if it has none of

@@ -33,7 +33,9 @@ pub(super) fn truncate_append_only_files(
         let Some(entry) = entry.filter(|_| can_write && !used.is_read && place.fd_source(index).is_none()) else {
             continue;
         };
-        if objects.has_grown(path, &version.identity) && objects.is_private_path(path) {
+        // Nothing on a volume is the child's own.
+        let is_own = !descriptor.is_on_volume(path) && objects.is_private_path(path);
+        if is_own && objects.has_grown(path, &version.identity) {
             syscall_builder.set_step(STEP_OPEN_FILE, entry.number);
             syscall_builder.call_expecting(0, abi::FTRUNCATE, &[value(entry.number), value(version.identity.bytes)]);
         }

@@ -1,0 +1,29 @@
+//! Runs a part of a test in another mount namespace: a new one, or the one of a node's daemon. Whatever the part starts is in it, too.
+
+use std::panic;
+use std::path::Path;
+use std::thread;
+
+use farfork_sys::mount::make_private;
+use farfork_sys::{namespace, pidfd};
+
+/// In a copy of the calling thread's mounts. What is mounted there is not seen elsewhere, and ends with the last process in it.
+pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    run_in_thread(|| {
+        namespace::unshare_container(false).and_then(|()| make_private(Path::new("/"))).expect("root may unshare");
+        body()
+    })
+}
+
+/// With the mounts of a process.
+pub(crate) fn run_in_mounts_of<T: Send>(pid: i32, body: impl FnOnce() -> T + Send) -> T {
+    let process = pidfd::open(pid).expect("the process runs");
+    run_in_thread(|| {
+        namespace::enter_mounts(std::os::fd::AsFd::as_fd(&process)).expect("root may enter");
+        body()
+    })
+}
+
+fn run_in_thread<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(body).join()).unwrap_or_else(|panic| panic::resume_unwind(panic))
+}

@@ -1,0 +1,81 @@
+//! `UnresponsiveMount`: a FUSE file system whose server answers nothing, as after SIGSTOP. Tests make it in mounts of their own, so that
+//! it stops nothing else on the machine.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tempfile::TempDir;
+
+use super::scratch;
+
+/// The kernel refuses to read a request into a smaller buffer.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+
+/// `fuse_out_header` and `fuse_init_out` of protocol 7.31.
+const INIT_REPLY_BYTES: usize = 16 + 64;
+const PROTOCOL: (u32, u32) = (7, 31);
+
+/// Long enough for statfs(2) to return from a file system that answers.
+const HANG_PERIOD: Duration = Duration::from_millis(200);
+
+/// A mounted file system that does not answer; it is aborted and unmounted when this is dropped.
+pub(crate) struct UnresponsiveMount {
+    directory: TempDir,
+    /// Waits for an answer to statfs(2).
+    caller: Child,
+    _server: File,
+}
+
+impl UnresponsiveMount {
+    /// Mounts it as a file system of this type, `fuse` or `fuse.` with a name, and makes sure that calls hang.
+    pub(crate) fn new(filesystem: &str) -> Self {
+        let directory = scratch::directory();
+        let mut server = File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse");
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", server.as_raw_fd());
+        let options = std::ffi::CString::new(options).expect("no NUL");
+        mount("farfork:test", directory.path(), filesystem, MountFlags::NODEV, Some(options.as_c_str()))
+            .expect("root may mount");
+        let answered = answer_init(&mut server);
+        let caller = Command::new("stat").arg("--file-system").arg(directory.path()).stdout(Stdio::null()).spawn();
+        let mut mounted = Self { directory, caller: caller.expect("stat"), _server: server };
+        answered.expect("the first request is FUSE_INIT");
+        thread::sleep(HANG_PERIOD);
+        mounted.require_hanging();
+        mounted
+    }
+
+    /// A call that was made at the beginning has not returned.
+    pub(crate) fn require_hanging(&mut self) {
+        let ended = self.caller.try_wait().expect("a child of ours");
+        assert!(ended.is_none(), "statfs(2) has returned: {ended:?}");
+    }
+}
+
+fn answer_init(server: &mut File) -> io::Result<()> {
+    let mut request = vec![0; REQUEST_BYTES_MAX];
+    let length = server.read(&mut request)?;
+    // The header has length and opcode before the request's number.
+    let number = request[..length].get(8..16).ok_or(io::ErrorKind::InvalidData)?;
+    let mut reply = vec![0; INIT_REPLY_BYTES];
+    reply[..4].copy_from_slice(&(INIT_REPLY_BYTES as u32).to_ne_bytes());
+    reply[8..16].copy_from_slice(number);
+    reply[16..20].copy_from_slice(&PROTOCOL.0.to_ne_bytes());
+    reply[20..24].copy_from_slice(&PROTOCOL.1.to_ne_bytes());
+    server.write_all(&reply)
+}
+
+impl Drop for UnresponsiveMount {
+    fn drop(&mut self) {
+        // Ends all calls with ENOTCONN first, so that unmounting waits for nothing.
+        if let Err(error) = unmount(self.directory.path(), UnmountFlags::FORCE | UnmountFlags::DETACH) {
+            eprintln!("the file system of a test is still there: {error}");
+        }
+        let _ = self.caller.kill();
+        let _ = self.caller.wait();
+    }
+}

@@ -1,0 +1,47 @@
+//! A FUSE file system of the machine does not answer, as when its server is stopped: nodes start, fork children and stop all the same.
+
+use crate::harness::{Cluster, Parent, Program, Seed, UnresponsiveMount, run_in_own_mounts};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("while_nodes_start_fork_and_stop", || run_in_own_mounts(from_the_beginning)),
+    Test::alone("after_nodes_have_started", || run_in_own_mounts(later)),
+];
+
+/// One that containers overlay while it answers; and a volume, which they show as it is.
+const UNRESPONSIVE: [&str; 2] = ["fuse", "fuse.farfork"];
+
+fn from_the_beginning() {
+    let mut mounts = UNRESPONSIVE.map(UnresponsiveMount::new);
+    let cluster = Cluster::start(2);
+    require_forks(&cluster);
+    assert_eq!(cluster.stop(), [""; 0]);
+    mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
+}
+
+/// Containers that were built before show the file system. Those that are built next are without it.
+fn later() {
+    let cluster = Cluster::start(2);
+    require_forks(&cluster);
+    let mut mounts = UNRESPONSIVE.map(UnresponsiveMount::new);
+    require_forks(&cluster);
+    mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
+    drop(mounts);
+    require_forks(&cluster);
+    let mut mounts = UNRESPONSIVE.map(UnresponsiveMount::new);
+    assert_eq!(cluster.stop(), [""; 0]);
+    mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
+}
+
+/// Children with all kinds of containers, on both nodes.
+fn require_forks(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    cluster.first().json(&["check", &parent.pid_text()]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    for (number, node) in (1..).zip([0, 1, 0, 1]) {
+        seed.fork_and_check(&parent, number, &["--to", cluster.name(node)]);
+    }
+    seed.fork_and_check(&parent, 5, &["--to", cluster.name(1), "--untrusted"]);
+    seed.fork_and_check(&parent, 6, &["--to", cluster.name(1), "--untrusted", "--user-namespace"]);
+    parent.require_unharmed();
+}

@@ -1,0 +1,179 @@
+//! A process that has files of a volume is forked to each node that has the volume at the same path, and is refused elsewhere.
+//! `check` lists what a process has on volumes.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::{
+    Cluster, Farfork, Parent, Seed, programs, run_in_mounts_of, run_in_own_mounts, scratch, seed::without_ticks, wait,
+};
+use crate::test::Test;
+use crate::volumes_are_replicated::volume_processes;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("on_nodes_that_have_it_at_the_same_path", || run_in_own_mounts(forked)),
+    Test::alone("but_not_when_they_were_removed", || run_in_own_mounts(removed)),
+];
+
+/// For the processes of a mount to end with it.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// Two nodes with a replica each; the second has mounts of its own. The first has the volume mounted.
+struct VolumeCluster {
+    cluster: Cluster,
+    directory: PathBuf,
+    _scratch: tempfile::TempDir,
+}
+
+impl VolumeCluster {
+    fn start() -> Self {
+        let cluster = Cluster::start(2);
+        cluster.stop_daemon(1);
+        run_in_own_mounts(|| cluster.restart_daemon(1));
+        cluster.wait_until_all_are_alive();
+        cluster.first().json(&["volume", "create", "data", "--replicas", &cluster.names(&[0, 1])]);
+        let scratch = scratch::directory();
+        let directory = scratch.path().join("volume");
+        fs::create_dir(&directory).expect("a directory to mount at");
+        mount_volume(cluster.first(), &directory);
+        fs::create_dir(directory.join("folder")).expect("a directory in the volume");
+        let files = Self { cluster, directory, _scratch: scratch };
+        let mut read = File::create(files.read()).expect("a file in the volume");
+        read.write_all(b"first\nsecond\n").and_then(|()| read.sync_all()).expect("the volume takes data");
+        files
+    }
+
+    fn read(&self) -> PathBuf {
+        self.directory.join("folder/read")
+    }
+
+    fn written(&self) -> PathBuf {
+        self.directory.join("written")
+    }
+
+    fn parent(&self, options: &[&str]) -> Parent {
+        let mut command = Command::new(programs::python());
+        command.arg(programs::sources().join("parents/volume_files.py"));
+        Parent::start_command(command.arg(self.read()).arg(self.written()).args(options))
+    }
+
+    /// Forks a child with this number, and checks what it finds.
+    fn require_child(&self, seed: &Seed, number: &str, (node, rest): (usize, &str)) {
+        let ended = seed.fork_attached(number, &["--to", self.cluster.name(node)]);
+        let expected = format!("rest {rest} mapped b'first' names read\n");
+        assert_eq!((without_ticks(&ended.stdout), ended.status.code()), (expected, Some(42)), "{}", ended.stderr);
+    }
+
+    fn require_written(&self, expected: &str) {
+        assert_eq!(fs::read_to_string(self.written()).expect("a file in the volume"), expected);
+    }
+
+    /// Ends the mounts as a user does: no container that waits for a child keeps them in use.
+    fn stop(self) {
+        unmount_volume(&self.directory);
+        wait::wait_until("the processes of the mounts end with them", END_LIMIT, || {
+            volume_processes(&self.directory).is_empty().then_some(())
+        });
+        self.cluster.first().json(&["volume", "drop", "data"]);
+        assert_eq!(self.cluster.stop(), [""; 0]);
+    }
+}
+
+fn forked() {
+    let files = VolumeCluster::start();
+    let VolumeCluster { cluster, directory, .. } = &files;
+    let parent = files.parent(&[]);
+    require_listed(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    files.require_child(&seed, "1", (0, "second/"));
+    files.require_written("parent\nchild 1\n");
+
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]);
+    let mount_path = directory.to_string_lossy();
+    let command = format!("farfork volume mount data {mount_path}");
+    refused.require_mentions(&["volume data", "on node n2", &mount_path, &command]);
+    let children = cluster.first().json(&["ps"])["children"].clone();
+    let is_there = |child: &Value| child["node"] == "n2";
+    assert!(!children.as_array().expect("a list").iter().any(is_there), "nothing was started: {children}");
+
+    let second = cluster.daemon_pid(1);
+    run_in_mounts_of(second, || mount_volume(cluster.node(1), directory));
+    files.require_child(&seed, "2", (1, "second/"));
+    // A file on a volume is as it is now, not as it was at the prepare.
+    let mut appended = OpenOptions::new().append(true).open(files.read()).expect("a file in the volume");
+    appended.write_all(b"third\n").and_then(|()| appended.sync_all()).expect("the volume takes data");
+    files.require_child(&seed, "3", (1, "second/third/"));
+    files.require_child(&seed, "4", (0, "second/third/"));
+    files.require_written("parent\nchild 1\nchild 2\nchild 3\nchild 4\n");
+
+    drop((seed, parent, appended));
+    fs::remove_file(files.written()).expect("a file in the volume");
+    require_locked(&files);
+    require_read_only(&files);
+    run_in_mounts_of(second, || unmount_volume(directory));
+    files.stop();
+}
+
+/// Checks what `check` says of a parent.
+fn require_listed(node: &Farfork, parent: &Parent) {
+    let checked = node.json(&["check", &parent.pid_text()]);
+    let object = |kind: &str, fd: Value, path: &str| json!({ "kind": kind, "pid": parent.pid(), "fd": fd, "volume": "data", "path": path });
+    let expected = json!([
+        object("working directory", Value::Null, "/folder"),
+        object("fd", json!(3), "/folder/read"),
+        // Python's mapping has a copy of the descriptor.
+        object("fd", json!(4), "/folder/read"),
+        object("fd", json!(5), "/written"),
+        object("mapping", Value::Null, "/folder/read"),
+    ]);
+    assert_eq!(checked["volume_objects"], expected);
+    let table = node.run(&["check", &parent.pid_text()]).stdout;
+    for line in ["on volume data: /folder/read (fd 3)", "on volume data: /folder (working directory)"] {
+        assert!(table.contains(line), "no {line} in\n{table}");
+    }
+}
+
+/// Locks are known on one node only.
+fn require_locked(files: &VolumeCluster) {
+    let parent = files.parent(&["locked"]);
+    let seed = Seed::prepare(files.cluster.first(), &parent);
+    let refused = files.cluster.first().run_failing(&["fork", seed.id(), "--to", files.cluster.name(0)]);
+    refused.require_mentions(&["lock", "fd 5"]);
+    files.require_child(&seed, "5", (1, "second/third/"));
+    files.require_written("parent\nchild 5\n");
+}
+
+/// A volume is read-only for untrusted children, so that one that has a file of it open for writing is refused.
+fn require_read_only(files: &VolumeCluster) {
+    let parent = files.parent(&[]);
+    let seed = Seed::prepare(files.cluster.first(), &parent);
+    for node in ["n1", "n2"] {
+        let refused = files.cluster.first().run_failing(&["fork", seed.id(), "--to", node, "--untrusted"]);
+        refused.require_mentions(&["fd 5", "Read-only"]);
+    }
+    files.require_written("parent\nchild 5\nparent\n");
+}
+
+fn removed() {
+    let files = VolumeCluster::start();
+    let parent = files.parent(&["removed"]);
+    let refused = files.cluster.first().run_failing(&["prepare", &parent.pid_text()]);
+    refused.require_mentions(&["fd 3", "folder/read", "removed from volume data", "close it"]);
+    drop(parent);
+    files.stop();
+}
+
+fn mount_volume(node: &Farfork, directory: &Path) {
+    let mounted = node.json(&["volume", "mount", "data", &directory.to_string_lossy()]);
+    assert_eq!(mounted, json!({ "volume": "data", "directory": directory }));
+}
+
+fn unmount_volume(directory: &Path) {
+    let status = Command::new("umount").arg(directory).status().expect("umount");
+    assert!(status.success(), "umount {}: {status}", directory.display());
+}

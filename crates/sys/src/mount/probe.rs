@@ -1,0 +1,166 @@
+//! Finds the mounts whose file system does not answer: a stopped FUSE server, an unreachable NFS server.
+//!
+//! A call to such a file system may never return, and the thread that made it may not be killed. So a process of its own makes the
+//! call (stat(1) with `--file-system`), and the caller waits a limited time for its end. `farfork_container` leaves such mounts out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::pidfd;
+
+/// File systems that are served by another machine, or by a process that their name does not say. FUSE is recognized by its prefix.
+const SERVED_FILESYSTEMS: [&str; 17] = [
+    "9p",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "coda",
+    "gfs2",
+    "glusterfs",
+    "lustre",
+    "ncpfs",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "smb3",
+    "smbfs",
+    "virtiofs",
+];
+
+/// Type of the file system of a mounted volume. The kernel writes its source as `farfork:` and the name of the volume.
+pub const VOLUME_FILESYSTEM: &str = "fuse.farfork";
+
+/// Longest wait for an answer: the slowest network of the world answers sooner, unless packets are lost.
+const ANSWER_LIMIT: Duration = Duration::from_millis(500);
+
+/// Whether calls to a file system of this type wait for another process or another machine.
+pub fn is_served(filesystem: &str) -> bool {
+    let is_fuse = matches!(filesystem, "fuse" | "fuseblk") || filesystem.starts_with("fuse.");
+    is_fuse || SERVED_FILESYSTEMS.contains(&filesystem)
+}
+
+/// A mount to probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbedMount {
+    /// Id of the mount.
+    pub id: u32,
+    /// Where it is.
+    pub point: PathBuf,
+}
+
+/// The probes that have no answer yet: at most one process for each mount.
+#[derive(Debug, Default)]
+pub struct MountProbes(Mutex<BTreeMap<u32, Child>>);
+
+impl MountProbes {
+    /// The ids of these mounts that do not answer. Waits half a second for those that are new, and not at all for those that have not
+    /// answered an earlier probe. Forgets mounts that are not listed.
+    pub fn find_unresponsive(&self, mounts: &[ProbedMount]) -> BTreeSet<u32> {
+        let known = self.unresponsive();
+        let new = mounts.iter().filter(|mount| !known.contains(&mount.id));
+        let started: Vec<(u32, Child)> = new.filter_map(|mount| Some((mount.id, start_probe(mount).ok()?))).collect();
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        let unanswered: Vec<(u32, Child)> =
+            started.into_iter().filter_map(|(id, probe)| Some((id, wait_answer(probe, deadline)?))).collect();
+        let mut pending = self.lock();
+        for (id, probe) in unanswered {
+            // Another thread may have started one at the same time.
+            if let Some(earlier) = pending.insert(id, probe) {
+                end_probe(earlier);
+            }
+        }
+        let (kept, gone) =
+            std::mem::take(&mut *pending).into_iter().partition(|(id, _)| mounts.iter().any(|mount| mount.id == *id));
+        *pending = kept;
+        drop(pending);
+        BTreeMap::into_values(gone).for_each(end_probe);
+        self.unresponsive()
+    }
+
+    /// The ids of mounts that have not answered their last probe until now. Never waits.
+    pub fn unresponsive(&self) -> BTreeSet<u32> {
+        let mut pending = self.lock();
+        pending.retain(|_, probe| matches!(probe.try_wait(), Ok(None)));
+        pending.keys().copied().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Child>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for MountProbes {
+    fn drop(&mut self) {
+        std::mem::take(&mut *self.lock()).into_values().for_each(end_probe);
+    }
+}
+
+fn start_probe(mount: &ProbedMount) -> io::Result<Child> {
+    let mut command = Command::new("stat");
+    command.args(["--file-system", "--"]).arg(&mount.point).current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+}
+
+/// Gives the probe back if it has not ended in time. An error of statfs(2) is an answer, too.
+fn wait_answer(mut probe: Child, deadline: Instant) -> Option<Child> {
+    let has_ended = |process: &OwnedFd| pidfd::wait_exit(process, deadline.saturating_duration_since(Instant::now()));
+    match pidfd::open(probe.id().cast_signed()).and_then(|process| has_ended(&process)) {
+        Ok(false) => Some(probe),
+        _ => {
+            let _ = probe.wait();
+            None
+        }
+    }
+}
+
+/// Does not wait: a process that waits for a FUSE server may not end when it is killed. A zombie ends with this process.
+fn end_probe(mut probe: Child) {
+    let _ = probe.kill();
+    let _ = probe.try_wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn served_file_systems_are_known_by_their_type() {
+        for served in ["fuse", "fuse.sshfs", VOLUME_FILESYSTEM, "fuseblk", "nfs4", "9p"] {
+            assert!(is_served(served), "{served}");
+        }
+        for local in ["ext4", "tmpfs", "fusectl", "overlay", "proc"] {
+            assert!(!is_served(local), "{local}");
+        }
+    }
+
+    #[test]
+    fn a_local_mount_and_a_missing_one_answer() {
+        let probes = MountProbes::default();
+        let mounts = [(1, "/"), (2, "/nowhere")].map(|(id, point)| ProbedMount { id, point: point.into() });
+        assert_eq!(probes.find_unresponsive(&mounts), BTreeSet::new());
+        assert_eq!(probes.unresponsive(), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_probe_without_an_answer_is_pending_until_it_ends() {
+        let probes = MountProbes::default();
+        let mount = ProbedMount { id: 7, point: "/".into() };
+        let silent = || Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let probe = wait_answer(silent(), Instant::now() + Duration::from_millis(1)).expect("it has not ended");
+        probes.lock().insert(mount.id, probe);
+        assert_eq!(probes.find_unresponsive(std::slice::from_ref(&mount)), BTreeSet::from([7]));
+        probes.lock().get_mut(&7).expect("it is pending").kill().expect("a child of ours");
+        while !probes.unresponsive().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        probes.lock().insert(7, silent());
+        assert_eq!(probes.find_unresponsive(&[]), BTreeSet::new(), "an unmounted one is not remembered");
+    }
+}

@@ -1,0 +1,36 @@
+//! Volumes that a seed needs: a child opens their files by path, on any node that has the volume mounted at the same path.
+
+use serde::{Deserialize, Serialize};
+
+use super::Descriptor;
+use super::validate::{InvalidDescriptor, require};
+
+/// A mounted volume, and what the processes of a seed use of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeMount {
+    /// Name of the volume.
+    pub volume: String,
+    /// Which directory of the volume is mounted: `/`, unless a part of it was bound (mount(8) with `--bind`).
+    pub directory: String,
+    /// Where, as the processes see it.
+    pub mount_path: String,
+    /// Absolute paths of what the processes have open, mapped or as a directory below the mount path, ascending.
+    pub paths: Vec<String>,
+}
+
+impl Descriptor {
+    /// Whether the processes have found a volume's file at this path.
+    pub fn is_on_volume(&self, path: &str) -> bool {
+        self.volumes.iter().any(|mount| mount.paths.binary_search_by(|known| known.as_str().cmp(path)).is_ok())
+    }
+
+    pub(super) fn validate_volumes(&self) -> Result<(), InvalidDescriptor> {
+        for VolumeMount { volume, directory, mount_path, paths } in &self.volumes {
+            let is_named = !volume.is_empty() && directory.starts_with('/') && mount_path.starts_with('/');
+            require(is_named, || format!("volume `{volume}` has no name or is mounted nowhere"))?;
+            let is_ordered = paths.is_sorted() && paths.iter().all(|path| path.starts_with(mount_path));
+            require(is_ordered, || format!("volume {volume}: its paths are out of order or elsewhere"))?;
+        }
+        Ok(())
+    }
+}
