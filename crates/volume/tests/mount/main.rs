@@ -8,6 +8,7 @@ mod first_figures;
 mod model;
 mod mounted_volume;
 mod programs;
+mod real_programs;
 mod several_clients;
 mod suites;
 mod test_node;
@@ -30,8 +31,9 @@ fn main() -> ExitCode {
         return run_process(&arguments[2..]);
     }
     let mut trials = Vec::new();
-    for (name, test) in first_figures::TESTS {
-        trials.push(trial(name, *test).with_ignored_flag(true));
+    // Long tests, which `make test-long` runs.
+    for (name, test) in [first_figures::TESTS, real_programs::LONG_TESTS].concat() {
+        trials.push(trial(name, test).with_ignored_flag(true));
     }
     for (name, test) in [
         basic_calls::TESTS,
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         model::TESTS,
         crash::TESTS,
         programs::TESTS,
+        real_programs::TESTS,
         suites::TESTS,
     ]
     .concat()
