@@ -1,8 +1,10 @@
 //! Programs that others wrote, on volumes with three replicas: they write on one node, and other nodes read what they
-//! wrote. `scripts/setup.sh` installs them.
+//! wrote. `scripts/setup.sh` installs them. Programs of this folder do what no other program does: many writers, mappings.
 
 mod archives;
 mod fio;
+mod many_writers;
+mod mappings;
 mod postgresql;
 mod rocksdb;
 mod rsync;
@@ -17,6 +19,11 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("fio_verifies_what_it_wrote_on_each_node", fio::verifies_what_it_wrote_on_each_node),
     ("rocksdb_is_consistent_after_a_kill", rocksdb::is_consistent_after_a_kill),
     ("an_archive_is_extracted_on_one_node_and_compared_on_others", archives::small_archive_is_compared_on_each_node),
+    ("many_writers_find_everything_acknowledged_on_each_node", many_writers::find_everything_acknowledged_on_each_node),
+    ("a_mapping_and_write_change_different_pages", mappings::a_mapping_and_write_change_different_pages),
+    ("a_mapping_has_what_another_node_wrote_before_open", mappings::a_mapping_has_what_another_node_wrote_before_open),
+    ("nodes_change_different_pages_of_one_file", mappings::nodes_change_different_pages_of_one_file),
+    ("a_truncated_file_stays_short_while_it_is_mapped", mappings::a_truncated_file_stays_short_while_it_is_mapped),
 ];
 
 /// Tests of this folder that take minutes.
@@ -25,7 +32,12 @@ pub(crate) const LONG_TESTS: &[(&str, fn())] = &[
     ("fio_verifies_large_files_on_each_node", fio::verifies_large_files_on_each_node),
     ("rocksdb_is_consistent_after_many_kills", rocksdb::is_consistent_after_many_kills),
     ("an_archive_of_a_hundred_thousand_files", archives::large_archive_is_compared_on_each_node),
+    ("sixteen_nodes_write_and_each_finds_everything", many_writers::sixteen_nodes_find_everything_acknowledged),
 ];
+
+/// Processes that tests of this folder start: the argument after `process`, and what it executes.
+pub(crate) const PROCESSES: &[(&str, fn(&[String]))] =
+    &[("writer", many_writers::run_writer), ("mapping", mappings::run_mapping)];
 
 /// No failure of a node is to be detected.
 const NO_DETECTION_MS: u64 = 60_000;
@@ -38,4 +50,11 @@ fn three_replicas() -> VolumeCluster {
         farfork_cluster::catalog::Durability::Memory,
         NO_DETECTION_MS,
     )
+}
+
+/// A process of this folder, with its arguments. It ends with the thread that starts it.
+fn own_process(name: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args([crate::PROCESS, name]).stdin(std::process::Stdio::null());
+    command
 }
