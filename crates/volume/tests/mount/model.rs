@@ -275,7 +275,7 @@ fn random_xattr_operation(random: &mut Rng, path: String) -> Operation {
 }
 
 /// Everything below a directory: path, attributes, data.
-fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
     while let Some(path) = pending.pop() {
@@ -347,10 +347,10 @@ fn random_operations_are_as_on_a_local_file_system() {
 }
 
 /// Executes operations, most of which fail.
-fn execute_random(root: &Path, seed: u64, operations: u32) {
+pub(crate) fn execute_random(root: &Path, seed: u64, operations: u32) {
     let (mut side, mut random) = (Side::new(root), Rng::with_seed(seed));
     let successes = (0..operations).filter(|_| side.execute(&random_operation(&mut random)).is_ok()).count();
-    assert!(successes > 100, "only {successes} operations succeeded");
+    assert!(successes * 30 > operations as usize, "only {successes} of {operations} operations succeeded");
 }
 
 /// Threads change the same few names. The tree that they leave is the same after a kill and after a remount.

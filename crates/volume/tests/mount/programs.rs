@@ -30,7 +30,7 @@ pub(crate) fn run(command: &mut Command) -> String {
 }
 
 /// Without the configuration of the user who runs the test.
-fn git(directory: &Path) -> Command {
+pub(crate) fn git(directory: &Path) -> Command {
     let mut command = Command::new("git");
     command.current_dir(directory).env("HOME", directory).env("GIT_CONFIG_NOSYSTEM", "1");
     for (name, value) in

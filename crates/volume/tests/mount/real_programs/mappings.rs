@@ -221,7 +221,12 @@ pub(super) fn a_truncated_file_stays_short_while_it_is_mapped() {
         for node in 0..3 {
             let found = fs::read(path(node)).unwrap();
             let wrong: Vec<usize> = (size..MAPPED_BYTES).filter(|offset| found[*offset] != 0).collect();
-            assert_eq!(wrong.len(), 0, "round {round}: node {node} has bytes after {size}, from {:?} on", wrong.first());
+            assert_eq!(
+                wrong.len(),
+                0,
+                "round {round}: node {node} has bytes after {size}, from {:?} on",
+                wrong.first()
+            );
         }
     }
 }

@@ -3,8 +3,10 @@
 
 mod archives;
 mod fio;
+mod lock_files;
 mod many_writers;
 mod mappings;
+mod membership;
 mod postgresql;
 mod rocksdb;
 mod rsync;
@@ -20,6 +22,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("rocksdb_is_consistent_after_a_kill", rocksdb::is_consistent_after_a_kill),
     ("an_archive_is_extracted_on_one_node_and_compared_on_others", archives::small_archive_is_compared_on_each_node),
     ("many_writers_find_everything_acknowledged_on_each_node", many_writers::find_everything_acknowledged_on_each_node),
+    ("a_lock_file_excludes_other_nodes", lock_files::a_lock_file_excludes_other_nodes),
+    ("git_pushes_from_each_node_to_one_repository", lock_files::git_pushes_from_each_node_to_one_repository),
     ("a_mapping_and_write_change_different_pages", mappings::a_mapping_and_write_change_different_pages),
     ("a_mapping_has_what_another_node_wrote_before_open", mappings::a_mapping_has_what_another_node_wrote_before_open),
     ("nodes_change_different_pages_of_one_file", mappings::nodes_change_different_pages_of_one_file),
@@ -32,6 +36,11 @@ pub(crate) const LONG_TESTS: &[(&str, fn())] = &[
     ("fio_verifies_large_files_on_each_node", fio::verifies_large_files_on_each_node),
     ("rocksdb_is_consistent_after_many_kills", rocksdb::is_consistent_after_many_kills),
     ("an_archive_of_a_hundred_thousand_files", archives::large_archive_is_compared_on_each_node),
+    (
+        "replicas_return_while_nodes_change_the_same_names",
+        membership::replicas_return_while_nodes_change_the_same_names,
+    ),
+    ("postgresql_continues_when_nodes_die", membership::postgresql_continues_when_nodes_die),
     ("sixteen_nodes_write_and_each_finds_everything", many_writers::sixteen_nodes_find_everything_acknowledged),
 ];
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 use rustix::process::Signal;
+use tempfile::TempDir;
 
 use super::{NO_DETECTION_MS, run};
 use crate::mounted_volume::LOG_BYTES;
@@ -58,32 +59,44 @@ pub(super) fn keeps_committed_transactions_in_many_kills() {
 
 fn run_on_each_node(durability: Durability, kills: &[KillTarget]) {
     let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, durability, NO_DETECTION_MS);
-    let sockets = tempfile::tempdir().unwrap();
-    give_to_postgres(sockets.path());
-    // The user of the server must reach the mounts, which are below a directory of mode 0700.
-    fs::set_permissions(cluster.path(0).ancestors().nth(2).unwrap(), fs::Permissions::from_mode(0o711)).unwrap();
-    let data = |node: usize| cluster.path(node).join("data");
-    fs::create_dir(data(0)).unwrap();
-    give_to_postgres(&data(0));
-    let mut initdb = as_postgres("initdb");
-    initdb.args(["--auth=trust", "--username=postgres", "--wal-segsize=1", "--data-checksums", "--pgdata"]);
-    run(initdb.arg(data(0)));
-    let mut server = DatabaseServer::start(&data(0), sockets.path());
-    run(server.client("pgbench").args(["--initialize", "--quiet"]));
+    let sockets = create_database(&cluster);
+    let mut server = DatabaseServer::start(&data_directory(&cluster, 0), sockets.path());
+    server.initialize();
     for kill in kills {
         println!("{durability:?}: {kill:?} is killed");
         server = server.check_kill(*kill, &cluster);
     }
     for node in [1, 2, 0] {
         server.stop();
-        run(as_postgres("pg_checksums").args(["--check", "--pgdata"]).arg(data(node)));
-        server = DatabaseServer::start(&data(node), sockets.path());
+        let data = data_directory(&cluster, node);
+        run(as_postgres("pg_checksums").args(["--check", "--pgdata"]).arg(&data));
+        server = DatabaseServer::start(&data, sockets.path());
         server.require_sums();
         run(server.client("pgbench").args(["--no-vacuum", "--client", CLIENTS, "--transactions", "25"]));
     }
     server.require_sums();
     run(server.client("pg_amcheck").args(["--install-missing", "--heapallindexed", "--database=postgres"]));
     server.stop();
+}
+
+/// The data directory as a node sees it.
+pub(super) fn data_directory(cluster: &VolumeCluster, node: usize) -> PathBuf {
+    cluster.path(node).join("data")
+}
+
+/// Creates a data directory in the volume, and a local directory for the sockets of its server.
+pub(super) fn create_database(cluster: &VolumeCluster) -> TempDir {
+    let sockets = tempfile::tempdir().unwrap();
+    give_to_postgres(sockets.path());
+    // The user of the server must reach the mounts, which are below a directory of mode 0700.
+    fs::set_permissions(cluster.path(0).ancestors().nth(2).unwrap(), fs::Permissions::from_mode(0o711)).unwrap();
+    let data = data_directory(cluster, 0);
+    fs::create_dir(&data).unwrap();
+    give_to_postgres(&data);
+    let mut initdb = as_postgres("initdb");
+    initdb.args(["--auth=trust", "--username=postgres", "--wal-segsize=1", "--data-checksums", "--pgdata"]);
+    run(initdb.arg(data));
+    sockets
 }
 
 fn give_to_postgres(directory: &Path) {
@@ -105,8 +118,17 @@ fn as_postgres(program: &str) -> Command {
     command
 }
 
+/// What clients of a server have seen when it is killed.
+#[derive(Debug)]
+pub(super) struct ExpectedCommits {
+    /// Transactions before the clients started.
+    before: u64,
+    /// Transactions that a query has found.
+    seen: u64,
+}
+
 /// A running server. It is killed with the value.
-struct DatabaseServer {
+pub(super) struct DatabaseServer {
     process: Child,
     data: PathBuf,
     sockets: PathBuf,
@@ -114,7 +136,7 @@ struct DatabaseServer {
 
 impl DatabaseServer {
     /// Starts a server on an existing data directory, and waits until it answers.
-    fn start(data: &Path, sockets: &Path) -> Self {
+    pub(super) fn start(data: &Path, sockets: &Path) -> Self {
         let messages = File::options().create(true).append(true).open(sockets.join("messages")).unwrap();
         let mut command = as_postgres("postgres");
         command.arg("-D").arg(data).args(["-h", "", "-k"]).arg(sockets);
@@ -166,45 +188,61 @@ impl DatabaseServer {
         }
     }
 
-    /// Kills in the middle of transactions, starts the next server, and compares it with what clients have seen.
-    fn check_kill(mut self, kill: KillTarget, cluster: &VolumeCluster) -> Self {
+    /// Creates the tables of pgbench.
+    pub(super) fn initialize(&self) {
+        run(self.client("pgbench").args(["--initialize", "--quiet"]));
+    }
+
+    /// Starts clients that run transactions until the server is killed, and waits until some are committed.
+    pub(super) fn start_clients(&mut self) -> (Child, ExpectedCommits) {
         let before = self.committed();
         let mut clients = self.client("pgbench");
         clients.args(["--no-vacuum", "--client", CLIENTS, "--time", "3600"]).stdin(Stdio::null());
         let clients = clients.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         self.wait_for("transactions are committed", |server| server.committed() >= before + TRANSACTIONS);
-        let seen = self.committed();
+        (clients, ExpectedCommits { before, seen: self.committed() })
+    }
+
+    /// This server, the next one after a kill, has what clients of the killed one have seen.
+    pub(super) fn check_clients(&self, clients: Child, expected: ExpectedCommits) {
+        let output = clients.wait_with_output().unwrap();
+        let report = String::from_utf8_lossy(&output.stdout).into_owned();
+        let found = self.committed();
+        let acknowledged = expected.before + acknowledged_transactions(&report);
+        let at_least = acknowledged.max(expected.seen);
+        assert!(found >= at_least, "{found} transactions, {acknowledged} were committed, {expected:?}");
+        let at_most = acknowledged + CLIENTS.parse::<u64>().unwrap();
+        assert!(found <= at_most, "{found} transactions, {acknowledged} were committed");
+        self.require_sums();
+    }
+
+    /// Kills in the middle of transactions, starts the next server, and compares it with what clients have seen.
+    fn check_kill(mut self, kill: KillTarget, cluster: &VolumeCluster) -> Self {
+        let (clients, expected) = self.start_clients();
         if let KillTarget::Volume(role) = kill {
             cluster.nodes[0].kill(&[role]);
             if role != ProcessRole::Client {
-                let continued = |server: &Self| server.committed() >= seen + TRANSACTIONS;
+                let continued = |server: &Self| server.committed() >= expected.seen + TRANSACTIONS;
                 self.wait_for("transactions are committed after the kill", continued);
             }
         }
         self.kill();
-        let output = clients.wait_with_output().unwrap();
-        let report = String::from_utf8_lossy(&output.stdout).into_owned();
         let (data, sockets) = (self.data.clone(), self.sockets.clone());
         drop(self);
         let next = Self::start(&data, &sockets);
-        let found = next.committed();
-        let acknowledged = before + acknowledged_transactions(&report);
-        assert!(found >= acknowledged.max(seen), "{found} of {acknowledged} committed transactions, {seen} seen");
-        let at_most = acknowledged + CLIENTS.parse::<u64>().unwrap();
-        assert!(found <= at_most, "{found} transactions, {acknowledged} were committed");
-        next.require_sums();
+        next.check_clients(clients, expected);
         next
     }
 
     /// A fast shutdown, which writes a checkpoint.
-    fn stop(mut self) {
+    pub(super) fn stop(mut self) {
         send_signal(&open_process(self.process.id()).unwrap(), Signal::INT);
         let status = self.process.wait().unwrap();
         assert!(status.success(), "{status}: {}", self.messages());
     }
 
     /// Kills all processes at once.
-    fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         if self.process.try_wait().unwrap().is_some() {
             return;
         }
