@@ -49,7 +49,8 @@ impl SharedMapping {
     /// As msync(2).
     pub fn synchronize(&self) -> io::Result<()> {
         // SAFETY: the whole range is mapped as long as `self` lives, and no memory changes.
-        Ok(unsafe { rustix::mm::msync(self.base.as_ptr().cast(), self.bytes, MsyncFlags::SYNC)? })
+        let synchronized = unsafe { rustix::mm::msync(self.base.as_ptr().cast(), self.bytes, MsyncFlags::SYNC) };
+        synchronized.map_err(io::Error::from)
     }
 
     /// Copies bytes out, from `offset` on.

@@ -10,10 +10,11 @@ use super::{run, three_replicas};
 const DIRECTORY_FILES: usize = 250;
 
 pub(super) fn small_archive_is_compared_on_each_node() {
-    compare_on_each_node(5_000);
+    compare_on_each_node(750);
 }
 
-pub(super) fn large_archive_is_compared_on_each_node() {
+pub(super) fn large_archives_are_compared_on_each_node() {
+    compare_on_each_node(5_000);
     compare_on_each_node(100_000);
 }
 

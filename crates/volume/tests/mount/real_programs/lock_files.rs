@@ -11,8 +11,11 @@ use super::{run, three_replicas};
 use crate::programs::git;
 use crate::test_node::WAIT_LIMIT;
 
+/// Takes a lock in a directory, on a node, or fails with `AlreadyExists`.
+type TakeLock = fn(&Path, usize) -> io::Result<()>;
+
 /// How a lock is taken. Each is released by a removal.
-const LOCK_KINDS: &[(&str, fn(&Path, usize) -> io::Result<()>)] =
+const LOCK_KINDS: &[(&str, TakeLock)] =
     &[("open", lock_with_open), ("mkdir", lock_with_mkdir), ("link", lock_with_link)];
 
 fn lock_with_open(root: &Path, _node: usize) -> io::Result<()> {
@@ -35,7 +38,7 @@ fn lock_with_link(root: &Path, node: usize) -> io::Result<()> {
 
 /// Each node increments a counter under a lock. No increment is lost.
 pub(super) fn a_lock_file_excludes_other_nodes() {
-    const INCREMENTS: u64 = 25;
+    const INCREMENTS: u64 = 10;
     let cluster = three_replicas();
     for (kind, lock) in LOCK_KINDS {
         let counter = format!("counter-{kind}");
@@ -59,7 +62,7 @@ pub(super) fn a_lock_file_excludes_other_nodes() {
     }
 }
 
-fn take_lock(root: &Path, node: usize, lock: fn(&Path, usize) -> io::Result<()>) {
+fn take_lock(root: &Path, node: usize, lock: TakeLock) {
     let deadline = Instant::now() + WAIT_LIMIT;
     loop {
         match lock(root, node) {
@@ -73,7 +76,7 @@ fn take_lock(root: &Path, node: usize, lock: fn(&Path, usize) -> io::Result<()>)
 
 /// Each node has a clone in the volume, and pushes commits to a branch of one repository.
 pub(super) fn git_pushes_from_each_node_to_one_repository() {
-    const COMMITS: usize = 4;
+    const COMMITS: usize = 2;
     let cluster = three_replicas();
     let root = |node: usize| cluster.path(node);
     run(git(&root(0)).args(["init", "--quiet", "--bare", "origin"]));

@@ -35,17 +35,24 @@ pub(crate) const LONG_TESTS: &[(&str, fn())] = &[
     ("postgresql_keeps_committed_transactions_in_many_kills", postgresql::keeps_committed_transactions_in_many_kills),
     ("fio_verifies_large_files_on_each_node", fio::verifies_large_files_on_each_node),
     ("rocksdb_is_consistent_after_many_kills", rocksdb::is_consistent_after_many_kills),
-    ("an_archive_of_a_hundred_thousand_files", archives::large_archive_is_compared_on_each_node),
+    ("archives_of_up_to_a_hundred_thousand_files", archives::large_archives_are_compared_on_each_node),
     (
         "replicas_return_while_nodes_change_the_same_names",
         membership::replicas_return_while_nodes_change_the_same_names,
     ),
     ("postgresql_continues_when_nodes_die", membership::postgresql_continues_when_nodes_die),
+    (
+        "many_writers_find_everything_acknowledged_after_minutes",
+        many_writers::find_everything_acknowledged_after_minutes,
+    ),
     ("sixteen_nodes_write_and_each_finds_everything", many_writers::sixteen_nodes_find_everything_acknowledged),
 ];
 
-/// Processes that tests of this folder start: the argument after `process`, and what it executes.
-pub(crate) const PROCESSES: &[(&str, fn(&[String]))] =
+/// A process of this folder, with its arguments.
+pub(crate) type ProcessMain = fn(&[String]);
+
+/// Processes that tests of this folder start: the argument after `process`, and the function that it executes.
+pub(crate) const PROCESSES: &[(&str, ProcessMain)] =
     &[("writer", many_writers::run_writer), ("mapping", mappings::run_mapping)];
 
 /// No failure of a node is to be detected.

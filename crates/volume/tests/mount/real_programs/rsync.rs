@@ -12,7 +12,7 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 
 use super::{run, three_replicas};
 
-const FILES: usize = 150;
+const FILES: usize = 60;
 const SPARSE_BYTES: u64 = 32 << 20;
 /// Two blocks of data, and what a file system needs for them.
 const SPARSE_ALLOCATED_BYTES_MAX: u64 = 1 << 20;
@@ -61,7 +61,7 @@ fn make_tree(root: &Path) {
         let directory = root.join(format!("directory-{}/inner-{}", number % 7, number % 3));
         fs::create_dir_all(&directory).unwrap();
         let path = directory.join(format!("file-{number}"));
-        fs::write(&path, vec![number as u8; number * number * 5]).unwrap();
+        fs::write(&path, vec![number as u8; number * number * 30]).unwrap();
         let modified = SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000 + number as u64, 123_456_789);
         File::options().write(true).open(&path).unwrap().set_times(FileTimes::new().set_modified(modified)).unwrap();
         chown(&path, Some(number as u32), Some(1000)).unwrap();
