@@ -19,6 +19,7 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite};
 
 use super::mounted_volume::{LOG_BYTES, MountedVolume};
+use super::test_node::WAIT_LIMIT;
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -275,7 +276,7 @@ fn random_xattr_operation(random: &mut Rng, path: String) -> Operation {
 }
 
 /// Everything below a directory: path, attributes, data.
-pub(crate) fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
+fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
     while let Some(path) = pending.pop() {
@@ -379,6 +380,20 @@ fn concurrent_operations_are_published_as_they_were_seen() {
     assert!(digest(&root) == before, "the same after a remount");
 }
 
+/// Waits until all nodes see the same tree: the kernel may have older attributes for some milliseconds.
+pub(crate) fn wait_for_equal_trees(cluster: &VolumeCluster) -> BTreeMap<String, Vec<u8>> {
+    let deadline = Instant::now() + WAIT_LIMIT;
+    loop {
+        let trees: Vec<_> = (0..cluster.nodes.len()).map(|node| digest(&cluster.path(node))).collect();
+        let Some(pair) = trees.windows(2).find(|pair| pair[0] != pair[1]) else {
+            return trees.into_iter().next().unwrap();
+        };
+        let names = pair[0].keys().chain(pair[1].keys());
+        let different: Vec<&String> = names.filter(|name| pair[0].get(*name) != pair[1].get(*name)).collect();
+        assert!(Instant::now() < deadline, "nodes see different files: {different:?}");
+    }
+}
+
 /// Threads of three nodes change the same few names. All nodes see the same tree afterwards, as do new clients.
 fn nodes_that_change_the_same_names_see_the_same_tree() {
     const THREADS_PER_NODE: u64 = 2;
@@ -392,12 +407,8 @@ fn nodes_that_change_the_same_names_see_the_same_tree() {
         }
     });
     let published = cluster.published_tree();
-    let expected = digest(&cluster.path(0));
-    assert_eq!(published.len() + 1, expected.len(), "the root and what is published");
-    for node in 1..3 {
-        // The kernel may have older attributes for some milliseconds.
-        cluster.nodes[node].wait_for("the tree is that of node 0", || digest(&cluster.path(node)) == expected);
-    }
+    let expected = wait_for_equal_trees(&cluster);
+    assert_eq!(published.len() + 1, expected.len(), "the root, and each published file");
     for node in 0..3 {
         cluster.nodes[node].kill(&[ProcessRole::Client]);
         assert!(digest(&cluster.path(node)) == expected, "after a killed client of node {node}");

@@ -10,7 +10,7 @@ use rustix::fs::Mode;
 use rustix::process::Signal;
 
 use super::postgresql::{DatabaseServer, create_database, data_directory};
-use crate::model::{digest, execute_random};
+use crate::model::{execute_random, wait_for_equal_trees};
 use crate::mounted_volume::LOG_BYTES;
 use crate::volume_cluster::{THREE_NODES, VolumeCluster};
 
@@ -48,10 +48,7 @@ pub(super) fn replicas_return_while_nodes_change_the_same_names() {
         });
         cluster.nodes[victim].wait_until_mounted();
         cluster.published_tree();
-        let expected = digest(&cluster.path((victim + 1) % 3));
-        for node in 0..3 {
-            cluster.nodes[node].wait_for("the tree is that of the writers", || digest(&cluster.path(node)) == expected);
-        }
+        wait_for_equal_trees(&cluster);
     }
 }
 

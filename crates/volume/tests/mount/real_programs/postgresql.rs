@@ -27,7 +27,7 @@ const SUMS: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT
     (SELECT sum(tbalance) FROM pgbench_tellers), (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
 const COUNT: &str = "SELECT count(*) FROM pgbench_history";
 
-/// What is killed in the middle of transactions.
+/// A kill in the middle of transactions.
 #[derive(Clone, Copy, Debug)]
 enum KillTarget {
     /// Every process of the server.
