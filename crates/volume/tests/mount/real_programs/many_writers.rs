@@ -66,6 +66,63 @@ fn write_and_verify(cluster: &VolumeCluster, acknowledged_min: usize) {
     cluster.published_tree();
 }
 
+/// O_APPEND: the lines of three nodes are not mixed, also where a line crosses a page.
+pub(super) fn appended_lines_are_not_divided() {
+    const LINES: usize = 80;
+    let cluster = three_replicas();
+    let line = |node: usize, number: usize| format!("{node} {number:->3500}\n");
+    thread::scope(|scope| {
+        for node in 0..3 {
+            let path = cluster.path(node).join("log");
+            scope.spawn(move || {
+                let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
+                (0..LINES).for_each(|number| file.write_all(line(node, number).as_bytes()).unwrap());
+            });
+        }
+    });
+    let text = fs::read_to_string(cluster.path(1).join("log")).unwrap();
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    for node in 0..3 {
+        let own = lines.iter().filter(|line| line.starts_with(&format!("{node} ")));
+        let divided = own.clone().zip(0..).find(|(found, number)| **found != line(node, *number));
+        assert_eq!((divided, own.count()), (None, LINES), "lines of node {node}");
+    }
+}
+
+/// As `tail -f` does: readers on the node of the writer and on another one follow a log, and see no other bytes than its own.
+pub(super) fn readers_follow_an_appended_log() {
+    const LINES: usize = 1500;
+    let cluster = three_replicas();
+    let content: String = (0..LINES).map(|number| format!("{number:->99}\n")).collect();
+    let create =
+        |node: usize| OpenOptions::new().append(true).create(true).open(cluster.path(node).join("log")).unwrap();
+    let (mut output, expected) = (create(0), content.as_bytes());
+    thread::scope(|scope| {
+        for node in [0, 0, 1] {
+            let file = File::open(cluster.path(node).join("log")).unwrap();
+            scope.spawn(move || follow_log(&file, expected, node));
+        }
+        content.split_inclusive('\n').for_each(|line| output.write_all(line.as_bytes()).unwrap());
+    });
+}
+
+fn follow_log(file: &File, expected: &[u8], node: usize) {
+    let (mut offset, mut buffer) = (0, vec![0; 64 << 10]);
+    let deadline = Instant::now() + WAIT_LIMIT;
+    while offset < expected.len() {
+        let count = file.read_at(&mut buffer, offset as u64).unwrap();
+        let (found, expected) = (&buffer[..count], &expected[offset..offset + count]);
+        let different = found.iter().zip(expected).position(|(found, expected)| found != expected);
+        assert_eq!(
+            different.map(|index| (index, found[index])),
+            None,
+            "{count} bytes from {offset} on, on node {node}"
+        );
+        offset += count;
+        assert!(Instant::now() < deadline, "node {node} has {offset} bytes");
+    }
+}
+
 /// Waits until each writer has printed enough, kills all, and returns the lines of each.
 fn collect_manifests(writers: &mut [Child], acknowledged_min: usize) -> Vec<Vec<String>> {
     let counts: Vec<AtomicUsize> = writers.iter().map(|_| AtomicUsize::new(0)).collect();

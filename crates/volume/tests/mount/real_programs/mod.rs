@@ -22,6 +22,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("rocksdb_is_consistent_after_a_kill", rocksdb::is_consistent_after_a_kill),
     ("an_archive_is_extracted_on_one_node_and_compared_on_others", archives::small_archive_is_compared_on_each_node),
     ("many_writers_find_everything_acknowledged_on_each_node", many_writers::find_everything_acknowledged_on_each_node),
+    ("appended_lines_are_not_divided", many_writers::appended_lines_are_not_divided),
+    ("readers_follow_an_appended_log", many_writers::readers_follow_an_appended_log),
     ("a_lock_file_excludes_other_nodes", lock_files::a_lock_file_excludes_other_nodes),
     ("git_pushes_from_each_node_to_one_repository", lock_files::git_pushes_from_each_node_to_one_repository),
     ("a_mapping_and_write_change_different_pages", mappings::a_mapping_and_write_change_different_pages),
