@@ -30,7 +30,7 @@ pub(crate) struct VolumePath<'a> {
 }
 
 impl VolumeTable {
-    /// That of a process, as seen from its root.
+    /// The mounts that a process sees, from its root.
     ///
     /// # Errors
     /// As reading `/proc/PID/mountinfo`.

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 /// A shared mapping of a file's first bytes. Dropping it unmaps; the file keeps what was stored.
 #[derive(Debug)]
@@ -41,6 +41,16 @@ impl SharedMapping {
     /// How many bytes are mapped.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// msync(2) with MS_SYNC: returns when the file has everything that was stored before.
+    ///
+    /// # Errors
+    /// As msync(2).
+    pub fn synchronize(&self) -> io::Result<()> {
+        // SAFETY: the whole range is mapped as long as `self` lives, and no memory changes.
+        let synchronized = unsafe { rustix::mm::msync(self.base.as_ptr().cast(), self.bytes, MsyncFlags::SYNC) };
+        synchronized.map_err(io::Error::from)
     }
 
     /// Copies bytes out, from `offset` on.

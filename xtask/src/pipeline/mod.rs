@@ -90,7 +90,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
 }
 
 /// The long tests, which `test` leaves out. A test is long when it is marked so: `#[ignore = "long: …"]` of a unit test,
-/// `.long()` of an end-to-end test.
+/// `with_ignored_flag` of a test of a mounted volume, `.long()` of an end-to-end test.
 pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let integration = integration_tests(workspace)?;
     let filters = filters.iter().map(String::as_str);

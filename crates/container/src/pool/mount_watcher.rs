@@ -1,5 +1,5 @@
-//! Ends containers that wait with a mount that the node no longer has. As long as a container shows it, a file system that was unmounted
-//! stays in use, and the process that serves it runs.
+//! Ends waiting containers with a mount that the node no longer has. An unmounted file system stays in use, and its server runs, as long
+//! as a container shows it.
 //!
 //! Only FUSE and network file systems count: other mounts change often, and a container with one of them is ended when it would be taken.
 

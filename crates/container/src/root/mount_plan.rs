@@ -70,8 +70,8 @@ pub(super) fn plan_steps(mounts: &[Mount], masked: &[PathBuf], unresponsive: &BT
     visible.iter().filter(|mount| !left_out(mount)).filter_map(|mount| plan_step(mount, &visible)).collect()
 }
 
-/// The mounts with a step that wait for an answer while their step is taken: to make an overlay is to call statfs(2). A volume is bound, which
-/// asks nothing of it.
+/// The mounts that must answer while their step is taken: overlayfs calls statfs(2) for its lower layers. A volume is bound, which asks
+/// nothing of it.
 pub(super) fn mounts_to_probe(mounts: &[Mount], masked: &[PathBuf]) -> Vec<ProbedMount> {
     let is_probed = |mount: &&&Mount| {
         probe::is_served(&mount.filesystem)

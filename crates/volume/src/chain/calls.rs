@@ -187,6 +187,8 @@ pub struct ReleaseTree {
     pub volume: VolumeKey,
     /// From `HoldTree`.
     pub hold: u64,
+    /// The check has ended, and another one may begin.
+    pub is_end: bool,
 }
 
 /// Paths in the volume of inodes; none for one that no entry leads to.

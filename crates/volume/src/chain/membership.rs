@@ -92,6 +92,12 @@ pub fn finish_join(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> bo
     raise_epoch(record, has_joined)
 }
 
+/// Whether the shared tree of a node may differ from the others by now: the node is no member, and the chain has changed.
+/// A node that has copied a tree in this epoch keeps it until it is a member: a new term changes the record as well.
+pub fn outdates_tree(known: &VolumeRecord, record: &VolumeRecord, node: &NodeName) -> bool {
+    !record.chain.contains(node) && record.epoch != known.epoch
+}
+
 fn writer_node(record: &VolumeRecord) -> Option<&NodeName> {
     record.clients.get(usize::from(record.writer?))
 }
@@ -126,6 +132,21 @@ mod tests {
         assert!(!remove_member(&mut record, &node("n2"), 2));
         record.chain.push(node("n1"));
         assert!(!remove_member(&mut record, &node("n1"), 1), "it was accused in an earlier epoch");
+    }
+
+    #[test]
+    fn a_copied_tree_stays_while_only_the_writer_changes() {
+        let mut record = test_record(&["n1", "n2"], &["n1"]);
+        assert!(begin_join(&mut record, &node("n3")));
+        let joined = record.clone();
+        assert!(begin_term(&mut record, 0));
+        assert!(!outdates_tree(&joined, &record, &node("n3")));
+        assert!(end_term(&mut record, 0, 1) && !outdates_tree(&joined, &record, &node("n3")));
+        let mut changed = record.clone();
+        assert!(remove_member(&mut changed, &node("n1"), joined.epoch));
+        assert!(outdates_tree(&joined, &changed, &node("n3")) && outdates_tree(&joined, &changed, &node("n1")));
+        assert!(finish_join(&mut record, &node("n3"), joined.epoch));
+        assert!(!outdates_tree(&joined, &record, &node("n3")), "it is a member");
     }
 
     #[test]

@@ -5,7 +5,9 @@ use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 use fastrand::Rng;
 
-use super::membership::{begin_join, begin_term, end_term, fence_writer, finish_join, remove_member, test_record};
+use super::membership::{
+    begin_join, begin_term, end_term, fence_writer, finish_join, outdates_tree, remove_member, test_record,
+};
 use super::{ChainLog, LogRestart, PathPosition, PathVersion};
 use crate::log::LogPoint;
 use crate::publish::PublishedMark;
@@ -129,8 +131,7 @@ impl ChainSimulation {
         let holds = |term| record.writer == Some(number) && record.term == term && !record.is_writer_fenced;
         let is_member = record.chain.contains(&node.name);
         node.term = node.term.filter(|term| holds(*term) && is_member);
-        let has_tree = node.join.as_ref().is_some_and(|join| join.has_tree && join.epoch == record.epoch);
-        node.is_catching_up = !is_member && !has_tree;
+        node.is_catching_up |= outdates_tree(&node.known, &record, &node.name);
         node.known = record;
     }
 
@@ -311,6 +312,7 @@ impl ChainSimulation {
         self.nodes[node].is_alive = true;
         self.refresh(node);
         let name = self.nodes[node].name.clone();
+        self.nodes[node].is_catching_up = !self.record.chain.contains(&name);
         let epoch = self.record.epoch;
         let is_alone = self.record.chain == [name.clone()];
         if !is_alone && self.random.u32(..3) == 0 {
@@ -353,6 +355,7 @@ impl ChainSimulation {
             }
             Some(join) if join.epoch == epoch => self.copy_tree(node),
             _ => {
+                self.nodes[node].is_catching_up = true;
                 self.nodes[node].logs.iter_mut().for_each(|log| log.chain.forget());
                 if self.change(node, |record| begin_join(record, &name)) {
                     self.nodes[node].join = Some(JoinAttempt { epoch: self.record.epoch, has_tree: false });

@@ -53,6 +53,8 @@ impl Filesystem for VolumeFilesystem {
         // The kernel then does not ask for security.capability before each write.
         let _ = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2);
         let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
+        // Files that are opened with O_APPEND can be mapped.
+        let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         let _ = config.set_max_write(WRITE_BYTES_MAX);
         Ok(())
     }
@@ -202,10 +204,10 @@ impl Filesystem for VolumeFilesystem {
         );
     }
 
-    fn open(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (inode, thread) = (number_of(inode), request.pid());
         self.answer_opening(move |client| match client.open_file(inode, thread) {
-            Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
+            Ok(()) => reply.opened(FileHandle(0), answer_flags(flags.0)),
             Err(error) => reply.error(error_of(error)),
         });
     }
@@ -370,8 +372,7 @@ impl Filesystem for VolumeFilesystem {
         self.create_inode(request, parent, name, new, move |created| match created {
             Ok(attributes) => {
                 client.base_files.open(number_of(attributes.ino));
-                let flags = FopenFlags::FOPEN_KEEP_CACHE;
-                reply.created(&CACHE_TIME, &attributes, GENERATION, FileHandle(0), flags);
+                reply.created(&CACHE_TIME, &attributes, GENERATION, FileHandle(0), answer_flags(flags));
             }
             // Another client has created it since the kernel looked. With ESTALE the kernel looks again, and opens it.
             Err(Errno::EXIST) if flags & EXCLUSIVE_CREATION == 0 => reply.error(error_of(Errno::STALE)),
@@ -443,6 +444,13 @@ impl Filesystem for VolumeFilesystem {
             Err(error) => reply.error(error_of(error)),
         }
     }
+}
+
+/// How the kernel uses its cache for an open file, by the flags of open(2). It would divide a buffered write that crosses a
+/// page, and another node could append between the parts.
+fn answer_flags(flags: i32) -> FopenFlags {
+    let cached = FopenFlags::FOPEN_KEEP_CACHE;
+    if flags & APPENDING == 0 { cached } else { cached | FopenFlags::FOPEN_DIRECT_IO }
 }
 
 /// The mode bits of fallocate(2).

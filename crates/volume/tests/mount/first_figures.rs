@@ -1,5 +1,5 @@
-//! First figures of a volume next to a floor: the same calls on the local file system. Run with `--ignored` in a release
-//! build; nothing is asserted.
+//! First figures of a volume next to a floor: the same calls on the local file system. Run with `--ignored first_figures`
+//! in a release build; nothing is asserted.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Write as _};

@@ -8,6 +8,7 @@ mod first_figures;
 mod model;
 mod mounted_volume;
 mod programs;
+mod real_programs;
 mod replica_check;
 mod several_clients;
 mod suites;
@@ -34,8 +35,9 @@ fn main() -> ExitCode {
         return run_process(&arguments[2..]);
     }
     let mut trials = Vec::new();
-    for (name, test) in first_figures::TESTS {
-        trials.push(trial(name, *test).with_ignored_flag(true));
+    // Long tests, which `make test-long` runs.
+    for (name, test) in [first_figures::TESTS, real_programs::LONG_TESTS].concat() {
+        trials.push(trial(name, test).with_ignored_flag(true));
     }
     for (name, test) in [
         basic_calls::TESTS,
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         crash::TESTS,
         waiting_calls::TESTS,
         programs::TESTS,
+        real_programs::TESTS,
         suites::TESTS,
     ]
     .concat()
@@ -63,10 +66,14 @@ fn trial(name: &str, test: fn()) -> Trial {
 }
 
 /// Role and store; of the offload process also catalog, name of the node and time of failure detection; of the client also
-/// the mount point.
+/// the mount point. Processes of `real_programs` have other arguments.
 fn run_process(arguments: &[String]) -> ExitCode {
     let (role, store) = (arguments[0].as_str(), VolumeStore::new(arguments[1].as_ref()));
     end_with_supervisor().expect("prctl");
+    if let Some((_, program)) = real_programs::PROCESSES.iter().find(|(name, _)| *name == role) {
+        program(&arguments[1..]);
+        return ExitCode::SUCCESS;
+    }
     let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
     let result = match role {
         "client" => {

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
+use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 use fastrand::Rng;
 use rustix::fs::{
@@ -17,11 +18,14 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread, pwrite};
 
-use super::mounted_volume::MountedVolume;
+use super::mounted_volume::{LOG_BYTES, MountedVolume};
+use super::test_node::WAIT_LIMIT;
+use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("random_operations_are_as_on_a_local_file_system", random_operations_are_as_on_a_local_file_system),
     ("concurrent_operations_are_published_as_they_were_seen", concurrent_operations_are_published_as_they_were_seen),
+    ("nodes_that_change_the_same_names_see_the_same_tree", nodes_that_change_the_same_names_see_the_same_tree),
 ];
 
 /// `VOLUME_MODEL_SEQUENCES` sets another number, `VOLUME_MODEL_SEED` runs one sequence.
@@ -343,6 +347,13 @@ fn random_operations_are_as_on_a_local_file_system() {
     println!("{sequences} sequences of {OPERATIONS} operations: {:.1} s", started.elapsed().as_secs_f64());
 }
 
+/// Executes operations, most of which fail.
+pub(crate) fn execute_random(root: &Path, seed: u64, operations: u32) {
+    let (mut side, mut random) = (Side::new(root), Rng::with_seed(seed));
+    let successes = (0..operations).filter(|_| side.execute(&random_operation(&mut random)).is_ok()).count();
+    assert!(successes * 30 > operations as usize, "only {successes} of {operations} operations succeeded");
+}
+
 /// Threads change the same few names. The tree that they leave is the same after a kill and after a remount.
 fn concurrent_operations_are_published_as_they_were_seen() {
     const THREADS: u64 = 4;
@@ -353,12 +364,7 @@ fn concurrent_operations_are_published_as_they_were_seen() {
     thread::scope(|scope| {
         for seed in 0..THREADS {
             let root = &root;
-            scope.spawn(move || {
-                let (mut side, mut random) = (Side::new(root), Rng::with_seed(1_000_000 + seed));
-                let successes =
-                    (0..OPERATIONS_PER_THREAD).filter(|_| side.execute(&random_operation(&mut random)).is_ok()).count();
-                assert!(successes > 100, "only {successes} operations succeeded");
-            });
+            scope.spawn(move || execute_random(root, 1_000_000 + seed, OPERATIONS_PER_THREAD));
         }
         for roles in [&[ProcessRole::Worker][..], &[ProcessRole::Offload], &[ProcessRole::Worker, ProcessRole::Offload]]
         {
@@ -372,4 +378,39 @@ fn concurrent_operations_are_published_as_they_were_seen() {
     volume.unmount();
     volume.mount();
     assert!(digest(&root) == before, "the same after a remount");
+}
+
+/// Waits until all nodes see the same tree: the kernel may have older attributes for some milliseconds.
+pub(crate) fn wait_for_equal_trees(cluster: &VolumeCluster) -> BTreeMap<String, Vec<u8>> {
+    let deadline = Instant::now() + WAIT_LIMIT;
+    loop {
+        let trees: Vec<_> = (0..cluster.nodes.len()).map(|node| digest(&cluster.path(node))).collect();
+        let Some(pair) = trees.windows(2).find(|pair| pair[0] != pair[1]) else {
+            return trees.into_iter().next().unwrap();
+        };
+        let names = pair[0].keys().chain(pair[1].keys());
+        let different: Vec<&String> = names.filter(|name| pair[0].get(*name) != pair[1].get(*name)).collect();
+        assert!(Instant::now() < deadline, "nodes see different files: {different:?}");
+    }
+}
+
+/// Threads of three nodes change the same few names. All nodes see the same tree afterwards, as do new clients.
+fn nodes_that_change_the_same_names_see_the_same_tree() {
+    const THREADS_PER_NODE: u64 = 2;
+    const OPERATIONS_PER_THREAD: u32 = 600;
+    rustix::process::umask(Mode::empty());
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, 60_000);
+    thread::scope(|scope| {
+        for seed in 0..3 * THREADS_PER_NODE {
+            let root = cluster.path(seed as usize % 3);
+            scope.spawn(move || execute_random(&root, 2_000_000 + seed, OPERATIONS_PER_THREAD));
+        }
+    });
+    let published = cluster.published_tree();
+    let expected = wait_for_equal_trees(&cluster);
+    assert_eq!(published.len() + 1, expected.len(), "the root, and each published file");
+    for node in 0..3 {
+        cluster.nodes[node].kill(&[ProcessRole::Client]);
+        assert!(digest(&cluster.path(node)) == expected, "after a killed client of node {node}");
+    }
 }

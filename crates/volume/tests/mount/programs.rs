@@ -21,7 +21,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 const SOURCE_FILES: usize = 300;
 
-fn run(command: &mut Command) -> String {
+/// Runs a program to its end, and returns what it prints. It must succeed.
+pub(crate) fn run(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{command:?}\n{text}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -29,7 +30,7 @@ fn run(command: &mut Command) -> String {
 }
 
 /// Without the configuration of the user who runs the test.
-fn git(directory: &Path) -> Command {
+pub(crate) fn git(directory: &Path) -> Command {
     let mut command = Command::new("git");
     command.current_dir(directory).env("HOME", directory).env("GIT_CONFIG_NOSYSTEM", "1");
     for (name, value) in

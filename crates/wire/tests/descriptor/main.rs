@@ -200,12 +200,16 @@ fn descriptor() -> Descriptor {
         eager_bytes: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
         descendants: vec![member(820, 0), member(830, 1)],
         zombies: vec![zombie()],
-        volumes: vec![VolumeMount {
-            volume: "data".into(),
-            directory: "/".into(),
-            mount_path: "/mnt/data".into(),
-            paths: vec!["/mnt/data/a".into(), "/mnt/data/b".into()],
-        }],
+        volumes: vec![volume_mount()],
+    }
+}
+
+fn volume_mount() -> VolumeMount {
+    VolumeMount {
+        volume: "data".into(),
+        directory: "/".into(),
+        mount_path: "/mnt/data".into(),
+        paths: vec!["/mnt/data/a".into(), "/mnt/data/b".into()],
     }
 }
 

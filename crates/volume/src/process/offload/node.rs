@@ -179,9 +179,8 @@ impl ReplicatedVolume {
         if record.revision <= state.record.revision {
             return;
         }
+        state.is_catching_up |= membership::outdates_tree(&state.record, record, &self.node.name);
         state.record = Arc::new(record.clone());
-        // Its shared tree may differ from the others.
-        state.is_catching_up |= !record.chain.contains(&self.node.name);
         let must_end = state.client.as_ref().is_some_and(|client| {
             let is_fenced = record.writer == Some(client.number) && record.is_writer_fenced;
             is_fenced || !record.chain.contains(&self.node.name)

@@ -58,7 +58,7 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
         if state.is_publishing_paused() {
             return Err(format!("node {} lends its tree, or a client reads it: try again", volume.node.name));
         }
-        let other = state.hold.as_ref().filter(|hold| hold.number != request.hold && hold.points.is_some());
+        let other = state.hold.as_ref().filter(|hold| hold.number != request.hold);
         if other.is_some_and(|hold| !hold.is_stale()) {
             return Err(format!("another check of volume {} is running", volume.key.name));
         }
@@ -149,11 +149,16 @@ fn find_log_damage(volume: &ReplicatedVolume, client: u16) -> Result<Option<LogP
     Ok(Some(replay.next_point()).filter(|valid_end| *valid_end < end))
 }
 
-/// Publishing continues. The digests stay for a while.
+/// Publishing continues. The digests stay until the check has ended.
 pub(super) fn release(volume: &ReplicatedVolume, request: &ReleaseTree) -> Result<(), String> {
-    if let Some(hold) = volume.lock().hold_of(request.hold) {
+    let mut state = volume.lock();
+    if let Some(hold) = state.hold_of(request.hold) {
         hold.points = None;
     }
+    if request.is_end {
+        state.hold.take_if(|hold| hold.number == request.hold);
+    }
+    drop(state);
     volume.notify();
     Ok(())
 }

@@ -78,8 +78,8 @@ fn compare(
 ) -> Result<(VolumeKey, CheckReport), String> {
     let check = ReplicaCheck::start(node, request)?;
     let compared = check.compare(&mut report_progress);
-    // Also after a failure: publishing continues.
-    check.release();
+    // Also after a failure.
+    check.end();
     Ok((check.key, compared?))
 }
 
@@ -220,9 +220,19 @@ impl<'n> ReplicaCheck<'n> {
         if held.iter().all(|held| *held == points) { Ok(()) } else { Err("they are busy".to_owned()) }
     }
 
-    /// A member that cannot be reached releases its tree by itself.
+    /// Publishing continues.
     fn release(&self) {
-        let request = ReleaseTree { volume: self.key.clone(), hold: self.hold };
+        self.release_trees(false);
+    }
+
+    /// Publishing continues, and another check may begin.
+    fn end(&self) {
+        self.release_trees(true);
+    }
+
+    /// A member that cannot be reached releases its tree by itself.
+    fn release_trees(&self, is_end: bool) {
+        let request = ReleaseTree { volume: self.key.clone(), hold: self.hold, is_end };
         let _ = self.call_each::<ReleaseTree>(&request, CALL_TIMEOUT);
     }
 

@@ -1,0 +1,327 @@
+//! Writer processes on several mounts, in a directory of their own and in a shared one. Each prints what fsync(2) has
+//! acknowledged. They are killed, and each node then has everything that they printed.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::Durability;
+
+use super::{NO_DETECTION_MS, own_process, three_replicas};
+use crate::mounted_volume::LOG_BYTES;
+use crate::test_node::WAIT_LIMIT;
+use crate::volume_cluster::VolumeCluster;
+
+const WRITERS: usize = 16;
+const REPLACED_FILES: u64 = 4;
+const SHARED_LOGS: u64 = 3;
+/// No divisor of a page.
+const BLOCK_BYTES: usize = 1000;
+const BLOCKS: u64 = 16;
+
+/// Sixteen processes on three nodes. All are killed when each has a few acknowledgements.
+pub(super) fn find_everything_acknowledged_on_each_node() {
+    write_and_verify(&three_replicas(), 3);
+}
+
+/// As above, for longer.
+pub(super) fn find_everything_acknowledged_after_minutes() {
+    write_and_verify(&three_replicas(), 100);
+}
+
+/// Sixteen processes on sixteen nodes, each with a replica.
+pub(super) fn sixteen_nodes_find_everything_acknowledged() {
+    let names: Vec<String> = (1..=WRITERS).map(|number| format!("n{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    write_and_verify(&VolumeCluster::mounted(&names, LOG_BYTES, Durability::Memory, NO_DETECTION_MS), 15);
+}
+
+/// Each writer has at least so many acknowledgements before all are killed.
+fn write_and_verify(cluster: &VolumeCluster, acknowledged_min: usize) {
+    fs::create_dir(cluster.path(0).join("shared")).unwrap();
+    let nodes = cluster.nodes.len();
+    let mut writers: Vec<Child> = (0..WRITERS)
+        .map(|writer| {
+            let mut command = own_process("writer");
+            command.arg(cluster.path(writer % nodes)).arg(writer.to_string()).stdout(Stdio::piped());
+            command.spawn().unwrap()
+        })
+        .collect();
+    let started = Instant::now();
+    let manifests = collect_manifests(&mut writers, acknowledged_min);
+    let acknowledged: usize = manifests.iter().map(Vec::len).sum();
+    println!("{nodes} nodes: {acknowledged} acknowledgements in {:.1?}", started.elapsed());
+    for node in 0..nodes {
+        let found = FoundTree { root: cluster.path(node), logs: read_shared_logs(&cluster.path(node)) };
+        for (writer, lines) in manifests.iter().enumerate() {
+            found.verify(writer, lines);
+        }
+    }
+    cluster.published_tree();
+}
+
+/// O_APPEND: the lines of three nodes are not mixed, also where a line crosses a page.
+pub(super) fn appended_lines_are_not_divided() {
+    const LINES: usize = 80;
+    let cluster = three_replicas();
+    let line = |node: usize, number: usize| format!("{node} {number:->3500}\n");
+    thread::scope(|scope| {
+        for node in 0..3 {
+            let path = cluster.path(node).join("log");
+            scope.spawn(move || {
+                let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
+                (0..LINES).for_each(|number| file.write_all(line(node, number).as_bytes()).unwrap());
+            });
+        }
+    });
+    let text = fs::read_to_string(cluster.path(1).join("log")).unwrap();
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    for node in 0..3 {
+        let own = lines.iter().filter(|line| line.starts_with(&format!("{node} ")));
+        let divided = own.clone().zip(0..).find(|(found, number)| **found != line(node, *number));
+        assert_eq!((divided, own.count()), (None, LINES), "lines of node {node}");
+    }
+}
+
+/// As `tail -f` does: readers on the node of the writer and on another one follow a log, and see no other bytes than its own.
+pub(super) fn readers_follow_an_appended_log() {
+    const LINES: usize = 1500;
+    let cluster = three_replicas();
+    let content: String = (0..LINES).map(|number| format!("{number:->99}\n")).collect();
+    let create =
+        |node: usize| OpenOptions::new().append(true).create(true).open(cluster.path(node).join("log")).unwrap();
+    let (mut output, expected) = (create(0), content.as_bytes());
+    thread::scope(|scope| {
+        for node in [0, 0, 1] {
+            let file = File::open(cluster.path(node).join("log")).unwrap();
+            scope.spawn(move || follow_log(&file, expected, node));
+        }
+        content.split_inclusive('\n').for_each(|line| output.write_all(line.as_bytes()).unwrap());
+    });
+}
+
+fn follow_log(file: &File, expected: &[u8], node: usize) {
+    let (mut offset, mut buffer) = (0, vec![0; 64 << 10]);
+    let deadline = Instant::now() + WAIT_LIMIT;
+    while offset < expected.len() {
+        let count = file.read_at(&mut buffer, offset as u64).unwrap();
+        let (found, expected) = (&buffer[..count], &expected[offset..offset + count]);
+        let different = found.iter().zip(expected).position(|(found, expected)| found != expected);
+        assert_eq!(
+            different.map(|index| (index, found[index])),
+            None,
+            "{count} bytes from {offset} on, on node {node}"
+        );
+        offset += count;
+        assert!(Instant::now() < deadline, "node {node} has {offset} bytes");
+    }
+}
+
+/// Waits until each writer has printed enough, kills all, and returns the lines of each.
+fn collect_manifests(writers: &mut [Child], acknowledged_min: usize) -> Vec<Vec<String>> {
+    let counts: Vec<AtomicUsize> = writers.iter().map(|_| AtomicUsize::new(0)).collect();
+    let outputs: Vec<_> = writers.iter_mut().map(|writer| writer.stdout.take().unwrap()).collect();
+    thread::scope(|scope| {
+        let readers: Vec<_> = outputs
+            .into_iter()
+            .zip(&counts)
+            .map(|(output, count)| {
+                scope.spawn(move || {
+                    let lines = BufReader::new(output).lines().map(Result::unwrap);
+                    lines.inspect(|_| _ = count.fetch_add(1, Ordering::Relaxed)).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let deadline = Instant::now() + 5 * WAIT_LIMIT;
+        let is_enough = || counts.iter().all(|count| count.load(Ordering::Relaxed) >= acknowledged_min);
+        let mut ended = None;
+        while !is_enough() && ended.is_none() && Instant::now() < deadline {
+            ended = writers.iter_mut().find_map(|writer| writer.try_wait().unwrap());
+            thread::sleep(Duration::from_millis(5));
+        }
+        let is_enough = is_enough();
+        for writer in writers.iter_mut() {
+            writer.kill().unwrap();
+            writer.wait().unwrap();
+        }
+        assert!(is_enough, "writers acknowledge too little: {counts:?}, one ended: {ended:?}");
+        readers.into_iter().map(|reader| reader.join().unwrap()).collect()
+    })
+}
+
+/// The process: mount point and number of the writer.
+pub(super) fn run_writer(arguments: &[String]) {
+    let writer: usize = arguments[1].parse().unwrap();
+    let (shared, own) = (Path::new(&arguments[0]).join("shared"), own_directory(arguments[0].as_ref(), writer));
+    fs::create_dir(&own).unwrap();
+    let mut stdout = io::stdout();
+    for number in 0.. {
+        let line = match number % 6 {
+            0 => replace_file(&own, writer, number),
+            1 => append_line(&shared, writer, number),
+            2 => claim_name(&shared, writer, number / 6),
+            3 => overwrite_block(&own, writer, number),
+            4 => move_directory(&own, &shared, writer, number),
+            _ => remove_file(&own, &shared, writer, number),
+        };
+        let line = line.unwrap_or_else(|error| panic!("writer {writer}, operation {number}: {error}"));
+        writeln!(stdout, "{line}").and_then(|()| stdout.flush()).unwrap();
+    }
+}
+
+fn own_directory(root: &Path, writer: usize) -> PathBuf {
+    root.join(format!("own-{writer}"))
+}
+
+fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+fn content_of(writer: usize, number: u64) -> Vec<u8> {
+    format!("{writer} {number}\n").repeat(1 + (number as usize * 97) % 3000).into_bytes()
+}
+
+fn block_of(writer: usize, number: u64) -> Vec<u8> {
+    format!("{writer:09} {number:09} ").repeat(BLOCK_BYTES / 20).into_bytes()
+}
+
+fn replace_file(own: &Path, writer: usize, number: u64) -> io::Result<String> {
+    let index = number % REPLACED_FILES;
+    let mut file = File::create(own.join("new"))?;
+    file.write_all(&content_of(writer, number))?;
+    file.sync_all()?;
+    fs::rename(own.join("new"), own.join(format!("file-{index}")))?;
+    sync_directory(own)?;
+    Ok(format!("replaced {index} {number}"))
+}
+
+fn append_line(shared: &Path, writer: usize, number: u64) -> io::Result<String> {
+    let path = shared.join(format!("log-{}", number % SHARED_LOGS));
+    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    let written = file.write(format!("|{writer} {number} {:->60}\n", "").as_bytes())?;
+    assert!(written > 60, "a line is appended as a whole");
+    file.sync_data()?;
+    Ok(format!("appended 0 {number}"))
+}
+
+/// One writer of all creates the name.
+fn claim_name(shared: &Path, writer: usize, name: u64) -> io::Result<String> {
+    match File::create_new(shared.join(format!("claim-{name}"))) {
+        Ok(mut file) => {
+            write!(file, "{writer}")?;
+            file.sync_all()?;
+            sync_directory(shared)?;
+            Ok(format!("claimed 0 {name}"))
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(format!("lost 0 {name}")),
+        Err(error) => Err(error),
+    }
+}
+
+fn overwrite_block(own: &Path, writer: usize, number: u64) -> io::Result<String> {
+    let block = number % BLOCKS;
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(own.join("blocks"))?;
+    file.write_all_at(&block_of(writer, number), block * BLOCK_BYTES as u64)?;
+    file.sync_data()?;
+    Ok(format!("wrote {block} {number}"))
+}
+
+fn move_directory(own: &Path, shared: &Path, writer: usize, number: u64) -> io::Result<String> {
+    let (new, moved) = (own.join("directory"), shared.join(format!("moved-{writer}-{number}")));
+    fs::create_dir_all(&new)?;
+    fs::write(new.join("file"), content_of(writer, number))?;
+    File::open(new.join("file"))?.sync_all()?;
+    fs::rename(&new, &moved)?;
+    sync_directory(shared)?;
+    Ok(format!("moved 0 {number}"))
+}
+
+/// Removes what the operation before has moved, every second time.
+fn remove_file(own: &Path, shared: &Path, writer: usize, number: u64) -> io::Result<String> {
+    let moved = shared.join(format!("moved-{writer}-{}", number - 1));
+    if number % 4 == 1 {
+        return Ok(format!("kept 0 {}", number - 1));
+    }
+    fs::hard_link(moved.join("file"), own.join(format!("link-{number}")))?;
+    fs::remove_dir_all(&moved)?;
+    sync_directory(shared)?;
+    sync_directory(own)?;
+    Ok(format!("removed 0 {number}"))
+}
+
+/// The volume as one node has it.
+struct FoundTree {
+    root: PathBuf,
+    /// How often each line of the shared logs is there.
+    logs: BTreeMap<(usize, u64), u32>,
+}
+
+fn read_shared_logs(root: &Path) -> BTreeMap<(usize, u64), u32> {
+    let mut lines = BTreeMap::new();
+    for log in 0..SHARED_LOGS {
+        let text = fs::read_to_string(root.join(format!("shared/log-{log}"))).unwrap_or_default();
+        // A writer that is killed in write(2) may leave the first part of a line.
+        for line in text.lines().filter_map(|line| line.strip_suffix(&*"-".repeat(60))) {
+            let words: Vec<&str> = line.rsplit('|').next().unwrap().split(' ').collect();
+            *lines.entry((words[0].parse().unwrap(), words[1].parse().unwrap())).or_default() += 1;
+        }
+    }
+    lines
+}
+
+impl FoundTree {
+    /// The last line may have been followed by an operation that was killed before it was acknowledged.
+    fn verify(&self, writer: usize, lines: &[String]) {
+        let last = lines.len() as u64;
+        let mut newest = BTreeMap::new();
+        for line in lines {
+            let words: Vec<&str> = line.split(' ').collect();
+            let (index, number) = (words[1].parse::<u64>().unwrap(), words[2].parse::<u64>().unwrap());
+            let place = format!("{line:?} of writer {writer} in {}", self.root.display());
+            match words[0] {
+                "replaced" | "wrote" => _ = newest.insert((words[0], index), number),
+                "appended" => assert_eq!(self.logs.get(&(writer, number)), Some(&1), "{place}"),
+                "claimed" => {
+                    let found = fs::read_to_string(self.root.join(format!("shared/claim-{number}")));
+                    assert_eq!(found.ok(), Some(writer.to_string()), "{place}");
+                }
+                "lost" => assert!(self.root.join(format!("shared/claim-{number}")).exists(), "{place}"),
+                "kept" => assert_eq!(self.moved_content(writer, number), Some(content_of(writer, number)), "{place}"),
+                "removed" => {
+                    assert_eq!(self.moved_content(writer, number - 1), None, "{place}");
+                    let linked = fs::read(own_directory(&self.root, writer).join(format!("link-{number}")));
+                    assert_eq!(linked.ok(), Some(content_of(writer, number - 1)), "{place}");
+                }
+                _ => {}
+            }
+        }
+        for ((operation, index), number) in newest {
+            let is_content = |number: u64| match operation {
+                "replaced" => self.own_content(writer, index) == content_of(writer, number),
+                _ => self.block(writer, index) == block_of(writer, number),
+            };
+            assert!(is_content(number) || is_content(last), "{operation} {index} {number} of writer {writer}");
+        }
+    }
+
+    fn moved_content(&self, writer: usize, number: u64) -> Option<Vec<u8>> {
+        fs::read(self.root.join(format!("shared/moved-{writer}-{number}/file"))).ok()
+    }
+
+    fn own_content(&self, writer: usize, index: u64) -> Vec<u8> {
+        fs::read(own_directory(&self.root, writer).join(format!("file-{index}"))).unwrap()
+    }
+
+    fn block(&self, writer: usize, block: u64) -> Vec<u8> {
+        let mut data = vec![0; BLOCK_BYTES];
+        let file = File::open(own_directory(&self.root, writer).join("blocks")).unwrap();
+        file.read_exact_at(&mut data, block * BLOCK_BYTES as u64).unwrap();
+        data
+    }
+}
