@@ -63,7 +63,7 @@ impl VolumeCluster {
     }
 
     /// Forks a child with this number, and checks what it finds.
-    fn require_child(&self, seed: &Seed, number: &str, (node, rest): (usize, &str)) {
+    fn require_child(&self, seed: &Seed, number: &str, node: usize, rest: &str) {
         let ended = seed.fork_attached(number, &["--to", self.cluster.name(node)]);
         let expected = format!("rest {rest} mapped b'first' names read\n");
         assert_eq!((without_ticks(&ended.stdout), ended.status.code()), (expected, Some(42)), "{}", ended.stderr);
@@ -90,7 +90,7 @@ fn forked() {
     let parent = files.parent(&[]);
     require_listed(cluster.first(), &parent);
     let seed = Seed::prepare(cluster.first(), &parent);
-    files.require_child(&seed, "1", (0, "second/"));
+    files.require_child(&seed, "1", 0, "second/");
     files.require_written("parent\nchild 1\n");
 
     let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]);
@@ -103,12 +103,12 @@ fn forked() {
 
     let second = cluster.daemon_pid(1);
     run_in_mounts_of(second, || mount_volume(cluster.node(1), directory));
-    files.require_child(&seed, "2", (1, "second/"));
+    files.require_child(&seed, "2", 1, "second/");
     // A file on a volume is as it is now, not as it was at the prepare.
     let mut appended = OpenOptions::new().append(true).open(files.read()).expect("a file in the volume");
     appended.write_all(b"third\n").and_then(|()| appended.sync_all()).expect("the volume takes data");
-    files.require_child(&seed, "3", (1, "second/third/"));
-    files.require_child(&seed, "4", (0, "second/third/"));
+    files.require_child(&seed, "3", 1, "second/third/");
+    files.require_child(&seed, "4", 0, "second/third/");
     files.require_written("parent\nchild 1\nchild 2\nchild 3\nchild 4\n");
 
     drop((seed, parent, appended));
@@ -144,7 +144,7 @@ fn require_locked(files: &VolumeCluster) {
     let seed = Seed::prepare(files.cluster.first(), &parent);
     let refused = files.cluster.first().run_failing(&["fork", seed.id(), "--to", files.cluster.name(0)]);
     refused.require_mentions(&["lock", "fd 5"]);
-    files.require_child(&seed, "5", (1, "second/third/"));
+    files.require_child(&seed, "5", 1, "second/third/");
     files.require_written("parent\nchild 5\n");
 }
 

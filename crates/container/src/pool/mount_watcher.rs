@@ -1,7 +1,7 @@
 //! Ends containers that wait with a mount that the node no longer has. As long as a container shows it, a file system that was unmounted
 //! stays in use, and the process that serves it runs.
 //!
-//! Only FUSE and network file systems count: other mounts change often, and a container with one of them is ended when it would be taken.
+//! Only FUSE and network file systems count: other mounts change often, and a container with one of them ends when it is taken.
 
 use std::collections::VecDeque;
 use std::io::{self, PipeWriter};

@@ -184,7 +184,7 @@ impl CheckReport {
         self.file_descriptors += survey.fds.len();
         self.notes.extend(survey.notes.iter().map(|note| survey.format_note(self.pid, note)));
         let volumes = volume_objects::read_volumes(TreeRoot::find(self.pid)?)?;
-        self.volume_objects.extend(list_volume_objects((pid, &volumes), &survey.fds, &survey.maps));
+        self.volume_objects.extend(list_volume_objects(pid, &volumes, &survey.fds, &survey.maps));
         self.refusals.extend(survey.refusals);
         Ok((pid, survey.fds))
     }

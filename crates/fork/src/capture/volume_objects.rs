@@ -48,7 +48,8 @@ pub(super) fn read_volumes(root: TreeRoot) -> Result<VolumeTable, CaptureError> 
 
 /// What a process has on volumes: links of `/proc` first, then descriptors, then mappings.
 pub(super) fn list_volume_objects(
-    (pid, volumes): (i32, &VolumeTable),
+    pid: i32,
+    volumes: &VolumeTable,
     fds: &[OpenFd],
     maps: &[MapEntry],
 ) -> Vec<VolumeObject> {

@@ -274,14 +274,14 @@ pub(super) fn refuse_open_files((pid, root): (i32, TreeRoot), fds: &[OpenFd]) ->
     for fd in fds {
         refusals.extend(fd.refusal().map(|reason| Refusal::new(fd_object(pid, fd.number), reason)));
     }
-    refusals.extend(refuse_removed_from_volumes((pid, root), fds)?);
+    refusals.extend(refuse_removed_from_volumes(pid, root, fds)?);
     refusals.extend(refuse_unsupported_sockets(pid, fds)?);
     refusals.extend(terminal::refuse_terminals((pid, root), fds)?);
     Ok(refusals)
 }
 
 /// Files and directories that were removed from a volume while they were open. A copy would hide what other nodes do to the volume.
-fn refuse_removed_from_volumes((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+fn refuse_removed_from_volumes(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut removed = fds.iter().filter(|fd| fd.is_removed_from_path()).peekable();
     if removed.peek().is_none() {
         return Ok(Vec::new());
