@@ -42,7 +42,7 @@ impl UnresponsiveMount {
             .expect("root may mount");
         let answered = answer_init(&mut server);
         let caller = Command::new("stat").arg("--file-system").arg(directory.path()).stdout(Stdio::null()).spawn();
-        let mut mounted = Self { directory, caller: caller.expect("stat"), server: server };
+        let mut mounted = Self { directory, caller: caller.expect("stat"), server };
         answered.expect("the first request is FUSE_INIT");
         thread::sleep(HANG_PERIOD);
         mounted.require_hanging();
