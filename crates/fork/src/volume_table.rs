@@ -30,7 +30,7 @@ pub(crate) struct VolumePath<'a> {
 }
 
 impl VolumeTable {
-    /// The mounts that a process sees, from its root.
+    /// The table of a process, as seen from its root.
     ///
     /// # Errors
     /// As reading `/proc/PID/mountinfo`.

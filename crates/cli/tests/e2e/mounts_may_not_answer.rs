@@ -6,6 +6,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("while_nodes_start_fork_and_stop", || run_in_own_mounts(from_the_beginning)),
     Test::alone("after_nodes_have_started", || run_in_own_mounts(later)),
+    Test::alone("although_their_servers_take_requests", || run_in_own_mounts(taken)),
 ];
 
 /// One that containers overlay while it answers; and a volume, which they show as it is.
@@ -29,6 +30,16 @@ fn later() {
     drop(mounts);
     require_forks(&cluster);
     let mut mounts = UNRESPONSIVE.map(UnresponsiveMount::new);
+    assert_eq!(cluster.stop(), [""; 0]);
+    mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
+}
+
+/// As a file system of a machine that is out of reach: its server waits for that, and what waits for the server cannot be killed.
+fn taken() {
+    let mut mounts = UNRESPONSIVE.map(UnresponsiveMount::new);
+    mounts.iter().for_each(UnresponsiveMount::take_requests);
+    let cluster = Cluster::start(2);
+    require_forks(&cluster);
     assert_eq!(cluster.stop(), [""; 0]);
     mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
 }

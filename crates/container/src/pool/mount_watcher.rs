@@ -1,7 +1,7 @@
 //! Ends waiting containers with a mount that the node no longer has. An unmounted file system stays in use, and its server runs, as long
 //! as a container shows it.
 //!
-//! Only FUSE and network file systems count: other mounts change often, and a container with one of them is ended when it would be taken.
+//! Only FUSE and network file systems count: other mounts change often, and a container with one of them ends when it is taken.
 
 use std::collections::VecDeque;
 use std::io::{self, PipeWriter};

@@ -45,8 +45,8 @@ impl BlueprintCache {
         Ok(Self { watch: MountWatch::start()?, plan: NodePlan::read(masked, BTreeSet::new())? })
     }
 
-    /// The blueprint now, without the mounts of these ids. The old one stays when the table cannot be read: building
-    /// would fail, too, and say why.
+    /// The blueprint now, without the mounts of these ids. When the table cannot be read the old one is kept: building would fail too,
+    /// and say why.
     pub(crate) fn current(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> &RootBlueprint {
         self.refresh(masked, unresponsive);
         &self.plan.blueprint

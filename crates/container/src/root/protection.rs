@@ -20,8 +20,6 @@ use crate::config::RootSpec;
 
 //  /dev       a directory with null, zero, full, random, urandom, tty, and the container's own pts, shm and mqueue
 //  /sys ...   views of the kernel: read-only; those for debuggers are covered
-//  volumes    read-only
-//
 //  /proc      is made read-only by the child, once nothing in it has to be written any more
 //  the rest   no devices, no set-user-id programs
 //

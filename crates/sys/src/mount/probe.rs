@@ -2,6 +2,7 @@
 //!
 //! A call to such a file system may never return, and the thread that made it may not be killed. So a process of its own makes the
 //! call (stat(1) with `--file-system`), and the caller waits a limited time for its end. `farfork_container` leaves such mounts out.
+//! A probe without an answer is moved to the topmost control groups: the end of a node must not wait for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::cgroup::{self, hierarchy};
 use crate::pidfd;
 
 /// File systems that are served by another machine, or by a process that their name does not say. FUSE is recognized by its prefix.
@@ -57,25 +59,26 @@ pub struct ProbedMount {
 
 /// The probes that have no answer yet: at most one process for each mount.
 #[derive(Debug, Default)]
-pub struct MountProbes(Mutex<BTreeMap<u32, Child>>);
+pub struct MountProbes {
+    pending: Mutex<BTreeMap<u32, Child>>,
+    /// Held by the thread that probes.
+    probing: Mutex<()>,
+}
 
 impl MountProbes {
     /// The ids of these mounts that do not answer. Waits half a second for those that are new, and not at all for those that have not
     /// answered an earlier probe. Forgets mounts that are not listed.
     pub fn find_unresponsive(&self, mounts: &[ProbedMount]) -> BTreeSet<u32> {
+        let _one_at_a_time = self.probing.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.unresponsive();
         let new = mounts.iter().filter(|mount| !known.contains(&mount.id));
         let started: Vec<(u32, Child)> = new.filter_map(|mount| Some((mount.id, start_probe(mount).ok()?))).collect();
         let deadline = Instant::now() + ANSWER_LIMIT;
         let unanswered: Vec<(u32, Child)> =
             started.into_iter().filter_map(|(id, probe)| Some((id, wait_answer(probe, deadline)?))).collect();
+        unanswered.iter().for_each(|(_, probe)| leave_groups(probe));
         let mut pending = self.lock();
-        for (id, probe) in unanswered {
-            // Another thread may have started one at the same time.
-            if let Some(earlier) = pending.insert(id, probe) {
-                end_probe(earlier);
-            }
-        }
+        pending.extend(unanswered);
         let (kept, gone) =
             std::mem::take(&mut *pending).into_iter().partition(|(id, _)| mounts.iter().any(|mount| mount.id == *id));
         *pending = kept;
@@ -92,7 +95,7 @@ impl MountProbes {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Child>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -117,6 +120,13 @@ fn wait_answer(mut probe: Child, deadline: Instant) -> Option<Child> {
             let _ = probe.wait();
             None
         }
+    }
+}
+
+/// Moves a probe out of the control groups of the process that started it, where it may.
+fn leave_groups(probe: &Child) {
+    for hierarchy in hierarchy::mounted_hierarchies().unwrap_or_default() {
+        let _ = cgroup::move_process(&hierarchy.top, probe.id().cast_signed());
     }
 }
 

@@ -14,11 +14,11 @@ use farfork_wire::descriptor::{
     InheritedRun, InotifyWatch, IntervalTimer, LAYERS_MAX, Layer, Mapping, MappingFlags, MessageSender, Mm, OpenFile,
     Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, ProcessRelations, REGISTER_WORDS, RESTORED_NUMBER_MAX,
     RestartableCall, Scheduling, SeccompFilter, SemaphoreSet, SharedObject, SharedObjectKind, SignalAction, Socket,
-    SocketMessage, SocketState, StandardStream, TERMINAL_NUMBER_MAX, Thread, TimerSpec, VDSO_BYTES_MAX, VolumeMount,
-    Zombie, decode, encode,
+    SocketMessage, SocketState, StandardStream, TERMINAL_NUMBER_MAX, Thread, TimerSpec, VDSO_BYTES_MAX, Zombie, decode,
+    encode,
 };
 
-use parts::{file_extent, file_version, mapped_file, message_queue, terminal};
+use parts::{file_extent, file_version, mapped_file, message_queue, terminal, volume_mount};
 
 fn credentials() -> Credentials {
     Credentials {
@@ -201,15 +201,6 @@ fn descriptor() -> Descriptor {
         descendants: vec![member(820, 0), member(830, 1)],
         zombies: vec![zombie()],
         volumes: vec![volume_mount()],
-    }
-}
-
-fn volume_mount() -> VolumeMount {
-    VolumeMount {
-        volume: "data".into(),
-        directory: "/".into(),
-        mount_path: "/mnt/data".into(),
-        paths: vec!["/mnt/data/a".into(), "/mnt/data/b".into()],
     }
 }
 

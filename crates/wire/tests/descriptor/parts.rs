@@ -2,7 +2,7 @@
 
 use farfork_wire::descriptor::{
     ControlledSession, DIGEST_BYTES, Extent, ExtentId, ExtentSource, FileIdentity, FileReference, FileStatus,
-    FileVersion, MappedFile, MappedRange, MessageQueue, PageRun, PseudoTerminal, TERMINAL_SETTINGS_BYTES,
+    FileVersion, MappedFile, MappedRange, MessageQueue, PageRun, PseudoTerminal, TERMINAL_SETTINGS_BYTES, VolumeMount,
 };
 
 fn identity(bytes: u64) -> FileIdentity {
@@ -53,5 +53,14 @@ pub(super) fn terminal() -> PseudoTerminal {
         is_exclusive: false,
         session: Some(ControlledSession { leader: 812, foreground: 812 }),
         status: Some(FileStatus { mode: 0o620, uid: 0, gid: 5 }),
+    }
+}
+
+pub(super) fn volume_mount() -> VolumeMount {
+    VolumeMount {
+        volume: "data".into(),
+        directory: "/".into(),
+        mount_path: "/mnt/data".into(),
+        paths: vec!["/mnt/data/a".into(), "/mnt/data/b".into()],
     }
 }

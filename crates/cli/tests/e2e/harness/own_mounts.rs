@@ -7,7 +7,7 @@ use std::thread;
 use farfork_sys::mount::make_private;
 use farfork_sys::{namespace, pidfd};
 
-/// In a copy of the calling thread's mounts. Whatever is mounted there is not seen elsewhere, and ends with the last process in it.
+/// In a copy of the calling thread's mounts. A mount that is made there is not seen elsewhere, and ends with the last process in it.
 pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     run_in_thread(|| {
         namespace::unshare_container(false).and_then(|()| make_private(Path::new("/"))).expect("root may unshare");

@@ -28,7 +28,7 @@ pub(crate) struct UnresponsiveMount {
     directory: TempDir,
     /// Waits for an answer to statfs(2).
     caller: Child,
-    _server: File,
+    server: File,
 }
 
 impl UnresponsiveMount {
@@ -42,11 +42,21 @@ impl UnresponsiveMount {
             .expect("root may mount");
         let answered = answer_init(&mut server);
         let caller = Command::new("stat").arg("--file-system").arg(directory.path()).stdout(Stdio::null()).spawn();
-        let mut mounted = Self { directory, caller: caller.expect("stat"), _server: server };
+        let mut mounted = Self { directory, caller: caller.expect("stat"), server };
         answered.expect("the first request is FUSE_INIT");
         thread::sleep(HANG_PERIOD);
         mounted.require_hanging();
         mounted
+    }
+
+    /// From now on the server takes requests, and answers none. A process that waits for one cannot be killed.
+    pub(crate) fn take_requests(&self) {
+        let mut server = self.server.try_clone().expect("a descriptor");
+        // Ends when the file system is aborted.
+        thread::spawn(move || {
+            let mut request = vec![0; REQUEST_BYTES_MAX];
+            while server.read(&mut request).is_ok() {}
+        });
     }
 
     /// A call that was made at the beginning has not returned.
