@@ -16,7 +16,6 @@ use crate::volume_cluster::{THREE_NODES, VolumeCluster};
 
 /// The tests of this folder.
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("postgresql_keeps_committed_transactions", postgresql::keeps_committed_transactions),
     ("rsync_transfers_nothing_again", rsync::transfers_nothing_again),
     ("fio_verifies_what_it_wrote_on_each_node", fio::verifies_what_it_wrote_on_each_node),
     ("rocksdb_is_consistent_after_a_kill", rocksdb::is_consistent_after_a_kill),
@@ -34,7 +33,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 /// Tests of this folder that take minutes.
 pub(crate) const LONG_TESTS: &[(&str, fn())] = &[
-    ("postgresql_keeps_committed_transactions_in_many_kills", postgresql::keeps_committed_transactions_in_many_kills),
+    ("postgresql_keeps_committed_transactions", postgresql::keeps_committed_transactions),
     ("fio_verifies_large_files_on_each_node", fio::verifies_large_files_on_each_node),
     ("rocksdb_is_consistent_after_many_kills", rocksdb::is_consistent_after_many_kills),
     ("archives_of_up_to_a_hundred_thousand_files", archives::large_archives_are_compared_on_each_node),

@@ -36,13 +36,8 @@ enum KillTarget {
     Volume(ProcessRole),
 }
 
-/// A killed server has every transaction that was committed, and other nodes continue.
+/// A killed server has every transaction that was committed, and other nodes continue. Processes of the volume are killed, too.
 pub(super) fn keeps_committed_transactions() {
-    run_on_nodes(Durability::Memory, &[KillTarget::Server], &[1]);
-}
-
-/// As above, with more kills, also of the processes of the volume.
-pub(super) fn keeps_committed_transactions_in_many_kills() {
     use KillTarget::{Server, Volume};
     let kills = [
         Server,
@@ -53,12 +48,12 @@ pub(super) fn keeps_committed_transactions_in_many_kills() {
         Server,
         Volume(ProcessRole::Client),
     ];
-    run_on_nodes(Durability::Memory, &kills, &[1, 2, 0]);
-    run_on_nodes(Durability::Disk, &kills, &[1, 2, 0]);
+    run_on_each_node(Durability::Memory, &kills);
+    run_on_each_node(Durability::Disk, &kills);
 }
 
-/// Kills on node 0, then a server on each of these nodes.
-fn run_on_nodes(durability: Durability, kills: &[KillTarget], nodes: &[usize]) {
+/// Kills on node 0, then a server on each node.
+fn run_on_each_node(durability: Durability, kills: &[KillTarget]) {
     let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, durability, NO_DETECTION_MS);
     let sockets = create_database(&cluster);
     let mut server = DatabaseServer::start(&data_directory(&cluster, 0), sockets.path());
@@ -67,9 +62,9 @@ fn run_on_nodes(durability: Durability, kills: &[KillTarget], nodes: &[usize]) {
         println!("{durability:?}: {kill:?} is killed");
         server = server.check_kill(*kill, &cluster);
     }
-    for node in nodes {
+    for node in [1, 2, 0] {
         server.stop();
-        let data = data_directory(&cluster, *node);
+        let data = data_directory(&cluster, node);
         run(as_postgres("pg_checksums").args(["--check", "--pgdata"]).arg(&data));
         server = DatabaseServer::start(&data, sockets.path());
         server.require_sums();
