@@ -52,14 +52,26 @@ const RECORDS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ends the writers, and counts their acknowledgements.
 #[derive(Debug, Default)]
-struct WriterControl {
+pub(crate) struct WriterControl {
     must_stop: AtomicBool,
     acknowledged: AtomicU64,
 }
 
+impl WriterControl {
+    /// The writers end.
+    pub(crate) fn stop(&self) {
+        self.must_stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Records that fsync(2) has acknowledged.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+}
+
 /// The acknowledgements of one writer.
 #[derive(Debug, Default)]
-struct WriterManifest {
+pub(crate) struct WriterManifest {
     /// Records of each file that fsync(2) acknowledged.
     records: Vec<u64>,
     /// Files whose rename was acknowledged by fsync(2) of the directory.
@@ -82,7 +94,7 @@ fn renamed_path(root: &Path, writer: usize, file: usize) -> PathBuf {
 }
 
 /// Writes files of records. Each file is renamed when it is complete.
-fn write_until_stopped(root: &Path, writer: usize, control: &WriterControl) -> WriterManifest {
+pub(crate) fn write_until_stopped(root: &Path, writer: usize, control: &WriterControl) -> WriterManifest {
     let mut manifest = WriterManifest::default();
     while !control.must_stop.load(Ordering::Relaxed) {
         let file = manifest.renamed;
@@ -127,7 +139,7 @@ fn write_file(
     directory.sync_all()
 }
 
-fn verify(root: &Path, writer: usize, manifest: &WriterManifest) {
+pub(crate) fn verify(root: &Path, writer: usize, manifest: &WriterManifest) {
     for (file, acknowledged) in manifest.records.iter().enumerate() {
         let renamed = renamed_path(root, writer, file);
         if file < manifest.renamed {
@@ -169,10 +181,10 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: Durabili
             volume.kill(groups[random.usize(..groups.len())]);
         }
         let deadline = Instant::now() + RECORDS_TIMEOUT;
-        while control.acknowledged.load(Ordering::Relaxed) < RECORDS_MIN && Instant::now() < deadline {
+        while control.acknowledged() < RECORDS_MIN && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
-        control.must_stop.store(true, Ordering::Relaxed);
+        control.stop();
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
     let check = || manifests.iter().enumerate().for_each(|(writer, manifest)| verify(&root, writer, manifest));

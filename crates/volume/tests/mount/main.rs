@@ -4,6 +4,7 @@
 mod basic_calls;
 mod chain;
 mod crash;
+mod crash_matrix;
 mod first_figures;
 mod model;
 mod mounted_volume;
@@ -36,7 +37,9 @@ fn main() -> ExitCode {
     }
     let mut trials = Vec::new();
     // Long tests, which `make test-long` runs.
-    for (name, test) in [first_figures::TESTS, real_programs::LONG_TESTS].concat() {
+    for (name, test) in
+        [first_figures::TESTS, real_programs::LONG_TESTS, crash_matrix::LONG_TESTS, waiting_calls::LONG_TESTS].concat()
+    {
         trials.push(trial(name, test).with_ignored_flag(true));
     }
     for (name, test) in [
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         replica_check::TESTS,
         model::TESTS,
         crash::TESTS,
+        crash_matrix::TESTS,
         waiting_calls::TESTS,
         programs::TESTS,
         real_programs::TESTS,

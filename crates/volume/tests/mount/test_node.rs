@@ -1,5 +1,7 @@
 //! A node of a test: its store, its offload process and worker, and the mount of the volume. Everything ends with the value.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,6 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use farfork_sys::pidfd;
 use farfork_volume::process::{
     ControlAnswer, ControlRequest, MountSupervisor, NodeSupervisor, ProcessRole, VolumeStatus, send_control_request,
 };
@@ -165,11 +168,15 @@ impl TestNode {
         thread.as_ref().expect("the process runs").process_ids.lock().unwrap()[index]
     }
 
+    /// The present processes of roles. An error means that one has just died.
+    pub(crate) fn processes(&self, roles: &[ProcessRole]) -> io::Result<Vec<OwnedFd>> {
+        roles.iter().map(|role| pidfd::open(self.process_id(*role).cast_signed())).collect()
+    }
+
     /// Sends a signal to the processes of roles.
     pub(crate) fn signal(&self, roles: &[ProcessRole], signal: i32) {
-        let open = |role: &ProcessRole| farfork_sys::pidfd::open(self.process_id(*role).cast_signed()).unwrap();
-        let pidfds: Vec<_> = roles.iter().map(open).collect();
-        pidfds.iter().for_each(|pidfd| farfork_sys::pidfd::send_signal(pidfd, signal).unwrap());
+        let processes = self.processes(roles).unwrap();
+        processes.iter().for_each(|process| pidfd::send_signal(process, signal).unwrap());
     }
 
     /// Kills processes at once, in this order, and waits until their supervisors have started the next.

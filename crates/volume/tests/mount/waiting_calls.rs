@@ -21,6 +21,9 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("clients_killed_while_all_nodes_change_a_directory_are_replaced", || kill_clients(10)),
 ];
 
+pub(crate) const LONG_TESTS: &[(&str, fn())] =
+    &[("many_clients_killed_while_all_nodes_change_a_directory_are_replaced", || kill_clients(300))];
+
 /// More than the client has threads, and together more than the log has room for.
 const WAITING_WRITERS: usize = 20;
 const WRITE_BYTES: usize = 1 << 20;

@@ -1,0 +1,137 @@
+//! Faults at each process of each node of a chain, while a program writes on each node. What was acknowledged is on every node
+//! afterwards, and the replicas are equal.
+
+use std::fs::{self, File};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use farfork_cluster::catalog::Durability;
+use farfork_sys::pidfd;
+use farfork_volume::process::ProcessRole::{self, Client, Offload, Worker};
+use fastrand::Rng;
+use rustix::process::Signal;
+
+use super::crash::{WriterControl, WriterManifest, verify, write_until_stopped};
+use super::mounted_volume::LOG_BYTES;
+use super::volume_cluster::{THREE_NODES, VolumeCluster};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[("nine_faults_of_the_matrix_lose_nothing", nine_faults)];
+pub(crate) const LONG_TESTS: &[(&str, fn())] =
+    &[("all_faults_of_the_matrix_lose_nothing", all_faults), ("two_hundred_faults_lose_nothing", many_faults)];
+
+/// A busy machine is no failure of a node.
+const DETECTION_MS: u64 = 10_000;
+/// Nothing is detected.
+const SHORT_STOP: Duration = Duration::from_millis(500);
+/// Other processes stop waiting: the node leaves the chain, a client or worker is killed.
+const LONG_STOP: Duration = Duration::from_millis(DETECTION_MS + 2_000);
+/// The seed of the points, for a run that is to be repeated.
+const SEED_VARIABLE: &str = "FARFORK_VOLUME_SEED";
+
+/// What a fault hits: one process, what the daemon of a node runs, or everything of a node.
+const TARGETS: [&[ProcessRole]; 5] = [&[Client], &[Worker], &[Offload], &[Offload, Worker], &[Offload, Worker, Client]];
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// SIGKILL.
+    Kill,
+    /// SIGSTOP, and SIGCONT after this time.
+    Stop(Duration),
+}
+
+/// A fault of processes of one node.
+#[derive(Clone, Copy, Debug)]
+struct FaultPoint {
+    node: usize,
+    roles: &'static [ProcessRole],
+    fault: Fault,
+}
+
+fn matrix(faults: &[Fault]) -> Vec<FaultPoint> {
+    let mut points = Vec::new();
+    for node in 0..THREE_NODES.len() {
+        for roles in TARGETS {
+            points.extend(faults.iter().map(|fault| FaultPoint { node, roles, fault: *fault }));
+        }
+    }
+    points
+}
+
+fn random() -> Rng {
+    let given = std::env::var(SEED_VARIABLE).ok().map(|text| text.parse().expect("a number"));
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = given.unwrap_or_else(now);
+    println!("{SEED_VARIABLE}={seed}");
+    Rng::with_seed(seed)
+}
+
+fn nine_faults() {
+    let mut points = matrix(&[Fault::Kill, Fault::Stop(SHORT_STOP)]);
+    random().shuffle(&mut points);
+    inject(&points[..9]);
+}
+
+fn all_faults() {
+    inject(&matrix(&[Fault::Kill, Fault::Stop(SHORT_STOP), Fault::Stop(LONG_STOP)]));
+}
+
+fn many_faults() {
+    let (mut random, points) = (random(), matrix(&[Fault::Kill, Fault::Stop(SHORT_STOP), Fault::Stop(LONG_STOP)]));
+    let chosen: Vec<FaultPoint> = (0..200).map(|_| points[random.usize(..points.len())]).collect();
+    inject(&chosen);
+}
+
+/// One fault after the other, each when the program of each node has written again since the one before.
+fn inject(points: &[FaultPoint]) {
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    for node in 0..THREE_NODES.len() {
+        fs::create_dir(cluster.path(0).join(format!("writer-{node}"))).unwrap();
+    }
+    File::open(cluster.path(0)).unwrap().sync_all().unwrap();
+    let controls: Vec<WriterControl> = THREE_NODES.iter().map(|_| WriterControl::default()).collect();
+    let manifests: Vec<WriterManifest> = thread::scope(|scope| {
+        let write = |(node, control)| {
+            let root = cluster.path(node);
+            scope.spawn(move || write_until_stopped(&root, node, control))
+        };
+        let writers: Vec<_> = controls.iter().enumerate().map(write).collect();
+        let injected = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            points.iter().for_each(|point| inject_one(&cluster, &controls, *point));
+        }));
+        controls.iter().for_each(WriterControl::stop);
+        let manifests = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+        injected.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        manifests
+    });
+    cluster.wait_for_chain(0, THREE_NODES.len());
+    for node in 0..THREE_NODES.len() {
+        cluster.nodes[node].wait_until_mounted();
+        manifests.iter().enumerate().for_each(|(writer, manifest)| verify(&cluster.path(node), writer, manifest));
+    }
+    cluster.published_tree();
+}
+
+fn inject_one(cluster: &VolumeCluster, controls: &[WriterControl], point: FaultPoint) {
+    let FaultPoint { node, roles, fault } = point;
+    let (before, started) = (acknowledged(controls), Instant::now());
+    match fault {
+        Fault::Kill => cluster.nodes[node].kill(roles),
+        Fault::Stop(time) => {
+            // Another process may have its place by then: the signal is sent to the one that was stopped.
+            let Ok(stopped) = cluster.nodes[node].processes(roles) else { return };
+            let signal =
+                |signal: Signal| stopped.iter().for_each(|process| _ = pidfd::send_signal(process, signal.as_raw()));
+            signal(Signal::STOP);
+            thread::sleep(time);
+            signal(Signal::CONT);
+        }
+    }
+    cluster.nodes[0].wait_for(&format!("all nodes write after {point:?}"), || {
+        acknowledged(controls).iter().zip(&before).all(|(now, before)| *now > before + 2)
+    });
+    println!("{point:?}: all nodes write again after {:.1} s", started.elapsed().as_secs_f64());
+}
+
+fn acknowledged(controls: &[WriterControl]) -> Vec<u64> {
+    controls.iter().map(WriterControl::acknowledged).collect()
+}
