@@ -12,6 +12,7 @@ use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 
 use super::mounted_volume::MountedVolume;
+use super::replica_check;
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -42,6 +43,7 @@ fn first_figures_next_to_a_floor() {
         drop(volume);
         let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, durability, DETECTION_MS);
         measure_side(&format!("three replicas, {durability:?}"), &cluster.path(0));
+        measure_check(&cluster);
     }
 }
 
@@ -55,6 +57,15 @@ fn measure_side(name: &str, path: &Path) {
     );
     let (create, stat) = measure_files(path);
     println!("{name}: create {create:.1?}, stat {stat:.1?}");
+}
+
+/// Of everything that `measure_side` has written.
+fn measure_check(cluster: &VolumeCluster) {
+    let (started, mut compared_at) = (Instant::now(), None);
+    let report = replica_check::check_with_progress(cluster, |_| _ = compared_at.get_or_insert_with(Instant::now));
+    let inodes_took = compared_at.unwrap_or(started) - started;
+    let rate = rate(started.elapsed() - inodes_took);
+    println!("check of three replicas: {} inodes in {inodes_took:.1?}, then data {rate:.0} MiB/s", report.inodes);
 }
 
 /// What two hops of a chain cost at least: the operation is sent and acknowledged twice.

@@ -9,7 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use farfork_cluster::catalog::{Durability, VolumeName};
-use farfork_volume::process::{CheckReport, ControlAnswer, DifferenceSubject, ProcessRole, VolumeCheck, check_volume};
+use farfork_volume::process::{
+    CheckProgress, CheckReport, ControlAnswer, DifferenceSubject, ProcessRole, VolumeCheck, check_volume,
+};
 use farfork_wire::NodeName;
 use fastrand::Rng;
 
@@ -58,6 +60,15 @@ fn check(cluster: &VolumeCluster, node: usize, should_repair: bool, good: Option
     match check_volume(&cluster.nodes[node].store(), check, |_| {}).unwrap() {
         ControlAnswer::Checked(report) => Ok(*report),
         ControlAnswer::Failed(reason) => Err(reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Checks a volume, and repairs nothing.
+pub(crate) fn check_with_progress(cluster: &VolumeCluster, report_progress: impl FnMut(CheckProgress)) -> CheckReport {
+    let check = VolumeCheck { name: VolumeName::new(VOLUME).unwrap(), should_repair: false, good: None };
+    match check_volume(&cluster.nodes[0].store(), check, report_progress).unwrap() {
+        ControlAnswer::Checked(report) => *report,
         other => panic!("{other:?}"),
     }
 }
