@@ -34,6 +34,15 @@ pub(crate) struct TestNode {
     mount: Option<SupervisorThread>,
 }
 
+/// Ends the threads of a test, also when the test fails: a scope waits for its threads.
+pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// The thread outlives the processes that it starts: they end with it.
 struct SupervisorThread {
     thread: JoinHandle<()>,

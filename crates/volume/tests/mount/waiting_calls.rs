@@ -13,7 +13,7 @@ use fastrand::Rng;
 
 use super::crash::{SIGCONT, stop};
 use super::mounted_volume::{LOG_BYTES, MountedVolume};
-use super::test_node::WAIT_LIMIT;
+use super::test_node::{SetOnDrop, WAIT_LIMIT};
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -90,6 +90,7 @@ fn kill_clients(rounds: usize) {
                 });
             }
         }
+        let _end = SetOnDrop(&is_over);
         let mut longest = Duration::ZERO;
         for round in 0..rounds {
             let started = Instant::now();
@@ -97,7 +98,6 @@ fn kill_clients(rounds: usize) {
             longest = longest.max(started.elapsed());
         }
         println!("{rounds} clients are killed, and replaced within {:.1} s", longest.as_secs_f64());
-        is_over.store(true, Ordering::Relaxed);
     });
     let file = cluster.path(0).join("last");
     let mut last = OpenOptions::new().create(true).truncate(true).write(true).open(file).unwrap();

@@ -18,7 +18,11 @@ use crate::output::{ByteProgressBar, Table, format_bytes, print_json, print_line
 ///
 /// Each replica computes digests of its files, directories and logs. Programs may write meanwhile. Where replicas differ,
 /// the majority is right. Without a majority, as with two replicas, nothing says which one is right: choose with --good.
-/// A damaged replica leaves the chain and is copied again; a mount on its node is interrupted until that is done.
+/// A damaged replica leaves the chain and is copied again. A mount on its node is interrupted until that is done: calls
+/// fail with ECONNABORTED and ENOTCONN. A check fails when the chain changes meanwhile: try again.
+///
+/// KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log, or tree (a
+/// replica that cannot be read, which hides its other differences). DAMAGED is ? without a majority.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -43,12 +47,13 @@ pub(crate) struct CheckVolume {
 impl CheckVolume {
     pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let object = format!("volume {}", self.name);
-        let check = VolumeCheck { name: self.name.clone(), should_repair: self.repair, good: self.good };
+        let (name, good) = (self.name.clone(), self.good);
+        let check = VolumeCheck { name, should_repair: self.repair, good: good.clone() };
         let bar = ByteProgressBar::new("comparing");
         let checked = VolumeNode::find(global, &object)?
             .check(&object, &check, |progress| bar.show(progress.compared_bytes, progress.data_bytes));
         drop(bar);
-        let view = CheckView::new(&self.name, checked?);
+        let view = CheckView::new(&self.name, good, checked?);
         if global.json {
             print_json(&view);
         } else {
@@ -67,6 +72,9 @@ struct CheckView {
     data_bytes: u64,
     differences: Vec<ReplicaDifferenceView>,
     repaired: Vec<NodeName>,
+    /// From the command line, for the command that is shown as the next step.
+    #[serde(skip)]
+    good: Option<NodeName>,
 }
 
 /// One difference.
@@ -108,10 +116,10 @@ impl ReplicaDifferenceView {
 }
 
 impl CheckView {
-    fn new(name: &VolumeName, report: CheckReport) -> Self {
+    fn new(name: &VolumeName, good: Option<NodeName>, report: CheckReport) -> Self {
         let CheckReport { replicas, inodes, data_bytes, differences, repaired } = report;
         let differences = differences.into_iter().map(ReplicaDifferenceView::new).collect();
-        Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired }
+        Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, good }
     }
 
     /// Nothing is left to repair.
@@ -143,13 +151,15 @@ impl CheckView {
     fn next_step(&self) -> String {
         let count = self.differences.len();
         let at_least = if count >= DIFFERENCES_MAX { "at least " } else { "" };
-        let found = format!("{}: {at_least}{count} differences", self.volume);
+        let noun = if count == 1 { "difference" } else { "differences" };
+        let found = format!("{}: {at_least}{count} {noun}", self.volume);
         if self.is_settled() {
-            format!("{found}; {} was copied again", replicas_text(&self.repaired))
+            format!("{found}; copied again: {}", replicas_text(&self.repaired))
         } else if self.differences.iter().any(|difference| difference.damaged.is_empty()) {
             format!("{found}; no majority says which replica is right: choose one with `--repair --good NODE`")
         } else {
-            format!("{found}; repair with `farfork volume check {} --repair`", self.volume)
+            let good = self.good.as_ref().map_or_else(String::new, |good| format!(" --good {good}"));
+            format!("{found}; repair with `farfork volume check {} --repair{good}`", self.volume)
         }
     }
 }
@@ -171,7 +181,7 @@ mod tests {
     }
 
     fn view(report: CheckReport) -> CheckView {
-        CheckView::new(&VolumeName::new("data").unwrap(), report)
+        CheckView::new(&VolumeName::new("data").unwrap(), None, report)
     }
 
     #[test]
@@ -191,7 +201,7 @@ mod tests {
         let (open, undecided, repaired) = (report(&["n2"], &[]), report(&[], &[]), report(&["n2"], &["n2"]));
         assert!(!view(open.clone()).is_settled() && view(open).next_step().contains("check data --repair"));
         assert!(!view(undecided.clone()).is_settled() && view(undecided).next_step().contains("--good NODE"));
-        assert!(view(repaired.clone()).is_settled() && view(repaired).next_step().contains("n2 was copied again"));
+        assert!(view(repaired.clone()).is_settled() && view(repaired).next_step().contains("copied again: n2"));
         assert!(view(CheckReport::default()).is_settled());
     }
 }

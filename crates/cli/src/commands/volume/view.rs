@@ -47,8 +47,8 @@ impl LastCheckView {
     pub(super) fn describe(&self) -> String {
         let found = match (self.differences, self.repaired.as_slice()) {
             (0, _) => "the replicas are equal".to_owned(),
-            (count, []) => format!("{count} differences: see `farfork volume check`"),
-            (count, repaired) => format!("{count} differences; {} was copied again", replicas_text(repaired)),
+            (count, []) => format!("differences: {count}; see `farfork volume check`"),
+            (count, repaired) => format!("differences: {count}; copied again: {}", replicas_text(repaired)),
         };
         format!("checked {} ago: {found}", format_age(self.unix_ms))
     }
@@ -211,7 +211,7 @@ mod tests {
         }
         let newest = LastCheckView::new(status.last_check().unwrap());
         assert_eq!((newest.unix_ms, newest.differences), (2_000_000, 2));
-        assert!(newest.describe().contains("ago: 2 differences"));
+        assert!(newest.describe().contains("ago: differences: 2"));
     }
 
     #[test]

@@ -19,6 +19,8 @@ use crate::view::InodeContent;
 
 /// A hold ends when no call has named it for so long: the node that checks has died.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same while publishing continues. A replica may wait for slower ones.
+const RELEASED_TIMEOUT: Duration = Duration::from_secs(120);
 /// The answer to a node whose hold has ended.
 const NOT_HELD: &str = "the check has ended: the tree is not held any more";
 /// Digests in the answer to one call.
@@ -42,7 +44,8 @@ impl TreeHold {
     }
 
     fn is_stale(&self) -> bool {
-        self.used_at.is_some_and(|used_at| used_at.elapsed() >= HOLD_TIMEOUT)
+        let limit = if self.points.is_some() { HOLD_TIMEOUT } else { RELEASED_TIMEOUT };
+        self.used_at.is_some_and(|used_at| used_at.elapsed() >= limit)
     }
 }
 

@@ -18,7 +18,7 @@ use self::comparison::{are_equal, data_batches, differing_inodes, find_damaged};
 use super::node::OffloadNode;
 use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{
-    DigestData, DigestTree, FindPaths, HoldTree, ReadInodeDigests, ReleaseTree, ValidateLogs, VolumeKey,
+    DigestData, DigestTree, FindPaths, HoldTree, PublishLog, ReadInodeDigests, ReleaseTree, ValidateLogs, VolumeKey,
 };
 use crate::log::LogPoint;
 use crate::process::control::{
@@ -98,6 +98,10 @@ impl<'n> ReplicaCheck<'n> {
         };
         let hold = getrandom::u64().map_err(|error| error.to_string())?;
         let key = VolumeKey { name: name.clone(), id: record.id };
+        if let Some(writer) = record.writer.and_then(|writer| record.clients.get(usize::from(writer))) {
+            // Everything that was written before is compared. Without an answer, what is published is.
+            let _ = node.peers.call::<PublishLog>(writer, &PublishLog(key.clone()), CALL_TIMEOUT);
+        }
         Ok(Self { node, key, clients: record.clients, members: record.chain, epoch: record.epoch, hold, good })
     }
 
@@ -197,7 +201,8 @@ impl<'n> ReplicaCheck<'n> {
                 Ok(()) => return Ok(()),
                 Err(reason) if Instant::now() >= deadline => {
                     self.release();
-                    return Err(format!("volume {}: the replicas cannot be compared: {reason}", self.key.name));
+                    let name = &self.key.name;
+                    return Err(format!("volume {name}: the replicas cannot be compared now, try again: {reason}"));
                 }
                 Err(_) => {
                     self.release();
