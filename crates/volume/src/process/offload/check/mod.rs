@@ -99,7 +99,7 @@ impl<'n> ReplicaCheck<'n> {
         let hold = getrandom::u64().map_err(|error| error.to_string())?;
         let key = VolumeKey { name: name.clone(), id: record.id };
         if let Some(writer) = record.writer.and_then(|writer| record.clients.get(usize::from(writer))) {
-            // Everything that was written before is compared. Without an answer, what is published is.
+            // Everything that was written before is compared. Without an answer, the check covers the published part.
             let _ = node.peers.call::<PublishLog>(writer, &PublishLog(key.clone()), CALL_TIMEOUT);
         }
         Ok(Self { node, key, clients: record.clients, members: record.chain, epoch: record.epoch, hold, good })
