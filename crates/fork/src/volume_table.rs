@@ -8,13 +8,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use farfork_sys::mount::probe::VOLUME_FILESYSTEM;
+use farfork_sys::mount::probe::{VOLUME_FILESYSTEM, VOLUME_SOURCE_PREFIX};
 use farfork_sys::mount::table::{self, Mount};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, VolumeMount};
-
-/// What a mounted volume has as its source before its name.
-const SOURCE_PREFIX: &str = "farfork:";
 
 /// The mounts of a namespace that paths lead to; empty where none of them is a volume.
 #[derive(Debug, Default)]
@@ -104,7 +101,7 @@ impl VolumeTable {
 }
 
 fn volume_name(mount: &Mount) -> Option<&str> {
-    mount.source.strip_prefix(SOURCE_PREFIX).filter(|_| mount.filesystem == VOLUME_FILESYSTEM)
+    mount.source.strip_prefix(VOLUME_SOURCE_PREFIX).filter(|_| mount.filesystem == VOLUME_FILESYSTEM)
 }
 
 /// All files and directories of a descriptor that have a path.

@@ -3,7 +3,6 @@
 //!
 //! Only FUSE and network file systems count: other mounts change often, and a container with one of them ends when it is taken.
 
-use std::collections::VecDeque;
 use std::io::{self, PipeWriter};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -54,10 +53,9 @@ impl PoolShared {
         let mut state = self.lock();
         let mut outdated = Vec::new();
         for spec_pool in state.by_spec.values_mut() {
-            let (current, others): (VecDeque<_>, VecDeque<_>) =
-                std::mem::take(&mut spec_pool.ready).into_iter().partition(|container| container.is_current());
-            spec_pool.ready = current;
-            outdated.extend(others);
+            for container in std::mem::take(&mut spec_pool.ready) {
+                if container.is_current() { spec_pool.ready.push_back(container) } else { outdated.push(container) }
+            }
         }
         state.discarded.containers.extend(outdated);
         drop(state);

@@ -28,7 +28,7 @@ pub(crate) struct BlueprintCache {
     plan: NodePlan,
 }
 
-/// What was read of the node's mounts.
+/// The steps for the node's mounts, and the mounts that need attention.
 #[derive(Debug)]
 struct NodePlan {
     blueprint: RootBlueprint,

@@ -119,7 +119,7 @@ fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
         "sysfs" => Some(MountStep::Bind { point, depth: MountDepth::Recursive }),
         "mqueue" => Some(MountStep::MessageQueues { point, attributes }),
         "devpts" => Some(MountStep::Terminals { point, attributes }),
-        // What a child writes to a volume is for all nodes: an overlay would keep it, and lose it with the child.
+        // A child writes to the volume itself. An overlay would keep the data, and lose it with the child.
         name if KERNEL_VIEWS.contains(&name) || name == VOLUME_FILESYSTEM || point == *"/dev" => {
             Some(MountStep::Bind { point, depth: MountDepth::Single })
         }

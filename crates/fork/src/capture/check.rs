@@ -29,7 +29,7 @@ pub struct CheckReport {
     pub file_descriptors: usize,
     /// Everything that stands against a capture; empty if nothing does.
     pub refusals: Vec<Refusal>,
-    /// What the processes have on volumes. A child needs the same volumes at the same paths.
+    /// Files and directories of volumes that the processes use. A child needs the same volumes at the same paths.
     pub volume_objects: Vec<VolumeObject>,
     /// What is good to know: what stays behind, what will differ.
     pub notes: Vec<String>,

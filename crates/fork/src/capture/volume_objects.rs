@@ -1,4 +1,5 @@
-//! What a process has on volumes, for `farfork check`; and what of that is refused: a file that has no name has none on other nodes.
+//! Lists the files and directories of volumes that a process uses, for `farfork check`. Refuses files that were removed, because another
+//! node cannot open them.
 
 use std::collections::BTreeSet;
 
@@ -46,7 +47,7 @@ pub(super) fn read_volumes(root: TreeRoot) -> Result<VolumeTable, CaptureError> 
     VolumeTable::read(root.pid).map_err(CaptureError::reading(root.pid, "the mounts"))
 }
 
-/// What a process has on volumes: links of `/proc` first, then descriptors, then mappings.
+/// The files and directories of volumes that a process uses: links of `/proc` first, then descriptors, then mappings.
 pub(super) fn list_volume_objects(
     pid: i32,
     volumes: &VolumeTable,

@@ -36,10 +36,12 @@ const SERVED_FILESYSTEMS: [&str; 17] = [
     "virtiofs",
 ];
 
-/// Type of the file system of a mounted volume. The kernel writes its source as `farfork:` and the name of the volume.
+/// Type of the file system of a mounted volume.
 pub const VOLUME_FILESYSTEM: &str = "fuse.farfork";
+/// The source of a mounted volume: this, and the name of the volume.
+pub const VOLUME_SOURCE_PREFIX: &str = "farfork:";
 
-/// Longest wait for an answer: the slowest network of the world answers sooner, unless packets are lost.
+/// Longest wait for an answer. Intercontinental networks answer sooner, unless packets are lost.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
 /// Whether calls to a file system of this type wait for another process or another machine.

@@ -212,7 +212,7 @@ pub struct DropReplica(pub VolumeKey);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DescribeReplica(pub VolumeKey);
 
-/// What a node says about its replica.
+/// The state of a node's replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaDescription {
     /// By the client's number.
@@ -268,6 +268,39 @@ typed_calls! {
     ValidateLogs = 16 -> Vec<Option<LogPoint>>,
     ReleaseTree = 17 -> (),
     FindPaths = 18 -> Vec<Option<String>>,
+}
+
+/// A request about one volume.
+pub trait VolumeRequest {
+    /// The volume.
+    fn volume(&self) -> &VolumeKey;
+}
+
+macro_rules! volume_requests {
+    ($($request:ident.$key:tt),* $(,)?) => {$(
+        impl VolumeRequest for $request {
+            fn volume(&self) -> &VolumeKey {
+                &self.$key
+            }
+        }
+    )*};
+}
+
+volume_requests! {
+    OpenLog.volume,
+    DescribeReplica.0,
+    ReleaseWriter.volume,
+    PublishLog.0,
+    FinishTerm.volume,
+    LendTree.volume,
+    ReadTree.volume,
+    HoldTree.volume,
+    DigestTree.volume,
+    ReadInodeDigests.volume,
+    DigestData.volume,
+    ValidateLogs.volume,
+    ReleaseTree.volume,
+    FindPaths.volume,
 }
 
 /// Decodes the request of a deferred handler.

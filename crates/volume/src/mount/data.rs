@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::client::VolumeClient;
+use crate::publish::read_up_to;
 use crate::record::InodeNumber;
 use crate::view::{DataSegment, InodeContent, SegmentSource};
 
@@ -47,7 +47,8 @@ impl VolumeClient {
             && let Some(file) = self.published_file(inode)?
         {
             for range in published {
-                read_to_end_of_file(&file, range.start, part(&mut buffer, offset, &range))?;
+                // Beyond the end of the file, the buffer stays zero.
+                read_up_to(&file, part(&mut buffer, offset, &range), range.start).map_err(errno_of)?;
             }
         }
         Ok(buffer)
@@ -99,22 +100,6 @@ impl VolumeClient {
 
 fn part<'a>(buffer: &'a mut [u8], offset: u64, range: &Range<u64>) -> &'a mut [u8] {
     &mut buffer[(range.start - offset) as usize..(range.end - offset) as usize]
-}
-
-/// Reads up to the end of the file. The rest of the buffer stays zero.
-fn read_to_end_of_file(file: &File, mut offset: u64, mut into: &mut [u8]) -> Result<(), Errno> {
-    while !into.is_empty() {
-        match file.read_at(into, offset) {
-            Ok(0) => return Ok(()),
-            Ok(count) => {
-                into = &mut into[count..];
-                offset += count as u64;
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(errno_of(error)),
-        }
-    }
-    Ok(())
 }
 
 /// Within a range of a published file. A range without file is a hole.

@@ -6,13 +6,11 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use farfork_sys::mount::probe::{VOLUME_FILESYSTEM, VOLUME_SOURCE_PREFIX};
 use farfork_sys::mount::table::read_thread_mounts;
 use rustix::fs::{CWD, Mode, OFlags, openat, statvfs};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-
-/// File system type of every mounted volume.
-const FILESYSTEM: &str = "fuse.farfork";
 
 /// A mount that ends when this value is dropped.
 #[derive(Debug)]
@@ -52,7 +50,7 @@ pub fn detach_dead_mounts(path: &Path) {
 pub fn abort_mount(path: &Path) -> io::Result<()> {
     let mounts = read_thread_mounts()?;
     let top = mounts.iter().rfind(|mount| mount.point == path);
-    if top.is_none_or(|mount| mount.filesystem != FILESYSTEM) {
+    if top.is_none_or(|mount| mount.filesystem != VOLUME_FILESYSTEM) {
         return Err(io::ErrorKind::NotFound.into());
     }
     // MNT_FORCE aborts the connection first, and then finds the mount in use.
@@ -79,6 +77,6 @@ pub fn mount_volume(name: &str, path: &Path) -> io::Result<(OwnedFd, MountPoint)
         format!("fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other", device.as_raw_fd());
     let options = CString::new(options).map_err(io::Error::other)?;
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME;
-    mount(format!("farfork:{name}"), &path, FILESYSTEM, flags, options.as_c_str())?;
+    mount(format!("{VOLUME_SOURCE_PREFIX}{name}"), &path, VOLUME_FILESYSTEM, flags, options.as_c_str())?;
     Ok((device.into(), MountPoint { path }))
 }

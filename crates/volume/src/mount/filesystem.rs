@@ -139,23 +139,11 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let caller = caller_of(request);
-        match name_of(name) {
-            Ok(name) => {
-                self.change_and_answer(reply, move |namespace| namespace.plan_unlink(number_of(parent), &name, caller))
-            }
-            Err(error) => reply.error(error_of(error)),
-        }
+        self.remove_entry(request, parent, name, reply, VolumeNamespace::plan_unlink);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let caller = caller_of(request);
-        match name_of(name) {
-            Ok(name) => {
-                self.change_and_answer(reply, move |namespace| namespace.plan_rmdir(number_of(parent), &name, caller))
-            }
-            Err(error) => reply.error(error_of(error)),
-        }
+        self.remove_entry(request, parent, name, reply, VolumeNamespace::plan_rmdir);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {

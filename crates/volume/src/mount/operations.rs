@@ -13,7 +13,7 @@ use super::conversion::{attributes_of, caller_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
 use crate::record::{EntryName, InodeNumber, RecordEffect};
-use crate::view::{AttributeChange, Inode, InodeContent, NewInode, VolumeNamespace, XattrMode};
+use crate::view::{AttributeChange, CallerIdentity, Inode, InodeContent, NewInode, VolumeNamespace, XattrMode};
 
 /// Attempts to look up a file that stays long enough to be opened. Each takes a refresh.
 const HOLD_ATTEMPTS_MAX: u32 = 20;
@@ -25,6 +25,9 @@ pub(super) struct LookupRequest {
     pub(super) parent: INodeNo,
     pub(super) name: EntryName,
 }
+
+/// Plans the removal of an entry of a directory.
+type RemovalPlan = fn(&VolumeNamespace, InodeNumber, &EntryName, CallerIdentity) -> Result<Vec<RecordEffect>, Errno>;
 
 /// A write of a program.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +157,22 @@ impl VolumeFilesystem {
         self.change_and_answer(reply, move |namespace| {
             namespace.plan_set_xattr(number_of(inode), &name, value.as_deref(), mode, caller)
         });
+    }
+
+    /// Executes unlink(2) or rmdir(2), and gives the answer.
+    pub(super) fn remove_entry(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        reply: ReplyEmpty,
+        plan: RemovalPlan,
+    ) {
+        let (caller, parent) = (caller_of(request), number_of(parent));
+        match name_of(name) {
+            Ok(name) => self.change_and_answer(reply, move |namespace| plan(namespace, parent, &name, caller)),
+            Err(error) => answer_empty(reply, Err(error)),
+        }
     }
 
     /// Executes an operation without data and without a result.

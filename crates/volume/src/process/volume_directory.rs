@@ -143,8 +143,13 @@ impl VolumeDirectory {
     /// # Errors
     /// As open(2).
     pub(super) fn mark_start(&self) -> io::Result<()> {
-        let (path, new) = (self.path.join(BOOT), self.path.join(BOOT).with_extension("new"));
-        fs::write(&new, fs::read_to_string(BOOT_ID)?)?;
+        self.replace_file(BOOT, &fs::read(BOOT_ID)?)
+    }
+
+    /// A crash leaves the old file or the new one.
+    fn replace_file(&self, name: &str, contents: &[u8]) -> io::Result<()> {
+        let (path, new) = (self.path.join(name), self.path.join(name).with_extension("new"));
+        fs::write(&new, contents)?;
         fs::rename(new, path)
     }
 
@@ -158,9 +163,7 @@ impl VolumeDirectory {
     /// # Errors
     /// As open(2); `NotFound` without a replica.
     pub(super) fn save_last_check(&self, last: &LastCheck) -> io::Result<()> {
-        let (path, new) = (self.path.join(LAST_CHECK), self.path.join(LAST_CHECK).with_extension("new"));
-        fs::write(&new, serde_json::to_vec(last)?)?;
-        fs::rename(new, path)
+        self.replace_file(LAST_CHECK, &serde_json::to_vec(last)?)
     }
 
     /// The log of a client.

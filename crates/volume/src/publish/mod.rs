@@ -7,6 +7,7 @@
 mod calls;
 mod directory_table;
 mod entries;
+mod file_data;
 mod inode_record;
 mod inodes;
 mod layout;
@@ -18,6 +19,7 @@ mod tree_reader;
 
 pub use calls::{CallBudget, PublishError};
 pub use farfork_cluster::catalog::Durability;
+pub(crate) use file_data::read_up_to;
 pub use inodes::find_unlinked_inodes;
 pub use layout::SharedTree;
 pub use load::load_namespace;

@@ -1,15 +1,12 @@
 //! Digests of a shared tree, so that replicas can be compared: one of each inode without its data, and one of each part of the
 //! data. Replicas that have published the logs up to the same points have the same digests.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 
 use ring::digest::{Context, SHA256};
-use rustix::fs::{SeekFrom, seek};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::file_data::{find_data, read_up_to};
 use super::layout::SharedTree;
 use super::tree_reader::load_all_inodes;
 use crate::record::{FileKind, InodeNumber, PAGE_BYTES};
@@ -68,7 +65,7 @@ pub fn digest_data(shared: &SharedTree, part: DataPart) -> io::Result<Option<Dig
     let mut offset = part.index.saturating_mul(DATA_PART_BYTES);
     let part_end = offset.saturating_add(DATA_PART_BYTES);
     let mut buffer = vec![0; READ_BYTES as usize];
-    while let Some(data) = next_data(&file, offset)?.filter(|data| *data < part_end) {
+    while let Some(data) = find_data(&file, offset)?.filter(|data| *data < part_end) {
         let begin = data - data % PAGE_BYTES;
         let bytes = read_up_to(&file, &mut buffer[..READ_BYTES.min(part_end - begin) as usize], begin)?;
         if bytes == 0 {
@@ -83,28 +80,6 @@ pub fn digest_data(shared: &SharedTree, part: DataPart) -> io::Result<Option<Dig
         offset = begin + bytes as u64;
     }
     Ok(Some(finish(context)))
-}
-
-fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
-    match seek(file, SeekFrom::Data(offset)) {
-        Ok(data) => Ok(Some(data)),
-        Err(Errno::NXIO) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Reads until the buffer is full or the file ends.
-fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(bytes) => done += bytes,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
 }
 
 fn digest_of(number: InodeNumber, inode: &Inode) -> InodeDigest {
@@ -153,7 +128,8 @@ fn finish(context: Context) -> Digest {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
+    use std::os::unix::fs::FileExt as _;
 
     use std::path::{Path, PathBuf};
 

@@ -7,10 +7,10 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 
 use rustix::fs::{SeekFrom, seek};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use super::file_data::find_data;
 use super::inodes::find_unlinked_inodes;
 use super::layout::{SharedTree, inode_path, orphan_name};
 use super::load::{load_inode, load_namespace};
@@ -154,11 +154,7 @@ fn read_data(
     changes: &mut Vec<DataChange>,
 ) -> io::Result<Option<u64>> {
     while offset < size {
-        let begin = match seek(file, SeekFrom::Data(offset)) {
-            Ok(begin) => begin,
-            Err(Errno::NXIO) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
+        let Some(begin) = find_data(file, offset)? else { return Ok(None) };
         let end = seek(file, SeekFrom::Hole(begin))?.min(size);
         let room = PART_DATA_BYTES.saturating_sub(data.len() as u64);
         let bytes = end.saturating_sub(begin).min(room);

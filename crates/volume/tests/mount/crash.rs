@@ -58,14 +58,18 @@ pub(crate) struct WriterControl {
 }
 
 impl WriterControl {
-    /// The writers end.
-    pub(crate) fn stop(&self) {
-        self.must_stop.store(true, Ordering::Relaxed);
-    }
-
     /// Records that fsync(2) has acknowledged.
     pub(crate) fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Ordering::Relaxed)
+    }
+}
+
+/// Ends writers, also when the test fails: a scope waits for its threads.
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a [WriterControl]);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|control| control.must_stop.store(true, Ordering::Relaxed));
     }
 }
 
@@ -176,6 +180,7 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: Durabili
                 })
             })
             .collect();
+        let stop = StopOnDrop(std::slice::from_ref(&control));
         for _ in 0..kills {
             thread::sleep(Duration::from_millis(random.u64(5..150)));
             volume.kill(groups[random.usize(..groups.len())]);
@@ -184,7 +189,7 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: Durabili
         while control.acknowledged() < RECORDS_MIN && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
-        control.stop();
+        drop(stop);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
     let check = || manifests.iter().enumerate().for_each(|(writer, manifest)| verify(&root, writer, manifest));

@@ -11,7 +11,7 @@ use farfork_volume::process::ProcessRole::{self, Client, Offload, Worker};
 use fastrand::Rng;
 use rustix::process::Signal;
 
-use super::crash::{WriterControl, WriterManifest, verify, write_until_stopped};
+use super::crash::{StopOnDrop, WriterControl, WriterManifest, verify, write_until_stopped};
 use super::mounted_volume::LOG_BYTES;
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
@@ -28,7 +28,7 @@ const LONG_STOP: Duration = Duration::from_millis(DETECTION_MS + 2_000);
 /// The seed of the points, for a run that is to be repeated.
 const SEED_VARIABLE: &str = "FARFORK_VOLUME_SEED";
 
-/// What a fault hits: one process, what the daemon of a node runs, or everything of a node.
+/// The targets of a fault: one process, the processes of a node's daemon, or all processes of a node.
 const TARGETS: [&[ProcessRole]; 5] = [&[Client], &[Worker], &[Offload], &[Offload, Worker], &[Offload, Worker, Client]];
 
 #[derive(Clone, Copy, Debug)]
@@ -95,13 +95,10 @@ fn inject(points: &[FaultPoint]) {
             scope.spawn(move || write_until_stopped(&root, node, control))
         };
         let writers: Vec<_> = controls.iter().enumerate().map(write).collect();
-        let injected = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            points.iter().for_each(|point| inject_one(&cluster, &controls, *point));
-        }));
-        controls.iter().for_each(WriterControl::stop);
-        let manifests = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
-        injected.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        manifests
+        let stop = StopOnDrop(&controls);
+        points.iter().for_each(|point| inject_one(&cluster, &controls, *point));
+        drop(stop);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
     cluster.wait_for_chain(0, THREE_NODES.len());
     for node in 0..THREE_NODES.len() {

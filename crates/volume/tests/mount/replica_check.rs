@@ -6,9 +6,9 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use farfork_cluster::catalog::{Durability, VolumeName};
+use farfork_sys::process;
 use farfork_volume::process::{
     CheckProgress, CheckReport, ControlAnswer, DifferenceSubject, ProcessRole, VolumeCheck, check_volume,
 };
@@ -17,7 +17,7 @@ use fastrand::Rng;
 
 use super::crash::{SIGCONT, stop};
 use super::mounted_volume::LOG_BYTES;
-use super::test_node::{SetOnDrop, VOLUME};
+use super::test_node::{SetOnDrop, TestNode, VOLUME};
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -57,18 +57,23 @@ fn name(node: &str) -> NodeName {
 
 fn check(cluster: &VolumeCluster, node: usize, should_repair: bool, good: Option<&str>) -> Result<CheckReport, String> {
     let check = VolumeCheck { name: VolumeName::new(VOLUME).unwrap(), should_repair, good: good.map(name) };
-    match check_volume(&cluster.nodes[node].store(), check, |_| {}).unwrap() {
-        ControlAnswer::Checked(report) => Ok(*report),
-        ControlAnswer::Failed(reason) => Err(reason),
-        other => panic!("{other:?}"),
-    }
+    check_with_progress(&cluster.nodes[node], check, |_| {})
 }
 
-/// Checks a volume, and repairs nothing.
-pub(crate) fn check_with_progress(cluster: &VolumeCluster, report_progress: impl FnMut(CheckProgress)) -> CheckReport {
+/// Compares the replicas, and repairs nothing.
+pub(crate) fn compare(node: &TestNode, report_progress: impl FnMut(CheckProgress)) -> CheckReport {
     let check = VolumeCheck { name: VolumeName::new(VOLUME).unwrap(), should_repair: false, good: None };
-    match check_volume(&cluster.nodes[0].store(), check, report_progress).unwrap() {
-        ControlAnswer::Checked(report) => *report,
+    check_with_progress(node, check, report_progress).unwrap()
+}
+
+fn check_with_progress(
+    node: &TestNode,
+    check: VolumeCheck,
+    report_progress: impl FnMut(CheckProgress),
+) -> Result<CheckReport, String> {
+    match check_volume(&node.store(), check, report_progress).unwrap() {
+        ControlAnswer::Checked(report) => Ok(*report),
+        ControlAnswer::Failed(reason) => Err(reason),
         other => panic!("{other:?}"),
     }
 }
@@ -159,6 +164,17 @@ fn damage_log(cluster: &VolumeCluster, node: usize, data: &[u8]) {
     flip_byte(&path, at as u64 + 3);
 }
 
+/// Whether the publisher of a node has sent a change set, and waits for the answer of the worker.
+fn is_publishing(node: &TestNode) -> bool {
+    // <asm/unistd_64.h>
+    const RECVFROM: u64 = 45;
+    let pid = node.process_id(ProcessRole::Offload).cast_signed();
+    let threads = process::thread_ids(pid).unwrap();
+    let is_publisher = |tid: &i32| process::thread_name(pid, *tid).is_ok_and(|name| name == b"publisher");
+    let call = |tid: i32| process::SystemCall::read(tid).ok().flatten();
+    threads.into_iter().filter(is_publisher).filter_map(call).any(|call| call.number == RECVFROM)
+}
+
 /// The worker of a node is stopped, so that its log has something unpublished.
 fn a_replica_with_a_damaged_log() {
     let cluster = cluster(&THREE_NODES);
@@ -170,7 +186,7 @@ fn a_replica_with_a_damaged_log() {
         file.sync_all().unwrap();
     };
     sync("being-published", b"x");
-    thread::sleep(Duration::from_millis(200));
+    cluster.nodes[1].wait_for("the worker has a change set", || is_publishing(&cluster.nodes[1]));
     let data = [b"unpublished".as_slice(), &[9; 5000]].concat();
     sync("file", &data);
     damage_log(&cluster, 1, &data);

@@ -16,7 +16,7 @@ use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
     AppendLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm, HasClient,
     HoldTree, LendTree, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree, ReleaseTree, ReleaseWriter,
-    ReplicaDescription, ValidateLogs, VolumeKey, answer_call, decode_request,
+    ReplicaDescription, ValidateLogs, VolumeKey, VolumeRequest, answer_call, decode_request,
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion};
 use crate::process::LogStatus;
@@ -25,42 +25,37 @@ use crate::process::volume_directory::VolumeDirectory;
 /// The handlers of one server thread.
 pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     let mut table = HandlerTable::default();
-    add_slow::<OpenLog>(&mut table, node, |node, request| open_log(node, &request));
     add_slow::<CreateReplica>(&mut table, node, |node, request| create_replica(node, &request.0));
     add_slow::<DropReplica>(&mut table, node, |node, request| drop_replica(node, &request.0));
-    add_slow::<DescribeReplica>(&mut table, node, |node, request| describe_replica(node, &request.0));
     add_slow::<HasClient>(&mut table, node, |node, request| has_client(node, &request.0));
-    add_slow::<ReleaseWriter>(&mut table, node, |node, request| {
-        writer::release_writer(&*open(node, &request.volume)?, request.term)
-    });
-    add_slow::<FinishTerm>(&mut table, node, |node, request| {
-        writer::finish_term(&*open(node, &request.volume)?, request.term)
-    });
-    add_slow::<LendTree>(&mut table, node, |node, request| rejoin::lend_tree(&*open(node, &request.volume)?, &request));
-    add_slow::<ReadTree>(&mut table, node, |node, request| rejoin::read_tree(&*open(node, &request.volume)?, &request));
-    add_slow::<HoldTree>(&mut table, node, |node, request| tree_hold::hold(&*open(node, &request.volume)?, &request));
-    add_slow::<DigestTree>(&mut table, node, |node, request| {
-        tree_hold::digest_tree(&*open(node, &request.volume)?, &request)
-    });
-    add_slow::<ReadInodeDigests>(&mut table, node, |node, request| {
-        tree_hold::read_digests(&*open(node, &request.volume)?, &request)
-    });
-    add_slow::<DigestData>(&mut table, node, |node, request| {
-        tree_hold::digest_parts(&*open(node, &request.volume)?, &request)
-    });
-    add_slow::<ValidateLogs>(&mut table, node, |node, request| {
-        tree_hold::validate_logs(&*open(node, &request.volume)?, &request)
-    });
-    add_slow::<ReleaseTree>(&mut table, node, |node, request| {
-        tree_hold::release(&*open(node, &request.volume)?, &request)
-    });
-    add_slow::<FindPaths>(&mut table, node, |node, request| {
-        tree_hold::find_paths(&*open(node, &request.volume)?, &request)
-    });
-    add_slow::<PublishLog>(&mut table, node, |node, request| writer::publish_log(&*open(node, &request.0)?));
+    add_volume_call::<OpenLog>(&mut table, node, open_log);
+    add_volume_call::<DescribeReplica>(&mut table, node, |volume, _| Ok(describe_volume(volume)));
+    add_volume_call::<ReleaseWriter>(&mut table, node, |volume, call| writer::release_writer(volume, call.term));
+    add_volume_call::<FinishTerm>(&mut table, node, |volume, call| writer::finish_term(volume, call.term));
+    add_volume_call::<PublishLog>(&mut table, node, |volume, _| writer::publish_log(volume));
+    add_volume_call::<LendTree>(&mut table, node, |volume, call| rejoin::lend_tree(volume, call));
+    add_volume_call::<ReadTree>(&mut table, node, |volume, call| rejoin::read_tree(volume, call));
+    add_volume_call::<HoldTree>(&mut table, node, |volume, call| tree_hold::hold(volume, call));
+    add_volume_call::<DigestTree>(&mut table, node, |volume, call| tree_hold::digest_tree(volume, call));
+    add_volume_call::<ReadInodeDigests>(&mut table, node, |volume, call| tree_hold::read_digests(volume, call));
+    add_volume_call::<DigestData>(&mut table, node, |volume, call| tree_hold::digest_parts(volume, call));
+    add_volume_call::<ValidateLogs>(&mut table, node, |volume, call| tree_hold::validate_logs(volume, call));
+    add_volume_call::<ReleaseTree>(&mut table, node, |volume, call| tree_hold::release(volume, call));
+    add_volume_call::<FindPaths>(&mut table, node, |volume, call| tree_hold::find_paths(volume, call));
     let node = Arc::clone(node);
     table.add_deferred_handler(AppendLog::ID, move |payload, reply| append_log(&node, &payload, reply));
     table
+}
+
+/// As `add_slow`, about a volume of which this node has a replica.
+fn add_volume_call<C>(
+    table: &mut HandlerTable,
+    node: &Arc<OffloadNode>,
+    handle: impl Fn(&Arc<ReplicatedVolume>, &C) -> Result<C::Reply, String> + Copy + Send + 'static,
+) where
+    C: TypedCall<Request = C> + VolumeRequest + serde::de::DeserializeOwned + Send + 'static,
+{
+    add_slow::<C>(table, node, move |node, request| handle(&open(node, request.volume())?, &request));
 }
 
 /// A call that is answered by a thread of its own.
@@ -92,8 +87,7 @@ fn open(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume
 }
 
 /// The path of the log may have changed: the predecessor of an earlier epoch loses the region.
-fn open_log(node: &Arc<OffloadNode>, request: &OpenLog) -> Result<OpenedLog, String> {
-    let volume = open(node, &request.volume)?;
+fn open_log(volume: &Arc<ReplicatedVolume>, request: &OpenLog) -> Result<OpenedLog, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let client = request.client;
     if request.path != PathVersion::of(&record, client) {
@@ -102,10 +96,10 @@ fn open_log(node: &Arc<OffloadNode>, request: &OpenLog) -> Result<OpenedLog, Str
     if usize::from(client) >= record.clients.len() {
         return Err(format!("volume {} has no client {client}", volume.key.name));
     }
-    let failed = |error: io::Error| format!("node {} cannot open the log: {error}", node.name);
-    log_copier::ensure_open(&volume, client).map_err(failed)?;
-    go_back(&volume, request)?;
-    register_region(&volume, client).map_err(failed)
+    let failed = |error: io::Error| format!("node {} cannot open the log: {error}", volume.node.name);
+    log_copier::ensure_open(volume, client).map_err(failed)?;
+    go_back(volume, request)?;
+    register_region(volume, client).map_err(failed)
 }
 
 /// Begins anew where the predecessor demands it.
@@ -215,11 +209,14 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
 }
 
 pub(super) fn describe_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<ReplicaDescription, String> {
-    let volume = open(node, key)?;
+    Ok(describe_volume(&*open(node, key)?))
+}
+
+fn describe_volume(volume: &ReplicatedVolume) -> ReplicaDescription {
     let state = volume.lock();
     let clients = state.record.clients.len() as u16;
     let status = |client| state.logs.get(&client).map_or_else(LogStatus::default, LogProgress::status);
-    Ok(ReplicaDescription { logs: (0..clients).map(status).collect(), last_check: volume.directory.last_check() })
+    ReplicaDescription { logs: (0..clients).map(status).collect(), last_check: volume.directory.last_check() }
 }
 
 pub(super) fn has_client(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<bool, String> {

@@ -82,8 +82,9 @@ impl VolumePublisher {
             if state.is_closed {
                 return None;
             }
+            let mut logs = state.logs.iter();
             let publishable =
-                state.logs.iter().find_map(|(client, log)| Some((client, log, state.publishing_end(*client)?)));
+                logs.find_map(|(client, log)| Some((client, log, state.publishing_end(*client, &log.chain)?)));
             let Some((client, log, end)) = publishable else {
                 wait_until = None;
                 state = self.volume.wait(state, Instant::now() + SLEEP_MAX);

@@ -37,6 +37,10 @@ pub(super) struct TreeHold {
 }
 
 impl TreeHold {
+    fn new(number: u64, points: Vec<LogPoint>) -> Self {
+        Self { number, points: Some(points), digests: Vec::new(), used_at: Some(Instant::now()) }
+    }
+
     /// How far a log may be published; none without a limit.
     pub(super) fn limit_of(&self, client: u16) -> Option<LogPoint> {
         let points = self.points.as_ref()?;
@@ -67,9 +71,10 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
         }
         let points =
             if request.points.is_empty() { published_points(&state, clients.clone()) } else { request.points.clone() };
-        let digests = state.hold_of(request.hold).map(|hold| std::mem::take(&mut hold.digests)).unwrap_or_default();
-        let (number, points) = (request.hold, Some(points));
-        state.hold = Some(TreeHold { number, points, digests, used_at: None });
+        match state.hold_of(request.hold) {
+            Some(hold) => hold.points = Some(points),
+            None => state.hold = Some(TreeHold::new(request.hold, points)),
+        }
     }
     volume.notify();
     use_hold(volume, request.hold, || {

@@ -155,8 +155,7 @@ impl ReplicaState {
     }
 
     /// Where publishing of a log ends for now; none when nothing can be published.
-    pub(super) fn publishing_end(&self, client: u16) -> Option<LogPoint> {
-        let log = &self.logs.get(&client)?.chain;
+    pub(super) fn publishing_end(&self, client: u16, log: &ChainLog) -> Option<LogPoint> {
         if self.is_publishing_paused() || !log.is_publishable() {
             return None;
         }

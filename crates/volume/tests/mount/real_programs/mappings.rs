@@ -86,7 +86,7 @@ pub(super) fn a_mapping_and_write_change_different_pages() {
     (0..3).for_each(|node| require_pages(&cluster.path(node).join("file"), |_| VERSIONS));
 }
 
-/// What was cut off reads as zeroes when the file grows again.
+/// The removed part reads as zeroes when the file grows again.
 fn move_end_of_file(path: &Path, is_over: &AtomicBool) {
     let (file, mut random) = (open(path), Rng::with_seed(1));
     while !is_over.load(Ordering::Relaxed) {

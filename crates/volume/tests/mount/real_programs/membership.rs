@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use super::postgresql::{DatabaseServer, create_database, data_directory};
 use crate::model::{execute_random, wait_for_equal_trees};
 use crate::mounted_volume::LOG_BYTES;
+use crate::test_node::SetOnDrop;
 use crate::volume_cluster::{THREE_NODES, VolumeCluster};
 
 /// A busy machine is no failure of a node.
@@ -37,6 +38,7 @@ pub(super) fn replicas_return_while_nodes_change_the_same_names() {
                     }
                 });
             }
+            let _end = SetOnDrop(&is_over);
             let observer = (victim + 1) % 3;
             thread::sleep(Duration::from_millis(100));
             cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::STOP.as_raw());
@@ -44,7 +46,6 @@ pub(super) fn replicas_return_while_nodes_change_the_same_names() {
             thread::sleep(Duration::from_millis(200));
             cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::CONT.as_raw());
             cluster.wait_for_chain(observer, 3);
-            is_over.store(true, Ordering::Relaxed);
         });
         cluster.nodes[victim].wait_until_mounted();
         cluster.published_tree();

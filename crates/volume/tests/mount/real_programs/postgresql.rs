@@ -114,7 +114,7 @@ fn as_postgres(program: &str) -> Command {
     command
 }
 
-/// What clients of a server have seen when it is killed.
+/// The committed transactions that clients know of when the server is killed.
 #[derive(Debug)]
 pub(super) struct ExpectedCommits {
     /// Transactions before the clients started.

@@ -37,21 +37,35 @@ pub(super) fn differing_inodes(replicas: &[Vec<InodeDigest>]) -> Vec<(InodeNumbe
     inodes.into_iter().filter(|(_, digests)| !are_equal(digests)).collect()
 }
 
-/// The data of all files, divided into what one call digests. Each batch has its size in bytes.
-pub(super) fn data_batches(inodes: &[InodeDigest]) -> Vec<(Vec<DataPart>, u64)> {
+/// Parts of files that one call digests.
+#[derive(Default)]
+pub(super) struct DataBatch {
+    pub(super) parts: Vec<DataPart>,
+    /// Of all parts.
+    pub(super) bytes: u64,
+}
+
+impl DataBatch {
+    fn has_room(&self, bytes: u64) -> bool {
+        self.bytes + bytes <= BATCH_BYTES && self.parts.len() < BATCH_PARTS_MAX
+    }
+}
+
+/// The data of all files.
+pub(super) fn data_batches(inodes: &[InodeDigest]) -> Vec<DataBatch> {
     let parts = inodes.iter().flat_map(|digest| {
         let count = digest.data_bytes.div_ceil(DATA_PART_BYTES);
         let bytes_of = |index: u64| DATA_PART_BYTES.min(digest.data_bytes - index * DATA_PART_BYTES);
         (0..count).map(move |index| (DataPart { inode: digest.inode, index }, bytes_of(index)))
     });
-    let mut batches: Vec<(Vec<DataPart>, u64)> = Vec::new();
+    let mut batches: Vec<DataBatch> = Vec::new();
     for (part, bytes) in parts {
-        match batches.last_mut() {
-            Some((batch, total)) if *total + bytes <= BATCH_BYTES && batch.len() < BATCH_PARTS_MAX => {
-                batch.push(part);
-                *total += bytes;
-            }
-            _ => batches.push((vec![part], bytes)),
+        if batches.last().is_none_or(|batch| !batch.has_room(bytes)) {
+            batches.push(DataBatch::default());
+        }
+        if let Some(batch) = batches.last_mut() {
+            batch.parts.push(part);
+            batch.bytes += bytes;
         }
     }
     batches
@@ -90,9 +104,9 @@ mod tests {
     fn every_byte_is_in_one_batch() {
         let inodes = [inode(1, 0, 0), inode(2, 9 * DATA_PART_BYTES + 1, 0), inode(3, 5, 0)];
         let batches = data_batches(&inodes);
-        let bytes: u64 = batches.iter().map(|(_, bytes)| bytes).sum();
+        let bytes: u64 = batches.iter().map(|batch| batch.bytes).sum();
         assert_eq!(bytes, 9 * DATA_PART_BYTES + 6);
-        assert_eq!(batches.iter().map(|(parts, _)| parts.len()).collect::<Vec<_>>(), [4, 4, 3]);
+        assert_eq!(batches.iter().map(|batch| batch.parts.len()).collect::<Vec<_>>(), [4, 4, 3]);
         let small: Vec<_> = (1..=2 * BATCH_PARTS_MAX as u64 + 1).map(|number| inode(number, 1, 0)).collect();
         assert_eq!(data_batches(&small).len(), 3);
     }

@@ -110,12 +110,12 @@ impl<'n> ReplicaCheck<'n> {
         let Some(files) = self.compare_inodes(&mut report)? else { return Ok(report) };
         let mut progress = CheckProgress { compared_bytes: 0, data_bytes: report.data_bytes };
         let mut suspects = Vec::new();
-        for (parts, bytes) in data_batches(&files) {
+        for batch in data_batches(&files) {
             if !report_progress(progress) {
                 return Err("the command that has started the check has ended".to_owned());
             }
-            suspects.extend(self.compare_data(&parts)?.into_iter().map(|differing| differing.part));
-            progress.compared_bytes += bytes;
+            suspects.extend(self.compare_data(&batch.parts)?.into_iter().map(|differing| differing.part));
+            progress.compared_bytes += batch.bytes;
         }
         report_progress(progress);
         let mut differing = Vec::new();
@@ -197,18 +197,13 @@ impl<'n> ReplicaCheck<'n> {
     fn hold(&self) -> Result<(), String> {
         let deadline = Instant::now() + HOLD_TIMEOUT;
         loop {
-            match self.try_hold() {
-                Ok(()) => return Ok(()),
-                Err(reason) if Instant::now() >= deadline => {
-                    self.release();
-                    let name = &self.key.name;
-                    return Err(format!("volume {name}: the replicas cannot be compared now, try again: {reason}"));
-                }
-                Err(_) => {
-                    self.release();
-                    thread::sleep(RETRY_WAIT);
-                }
+            let Err(reason) = self.try_hold() else { return Ok(()) };
+            self.release();
+            if Instant::now() >= deadline {
+                let name = &self.key.name;
+                return Err(format!("volume {name}: the replicas cannot be compared now, try again: {reason}"));
             }
+            thread::sleep(RETRY_WAIT);
         }
     }
 

@@ -28,7 +28,8 @@ pub(super) fn repair(
         return Ok(Vec::new());
     }
     let name = &key.name;
-    if report.replicas.iter().all(|replica| report.damaged_nodes().contains(replica)) {
+    let all_damaged = report.damaged_nodes();
+    if report.replicas.iter().all(|replica| all_damaged.contains(replica)) {
         return Err(format!(
             "volume {name}: each replica is damaged somewhere; choose the one that the others are copied from with --good"
         ));

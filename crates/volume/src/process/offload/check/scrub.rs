@@ -1,6 +1,5 @@
 //! The scrub: the node of a chain's head checks the volume when the last check is old enough. One thread per node.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -14,6 +13,7 @@ use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::HasClient;
 use crate::process::control::{CheckReport, LastCheck, VolumeCheck};
 use crate::process::offload::node::OffloadNode;
+use crate::process::store::ignore_missing;
 
 /// Longest time between two looks whether a check is due.
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
@@ -59,14 +59,14 @@ fn scrub(node: &OffloadNode, name: &VolumeName) -> Result<(), String> {
     };
     let request = VolumeCheck { name: name.clone(), should_repair: false, good: None };
     let (key, mut report) = compare(node, &request, pause)?;
-    let (used, unused): (BTreeSet<NodeName>, BTreeSet<NodeName>) =
-        report.damaged_nodes().into_iter().partition(|damaged| {
-            // A node that does not answer may have a client.
-            node.peers.call::<HasClient>(damaged, &HasClient(key.clone()), CALL_TIMEOUT).unwrap_or(true)
-        });
+    // A node that does not answer may have a client.
+    let call = HasClient(key.clone());
+    let is_used = |damaged: &NodeName| node.peers.call::<HasClient>(damaged, &call, CALL_TIMEOUT).unwrap_or(true);
+    let mut unused = report.damaged_nodes();
+    unused.retain(|damaged| !is_used(damaged));
     if !report.differences.is_empty() {
         let (count, first) = (report.differences.len(), &report.differences[0]);
-        tracing::error!(%name, count, ?first, ?used, ?unused, "replicas differ: see `farfork volume check`");
+        tracing::error!(%name, count, ?first, ?unused, "replicas differ: see `farfork volume check`");
     }
     report.repaired = repair::repair(node, &key, &report, &unused)?;
     save(node, name, &report);
@@ -80,12 +80,8 @@ pub(super) fn save(node: &OffloadNode, name: &VolumeName, report: &CheckReport) 
         differences: report.differences.len() as u64,
         repaired: report.repaired.clone(),
     };
-    let directory = node.store.volume(name.as_str());
     // A node without a replica has no place for it.
-    if let Err(error) = directory.save_last_check(&last).or_else(|error| match error.kind() {
-        io::ErrorKind::NotFound => Ok(()),
-        _ => Err(error),
-    }) {
+    if let Err(error) = ignore_missing(node.store.volume(name.as_str()).save_last_check(&last)) {
         tracing::warn!(%error, %name, "the result of a check is not saved");
     }
 }
