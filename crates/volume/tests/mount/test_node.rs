@@ -1,5 +1,6 @@
 //! A node of a test: its store, its offload process and worker, and the mount of the volume. Everything ends with the value.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -204,6 +205,15 @@ impl TestNode {
     pub(crate) fn wait_until_mounted(&self) {
         let is_mounted = || statfs(self.path()).is_ok_and(|state| state.f_type == FUSE_SUPER_MAGIC);
         self.wait_for("the volume is mounted again", is_mounted);
+    }
+
+    /// Replicates what the client of this node has logged, if it has one.
+    pub(crate) fn sync(&self) {
+        let sync = || File::open(self.path())?.sync_all();
+        if self.mount.is_some() {
+            // A client that has just been replaced may refuse the call.
+            self.wait_for("the mount is synced", || sync().is_ok());
+        }
     }
 
     /// Waits for a condition.

@@ -45,17 +45,22 @@ impl VolumeCluster {
         self.nodes[node].path()
     }
 
-    /// Waits until everything that was synced is published, and returns what each shared tree has.
+    /// Syncs every mount, waits until everything is published, and returns what each shared tree has.
     pub(crate) fn published_tree(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
         let observer = &self.nodes[0];
         let tree = |node: &TestNode| tree_of(&node.volume_path().join("shared/tree"));
+        self.nodes.iter().for_each(TestNode::sync);
         observer.wait_for("the shared trees are equal", || {
             let logs: Vec<_> = observer.status().replicas.into_iter().map(|replica| replica.logs).collect();
             let is_published = logs.iter().flatten().all(|log| log.published == log.logged);
             is_published && logs.windows(2).all(|pair| pair[0] == pair[1])
         });
         let trees: Vec<_> = self.nodes.iter().map(tree).collect();
-        assert!(trees.windows(2).all(|pair| pair[0] == pair[1]), "in {}", self.directory.path().display());
+        for pair in trees.windows(2) {
+            let is_equal = |path: &&PathBuf| pair[0].get(*path) == pair[1].get(*path);
+            let different: Vec<_> = pair[0].keys().chain(pair[1].keys()).filter(|path| !is_equal(path)).collect();
+            assert!(different.is_empty(), "in {}: {different:?} differ", self.directory.path().display());
+        }
         trees.into_iter().next().unwrap()
     }
 
