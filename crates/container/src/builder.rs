@@ -115,25 +115,25 @@ impl ContainerBuilder {
     /// systems that matter to it were mounted or unmounted since.
     pub(crate) fn mounts_version(&self) -> u64 {
         let unresponsive = self.probes.unresponsive();
-        self.layout().current(&self.masked, unresponsive).version
+        self.layout().current(&self.masked, unresponsive).blueprint.version
     }
 
     /// Without mounts that do not answer at this moment: a thread that builds with one of them would never return.
     fn blueprint(&self) -> RootBlueprint {
         let known = self.probes.unresponsive();
-        let to_probe = self.layout().mounts_to_probe(&self.masked, known.clone());
+        let to_probe = self.layout().current(&self.masked, known.clone()).to_probe.clone();
         let unresponsive = self.probes.find_unresponsive(&to_probe);
         for mount in to_probe.iter().filter(|mount| unresponsive.contains(&mount.id) && !known.contains(&mount.id)) {
             let (node, point) = (&self.config.node, mount.point.display());
             tracing::warn!(node, %point, "does not answer: new containers are without this mount");
         }
-        self.layout().current(&self.masked, unresponsive).clone()
+        self.layout().current(&self.masked, unresponsive).blueprint.clone()
     }
 
     /// The ids of mounts that containers show and another process or machine serves.
     pub(crate) fn served_mounts(&self) -> BTreeSet<u32> {
         let unresponsive = self.probes.unresponsive();
-        self.layout().served_mounts(&self.masked, unresponsive)
+        self.layout().current(&self.masked, unresponsive).served.clone()
     }
 
     fn layout(&self) -> MutexGuard<'_, BlueprintCache> {

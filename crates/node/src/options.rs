@@ -11,10 +11,6 @@ pub use crate::seeds::SeedBudget;
 
 /// The directory of files that outlive a node and a start of the machine.
 const STATE_DIR: &str = "/var/lib/farfork";
-/// Time of failure detection, unless another one is given.
-const DETECTION_MS: u64 = 1000;
-/// A week: as often as Linux distributions check RAID arrays, or more.
-const SCRUB_HOURS: u32 = 168;
 
 /// How a node is run.
 #[derive(Debug, Clone)]
@@ -71,12 +67,17 @@ pub struct VolumeOptions {
 }
 
 impl VolumeOptions {
+    /// Default of `detection_ms`.
+    pub const DETECTION_MS: u64 = 1000;
+    /// Default of `scrub_hours`. A week: as often as Linux distributions check RAID arrays, or more.
+    pub const SCRUB_HOURS: u32 = 168;
+
     /// Those of a node that was started without options for volumes: in a directory of the node. The catalog is next to the
     /// store unless another one is named.
     pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<PathBuf>) -> Self {
         let store = store.unwrap_or_else(|| Path::new(STATE_DIR).join(node.as_str()).join("volumes"));
         let catalog = catalog.unwrap_or_else(|| store.with_file_name("catalog"));
-        Self { store, catalog, detection_ms: DETECTION_MS, scrub_hours: SCRUB_HOURS }
+        Self { store, catalog, detection_ms: Self::DETECTION_MS, scrub_hours: Self::SCRUB_HOURS }
     }
 }
 

@@ -235,13 +235,10 @@ mod tests {
     use super::*;
 
     fn service(directory: &Path, store: PathBuf) -> VolumeService {
+        let node = NodeName::new("n1").unwrap();
         let config = VolumeServiceConfig {
-            node: NodeName::new("n1").unwrap(),
-            options: VolumeOptions::new(
-                &NodeName::new("n1").unwrap(),
-                Some(store),
-                Some(directory.join("shared/catalog")),
-            ),
+            options: VolumeOptions::new(&node, Some(store), Some(directory.join("shared/catalog"))),
+            node,
             listen: "127.0.0.1".parse().unwrap(),
             credentials: None,
         };

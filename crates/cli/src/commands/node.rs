@@ -141,12 +141,12 @@ pub(crate) struct Node {
     /// Time after which a node that does not answer is removed from the chains of its volumes, in milliseconds.
     ///
     /// A removed node returns by itself when it answers again.
-    #[arg(long, env = "FARFORK_DETECT_MS", value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
+    #[arg(long, env = "FARFORK_DETECT_MS", value_name = "MS", default_value_t = VolumeOptions::DETECTION_MS, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     detect_ms: u64,
     /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
     ///
     /// The node of the chain's head compares them. It repairs a damaged replica on a node that has not mounted the volume.
-    #[arg(long, env = "FARFORK_SCRUB_HOURS", value_name = "HOURS", default_value_t = 168)]
+    #[arg(long, env = "FARFORK_SCRUB_HOURS", value_name = "HOURS", default_value_t = VolumeOptions::SCRUB_HOURS)]
     scrub_hours: u32,
     /// Redirect the parent's vDSO functions to this kernel's in all children, even if both kernels are the same. For
     /// tests.

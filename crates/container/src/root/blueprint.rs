@@ -30,10 +30,12 @@ pub(crate) struct BlueprintCache {
 
 /// The steps for the node's mounts, and the mounts that need attention.
 #[derive(Debug)]
-struct NodePlan {
-    blueprint: RootBlueprint,
-    to_probe: Vec<ProbedMount>,
-    served: BTreeSet<u32>,
+pub(crate) struct NodePlan {
+    pub(crate) blueprint: RootBlueprint,
+    /// The mounts that must answer while a container is built.
+    pub(crate) to_probe: Vec<ProbedMount>,
+    /// The ids of mounts that another process or machine serves.
+    pub(crate) served: BTreeSet<u32>,
     /// The mounts that are left out because they do not answer.
     unresponsive: BTreeSet<u32>,
 }
@@ -45,30 +47,14 @@ impl BlueprintCache {
         Ok(Self { watch: MountWatch::start()?, plan: NodePlan::read(masked, BTreeSet::new())? })
     }
 
-    /// The blueprint now, without the mounts of these ids. When the table cannot be read the old one is kept: building would fail too,
+    /// The plan now, without the mounts of these ids. When the table cannot be read the old one is kept: building would fail too,
     /// and say why.
-    pub(crate) fn current(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> &RootBlueprint {
-        self.refresh(masked, unresponsive);
-        &self.plan.blueprint
-    }
-
-    /// The mounts that must answer while a container is built.
-    pub(crate) fn mounts_to_probe(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> Vec<ProbedMount> {
-        self.refresh(masked, unresponsive);
-        self.plan.to_probe.clone()
-    }
-
-    /// The ids of mounts that another process or machine serves.
-    pub(crate) fn served_mounts(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> BTreeSet<u32> {
-        self.refresh(masked, unresponsive);
-        self.plan.served.clone()
-    }
-
-    fn refresh(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) {
+    pub(crate) fn current(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> &NodePlan {
         let has_changed = self.watch.has_changed().unwrap_or(true) || self.plan.unresponsive != unresponsive;
         if has_changed && let Ok(changed) = NodePlan::read(masked, unresponsive) {
             self.plan = changed;
         }
+        &self.plan
     }
 }
 

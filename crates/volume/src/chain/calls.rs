@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::path::PathVersion;
 use crate::log::LogPoint;
 use crate::process::{LastCheck, LogStatus};
-use crate::publish::{DataPart, Digest, InodeDigest, PublishedMark, TreePart};
+use crate::publish::{DataPart, Digest, InodeDigest, PublishedMark, TreeDigest, TreePart};
 use crate::record::InodeNumber;
 
 /// Names a volume, and tells it from an earlier one of the same name.
@@ -135,17 +135,6 @@ pub struct DigestTree {
     pub volume: VolumeKey,
     /// From `HoldTree`.
     pub hold: u64,
-}
-
-/// All inodes of a tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TreeDigest {
-    /// How many there are.
-    pub inodes: u64,
-    /// Bytes of all files.
-    pub data_bytes: u64,
-    /// Of all digests.
-    pub digest: Digest,
 }
 
 /// The next digests of `DigestTree`, by number. None follow an empty answer.

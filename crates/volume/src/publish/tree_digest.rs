@@ -32,6 +32,30 @@ pub struct InodeDigest {
     pub digest: Digest,
 }
 
+/// All inodes of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeDigest {
+    /// How many there are.
+    pub inodes: u64,
+    /// Bytes of all files.
+    pub data_bytes: u64,
+    /// Of all digests.
+    pub digest: Digest,
+}
+
+impl TreeDigest {
+    /// Of all inodes, by number.
+    pub fn of(inodes: &[InodeDigest]) -> Self {
+        let mut context = Context::new(&SHA256);
+        for inode in inodes {
+            context.update(&inode.inode.0.to_le_bytes());
+            context.update(&inode.digest);
+        }
+        let data_bytes = inodes.iter().map(|inode| inode.data_bytes).sum();
+        Self { inodes: inodes.len() as u64, data_bytes, digest: finish(context) }
+    }
+}
+
 /// A part of a file's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DataPart {
@@ -130,7 +154,6 @@ fn finish(context: Context) -> Digest {
 mod tests {
     use std::fs::{self, File};
     use std::os::unix::fs::FileExt as _;
-
     use std::path::{Path, PathBuf};
 
     use farfork_cluster::catalog::Durability;

@@ -27,8 +27,6 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
 ];
 
-/// No failure is to be detected.
-const NO_DETECTION_MS: u64 = 60_000;
 /// A busy machine is no failure of a node.
 const DETECTION_MS: u64 = 10_000;
 
@@ -39,7 +37,7 @@ fn write_and_sync(path: &Path, bytes: &[u8]) {
 }
 
 fn what_one_node_wrote_the_others_read() {
-    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::three_replicas();
     for round in 0..20_u8 {
         let (writer, name) = (usize::from(round) % 3, format!("file-{round}"));
         let data = vec![round; 1 + 7919 * usize::from(round)];
@@ -53,7 +51,7 @@ fn what_one_node_wrote_the_others_read() {
 }
 
 fn a_file_that_changed_elsewhere_is_read_anew() {
-    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::three_replicas();
     let path = |node: usize| cluster.path(node).join("file");
     fs::write(path(0), vec![b'a'; 100_000]).unwrap();
     for round in 0..10_u8 {
@@ -69,7 +67,7 @@ fn a_file_that_changed_elsewhere_is_read_anew() {
 }
 
 fn names_that_changed_elsewhere_are_seen() {
-    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::three_replicas();
     let path = |node: usize, name: &str| cluster.path(node).join(name);
     fs::create_dir_all(path(0, "one/inner")).unwrap();
     fs::write(path(0, "one/inner/file"), b"1").unwrap();
@@ -94,7 +92,7 @@ fn names_that_changed_elsewhere_are_seen() {
 }
 
 fn nodes_write_in_turns() {
-    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::three_replicas();
     const FILES: usize = 15;
     thread::scope(|scope| {
         for node in 0..3 {
@@ -124,7 +122,7 @@ fn nodes_write_in_turns() {
 
 /// Each process of each node is killed while another node writes.
 fn a_killed_process_of_any_node_loses_nothing() {
-    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let cluster = VolumeCluster::three_replicas();
     let mut round = 0;
     for victim in 0..3 {
         for role in [ProcessRole::Worker, ProcessRole::Offload, ProcessRole::Client] {
@@ -157,10 +155,10 @@ fn a_stopped_replica_leaves_the_chain_and_returns() {
     let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
     for victim in [2, 1] {
         write_and_sync(&cluster.path(0).join(format!("before-{victim}")), b"before");
-        cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::STOP.as_raw());
+        cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::STOP);
         write_and_sync(&cluster.path(0).join(format!("during-{victim}")), &vec![1; 300_000]);
         assert_eq!(cluster.nodes[0].status().record.chain.len(), 2);
-        cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::CONT.as_raw());
+        cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::CONT);
         write_and_sync(&cluster.path(0).join(format!("after-{victim}")), b"after");
         cluster.wait_for_chain(0, 3);
         cluster.nodes[victim].wait_until_mounted();

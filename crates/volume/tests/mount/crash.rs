@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 use fastrand::Rng;
+use rustix::process::Signal;
 
 use super::mounted_volume::{LOG_BYTES, MountedVolume};
 
@@ -38,8 +39,6 @@ const TURNS: &[&[ProcessRole]] = &[
     &[ProcessRole::Offload, ProcessRole::Client],
     ALL_AT_ONCE,
 ];
-pub(crate) const SIGCONT: i32 = 18;
-const SIGSTOP: i32 = 19;
 const WRITERS: usize = 3;
 /// Not a divisor of a page, so that records cross pages.
 const RECORD_BYTES: usize = 3000;
@@ -209,7 +208,7 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: Durabili
 /// Stops a process, and returns when it is stopped.
 pub(crate) fn stop(process_id: u32) {
     let pidfd = farfork_sys::pidfd::open(process_id as i32).unwrap();
-    farfork_sys::pidfd::send_signal(&pidfd, SIGSTOP).unwrap();
+    farfork_sys::pidfd::send_signal(&pidfd, Signal::STOP.as_raw()).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     let is_stopped = |thread: fs::DirEntry| {
         fs::read_to_string(thread.path().join("status")).is_ok_and(|status| status.contains("State:\tT"))
@@ -238,7 +237,7 @@ fn a_client_recovers_what_was_not_published() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(500));
-                farfork_sys::pidfd::send_signal(&offload, SIGCONT).unwrap();
+                farfork_sys::pidfd::send_signal(&offload, Signal::CONT.as_raw()).unwrap();
             });
             volume.kill(&[ProcessRole::Client]);
         });

@@ -13,6 +13,7 @@ use farfork_volume::process::ProcessRole;
 
 use super::mounted_volume::MountedVolume;
 use super::replica_check;
+use super::test_node::NO_DETECTION_MS;
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -26,9 +27,6 @@ const SYNCED_WRITES: u64 = 2_000;
 const STREAM_BYTES: u64 = 512 << 20;
 const FILES: u32 = 5_000;
 
-/// Failure detection plays no part.
-const DETECTION_MS: u64 = 60_000;
-
 fn first_figures_next_to_a_floor() {
     let (mean, p99) = measure_ping_pongs();
     println!("two round trips of {OPERATION_BYTES} bytes over a loopback socket: mean {mean:.1?}, p99 {p99:.1?}");
@@ -41,7 +39,7 @@ fn first_figures_next_to_a_floor() {
         }
         measure_side(&format!("one replica, {durability:?}"), &volume.path());
         drop(volume);
-        let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, durability, DETECTION_MS);
+        let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, durability, NO_DETECTION_MS);
         measure_side(&format!("three replicas, {durability:?}"), &cluster.path(0));
         measure_check(&cluster);
     }

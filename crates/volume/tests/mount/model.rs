@@ -8,7 +8,6 @@ use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
-use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
 use fastrand::Rng;
 use rustix::fs::{
@@ -18,9 +17,9 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread, pwrite};
 
-use super::mounted_volume::{LOG_BYTES, MountedVolume};
+use super::mounted_volume::MountedVolume;
 use super::test_node::WAIT_LIMIT;
-use super::volume_cluster::{THREE_NODES, VolumeCluster};
+use super::volume_cluster::VolumeCluster;
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("random_operations_are_as_on_a_local_file_system", random_operations_are_as_on_a_local_file_system),
@@ -399,7 +398,7 @@ fn nodes_that_change_the_same_names_see_the_same_tree() {
     const THREADS_PER_NODE: u64 = 2;
     const OPERATIONS_PER_THREAD: u32 = 600;
     rustix::process::umask(Mode::empty());
-    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, 60_000);
+    let cluster = VolumeCluster::three_replicas();
     thread::scope(|scope| {
         for seed in 0..3 * THREADS_PER_NODE {
             let root = cluster.path(seed as usize % 3);

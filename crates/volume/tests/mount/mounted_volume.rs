@@ -8,12 +8,10 @@ use farfork_wire::NodeName;
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use tempfile::TempDir;
 
-use super::test_node::{TestNode, VOLUME};
+use super::test_node::{NO_DETECTION_MS, TestNode, VOLUME};
 
 /// Small, so that the log laps often.
 pub(crate) const LOG_BYTES: u64 = 8 << 20;
-/// No test of one node is about failure detection.
-const DETECTION_MS: u64 = 60_000;
 
 /// A volume and its processes.
 pub(crate) struct MountedVolume {
@@ -42,7 +40,7 @@ impl MountedVolume {
 
     fn create_in(directory: TempDir, log_bytes: u64, durability: Durability) -> Self {
         let catalog = directory.path().join("catalog");
-        let mut node = TestNode::start("n1", &directory.path().join("n1"), &catalog, DETECTION_MS);
+        let mut node = TestNode::start("n1", &directory.path().join("n1"), &catalog, NO_DETECTION_MS);
         create_volume(&node, &["n1"], log_bytes, durability);
         node.mount();
         Self { node, directory }

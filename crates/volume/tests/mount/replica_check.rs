@@ -14,10 +14,11 @@ use farfork_volume::process::{
 };
 use farfork_wire::NodeName;
 use fastrand::Rng;
+use rustix::process::Signal;
 
-use super::crash::{SIGCONT, stop};
+use super::crash::stop;
 use super::mounted_volume::LOG_BYTES;
-use super::test_node::{SetOnDrop, TestNode, VOLUME};
+use super::test_node::{NO_DETECTION_MS, SetOnDrop, TestNode, VOLUME};
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -29,13 +30,11 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("two_replicas_that_differ_are_repaired_from_the_one_that_is_named", two_replicas_that_differ),
 ];
 
-/// No test of this file is about failure detection.
-const DETECTION_MS: u64 = 60_000;
 /// More than one part that has a digest of its own.
 const LARGE_FILE_BYTES: u64 = 20 << 20;
 
 fn cluster(names: &[&str]) -> VolumeCluster {
-    let cluster = VolumeCluster::mounted(names, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    let cluster = VolumeCluster::mounted(names, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     let root = cluster.path(0);
     for number in 0..50_u8 {
         let directory = root.join(format!("directory-{}", number % 5));
@@ -190,7 +189,7 @@ fn a_replica_with_a_damaged_log() {
     let data = [b"unpublished".as_slice(), &[9; 5000]].concat();
     sync("file", &data);
     damage_log(&cluster, 1, &data);
-    cluster.nodes[1].signal(&[ProcessRole::Worker], SIGCONT);
+    cluster.nodes[1].signal(&[ProcessRole::Worker], Signal::CONT);
     cluster.nodes[0].wait_for("the replica is copied again", || {
         fs::read(replica_path(&cluster, 1, "file")).is_ok_and(|found| found == data)
     });
@@ -210,7 +209,7 @@ fn a_client_with_a_damaged_log() {
     let mut file = File::create(cluster.path(0).join("file")).unwrap();
     file.write_all(&data).unwrap();
     damage_log(&cluster, 0, &data);
-    cluster.nodes[0].signal(&[ProcessRole::Offload], SIGCONT);
+    cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::CONT);
     assert!(file.sync_all().is_err(), "an invalid record is not acknowledged");
     drop(file);
     cluster.nodes[0].wait_until_mounted();

@@ -13,7 +13,7 @@ use farfork_sys::shared_mapping::SharedMapping;
 use farfork_volume::process::ProcessRole;
 
 use super::mounted_volume::LOG_BYTES;
-use super::test_node::WAIT_LIMIT;
+use super::test_node::{NO_DETECTION_MS, WAIT_LIMIT};
 use super::volume_cluster::VolumeCluster;
 
 /// The tests of this file.
@@ -32,9 +32,6 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("reading_takes_no_write_permission", reading_takes_no_write_permission),
 ];
 
-/// No test of this file is about failure detection.
-const DETECTION_MS: u64 = 60_000;
-
 /// A volume with a replica on each of two nodes, mounted on both.
 struct MountedPair {
     cluster: VolumeCluster,
@@ -42,7 +39,7 @@ struct MountedPair {
 
 impl MountedPair {
     fn create() -> Self {
-        Self { cluster: VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, DETECTION_MS) }
+        Self { cluster: VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, NO_DETECTION_MS) }
     }
 
     fn path(&self, node: usize, name: &str) -> PathBuf {

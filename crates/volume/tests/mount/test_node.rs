@@ -16,11 +16,14 @@ use farfork_volume::process::{
 };
 use rustix::fs::statfs;
 use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::Signal;
 
 /// The volume of every test.
 pub(crate) const VOLUME: &str = "data";
 /// `f_type` of every FUSE mount.
 const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
+/// Of a test that is not about failure detection.
+pub(crate) const NO_DETECTION_MS: u64 = 60_000;
 /// A process is restarted, or a mount is usable again, within this.
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -93,7 +96,7 @@ impl TestNode {
         let detection_ms = self.detection_ms.to_string();
         self.processes = Some(SupervisorThread::start(move |report| {
             let command = |role: ProcessRole| {
-                let mut command = process_command(role);
+                let mut command = process_command(role.name());
                 command.arg(&store).arg(&catalog).args([&name, &detection_ms]);
                 command
             };
@@ -120,7 +123,7 @@ impl TestNode {
         let (store, mount_point) = (self.store(), self.path());
         self.mount = Some(SupervisorThread::start(move |report| {
             let command = |role: ProcessRole| {
-                let mut command = process_command(role);
+                let mut command = process_command(role.name());
                 command.arg(&store).arg(&mount_point);
                 command
             };
@@ -184,15 +187,15 @@ impl TestNode {
     }
 
     /// Sends a signal to the processes of roles.
-    pub(crate) fn signal(&self, roles: &[ProcessRole], signal: i32) {
+    pub(crate) fn signal(&self, roles: &[ProcessRole], signal: Signal) {
         let processes = self.processes(roles).unwrap();
-        processes.iter().for_each(|process| pidfd::send_signal(process, signal).unwrap());
+        processes.iter().for_each(|process| pidfd::send_signal(process, signal.as_raw()).unwrap());
     }
 
     /// Kills processes at once, in this order, and waits until their supervisors have started the next.
     pub(crate) fn kill(&self, roles: &[ProcessRole]) {
         let killed: Vec<u32> = roles.iter().map(|role| self.process_id(*role)).collect();
-        self.signal(roles, rustix::process::Signal::KILL.as_raw());
+        self.signal(roles, Signal::KILL);
         for (role, killed) in roles.iter().zip(killed) {
             self.wait_for("a process is started again", || self.process_id(*role) != killed);
         }
@@ -226,9 +229,10 @@ impl TestNode {
     }
 }
 
-fn process_command(role: ProcessRole) -> Command {
+/// A process of this program: a role, or a process of `real_programs`. It ends with the thread that starts it.
+pub(crate) fn process_command(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([super::PROCESS, role.name()]).stdin(Stdio::null());
+    command.args([super::PROCESS, name]).stdin(Stdio::null());
     command
 }
 

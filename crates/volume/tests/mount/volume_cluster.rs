@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use farfork_cluster::catalog::Durability;
 use tempfile::TempDir;
 
-use super::mounted_volume::create_volume;
-use super::test_node::TestNode;
+use super::mounted_volume::{LOG_BYTES, create_volume};
+use super::test_node::{NO_DETECTION_MS, TestNode};
 
 /// The usual names of three nodes.
 pub(crate) const THREE_NODES: [&str; 3] = ["n1", "n2", "n3"];
@@ -22,6 +22,11 @@ pub(crate) struct VolumeCluster {
 }
 
 impl VolumeCluster {
+    /// With three replicas, for a test that is not about failure detection.
+    pub(crate) fn three_replicas() -> Self {
+        Self::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS)
+    }
+
     /// Mounted on every node.
     pub(crate) fn mounted(names: &[&str], log_bytes: u64, durability: Durability, detection_ms: u64) -> Self {
         let directory = TempDir::new().unwrap();

@@ -7,12 +7,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::Durability;
+use farfork_sys::process::SystemCall;
 use farfork_volume::process::ProcessRole;
 use fastrand::Rng;
+use rustix::process::Signal;
+use rustix::thread::gettid;
 
-use super::crash::{SIGCONT, stop};
-use super::mounted_volume::{LOG_BYTES, MountedVolume};
+use super::crash::stop;
+use super::mounted_volume::MountedVolume;
 use super::test_node::{SetOnDrop, WAIT_LIMIT};
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
@@ -27,8 +29,6 @@ pub(crate) const LONG_TESTS: &[(&str, fn())] =
 /// More than the client has threads, and together more than the log has room for.
 const WAITING_WRITERS: usize = 20;
 const WRITE_BYTES: usize = 1 << 20;
-/// No test of this file is about failure detection.
-const DETECTION_MS: u64 = 60_000;
 
 /// The log is full and no fsync(2) is answered, because the offload process is stopped.
 fn calls_that_wait_stop_no_other_call() {
@@ -38,10 +38,12 @@ fn calls_that_wait_stop_no_other_call() {
     let files: Vec<File> = (0..WAITING_WRITERS).map(|writer| File::create(path(writer)).unwrap()).collect();
     stop(volume.process_id(ProcessRole::Offload));
     let (written, synced) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (writing, writers) = mpsc::channel();
     thread::scope(|scope| {
         for (writer, mut file) in files.into_iter().enumerate() {
-            let (written, synced) = (&written, &synced);
+            let (written, synced, writing) = (&written, &synced, writing.clone());
             scope.spawn(move || {
+                writing.send(gettid().as_raw_nonzero().get()).unwrap();
                 file.write_all(&vec![writer as u8; WRITE_BYTES]).unwrap();
                 written.fetch_add(1, Ordering::Relaxed);
                 file.sync_all().unwrap();
@@ -51,8 +53,7 @@ fn calls_that_wait_stop_no_other_call() {
         let (answer, answered) = mpsc::channel();
         let asked = volume.path();
         thread::spawn(move || {
-            // By now every writer waits, in write(2) or in fsync(2).
-            thread::sleep(Duration::from_millis(500));
+            wait_for_calls(writers.iter().take(WAITING_WRITERS).collect());
             rustix::fs::statfs(&asked).unwrap();
             let known = fs::read(asked.join("known")).unwrap();
             let names = fs::read_dir(&asked).unwrap().count();
@@ -61,7 +62,7 @@ fn calls_that_wait_stop_no_other_call() {
         let answer = answered.recv_timeout(WAIT_LIMIT);
         let done = (written.load(Ordering::Relaxed), synced.load(Ordering::Relaxed));
         let offload = farfork_sys::pidfd::open(volume.process_id(ProcessRole::Offload).cast_signed()).unwrap();
-        farfork_sys::pidfd::send_signal(&offload, SIGCONT).unwrap();
+        farfork_sys::pidfd::send_signal(&offload, Signal::CONT.as_raw()).unwrap();
         assert_eq!(answer.expect("other calls are answered"), (b"known".to_vec(), WAITING_WRITERS + 1, false));
         assert!(done.0 < WAITING_WRITERS && done.1 == 0, "{done:?}: the calls did not wait");
     });
@@ -70,9 +71,25 @@ fn calls_that_wait_stop_no_other_call() {
     }
 }
 
+/// Waits until each thread is in write(2) or in fsync(2).
+fn wait_for_calls(threads: Vec<i32>) {
+    // <asm/unistd_64.h>
+    const WRITE: u64 = 1;
+    const FSYNC: u64 = 74;
+    let deadline = Instant::now() + WAIT_LIMIT;
+    let is_in_call = |thread: &i32| {
+        let call = SystemCall::read(*thread).unwrap();
+        call.is_some_and(|call| [WRITE, FSYNC].contains(&call.number))
+    };
+    while !threads.iter().all(is_in_call) {
+        assert!(Instant::now() < deadline, "each writer makes a call that waits");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// A killed client has invalidations of a directory under way that programs of its node have locked while they wait for it.
 fn kill_clients(rounds: usize) {
-    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    let cluster = VolumeCluster::three_replicas();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         for node in 0..THREE_NODES.len() {

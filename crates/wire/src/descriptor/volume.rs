@@ -1,5 +1,7 @@
 //! Volumes that a seed needs: a child opens their files by path, on any node that has the volume mounted at the same path.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use super::Descriptor;
@@ -28,7 +30,7 @@ impl Descriptor {
         for VolumeMount { volume, directory, mount_path, paths } in &self.volumes {
             let is_named = !volume.is_empty() && directory.starts_with('/') && mount_path.starts_with('/');
             require(is_named, || format!("volume `{volume}` has no name or is mounted nowhere"))?;
-            let is_ordered = paths.is_sorted() && paths.iter().all(|path| path.starts_with(mount_path));
+            let is_ordered = paths.is_sorted() && paths.iter().all(|path| Path::new(path).starts_with(mount_path));
             require(is_ordered, || format!("volume {volume}: its paths are out of order or elsewhere"))?;
         }
         Ok(())

@@ -8,10 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use farfork_sys::process::SystemCall;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
 use super::scratch;
+use super::wait::wait_until;
 
 /// The kernel refuses to read a request into a smaller buffer.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
@@ -20,8 +22,10 @@ const REQUEST_BYTES_MAX: usize = 64 << 10;
 const INIT_REPLY_BYTES: usize = 16 + 64;
 const PROTOCOL: (u32, u32) = (7, 31);
 
-/// Long enough for statfs(2) to return from a file system that answers.
-const HANG_PERIOD: Duration = Duration::from_millis(200);
+/// `<asm/unistd_64.h>`
+const STATFS: u64 = 137;
+/// For a process to make its call.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// A mounted file system that does not answer; it is aborted and unmounted when this is dropped.
 pub(crate) struct UnresponsiveMount {
@@ -44,9 +48,17 @@ impl UnresponsiveMount {
         let caller = Command::new("stat").arg("--file-system").arg(directory.path()).stdout(Stdio::null()).spawn();
         let mut mounted = Self { directory, caller: caller.expect("stat"), server };
         answered.expect("the first request is FUSE_INIT");
-        thread::sleep(HANG_PERIOD);
-        mounted.require_hanging();
+        mounted.wait_for_call();
         mounted
+    }
+
+    /// Waits until the caller is in statfs(2).
+    fn wait_for_call(&mut self) {
+        let tid = self.caller.id().cast_signed();
+        wait_until("statfs(2) waits for the file system", CALL_LIMIT, || {
+            self.require_hanging();
+            SystemCall::read(tid).ok().flatten().filter(|call| call.number == STATFS)
+        });
     }
 
     /// From now on the server takes requests, and answers none. A process that waits for one cannot be killed.

@@ -1,18 +1,15 @@
 //! A shared tree that is held at one point, and its digests: the part of a check that each replica does. `check` compares.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
-
-use ring::digest::{Context, SHA256};
 
 use super::rejoin::unreadable_tree;
 use super::volume::{ReplicaState, ReplicatedVolume};
 use crate::chain::CALL_TIMEOUT;
-use crate::chain::calls::{
-    DigestData, DigestTree, FindPaths, HoldTree, ReadInodeDigests, ReleaseTree, TreeDigest, ValidateLogs,
-};
+use crate::chain::calls::{DigestData, DigestTree, FindPaths, HoldTree, ReadInodeDigests, ReleaseTree, ValidateLogs};
 use crate::log::LogPoint;
-use crate::publish::{Digest, InodeDigest, digest_data, digest_inodes, load_namespace};
+use crate::publish::{Digest, InodeDigest, TreeDigest, digest_data, digest_inodes, load_namespace};
 use crate::record::InodeNumber;
 use crate::replay::LogReplay;
 use crate::view::InodeContent;
@@ -87,7 +84,7 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
     })
 }
 
-fn published_points(state: &ReplicaState, clients: std::ops::Range<u16>) -> Vec<LogPoint> {
+fn published_points(state: &ReplicaState, clients: Range<u16>) -> Vec<LogPoint> {
     let point = |client| state.logs.get(&client).map_or(LogPoint::START, |log| log.chain.published().point);
     clients.map(point).collect()
 }
@@ -98,14 +95,7 @@ pub(super) fn digest_tree(volume: &ReplicatedVolume, request: &DigestTree) -> Re
         let shared = volume.directory.open_shared();
         shared.and_then(|shared| digest_inodes(&shared)).map_err(|error| unreadable_tree(volume, &error))
     })?;
-    let mut context = Context::new(&SHA256);
-    for digest in &digests {
-        context.update(&digest.inode.0.to_le_bytes());
-        context.update(&digest.digest);
-    }
-    let digest = context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes");
-    let data_bytes = digests.iter().map(|digest| digest.data_bytes).sum();
-    let tree = TreeDigest { inodes: digests.len() as u64, data_bytes, digest };
+    let tree = TreeDigest::of(&digests);
     volume.lock().hold_of(request.hold).ok_or(NOT_HELD)?.digests = digests;
     Ok(tree)
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use super::{run, three_replicas};
+use super::run;
+use crate::volume_cluster::VolumeCluster;
 
 const DIRECTORY_FILES: usize = 250;
 
@@ -22,7 +23,7 @@ fn compare_on_each_node(files: usize) {
     let local = tempfile::tempdir().unwrap();
     let archive = local.path().join("archive.tar");
     make_archive(&local.path().join("tree"), files, &archive);
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let started = Instant::now();
     run(&mut tar(&archive, &cluster.path(0), "--extract"));
     println!("{files} files: extracted in {:.1?}", started.elapsed());

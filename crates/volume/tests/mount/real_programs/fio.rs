@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{run, three_replicas};
+use super::run;
+use crate::volume_cluster::VolumeCluster;
 
 /// How fio writes: the options that differ between runs.
 const METHODS: &[&[&str]] = &[
@@ -25,7 +26,7 @@ pub(super) fn verifies_large_files_on_each_node() {
 
 /// Each method writes its files on one node, twice: the second run overwrites them from another node.
 fn verify_on_each_node(methods: &[&[&str]], size: &str, jobs: u32) {
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     for (number, method) in methods.iter().enumerate() {
         for (round, writer) in [number % 3, (number + 1) % 3].into_iter().enumerate() {
             let job = FioJob { number, round, size, jobs, method };

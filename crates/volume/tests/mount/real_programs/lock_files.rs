@@ -7,9 +7,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{run, three_replicas};
+use super::run;
 use crate::programs::git;
 use crate::test_node::WAIT_LIMIT;
+use crate::volume_cluster::VolumeCluster;
 
 /// Takes a lock in a directory, on a node, or fails with `AlreadyExists`.
 type TakeLock = fn(&Path, usize) -> io::Result<()>;
@@ -39,7 +40,7 @@ fn lock_with_link(root: &Path, node: usize) -> io::Result<()> {
 /// Each node increments a counter under a lock. No increment is lost.
 pub(super) fn a_lock_file_excludes_other_nodes() {
     const INCREMENTS: u64 = 10;
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     for (kind, lock) in LOCK_KINDS {
         let counter = format!("counter-{kind}");
         fs::write(cluster.path(0).join(&counter), "0").unwrap();
@@ -77,7 +78,7 @@ fn take_lock(root: &Path, node: usize, lock: TakeLock) {
 /// Each node has a clone in the volume, and pushes commits to a branch of one repository.
 pub(super) fn git_pushes_from_each_node_to_one_repository() {
     const COMMITS: usize = 2;
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let root = |node: usize| cluster.path(node);
     run(git(&root(0)).args(["init", "--quiet", "--bare", "origin"]));
     thread::scope(|scope| {

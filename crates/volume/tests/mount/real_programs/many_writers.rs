@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::Durability;
 
-use super::{NO_DETECTION_MS, own_process, three_replicas};
 use crate::mounted_volume::LOG_BYTES;
-use crate::test_node::WAIT_LIMIT;
+use crate::test_node::{NO_DETECTION_MS, WAIT_LIMIT, process_command};
 use crate::volume_cluster::VolumeCluster;
 
 const WRITERS: usize = 16;
@@ -24,15 +23,16 @@ const SHARED_LOGS: u64 = 3;
 /// No divisor of a page.
 const BLOCK_BYTES: usize = 1000;
 const BLOCKS: u64 = 16;
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Sixteen processes on three nodes. All are killed after some hundred acknowledgements.
 pub(super) fn find_everything_acknowledged_on_each_node() {
-    write_and_verify(&three_replicas(), 400);
+    write_and_verify(&VolumeCluster::three_replicas(), 400);
 }
 
 /// As above, for longer.
 pub(super) fn find_everything_acknowledged_after_minutes() {
-    write_and_verify(&three_replicas(), 10_000);
+    write_and_verify(&VolumeCluster::three_replicas(), 10_000);
 }
 
 /// Sixteen processes on sixteen nodes, each with a replica.
@@ -48,7 +48,7 @@ fn write_and_verify(cluster: &VolumeCluster, acknowledged_min: usize) {
     let nodes = cluster.nodes.len();
     let mut writers: Vec<Child> = (0..WRITERS)
         .map(|writer| {
-            let mut command = own_process("writer");
+            let mut command = process_command("writer");
             command.arg(cluster.path(writer % nodes)).arg(writer.to_string()).stdout(Stdio::piped());
             command.spawn().unwrap()
         })
@@ -69,7 +69,7 @@ fn write_and_verify(cluster: &VolumeCluster, acknowledged_min: usize) {
 /// O_APPEND: the lines of three nodes are not mixed, also where a line crosses a page.
 pub(super) fn appended_lines_are_not_divided() {
     const LINES: usize = 80;
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let line = |node: usize, number: usize| format!("{node} {number:->3500}\n");
     thread::scope(|scope| {
         for node in 0..3 {
@@ -92,7 +92,7 @@ pub(super) fn appended_lines_are_not_divided() {
 /// As `tail -f` does: readers on the node of the writer and on another one follow a log, and see no other bytes than its own.
 pub(super) fn readers_follow_an_appended_log() {
     const LINES: usize = 1500;
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let content: String = (0..LINES).map(|number| format!("{number:->99}\n")).collect();
     let create =
         |node: usize| OpenOptions::new().append(true).create(true).open(cluster.path(node).join("log")).unwrap();
@@ -138,18 +138,19 @@ fn collect_manifests(writers: &mut [Child], acknowledged_min: usize) -> Vec<Vec<
                 })
             })
             .collect();
-        let deadline = Instant::now() + 5 * WAIT_LIMIT;
-        let is_enough = || counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<usize>() >= acknowledged_min;
-        let mut ended = None;
-        while !is_enough() && ended.is_none() && Instant::now() < deadline {
+        let acknowledged = || counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<usize>();
+        let (mut known, mut known_since, mut ended) = (0, Instant::now(), None);
+        while known < acknowledged_min && ended.is_none() && known_since.elapsed() < WAIT_LIMIT {
+            if acknowledged() > known {
+                (known, known_since) = (acknowledged(), Instant::now());
+            }
             ended = writers.iter_mut().find_map(|writer| writer.try_wait().unwrap());
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(POLL_INTERVAL);
         }
-        let is_enough = is_enough();
         // All at once: a killed process ends only when its request to the volume is answered.
         writers.iter_mut().for_each(|writer| writer.kill().unwrap());
         writers.iter_mut().for_each(|writer| _ = writer.wait().unwrap());
-        assert!(is_enough, "writers acknowledge too little: {counts:?}, one ended: {ended:?}");
+        assert!(known >= acknowledged_min, "nothing more is acknowledged: {counts:?}, one ended: {ended:?}");
         readers.into_iter().map(|reader| reader.join().unwrap()).collect()
     })
 }

@@ -13,8 +13,8 @@ use farfork_sys::shared_mapping::SharedMapping;
 use fastrand::Rng;
 use rustix::process::Signal;
 
-use super::{own_process, three_replicas};
-use crate::test_node::WAIT_LIMIT;
+use crate::test_node::{WAIT_LIMIT, process_command};
+use crate::volume_cluster::VolumeCluster;
 
 const PAGE_BYTES: usize = 4096;
 /// Pages that stay mapped. The file is truncated only after them.
@@ -49,7 +49,7 @@ fn require_pages(path: &Path, version_of: impl Fn(usize) -> u64) {
 /// On one node: even pages are stored to, odd pages are written, and the end of the file moves all the time.
 pub(super) fn a_mapping_and_write_change_different_pages() {
     const VERSIONS: u64 = 150;
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let path = cluster.path(0).join("file");
     let (file, stored) = create_mapped(&path);
     let loaded = SharedMapping::map_file(&file, MAPPED_BYTES).unwrap();
@@ -104,7 +104,7 @@ fn move_end_of_file(path: &Path, is_over: &AtomicBool) {
 /// close-to-open: nodes take turns, each maps the file after open(2), and finds what the one before has stored, cut and written.
 pub(super) fn a_mapping_has_what_another_node_wrote_before_open() {
     const ROUNDS: u64 = 60;
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let path = |node: usize| cluster.path(node).join("file");
     let mut random = Rng::with_seed(2);
     // Stays mapped on node 0, so that its kernel has pages that others change.
@@ -151,7 +151,7 @@ pub(super) fn a_mapping_has_what_another_node_wrote_before_open() {
 /// Three nodes change pages of their own at the same time: one stores and calls msync(2), the others write. Nothing is lost.
 pub(super) fn nodes_change_different_pages_of_one_file() {
     const VERSIONS: u64 = 30;
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let path = |node: usize| cluster.path(node).join("file");
     drop(create_mapped(&path(0)));
     thread::scope(|scope| {
@@ -194,12 +194,12 @@ pub(super) fn run_mapping(arguments: &[String]) {
 /// A process stores to all pages while the file is truncated. SIGBUS ends it, and nothing that was cut off returns.
 pub(super) fn a_truncated_file_stays_short_while_it_is_mapped() {
     const ROUNDS: usize = 12;
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let path = |node: usize| cluster.path(node).join("file");
     let mut random = Rng::with_seed(3);
     for round in 0..ROUNDS {
         fs::write(path(0), vec![0xff; MAPPED_BYTES]).unwrap();
-        let mut process = own_process("mapping").arg(path(0)).spawn().unwrap();
+        let mut process = process_command("mapping").arg(path(0)).spawn().unwrap();
         let file = open(&path(0));
         let has_stored = |offset: usize| {
             let mut byte = [0];

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use farfork_cluster::catalog::Durability;
 use farfork_volume::process::ProcessRole;
@@ -40,17 +39,27 @@ pub(super) fn replicas_return_while_nodes_change_the_same_names() {
             }
             let _end = SetOnDrop(&is_over);
             let observer = (victim + 1) % 3;
-            thread::sleep(Duration::from_millis(100));
-            cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::STOP.as_raw());
+            wait_for_writes(&cluster, observer);
+            cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::STOP);
             cluster.wait_for_chain(observer, 2);
-            thread::sleep(Duration::from_millis(200));
-            cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::CONT.as_raw());
+            wait_for_writes(&cluster, observer);
+            cluster.nodes[victim].signal(&[ProcessRole::Offload], Signal::CONT);
             cluster.wait_for_chain(observer, 3);
         });
         cluster.nodes[victim].wait_until_mounted();
         cluster.published_tree();
         wait_for_equal_trees(&cluster);
     }
+}
+
+/// Waits until the programs have written more.
+fn wait_for_writes(cluster: &VolumeCluster, observer: usize) {
+    let logged = || {
+        let replicas = cluster.nodes[observer].status().replicas;
+        replicas.iter().map(|replica| replica.logs.iter().map(|log| log.logged).sum::<u64>()).max()
+    };
+    let before = logged();
+    cluster.nodes[observer].wait_for("the programs write", || logged() > before);
 }
 
 /// The node of the server dies in the middle of transactions, with the server. Another node continues with all that

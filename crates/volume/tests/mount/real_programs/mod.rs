@@ -12,7 +12,6 @@ mod rocksdb;
 mod rsync;
 
 use crate::programs::run;
-use crate::volume_cluster::{THREE_NODES, VolumeCluster};
 
 /// The tests of this folder.
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -55,23 +54,3 @@ pub(crate) type ProcessMain = fn(&[String]);
 /// Processes that tests of this folder start: the argument after `process`, and the function that it executes.
 pub(crate) const PROCESSES: &[(&str, ProcessMain)] =
     &[("writer", many_writers::run_writer), ("mapping", mappings::run_mapping)];
-
-/// No failure of a node is to be detected.
-const NO_DETECTION_MS: u64 = 60_000;
-
-/// A volume with three replicas, mounted on each node.
-fn three_replicas() -> VolumeCluster {
-    VolumeCluster::mounted(
-        &THREE_NODES,
-        crate::mounted_volume::LOG_BYTES,
-        farfork_cluster::catalog::Durability::Memory,
-        NO_DETECTION_MS,
-    )
-}
-
-/// A process of this folder, with its arguments. It ends with the thread that starts it.
-fn own_process(name: &str) -> std::process::Command {
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    command.args([crate::PROCESS, name]).stdin(std::process::Stdio::null());
-    command
-}

@@ -13,9 +13,9 @@ use farfork_volume::process::ProcessRole;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::{NO_DETECTION_MS, run};
+use super::run;
 use crate::mounted_volume::LOG_BYTES;
-use crate::test_node::WAIT_LIMIT;
+use crate::test_node::{NO_DETECTION_MS, WAIT_LIMIT};
 use crate::volume_cluster::{THREE_NODES, VolumeCluster};
 
 const CLIENTS: &str = "4";

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use farfork_volume::process::ProcessRole;
 
-use super::{run, three_replicas};
+use super::run;
 use crate::volume_cluster::VolumeCluster;
 
 /// Small tables, so that flushes and compactions run all the time.
@@ -24,14 +24,14 @@ const OPTIONS: &[&str] = &[
 const TABLE_CHANGES_MIN: u32 = 4;
 
 pub(super) fn is_consistent_after_a_kill() {
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     check_kill(&cluster, 0, None);
     check_rest(&cluster, 1);
 }
 
 /// Each node continues the database in turn; processes of the volume are killed, too.
 pub(super) fn is_consistent_after_many_kills() {
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let roles = [None, Some(ProcessRole::Client), Some(ProcessRole::Worker), Some(ProcessRole::Offload)];
     for round in 0..12 {
         check_kill(&cluster, round % 3, roles[round % 4]);

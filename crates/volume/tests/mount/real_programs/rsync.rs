@@ -10,7 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 
-use super::{run, three_replicas};
+use super::run;
+use crate::volume_cluster::VolumeCluster;
 
 const FILES: usize = 60;
 const SPARSE_BYTES: u64 = 32 << 20;
@@ -26,7 +27,7 @@ fn rsync(source: &Path, target: &Path, options: &[&str]) -> String {
 
 /// Copies to node 0, again from node 0 to a second directory on node 1, and after changes on node 2.
 pub(super) fn transfers_nothing_again() {
-    let cluster = three_replicas();
+    let cluster = VolumeCluster::three_replicas();
     let source = tempfile::tempdir().unwrap();
     let source = source.path();
     make_tree(source);

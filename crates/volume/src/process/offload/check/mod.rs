@@ -210,12 +210,12 @@ impl<'n> ReplicaCheck<'n> {
     fn try_hold(&self) -> Result<(), String> {
         let request = |points| HoldTree { volume: self.key.clone(), epoch: self.epoch, hold: self.hold, points };
         let present = self.call_all::<HoldTree>(&request(Vec::new()), CALL_TIMEOUT)?;
-        let logs = present.iter().map(Vec::len).max().unwrap_or(0);
-        let point = |log: usize| present.iter().filter_map(|points| points.get(log).copied()).max();
-        let points: Vec<LogPoint> = (0..logs).filter_map(point).collect();
         if are_equal(&present) {
             return Ok(());
         }
+        let logs = present.iter().map(Vec::len).max().unwrap_or(0);
+        let point = |log: usize| present.iter().filter_map(|points| points.get(log).copied()).max();
+        let points: Vec<LogPoint> = (0..logs).filter_map(point).collect();
         let held = self.call_all::<HoldTree>(&request(points.clone()), CALL_TIMEOUT)?;
         if held.iter().all(|held| *held == points) { Ok(()) } else { Err("they are busy".to_owned()) }
     }
