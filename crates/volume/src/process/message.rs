@@ -115,6 +115,8 @@ pub(super) struct PublishRequest {
 /// From the worker to the offload process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum WorkerAnswer {
+    /// The request is still executed. Sent each `WORKER_ALIVE_INTERVAL` until another answer follows.
+    Working,
     /// Done: the mark after it.
     Done(PublishedMark),
     /// The shared tree refused; the request may be repeated.

@@ -6,6 +6,9 @@ use std::collections::hash_map::Entry;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use super::channel::{MessageChannel, listen};
 use super::message::{PublishRequest, WorkerAnswer};
@@ -15,6 +18,8 @@ use crate::publish::{CallBudget, LogData, PublishedMark, Publisher};
 
 /// The name of the lock. Only the process that holds it changes the shared trees.
 pub(super) const WORKER: &str = "worker";
+/// How often a worker says that it still executes a request. A change set of a whole log takes seconds on a busy machine.
+pub(super) const WORKER_ALIVE_INTERVAL: Duration = Duration::from_millis(100);
 
 impl LogData for LogFile {
     fn load_data(&self, position: u64, into: &mut [u8]) {
@@ -83,19 +88,135 @@ pub fn run_worker(store: &VolumeStore) -> io::Result<()> {
     let _lock = store.lock(WORKER)?;
     let listener = listen(&store.worker_socket())?;
     loop {
-        let mut channel = MessageChannel::accept(&listener)?;
+        let mut requests = MessageChannel::accept(&listener)?;
+        let answers = AnswerChannel::new(requests.try_clone()?);
         let mut publishers = PublisherTable::new(store);
-        while let Ok(request) = channel.receive::<PublishRequest>() {
-            let answer = match publishers.publish(&request) {
-                Ok(mark) => WorkerAnswer::Done(mark),
-                Err(error) => {
-                    tracing::error!(%error, volume = request.volume, "a change set is not published yet");
-                    WorkerAnswer::Failed(error.to_string())
+        thread::scope(|scope| {
+            scope.spawn(|| answers.report_work());
+            while let Ok(request) = requests.receive::<PublishRequest>() {
+                answers.begin();
+                if answers.finish(&execute(&mut publishers, &request)).is_err() {
+                    break;
                 }
-            };
-            if channel.send(&answer).is_err() {
-                break;
+            }
+            answers.close();
+        });
+    }
+}
+
+fn execute(publishers: &mut PublisherTable<'_>, request: &PublishRequest) -> WorkerAnswer {
+    match publishers.publish(request) {
+        Ok(mark) => WorkerAnswer::Done(mark),
+        Err(error) => {
+            tracing::error!(%error, volume = request.volume, "a change set is not published yet");
+            WorkerAnswer::Failed(error.to_string())
+        }
+    }
+}
+
+/// Sends answers from two threads: one executes requests, the other says that the first one still does.
+struct AnswerChannel {
+    state: Mutex<AnswerState>,
+    changed: Condvar,
+}
+
+struct AnswerState {
+    channel: MessageChannel,
+    phase: WorkPhase,
+    /// The reporting thread waits for a request. It is woken only then: most requests take less than its interval.
+    is_reporter_idle: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WorkPhase {
+    /// No request is executed.
+    Idle,
+    /// A request is executed.
+    Working,
+    /// The connection has ended.
+    Closed,
+}
+
+impl AnswerChannel {
+    fn new(channel: MessageChannel) -> Self {
+        let state = AnswerState { channel, phase: WorkPhase::Idle, is_reporter_idle: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, AnswerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self) {
+        let mut state = self.lock();
+        state.phase = WorkPhase::Working;
+        if std::mem::take(&mut state.is_reporter_idle) {
+            self.changed.notify_one();
+        }
+    }
+
+    fn close(&self) {
+        self.lock().phase = WorkPhase::Closed;
+        self.changed.notify_one();
+    }
+
+    /// Sends the answer to a request. No `Working` follows it.
+    fn finish(&self, answer: &WorkerAnswer) -> io::Result<()> {
+        let mut state = self.lock();
+        state.phase = WorkPhase::Idle;
+        state.channel.send(answer)
+    }
+
+    /// Sends `Working` while a request is executed, until the connection has ended.
+    fn report_work(&self) {
+        let mut state = self.lock();
+        while state.phase != WorkPhase::Closed {
+            if state.phase == WorkPhase::Idle {
+                state.is_reporter_idle = true;
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let waited = self.changed.wait_timeout(state, WORKER_ALIVE_INTERVAL);
+            let (reacquired, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = reacquired;
+            if timeout.timed_out() && state.phase == WorkPhase::Working {
+                // An error means that the connection has ended, which the other thread notices.
+                let _ = state.channel.send(&WorkerAnswer::Working);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::log::LogPoint;
+
+    #[test]
+    fn a_worker_reports_work_until_its_answer() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("worker");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let mut offload = MessageChannel::connect(&socket).unwrap();
+        let answers = AnswerChannel::new(MessageChannel::accept(&listener).unwrap());
+        let mark = PublishedMark { point: LogPoint::START, epoch: 7, inode_max: 1 };
+        thread::scope(|scope| {
+            scope.spawn(|| answers.report_work());
+            for _ in 0..2 {
+                answers.begin();
+                for _ in 0..3 {
+                    assert_eq!(offload.receive::<WorkerAnswer>().unwrap(), WorkerAnswer::Working);
+                }
+                answers.finish(&WorkerAnswer::Done(mark)).unwrap();
+                while offload.receive::<WorkerAnswer>().unwrap() != WorkerAnswer::Done(mark) {}
+                offload.set_receive_timeout(Some(3 * WORKER_ALIVE_INTERVAL)).unwrap();
+                let error = offload.receive::<WorkerAnswer>().unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "nothing is executed");
+                offload.set_receive_timeout(None).unwrap();
+            }
+            answers.close();
+        });
     }
 }

@@ -1,18 +1,17 @@
-//! Faults at each process of each node of a chain, while a program writes on each node. What was acknowledged is on every node
-//! afterwards, and the replicas are equal.
+//! Faults at each process and the link of each node of a chain, while a program writes on each node. What was acknowledged is
+//! on every node afterwards, and the replicas are equal.
 
 use std::fs::{self, File};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_cluster::catalog::Durability;
 use farfork_sys::pidfd;
 use farfork_volume::process::ProcessRole::{self, Client, Offload, Worker};
 use fastrand::Rng;
 use rustix::process::Signal;
 
 use super::crash::{StopOnDrop, WriterControl, WriterManifest, verify, write_until_stopped};
-use super::mounted_volume::LOG_BYTES;
+use super::test_network::TestNetwork;
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[("nine_faults_of_the_matrix_lose_nothing", nine_faults)];
@@ -28,33 +27,34 @@ const LONG_STOP: Duration = Duration::from_millis(DETECTION_MS + 2_000);
 /// The seed of the points, for a run that is to be repeated.
 const SEED_VARIABLE: &str = "FARFORK_VOLUME_SEED";
 
-/// The targets of a fault: one process, the processes of a node's daemon, or all processes of a node.
+/// What is killed or stopped: one process, the processes of a node's daemon, or all processes of a node.
 const TARGETS: [&[ProcessRole]; 5] = [&[Client], &[Worker], &[Offload], &[Offload, Worker], &[Offload, Worker, Client]];
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// SIGKILL.
-    Kill,
-    /// SIGSTOP, and SIGCONT after this time.
-    Stop(Duration),
+    /// SIGKILL to these processes.
+    Kill(&'static [ProcessRole]),
+    /// SIGSTOP to these processes, and SIGCONT after this time.
+    Stop(&'static [ProcessRole], Duration),
+    /// The link of the node is cut, and restored after this time.
+    Cut(Duration),
 }
 
-/// A fault of processes of one node.
+/// A fault of one node.
 #[derive(Clone, Copy, Debug)]
 struct FaultPoint {
     node: usize,
-    roles: &'static [ProcessRole],
     fault: Fault,
 }
 
-fn matrix(faults: &[Fault]) -> Vec<FaultPoint> {
-    let mut points = Vec::new();
-    for node in 0..THREE_NODES.len() {
-        for roles in TARGETS {
-            points.extend(faults.iter().map(|fault| FaultPoint { node, roles, fault: *fault }));
-        }
-    }
-    points
+/// Every fault at each node, with stops and cuts of these lengths.
+fn matrix(times: &[Duration]) -> Vec<FaultPoint> {
+    let kills = TARGETS.iter().map(|roles| Fault::Kill(roles));
+    let stops = TARGETS.iter().flat_map(|roles| times.iter().map(|time| Fault::Stop(roles, *time)));
+    let cuts = times.iter().map(|time| Fault::Cut(*time));
+    let faults: Vec<Fault> = kills.chain(stops).chain(cuts).collect();
+    let at_node = |node| faults.iter().map(move |fault| FaultPoint { node, fault: *fault });
+    (0..THREE_NODES.len()).flat_map(at_node).collect()
 }
 
 fn random() -> Rng {
@@ -66,24 +66,25 @@ fn random() -> Rng {
 }
 
 fn nine_faults() {
-    let mut points = matrix(&[Fault::Kill, Fault::Stop(SHORT_STOP)]);
+    let mut points = matrix(&[SHORT_STOP]);
     random().shuffle(&mut points);
     inject(&points[..9]);
 }
 
 fn all_faults() {
-    inject(&matrix(&[Fault::Kill, Fault::Stop(SHORT_STOP), Fault::Stop(LONG_STOP)]));
+    inject(&matrix(&[SHORT_STOP, LONG_STOP]));
 }
 
 fn many_faults() {
-    let (mut random, points) = (random(), matrix(&[Fault::Kill, Fault::Stop(SHORT_STOP), Fault::Stop(LONG_STOP)]));
+    let (mut random, points) = (random(), matrix(&[SHORT_STOP, LONG_STOP]));
     let chosen: Vec<FaultPoint> = (0..200).map(|_| points[random.usize(..points.len())]).collect();
     inject(&chosen);
 }
 
 /// One fault after the other, each when the program of each node has written again since the one before.
 fn inject(points: &[FaultPoint]) {
-    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    let network = TestNetwork::start(THREE_NODES.len() as u8);
+    let cluster = VolumeCluster::networked(&network, DETECTION_MS);
     for node in 0..THREE_NODES.len() {
         fs::create_dir(cluster.path(0).join(format!("writer-{node}"))).unwrap();
     }
@@ -96,7 +97,7 @@ fn inject(points: &[FaultPoint]) {
         };
         let writers: Vec<_> = controls.iter().enumerate().map(write).collect();
         let stop = StopOnDrop(&controls);
-        points.iter().for_each(|point| inject_one(&cluster, &controls, *point));
+        points.iter().for_each(|point| inject_one(&cluster, &network, &controls, *point));
         drop(stop);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
@@ -108,12 +109,17 @@ fn inject(points: &[FaultPoint]) {
     cluster.published_tree();
 }
 
-fn inject_one(cluster: &VolumeCluster, controls: &[WriterControl], point: FaultPoint) {
-    let FaultPoint { node, roles, fault } = point;
+fn inject_one(cluster: &VolumeCluster, network: &TestNetwork, controls: &[WriterControl], point: FaultPoint) {
+    let FaultPoint { node, fault } = point;
     let (before, started) = (acknowledged(controls), Instant::now());
     match fault {
-        Fault::Kill => cluster.nodes[node].kill(roles),
-        Fault::Stop(time) => {
+        Fault::Kill(roles) => cluster.nodes[node].kill(roles),
+        Fault::Cut(time) => {
+            network.cut_link(node);
+            thread::sleep(time);
+            network.restore_link(node);
+        }
+        Fault::Stop(roles, time) => {
             // Another process may have its place by then: the signal is sent to the one that was stopped.
             let Ok(stopped) = cluster.nodes[node].processes(roles) else { return };
             let signal =

@@ -13,6 +13,7 @@ mod real_programs;
 mod replica_check;
 mod several_clients;
 mod suites;
+mod test_network;
 mod test_node;
 mod volume_cluster;
 mod waiting_calls;
@@ -37,8 +38,14 @@ fn main() -> ExitCode {
     }
     let mut trials = Vec::new();
     // Long tests, which `make test-long` runs.
-    for (name, test) in
-        [first_figures::TESTS, real_programs::LONG_TESTS, crash_matrix::LONG_TESTS, waiting_calls::LONG_TESTS].concat()
+    for (name, test) in [
+        first_figures::TESTS,
+        model::LONG_TESTS,
+        real_programs::LONG_TESTS,
+        crash_matrix::LONG_TESTS,
+        waiting_calls::LONG_TESTS,
+    ]
+    .concat()
     {
         trials.push(trial(name, test).with_ignored_flag(true));
     }
@@ -69,8 +76,8 @@ fn trial(name: &str, test: fn()) -> Trial {
     })
 }
 
-/// Role and store; of the offload process also catalog, name of the node and time of failure detection; of the client also
-/// the mount point. Processes of `real_programs` have other arguments.
+/// Role and store; of the offload process also catalog, name of the node, time of failure detection and address; of the
+/// client also the mount point. Processes of `real_programs` have other arguments.
 fn run_process(arguments: &[String]) -> ExitCode {
     let (role, store) = (arguments[0].as_str(), VolumeStore::new(arguments[1].as_ref()));
     end_with_supervisor().expect("prctl");
@@ -104,7 +111,7 @@ fn offload_options(arguments: &[String]) -> OffloadOptions {
         node: NodeName::new(&arguments[3]).expect("a node name"),
         store: arguments[1].as_str().into(),
         catalog: arguments[2].as_str().into(),
-        listen: [127, 0, 0, 1].into(),
+        listen: arguments[5].parse().expect("an address"),
         detection_time: Duration::from_millis(arguments[4].parse().expect("a number")),
         scrub_interval: SCRUB_INTERVAL,
         credentials: None,

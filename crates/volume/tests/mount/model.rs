@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -27,8 +28,12 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("nodes_that_change_the_same_names_see_the_same_tree", nodes_that_change_the_same_names_see_the_same_tree),
 ];
 
-/// `VOLUME_MODEL_SEQUENCES` sets another number, `VOLUME_MODEL_SEED` runs one sequence.
+pub(crate) const LONG_TESTS: &[(&str, fn())] =
+    &[("five_thousand_sequences_are_as_on_a_local_file_system", || run_sequences(0..SEQUENCES_LONG))];
+
+/// `VOLUME_MODEL_SEED` sets another first one.
 const SEQUENCES: u64 = 200;
+const SEQUENCES_LONG: u64 = 5_000;
 const OPERATIONS: u32 = 120;
 const OPEN_FILES: usize = 4;
 const FILE_BYTES: u64 = 100_000;
@@ -324,14 +329,17 @@ fn run_sequence(volume: &MountedVolume, local: &Path, seed: u64) {
 }
 
 fn random_operations_are_as_on_a_local_file_system() {
+    let first = std::env::var("VOLUME_MODEL_SEED").map_or(0, |text| text.parse().expect("a number"));
+    run_sequences(first..first + SEQUENCES);
+}
+
+fn run_sequences(seeds: Range<u64>) {
     rustix::process::umask(Mode::empty());
     let mut volume = MountedVolume::create();
     let local = volume.local_path().join("local");
     fs::create_dir(&local).unwrap();
     let started = Instant::now();
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let sequences = number("VOLUME_MODEL_SEQUENCES").unwrap_or(SEQUENCES);
-    for seed in number("VOLUME_MODEL_SEED").map_or(0..sequences, |seed| seed..seed + 1) {
+    for seed in seeds.clone() {
         run_sequence(&volume, &local, seed);
         match seed % 20 {
             5 => volume.kill(&[ProcessRole::Worker]),
@@ -343,7 +351,7 @@ fn random_operations_are_as_on_a_local_file_system() {
     volume.unmount();
     volume.mount();
     assert!(digest(&volume.path()) == before, "the same after a remount");
-    println!("{sequences} sequences of {OPERATIONS} operations: {:.1} s", started.elapsed().as_secs_f64());
+    println!("sequences {seeds:?} of {OPERATIONS} operations: {:.1} s", started.elapsed().as_secs_f64());
 }
 
 /// Executes operations, most of which fail.

@@ -8,6 +8,7 @@ use farfork_wire::NodeName;
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use tempfile::TempDir;
 
+use super::test_network::NodeNetwork;
 use super::test_node::{NO_DETECTION_MS, TestNode, VOLUME};
 
 /// Small, so that the log laps often.
@@ -40,7 +41,8 @@ impl MountedVolume {
 
     fn create_in(directory: TempDir, log_bytes: u64, durability: Durability) -> Self {
         let catalog = directory.path().join("catalog");
-        let mut node = TestNode::start("n1", &directory.path().join("n1"), &catalog, NO_DETECTION_MS);
+        let mut node =
+            TestNode::start("n1", &directory.path().join("n1"), &catalog, NO_DETECTION_MS, NodeNetwork::loopback());
         create_volume(&node, &["n1"], log_bytes, durability);
         node.mount();
         Self { node, directory }

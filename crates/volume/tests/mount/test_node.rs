@@ -18,6 +18,8 @@ use rustix::fs::statfs;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Signal;
 
+use super::test_network::NodeNetwork;
+
 /// The volume of every test.
 pub(crate) const VOLUME: &str = "data";
 /// `f_type` of every FUSE mount.
@@ -34,6 +36,7 @@ pub(crate) struct TestNode {
     root: PathBuf,
     catalog: PathBuf,
     detection_ms: u64,
+    network: NodeNetwork,
     processes: Option<SupervisorThread>,
     mount: Option<SupervisorThread>,
 }
@@ -81,11 +84,11 @@ impl SupervisorThread {
 
 impl TestNode {
     /// Starts the processes of a node in a directory of its own.
-    pub(crate) fn start(name: &str, root: &Path, catalog: &Path, detection_ms: u64) -> Self {
+    pub(crate) fn start(name: &str, root: &Path, catalog: &Path, detection_ms: u64, network: NodeNetwork) -> Self {
         std::fs::create_dir_all(root.join("mount")).unwrap();
         std::fs::create_dir_all(root.join("store")).unwrap();
         let (name, root, catalog) = (name.to_owned(), root.to_owned(), catalog.to_owned());
-        let mut node = Self { name, root, catalog, detection_ms, processes: None, mount: None };
+        let mut node = Self { name, root, catalog, detection_ms, network, processes: None, mount: None };
         node.start_processes();
         node
     }
@@ -93,11 +96,13 @@ impl TestNode {
     /// Starts offload process and worker.
     pub(crate) fn start_processes(&mut self) {
         let (store, catalog, name) = (self.store(), self.catalog.clone(), self.name.clone());
-        let detection_ms = self.detection_ms.to_string();
+        let (detection_ms, network) = (self.detection_ms.to_string(), self.network.clone());
         self.processes = Some(SupervisorThread::start(move |report| {
+            network.enter();
+            let address = network.address.to_string();
             let command = |role: ProcessRole| {
                 let mut command = process_command(role.name());
-                command.arg(&store).arg(&catalog).args([&name, &detection_ms]);
+                command.arg(&store).arg(&catalog).args([&name, &detection_ms, &address]);
                 command
             };
             let mut supervisor = NodeSupervisor::start(command).unwrap();

@@ -9,6 +9,7 @@ use farfork_cluster::catalog::Durability;
 use tempfile::TempDir;
 
 use super::mounted_volume::{LOG_BYTES, create_volume};
+use super::test_network::{NodeNetwork, TestNetwork};
 use super::test_node::{NO_DETECTION_MS, TestNode};
 
 /// The usual names of three nodes.
@@ -29,10 +30,29 @@ impl VolumeCluster {
 
     /// Mounted on every node.
     pub(crate) fn mounted(names: &[&str], log_bytes: u64, durability: Durability, detection_ms: u64) -> Self {
+        let networks = names.iter().map(|_| NodeNetwork::loopback());
+        Self::start(names, networks, log_bytes, durability, detection_ms)
+    }
+
+    /// With three replicas, and a link for each node that can be cut.
+    pub(crate) fn networked(network: &TestNetwork, detection_ms: u64) -> Self {
+        let networks = (0..THREE_NODES.len()).map(|node| network.node(node));
+        Self::start(&THREE_NODES, networks, LOG_BYTES, Durability::Memory, detection_ms)
+    }
+
+    fn start(
+        names: &[&str],
+        networks: impl Iterator<Item = NodeNetwork>,
+        log_bytes: u64,
+        durability: Durability,
+        detection_ms: u64,
+    ) -> Self {
         let directory = TempDir::new().unwrap();
         let catalog = directory.path().join("catalog");
-        let start = |name: &&str| TestNode::start(name, &directory.path().join(name), &catalog, detection_ms);
-        let mut nodes: Vec<_> = names.iter().map(start).collect();
+        let start = |(name, network): (&&str, NodeNetwork)| {
+            TestNode::start(name, &directory.path().join(name), &catalog, detection_ms, network)
+        };
+        let mut nodes: Vec<_> = names.iter().zip(networks).map(start).collect();
         create_volume(&nodes[0], names, log_bytes, durability);
         nodes.iter_mut().for_each(TestNode::mount);
         Self { nodes, directory, detection_ms }
@@ -41,7 +61,7 @@ impl VolumeCluster {
     /// Starts a node without a replica. Its index.
     pub(crate) fn add_node(&mut self, name: &str) -> usize {
         let (root, catalog) = (self.directory.path().join(name), self.directory.path().join("catalog"));
-        self.nodes.push(TestNode::start(name, &root, &catalog, self.detection_ms));
+        self.nodes.push(TestNode::start(name, &root, &catalog, self.detection_ms, NodeNetwork::loopback()));
         self.nodes.len() - 1
     }
 

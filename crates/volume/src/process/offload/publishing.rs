@@ -20,9 +20,11 @@ use crate::replay::LogReplay;
 
 /// Waits so long for more records before it publishes a small change set: folding then saves work.
 const FOLD_WAIT: Duration = Duration::from_millis(2);
-/// A worker that has not answered for so long is taken for stopped. Publishing a change set takes milliseconds, with
-/// `Durability::Disk` as long as syncfs(2).
-const WORKER_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// A worker that is silent for two of these is taken for stopped. It says each `WORKER_ALIVE_INTERVAL` that it works.
+/// Two, because this process may have been stopped, too: the worker can then speak before its silence counts.
+const WORKER_SILENCE_MAX: Duration = Duration::from_millis(500);
+/// A killed process has ended within this.
+const WORKER_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Before a refused change set is tried again.
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 /// A change set of one of these sizes is published without waiting for more, so that the log has room soon.
@@ -159,6 +161,20 @@ impl VolumePublisher {
     }
 }
 
+/// The mark of a published request, or why the shared tree refused it. `WouldBlock` when the worker is silent.
+fn receive_result(worker: &mut MessageChannel) -> io::Result<Result<PublishedMark, String>> {
+    let mut was_silent = false;
+    loop {
+        match worker.receive() {
+            Ok(WorkerAnswer::Done(mark)) => return Ok(Ok(mark)),
+            Ok(WorkerAnswer::Failed(text)) => return Ok(Err(text)),
+            Ok(WorkerAnswer::Working) => was_silent = false,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !was_silent => was_silent = true,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Whether a log has enough for a change set.
 fn is_large(log: &LogProgress) -> bool {
     let (committed, published) = (log.chain.committed(), log.chain.published().point);
@@ -185,10 +201,11 @@ impl WorkerLink {
         }
         if let Some(worker) = &mut self.worker {
             worker.set_receive_timeout(Some(WORKER_SILENCE_MAX))?;
-            let answer = worker.send(request).and_then(|()| worker.receive());
+            worker.set_send_timeout(Some(2 * WORKER_SILENCE_MAX))?;
+            let answer = worker.send(request).and_then(|()| receive_result(worker));
             match answer {
-                Ok(WorkerAnswer::Done(mark)) => return Ok(mark),
-                Ok(WorkerAnswer::Failed(text)) => return Err(io::Error::other(text)),
+                Ok(Ok(mark)) => return Ok(mark),
+                Ok(Err(refusal)) => return Err(io::Error::other(refusal)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.kill_silent_worker()?,
                 Err(error) => tracing::warn!(%error, "the worker has died"),
             }
@@ -202,7 +219,7 @@ impl WorkerLink {
     fn kill_silent_worker(&self) -> io::Result<()> {
         let Some(worker) = &self.worker else { return Ok(()) };
         let has_ended = || Ok(self.store.try_lock(WORKER)?.is_some());
-        kill_silent_process(worker.peer_process_id()?, WORKER_SILENCE_MAX, has_ended)
+        kill_silent_process(worker.peer_process_id()?, WORKER_END_TIMEOUT, has_ended)
     }
 
     /// Publishes without the worker. Holding its lock, so that a new worker waits.

@@ -1,0 +1,104 @@
+//! A network for the nodes of a test: a network namespace per node, and a link from each to a bridge in another namespace.
+//! The namespaces have no names, so they end with the value and with the processes in them.
+
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+
+use farfork_sys::namespace::{enter_network, unshare_network};
+
+/// The link of a node, in the namespace of the node.
+const NODE_LINK: &str = "eth0";
+const BRIDGE: &str = "br0";
+
+/// Namespaces and links.
+pub(crate) struct TestNetwork {
+    bridge: OwnedFd,
+    nodes: Vec<NodeNetwork>,
+}
+
+/// Where the processes of a node run and listen.
+#[derive(Clone)]
+pub(crate) struct NodeNetwork {
+    /// None for the namespace of the test.
+    namespace: Option<Arc<OwnedFd>>,
+    pub(crate) address: IpAddr,
+}
+
+impl TestNetwork {
+    /// For so many nodes, at most 254.
+    pub(crate) fn start(nodes: u8) -> Self {
+        let bridge = in_thread(|| unshare_network().unwrap());
+        let nodes: Vec<_> = (1..=nodes).map(NodeNetwork::new).collect();
+        let mut plan = format!("link add {BRIDGE} type bridge\nlink set {BRIDGE} up\n");
+        for (index, node) in nodes.iter().enumerate() {
+            let namespace = node.namespace.as_ref().expect("it has its own").as_raw_fd();
+            let (port, namespace) = (port(index), format!("/proc/{}/fd/{namespace}", std::process::id()));
+            plan += &format!("link add {port} type veth peer name {NODE_LINK} netns {namespace}\n");
+            plan += &format!("link set {port} master {BRIDGE} up\n");
+        }
+        run_ip(&bridge, &plan);
+        for node in &nodes {
+            let address = node.address;
+            let plan = format!("address add {address}/24 dev {NODE_LINK}\nlink set {NODE_LINK} up\n");
+            run_ip(node.namespace.as_ref().expect("it has its own"), &plan);
+        }
+        Self { bridge, nodes }
+    }
+
+    /// The network of a node, for its processes.
+    pub(crate) fn node(&self, index: usize) -> NodeNetwork {
+        self.nodes[index].clone()
+    }
+
+    /// Packets of a node's link are dropped.
+    pub(crate) fn cut_link(&self, index: usize) {
+        run_ip(&self.bridge, &format!("link set {} down\n", port(index)));
+    }
+
+    /// Packets of a node's link are delivered again.
+    pub(crate) fn restore_link(&self, index: usize) {
+        run_ip(&self.bridge, &format!("link set {} up\n", port(index)));
+    }
+}
+
+impl NodeNetwork {
+    fn new(number: u8) -> Self {
+        let namespace = in_thread(|| unshare_network().unwrap());
+        Self { namespace: Some(Arc::new(namespace)), address: Ipv4Addr::new(10, 0, 0, number).into() }
+    }
+
+    /// The network of the test.
+    pub(crate) fn loopback() -> Self {
+        Self { namespace: None, address: Ipv4Addr::LOCALHOST.into() }
+    }
+
+    /// Moves the calling thread, and the processes that it starts, into the namespace.
+    pub(crate) fn enter(&self) {
+        if let Some(namespace) = &self.namespace {
+            enter_network(namespace.as_fd()).unwrap();
+        }
+    }
+}
+
+/// The bridge's end of a link.
+fn port(node: usize) -> String {
+    format!("n{}", node + 1)
+}
+
+fn in_thread<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(run).join().unwrap())
+}
+
+/// Commands of ip(8) in a namespace.
+fn run_ip(namespace: &OwnedFd, commands: &str) {
+    in_thread(|| {
+        enter_network(namespace.as_fd()).unwrap();
+        let mut ip = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+        ip.stdin.take().expect("it is piped").write_all(commands.as_bytes()).unwrap();
+        assert!(ip.wait().unwrap().success(), "ip: {commands}");
+    });
+}
