@@ -27,7 +27,7 @@ const LONG_STOP: Duration = Duration::from_millis(DETECTION_MS + 2_000);
 /// The seed of the points, for a run that is to be repeated.
 const SEED_VARIABLE: &str = "FARFORK_VOLUME_SEED";
 
-/// What is killed or stopped: one process, the processes of a node's daemon, or all processes of a node.
+/// The targets of kills and stops: one process, the processes of a node's daemon, or all processes of a node.
 const TARGETS: [&[ProcessRole]; 5] = [&[Client], &[Worker], &[Offload], &[Offload, Worker], &[Offload, Worker, Client]];
 
 #[derive(Clone, Copy, Debug)]
