@@ -49,8 +49,8 @@ pub struct OpenedLog {
     pub stored: LogPoint,
 }
 
-/// The bytes of the log are written: validate them, and have them acknowledged by all later members. Without new bytes, it
-/// asks how far they have published the log.
+/// The log has new bytes: validate them, and have them acknowledged by all later members. Without new bytes, it asks how far
+/// they have published the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppendLog {
     /// The volume.
@@ -65,6 +65,20 @@ pub struct AppendLog {
     pub end: LogPoint,
     /// A thread waits until the log is published up to `end`.
     pub is_urgent: bool,
+    /// The last bytes before `end`, if they are few. Others were written before.
+    pub bytes: LogBytes,
+}
+
+/// Bytes of a log that are sent with a call. They save the round trip of a write.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogBytes {
+    /// From `OpenedLog`: bytes of an earlier predecessor are refused.
+    pub region: u64,
+    /// Where they begin.
+    pub position: u64,
+    /// The bytes; may be empty.
+    #[serde(with = "serde_bytes")]
+    pub data: Vec<u8>,
 }
 
 /// This replica and all later ones have the log up to the requested end.

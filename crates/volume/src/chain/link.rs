@@ -11,11 +11,13 @@ use farfork_trust::Credentials;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-use super::calls::{AppendLog, OpenLog};
+use super::calls::{AppendLog, LogBytes, OpenLog};
 use super::path::PathVersion;
 use super::peers::{PeerClient, PeerClients, PeerError};
 use crate::log::{LogFile, LogPoint, LogStorage as _, RING_OFFSET};
 
+/// So many bytes are sent with the call that announces them. Above, a write without a copy into the call is faster.
+const INLINE_BYTES_MAX: u64 = 64 << 10;
 /// One write of many. Larger ones save nothing.
 const WRITE_BYTES: u64 = 256 << 10;
 /// Writes in flight: they cover the round trip of a fast network.
@@ -47,6 +49,7 @@ pub struct ChainLink {
     /// Made with the first write: a connection that says nothing is closed.
     connection: Option<Box<dyn Connection>>,
     calls: PeerClient,
+    region: u64,
     key: Arc<SeedKey>,
     acknowledged: LogPoint,
     timeout: Duration,
@@ -68,9 +71,9 @@ impl ChainLink {
         let address = Address::Tcp(peers.address(node)?.fabric);
         let seed = SeedId::new(node.clone(), opened.region);
         let key = Arc::new(SeedKey { seed, token: Token::from_bytes(opened.token) });
-        let (node, path, acknowledged) = (node.clone(), request.path, opened.stored);
+        let (node, path, region, acknowledged) = (node.clone(), request.path, opened.region, opened.stored);
         let credentials = peers.credentials().cloned();
-        Ok(Self { node, path, address, credentials, connection: None, calls, key, acknowledged, timeout })
+        Ok(Self { node, path, address, credentials, connection: None, calls, region, key, acknowledged, timeout })
     }
 
     /// The member.
@@ -88,11 +91,14 @@ impl ChainLink {
     ///
     /// # Errors
     /// The link then has to be opened again.
-    pub fn append(&mut self, log: &LogFile, request: &AppendLog) -> Result<LogPoint, ChainError> {
-        if request.end > self.acknowledged {
-            self.write(log, self.acknowledged.position, request.end.position)?;
+    pub fn append(&mut self, log: &LogFile, mut request: AppendLog) -> Result<LogPoint, ChainError> {
+        let (from, to) = (self.acknowledged.position, self.acknowledged.max(request.end).position);
+        if to - from <= INLINE_BYTES_MAX {
+            request.bytes = LogBytes { region: self.region, position: from, data: read_ring(log, from, to) };
+        } else {
+            self.write(log, from, to)?;
         }
-        let appended = self.calls.call::<AppendLog>(request, self.timeout)?;
+        let appended = self.calls.call::<AppendLog>(&request, self.timeout)?;
         self.acknowledged = self.acknowledged.max(request.end);
         Ok(appended.published)
     }
@@ -131,4 +137,14 @@ impl ChainLink {
         }
         Ok(())
     }
+}
+
+/// The bytes between two positions of a log.
+fn read_ring(log: &LogFile, from: u64, to: u64) -> Vec<u8> {
+    let mut data = vec![0; (to - from) as usize];
+    let (offset, ring_bytes) = (from % log.header().ring_bytes, log.header().ring_bytes);
+    let (until_end, rest) = data.split_at_mut((ring_bytes - offset).min(to - from) as usize);
+    log.load(RING_OFFSET + offset, until_end);
+    log.load(RING_OFFSET, rest);
+    data
 }

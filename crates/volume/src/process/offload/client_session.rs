@@ -9,7 +9,7 @@ use std::time::Duration;
 use farfork_cluster::catalog::{VolumeName, VolumeRecord, VolumeState};
 
 use super::node::{OffloadNode, ReplicaError};
-use super::volume::{LocalClient, ReplicaState, ReplicatedVolume};
+use super::volume::{LocalClient, ReplicaState, ReplicatedVolume, WaitingThread};
 use super::{log_copier, writer};
 use crate::chain::calls::HasClient;
 use crate::log::LogPoint;
@@ -160,7 +160,7 @@ impl ClientSession {
 
     fn request_look(&self) {
         self.volume.lock().log(self.number).request_look();
-        self.volume.notify();
+        self.volume.notify_thread(WaitingThread::Copier(self.number));
     }
 
     fn request_commit(&self, point: LogPoint) {
@@ -175,7 +175,7 @@ impl ClientSession {
             client.commit_requested = Some(client.commit_requested.map_or(point, |earlier| earlier.max(point)));
         }
         drop(state);
-        self.volume.notify();
+        self.volume.notify_thread(WaitingThread::Copier(self.number));
     }
 
     fn resume_publishing(&self) {

@@ -11,7 +11,7 @@ use farfork_wire::token::TOKEN_BYTES;
 use farfork_wire::{SeedId, Token};
 
 use super::node::OffloadNode;
-use super::volume::{LogProgress, PendingAppend, ReplicatedVolume};
+use super::volume::{LogProgress, OpenRegion, PendingAppend, ReplicatedVolume, WaitingThread};
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
     AppendLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm, HasClient,
@@ -133,12 +133,14 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
     let key = SeedKey { seed: SeedId::new(node.name.clone(), region), token: Token::from_bytes(token) };
 
     // Dropped before the lock is taken again: revoking waits for writes that are under way.
-    let previous = volume.lock().log(client).registration.take();
+    let previous = volume.lock().log(client).region.take();
     drop(previous);
     let mut state = volume.lock();
     let log = state.log(client);
-    let memory: Arc<dyn Region> = Arc::new(LogRegion { file, ring_bytes, window: Arc::clone(&log.window) });
-    log.registration = Some(node.regions.register(&key, memory).map_err(io::Error::other)?);
+    let memory = Arc::new(LogRegion { file, ring_bytes, window: Arc::clone(&log.window) });
+    let exported = Arc::clone(&memory) as Arc<dyn Region>;
+    let _registration = node.regions.register(&key, exported).map_err(io::Error::other)?;
+    log.region = Some(OpenRegion { number: region, memory, _registration });
     Ok(OpenedLog { region, token, stored: log.chain.stored() })
 }
 
@@ -164,12 +166,19 @@ fn append_log(node: &Arc<OffloadNode>, payload: &[u8], reply: DeferredReply) {
         drop(state);
         return reply.refuse("the log takes another path by now, or is not open");
     };
+    if let Err(reason) = log.take_bytes(&request.bytes) {
+        drop(state);
+        return reply.refuse(&reason);
+    }
     if request.is_urgent {
         log.raise_urgent_end(request.end);
     }
     log.appends.push(PendingAppend { path, end: request.end, reply });
     drop(state);
-    volume.notify();
+    volume.notify_thread(WaitingThread::Copier(request.client));
+    if request.is_urgent {
+        volume.notify_thread(WaitingThread::Publisher);
+    }
 }
 
 /// The record is in the catalog, so that the replica belongs to a volume.

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
-use super::volume::{LogProgress, PendingAppend, ReplicaState, ReplicatedVolume};
-use crate::chain::calls::{AppendLog, AppendedLog, OpenLog, answer_call};
+use super::publishing;
+use super::volume::{LogProgress, PendingAppend, ReplicaState, ReplicatedVolume, WaitingThread};
+use crate::chain::calls::{AppendLog, AppendedLog, LogBytes, OpenLog, answer_call};
 use crate::chain::membership;
 use crate::chain::{ChainError, ChainLink, LogRestart, PathPosition, PathVersion};
 use crate::log::{LogFile, LogHeader, LogPoint};
@@ -139,7 +140,7 @@ impl LogCopier {
             if let Some(task) = self.task_of(&mut state, &mut wake_at) {
                 return Some(task);
             }
-            state = volume.wait(state, wake_at);
+            state = volume.wait(WaitingThread::Copier(self.client), state, wake_at);
         }
     }
 
@@ -241,7 +242,7 @@ impl LogCopier {
             }
         }
         drop(state);
-        self.volume.notify();
+        self.volume.notify_thread(WaitingThread::Request);
         if matches!(task.source, LogSource::Client) && task.commit_requested.is_some_and(|logged| logged > stored) {
             // None of what follows was acknowledged. The next client begins at the end of the valid part.
             self.volume.end_client(&format!("its log is not valid after position {}: {end}", stored.position));
@@ -324,8 +325,9 @@ impl LogCopier {
             self.link = Some(ChainLink::open(&node.peers, successor, &request, node.attempt_timeout())?);
         }
         let link = self.link.as_mut().expect("it was opened above");
-        let published =
-            link.append(&self.log, &AppendLog { volume, revision, path, client, end: stored, is_urgent })?;
+        let bytes = LogBytes::default();
+        let request = AppendLog { volume, revision, path, client, end: stored, is_urgent, bytes };
+        let published = link.append(&self.log, request)?;
         Ok((stored, published))
     }
 
@@ -366,9 +368,15 @@ impl LogCopier {
     /// All later members have the log up to `end`, and have published it up to `published`.
     fn set_committed(&self, end: LogPoint, published: LogPoint) {
         let mut state = self.volume.lock();
-        state.log(self.client).chain.commit(end, published);
+        let is_folding = state.is_folding;
+        let log = state.log(self.client);
+        log.chain.commit(end, published);
+        let must_publish = !is_folding || publishing::is_due(log);
         drop(state);
-        self.volume.notify();
+        if must_publish {
+            self.volume.notify_thread(WaitingThread::Publisher);
+        }
+        self.volume.notify_thread(WaitingThread::Request);
     }
 
     /// Answers the predecessor, or the client of this node.

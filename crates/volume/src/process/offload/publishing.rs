@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::volume::{LogProgress, ReplicatedVolume};
+use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
 use crate::change::ChangeSet;
 use crate::log::{LogFile, LogPoint};
 use crate::process::channel::{MessageChannel, kill_silent_process};
@@ -72,7 +72,8 @@ impl VolumePublisher {
                 thread::sleep(RETRY_WAIT);
             }
             self.volume.lock().is_publishing = false;
-            self.volume.notify();
+            self.volume.notify_thread(WaitingThread::Copier(task.client));
+            self.volume.notify_thread(WaitingThread::Request);
         }
     }
 
@@ -89,18 +90,19 @@ impl VolumePublisher {
                 logs.find_map(|(client, log)| Some((client, log, state.publishing_end(*client, &log.chain)?)));
             let Some((client, log, end)) = publishable else {
                 wait_until = None;
-                state = self.volume.wait(state, Instant::now() + SLEEP_MAX);
+                state = self.volume.wait(WaitingThread::Publisher, state, Instant::now() + SLEEP_MAX);
                 continue;
             };
-            let is_urgent = log.chain.published().point < log.urgent_end;
             let until = *wait_until.get_or_insert_with(|| Instant::now() + FOLD_WAIT);
-            if is_urgent || is_large(log) || Instant::now() >= until {
+            if is_due(log) || Instant::now() >= until {
                 let is_recovery = log.chain.is_recovering();
                 let (client, mark) = (*client, log.chain.published());
                 state.is_publishing = true;
                 return Some(PublishTask { client, mark, end, is_recovery });
             }
-            state = self.volume.wait(state, until);
+            state.is_folding = true;
+            state = self.volume.wait(WaitingThread::Publisher, state, until);
+            state.is_folding = false;
         }
     }
 
@@ -175,12 +177,12 @@ fn receive_result(worker: &mut MessageChannel) -> io::Result<Result<PublishedMar
     }
 }
 
-/// Whether a log has enough for a change set.
-fn is_large(log: &LogProgress) -> bool {
+/// Whether a log is published without waiting for more records: it has enough for a change set, or a thread waits.
+pub(super) fn is_due(log: &LogProgress) -> bool {
     let (committed, published) = (log.chain.committed(), log.chain.published().point);
     let records = committed.sequence - published.sequence;
     let bytes = committed.position - published.position;
-    records >= RECORDS_MAX as u64 || bytes >= DATA_BYTES_MAX
+    published < log.urgent_end || records >= RECORDS_MAX as u64 || bytes >= DATA_BYTES_MAX
 }
 
 /// The connection to the worker, which all volumes share.

@@ -11,7 +11,7 @@ use farfork_cluster::catalog::{VolumeRecord, VolumeState};
 use farfork_wire::NodeName;
 
 use super::log_copier;
-use super::volume::{ReplicaState, ReplicatedVolume};
+use super::volume::{ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{LendTree, LentTree, ReadTree};
 use crate::chain::{CALL_TIMEOUT, membership};
 use crate::log::LogPoint;
@@ -60,7 +60,7 @@ pub(super) fn start(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
 fn run(volume: &Arc<ReplicatedVolume>) {
     loop {
         let mut is_off = false;
-        volume.wait_until(SLEEP_MAX, |state| {
+        volume.wait_as(WaitingThread::Rejoin, SLEEP_MAX, |state| {
             is_off = is_off_chain(&state.record, &volume.node.name);
             is_off || state.logs.len() < state.record.clients.len()
         });
@@ -130,7 +130,7 @@ fn forget_logs(volume: &ReplicatedVolume) {
     state.is_catching_up = true;
     for log in state.logs.values_mut() {
         log.chain.forget();
-        log.registration = None;
+        log.region = None;
     }
     drop(state);
     volume.notify();

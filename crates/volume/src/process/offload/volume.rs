@@ -1,23 +1,29 @@
-//! A replica that this node has: how far each log is, under one lock. Each thread of the volume waits for changes of it.
+//! A replica that this node has: how far each log is, under one lock. Each thread of the volume waits for changes of it,
+//! and is woken only by those that it has work with: a wakeup costs as much as a step of a write.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::{VolumeName, VolumeRecord};
-use farfork_fabric::Registration;
+use farfork_fabric::{Region as _, Registration};
 use farfork_rpc::DeferredReply;
+use farfork_wire::descriptor::ExtentId;
 
 use super::client_session::ClientSender;
 use super::node::OffloadNode;
 use super::rejoin::TreeLoan;
 use super::tree_hold::TreeHold;
-use crate::chain::calls::VolumeKey;
-use crate::chain::{CALL_TIMEOUT, ChainLog, LogRestart, PathVersion, WritableWindow};
+use crate::chain::calls::{LogBytes, VolumeKey};
+use crate::chain::{CALL_TIMEOUT, ChainLog, LogRegion, LogRestart, PathVersion, WritableWindow};
 use crate::log::LogPoint;
 use crate::process::LogStatus;
 use crate::process::volume_directory::VolumeDirectory;
 use crate::publish::PublishedMark;
+
+/// Most volumes have fewer clients.
+const COPIER_WAKEUPS: usize = 8;
 
 /// A replica.
 pub(super) struct ReplicatedVolume {
@@ -29,8 +35,46 @@ pub(super) struct ReplicatedVolume {
     pub(super) ending_term: Mutex<()>,
     /// Held while a log is made and opened.
     pub(super) opening_log: Mutex<()>,
-    /// Anything in the state has changed that a thread may wait for.
-    changed: Condvar,
+    wakeups: Wakeups,
+}
+
+/// What the threads of a volume wait with, all under the lock of the state.
+#[derive(Default)]
+struct Wakeups {
+    publisher: Condvar,
+    rejoin: Condvar,
+    requests: Condvar,
+    /// Of the copiers, by the client's number modulo their number.
+    copiers: [Condvar; COPIER_WAKEUPS],
+}
+
+/// A kind of thread that waits.
+#[derive(Clone, Copy)]
+pub(super) enum WaitingThread {
+    /// Copies the log of this client.
+    Copier(u16),
+    /// Has change sets published.
+    Publisher,
+    /// Brings the replica back to the chain.
+    Rejoin,
+    /// Executes a request of a client, a node or a command.
+    Request,
+}
+
+impl Wakeups {
+    fn of(&self, thread: WaitingThread) -> &Condvar {
+        match thread {
+            WaitingThread::Copier(client) => &self.copiers[usize::from(client) % COPIER_WAKEUPS],
+            WaitingThread::Publisher => &self.publisher,
+            WaitingThread::Rejoin => &self.rejoin,
+            WaitingThread::Request => &self.requests,
+        }
+    }
+
+    fn notify_all(&self) {
+        let others = [&self.publisher, &self.rejoin, &self.requests];
+        self.copiers.iter().chain(others).for_each(Condvar::notify_all);
+    }
 }
 
 /// The part of a replica that changes.
@@ -51,6 +95,8 @@ pub(super) struct ReplicaState {
     pub(super) is_catching_up: bool,
     /// A change set is being applied.
     pub(super) is_publishing: bool,
+    /// The publisher waits for more records: only a large or urgent log has to wake it.
+    pub(super) is_folding: bool,
     /// The threads of the volume end.
     pub(super) is_closed: bool,
 }
@@ -84,7 +130,26 @@ pub(super) struct LogProgress {
     pub(super) restart: Option<LogRestart>,
     /// The predecessor may write here.
     pub(super) window: Arc<WritableWindow>,
-    pub(super) registration: Option<Registration>,
+    pub(super) region: Option<OpenRegion>,
+}
+
+/// The ring of a log, open for its predecessor.
+pub(super) struct OpenRegion {
+    pub(super) number: u64,
+    pub(super) memory: Arc<LogRegion>,
+    /// Lets the predecessor write without a call.
+    pub(super) _registration: Registration,
+}
+
+impl OpenRegion {
+    /// Takes bytes that were sent with a call.
+    pub(super) fn write(&self, bytes: &LogBytes) -> io::Result<()> {
+        let offset = bytes.position % self.memory.ring_bytes;
+        let until_end = usize::try_from(self.memory.ring_bytes - offset).unwrap_or(usize::MAX);
+        let (until_end, rest) = bytes.data.split_at(until_end.min(bytes.data.len()));
+        self.memory.write(ExtentId(0), offset, until_end)?;
+        if rest.is_empty() { Ok(()) } else { self.memory.write(ExtentId(0), 0, rest) }
+    }
 }
 
 /// A request of the predecessor.
@@ -106,10 +171,20 @@ impl LogProgress {
             appends: Vec::new(),
             restart: None,
             window: Arc::default(),
-            registration: None,
+            region: None,
         };
         progress.update_window();
         progress
+    }
+
+    /// Writes bytes that the predecessor has sent with a call. The copier validates them.
+    pub(super) fn take_bytes(&self, bytes: &LogBytes) -> Result<(), String> {
+        if bytes.data.is_empty() {
+            return Ok(());
+        }
+        let region = self.region.as_ref().filter(|region| region.number == bytes.region);
+        let region = region.ok_or("another predecessor writes the log by now")?;
+        region.write(bytes).map_err(|error| format!("the log cannot be written: {error}"))
     }
 
     pub(super) fn status(&self) -> LogStatus {
@@ -190,6 +265,7 @@ impl ReplicatedVolume {
             hold: None,
             is_catching_up,
             is_publishing: false,
+            is_folding: false,
             is_closed: false,
         };
         Self {
@@ -199,7 +275,7 @@ impl ReplicatedVolume {
             state: Mutex::new(state),
             ending_term: Mutex::default(),
             opening_log: Mutex::default(),
-            changed: Condvar::new(),
+            wakeups: Wakeups::default(),
         }
     }
 
@@ -207,23 +283,39 @@ impl ReplicatedVolume {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the threads that wait for a change of the state.
+    /// Wakes all threads of the volume.
     pub(super) fn notify(&self) {
-        self.changed.notify_all();
+        self.wakeups.notify_all();
+    }
+
+    /// Wakes the threads of a kind.
+    pub(super) fn notify_thread(&self, thread: WaitingThread) {
+        self.wakeups.of(thread).notify_all();
     }
 
     /// Waits for a change, at most until `deadline`.
     pub(super) fn wait<'s>(
         &self,
+        thread: WaitingThread,
         state: MutexGuard<'s, ReplicaState>,
         deadline: Instant,
     ) -> MutexGuard<'s, ReplicaState> {
         let limit = deadline.saturating_duration_since(Instant::now());
-        self.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
+        self.wakeups.of(thread).wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// As `wait_as`, for a request.
+    pub(super) fn wait_until(&self, limit: Duration, condition: impl FnMut(&mut ReplicaState) -> bool) -> bool {
+        self.wait_as(WaitingThread::Request, limit, condition)
     }
 
     /// Waits until a condition holds; false at the deadline, or when the volume is closed.
-    pub(super) fn wait_until(&self, limit: Duration, mut condition: impl FnMut(&mut ReplicaState) -> bool) -> bool {
+    pub(super) fn wait_as(
+        &self,
+        thread: WaitingThread,
+        limit: Duration,
+        mut condition: impl FnMut(&mut ReplicaState) -> bool,
+    ) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = self.lock();
         loop {
@@ -233,7 +325,7 @@ impl ReplicatedVolume {
             if state.is_closed || Instant::now() >= deadline {
                 return false;
             }
-            state = self.wait(state, deadline);
+            state = self.wait(thread, state, deadline);
         }
     }
 
@@ -247,14 +339,15 @@ impl ReplicatedVolume {
     /// Waits until the log of this node's client is published on every live replica up to a point.
     pub(super) fn wait_published(&self, client: u16, point: LogPoint, limit: Duration) -> bool {
         self.lock().log(client).raise_urgent_end(point);
-        self.notify();
+        self.notify_thread(WaitingThread::Copier(client));
+        self.notify_thread(WaitingThread::Publisher);
         self.wait_until(limit, |state| state.log(client).chain.published_everywhere() >= point)
     }
 
     /// The end of the log of this node's client, with everything that it has appended until now.
     pub(super) fn look_for_end(&self, client: u16, limit: Duration) -> Option<LogPoint> {
         let requested = self.lock().log(client).request_look();
-        self.notify();
+        self.notify_thread(WaitingThread::Copier(client));
         let mut end = None;
         self.wait_until(limit, |state| {
             let log = state.log(client);
@@ -269,7 +362,7 @@ impl ReplicatedVolume {
         let mut state = self.lock();
         state.is_closed = true;
         for log in state.logs.values_mut() {
-            log.registration = None;
+            log.region = None;
             log.appends.clear();
         }
         state.client = None;
