@@ -23,12 +23,15 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("nodes_write_in_turns", nodes_write_in_turns),
     ("a_killed_process_of_any_node_loses_nothing", a_killed_process_of_any_node_loses_nothing),
     ("a_stopped_replica_leaves_the_chain_and_returns", a_stopped_replica_leaves_the_chain_and_returns),
+    ("a_writer_that_returns_drops_what_it_had_not_replicated", a_writer_that_returns_drops_what_it_had_not_replicated),
     ("a_replica_is_replaced_by_another_node", a_replica_is_replaced_by_another_node),
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
 ];
 
 /// A busy machine is no failure of a node.
 const DETECTION_MS: u64 = 10_000;
+/// For a test in which a node is to leave the chain soon. Others may leave it, too, and return.
+const SHORT_DETECTION_MS: u64 = 1_000;
 
 fn write_and_sync(path: &Path, bytes: &[u8]) {
     let mut file = File::create(path).unwrap();
@@ -186,6 +189,27 @@ fn another_node_continues_after_the_death_of_the_writers() {
         assert_eq!(continued, b"by another node");
     }
     assert_eq!(cluster.published_tree().len(), 6);
+}
+
+/// The log of its client is valid beyond what the others have. It is not the writer any more, so none of that may count.
+fn a_writer_that_returns_drops_what_it_had_not_replicated() {
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, SHORT_DETECTION_MS);
+    for round in 0..3 {
+        let path = |node: usize, name: &str| cluster.path(node).join(format!("{name}-{round}"));
+        write_and_sync(&path(0, "synced"), b"1");
+        cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::STOP);
+        let mut unsynced = OpenOptions::new().append(true).open(path(0, "synced"));
+        // The node may have left the chain by now: the client then ends.
+        let _ = unsynced.as_mut().map(|file| file.write_all(&[b'2'; 5_000]));
+        write_and_sync(&path(1, "other"), b"3");
+        cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::CONT);
+        drop(unsynced);
+        cluster.wait_for_chain(0, 3);
+        cluster.nodes[0].wait_until_mounted();
+        cluster.nodes[0].wait_for("the node writes again", || fs::write(path(0, "returned"), b"4").is_ok());
+        assert_eq!(fs::read(path(2, "synced")).unwrap(), b"1", "round {round}");
+    }
+    cluster.published_tree();
 }
 
 fn a_replica_is_replaced_by_another_node() {

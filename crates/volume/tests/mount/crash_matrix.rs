@@ -129,10 +129,22 @@ fn inject_one(cluster: &VolumeCluster, network: &TestNetwork, controls: &[Writer
             signal(Signal::CONT);
         }
     }
+    let _describe = DescribeOnPanic(cluster);
     cluster.nodes[0].wait_for(&format!("all nodes write after {point:?}"), || {
         acknowledged(controls).iter().zip(&before).all(|(now, before)| *now > before + 2)
     });
     println!("{point:?}: all nodes write again after {:.1} s", started.elapsed().as_secs_f64());
+}
+
+/// Prints the state of each node when the test fails.
+struct DescribeOnPanic<'a>(&'a VolumeCluster);
+
+impl Drop for DescribeOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.nodes.iter().for_each(|node| println!("{:#?}", node.status()));
+        }
+    }
 }
 
 fn acknowledged(controls: &[WriterControl]) -> Vec<u64> {

@@ -184,8 +184,10 @@ impl LogCopier {
         let source = if is_source {
             LogSource::Client
         } else {
-            let appends = log.appends.iter().filter(|append| append.path == path);
-            LogSource::Predecessor { end: appends.map(|append| append.end).max().unwrap_or(stored) }
+            let announced = log.appends.iter().filter(|append| append.path == path).map(|append| append.end).max();
+            // After a restart, valid records may follow that were never acknowledged: those of a term that has ended.
+            let known_end = log.restart.map_or(stored, |restart| restart.end);
+            LogSource::Predecessor { end: announced.unwrap_or(known_end) }
         };
         let (looks, restart) = (log.looks_requested, log.restart);
         Some(CopierTask { record, path, position, is_first, source, looks, commit_requested, restart, must_send })
