@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 // parameters/ ─▶ experiment/ ──▶ samples ──▶ summary/
-//                  │  fork, function, fault, churn, tree, fanout, peak, pool, warm_start, rpc, connect: run `farfork bench fork` and so on
+//                  │  fork, function, fault, churn, tree, fanout, peak, pool, warm_start, volume, rpc, connect: run `farfork bench fork` and so on
 //                  │  stress_fork, stress_rpc, soak: run `farfork stress fork`, `rpc` and `paging`
 //                  │  local_cluster: nodes on this machine, and requests to them
 //                  │  fork_load: client processes that fork one child after another; error_log, leak_check: what a long run left
@@ -58,6 +58,7 @@ pub use experiment::soak::{ActionKind, ForkRate, SoakOutcome, SoakParameters, So
 pub use experiment::stress_fork::{StressForkOutcome, StressForkParameters, stress_fork};
 pub use experiment::stress_rpc::{StressRpcOutcome, stress_rpc};
 pub use experiment::tree::run_tree;
+pub use experiment::volume::run_volume;
 pub use experiment::warm_start::run_warm_start;
 pub use parameters::churn::ChurnParameters;
 pub use parameters::connect::{ConnectCase, ConnectParameters};
@@ -70,6 +71,7 @@ pub use parameters::pool::PoolParameters;
 pub use parameters::protection::ConnectionSecurity;
 pub use parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome};
 pub use parameters::tree::TreeParameters;
+pub use parameters::volume::{ReplicaLoad, VolumeExperiment, VolumeParameters};
 pub use parameters::warm_start::WarmStartParameters;
 pub use progress::{Progress, ProgressCallback};
 pub use report::error::ReportError;
@@ -87,7 +89,9 @@ pub use summary::peak::PeakSummary;
 pub use summary::pool::PoolSummary;
 pub use summary::rpc::RpcSummary;
 pub use summary::tree::TreeSummary;
+pub use summary::volume::VolumeSummary;
 pub use summary::warm_start::WarmStartSummary;
+pub use workload::file_writer::run_file_writer;
 pub use workload::fork_workload::ForkWorkload;
 pub use workload::functions::FunctionSource;
 pub use workload::micro::{PageSize, TouchAccess, TouchOrder};

@@ -1,4 +1,4 @@
-//! Published figures of MITOSIS, the first remote fork in a kernel. Summaries print them next to farfork's. The file
+//! Published figures of MITOSIS, the first remote fork in a kernel, and of LineFS, a replicated file system. Summaries print them next to farfork's. The file
 //! `reference.toml` has the figures, and says how they were measured.
 
 use std::sync::LazyLock;
@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::figure::ForkFigure;
+use crate::parameters::volume::ReplicaLoad;
 
 /// Sizes for which fork figures are published, in MiB; a run measures them by default.
 pub(crate) const SIZES_MIB: [u64; 10] = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
@@ -24,6 +25,7 @@ pub(crate) struct PublishedFigures {
     pub(crate) warm_start: WarmStartReference,
     pub(crate) rpc: RpcReference,
     pub(crate) connect: ConnectReference,
+    pub(crate) volume: VolumeReference,
 }
 
 /// Figures by what was varied.
@@ -135,6 +137,42 @@ pub(crate) struct ConnectReference {
     pub(crate) per_s_by_threads: ReferenceColumn,
     pub(crate) per_s_by_clients: ReferenceColumn,
     pub(crate) latency_us: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VolumeReference {
+    /// Where the figures are from, for the summary.
+    pub(crate) source: String,
+    latency: Vec<VolumeLatencyReference>,
+    idle_mib_per_s: ReferenceColumn,
+    busy_mib_per_s: ReferenceColumn,
+}
+
+/// Writes of 16 KiB, each synced, in µs.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VolumeLatencyReference {
+    load: String,
+    pub(crate) mean_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+    pub(crate) sync_us: f64,
+}
+
+impl VolumeReference {
+    /// Times with idle or busy replicas.
+    pub(crate) fn latency(&self, load: ReplicaLoad) -> Option<&VolumeLatencyReference> {
+        self.latency.iter().find(|reference| reference.load == load.name())
+    }
+
+    /// The rate of so many processes.
+    pub(crate) fn mib_per_s(&self, load: ReplicaLoad, processes: u64) -> Option<f64> {
+        match load {
+            ReplicaLoad::Idle => self.idle_mib_per_s.find(processes),
+            ReplicaLoad::Busy => self.busy_mib_per_s.find(processes),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ pub(crate) mod fault;
 pub(crate) mod link_copy;
 pub(crate) mod local_fanout;
 pub(crate) mod paused_forks;
+pub(crate) mod socket_chain;
 
 use std::path::PathBuf;
 

@@ -105,10 +105,21 @@ impl BenchCluster {
         encrypted: bool,
         arguments: &[String],
     ) -> Result<Self, BenchError> {
+        Self::start_nodes_in(Path::new(SCRATCH_PARENT), farfork, nodes, encrypted, arguments).await
+    }
+
+    /// The same with the files of the nodes in a directory.
+    pub(crate) async fn start_nodes_in(
+        parent: &Path,
+        farfork: PathBuf,
+        nodes: usize,
+        encrypted: bool,
+        arguments: &[String],
+    ) -> Result<Self, BenchError> {
         let scratch = tempfile::Builder::new()
             .prefix(&format!("farfork-bench-{}-", std::process::id()))
-            .tempdir_in(SCRATCH_PARENT)
-            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
+            .tempdir_in(parent)
+            .map_err(|cause| BenchError::File { path: parent.to_owned(), cause })?;
         let name = format!("bench-{}", std::process::id());
         let mut config = LocalClusterConfig::new(&name, scratch.path().join("cluster"), nodes, farfork);
         let encryption = if encrypted { "on" } else { "off" };

@@ -22,5 +22,6 @@ pub(crate) mod stress_fork;
 pub(crate) mod stress_rpc;
 pub(crate) mod testbed;
 pub(crate) mod tree;
+pub(crate) mod volume;
 mod warm_children;
 pub(crate) mod warm_start;

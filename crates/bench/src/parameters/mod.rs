@@ -13,4 +13,5 @@ pub(crate) mod protection;
 pub(crate) mod rpc;
 pub(crate) mod strategies;
 pub(crate) mod tree;
+pub(crate) mod volume;
 pub(crate) mod warm_start;

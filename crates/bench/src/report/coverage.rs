@@ -19,7 +19,7 @@ pub(crate) struct PublishedTable {
     pub(crate) rows: usize,
 }
 
-/// The tables of the artifact of MITOSIS.
+/// The tables of the artifact of MITOSIS, and of LineFS.
 #[rustfmt::skip]
 pub(crate) const PUBLISHED_TABLES: &[PublishedTable] = &[
     published("Prepare of a C++ program, by size", "fork", "checkpoint", "prepare", 10),
@@ -39,6 +39,8 @@ pub(crate) const PUBLISHED_TABLES: &[PublishedTable] = &[
     published("Connections by threads", "connect", "threads", "authenticated", 5),
     published("Connections by client machines", "connect", "machines", "authenticated", 4),
     published("Connections by threads, with two network cards", "", "", "", 5),
+    published("Synced writes of 16 KiB", "volume", "latency", "mean", 2),
+    published("Throughput of writes by processes", "volume", "throughput", "volume", 8),
 ];
 
 const fn published(

@@ -40,6 +40,7 @@ pub(crate) const SUITE_ENTRIES: &[SuiteEntry] = &[
     entry("fault", "bench fault", "--runs 2 --stream-mib 1024", ""),
     entry("churn", "bench churn", "--runs 2", ""),
     entry("tree", "bench tree", "--runs 5", ""),
+    entry("volume", "bench volume", "--quick", ""),
 ];
 
 const fn entry(name: &'static str, command: &'static str, quick: &'static str, full: &'static str) -> SuiteEntry {

@@ -13,4 +13,5 @@ pub(crate) mod rpc;
 pub(crate) mod sections;
 pub(crate) mod table;
 pub(crate) mod tree;
+pub(crate) mod volume;
 pub(crate) mod warm_start;

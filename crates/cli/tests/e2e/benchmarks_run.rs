@@ -27,6 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("peak_counts_children_of_each_workload_and_cleans_up", peak),
     Test::alone("stress_fork_checks_its_floor_and_cleans_up", stress_fork),
     Test::alone("tree_prints_every_figure_and_cleans_up", tree),
+    Test::alone("volume_prints_every_figure_and_cleans_up", volume),
     Test::alone("pool_prints_every_figure_and_cleans_up", pool),
     Test::alone("warm_start_finds_the_best_concurrency_and_cleans_up", warm_start),
     Test::alone("all_runs_benchmarks_and_reports_them", all),
@@ -351,6 +352,23 @@ fn tree() {
     assert!(figures.iter().all(|figure| figure["p50_ms"].as_f64() > Some(0.0)), "{document}");
     let pauses = figures.iter().filter(|figure| figure["figure"] == "pause");
     assert!(pauses.clone().count() == 2 && pauses.clone().all(|pause| pause["above_floor_ms"].is_number()));
+}
+
+/// Volumes, sockets and local file systems are measured with and without load.
+fn volume() {
+    let arguments = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "2"];
+    let document = run_benchmark("volume", &arguments);
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let keys =
+        |figure: &Value| ["experiment", "load", "processes", "system", "figure"].map(|key| figure[key].to_string());
+    let found: BTreeSet<_> = figures.iter().map(keys).collect();
+    // With each load: five times of four systems and the sync of three, and the rate of four systems by processes.
+    assert_eq!((found.len(), figures.len()), (2 * (4 * 5 + 3 + 4 * 2), 62), "{document}");
+    for figure in figures {
+        assert_eq!((figure["samples"].as_u64(), figure["p50"].as_f64() > Some(0.0)), (Some(2), true), "{figure}");
+    }
+    let left = fs::read_to_string("/proc/self/mounts").expect("a list of mounts");
+    assert!(!left.contains("/farfork-bench-"), "{left}");
 }
 
 /// Children are created and paused at both paces, beside their floors; every result is right: else the benchmark fails.

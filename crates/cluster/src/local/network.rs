@@ -18,7 +18,7 @@ use super::error::LocalError;
 use super::state::ClusterState;
 
 /// Where `ip` keeps named namespaces.
-const NETNS_DIR: &str = "/run/netns";
+pub(super) const NETNS_DIR: &str = "/run/netns";
 /// Exists while `NETNS_DIR` is mounted for the sake of clusters.
 const NETNS_MARK: &str = "/run/farfork-netns";
 /// The bridge, in a namespace of its own.

@@ -1,10 +1,15 @@
 //! One node of a local cluster: its name and paths, how its daemon is started, and which processes it runs.
 
+use std::fs::File;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::PathBuf;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
+use farfork_sys::namespace::enter_network;
 use farfork_sys::process::ProcStat;
 use farfork_sys::process_identity::ProcessIdentity;
 use farfork_sys::{cgroup, clone, fd_passing};
@@ -12,6 +17,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 use super::cgroups;
+use super::network::NETNS_DIR;
 
 /// How daemons are started.
 #[derive(Debug, Serialize, Deserialize)]
@@ -109,6 +115,16 @@ impl LocalNode {
         .ok()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket).ok()?).ok()?;
         ProcessIdentity::of(fd_passing::peer_pid(socket.as_fd()).ok()??).ok()
+    }
+
+    /// Runs something in the network namespace of the node, in a thread of its own. Sockets that it opens stay there.
+    ///
+    /// # Errors
+    /// As open(2) and setns(2), and as `to_do`.
+    pub fn run_in_network<T: Send>(&self, to_do: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        let namespace = File::open(Path::new(NETNS_DIR).join(&self.netns))?;
+        let run = move || enter_network(namespace.as_fd()).and_then(|()| to_do());
+        thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// What the daemon says.

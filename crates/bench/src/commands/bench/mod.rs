@@ -7,6 +7,7 @@ mod connect;
 mod endpoint;
 mod fanout;
 mod fault;
+mod file_writer;
 mod fork;
 mod fork_client;
 mod function;
@@ -16,6 +17,7 @@ mod progress_bar;
 mod report;
 mod rpc;
 mod tree;
+mod volume;
 mod warm_start;
 
 use std::process::ExitCode;
@@ -43,6 +45,7 @@ Examples:
   farfork bench peak helloworld --nodes 2
   farfork bench pool
   farfork bench warm-start
+  farfork bench volume latency
   farfork bench all --quick
   farfork bench report farfork-bench
 
@@ -65,12 +68,15 @@ enum BenchmarkCommand {
     Peak(peak::BenchPeak),
     Pool(pool::BenchPool),
     WarmStart(warm_start::BenchWarmStart),
+    Volume(volume::BenchVolume),
     All(all::BenchAll),
     Report(report::BenchReport),
     #[command(hide = true)]
     End(endpoint::BenchEndpoint),
     #[command(hide = true)]
     Forker(fork_client::BenchForkClient),
+    #[command(hide = true)]
+    FileWriter(file_writer::BenchFileWriter),
 }
 
 impl BenchCommand {
@@ -87,10 +93,12 @@ impl BenchCommand {
             BenchmarkCommand::Peak(benchmark) => benchmark.run(global),
             BenchmarkCommand::Pool(benchmark) => benchmark.run(global),
             BenchmarkCommand::WarmStart(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Volume(benchmark) => benchmark.run(global),
             BenchmarkCommand::All(suite) => suite.run(global),
             BenchmarkCommand::Report(report) => report.run(global),
             BenchmarkCommand::End(end) => end.run(),
             BenchmarkCommand::Forker(forker) => forker.run(),
+            BenchmarkCommand::FileWriter(writer) => writer.run(),
         }
     }
 }

@@ -14,6 +14,7 @@ mod stress;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod volume;
 mod warm_start;
 
 use crate::report::table::{ReportCell, ReportFigure};

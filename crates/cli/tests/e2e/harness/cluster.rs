@@ -5,8 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,8 +13,8 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
+use farfork_sys::pidfd;
 use farfork_sys::process::{KernelStackSummary, ProcStat};
-use farfork_sys::{namespace, pidfd};
 use tempfile::TempDir;
 
 use super::leftovers::{self, RunMarkers};
@@ -148,10 +147,7 @@ impl Cluster {
         index: usize,
         to_do: impl FnOnce() -> io::Result<T> + Send,
     ) -> io::Result<T> {
-        let network = fs::File::open(Path::new("/run/netns").join(self.netns(index)))?;
-        let there = move || namespace::enter_network(network.as_fd()).and_then(|()| to_do());
-        let outcome = thread::scope(|scope| scope.spawn(there).join());
-        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        self.local_node(index).run_in_network(to_do)
     }
 
     /// The file by whose locks its nodes know which users children have.

@@ -1,0 +1,120 @@
+//! `farfork bench volume`: what writing to a replicated volume costs.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use farfork_bench::{ReplicaLoad, VolumeExperiment, VolumeParameters};
+use farfork_terminal::{output, privilege};
+
+use super::progress_bar;
+use crate::{GlobalArgs, program_path};
+
+/// Measure writing to a volume with three replicas, next to sockets and to local file systems.
+///
+/// Starts three nodes with their files in memory. Each row has a new volume, which the first node has mounted. The floor
+/// sends the same bytes over sockets along the nodes, and stores nothing. A tmpfs and the file system of --disk keep one
+/// copy.
+///
+/// The published sizes, 1 GiB for latency and 12 GiB for throughput, are scaled down by default: three replicas are in
+/// memory.
+#[derive(Args)]
+#[command(after_help = "\
+Experiments:
+  latency      one process: write(2) and fsync(2), again and again
+  throughput   1, 2, 4 and 8 processes that start together, and sync once at the end
+
+Examples:
+  farfork bench volume latency --replicas idle
+  farfork bench volume throughput --mib 12288 --runs 1     the published size; needs 40 GiB of memory
+  farfork bench volume all --quick
+
+Exit status: 0 measured, 1 failed, 2 wrong usage.")]
+pub(crate) struct BenchVolume {
+    /// Experiments to run.
+    #[arg(value_name = "EXPERIMENT", value_enum, default_value = "all")]
+    experiments: Vec<ExperimentName>,
+    /// Bytes of each write.
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(1..=4 << 20))]
+    bytes: u64,
+    /// Number of synced writes of a latency run [default: 65536, or 4096 with --quick].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    operations: Option<u64>,
+    /// Size of all files of a throughput run together, in MiB [default: 1024, or 256 with --quick].
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    mib: Option<u64>,
+    /// Numbers of processes of the throughput runs.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8", value_parser = clap::value_parser!(u64).range(1..=64))]
+    processes: Vec<u64>,
+    /// Whether a program on each replica computes meanwhile.
+    #[arg(long, value_name = "idle|busy|both", default_value = "both")]
+    replicas: LoadChoice,
+    /// Size of the log of each volume, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    log_mib: u64,
+    /// A directory on the disk that is compared.
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    disk: PathBuf,
+    /// Number of runs of each row [default: 5, or 1 with --quick].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    runs: Option<u64>,
+    /// Write less, and once.
+    #[arg(long)]
+    quick: bool,
+    /// Write each sample to this file, as a line of JSON.
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ExperimentName {
+    All,
+    Latency,
+    Throughput,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LoadChoice {
+    Idle,
+    Busy,
+    Both,
+}
+
+impl ExperimentName {
+    fn experiments(self) -> Vec<VolumeExperiment> {
+        match self {
+            Self::All => vec![VolumeExperiment::Latency, VolumeExperiment::Throughput],
+            Self::Latency => vec![VolumeExperiment::Latency],
+            Self::Throughput => vec![VolumeExperiment::Throughput],
+        }
+    }
+}
+
+impl BenchVolume {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it makes namespaces and control groups, and mounts file systems")?;
+        let farfork = program_path::farfork()?;
+        let sized = |full, quick| if self.quick { quick } else { full };
+        let plan = VolumeParameters {
+            experiments: self.experiments.iter().flat_map(|name| name.experiments()).collect(),
+            operation_bytes: self.bytes,
+            operations: self.operations.unwrap_or(sized(65_536, 4096)),
+            mib: self.mib.unwrap_or(sized(1024, 256)),
+            processes: self.processes,
+            loads: match self.replicas {
+                LoadChoice::Idle => vec![ReplicaLoad::Idle],
+                LoadChoice::Busy => vec![ReplicaLoad::Busy],
+                LoadChoice::Both => vec![ReplicaLoad::Idle, ReplicaLoad::Busy],
+            },
+            log_mib: self.log_mib,
+            runs: self.runs.unwrap_or(sized(5, 1)) as usize,
+            disk: self.disk,
+            samples_file: self.samples,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let summary =
+            runtime.block_on(farfork_bench::run_volume(&plan, farfork, &mut progress_bar::show_progress()?))?;
+        output::print_report(global.json, || summary.to_json(), || summary.to_text());
+        Ok(ExitCode::SUCCESS)
+    }
+}

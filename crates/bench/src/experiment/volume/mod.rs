@@ -1,0 +1,148 @@
+//! Runs `farfork bench volume`: processes write to a volume, to other file systems, and to bare sockets.
+
+mod storage;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use self::storage::{MountedStorage, REPLICAS, StorageTestbed};
+use crate::baseline::socket_chain::SocketChain;
+use crate::embedded_program::ChildProgram;
+use crate::error::BenchError;
+use crate::parameters::volume::{
+    ReplicaLoad, StorageSystem, VolumeCase, VolumeExperiment, VolumeFigure, VolumeParameters, VolumeSampleKey,
+};
+use crate::progress::{ProgressCallback, report_progress};
+use crate::samples::Samples;
+use crate::summary::volume::VolumeSummary;
+use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, run_file_writers};
+
+const MIB_BYTES: f64 = (1 << 20) as f64;
+/// Most messages of a floor: more do not change it.
+const CHAIN_MESSAGES_MAX: u64 = 20_000;
+
+/// Measures all points, each on a new volume. `show` may end the run before a point. `farfork` is the program that runs nodes and
+/// writers.
+///
+/// # Errors
+/// [`BenchError`] as the step that fails.
+pub async fn run_volume(
+    plan: &VolumeParameters,
+    farfork: PathBuf,
+    show: ProgressCallback<'_>,
+) -> Result<VolumeSummary, BenchError> {
+    let testbed = StorageTestbed::start(plan, farfork.clone()).await?;
+    let samples = Samples::with_file(plan.samples_file.as_deref())?;
+    let mut run = VolumeRun { plan, farfork, testbed, samples };
+    let (cases, mut done) = (plan.cases(), 0);
+    let steps = cases.len() * plan.runs * StorageSystem::ALL.len();
+    for _ in 0..plan.runs {
+        for case in &cases {
+            for system in StorageSystem::ALL {
+                report_progress(show, done, steps, case.describe(system))?;
+                run.measure(case, system)?;
+                done += 1;
+            }
+        }
+    }
+    run.testbed.stop()?;
+    VolumeSummary::new(plan, run.samples)
+}
+
+struct VolumeRun<'a> {
+    plan: &'a VolumeParameters,
+    farfork: PathBuf,
+    testbed: StorageTestbed,
+    samples: Samples<VolumeSampleKey>,
+}
+
+impl VolumeRun<'_> {
+    fn measure(&mut self, case: &VolumeCase, system: StorageSystem) -> Result<(), BenchError> {
+        let _load = match case.load {
+            ReplicaLoad::Idle => Vec::new(),
+            ReplicaLoad::Busy => start_hogs()?,
+        };
+        let figures = if system == StorageSystem::SocketChain {
+            self.measure_sockets(case)?
+        } else {
+            let storage = self.testbed.mount(system)?;
+            let figures = self.measure_files(case, &storage);
+            // Also after an error: the volume would outlive the run.
+            storage.remove()?;
+            figures?
+        };
+        for (figure, value) in figures {
+            self.samples.add(VolumeSampleKey { case: *case, system, figure }, value)?;
+        }
+        Ok(())
+    }
+
+    fn measure_files(
+        &self,
+        case: &VolumeCase,
+        storage: &MountedStorage<'_>,
+    ) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+        let spec = |process: u64| FileWriterSpec {
+            path: storage.directory.join(format!("file-{process}")),
+            operation_bytes: self.plan.operation_bytes,
+            operations: self.plan.operations_of(case),
+            syncs_each: case.experiment == VolumeExperiment::Latency,
+        };
+        let specs: Vec<_> = (0..case.processes).map(spec).collect();
+        let results = run_file_writers(&self.farfork, &specs)?;
+        Ok(match case.experiment {
+            VolumeExperiment::Latency => latency_figures(&results[0]),
+            VolumeExperiment::Throughput => {
+                let rate = |result: &FileWriterResult| self.mib_per_s(specs[0].operations, result.total as f64 / 1e9);
+                vec![(VolumeFigure::WriteMibPerS, results.iter().map(rate).sum())]
+            }
+        })
+    }
+
+    /// Along the chain, without storage.
+    fn measure_sockets(&self, case: &VolumeCase) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+        let failed = |cause| BenchError::Program { program: "socket chain", cause };
+        let messages = (self.plan.operations_of(case) * case.processes).min(CHAIN_MESSAGES_MAX);
+        let mut chain = SocketChain::connect(self.testbed.cluster().nodes(), self.plan.operation_bytes)?;
+        if case.experiment == VolumeExperiment::Throughput {
+            let took = chain.stream(messages).map_err(failed)?;
+            return Ok(vec![(VolumeFigure::WriteMibPerS, self.mib_per_s(messages, took.as_secs_f64()))]);
+        }
+        let mut times = chain.send_each(messages).map_err(failed)?;
+        times.sort_unstable();
+        let us = |index: usize| times[index.min(times.len() - 1)].as_secs_f64() * 1e6;
+        let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len() as f64;
+        let part = |part: f64| us((times.len() as f64 * part) as usize);
+        Ok(vec![
+            (VolumeFigure::SyncedWriteUs, mean),
+            (VolumeFigure::SyncedWriteP50Us, part(0.5)),
+            (VolumeFigure::SyncedWriteP99Us, part(0.99)),
+            (VolumeFigure::SyncedWriteP999Us, part(0.999)),
+            (VolumeFigure::SyncedWriteP9999Us, part(0.9999)),
+        ])
+    }
+
+    fn mib_per_s(&self, operations: u64, seconds: f64) -> f64 {
+        (operations * self.plan.operation_bytes) as f64 / MIB_BYTES / seconds
+    }
+}
+
+fn latency_figures(result: &FileWriterResult) -> Vec<(VolumeFigure, f64)> {
+    let us = |ns: u64| ns as f64 / 1e3;
+    vec![
+        (VolumeFigure::SyncedWriteUs, us(result.mean)),
+        (VolumeFigure::SyncedWriteP50Us, us(result.p50)),
+        (VolumeFigure::SyncedWriteP99Us, us(result.p99)),
+        (VolumeFigure::SyncedWriteP999Us, us(result.p999)),
+        (VolumeFigure::SyncedWriteP9999Us, us(result.p9999)),
+        (VolumeFigure::SyncUs, us(result.sync_mean)),
+    ]
+}
+
+/// A program for each node but the first that computes all the time.
+fn start_hogs() -> Result<Vec<ChildProgram>, BenchError> {
+    let mut command = Command::new("sh");
+    command.args(["-c", "while :; do :; done"]);
+    (1..REPLICAS).map(|_| ChildProgram::start("sh", &command)).collect()
+}

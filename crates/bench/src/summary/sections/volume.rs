@@ -1,0 +1,96 @@
+//! The section of `farfork bench volume`: times of synced writes, and rates by number of processes.
+
+use super::time_cell;
+use crate::parameters::volume::{StorageSystem, VolumeCase, VolumeExperiment, VolumeFigure};
+use crate::reference::{PUBLISHED_FIGURES, VolumeLatencyReference};
+use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
+use crate::report::section::{ReportSection, SectionSource};
+use crate::report::table::{ReportCell, ReportFigure, ReportTable};
+use crate::summary::volume::VolumeSummary;
+
+impl SectionSource for VolumeSummary {
+    fn section(&self) -> ReportSection {
+        let question = "What does a write to three replicas cost, next to sockets and to a local file system?";
+        let section = ReportSection::new("volume", "Volumes", question, &self.machine_state)
+            .with_table(self.latency_section_table())
+            .with_table(self.throughput_section_table())
+            .with_plot(self.throughput_plot());
+        self.notes().into_iter().fold(section, ReportSection::with_note)
+    }
+}
+
+impl VolumeSummary {
+    fn latency_section_table(&self) -> ReportTable {
+        let title =
+            format!("write({}) and fsync, {} times on each volume", self.plan.operation_bytes, self.plan.operations);
+        let columns = ["replicas", "mean", "p50", "p99", "p99.9", "p99.99", "fsync alone", "tmpfs, mean", "disk, mean"];
+        let mut table = ReportTable::new("latency", title, &columns);
+        for case in self.cases(VolumeExperiment::Latency) {
+            let mean = |system| self.spread(&case, system, VolumeFigure::SyncedWriteUs);
+            let reference = PUBLISHED_FIGURES.volume.latency(case.load);
+            let cell = |figure, published: fn(&VolumeLatencyReference) -> f64| -> ReportCell {
+                let measured = self.spread(&case, StorageSystem::Volume, figure);
+                let floor = self.spread(&case, StorageSystem::SocketChain, figure).map(|floor| floor.median);
+                let figure = measured.map(|spread| ReportFigure::lower(spread, "µs").with_floor(floor));
+                figure.map(|figure| figure.with_reference(reference.map(published).filter(|us| *us > 0.0))).into()
+            };
+            table.add_row([
+                ReportCell::text(case.load.name()),
+                cell(VolumeFigure::SyncedWriteUs, |reference| reference.mean_us),
+                cell(VolumeFigure::SyncedWriteP50Us, |_| 0.0),
+                cell(VolumeFigure::SyncedWriteP99Us, |reference| reference.p99_us),
+                cell(VolumeFigure::SyncedWriteP999Us, |reference| reference.p999_us),
+                cell(VolumeFigure::SyncedWriteP9999Us, |_| 0.0),
+                cell(VolumeFigure::SyncUs, |reference| reference.sync_us),
+                time_cell(mean(StorageSystem::Tmpfs), "µs"),
+                time_cell(mean(StorageSystem::Disk), "µs"),
+            ]);
+        }
+        table
+    }
+
+    fn throughput_section_table(&self) -> ReportTable {
+        let (bytes, mib) = (self.plan.operation_bytes, self.plan.mib);
+        let title = format!("write({bytes}), {mib} MiB in all, one fsync at the end");
+        let columns = ["replicas", "processes", "volume", "tmpfs", "disk"];
+        let mut table = ReportTable::new("throughput", title, &columns);
+        for case in self.cases(VolumeExperiment::Throughput) {
+            let volume = self.rate(&case, StorageSystem::Volume).map(|figure| {
+                let floor = self.spread(&case, StorageSystem::SocketChain, VolumeFigure::WriteMibPerS);
+                let reference = PUBLISHED_FIGURES.volume.mib_per_s(case.load, case.processes);
+                figure.with_floor(floor.map(|floor| floor.median)).with_reference(reference)
+            });
+            table.add_row([
+                ReportCell::text(case.load.name()),
+                ReportCell::text(case.processes),
+                volume.into(),
+                self.rate(&case, StorageSystem::Tmpfs).into(),
+                self.rate(&case, StorageSystem::Disk).into(),
+            ]);
+        }
+        table
+    }
+
+    fn rate(&self, case: &VolumeCase, system: StorageSystem) -> Option<ReportFigure> {
+        let spread = self.spread(case, system, VolumeFigure::WriteMibPerS)?;
+        Some(ReportFigure::higher(spread, "MiB/s"))
+    }
+
+    fn throughput_plot(&self) -> ReportPlot {
+        let (x, y) = (PlotAxis::new("processes", ""), PlotAxis::new("written and synced", "MiB/s"));
+        let plot = ReportPlot::new(PlotKind::Scaling, "throughput", "Sequential writes by processes", x, y);
+        self.plan.loads.iter().fold(plot, |plot, load| {
+            let cases = self.cases(VolumeExperiment::Throughput).into_iter().filter(|case| case.load == *load);
+            let points = |system| {
+                let point = |case: VolumeCase| {
+                    let spread = self.spread(&case, system, VolumeFigure::WriteMibPerS)?;
+                    Some(PlotPoint::new(case.processes as f64, spread.median))
+                };
+                cases.clone().filter_map(point).collect::<Vec<_>>()
+            };
+            let name = load.name();
+            plot.with_series(&format!("volume, {name}"), SeriesRole::Measured, points(StorageSystem::Volume))
+                .with_series(&format!("sockets, {name}"), SeriesRole::Floor, points(StorageSystem::SocketChain))
+        })
+    }
+}

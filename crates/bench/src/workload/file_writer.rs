@@ -1,0 +1,150 @@
+//! Processes that write files: one write(2) after the other, synced each time or once at the end. They start together. A
+//! writer is this program, started again.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::embedded_program::ChildProgram;
+use crate::endpoint::stdout::print_line;
+use crate::error::BenchError;
+
+/// The command of a writer, and its name in errors.
+const WRITER: &str = "file-writer";
+
+/// What a writer does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FileWriterSpec {
+    /// A file that is created anew.
+    pub(crate) path: PathBuf,
+    pub(crate) operation_bytes: u64,
+    pub(crate) operations: u64,
+    /// fsync(2) after each write, and not only at the end.
+    pub(crate) syncs_each: bool,
+}
+
+/// The times of a writer, in ns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FileWriterResult {
+    /// From the first write to the end of the last sync.
+    pub(crate) total: u64,
+    /// A write and its sync.
+    pub(crate) mean: u64,
+    pub(crate) p50: u64,
+    pub(crate) p99: u64,
+    pub(crate) p999: u64,
+    pub(crate) p9999: u64,
+    /// The sync alone.
+    pub(crate) sync_mean: u64,
+}
+
+/// Runs a writer for each specification, all at the same time. `farfork` is the program that starts them.
+///
+/// # Errors
+/// A writer fails.
+pub(crate) fn run_file_writers(farfork: &Path, specs: &[FileWriterSpec]) -> Result<Vec<FileWriterResult>, BenchError> {
+    let mut writers = Vec::new();
+    for spec in specs {
+        let mut command = Command::new(farfork);
+        command.args(["bench", WRITER]).arg(json!(spec).to_string());
+        writers.push(ChildProgram::start(WRITER, &command)?);
+    }
+    for writer in &mut writers {
+        let [] = writer.read_answer("ready")?;
+    }
+    for writer in &mut writers {
+        writer.send_message(b'g')?;
+    }
+    writers.iter_mut().map(read_result).collect()
+}
+
+fn read_result(writer: &mut ChildProgram) -> Result<FileWriterResult, BenchError> {
+    let numbers: [i64; 7] = writer.read_answer("written")?;
+    let [total, mean, p50, p99, p999, p9999, sync_mean] = numbers.map(i64::unsigned_abs);
+    Ok(FileWriterResult { total, mean, p50, p99, p999, p9999, sync_mean })
+}
+
+/// Runs the writer of a specification, which is JSON.
+///
+/// # Errors
+/// It cannot print; it prints any other failure.
+pub fn run_file_writer(spec: &str) -> io::Result<()> {
+    let spec: FileWriterSpec = serde_json::from_str(spec)?;
+    match write_file(&spec) {
+        Err(error) => print_line(&format!("failed {}: {error}", spec.path.display())),
+        Ok(FileWriterResult { total, mean, p50, p99, p999, p9999, sync_mean }) => {
+            print_line(&format!("written {total} {mean} {p50} {p99} {p999} {p9999} {sync_mean}"))
+        }
+    }
+}
+
+fn write_file(spec: &FileWriterSpec) -> io::Result<FileWriterResult> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&spec.path)?;
+    print_line("ready")?;
+    io::stdin().read_exact(&mut [0])?;
+    write_operations(file, spec)
+}
+
+fn write_operations(mut file: File, spec: &FileWriterSpec) -> io::Result<FileWriterResult> {
+    // Digits, as the program that published the reference figures writes them: they can be compressed.
+    let data: Vec<u8> = (0..spec.operation_bytes).map(|index| b'0' + (index % 10) as u8).collect();
+    let mut times = Vec::with_capacity(spec.operations as usize);
+    let mut sync_total = 0;
+    let started = Instant::now();
+    for _ in 0..spec.operations {
+        let began = Instant::now();
+        file.write_all(&data)?;
+        if spec.syncs_each {
+            let written = Instant::now();
+            file.sync_all()?;
+            sync_total += written.elapsed().as_nanos() as u64;
+        }
+        times.push(began.elapsed().as_nanos() as u64);
+    }
+    file.sync_all()?;
+    Ok(result_of(started.elapsed().as_nanos() as u64, sync_total, times))
+}
+
+fn result_of(total: u64, sync_total: u64, mut times: Vec<u64>) -> FileWriterResult {
+    times.sort_unstable();
+    let count = times.len().max(1) as u64;
+    // As in the program that published the reference figures.
+    let percentile = |part: f64| times.get((times.len() as f64 * part) as usize).or(times.last()).copied().unwrap_or(0);
+    FileWriterResult {
+        total,
+        mean: times.iter().sum::<u64>() / count,
+        p50: percentile(0.5),
+        p99: percentile(0.99),
+        p999: percentile(0.999),
+        p9999: percentile(0.9999),
+        sync_mean: sync_total / count,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_and_means_are_of_all_operations() {
+        let result = result_of(9_000, 2_000, (1..=100).rev().collect());
+        assert_eq!((result.mean, result.p50, result.p99, result.p9999), (50, 51, 100, 100));
+        assert_eq!((result.total, result.sync_mean), (9_000, 20));
+    }
+
+    #[test]
+    fn each_operation_is_written_and_timed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let spec =
+            FileWriterSpec { path: file.path().to_owned(), operation_bytes: 25, operations: 4, syncs_each: true };
+        let result = write_operations(file.reopen().unwrap(), &spec).unwrap();
+        let written = std::fs::read(file.path()).unwrap();
+        assert_eq!((written.len(), &written[..25]), (100, &b"0123456789012345678901234"[..]));
+        assert!(0 < result.sync_mean && result.sync_mean <= result.mean && result.mean <= result.total, "{result:?}");
+    }
+}
