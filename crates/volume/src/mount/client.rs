@@ -147,6 +147,11 @@ impl VolumeClient {
         self.lock().permission.term()
     }
 
+    /// Up to where each live replica has the log, as far as this client knows.
+    pub fn committed(&self) -> LogPoint {
+        self.commit.committed()
+    }
+
     /// Each live replica has the log up to a point.
     pub fn acknowledge_commit(&self, point: LogPoint) {
         self.commit.acknowledge(point, &*self.link);

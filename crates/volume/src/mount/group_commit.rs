@@ -55,6 +55,11 @@ impl GroupCommit {
         ready.into_iter().for_each(|(_, answer)| answer());
     }
 
+    /// Up to where the log is committed, as far as is known.
+    pub(super) fn committed(&self) -> LogPoint {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).committed
+    }
+
     /// The request that is not answered, if there is one.
     pub(super) fn unanswered(&self) -> Option<LogPoint> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).requested

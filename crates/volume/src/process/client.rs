@@ -308,10 +308,11 @@ fn send_hints(client: &VolumeClient, sender: &MessageSender) {
     let mut hinted: Option<LogPoint> = None;
     loop {
         let Some(head) = client.wait_unpublished(HINT_WAIT) else { continue };
-        if hinted != Some(head) {
-            sender.send_hint();
-        }
-        hinted = Some(head);
         thread::sleep(HINT_INTERVAL);
+        // What a program has synced meanwhile needs no hint.
+        if hinted != Some(head) && client.committed() < head {
+            sender.send_hint();
+            hinted = Some(head);
+        }
     }
 }

@@ -175,7 +175,7 @@ impl ClientSession {
             client.commit_requested = Some(client.commit_requested.map_or(point, |earlier| earlier.max(point)));
         }
         drop(state);
-        self.volume.notify_thread(WaitingThread::Copier(self.number));
+        log_copier::copy_now(&self.volume, self.number, true);
     }
 
     fn resume_publishing(&self) {

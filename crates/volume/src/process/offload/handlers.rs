@@ -175,7 +175,7 @@ fn append_log(node: &Arc<OffloadNode>, payload: &[u8], reply: DeferredReply) {
     }
     log.appends.push(PendingAppend { path, end: request.end, reply });
     drop(state);
-    volume.notify_thread(WaitingThread::Copier(request.client));
+    log_copier::copy_now(&volume, request.client, false);
     if request.is_urgent {
         volume.notify_thread(WaitingThread::Publisher);
     }

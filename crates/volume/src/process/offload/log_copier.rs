@@ -1,9 +1,12 @@
 //! Copies one log along its path: takes what the client or the predecessor has written, validates it, sends it to the
-//! successor, and acknowledges it when all later members have it. One thread per log.
+//! successor, and acknowledges it when all later members have it.
+//!
+//! Each log has a thread that does so. The thread of a request does it instead if the log is idle and the work is short:
+//! each thread that a write passes costs it some ten microseconds.
 
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,8 +35,11 @@ const RETRY_WAIT: Duration = Duration::from_millis(100);
 const ALIVE_RETRY_WAIT: Duration = Duration::from_millis(5);
 /// Longest sleep: a safeguard, not a schedule.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// More bytes are copied by the thread of the log: validating them takes longer than waking it.
+const SHORT_BYTES_MAX: u64 = 256 << 10;
 
-struct LogCopier {
+/// The copier of one log. Used by one thread at a time.
+pub(super) struct LogCopier {
     volume: Arc<ReplicatedVolume>,
     client: u16,
     log: LogFile,
@@ -61,6 +67,8 @@ struct CopierTask {
     commit_requested: Option<LogPoint>,
     restart: Option<LogRestart>,
     must_send: bool,
+    /// Bytes to validate and to send, as far as they are known.
+    new_bytes: u64,
 }
 
 /// Where new records of the log come from.
@@ -92,9 +100,9 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         replay.require_epoch(record.term);
         read_to_end(&mut replay, &log);
     }
-    let progress = LogProgress::open(mark, replay.next_point());
+    let stored = replay.next_point();
     let now = Instant::now();
-    let copier = LogCopier {
+    let copier = Arc::new(Mutex::new(LogCopier {
         volume: Arc::clone(volume),
         client,
         log,
@@ -105,9 +113,10 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         polled_at: now,
         retry_at: now,
         failing_since: None,
-    };
-    volume.lock().logs.insert(client, progress);
-    thread::Builder::new().name(format!("log-{client}")).spawn(move || copier.run())?;
+    }));
+    volume.lock().logs.insert(client, LogProgress::open(mark, stored, Arc::clone(&copier)));
+    let volume = Arc::clone(volume);
+    thread::Builder::new().name(format!("log-{client}")).spawn(move || run(&volume, client, &copier))?;
     Ok(())
 }
 
@@ -119,29 +128,69 @@ fn read_to_end(replay: &mut LogReplay, log: &LogFile) -> ReplayEnd {
     }
 }
 
+/// Until the volume is closed.
+fn run(volume: &ReplicatedVolume, client: u16, copier: &Mutex<LogCopier>) {
+    loop {
+        let mut working = copier.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = volume.lock();
+        if state.is_closed {
+            // The copier refers to the volume.
+            state.log(client).copier = None;
+            return;
+        }
+        let mut wake_at = Instant::now() + SLEEP_MAX;
+        if let Some(task) = working.task_of(&mut state, &mut wake_at) {
+            drop(state);
+            working.execute(&task);
+            continue;
+        }
+        state.log(client).copier_wakes_at = wake_at;
+        // The state is still held: a change that follows wakes this thread, or is handled by another one.
+        drop(working);
+        drop(volume.wait(WaitingThread::Copier(client), state, wake_at));
+    }
+}
+
+/// Copies a log after a change of its state: in the calling thread while that is short, else in the log's own thread. With
+/// `may_wait`, the calling thread may wait for a successor that has answered until now.
+pub(super) fn copy_now(volume: &ReplicatedVolume, client: u16, may_wait: bool) {
+    let copier = volume.lock().log(client).copier.clone();
+    let next = copier.and_then(|copier| copier.try_lock().ok()?.execute_short(may_wait));
+    if next.is_none_or(|next| next < volume.lock().log(client).copier_wakes_at) {
+        volume.notify_thread(WaitingThread::Copier(client));
+    }
+}
+
 impl LogCopier {
-    fn run(mut self) {
-        while let Some(task) = self.wait_for_task() {
-            self.take_records(&task);
-            self.forward(&task);
-            self.acknowledge();
+    /// Executes what is short. The time when the next work is due; none when it is due now.
+    fn execute_short(&mut self, may_wait: bool) -> Option<Instant> {
+        loop {
+            let mut next = Instant::now() + SLEEP_MAX;
+            let task = self.task_of(&mut self.volume.lock(), &mut next);
+            match task {
+                None => return Some(next),
+                Some(task) if self.is_short(&task, may_wait) => self.execute(&task),
+                Some(_) => return None,
+            }
         }
     }
 
-    /// None when the volume is closed.
-    fn wait_for_task(&self) -> Option<CopierTask> {
-        let volume = Arc::clone(&self.volume);
-        let mut state = volume.lock();
-        loop {
-            if state.is_closed {
-                return None;
+    /// Whether a thread with other work may do it: little to validate, nothing to flush, and no successor that is slow.
+    fn is_short(&self, task: &CopierTask, may_wait: bool) -> bool {
+        let may_send = match &task.position {
+            PathPosition::Before(successor) if task.must_send => {
+                may_wait && self.failing_since.is_none() && self.is_linked(successor, task.path)
             }
-            let mut wake_at = Instant::now() + SLEEP_MAX;
-            if let Some(task) = self.task_of(&mut state, &mut wake_at) {
-                return Some(task);
-            }
-            state = volume.wait(WaitingThread::Copier(self.client), state, wake_at);
-        }
+            _ => true,
+        };
+        let is_small = task.new_bytes <= SHORT_BYTES_MAX && task.restart.is_none();
+        may_send && is_small && task.record.durability == Durability::Memory
+    }
+
+    fn execute(&mut self, task: &CopierTask) {
+        self.take_records(task);
+        self.forward(task);
+        self.acknowledge();
     }
 
     /// The work that is due now. Without any, `wake_at` is the time when some may be due.
@@ -181,16 +230,29 @@ impl LogCopier {
         if !(has_appends || must_look || must_send || log.restart.is_some()) {
             return None;
         }
-        let source = if is_source {
-            LogSource::Client
+        let (source, end) = if is_source {
+            (LogSource::Client, commit_requested.map(|requested| requested.max(stored)))
         } else {
             let announced = log.appends.iter().filter(|append| append.path == path).map(|append| append.end).max();
             // After a restart, valid records may follow that were never acknowledged: those of a term that has ended.
             let known_end = log.restart.map_or(stored, |restart| restart.end);
-            LogSource::Predecessor { end: announced.unwrap_or(known_end) }
+            let end = announced.unwrap_or(known_end);
+            (LogSource::Predecessor { end }, Some(end.max(stored)))
         };
+        let new_bytes = end.map_or(u64::MAX, |end| end.position - committed.position.min(end.position));
         let (looks, restart) = (log.looks_requested, log.restart);
-        Some(CopierTask { record, path, position, is_first, source, looks, commit_requested, restart, must_send })
+        Some(CopierTask {
+            record,
+            path,
+            position,
+            is_first,
+            source,
+            looks,
+            commit_requested,
+            restart,
+            must_send,
+            new_bytes,
+        })
     }
 
     /// Whether the connection is that to a successor on a path.

@@ -12,6 +12,7 @@ use farfork_rpc::DeferredReply;
 use farfork_wire::descriptor::ExtentId;
 
 use super::client_session::ClientSender;
+use super::log_copier::LogCopier;
 use super::node::OffloadNode;
 use super::rejoin::TreeLoan;
 use super::tree_hold::TreeHold;
@@ -126,6 +127,10 @@ pub(super) struct LogProgress {
     pub(super) urgent_end: LogPoint,
     /// Requests of the predecessor that are not answered.
     pub(super) appends: Vec<PendingAppend>,
+    /// None when its thread has ended.
+    pub(super) copier: Option<Arc<Mutex<LogCopier>>>,
+    /// When the thread of the copier looks for work, unless it is woken.
+    pub(super) copier_wakes_at: Instant,
     /// The copier has to begin anew: later records do not count until they are announced again.
     pub(super) restart: Option<LogRestart>,
     /// The predecessor may write here.
@@ -162,13 +167,15 @@ pub(super) struct PendingAppend {
 
 impl LogProgress {
     /// A log that is published up to a mark, and valid up to `stored`.
-    pub(super) fn open(mark: PublishedMark, stored: LogPoint) -> Self {
+    pub(super) fn open(mark: PublishedMark, stored: LogPoint, copier: Arc<Mutex<LogCopier>>) -> Self {
         let progress = Self {
             chain: ChainLog::open(mark, stored),
             looks_requested: 0,
             looks_done: 0,
             urgent_end: LogPoint::START,
             appends: Vec::new(),
+            copier: Some(copier),
+            copier_wakes_at: Instant::now(),
             restart: None,
             window: Arc::default(),
             region: None,
