@@ -2,7 +2,7 @@
 //! node sends, each next one forwards, and the last one acknowledges.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -27,14 +27,14 @@ impl SocketChain {
 
     fn try_connect(nodes: &[LocalNode], message_bytes: usize) -> io::Result<Self> {
         let mut followers = Vec::new();
-        let mut next: Option<(IpAddr, u16)> = None;
+        let mut next: Option<SocketAddr> = None;
         for node in nodes[1..].iter().rev() {
             let ip = node.address.ip();
             let listener = node.run_in_network(move || TcpListener::bind((ip, 0)))?;
-            let port = listener.local_addr()?.port();
-            let successor = next.map(|address| node.run_in_network(move || connect(address))).transpose()?;
+            let address = listener.local_addr()?;
+            let successor = next.map(|next| node.run_in_network(move || connect(next))).transpose()?;
             followers.push(thread::spawn(move || forward(&listener, successor, message_bytes)));
-            next = Some((ip, port));
+            next = Some(address);
         }
         let address = next.ok_or_else(|| io::Error::other("a chain has two nodes or more"))?;
         let first = nodes[0].run_in_network(move || connect(address))?;
@@ -97,7 +97,7 @@ fn forward(listener: &TcpListener, successor: Option<TcpStream>, message_bytes: 
     Ok(())
 }
 
-fn connect(address: (IpAddr, u16)) -> io::Result<TcpStream> {
+fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
     Ok(stream)

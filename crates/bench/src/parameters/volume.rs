@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The experiments, and their sizes.
 #[derive(Debug, Clone, Serialize)]
 pub struct VolumeParameters {
-    /// What is measured, in this order.
+    /// The experiments to run, in this order.
     pub experiments: Vec<VolumeExperiment>,
     /// Bytes of one write(2).
     pub operation_bytes: u64,
@@ -30,7 +30,7 @@ pub struct VolumeParameters {
     pub samples_file: Option<PathBuf>,
 }
 
-/// What is measured.
+/// An experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeExperiment {
@@ -50,7 +50,7 @@ pub enum ReplicaLoad {
     Busy,
 }
 
-/// What is measured.
+/// A system that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StorageSystem {
@@ -98,7 +98,7 @@ impl VolumeCase {
     }
 }
 
-/// One point: what is measured under which conditions.
+/// One row: an experiment and its conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct VolumeCase {
     pub(crate) experiment: VolumeExperiment,

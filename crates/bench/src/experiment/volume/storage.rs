@@ -1,4 +1,4 @@
-//! What is measured: a volume with a replica on each node, in memory, and the file systems that it is compared with.
+//! The measured systems: a volume with a replica in memory on each node, and the file systems that it is compared with.
 
 use std::fs;
 use std::os::fd::AsFd as _;

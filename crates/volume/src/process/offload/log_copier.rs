@@ -162,7 +162,7 @@ pub(super) fn copy_now(volume: &ReplicatedVolume, client: u16, may_wait: bool) {
 }
 
 impl LogCopier {
-    /// Executes what is short. The time when the next work is due; none when it is due now.
+    /// Executes short tasks. The time when the next work is due; none when it is due now.
     fn execute_short(&mut self, may_wait: bool) -> Option<Instant> {
         loop {
             let mut next = Instant::now() + SLEEP_MAX;
