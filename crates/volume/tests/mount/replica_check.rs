@@ -23,6 +23,7 @@ use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("equal_replicas_have_no_differences_while_programs_write", equal_replicas_have_no_differences),
+    ("a_check_starts_again_when_a_node_leaves_the_chain", a_node_leaves_the_chain),
     ("a_damaged_replica_is_found_and_repaired", a_damaged_replica_is_found_and_repaired),
     ("the_scrub_repairs_a_replica_that_no_program_uses", the_scrub_repairs_a_replica),
     ("a_replica_with_a_damaged_log_is_copied_again", a_replica_with_a_damaged_log),
@@ -32,6 +33,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 /// More than one part that has a digest of its own.
 const LARGE_FILE_BYTES: u64 = 20 << 20;
+/// A node under load is not taken for dead.
+const DETECTION_MS: u64 = 10_000;
 
 fn cluster(names: &[&str]) -> VolumeCluster {
     let cluster = VolumeCluster::mounted(names, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
@@ -117,6 +120,25 @@ fn equal_replicas_have_no_differences() {
             assert!(report.inodes > 50 && report.data_bytes > LARGE_FILE_BYTES, "round {round}");
         }
     });
+}
+
+/// The check holds the replicas of three nodes, and one of them never answers.
+fn a_node_leaves_the_chain() {
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    fs::write(cluster.path(0).join("file"), b"file").unwrap();
+    cluster.published_tree();
+    stop(cluster.nodes[1].process_id(ProcessRole::Offload));
+    thread::scope(|scope| {
+        let checking = scope.spawn(|| check(&cluster, 0, false, None));
+        let mut file = File::create(cluster.path(0).join("other")).unwrap();
+        file.write_all(b"other").unwrap();
+        file.sync_all().unwrap();
+        let report = checking.join().unwrap().unwrap();
+        assert_eq!((report.replicas, report.differences), (vec![name("n1"), name("n3")], Vec::new()));
+    });
+    cluster.nodes[1].signal(&[ProcessRole::Offload], Signal::CONT);
+    cluster.wait_for_chain(0, 3);
+    assert_eq!(check(&cluster, 0, false, None).unwrap().replicas.len(), 3);
 }
 
 fn a_damaged_replica_is_found_and_repaired() {

@@ -19,7 +19,7 @@ use crate::output::{ByteProgressBar, Table, format_bytes, print_json, print_line
 /// Each replica computes digests of its files, directories and logs. Programs may write meanwhile. Where replicas differ,
 /// the majority is right. Without a majority, as with two replicas, nothing says which one is right: choose with --good.
 /// A damaged replica leaves the chain and is copied again. A mount on its node is interrupted until that is done: calls
-/// fail with ECONNABORTED and ENOTCONN. A check fails when the chain changes meanwhile: try again.
+/// fail with ECONNABORTED and ENOTCONN. A check starts again when the chain changes meanwhile, and fails after three times.
 ///
 /// KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log, or tree (a
 /// replica that cannot be read, which hides its other differences). DAMAGED is ? without a majority.

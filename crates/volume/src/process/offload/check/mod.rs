@@ -3,10 +3,12 @@
 //! Inodes are compared while all replicas are held at the same points. Data is compared while they publish; a part that
 //! differs is compared again while they are held. So writing continues, except for moments.
 
+mod attempts;
 mod comparison;
 mod repair;
 pub(super) mod scrub;
 
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,7 @@ use farfork_cluster::catalog::VolumeState;
 use farfork_rpc::TypedCall;
 use farfork_wire::NodeName;
 
+use self::attempts::{AttemptError, describe_chain_change, repeat_attempts};
 use self::comparison::{are_equal, data_batches, differing_inodes, find_damaged};
 use super::node::OffloadNode;
 use crate::chain::CALL_TIMEOUT;
@@ -32,6 +35,10 @@ const DIGEST_TIMEOUT: Duration = Duration::from_secs(600);
 /// All replicas are held at the same points within this. A client that reads the tree, and a replica that copies it, are
 /// waited for.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often the catalog is read while members are called: a member that left the chain may never answer.
+const CHAIN_POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// A member that did not answer leaves the chain within this, or the check fails.
+const CHAIN_CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Before the replicas are held again.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Parts that are compared during one hold.
@@ -45,8 +52,8 @@ struct DifferingPart {
 }
 
 /// The replicas that a check compares.
-struct ReplicaCheck<'n> {
-    node: &'n OffloadNode,
+struct ReplicaCheck {
+    node: Arc<OffloadNode>,
     key: VolumeKey,
     /// The nodes of the clients, by number.
     clients: Vec<NodeName>,
@@ -59,7 +66,7 @@ struct ReplicaCheck<'n> {
 
 /// Compares the replicas, and repairs them if that is wanted. `report_progress` says with false that the check is to end.
 pub(super) fn check(
-    node: &OffloadNode,
+    node: &Arc<OffloadNode>,
     request: &VolumeCheck,
     report_progress: impl FnMut(CheckProgress) -> bool,
 ) -> Result<CheckReport, String> {
@@ -71,20 +78,34 @@ pub(super) fn check(
     Ok(report)
 }
 
+/// Compares the replicas. Starts again when the chain has changed meanwhile.
 fn compare(
-    node: &OffloadNode,
+    node: &Arc<OffloadNode>,
     request: &VolumeCheck,
     mut report_progress: impl FnMut(CheckProgress) -> bool,
 ) -> Result<(VolumeKey, CheckReport), String> {
-    let check = ReplicaCheck::start(node, request)?;
-    let compared = check.compare(&mut report_progress);
-    // Also after a failure.
-    check.end();
-    Ok((check.key, compared?))
+    // The same for all attempts: a node that was not reached at the end of one may still have this hold.
+    let hold = getrandom::u64().map_err(|error| error.to_string())?;
+    let mut is_wanted = true;
+    repeat_attempts(&request.name, || {
+        let check = ReplicaCheck::start(node, request, hold).map_err(AttemptError::Failed)?;
+        let compared = check.compare(&mut |progress| {
+            is_wanted = report_progress(progress);
+            is_wanted
+        });
+        let chain_change = if compared.is_err() && is_wanted { check.wait_for_chain_change() } else { None };
+        // Also after a failure.
+        check.end();
+        match (compared, chain_change) {
+            (Ok(report), _) => Ok((check.key, report)),
+            (Err(_), Some(change)) => Err(AttemptError::ChainChanged(change)),
+            (Err(reason), None) => Err(AttemptError::Failed(reason)),
+        }
+    })
 }
 
-impl<'n> ReplicaCheck<'n> {
-    fn start(node: &'n OffloadNode, request: &VolumeCheck) -> Result<Self, String> {
+impl ReplicaCheck {
+    fn start(node: &Arc<OffloadNode>, request: &VolumeCheck, hold: u64) -> Result<Self, String> {
         let name = &request.name;
         let record = node.record(name).map_err(|error| error.to_string())?;
         if record.state != VolumeState::Ready {
@@ -96,12 +117,12 @@ impl<'n> ReplicaCheck<'n> {
                 format!("volume {name}: node {good} has no live replica: see `farfork volume status {name}`")
             })?),
         };
-        let hold = getrandom::u64().map_err(|error| error.to_string())?;
         let key = VolumeKey { name: name.clone(), id: record.id };
         if let Some(writer) = record.writer.and_then(|writer| record.clients.get(usize::from(writer))) {
             // Everything that was written before is compared. Without an answer, the check covers the published part.
             let _ = node.peers.call::<PublishLog>(writer, &PublishLog(key.clone()), CALL_TIMEOUT);
         }
+        let node = Arc::clone(node);
         Ok(Self { node, key, clients: record.clients, members: record.chain, epoch: record.epoch, hold, good })
     }
 
@@ -199,6 +220,9 @@ impl<'n> ReplicaCheck<'n> {
         loop {
             let Err(reason) = self.try_hold() else { return Ok(()) };
             self.release();
+            if self.chain_change().is_some() {
+                return Err(reason);
+            }
             if Instant::now() >= deadline {
                 let name = &self.key.name;
                 return Err(format!("volume {name}: the replicas cannot be compared now, try again: {reason}"));
@@ -240,33 +264,69 @@ impl<'n> ReplicaCheck<'n> {
         self.node.peers.call::<C>(member, request, limit).map_err(|error| error.to_string())
     }
 
-    /// Calls all members at once.
+    /// Calls all members at once. Waits for no member any more when the chain has changed.
     fn call_each<C>(&self, request: &C::Request, limit: Duration) -> Vec<Result<C::Reply, String>>
     where
         C: TypedCall,
-        C::Request: Sync,
-        C::Reply: Send,
+        C::Request: Clone + Send + 'static,
+        C::Reply: Send + 'static,
     {
-        thread::scope(|scope| {
-            let call = |member| scope.spawn(move || self.call::<C>(member, request, limit));
-            let calls: Vec<_> = self.members.iter().map(call).collect();
-            let failed = |_| Err("a thread has failed".to_owned());
-            calls.into_iter().map(|call| call.join().unwrap_or_else(failed)).collect()
-        })
+        let (sender, replies) = mpsc::channel();
+        for (index, member) in self.members.iter().enumerate() {
+            let (node, member, request, sender) =
+                (Arc::clone(&self.node), member.clone(), request.clone(), sender.clone());
+            let call = move || {
+                let reply = node.peers.call::<C>(&member, &request, limit).map_err(|error| error.to_string());
+                // An error means that the check does not wait any more.
+                let _ = sender.send((index, reply));
+            };
+            if let Err(error) = thread::Builder::new().name("check-call".to_owned()).spawn(call) {
+                tracing::error!(%error, "a member is not called");
+            }
+        }
+        drop(sender);
+        let no_answer = |member: &NodeName| Err(format!("node {member} does not answer"));
+        let mut results: Vec<_> = self.members.iter().map(no_answer).collect();
+        loop {
+            match replies.recv_timeout(CHAIN_POLL_INTERVAL) {
+                Ok((index, reply)) => results[index] = reply,
+                Err(mpsc::RecvTimeoutError::Timeout) if self.chain_change().is_none() => {}
+                Err(_) => return results,
+            }
+        }
     }
 
     fn call_all<C>(&self, request: &C::Request, limit: Duration) -> Result<Vec<C::Reply>, String>
     where
         C: TypedCall,
-        C::Request: Sync,
-        C::Reply: Send,
+        C::Request: Clone + Send + 'static,
+        C::Reply: Send + 'static,
     {
         self.call_each::<C>(request, limit).into_iter().collect()
+    }
+
+    /// How the chain differs from the one that is compared, if it does.
+    fn chain_change(&self) -> Option<String> {
+        let record = self.node.record(&self.key.name).ok()?;
+        let has_changed = record.id == self.key.id && record.epoch != self.epoch;
+        has_changed.then(|| describe_chain_change(&self.members, &record.chain))
+    }
+
+    /// As `chain_change`. A member that does not answer leaves the chain soon.
+    fn wait_for_chain_change(&self) -> Option<String> {
+        let deadline = Instant::now() + CHAIN_CHANGE_TIMEOUT.min(2 * self.node.detection_time);
+        loop {
+            let change = self.chain_change();
+            if change.is_some() || Instant::now() >= deadline {
+                return change;
+            }
+            thread::sleep(RETRY_WAIT);
+        }
     }
 }
 
 /// Writes the report.
-impl ReplicaCheck<'_> {
+impl ReplicaCheck {
     fn damaged<T: PartialEq>(&self, values: &[T]) -> Vec<NodeName> {
         find_damaged(values, self.good).into_iter().map(|index| self.members[index].clone()).collect()
     }

@@ -50,7 +50,7 @@ fn due_volumes(node: &OffloadNode, interval: Duration) -> Vec<VolumeName> {
 }
 
 /// Checks a volume with at most half of the time of a processor and a disk. Repairs replicas that no program uses.
-fn scrub(node: &OffloadNode, name: &VolumeName) -> Result<(), String> {
+fn scrub(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
     let mut batch_began = Instant::now();
     let pause = |_| {
         thread::sleep(batch_began.elapsed());
