@@ -88,6 +88,8 @@ pub struct CheckReport {
     pub differences: Vec<ReplicaDifference>,
     /// Damaged replicas that were copied again.
     pub repaired: Vec<NodeName>,
+    /// Why damaged replicas were not copied again, if that was tried.
+    pub repair_failure: Option<String>,
 }
 
 impl CheckReport {

@@ -3,16 +3,21 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use farfork_api::failure::Failure;
 use farfork_cluster::catalog::VolumeName;
+use farfork_terminal::command_failure::report_error;
 use farfork_volume::process::{CheckReport, DIFFERENCES_MAX, DifferenceSubject, ReplicaDifference, VolumeCheck};
 use farfork_wire::NodeName;
 use serde::Serialize;
 
 use super::parse_volume_name;
 use super::view::replicas_text;
-use super::volume_node::VolumeNode;
+use super::volume_node::{VolumeNode, failure_of_text};
 use crate::GlobalArgs;
-use crate::output::{ByteProgressBar, Table, format_bytes, print_json, print_line};
+use crate::output::{ByteProgressBar, Table, format_bytes, print_failure, print_json, print_line};
+
+/// The exit status when nothing is known about the replicas. A difference has 1, as with cmp(1).
+const EXIT_NOT_COMPARED: u8 = 3;
 
 /// Compare the live replicas of a volume, and repair damaged ones.
 ///
@@ -31,7 +36,7 @@ Examples:
   farfork volume check data --repair --good n2
   farfork volume check data --json | jq -r '.differences[].path'
 
-Exit status: 0 the replicas are equal or were repaired, 1 they differ or cannot be compared, 2 wrong usage.")]
+Exit status: 0 the replicas are equal or were repaired, 1 they differ, 2 wrong usage, 3 they cannot be compared.")]
 pub(crate) struct CheckVolume {
     /// Name of the volume.
     #[arg(value_parser = parse_volume_name)]
@@ -46,6 +51,13 @@ pub(crate) struct CheckVolume {
 
 impl CheckVolume {
     pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        self.compare(global).or_else(|failure| {
+            report_error(&failure.into(), global.json);
+            Ok(ExitCode::from(EXIT_NOT_COMPARED))
+        })
+    }
+
+    fn compare(self, global: &GlobalArgs) -> Result<ExitCode, Failure> {
         let object = format!("volume {}", self.name);
         let (name, good) = (self.name.clone(), self.good);
         let check = VolumeCheck { name, should_repair: self.repair, good: good.clone() };
@@ -53,11 +65,16 @@ impl CheckVolume {
         let checked = VolumeNode::find(global, &object)?
             .check(&object, &check, |progress| bar.show(progress.compared_bytes, progress.data_bytes));
         drop(bar);
-        let view = CheckView::new(&self.name, good, checked?);
+        let mut report = checked?;
+        let repair_failure = report.repair_failure.take();
+        let view = CheckView::new(&self.name, good, report);
         if global.json {
             print_json(&view);
         } else {
             view.print();
+        }
+        if let Some(reason) = repair_failure {
+            print_failure(&failure_of_text(&object, &reason));
         }
         Ok(if view.is_settled() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -117,7 +134,7 @@ impl ReplicaDifferenceView {
 
 impl CheckView {
     fn new(name: &VolumeName, good: Option<NodeName>, report: CheckReport) -> Self {
-        let CheckReport { replicas, inodes, data_bytes, differences, repaired } = report;
+        let CheckReport { replicas, inodes, data_bytes, differences, repaired, repair_failure: _ } = report;
         let differences = differences.into_iter().map(ReplicaDifferenceView::new).collect();
         Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, good }
     }
@@ -177,6 +194,7 @@ mod tests {
             data_bytes: 100,
             differences: vec![ReplicaDifference { subject, damaged: names(damaged) }],
             repaired: names(repaired),
+            repair_failure: None,
         }
     }
 

@@ -72,7 +72,11 @@ pub(super) fn check(
 ) -> Result<CheckReport, String> {
     let (key, mut report) = compare(node, request, report_progress)?;
     if request.should_repair {
-        report.repaired = repair::repair(node, &key, &report, &report.damaged_nodes())?;
+        match repair::repair(node, &key, &report, &report.damaged_nodes()) {
+            Ok(repaired) => report.repaired = repaired,
+            // What was found is reported all the same.
+            Err(reason) => report.repair_failure = Some(reason),
+        }
     }
     scrub::save(node, &key.name, &report);
     Ok(report)
