@@ -137,6 +137,23 @@ pub struct DigestTree {
     pub hold: u64,
 }
 
+/// The shared tree of a replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DigestedTree {
+    /// It has this digest.
+    Readable {
+        /// Of all inodes.
+        digest: TreeDigest,
+        /// Paths of files next to `tree` that are none of the volume's. At most `DIFFERENCES_MAX`.
+        foreign: Vec<String>,
+    },
+    /// It cannot be read.
+    Unreadable {
+        /// Why.
+        reason: String,
+    },
+}
+
 /// The next digests of `DigestTree`, by number. None follow an empty answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadInodeDigests {
@@ -159,14 +176,23 @@ pub struct DigestData {
     pub parts: Vec<DataPart>,
 }
 
-/// Validates each log from the end of its published part on, while the tree is held. The answer has an element for each client:
-/// where the log is damaged, if it is.
+/// Validates each log from the end of its published part on, and the file of its mark, while the tree is held. The answer has an
+/// element for each client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidateLogs {
     /// The volume.
     pub volume: VolumeKey,
     /// From `HoldTree`.
     pub hold: u64,
+}
+
+/// Damage of a client's log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogDamage {
+    /// Where the valid part of the log ends, if that is before its end.
+    pub valid_end: Option<LogPoint>,
+    /// What the file of the published mark has instead of the mark.
+    pub mark: Option<String>,
 }
 
 /// Publishing continues.
@@ -251,10 +277,10 @@ typed_calls! {
     LendTree = 10 -> LentTree,
     ReadTree = 11 -> TreePart,
     HoldTree = 12 -> Vec<LogPoint>,
-    DigestTree = 13 -> TreeDigest,
+    DigestTree = 13 -> DigestedTree,
     ReadInodeDigests = 14 -> Vec<InodeDigest>,
     DigestData = 15 -> Vec<Option<Digest>>,
-    ValidateLogs = 16 -> Vec<Option<LogPoint>>,
+    ValidateLogs = 16 -> Vec<LogDamage>,
     ReleaseTree = 17 -> (),
     FindPaths = 18 -> Vec<Option<String>>,
 }

@@ -125,7 +125,7 @@ pub struct ReplicaDifference {
 /// In what replicas differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DifferenceSubject {
-    /// The shared tree of a replica cannot be read.
+    /// The shared tree of a replica cannot be read, or has a file that is none of the volume's.
     Tree {
         /// Why.
         reason: String,
@@ -152,6 +152,13 @@ pub enum DifferenceSubject {
         client: NodeName,
         /// In the endless log, in bytes.
         position: u64,
+    },
+    /// The file that says how far the log of a client is published is damaged.
+    Mark {
+        /// The client's node.
+        client: NodeName,
+        /// What it has.
+        reason: String,
     },
 }
 

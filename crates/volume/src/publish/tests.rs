@@ -282,7 +282,7 @@ fn compare_digests(tree: &Path, copy: &Path, seed: u64) {
     let [tree, copy] = [tree, copy].map(|path| SharedTree::open(path).unwrap());
     let inodes = digest_inodes(&tree).unwrap();
     assert_eq!(digest_inodes(&copy).unwrap(), inodes, "seed {seed}");
-    for inode in inodes.iter().filter(|inode| inode.data_bytes > 0) {
+    for inode in inodes.digests.iter().filter(|inode| inode.data_bytes > 0) {
         let part = DataPart { inode: inode.inode, index: 0 };
         let [found, copied] = [&tree, &copy].map(|shared| digest_data(shared, part).unwrap());
         assert!(found.is_some() && found == copied, "seed {seed}: {inode:?}");

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file_data::{find_data, read_up_to};
 use super::layout::SharedTree;
-use super::tree_reader::load_all_inodes;
+use super::tree_reader::{LoadedTree, load_tree};
 use crate::record::{FileKind, InodeNumber, PAGE_BYTES};
 use crate::view::{Inode, InodeContent};
 
@@ -65,15 +65,24 @@ pub struct DataPart {
     pub index: u64,
 }
 
-/// The digest of each inode, by number. Nothing is published meanwhile.
+/// The inodes of a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DigestedInodes {
+    /// The digest of each inode, by number.
+    pub digests: Vec<InodeDigest>,
+    /// Paths of files next to `tree` that are none of the volume's.
+    pub foreign: Vec<String>,
+}
+
+/// The digest of each inode. Nothing is published meanwhile.
 ///
 /// # Errors
 /// As `load_namespace`.
-pub fn digest_inodes(shared: &SharedTree) -> io::Result<Vec<InodeDigest>> {
-    let mut digests: Vec<_> =
-        load_all_inodes(shared)?.iter().map(|(number, inode)| digest_of(*number, inode)).collect();
+pub fn digest_inodes(shared: &SharedTree) -> io::Result<DigestedInodes> {
+    let LoadedTree { inodes, foreign } = load_tree(shared)?;
+    let mut digests: Vec<_> = inodes.iter().map(|(number, inode)| digest_of(*number, inode)).collect();
     digests.sort_by_key(|digest| digest.inode);
-    Ok(digests)
+    Ok(DigestedInodes { digests, foreign })
 }
 
 /// The digest of a part of a file's data; none if there is no such file. A hole is the same as zeros.
@@ -220,7 +229,7 @@ mod tests {
         let (_directory, shared, path) = tree_with_file(10_000);
         let data = |shared: &SharedTree| digest_data(shared, DataPart { inode: FILE, index: 0 }).unwrap().unwrap();
         let (inodes, hole) = (digest_inodes(&shared).unwrap(), data(&shared));
-        assert_eq!(inodes.iter().map(|digest| digest.data_bytes).collect::<Vec<_>>(), [0, 10_000]);
+        assert_eq!(inodes.digests.iter().map(|digest| digest.data_bytes).collect::<Vec<_>>(), [0, 10_000]);
         change_data(&path, &[0; 4096], 4096);
         assert_eq!(data(&shared), hole, "zeros");
         change_data(&path, &[1], 9_000);
@@ -233,6 +242,20 @@ mod tests {
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         assert_ne!(digest_inodes(&shared).unwrap(), inodes);
         assert_eq!(digest_data(&shared, DataPart { inode: InodeNumber(99), index: 0 }).unwrap(), None);
+    }
+
+    #[test]
+    fn foreign_files_are_named_and_change_no_digest() {
+        let (directory, shared, _path) = tree_with_file(10);
+        let before = digest_inodes(&shared).unwrap();
+        assert_eq!(before.foreign, [""; 0]);
+        let foreign = ["inodes/03/notes", "inodes/05/0000000000000005", "inodes/readme", "orphans/lost"];
+        for path in foreign {
+            fs::write(directory.path().join("shared").join(path), b"foreign").unwrap();
+        }
+        let mut after = digest_inodes(&shared).unwrap();
+        after.foreign.sort();
+        assert_eq!((after.digests, after.foreign), (before.digests, foreign.map(str::to_owned).to_vec()));
     }
 
     #[test]

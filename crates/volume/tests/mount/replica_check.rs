@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("equal_replicas_have_no_differences_while_programs_write", equal_replicas_have_no_differences),
     ("a_check_starts_again_when_a_node_leaves_the_chain", a_node_leaves_the_chain),
     ("a_damaged_replica_is_found_and_repaired", a_damaged_replica_is_found_and_repaired),
+    ("a_replica_that_cannot_be_read_hides_no_other_difference", a_replica_that_cannot_be_read),
     ("the_scrub_repairs_a_replica_that_no_program_uses", the_scrub_repairs_a_replica),
     ("a_replica_with_a_damaged_log_is_copied_again", a_replica_with_a_damaged_log),
     ("a_client_with_a_damaged_log_is_replaced", a_client_with_a_damaged_log),
@@ -161,6 +162,40 @@ fn a_damaged_replica_is_found_and_repaired() {
     assert_eq!(tree[&PathBuf::from("directory-3/file-8")].1, [8; 8000]);
 }
 
+/// One tree has a file without a number, another one foreign files and a damaged mark.
+fn a_replica_that_cannot_be_read() {
+    let cluster = cluster(&THREE_NODES);
+    cluster.published_tree();
+    let shared = |node: usize, path: &str| cluster.nodes[node].volume_path().join("shared").join(path);
+    fs::write(shared(1, "inodes/05/notes"), b"notes").unwrap();
+    OpenOptions::new().write(true).open(shared(1, "published/0")).unwrap().write_all_at(&[7; 8192], 0).unwrap();
+    fs::set_permissions(replica_path(&cluster, 1, "directory-2"), fs::Permissions::from_mode(0o700)).unwrap();
+    let found = |report: &CheckReport| -> Vec<_> {
+        report
+            .differences
+            .iter()
+            .map(|difference| (describe(&difference.subject), difference.damaged.clone()))
+            .collect()
+    };
+    let of = |text: &str, node: &str| (text.to_owned(), vec![name(node)]);
+    let mark = "mark n1 the file cannot be read: both published marks are damaged";
+    let foreign = "tree inodes/05/notes is no file of the volume";
+    let expected = [of(mark, "n2"), of(foreign, "n2"), of("inode /directory-2", "n2")];
+    assert_eq!(found(&check(&cluster, 0, false, None).unwrap()), expected);
+
+    fs::write(replica_path(&cluster, 2, "copied"), b"copied").unwrap();
+    let unreadable = r#"tree node n3 cannot read its shared tree: "copied" in the shared tree has no inode number"#;
+    let undecided = ("inode /directory-2".to_owned(), Vec::new());
+    let expected = [of(mark, "n2"), of(foreign, "n2"), of(unreadable, "n3"), undecided];
+    let report = check(&cluster, 0, true, Some("n3")).unwrap();
+    assert_eq!(found(&report), expected);
+    assert!(report.repaired.is_empty() && report.repair_failure.unwrap().contains("node n3"), "n3 is damaged itself");
+
+    assert_eq!(check(&cluster, 0, true, Some("n1")).unwrap().repaired, [name("n2"), name("n3")]);
+    assert_eq!(check(&cluster, 0, false, None).unwrap().differences, []);
+    assert!(!shared(1, "inodes/05/notes").exists());
+}
+
 /// The node of the damaged replica has not mounted the volume.
 fn the_scrub_repairs_a_replica() {
     let mut cluster = cluster(&THREE_NODES);
@@ -261,6 +296,8 @@ fn describe(subject: &DifferenceSubject) -> String {
     match subject {
         DifferenceSubject::Inode { path: Some(path), .. } => format!("inode {path}"),
         DifferenceSubject::Data { path: Some(path), range, .. } => format!("data {path} {}", range.start),
+        DifferenceSubject::Tree { reason } => format!("tree {reason}"),
+        DifferenceSubject::Mark { client, reason } => format!("mark {client} {reason}"),
         other => format!("{other:?}"),
     }
 }

@@ -26,8 +26,9 @@ const EXIT_NOT_COMPARED: u8 = 3;
 /// A damaged replica leaves the chain and is copied again. A mount on its node is interrupted until that is done: calls
 /// fail with ECONNABORTED and ENOTCONN. A check starts again when the chain changes meanwhile, and fails after three times.
 ///
-/// KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log, or tree (a
-/// replica that cannot be read, which hides its other differences). DAMAGED is ? without a majority.
+/// KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log, mark or tree.
+/// A mark is the file that says how far a log is published. A tree has a foreign file, or cannot be read, which hides
+/// its other differences. DAMAGED is ? without a majority.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -118,6 +119,9 @@ impl ReplicaDifferenceView {
             DifferenceSubject::Data { inode, path, range } => {
                 Self { kind: "data", path, inode: Some(inode), offset: Some(range.start), ..unnamed }
             }
+            DifferenceSubject::Mark { client, reason } => {
+                Self { kind: "mark", client: Some(client), reason: Some(reason), ..unnamed }
+            }
             DifferenceSubject::Log { client, position } => {
                 Self { kind: "log", offset: Some(position), client: Some(client), ..unnamed }
             }
@@ -126,7 +130,7 @@ impl ReplicaDifferenceView {
 
     fn subject(&self) -> String {
         let inode = || self.inode.map(|inode| format!("inode {inode}"));
-        let client = || self.client.as_ref().map(|client| format!("log of {client}"));
+        let client = || self.client.as_ref().map(|client| format!("{} of {client}", self.kind));
         let path = self.path.clone().or_else(inode).or_else(client).or_else(|| self.reason.clone());
         path.unwrap_or_else(|| "-".to_owned())
     }

@@ -21,13 +21,14 @@ use self::comparison::{are_equal, data_batches, differing_inodes, find_damaged};
 use super::node::OffloadNode;
 use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{
-    DigestData, DigestTree, FindPaths, HoldTree, PublishLog, ReadInodeDigests, ReleaseTree, ValidateLogs, VolumeKey,
+    DigestData, DigestTree, DigestedTree, FindPaths, HoldTree, LogDamage, PublishLog, ReadInodeDigests, ReleaseTree,
+    ValidateLogs, VolumeKey,
 };
 use crate::log::LogPoint;
 use crate::process::control::{
     CheckProgress, CheckReport, DIFFERENCES_MAX, DifferenceSubject, ReplicaDifference, VolumeCheck,
 };
-use crate::publish::{DATA_PART_BYTES, DataPart, Digest, InodeDigest};
+use crate::publish::{DATA_PART_BYTES, DataPart, Digest, InodeDigest, TreeDigest};
 use crate::record::InodeNumber;
 
 /// Digests of all inodes, or of one batch of data, are computed within this.
@@ -58,10 +59,12 @@ struct ReplicaCheck {
     /// The nodes of the clients, by number.
     clients: Vec<NodeName>,
     members: Vec<NodeName>,
+    /// The members whose trees can be read. Digests are in this order.
+    readable: Vec<NodeName>,
     epoch: u64,
     hold: u64,
-    /// The index of the member that is right, because the user says so.
-    good: Option<usize>,
+    /// The member that is right, because the user says so.
+    good: Option<NodeName>,
 }
 
 /// Compares the replicas, and repairs them if that is wanted. `report_progress` says with false that the check is to end.
@@ -72,7 +75,7 @@ pub(super) fn check(
 ) -> Result<CheckReport, String> {
     let (key, mut report) = compare(node, request, report_progress)?;
     if request.should_repair {
-        match repair::repair(node, &key, &report, &report.damaged_nodes()) {
+        match repair::repair(node, &key, &report, request.good.as_ref(), &report.damaged_nodes()) {
             Ok(repaired) => report.repaired = repaired,
             // What was found is reported all the same.
             Err(reason) => report.repair_failure = Some(reason),
@@ -92,7 +95,7 @@ fn compare(
     let hold = getrandom::u64().map_err(|error| error.to_string())?;
     let mut is_wanted = true;
     repeat_attempts(&request.name, || {
-        let check = ReplicaCheck::start(node, request, hold).map_err(AttemptError::Failed)?;
+        let mut check = ReplicaCheck::start(node, request, hold).map_err(AttemptError::Failed)?;
         let compared = check.compare(&mut |progress| {
             is_wanted = report_progress(progress);
             is_wanted
@@ -115,22 +118,20 @@ impl ReplicaCheck {
         if record.state != VolumeState::Ready {
             return Err(format!("volume {name} is being created or dropped"));
         }
-        let good = match &request.good {
-            None => None,
-            Some(good) => Some(record.chain.iter().position(|member| member == good).ok_or_else(|| {
-                format!("volume {name}: node {good} has no live replica: see `farfork volume status {name}`")
-            })?),
-        };
+        if let Some(good) = request.good.as_ref().filter(|good| !record.chain.contains(good)) {
+            return Err(format!("volume {name}: node {good} has no live replica: see `farfork volume status {name}`"));
+        }
         let key = VolumeKey { name: name.clone(), id: record.id };
         if let Some(writer) = record.writer.and_then(|writer| record.clients.get(usize::from(writer))) {
             // Everything that was written before is compared. Without an answer, the check covers the published part.
             let _ = node.peers.call::<PublishLog>(writer, &PublishLog(key.clone()), CALL_TIMEOUT);
         }
         let node = Arc::clone(node);
-        Ok(Self { node, key, clients: record.clients, members: record.chain, epoch: record.epoch, hold, good })
+        let (members, readable, good) = (record.chain, Vec::new(), request.good.clone());
+        Ok(Self { node, key, clients: record.clients, members, readable, epoch: record.epoch, hold, good })
     }
 
-    fn compare(&self, report_progress: &mut impl FnMut(CheckProgress) -> bool) -> Result<CheckReport, String> {
+    fn compare(&mut self, report_progress: &mut impl FnMut(CheckProgress) -> bool) -> Result<CheckReport, String> {
         let mut report = CheckReport { replicas: self.members.clone(), ..CheckReport::default() };
         let Some(files) = self.compare_inodes(&mut report)? else { return Ok(report) };
         let mut progress = CheckProgress { compared_bytes: 0, data_bytes: report.data_bytes };
@@ -156,38 +157,30 @@ impl ReplicaCheck {
         Ok(report)
     }
 
-    /// Compares everything but data. The digests of one replica, unless a tree cannot be read.
-    fn compare_inodes(&self, report: &mut CheckReport) -> Result<Option<Vec<InodeDigest>>, String> {
+    /// Compares everything but data. The digests of one replica, unless fewer than two trees can be read.
+    fn compare_inodes(&mut self, report: &mut CheckReport) -> Result<Option<Vec<InodeDigest>>, String> {
         self.hold()?;
         let request = DigestTree { volume: self.key.clone(), hold: self.hold };
-        let trees = self.call_each::<DigestTree>(&request, DIGEST_TIMEOUT);
+        let trees = self.call_all::<DigestTree>(&self.members, &request, DIGEST_TIMEOUT);
         let request = ValidateLogs { volume: self.key.clone(), hold: self.hold };
-        let logs = self.call_all::<ValidateLogs>(&request, DIGEST_TIMEOUT);
+        let logs = self.call_all::<ValidateLogs>(&self.members, &request, DIGEST_TIMEOUT);
         self.release();
-        self.report_logs(&logs?, report);
-        let mut digests = Vec::new();
-        for (member, tree) in self.members.iter().zip(trees) {
-            match tree {
-                Ok(tree) => digests.push(tree),
-                Err(reason) => {
-                    let subject = DifferenceSubject::Tree { reason };
-                    report.differences.push(ReplicaDifference { subject, damaged: vec![member.clone()] });
-                }
+        let (trees, logs) = (trees?, logs?);
+        if let Some(change) = self.chain_change() {
+            // A replica that rejoins takes another tree, and a hold does not prevent that.
+            return Err(change);
+        }
+        self.report_logs(&logs, report);
+        let digests = self.report_trees(trees, report);
+        let [first, _, ..] = digests.as_slice() else { return Ok(None) };
+        (report.inodes, report.data_bytes) = (first.inodes, first.data_bytes);
+        let mut all = vec![self.read_digests(&self.readable[0])?];
+        if !are_equal(&digests) {
+            for member in &self.readable[1..] {
+                all.push(self.read_digests(member)?);
             }
+            self.report_inodes(&all, report)?;
         }
-        if digests.len() < self.members.len() {
-            return Ok(None);
-        }
-        (report.inodes, report.data_bytes) = (digests[0].inodes, digests[0].data_bytes);
-        let first = self.read_digests(&self.members[0])?;
-        if are_equal(&digests) {
-            return Ok(Some(first));
-        }
-        let mut all = vec![first];
-        for member in &self.members[1..] {
-            all.push(self.read_digests(member)?);
-        }
-        self.report_inodes(&all, report)?;
         Ok(Some(all.swap_remove(0)))
     }
 
@@ -207,7 +200,7 @@ impl ReplicaCheck {
     /// The parts that differ, with the digest of each member.
     fn compare_data(&self, parts: &[DataPart]) -> Result<Vec<DifferingPart>, String> {
         let request = DigestData { volume: self.key.clone(), hold: self.hold, parts: parts.to_vec() };
-        let replies = self.call_all::<DigestData>(&request, DIGEST_TIMEOUT)?;
+        let replies = self.call_all::<DigestData>(&self.readable, &request, DIGEST_TIMEOUT)?;
         let mut differing = Vec::new();
         for (index, part) in parts.iter().enumerate() {
             let digests: Vec<_> = replies.iter().map(|digests| digests.get(index).copied().flatten()).collect();
@@ -237,14 +230,14 @@ impl ReplicaCheck {
 
     fn try_hold(&self) -> Result<(), String> {
         let request = |points| HoldTree { volume: self.key.clone(), epoch: self.epoch, hold: self.hold, points };
-        let present = self.call_all::<HoldTree>(&request(Vec::new()), CALL_TIMEOUT)?;
+        let present = self.call_all::<HoldTree>(&self.members, &request(Vec::new()), CALL_TIMEOUT)?;
         if are_equal(&present) {
             return Ok(());
         }
         let logs = present.iter().map(Vec::len).max().unwrap_or(0);
         let point = |log: usize| present.iter().filter_map(|points| points.get(log).copied()).max();
         let points: Vec<LogPoint> = (0..logs).filter_map(point).collect();
-        let held = self.call_all::<HoldTree>(&request(points.clone()), CALL_TIMEOUT)?;
+        let held = self.call_all::<HoldTree>(&self.members, &request(points.clone()), CALL_TIMEOUT)?;
         if held.iter().all(|held| *held == points) { Ok(()) } else { Err("they are busy".to_owned()) }
     }
 
@@ -261,22 +254,22 @@ impl ReplicaCheck {
     /// A member that cannot be reached releases its tree by itself.
     fn release_trees(&self, is_end: bool) {
         let request = ReleaseTree { volume: self.key.clone(), hold: self.hold, is_end };
-        let _ = self.call_each::<ReleaseTree>(&request, CALL_TIMEOUT);
+        let _ = self.call_each::<ReleaseTree>(&self.members, &request, CALL_TIMEOUT);
     }
 
     fn call<C: TypedCall>(&self, member: &NodeName, request: &C::Request, limit: Duration) -> Result<C::Reply, String> {
         self.node.peers.call::<C>(member, request, limit).map_err(|error| error.to_string())
     }
 
-    /// Calls all members at once. Waits for no member any more when the chain has changed.
-    fn call_each<C>(&self, request: &C::Request, limit: Duration) -> Vec<Result<C::Reply, String>>
+    /// Calls several members at once. Waits for no member any more when the chain has changed.
+    fn call_each<C>(&self, members: &[NodeName], request: &C::Request, limit: Duration) -> Vec<Result<C::Reply, String>>
     where
         C: TypedCall,
         C::Request: Clone + Send + 'static,
         C::Reply: Send + 'static,
     {
         let (sender, replies) = mpsc::channel();
-        for (index, member) in self.members.iter().enumerate() {
+        for (index, member) in members.iter().enumerate() {
             let (node, member, request, sender) =
                 (Arc::clone(&self.node), member.clone(), request.clone(), sender.clone());
             let call = move || {
@@ -290,7 +283,7 @@ impl ReplicaCheck {
         }
         drop(sender);
         let no_answer = |member: &NodeName| Err(format!("node {member} does not answer"));
-        let mut results: Vec<_> = self.members.iter().map(no_answer).collect();
+        let mut results: Vec<_> = members.iter().map(no_answer).collect();
         loop {
             match replies.recv_timeout(CHAIN_POLL_INTERVAL) {
                 Ok((index, reply)) => results[index] = reply,
@@ -300,13 +293,13 @@ impl ReplicaCheck {
         }
     }
 
-    fn call_all<C>(&self, request: &C::Request, limit: Duration) -> Result<Vec<C::Reply>, String>
+    fn call_all<C>(&self, members: &[NodeName], request: &C::Request, limit: Duration) -> Result<Vec<C::Reply>, String>
     where
         C: TypedCall,
         C::Request: Clone + Send + 'static,
         C::Reply: Send + 'static,
     {
-        self.call_each::<C>(request, limit).into_iter().collect()
+        self.call_each::<C>(members, request, limit).into_iter().collect()
     }
 
     /// How the chain differs from the one that is compared, if it does.
@@ -332,18 +325,49 @@ impl ReplicaCheck {
 /// Writes the report.
 impl ReplicaCheck {
     fn damaged<T: PartialEq>(&self, values: &[T]) -> Vec<NodeName> {
-        find_damaged(values, self.good).into_iter().map(|index| self.members[index].clone()).collect()
+        find_damaged(values, self.good_index()).into_iter().map(|index| self.readable[index].clone()).collect()
     }
 
-    fn report_logs(&self, logs: &[Vec<Option<LogPoint>>], report: &mut CheckReport) {
-        for (member, damage) in self.members.iter().zip(logs) {
-            for (client, point) in
-                self.clients.iter().zip(damage).filter_map(|(client, point)| Some((client, (*point)?)))
-            {
-                let subject = DifferenceSubject::Log { client: client.clone(), position: point.position };
-                report.differences.push(ReplicaDifference { subject, damaged: vec![member.clone()] });
+    /// None also when the tree of that member cannot be read.
+    fn good_index(&self) -> Option<usize> {
+        self.readable.iter().position(|member| Some(member) == self.good.as_ref())
+    }
+
+    fn report_logs(&self, logs: &[Vec<LogDamage>], report: &mut CheckReport) {
+        let mut add = |subject, member: &NodeName| {
+            report.differences.push(ReplicaDifference { subject, damaged: vec![member.clone()] });
+        };
+        for (member, damages) in self.members.iter().zip(logs) {
+            for (client, damage) in self.clients.iter().zip(damages) {
+                let client = || client.clone();
+                if let Some(LogPoint { position, .. }) = damage.valid_end {
+                    add(DifferenceSubject::Log { client: client(), position }, member);
+                }
+                if let Some(reason) = damage.mark.clone() {
+                    add(DifferenceSubject::Mark { client: client(), reason }, member);
+                }
             }
         }
+    }
+
+    /// Reports each tree that cannot be read. The others are compared. The digests of those.
+    fn report_trees(&mut self, trees: Vec<DigestedTree>, report: &mut CheckReport) -> Vec<TreeDigest> {
+        let mut digests = Vec::new();
+        for (member, tree) in self.members.iter().zip(trees) {
+            let reasons = match tree {
+                DigestedTree::Unreadable { reason } => vec![reason],
+                DigestedTree::Readable { digest, foreign } => {
+                    digests.push(digest);
+                    self.readable.push(member.clone());
+                    foreign.into_iter().map(|path| format!("{path} is no file of the volume")).collect()
+                }
+            };
+            report.differences.extend(reasons.into_iter().map(|reason| {
+                let subject = DifferenceSubject::Tree { reason };
+                ReplicaDifference { subject, damaged: vec![member.clone()] }
+            }));
+        }
+        digests
     }
 
     fn report_inodes(&self, replicas: &[Vec<InodeDigest>], report: &mut CheckReport) -> Result<(), String> {
@@ -372,7 +396,7 @@ impl ReplicaCheck {
         if inodes.is_empty() {
             return Ok(Vec::new());
         }
-        let member = &self.members[self.good.unwrap_or(0)];
+        let member = &self.readable[self.good_index().unwrap_or(0)];
         self.call::<FindPaths>(member, &FindPaths { volume: self.key.clone(), inodes }, DIGEST_TIMEOUT)
     }
 }

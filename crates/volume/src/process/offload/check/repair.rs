@@ -22,6 +22,7 @@ pub(super) fn repair(
     node: &OffloadNode,
     key: &VolumeKey,
     report: &CheckReport,
+    good: Option<&NodeName>,
     damaged: &BTreeSet<NodeName>,
 ) -> Result<Vec<NodeName>, String> {
     if damaged.is_empty() {
@@ -32,6 +33,11 @@ pub(super) fn repair(
     if report.replicas.iter().all(|replica| all_damaged.contains(replica)) {
         return Err(format!(
             "volume {name}: each replica is damaged somewhere; choose the one that the others are copied from with --good"
+        ));
+    }
+    if let Some(good) = good.filter(|good| all_damaged.contains(good)) {
+        return Err(format!(
+            "volume {name}: the replica on node {good}, which --good names, is damaged itself; choose another one"
         ));
     }
     update_volume(&*node.catalog, name, |record| {
