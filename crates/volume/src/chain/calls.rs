@@ -165,7 +165,8 @@ pub struct ReadInodeDigests {
     pub after: u64,
 }
 
-/// Digests of parts of files, also while the replica publishes. One that cannot be read has none.
+/// Digests of parts of files, also while the replica publishes. One that cannot be read has none. The answer has at least one
+/// digest, and may end before the last part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DigestData {
     /// The volume.

@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_check_starts_again_when_a_node_leaves_the_chain", a_node_leaves_the_chain),
     ("a_damaged_replica_is_found_and_repaired", a_damaged_replica_is_found_and_repaired),
     ("a_replica_that_cannot_be_read_hides_no_other_difference", a_replica_that_cannot_be_read),
+    ("a_sparse_file_is_compared_without_reading_its_holes", a_sparse_file),
     ("the_scrub_repairs_a_replica_that_no_program_uses", the_scrub_repairs_a_replica),
     ("a_replica_with_a_damaged_log_is_copied_again", a_replica_with_a_damaged_log),
     ("a_client_with_a_damaged_log_is_replaced", a_client_with_a_damaged_log),
@@ -194,6 +195,33 @@ fn a_replica_that_cannot_be_read() {
     assert_eq!(check(&cluster, 0, true, Some("n1")).unwrap().repaired, [name("n2"), name("n3")]);
     assert_eq!(check(&cluster, 0, false, None).unwrap().differences, []);
     assert!(!shared(1, "inodes/05/notes").exists());
+}
+
+/// A terabyte, of which each replica has a few pages.
+fn a_sparse_file() {
+    let cluster = VolumeCluster::three_replicas();
+    let size = 1 << 40;
+    let file = File::create(cluster.path(0).join("sparse")).unwrap();
+    file.set_len(size).unwrap();
+    file.write_all_at(b"data", size / 2).unwrap();
+    file.sync_all().unwrap();
+    cluster.nodes[0].wait_for("the file is published", || {
+        (0..3).all(|node| replica_path(&cluster, node, "sparse").metadata().is_ok_and(|state| state.len() == size))
+    });
+    // A hole on one replica, zeros on another one.
+    let zeros = replica_path(&cluster, 2, "sparse");
+    let times = fs::FileTimes::new().set_modified(zeros.metadata().unwrap().modified().unwrap());
+    let replica = OpenOptions::new().write(true).open(&zeros).unwrap();
+    replica.write_all_at(&[0; 100_000], size / 4).unwrap();
+    replica.set_times(times).unwrap();
+    let mut progress = Vec::new();
+    let report = compare(&cluster.nodes[0], |step| progress.push(step));
+    assert_eq!((report.differences, report.data_bytes), (Vec::new(), size));
+    assert!(progress.len() < 20, "{} batches", progress.len());
+    flip_byte(&zeros, size / 4 + 5000);
+    let report = compare(&cluster.nodes[0], |_| {});
+    let found: Vec<_> = report.differences.iter().map(|difference| describe(&difference.subject)).collect();
+    assert_eq!(found, [format!("data /sparse {}", size / 4)]);
 }
 
 /// The node of the damaged replica has not mounted the volume.

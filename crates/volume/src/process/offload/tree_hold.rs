@@ -13,7 +13,8 @@ use crate::chain::calls::{
 use crate::log::LogPoint;
 use crate::process::control::DIFFERENCES_MAX;
 use crate::publish::{
-    Digest, DigestedInodes, InodeDigest, PublishedMark, TreeDigest, digest_data, digest_inodes, load_namespace,
+    DATA_PART_BYTES, DataDigester, Digest, DigestedInodes, InodeDigest, PublishedMark, TreeDigest, digest_inodes,
+    load_namespace,
 };
 use crate::record::InodeNumber;
 use crate::replay::LogReplay;
@@ -25,6 +26,8 @@ const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
 const RELEASED_TIMEOUT: Duration = Duration::from_secs(120);
 /// The answer to a node whose hold has ended.
 const NOT_HELD: &str = "the check has ended: the tree is not held any more";
+/// Bytes of data that are read for one call, so that a check can report how far it is. Holes do not count.
+const DIGEST_BYTES_MAX: u64 = 4 * DATA_PART_BYTES;
 /// Digests in the answer to one call.
 const DIGESTS_MAX: usize = 65_536;
 
@@ -119,17 +122,22 @@ pub(super) fn read_digests(volume: &ReplicatedVolume, request: &ReadInodeDigests
     })
 }
 
-/// Digests of parts of files.
+/// Digests of the first of these parts, at least one: the answer ends when enough is read.
 pub(super) fn digest_parts(volume: &ReplicatedVolume, request: &DigestData) -> Result<Vec<Option<Digest>>, String> {
     use_hold(volume, request.hold, || {
         let shared = volume.directory.open_shared().map_err(|error| unreadable_tree(volume, &error))?;
-        let digest = |part| {
-            digest_data(&shared, part).unwrap_or_else(|error| {
+        let mut digester = DataDigester::new(shared);
+        let mut digests = Vec::new();
+        for part in request.parts.iter().copied() {
+            digests.push(digester.digest(part).unwrap_or_else(|error| {
                 tracing::error!(%error, volume = %volume.key.name, ?part, "a part of a file cannot be read");
                 None
-            })
-        };
-        Ok(request.parts.iter().copied().map(digest).collect())
+            }));
+            if digester.read_bytes() >= DIGEST_BYTES_MAX {
+                break;
+            }
+        }
+        Ok(digests)
     })
 }
 

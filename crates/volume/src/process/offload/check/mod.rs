@@ -8,6 +8,7 @@ mod comparison;
 mod repair;
 pub(super) mod scrub;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use farfork_rpc::TypedCall;
 use farfork_wire::NodeName;
 
 use self::attempts::{AttemptError, describe_chain_change, repeat_attempts};
-use self::comparison::{are_equal, data_batches, differing_inodes, find_damaged};
+use self::comparison::{are_equal, data_parts, differing_inodes, find_damaged};
 use super::node::OffloadNode;
 use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{
@@ -42,7 +43,9 @@ const CHAIN_POLL_INTERVAL: Duration = Duration::from_millis(500);
 const CHAIN_CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Before the replicas are held again.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Parts that are compared during one hold.
+/// Parts that one call digests. Parts without data cost next to nothing, so that sparse files take few calls.
+const BATCH_PARTS_MAX: usize = 16_384;
+/// Parts that are compared during one hold. A member digests as many without ending its answer.
 const HELD_PARTS_MAX: usize = 4;
 
 /// A part of a file that replicas have differently.
@@ -50,6 +53,13 @@ struct DifferingPart {
     part: DataPart,
     /// Of each member.
     digests: Vec<Option<Digest>>,
+}
+
+/// The result of comparing parts.
+struct DataComparison {
+    /// How many are compared.
+    part_count: usize,
+    differing: Vec<DifferingPart>,
 }
 
 /// The replicas that a check compares.
@@ -136,18 +146,26 @@ impl ReplicaCheck {
         let Some(files) = self.compare_inodes(&mut report)? else { return Ok(report) };
         let mut progress = CheckProgress { compared_bytes: 0, data_bytes: report.data_bytes };
         let mut suspects = Vec::new();
-        for batch in data_batches(&files) {
+        let mut parts = data_parts(&files);
+        let mut batch = VecDeque::new();
+        loop {
+            batch.extend(parts.by_ref().take(BATCH_PARTS_MAX - batch.len()));
+            if batch.is_empty() {
+                break;
+            }
             if !report_progress(progress) {
                 return Err("the command that has started the check has ended".to_owned());
             }
-            suspects.extend(self.compare_data(&batch.parts)?.into_iter().map(|differing| differing.part));
-            progress.compared_bytes += batch.bytes;
+            let batch_parts: Vec<DataPart> = batch.iter().map(|(part, _)| *part).collect();
+            let comparison = self.compare_data(&batch_parts)?;
+            suspects.extend(comparison.differing.into_iter().map(|differing| differing.part));
+            progress.compared_bytes += batch.drain(..comparison.part_count).map(|(_, bytes)| bytes).sum::<u64>();
         }
         report_progress(progress);
         let mut differing = Vec::new();
         for parts in suspects.chunks(HELD_PARTS_MAX) {
             self.hold()?;
-            differing.extend(self.compare_data(parts)?);
+            differing.extend(self.compare_data(parts)?.differing);
             self.release();
             if differing.len() >= DIFFERENCES_MAX {
                 break;
@@ -197,18 +215,22 @@ impl ReplicaCheck {
         }
     }
 
-    /// The parts that differ, with the digest of each member.
-    fn compare_data(&self, parts: &[DataPart]) -> Result<Vec<DifferingPart>, String> {
+    /// Compares the first of these parts, as many as each member has digested.
+    fn compare_data(&self, parts: &[DataPart]) -> Result<DataComparison, String> {
         let request = DigestData { volume: self.key.clone(), hold: self.hold, parts: parts.to_vec() };
         let replies = self.call_all::<DigestData>(&self.readable, &request, DIGEST_TIMEOUT)?;
+        let part_count = replies.iter().map(Vec::len).min().unwrap_or(0).min(parts.len());
+        if part_count == 0 {
+            return Err("a member has digested no data".to_owned());
+        }
         let mut differing = Vec::new();
-        for (index, part) in parts.iter().enumerate() {
-            let digests: Vec<_> = replies.iter().map(|digests| digests.get(index).copied().flatten()).collect();
+        for (index, part) in parts[..part_count].iter().enumerate() {
+            let digests: Vec<_> = replies.iter().map(|digests| digests[index]).collect();
             if !are_equal(&digests) {
                 differing.push(DifferingPart { part: *part, digests });
             }
         }
-        Ok(differing)
+        Ok(DataComparison { part_count, differing })
     }
 
     /// Stops publishing on all members, at the same points.
