@@ -241,6 +241,10 @@ pub struct ReplicaDescription {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HasClient(pub VolumeKey);
 
+/// Whether programs of the node can use its mount of the volume now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HasMount(pub VolumeKey);
+
 /// Ends the term of the node's client. The answer follows when the log is published on each live replica, and the catalog has
 /// no writer. A term that is over already is a success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -284,6 +288,7 @@ typed_calls! {
     ValidateLogs = 16 -> Vec<LogDamage>,
     ReleaseTree = 17 -> (),
     FindPaths = 18 -> Vec<Option<String>>,
+    HasMount = 19 -> bool,
 }
 
 /// A request about one volume.
@@ -317,6 +322,7 @@ volume_requests! {
     ValidateLogs.volume,
     ReleaseTree.volume,
     FindPaths.volume,
+    HasMount.0,
 }
 
 /// Decodes the request of a deferred handler.

@@ -88,6 +88,8 @@ pub struct CheckReport {
     pub differences: Vec<ReplicaDifference>,
     /// Damaged replicas that were copied again.
     pub repaired: Vec<NodeName>,
+    /// Nodes among `repaired` whose mount was interrupted, and is not usable again yet.
+    pub remounting: Vec<NodeName>,
     /// Why damaged replicas were not copied again, if that was tried.
     pub repair_failure: Option<String>,
 }

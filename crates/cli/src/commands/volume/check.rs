@@ -24,7 +24,8 @@ const EXIT_NOT_COMPARED: u8 = 3;
 /// Each replica computes digests of its files, directories and logs. Programs may write meanwhile. Where replicas differ,
 /// the majority is right. Without a majority, as with two replicas, nothing says which one is right: choose with --good.
 /// A damaged replica leaves the chain and is copied again. A mount on its node is interrupted until that is done: calls
-/// fail with ECONNABORTED and ENOTCONN. A check starts again when the chain changes meanwhile, and fails after three times.
+/// fail with ECONNABORTED and ENOTCONN. The command waits until the mount is usable again, or says after 30 s that it is
+/// not. A check starts again when the chain changes meanwhile, and fails after three times.
 ///
 /// KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log, mark or tree.
 /// A mark is the file that says how far a log is published. A tree has a foreign file, or cannot be read, which hides
@@ -90,6 +91,7 @@ struct CheckView {
     data_bytes: u64,
     differences: Vec<ReplicaDifferenceView>,
     repaired: Vec<NodeName>,
+    remounting: Vec<NodeName>,
     /// From the command line, for the command that is shown as the next step.
     #[serde(skip)]
     good: Option<NodeName>,
@@ -138,9 +140,9 @@ impl ReplicaDifferenceView {
 
 impl CheckView {
     fn new(name: &VolumeName, good: Option<NodeName>, report: CheckReport) -> Self {
-        let CheckReport { replicas, inodes, data_bytes, differences, repaired, repair_failure: _ } = report;
+        let CheckReport { replicas, inodes, data_bytes, differences, repaired, remounting, repair_failure: _ } = report;
         let differences = differences.into_iter().map(ReplicaDifferenceView::new).collect();
-        Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, good }
+        Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, remounting, good }
     }
 
     /// Nothing is left to repair.
@@ -169,13 +171,21 @@ impl CheckView {
         print_line(&self.next_step());
     }
 
+    fn remounting_text(&self) -> String {
+        if self.remounting.is_empty() {
+            return String::new();
+        }
+        let nodes = replicas_text(&self.remounting);
+        format!("; the mount is still being restarted on {nodes}: see mount-{}.log of the node", self.volume)
+    }
+
     fn next_step(&self) -> String {
         let count = self.differences.len();
         let at_least = if count >= DIFFERENCES_MAX { "at least " } else { "" };
         let noun = if count == 1 { "difference" } else { "differences" };
         let found = format!("{}: {at_least}{count} {noun}", self.volume);
         if self.is_settled() {
-            format!("{found}; copied again: {}", replicas_text(&self.repaired))
+            format!("{found}; copied again: {}{}", replicas_text(&self.repaired), self.remounting_text())
         } else if self.differences.iter().any(|difference| difference.damaged.is_empty()) {
             format!("{found}; no majority says which replica is right: choose one with `--repair --good NODE`")
         } else {
@@ -198,6 +208,7 @@ mod tests {
             data_bytes: 100,
             differences: vec![ReplicaDifference { subject, damaged: names(damaged) }],
             repaired: names(repaired),
+            remounting: Vec::new(),
             repair_failure: None,
         }
     }
@@ -210,7 +221,7 @@ mod tests {
     fn the_document_has_stable_keys() {
         let document = serde_json::to_value(view(report(&["n2"], &[]))).unwrap();
         let expected = serde_json::json!({
-            "volume": "data", "replicas": ["n1", "n2"], "inodes": 9, "data_bytes": 100, "repaired": [],
+            "volume": "data", "replicas": ["n1", "n2"], "inodes": 9, "data_bytes": 100, "repaired": [], "remounting": [],
             "differences": [{
                 "kind": "data", "path": "/file", "inode": 7, "offset": 0, "client": null, "reason": null, "damaged": ["n2"],
             }],
@@ -224,6 +235,8 @@ mod tests {
         assert!(!view(open.clone()).is_settled() && view(open).next_step().contains("check data --repair"));
         assert!(!view(undecided.clone()).is_settled() && view(undecided).next_step().contains("--good NODE"));
         assert!(view(repaired.clone()).is_settled() && view(repaired).next_step().contains("copied again: n2"));
+        let remounting = CheckReport { remounting: vec![NodeName::new("n2").unwrap()], ..report(&["n2"], &["n2"]) };
+        assert!(view(remounting).next_step().contains("still being restarted on n2"));
         assert!(view(CheckReport::default()).is_settled());
     }
 }

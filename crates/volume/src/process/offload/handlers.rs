@@ -15,8 +15,8 @@ use super::volume::{LogProgress, PendingAppend, ReplicatedVolume};
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
     AppendLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm, HasClient,
-    HoldTree, LendTree, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree, ReleaseTree, ReleaseWriter,
-    ReplicaDescription, ValidateLogs, VolumeKey, VolumeRequest, answer_call, decode_request,
+    HasMount, HoldTree, LendTree, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree, ReleaseTree,
+    ReleaseWriter, ReplicaDescription, ValidateLogs, VolumeKey, VolumeRequest, answer_call, decode_request,
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion};
 use crate::process::LogStatus;
@@ -42,6 +42,9 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     add_volume_call::<ValidateLogs>(&mut table, node, |volume, call| tree_hold::validate_logs(volume, call));
     add_volume_call::<ReleaseTree>(&mut table, node, |volume, call| tree_hold::release(volume, call));
     add_volume_call::<FindPaths>(&mut table, node, |volume, call| tree_hold::find_paths(volume, call));
+    add_volume_call::<HasMount>(&mut table, node, |volume, _| {
+        Ok(volume.lock().client.as_ref().is_some_and(|client| client.is_mounted))
+    });
     let node = Arc::clone(node);
     table.add_deferred_handler(AppendLog::ID, move |payload, reply| append_log(&node, &payload, reply));
     table

@@ -86,7 +86,7 @@ pub(super) fn check(
     let (key, mut report) = compare(node, request, report_progress)?;
     if request.should_repair {
         match repair::repair(node, &key, &report, request.good.as_ref(), &report.damaged_nodes()) {
-            Ok(repaired) => report.repaired = repaired,
+            Ok(outcome) => (report.repaired, report.remounting) = (outcome.repaired, outcome.remounting),
             // What was found is reported all the same.
             Err(reason) => report.repair_failure = Some(reason),
         }

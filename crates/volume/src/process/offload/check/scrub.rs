@@ -68,7 +68,7 @@ fn scrub(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
         let (count, first) = (report.differences.len(), &report.differences[0]);
         tracing::error!(%name, count, ?first, ?unused, "replicas differ: see `farfork volume check`");
     }
-    report.repaired = repair::repair(node, &key, &report, None, &unused)?;
+    report.repaired = repair::repair(node, &key, &report, None, &unused)?.repaired;
     save(node, name, &report);
     Ok(())
 }
