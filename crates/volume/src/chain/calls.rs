@@ -233,8 +233,19 @@ pub struct DescribeReplica(pub VolumeKey);
 pub struct ReplicaDescription {
     /// By the client's number.
     pub logs: Vec<LogStatus>,
-    /// The last check of the volume that the node has made.
+    /// The last check of the volume that the node has made, or that was saved there.
     pub last_check: Option<LastCheck>,
+    /// A check has a hold of the tree.
+    pub is_checked: bool,
+}
+
+/// Keeps the result of a check that a node without a replica has made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveLastCheck {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// The result.
+    pub last: LastCheck,
 }
 
 /// Whether a client of the node has the volume mounted.
@@ -289,6 +300,7 @@ typed_calls! {
     ReleaseTree = 17 -> (),
     FindPaths = 18 -> Vec<Option<String>>,
     HasMount = 19 -> bool,
+    SaveLastCheck = 20 -> (),
 }
 
 /// A request about one volume.
@@ -323,6 +335,7 @@ volume_requests! {
     ReleaseTree.volume,
     FindPaths.volume,
     HasMount.0,
+    SaveLastCheck.volume,
 }
 
 /// Decodes the request of a deferred handler.

@@ -191,6 +191,11 @@ pub struct VolumeStatus {
 }
 
 impl VolumeStatus {
+    /// Whether a check of the volume runs, on any node.
+    pub fn is_checked(&self) -> bool {
+        self.replicas.iter().any(|replica| replica.is_checked)
+    }
+
     /// The newest check that a replica knows.
     pub fn last_check(&self) -> Option<&LastCheck> {
         self.replicas.iter().filter_map(|replica| replica.last_check.as_ref()).max_by_key(|check| check.at_seconds)
@@ -206,8 +211,10 @@ pub struct ReplicaStatus {
     pub failure: Option<String>,
     /// Its logs, by the client's number.
     pub logs: Vec<LogStatus>,
-    /// The last check that its node has made.
+    /// The last check that its node has made, or that was saved there.
     pub last_check: Option<LastCheck>,
+    /// A check compares it now.
+    pub is_checked: bool,
 }
 
 /// The log of one client on one replica. Positions are in the endless log, in bytes.

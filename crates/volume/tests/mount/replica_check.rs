@@ -27,6 +27,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_damaged_replica_is_found_and_repaired", a_damaged_replica_is_found_and_repaired),
     ("a_replica_that_cannot_be_read_hides_no_other_difference", a_replica_that_cannot_be_read),
     ("a_sparse_file_is_compared_without_reading_its_holes", a_sparse_file),
+    ("a_check_through_a_node_without_a_replica_is_shown_by_every_node", a_check_through_another_node),
     ("the_scrub_repairs_a_replica_that_no_program_uses", the_scrub_repairs_a_replica),
     ("a_replica_with_a_damaged_log_is_copied_again", a_replica_with_a_damaged_log),
     ("a_client_with_a_damaged_log_is_replaced", a_client_with_a_damaged_log),
@@ -222,6 +223,28 @@ fn a_sparse_file() {
     let report = compare(&cluster.nodes[0], |_| {});
     let found: Vec<_> = report.differences.iter().map(|difference| describe(&difference.subject)).collect();
     assert_eq!(found, [format!("data /sparse {}", size / 4)]);
+}
+
+/// A stopped replica keeps the check running.
+fn a_check_through_another_node() {
+    let mut cluster = cluster(&["n1", "n2"]);
+    cluster.published_tree();
+    let other = cluster.add_node("n3");
+    flip_byte(&replica_path(&cluster, 0, "large"), 8);
+    stop(cluster.nodes[1].process_id(ProcessRole::Offload));
+    thread::scope(|scope| {
+        let checking = scope.spawn(|| check(&cluster, other, true, Some("n2")));
+        let is_shown = |node: usize| cluster.nodes[node].status().replicas.iter().any(|replica| replica.is_checked);
+        for node in [0, other] {
+            cluster.nodes[node].wait_for("the check is shown", || is_shown(node));
+        }
+        cluster.nodes[1].signal(&[ProcessRole::Offload], Signal::CONT);
+        assert_eq!(checking.join().unwrap().unwrap().repaired, [name("n1")]);
+    });
+    for node in [0, other] {
+        let checks = cluster.nodes[node].status().replicas.into_iter().filter_map(|replica| replica.last_check);
+        assert!(checks.into_iter().any(|check| check.repaired == [name("n1")]), "node {node}");
+    }
 }
 
 /// The node of the damaged replica has not mounted the volume.

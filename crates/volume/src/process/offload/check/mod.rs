@@ -91,7 +91,7 @@ pub(super) fn check(
             Err(reason) => report.repair_failure = Some(reason),
         }
     }
-    scrub::save(node, &key.name, &report);
+    scrub::save(node, &key, &report);
     Ok(report)
 }
 
@@ -252,6 +252,8 @@ impl ReplicaCheck {
 
     fn try_hold(&self) -> Result<(), String> {
         let request = |points| HoldTree { volume: self.key.clone(), epoch: self.epoch, hold: self.hold, points };
+        // The head first: of two checks, one has the head and takes the others, and the other one has none.
+        self.call_all::<HoldTree>(&self.members[..1], &request(Vec::new()), CALL_TIMEOUT)?;
         let present = self.call_all::<HoldTree>(&self.members, &request(Vec::new()), CALL_TIMEOUT)?;
         if are_equal(&present) {
             return Ok(());
