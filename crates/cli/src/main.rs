@@ -1,6 +1,7 @@
 //! The one binary, `farfork`: parses the command line and passes it to the command's own file.
 //!
 //! Exit status: 0 success, 1 failure, 2 wrong usage. `fork` of a single attached child exits with the child's status.
+//! `volume check` exits with 3 when the replicas cannot be compared.
 #![forbid(unsafe_code)]
 
 mod commands;

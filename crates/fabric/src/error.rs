@@ -41,24 +41,28 @@ pub enum FabricError {
     },
     /// A write or a message was sent, and no answer came until the deadline: it may have been made, or not.
     #[error(
-        "the node at {address} was asked and did not answer for {silence:.1?}, so that it may have been done or not: {cause}"
+        "the node at {address} was asked and did not answer {}, so that it may have been done or not: {cause}",
+        if silence.is_zero() { "in time".to_owned() } else { format!("for {silence:.1?}") }
     )]
     OutcomeUnknown {
         /// Who did not answer.
         address: Address,
         /// What was last seen of the connection.
         cause: Arc<LinkError>,
-        /// For how long nothing has been heard that was waited for.
+        /// Since it was sent. Zero if its deadline had passed by then.
         silence: Duration,
     },
     /// No answer came until the deadline, and nothing was changed. The owner may still be there, and have the seed.
-    #[error("the node at {address} cannot be reached for {silence:.1?}: {cause}; check the node and the network to it")]
+    #[error(
+        "the node at {address} cannot be reached for {}: {cause}; check the node and the network to it",
+        if silence.is_zero() { "now".to_owned() } else { format!("{silence:.1?}") }
+    )]
     Unreachable {
         /// Who did not answer.
         address: Address,
         /// What was last seen of the connection.
         cause: Arc<LinkError>,
-        /// For how long nothing has been heard that was waited for.
+        /// For how long nothing has been heard that was waited for. Zero if nothing was sent in time.
         silence: Duration,
     },
 }

@@ -24,7 +24,8 @@ pub fn exit_status(outcome: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     }
 }
 
-fn report_error(error: &anyhow::Error, json: bool) {
+/// Reports a failure, with `json` as a document too. For a command whose failures have a status of their own.
+pub fn report_error(error: &anyhow::Error, json: bool) {
     let failure = error.downcast_ref::<Failure>();
     match failure {
         Some(failure) => output::print_failure(failure),

@@ -1,6 +1,9 @@
 //! `farfork down`: stops the cluster that `farfork up` started on this machine.
 
+use std::io;
 use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use farfork_api::failure::Failure;
@@ -13,10 +16,15 @@ use super::up::LocalClusterArgs;
 use crate::process_names::ProcessNames;
 use crate::{GlobalArgs, output};
 
+/// The client of a volume ends within this after umount(8): it drops what it has in memory.
+const CLIENT_END_LIMIT: Duration = Duration::from_secs(5);
+const CLIENT_END_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Stop the cluster that `farfork up` started, and remove everything that it created.
 ///
 /// Its children are killed, its seeds are dropped, and its volumes are removed. The command refuses a cluster with a mounted
-/// volume. Parent processes keep running, and keep their names from `farfork run`.
+/// volume, after it has waited up to 5 s for the end of an umount(8). Parent processes keep running, and keep their names
+/// from `farfork run`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -47,15 +55,28 @@ impl Down {
     }
 }
 
-/// Programs may write to a mounted volume, and all of it would be lost.
+/// Programs may write to a mounted volume, and all of it would be lost. umount(8) returns before the client has ended, so
+/// this waits for a while.
 fn refuse_mounted_volumes(cluster: &LocalCluster) -> anyhow::Result<()> {
-    for node in cluster.nodes() {
-        if let Some(volume) = VolumeStore::new(&node.volumes_dir()).mounted_volumes()?.first() {
-            let cause = format!("volume {volume} is mounted on node {}", node.name);
+    let deadline = Instant::now() + CLIENT_END_LIMIT;
+    while let Some((node, volume)) = first_mounted_volume(cluster)? {
+        if Instant::now() >= deadline {
+            let cause = format!("volume {volume} is mounted on node {node}");
             let failure = Failure::new(Code::FailedPrecondition, "the cluster", cause);
             let next_step = "unmount it with umount; `grep fuse.farfork /proc/mounts` lists the mounts";
             return Err(failure.with_next_step(next_step).into());
         }
+        thread::sleep(CLIENT_END_INTERVAL);
     }
     Ok(())
+}
+
+/// A node and a volume that has a client there.
+fn first_mounted_volume(cluster: &LocalCluster) -> io::Result<Option<(String, String)>> {
+    for node in cluster.nodes() {
+        if let Some(volume) = VolumeStore::new(&node.volumes_dir()).mounted_volumes()?.into_iter().next() {
+            return Ok(Some((node.name.clone(), volume)));
+        }
+    }
+    Ok(None)
 }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
@@ -17,6 +18,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_file_is_on_each_replica_and_each_mount", file_on_each_replica),
     Test::alone("a_replica_that_was_changed_is_found_and_repaired", changed_replica),
+    Test::alone("down_waits_for_the_client_of_an_unmounted_volume", down_after_umount),
     Test::alone("a_cluster_without_volumes_has_no_volume_processes", no_processes_without_volumes),
     Test::alone("refusals_name_volume_cause_and_next_step", refusals),
 ];
@@ -160,10 +162,36 @@ fn changed_replica() {
     require_contents(&changed, b"of the volume\n");
     let status = cluster.node(1).json(&["volume", "status", "data"]);
     assert_eq!((&status["last_check"]["differences"], &status["live"]), (&json!(0), &json!(["n1", "n2", "n3"])));
-    cluster.first().run_failing(&["volume", "check", "data", "--good", "n9"]).require_mentions(&["volume data", "n9"]);
+    let not_compared = cluster.first().run(&["volume", "check", "data", "--good", "n9"]);
+    assert_eq!(not_compared.status.code(), Some(3));
+    assert!(
+        not_compared.stderr.contains("volume data") && not_compared.stderr.contains("n9"),
+        "{}",
+        not_compared.stderr
+    );
     mount.end();
     cluster.first().json(&["volume", "drop", "data"]);
     assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// The client ends when the last program has closed its files.
+fn down_after_umount() {
+    let cluster = Cluster::start(1);
+    let directory = scratch::directory();
+    cluster.first().json(&["volume", "create", "data", "--replicas", "n1"]);
+    let mount = VolumeMount::new(&cluster, 0, "data", directory.path());
+    let file = File::create(mount.path("file")).expect("a file in the volume");
+    drop(mount);
+    let run_dir = cluster.run_dir(0).parent().expect("a directory for each node").to_string_lossy().into_owned();
+    thread::scope(|scope| {
+        let down = scope.spawn(|| cluster.first().run(&["down", "--run-dir", &run_dir]));
+        // The command finds the client meanwhile.
+        thread::sleep(Duration::from_millis(500));
+        drop(file);
+        let ended = down.join().expect("the thread ends");
+        assert!(ended.status.success(), "{}", ended.stderr);
+    });
+    assert!(!Path::new(&run_dir).exists(), "the cluster is removed");
 }
 
 fn no_processes_without_volumes() {

@@ -14,13 +14,21 @@ use super::pending_request::{PendingRequest, RequestOutcome};
 use crate::Reply;
 use crate::buffer::Buffer;
 
+/// A request without an answer.
+#[derive(Debug)]
+struct UnansweredRequest {
+    pending: PendingRequest,
+    /// When it was sent for the first time, if it was.
+    first_sent: Option<Instant>,
+}
+
 /// What is asked of one owner and not answered.
 #[derive(Debug)]
 pub(crate) struct Requester {
     /// What the owner knows the connection by, whatever sockets come and go.
     connection_id: ConnectionId,
     /// By request id; ids ascend in the order of asking.
-    unanswered: BTreeMap<u64, PendingRequest>,
+    unanswered: BTreeMap<u64, UnansweredRequest>,
     /// How many of them ask for grants.
     unanswered_grants: usize,
     /// Bytes that they carry.
@@ -64,7 +72,7 @@ impl Requester {
         self.unanswered_grants += usize::from(pending.is_grants_request());
         self.unanswered_bytes += pending.payload_bytes();
         self.deadlines.insert((pending.deadline(), self.next_id));
-        self.unanswered.insert(self.next_id, pending);
+        self.unanswered.insert(self.next_id, UnansweredRequest { pending, first_sent: None });
         self.next_id += 1;
     }
 
@@ -85,9 +93,11 @@ impl Requester {
 
     /// Appends the frames of the next request that this connection has not seen; `false` when there is none.
     pub(crate) fn encode_next(&mut self, now: Instant, out: &mut Vec<u8>) -> bool {
-        let Some((&id, pending)) = self.unanswered.range(self.next_to_send..).next() else {
+        let Some((&id, unanswered)) = self.unanswered.range_mut(self.next_to_send..).next() else {
             return false;
         };
+        unanswered.first_sent.get_or_insert(now);
+        let pending = &unanswered.pending;
         if pending.is_change() && !self.is_introduced {
             append_introduce(out, self.connection_id, self.sent_below);
             self.is_introduced = true;
@@ -141,7 +151,7 @@ impl Requester {
         if self.expected_replies == 0 {
             self.silent_since = None;
         }
-        let Some(pending) = self.unanswered.get(&header.id) else { return Ok(None) };
+        let Some(UnansweredRequest { pending, .. }) = self.unanswered.get(&header.id) else { return Ok(None) };
         if !pending.is_answered_by(&decoded) {
             return Err(sense("it is no answer to its request"));
         }
@@ -156,36 +166,36 @@ impl Requester {
             }
             reply::Reply::Written | reply::Reply::Arrived => RequestOutcome::Completed(Reply::default()),
         };
-        let pending = self.remove(header.id).expect("it was found above");
+        let UnansweredRequest { pending, .. } = self.remove(header.id).expect("it was found above");
         Ok(Some((pending, outcome)))
     }
 
-    /// Something whose deadline has passed, while there is any, and whether it was ever sent.
-    pub(crate) fn take_expired(&mut self, now: Instant) -> Option<(PendingRequest, bool)> {
+    /// Something whose deadline has passed, while there is any, and when it was first sent, if it was.
+    pub(crate) fn take_expired(&mut self, now: Instant) -> Option<(PendingRequest, Option<Instant>)> {
         let &(deadline, id) = self.deadlines.first()?;
         if deadline > now {
             return None;
         }
-        let sent = id < self.next_to_send.max(self.sent_below);
-        self.remove(id).map(|pending| (pending, sent))
+        self.remove(id).map(|UnansweredRequest { pending, first_sent }| (pending, first_sent))
     }
 
-    fn remove(&mut self, id: u64) -> Option<PendingRequest> {
-        let pending = self.unanswered.remove(&id)?;
+    fn remove(&mut self, id: u64) -> Option<UnansweredRequest> {
+        let removed = self.unanswered.remove(&id)?;
+        let pending = &removed.pending;
         self.deadlines.remove(&(pending.deadline(), id));
         self.unanswered_grants -= usize::from(pending.is_grants_request());
         self.unanswered_bytes -= pending.payload_bytes();
-        Some(pending)
+        Some(removed)
     }
 
-    /// Everything unanswered, which is forgotten, each with whether it was ever sent; answers that still come are
-    /// passed over.
-    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = (PendingRequest, bool)> + use<> {
-        let sent_below = self.next_to_send.max(self.sent_below);
+    /// Everything unanswered, which is forgotten, each with the time when it was first sent, if it was. Later answers are
+    /// ignored.
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = (PendingRequest, Option<Instant>)> + use<> {
         self.deadlines.clear();
         self.unanswered_grants = 0;
         self.unanswered_bytes = 0;
-        std::mem::take(&mut self.unanswered).into_iter().map(move |(id, pending)| (pending, id < sent_below))
+        let unanswered = std::mem::take(&mut self.unanswered).into_values();
+        unanswered.map(|UnansweredRequest { pending, first_sent }| (pending, first_sent))
     }
 
     /// The next deadline.

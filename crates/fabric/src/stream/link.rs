@@ -142,13 +142,10 @@ impl Link {
         if let Err(cause) = self.advance(now, completions) {
             self.handle_failure(cause, now, completions);
         }
-        while let Some((pending, sent)) = self.requester.take_expired(now) {
-            let error = self.failure.to_error(
-                &self.config.address,
-                sent && pending.is_change(),
-                self.requester.silent_since(),
-                now,
-            );
+        while let Some((pending, first_sent)) = self.requester.take_expired(now) {
+            let change_sent = first_sent.filter(|_| pending.is_change());
+            let silent_since = self.requester.silent_since();
+            let error = self.failure.to_error(&self.config.address, change_sent, silent_since, now);
             self.complete_request(pending, Err(error), completions);
         }
         let idle = match &self.state {
@@ -267,9 +264,11 @@ impl Link {
         self.state = LinkState::Down { retry_at: Some(now + self.backoff.next_retry_delay()) };
         if let LinkError::Frame(version @ FabricFrameError::Version { .. }) = &cause {
             let error = FabricError::Incompatible { address: self.config.address.clone(), cause: version.clone() };
-            for (pending, sent) in self.requester.take_all() {
-                let outcome_unknown = || self.failure.to_error(&self.config.address, true, None, now);
-                let error = if sent && pending.is_change() { outcome_unknown() } else { error.clone() };
+            for (pending, first_sent) in self.requester.take_all() {
+                let error = match first_sent.filter(|_| pending.is_change()) {
+                    Some(first_sent) => self.failure.to_error(&self.config.address, Some(first_sent), None, now),
+                    None => error.clone(),
+                };
                 self.complete_request(pending, Err(error), completions);
             }
         }

@@ -33,23 +33,22 @@ impl LinkFailure {
         }
     }
 
-    /// What to tell whom no answer came to. `perhaps_done`: whether what was asked for may have been done all the same;
-    /// `silent_since`: for how long a connection that stands has been silent.
+    /// The error of a request without an answer. `change_sent`: when a change was sent, which may have been made;
+    /// `silent_since`: since when an open connection has been silent.
     pub(crate) fn to_error(
         &self,
         address: &Address,
-        perhaps_done: bool,
+        change_sent: Option<Instant>,
         silent_since: Option<Instant>,
         now: Instant,
     ) -> FabricError {
         let cause = self.cause.clone().unwrap_or_else(|| Arc::new(LinkError::NoResponse));
-        let since = self.waiting_since.or(silent_since);
-        let silence = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let since = |since: Option<Instant>| since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let address = address.clone();
-        if perhaps_done {
-            FabricError::OutcomeUnknown { address, cause, silence }
-        } else {
-            FabricError::Unreachable { address, cause, silence }
+        match change_sent {
+            // The owner may have answered other requests meanwhile, or the connection may have failed just now.
+            Some(_) => FabricError::OutcomeUnknown { address, cause, silence: since(change_sent) },
+            None => FabricError::Unreachable { address, cause, silence: since(self.waiting_since.or(silent_since)) },
         }
     }
 }
@@ -59,10 +58,24 @@ mod tests {
     use super::*;
 
     fn silence(link_failure: &LinkFailure, now: Instant) -> Duration {
-        match link_failure.to_error(&"tcp:10.0.0.1:1".parse().unwrap(), false, None, now) {
+        match link_failure.to_error(&"tcp:10.0.0.1:1".parse().unwrap(), None, None, now) {
             FabricError::Unreachable { silence, .. } => silence,
             other => panic!("{other}"),
         }
+    }
+
+    #[test]
+    fn a_change_without_an_answer_has_the_time_since_it_was_sent() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        // Something else was received at the moment of the deadline.
+        let error =
+            LinkFailure::default().to_error(&"tcp:10.0.0.1:1".parse().unwrap(), Some(start), Some(at(2)), at(2));
+        assert!(error.to_string().contains("did not answer for 2.0s"), "{error}");
+        let error = LinkFailure::default().to_error(&"tcp:10.0.0.1:1".parse().unwrap(), Some(start), None, start);
+        assert!(error.to_string().contains("did not answer in time"), "{error}");
+        let error = LinkFailure::default().to_error(&"tcp:10.0.0.1:1".parse().unwrap(), None, None, start);
+        assert!(error.to_string().contains("cannot be reached for now: "), "{error}");
     }
 
     #[test]

@@ -103,6 +103,15 @@ pub fn attach(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, point, flags)?)
 }
 
+/// As [`attach`], beneath the mount that is at `point` now. Programs see no change until that mount is unmounted.
+///
+/// # Errors
+/// As move_mount(2): EINVAL before Linux 6.5, and when no mount is at `point`.
+pub fn attach_beneath(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_BENEATH;
+    Ok(move_mount(mount, "", CWD, point, flags)?)
+}
+
 /// Has what [`clone_mount`] gave show the owners of its files as the user namespace `users` numbers them: what belongs to 0 on the file
 /// system is of the one who is 0 inside, on all its mounts.
 ///

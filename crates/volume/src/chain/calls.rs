@@ -151,6 +151,23 @@ pub struct DigestTree {
     pub hold: u64,
 }
 
+/// The shared tree of a replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DigestedTree {
+    /// It has this digest.
+    Readable {
+        /// Of all inodes.
+        digest: TreeDigest,
+        /// Paths of files next to `tree` that are none of the volume's. At most `DIFFERENCES_MAX`.
+        foreign: Vec<String>,
+    },
+    /// It cannot be read.
+    Unreadable {
+        /// Why.
+        reason: String,
+    },
+}
+
 /// The next digests of `DigestTree`, by number. None follow an empty answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadInodeDigests {
@@ -162,7 +179,8 @@ pub struct ReadInodeDigests {
     pub after: u64,
 }
 
-/// Digests of parts of files, also while the replica publishes. One that cannot be read has none.
+/// Digests of parts of files, also while the replica publishes. One that cannot be read has none. The answer has at least one
+/// digest, and may end before the last part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DigestData {
     /// The volume.
@@ -173,14 +191,23 @@ pub struct DigestData {
     pub parts: Vec<DataPart>,
 }
 
-/// Validates each log from the end of its published part on, while the tree is held. The answer has an element for each client:
-/// where the log is damaged, if it is.
+/// Validates each log from the end of its published part on, and the file of its mark, while the tree is held. The answer has an
+/// element for each client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidateLogs {
     /// The volume.
     pub volume: VolumeKey,
     /// From `HoldTree`.
     pub hold: u64,
+}
+
+/// Damage of a client's log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogDamage {
+    /// Where the valid part of the log ends, if that is before its end.
+    pub valid_end: Option<LogPoint>,
+    /// What the file of the published mark has instead of the mark.
+    pub mark: Option<String>,
 }
 
 /// Publishing continues.
@@ -220,13 +247,28 @@ pub struct DescribeReplica(pub VolumeKey);
 pub struct ReplicaDescription {
     /// By the client's number.
     pub logs: Vec<LogStatus>,
-    /// The last check of the volume that the node has made.
+    /// The last check of the volume that the node has made, or that was saved there.
     pub last_check: Option<LastCheck>,
+    /// A check has a hold of the tree.
+    pub is_checked: bool,
+}
+
+/// Keeps the result of a check that a node without a replica has made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveLastCheck {
+    /// The volume.
+    pub volume: VolumeKey,
+    /// The result.
+    pub last: LastCheck,
 }
 
 /// Whether a client of the node has the volume mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HasClient(pub VolumeKey);
+
+/// Whether programs of the node can use its mount of the volume now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HasMount(pub VolumeKey);
 
 /// Ends the term of the node's client. The answer follows when the log is published on each live replica, and the catalog has
 /// no writer. A term that is over already is a success.
@@ -265,12 +307,14 @@ typed_calls! {
     LendTree = 10 -> LentTree,
     ReadTree = 11 -> TreePart,
     HoldTree = 12 -> Vec<LogPoint>,
-    DigestTree = 13 -> TreeDigest,
+    DigestTree = 13 -> DigestedTree,
     ReadInodeDigests = 14 -> Vec<InodeDigest>,
     DigestData = 15 -> Vec<Option<Digest>>,
-    ValidateLogs = 16 -> Vec<Option<LogPoint>>,
+    ValidateLogs = 16 -> Vec<LogDamage>,
     ReleaseTree = 17 -> (),
     FindPaths = 18 -> Vec<Option<String>>,
+    HasMount = 19 -> bool,
+    SaveLastCheck = 20 -> (),
 }
 
 /// A request about one volume.
@@ -304,6 +348,8 @@ volume_requests! {
     ValidateLogs.volume,
     ReleaseTree.volume,
     FindPaths.volume,
+    HasMount.0,
+    SaveLastCheck.volume,
 }
 
 /// Decodes the request of a deferred handler.

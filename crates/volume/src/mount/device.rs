@@ -1,16 +1,16 @@
 //! mount(2) of a FUSE file system without the program fusermount: the caller is root in its mount namespace.
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use farfork_sys::mount::probe::{VOLUME_FILESYSTEM, VOLUME_SOURCE_PREFIX};
-use farfork_sys::mount::table::read_thread_mounts;
+use farfork_sys::mount::table::{Attributes, read_thread_mounts};
+use farfork_sys::mount::{attach, attach_beneath, create_filesystem};
 use rustix::fs::{CWD, Mode, OFlags, openat, statvfs};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{UnmountFlags, unmount};
 
 /// A mount that ends when this value is dropped.
 #[derive(Debug)]
@@ -65,18 +65,48 @@ fn is_dead(path: &Path) -> bool {
     statvfs(path).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Mounts a volume, and returns the device that the session reads. The kernel checks permissions. A dead mount at the path
-/// stays below this one, until the supervisor ends: programs never see the directory below both.
+/// Mounts a volume, and returns the device that the session reads. The kernel checks permissions. The mount takes the place
+/// of a dead one at the path, and programs never see the directory below.
 ///
 /// # Errors
 /// As open(2) of `/dev/fuse` and mount(2).
 pub fn mount_volume(name: &str, path: &Path) -> io::Result<(OwnedFd, MountPoint)> {
-    let path = if is_dead(path) { path.to_owned() } else { path.canonicalize()? };
+    let has_dead_mount = is_dead(path);
+    let path = if has_dead_mount { path.to_owned() } else { path.canonicalize()? };
     let device: File = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
-    let options =
-        format!("fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other", device.as_raw_fd());
-    let options = CString::new(options).map_err(io::Error::other)?;
-    let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME;
-    mount(format!("{VOLUME_SOURCE_PREFIX}{name}"), &path, VOLUME_FILESYSTEM, flags, options.as_c_str())?;
+    let mount = create_mount(name, &device)?;
+    match has_dead_mount {
+        true => replace_dead_mount(mount.as_fd(), &path)?,
+        false => attach(mount.as_fd(), &path)?,
+    }
     Ok((device.into(), MountPoint { path }))
+}
+
+fn create_mount(name: &str, device: &File) -> io::Result<OwnedFd> {
+    let (device, source) = (device.as_raw_fd().to_string(), format!("{VOLUME_SOURCE_PREFIX}{name}"));
+    let (kernel_type, subtype) = VOLUME_FILESYSTEM.split_once('.').unwrap_or((VOLUME_FILESYSTEM, "farfork"));
+    let options = [
+        ("source", source.as_str()),
+        ("subtype", subtype),
+        ("fd", &device),
+        ("rootmode", "40000"),
+        ("user_id", "0"),
+        ("group_id", "0"),
+        ("default_permissions", ""),
+        ("allow_other", ""),
+    ];
+    let attributes = Attributes::MOUNT_ATTR_NODEV | Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NOATIME;
+    create_filesystem(kernel_type, &options, attributes)
+}
+
+/// The new mount is attached beneath the dead one, which is then detached: programs get ENOTCONN until they see the new mount.
+/// In the other order they would see the directory below for a moment, and might write there. A mount on top of the dead
+/// one would leave that in the mount table: umount(2) reaches only the topmost mount of a path.
+fn replace_dead_mount(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    if attach_beneath(mount, path).is_err() {
+        // The dead mount stays below until the supervisor ends.
+        return attach(mount, path);
+    }
+    // Not `detach_dead_mounts`: statfs(2) of the new mount waits for this process.
+    Ok(unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
 }

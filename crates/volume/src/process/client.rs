@@ -92,6 +92,7 @@ pub fn run_client(
     let namespace = load_namespace(&shared, number, inode_max).map_err(ClientRunError::SharedTree)?;
     connection.sender.send_message(&ClientMessage::Loaded);
     let link: Arc<dyn OffloadLink> = Arc::clone(&connection.sender) as Arc<dyn OffloadLink>;
+    let sender = Arc::clone(&connection.sender);
     let log = LogFile::open(&log_path)?;
     let client = Arc::new(VolumeClient::start(number, shared, namespace, log, &marks, link));
     start_threads(&client, connection, channel, number, unlinked).map_err(ClientRunError::Thread)?;
@@ -105,6 +106,7 @@ pub fn run_client(
     let filesystem = VolumeFilesystem::new(Arc::clone(&client));
     let session = Session::from_fd(filesystem, device, SessionACL::All, config).map_err(failed)?;
     client.watch_kernel_caches(session.notifier()).map_err(ClientRunError::Thread)?;
+    sender.send_message(&ClientMessage::Mounted);
     ready();
     session.run().map_err(failed)?;
     mount.forget();

@@ -88,6 +88,10 @@ pub struct CheckReport {
     pub differences: Vec<ReplicaDifference>,
     /// Damaged replicas that were copied again.
     pub repaired: Vec<NodeName>,
+    /// Nodes among `repaired` whose mount was interrupted, and is not usable again yet.
+    pub remounting: Vec<NodeName>,
+    /// Why damaged replicas were not copied again, if that was tried.
+    pub repair_failure: Option<String>,
 }
 
 impl CheckReport {
@@ -123,7 +127,7 @@ pub struct ReplicaDifference {
 /// In what replicas differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DifferenceSubject {
-    /// The shared tree of a replica cannot be read.
+    /// The shared tree of a replica cannot be read, or has a file that is none of the volume's.
     Tree {
         /// Why.
         reason: String,
@@ -150,6 +154,13 @@ pub enum DifferenceSubject {
         client: NodeName,
         /// In the endless log, in bytes.
         position: u64,
+    },
+    /// The file that says how far the log of a client is published is damaged.
+    Mark {
+        /// The client's node.
+        client: NodeName,
+        /// What it has.
+        reason: String,
     },
 }
 
@@ -180,6 +191,11 @@ pub struct VolumeStatus {
 }
 
 impl VolumeStatus {
+    /// Whether a check of the volume runs, on any node.
+    pub fn is_checked(&self) -> bool {
+        self.replicas.iter().any(|replica| replica.is_checked)
+    }
+
     /// The newest check that a replica knows.
     pub fn last_check(&self) -> Option<&LastCheck> {
         self.replicas.iter().filter_map(|replica| replica.last_check.as_ref()).max_by_key(|check| check.at_seconds)
@@ -195,8 +211,10 @@ pub struct ReplicaStatus {
     pub failure: Option<String>,
     /// Its logs, by the client's number.
     pub logs: Vec<LogStatus>,
-    /// The last check that its node has made.
+    /// The last check that its node has made, or that was saved there.
     pub last_check: Option<LastCheck>,
+    /// A check compares it now.
+    pub is_checked: bool,
 }
 
 /// The log of one client on one replica. Positions are in the endless log, in bytes.

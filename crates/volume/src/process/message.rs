@@ -29,6 +29,8 @@ pub(super) enum ClientMessage {
     /// The namespace is read from the shared tree: publishing may go on. Follows `Attached`, and a `Reattached` after
     /// which the client has read it again.
     Loaded,
+    /// The volume is mounted. Follows `Loaded` of a new client.
+    Mounted,
     /// The log has more. A hint: the offload process looks by itself, too.
     Appended,
     /// fsync(2): answer `Committed` when each live replica has the log up to this point.

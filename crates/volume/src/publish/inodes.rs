@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, Timespec, Timestamps, fstat, openat, statat};
+use rustix::io::Errno;
 
 use super::calls::PublishError;
 use super::inode_record::{InodeRecord, XATTR_NAME};
@@ -185,20 +186,51 @@ impl Publisher {
 /// # Errors
 /// As the system calls.
 pub fn find_unlinked_inodes(shared: &SharedTree) -> Result<Vec<InodeNumber>, PublishError> {
-    let mut unlinked = Vec::new();
+    Ok(find_unentered(shared)?.unlinked)
+}
+
+/// What the directories next to `tree` have that no entry leads to.
+#[derive(Debug, Default)]
+pub(super) struct UnenteredFiles {
+    /// Inodes of the volume.
+    pub(super) unlinked: Vec<InodeNumber>,
+    /// Paths in the shared tree of what a publisher never makes.
+    pub(super) foreign: Vec<String>,
+}
+
+/// As `find_unlinked_inodes`, with everything else that is there.
+pub(super) fn find_unentered(shared: &SharedTree) -> Result<UnenteredFiles, PublishError> {
+    let mut found = UnenteredFiles::default();
     for group in names_in(&shared.inodes)? {
-        let directory = openat(&shared.inodes, group.as_slice(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(PublishError::call("open a directory"))?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = match openat(&shared.inodes, group.as_slice(), flags, Mode::empty()) {
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                found.foreign.push(format!("inodes/{}", group.escape_ascii()));
+                continue;
+            }
+            opened => opened.map_err(PublishError::call("open a directory"))?,
+        };
         for name in names_in(&directory)? {
-            let state = statat(&directory, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(PublishError::call("stat a file"))?;
-            if state.st_nlink == 1 {
-                unlinked.extend(number_of_name(&name));
+            let path = format!("{}/{}", group.escape_ascii(), name.escape_ascii());
+            match number_of_name(&name).filter(|number| inode_path(*number) == path) {
+                None => found.foreign.push(format!("inodes/{path}")),
+                Some(number) => {
+                    let state = statat(&directory, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
+                        .map_err(PublishError::call("stat a file"))?;
+                    if state.st_nlink == 1 {
+                        found.unlinked.push(number);
+                    }
+                }
             }
         }
     }
-    unlinked.extend(names_in(&shared.orphans)?.iter().filter_map(|name| number_of_name(name)));
-    Ok(unlinked)
+    for name in names_in(&shared.orphans)? {
+        match number_of_name(&name).filter(|number| orphan_name(*number).as_bytes() == name) {
+            None => found.foreign.push(format!("orphans/{}", name.escape_ascii())),
+            Some(number) => found.unlinked.push(number),
+        }
+    }
+    Ok(found)
 }
 
 fn names_in(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, PublishError> {

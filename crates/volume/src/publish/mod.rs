@@ -25,7 +25,9 @@ pub use layout::SharedTree;
 pub use load::load_namespace;
 pub use mark::{MarkFile, PublishedMark};
 pub use publisher::{LogData, Publisher};
-pub use tree_digest::{DATA_PART_BYTES, DataPart, Digest, InodeDigest, TreeDigest, digest_data, digest_inodes};
+pub use tree_digest::{
+    DATA_PART_BYTES, DataDigester, DataPart, Digest, DigestedInodes, InodeDigest, TreeDigest, digest_inodes,
+};
 pub use tree_reader::{TreePart, TreeReader};
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use tempfile::TempDir;
 
 use super::{
-    CallBudget, DataPart, Durability, LogData, PublishError, Publisher, SharedTree, TreeReader, digest_data,
+    CallBudget, DataDigester, DataPart, Durability, LogData, PublishError, Publisher, SharedTree, TreeReader,
     digest_inodes, find_unlinked_inodes, load_namespace,
 };
 use crate::change::ChangeSet;
@@ -282,9 +282,10 @@ fn compare_digests(tree: &Path, copy: &Path, seed: u64) {
     let [tree, copy] = [tree, copy].map(|path| SharedTree::open(path).unwrap());
     let inodes = digest_inodes(&tree).unwrap();
     assert_eq!(digest_inodes(&copy).unwrap(), inodes, "seed {seed}");
-    for inode in inodes.iter().filter(|inode| inode.data_bytes > 0) {
+    let [mut tree, mut copy] = [tree, copy].map(DataDigester::new);
+    for inode in inodes.digests.iter().filter(|inode| inode.data_bytes > 0) {
         let part = DataPart { inode: inode.inode, index: 0 };
-        let [found, copied] = [&tree, &copy].map(|shared| digest_data(shared, part).unwrap());
+        let [found, copied] = [&mut tree, &mut copy].map(|digester| digester.digest(part).unwrap());
         assert!(found.is_some() && found == copied, "seed {seed}: {inode:?}");
     }
 }

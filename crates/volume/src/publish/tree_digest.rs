@@ -1,6 +1,7 @@
 //! Digests of a shared tree, so that replicas can be compared: one of each inode without its data, and one of each part of the
 //! data. Replicas that have published the logs up to the same points have the same digests.
 
+use std::fs::File;
 use std::io;
 
 use ring::digest::{Context, SHA256};
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file_data::{find_data, read_up_to};
 use super::layout::SharedTree;
-use super::tree_reader::load_all_inodes;
+use super::tree_reader::{LoadedTree, load_tree};
 use crate::record::{FileKind, InodeNumber, PAGE_BYTES};
 use crate::view::{Inode, InodeContent};
 
@@ -65,45 +66,80 @@ pub struct DataPart {
     pub index: u64,
 }
 
-/// The digest of each inode, by number. Nothing is published meanwhile.
+/// The inodes of a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DigestedInodes {
+    /// The digest of each inode, by number.
+    pub digests: Vec<InodeDigest>,
+    /// Paths of files next to `tree` that are none of the volume's.
+    pub foreign: Vec<String>,
+}
+
+/// The digest of each inode. Nothing is published meanwhile.
 ///
 /// # Errors
 /// As `load_namespace`.
-pub fn digest_inodes(shared: &SharedTree) -> io::Result<Vec<InodeDigest>> {
-    let mut digests: Vec<_> =
-        load_all_inodes(shared)?.iter().map(|(number, inode)| digest_of(*number, inode)).collect();
+pub fn digest_inodes(shared: &SharedTree) -> io::Result<DigestedInodes> {
+    let LoadedTree { inodes, foreign } = load_tree(shared)?;
+    let mut digests: Vec<_> = inodes.iter().map(|(number, inode)| digest_of(*number, inode)).collect();
     digests.sort_by_key(|digest| digest.inode);
-    Ok(digests)
+    Ok(DigestedInodes { digests, foreign })
 }
 
-/// The digest of a part of a file's data; none if there is no such file. A hole is the same as zeros.
-///
-/// # Errors
-/// As read(2).
-pub fn digest_data(shared: &SharedTree, part: DataPart) -> io::Result<Option<Digest>> {
-    let file = match shared.open_data(part.inode) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened?,
-    };
-    let mut context = Context::new(&SHA256);
-    let mut offset = part.index.saturating_mul(DATA_PART_BYTES);
-    let part_end = offset.saturating_add(DATA_PART_BYTES);
-    let mut buffer = vec![0; READ_BYTES as usize];
-    while let Some(data) = find_data(&file, offset)?.filter(|data| *data < part_end) {
-        let begin = data - data % PAGE_BYTES;
-        let bytes = read_up_to(&file, &mut buffer[..READ_BYTES.min(part_end - begin) as usize], begin)?;
-        if bytes == 0 {
-            break;
-        }
-        for (page, content) in (0..).zip(buffer[..bytes].chunks(PAGE_BYTES as usize)) {
-            if content.iter().any(|byte| *byte != 0) {
-                context.update(&(begin + page * PAGE_BYTES).to_le_bytes());
-                context.update(content);
-            }
-        }
-        offset = begin + bytes as u64;
+/// Computes digests of parts of files. Keeps the last file open, as its other parts usually follow.
+#[derive(Debug)]
+pub struct DataDigester {
+    shared: SharedTree,
+    file: Option<(InodeNumber, File)>,
+    buffer: Vec<u8>,
+    read_bytes: u64,
+}
+
+impl DataDigester {
+    /// Reads the files of a tree.
+    pub fn new(shared: SharedTree) -> Self {
+        Self { shared, file: None, buffer: vec![0; READ_BYTES as usize], read_bytes: 0 }
     }
-    Ok(Some(finish(context)))
+
+    /// Bytes that were read. Holes are not.
+    pub fn read_bytes(&self) -> u64 {
+        self.read_bytes
+    }
+
+    /// The digest of a part; none if there is no such file. A hole is the same as zeros.
+    ///
+    /// # Errors
+    /// As read(2).
+    pub fn digest(&mut self, part: DataPart) -> io::Result<Option<Digest>> {
+        if self.file.as_ref().is_none_or(|(inode, _)| *inode != part.inode) {
+            self.file = match self.shared.open_data(part.inode) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                opened => Some((part.inode, opened?)),
+            };
+        }
+        let Some((_, file)) = &self.file else { return Ok(None) };
+        let mut context = Context::new(&SHA256);
+        let mut offset = part.index.saturating_mul(DATA_PART_BYTES);
+        let part_end = offset.saturating_add(DATA_PART_BYTES);
+        while let Some(data) = find_data(file, offset)?.filter(|data| *data < part_end) {
+            let begin = data - data % PAGE_BYTES;
+            let room = READ_BYTES.min(part_end - begin) as usize;
+            let bytes = read_up_to(file, &mut self.buffer[..room], begin)?;
+            if bytes == 0 {
+                break;
+            }
+            // Where a hole begins depends on the local file system: pages of zeros do not count, hole or not.
+            for (page, content) in (0..).zip(self.buffer[..bytes].chunks(PAGE_BYTES as usize)) {
+                if content.iter().any(|byte| *byte != 0) {
+                    context.update(&(begin + page * PAGE_BYTES).to_le_bytes());
+                    context.update(content);
+                }
+            }
+            self.read_bytes += bytes as u64;
+            offset = begin + bytes as u64;
+        }
+        Ok(Some(finish(context)))
+    }
 }
 
 fn digest_of(number: InodeNumber, inode: &Inode) -> InodeDigest {
@@ -152,7 +188,7 @@ fn finish(context: Context) -> Digest {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, File};
+    use std::fs;
     use std::os::unix::fs::FileExt as _;
     use std::path::{Path, PathBuf};
 
@@ -215,31 +251,62 @@ mod tests {
         change(path, |file| file.write_all_at(bytes, offset).unwrap());
     }
 
+    fn digest_data(directory: &TempDir, inode: InodeNumber, index: u64) -> Option<Digest> {
+        let shared = SharedTree::open(&directory.path().join("shared")).unwrap();
+        DataDigester::new(shared).digest(DataPart { inode, index }).unwrap()
+    }
+
+    #[test]
+    fn holes_are_not_read() {
+        let parts = 1000;
+        let (_directory, shared, path) = tree_with_file(parts * DATA_PART_BYTES);
+        change_data(&path, &[1; 5000], 700 * DATA_PART_BYTES);
+        let mut digester = DataDigester::new(shared);
+        let digests: Vec<_> =
+            (0..parts).map(|index| digester.digest(DataPart { inode: FILE, index }).unwrap().unwrap()).collect();
+        assert_eq!(digests.iter().filter(|digest| **digest != digests[0]).count(), 1);
+        assert!(digester.read_bytes() < 2 * READ_BYTES, "{} bytes are read", digester.read_bytes());
+    }
+
     #[test]
     fn a_changed_byte_changes_one_digest_and_a_hole_is_zeros() {
-        let (_directory, shared, path) = tree_with_file(10_000);
-        let data = |shared: &SharedTree| digest_data(shared, DataPart { inode: FILE, index: 0 }).unwrap().unwrap();
-        let (inodes, hole) = (digest_inodes(&shared).unwrap(), data(&shared));
-        assert_eq!(inodes.iter().map(|digest| digest.data_bytes).collect::<Vec<_>>(), [0, 10_000]);
+        let (directory, shared, path) = tree_with_file(10_000);
+        let data = || digest_data(&directory, FILE, 0).unwrap();
+        let (inodes, hole) = (digest_inodes(&shared).unwrap(), data());
+        assert_eq!(inodes.digests.iter().map(|digest| digest.data_bytes).collect::<Vec<_>>(), [0, 10_000]);
         change_data(&path, &[0; 4096], 4096);
-        assert_eq!(data(&shared), hole, "zeros");
+        assert_eq!(data(), hole, "zeros");
         change_data(&path, &[1], 9_000);
-        let changed = data(&shared);
+        let changed = data();
         assert_ne!(changed, hole);
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         change(&path, |file| rustix::fs::fallocate(file, punch, 4096, 4096).unwrap());
-        assert_eq!(data(&shared), changed, "the zeros are a hole again");
+        assert_eq!(data(), changed, "the zeros are a hole again");
         assert_eq!(digest_inodes(&shared).unwrap(), inodes);
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         assert_ne!(digest_inodes(&shared).unwrap(), inodes);
-        assert_eq!(digest_data(&shared, DataPart { inode: InodeNumber(99), index: 0 }).unwrap(), None);
+        assert_eq!(digest_data(&directory, InodeNumber(99), 0), None);
+    }
+
+    #[test]
+    fn foreign_files_are_named_and_change_no_digest() {
+        let (directory, shared, _path) = tree_with_file(10);
+        let before = digest_inodes(&shared).unwrap();
+        assert_eq!(before.foreign, [""; 0]);
+        let foreign = ["inodes/03/notes", "inodes/05/0000000000000005", "inodes/readme", "orphans/lost"];
+        for path in foreign {
+            fs::write(directory.path().join("shared").join(path), b"foreign").unwrap();
+        }
+        let mut after = digest_inodes(&shared).unwrap();
+        after.foreign.sort();
+        assert_eq!((after.digests, after.foreign), (before.digests, foreign.map(str::to_owned).to_vec()));
     }
 
     #[test]
     fn each_part_of_the_data_has_a_digest() {
-        let (_directory, shared, path) = tree_with_file(DATA_PART_BYTES + 3000);
+        let (directory, _shared, path) = tree_with_file(DATA_PART_BYTES + 3000);
         change_data(&path, &[1; 5000], DATA_PART_BYTES - 2000);
-        let digest = |index| digest_data(&shared, DataPart { inode: FILE, index }).unwrap().unwrap();
+        let digest = |index| digest_data(&directory, FILE, index).unwrap();
         let (first, second, beyond) = (digest(0), digest(1), digest(2));
         assert!(first != second && second != beyond);
         change_data(&path, &[2], DATA_PART_BYTES + 2999);

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 
 use rustix::fs::{SeekFrom, seek};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use super::file_data::find_data;
-use super::inodes::find_unlinked_inodes;
+use super::inodes::{UnenteredFiles, find_unentered};
 use super::layout::{SharedTree, inode_path, orphan_name};
 use super::load::{load_inode, load_namespace};
 use super::publisher::LogData;
@@ -59,7 +60,7 @@ impl TreeReader {
     /// # Errors
     /// As `load_namespace`.
     pub fn new(shared: SharedTree) -> io::Result<Self> {
-        let inodes = VecDeque::from(load_all_inodes(&shared)?);
+        let inodes = VecDeque::from(load_tree(&shared)?.inodes);
         let mut entries = VecDeque::new();
         let mut directories = VecDeque::new();
         for (number, inode) in &inodes {
@@ -115,23 +116,38 @@ impl TreeReader {
     }
 }
 
-/// All inodes without data, also those that no entry leads to.
-pub(super) fn load_all_inodes(shared: &SharedTree) -> io::Result<Vec<(InodeNumber, Inode)>> {
-    let namespace = load_namespace(shared, 0, InodeNumber::ROOT.0)?;
-    let mut inodes = Vec::with_capacity(namespace.inode_count());
-    for unlinked in find_unlinked_inodes(shared).map_err(io::Error::other)? {
-        inodes.push((unlinked, load_unlinked(shared, unlinked)?));
-    }
-    inodes.extend(namespace.into_inodes());
-    Ok(inodes)
+/// All inodes of a tree.
+pub(super) struct LoadedTree {
+    /// With their entries or targets.
+    pub(super) inodes: Vec<(InodeNumber, Inode)>,
+    /// Paths of files next to `tree` that are none of the volume's.
+    pub(super) foreign: Vec<String>,
 }
 
-fn load_unlinked(shared: &SharedTree, number: InodeNumber) -> io::Result<Inode> {
-    match load_inode(&shared.inodes, inode_path(number).as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Ok(load_inode(&shared.orphans, orphan_name(number).as_bytes())?.1)
+/// Reads all inodes, also those that no entry leads to.
+pub(super) fn load_tree(shared: &SharedTree) -> io::Result<LoadedTree> {
+    let namespace = load_namespace(shared, 0, InodeNumber::ROOT.0)?;
+    let mut inodes = Vec::with_capacity(namespace.inode_count());
+    let UnenteredFiles { unlinked, mut foreign } = find_unentered(shared).map_err(io::Error::other)?;
+    for number in unlinked {
+        match load_unlinked(shared, number)? {
+            Ok(inode) => inodes.push((number, inode)),
+            Err(path) => foreign.push(path),
         }
-        loaded => Ok(loaded?.1),
+    }
+    inodes.extend(namespace.into_inodes());
+    Ok(LoadedTree { inodes, foreign })
+}
+
+/// The inode, or the path of a file that has the name of one.
+fn load_unlinked(shared: &SharedTree, number: InodeNumber) -> io::Result<Result<Inode, String>> {
+    let load = |directory: &OwnedFd, folder: &str, name: String| match load_inode(directory, name.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(Err(format!("{folder}/{name}"))),
+        loaded => loaded.map(|(_, inode)| Ok(inode)),
+    };
+    match load(&shared.inodes, "inodes", inode_path(number)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => load(&shared.orphans, "orphans", orphan_name(number)),
+        loaded => loaded,
     }
 }
 

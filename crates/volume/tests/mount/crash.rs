@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::Durability;
+use farfork_sys::mount::table::read_thread_mounts;
 use farfork_volume::process::ProcessRole;
 use fastrand::Rng;
 use rustix::process::Signal;
@@ -278,6 +279,8 @@ fn nothing_is_written_below_the_mount_of_a_killed_client() {
             volume.kill(&[ProcessRole::Client]);
             is_over.store(true, Ordering::Relaxed);
         });
+        let mounts = read_thread_mounts().unwrap();
+        assert_eq!(mounts.iter().filter(|mount| mount.point == path).count(), 1, "the dead mount is gone");
     }
     volume.unmount();
     assert_eq!(fs::read_dir(&path).unwrap().count(), 0, "files are in the directory below the mount");

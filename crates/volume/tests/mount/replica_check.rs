@@ -23,7 +23,11 @@ use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("equal_replicas_have_no_differences_while_programs_write", equal_replicas_have_no_differences),
+    ("a_check_starts_again_when_a_node_leaves_the_chain", a_node_leaves_the_chain),
     ("a_damaged_replica_is_found_and_repaired", a_damaged_replica_is_found_and_repaired),
+    ("a_replica_that_cannot_be_read_hides_no_other_difference", a_replica_that_cannot_be_read),
+    ("a_sparse_file_is_compared_without_reading_its_holes", a_sparse_file),
+    ("a_check_through_a_node_without_a_replica_is_shown_by_every_node", a_check_through_another_node),
     ("the_scrub_repairs_a_replica_that_no_program_uses", the_scrub_repairs_a_replica),
     ("a_replica_with_a_damaged_log_is_copied_again", a_replica_with_a_damaged_log),
     ("a_client_with_a_damaged_log_is_replaced", a_client_with_a_damaged_log),
@@ -32,6 +36,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 /// More than one part that has a digest of its own.
 const LARGE_FILE_BYTES: u64 = 20 << 20;
+/// A node under load is not taken for dead.
+const DETECTION_MS: u64 = 10_000;
 
 fn cluster(names: &[&str]) -> VolumeCluster {
     let cluster = VolumeCluster::mounted(names, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
@@ -119,6 +125,25 @@ fn equal_replicas_have_no_differences() {
     });
 }
 
+/// The check holds the replicas of three nodes, and one of them never answers.
+fn a_node_leaves_the_chain() {
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    fs::write(cluster.path(0).join("file"), b"file").unwrap();
+    cluster.published_tree();
+    stop(cluster.nodes[1].process_id(ProcessRole::Offload));
+    thread::scope(|scope| {
+        let checking = scope.spawn(|| check(&cluster, 0, false, None));
+        let mut file = File::create(cluster.path(0).join("other")).unwrap();
+        file.write_all(b"other").unwrap();
+        file.sync_all().unwrap();
+        let report = checking.join().unwrap().unwrap();
+        assert_eq!((report.replicas, report.differences), (vec![name("n1"), name("n3")], Vec::new()));
+    });
+    cluster.nodes[1].signal(&[ProcessRole::Offload], Signal::CONT);
+    cluster.wait_for_chain(0, 3);
+    assert_eq!(check(&cluster, 0, false, None).unwrap().replicas.len(), 3);
+}
+
 fn a_damaged_replica_is_found_and_repaired() {
     let cluster = cluster(&THREE_NODES);
     cluster.published_tree();
@@ -131,12 +156,95 @@ fn a_damaged_replica_is_found_and_repaired() {
     assert_eq!(found, ["inode /directory-2", "data /directory-3/file-8 0", "data /large 16777216"]);
 
     let report = check(&cluster, 1, true, None).unwrap();
-    assert_eq!(report.repaired, [name("n2")]);
-    assert_eq!(check(&cluster, 2, true, None).unwrap().differences, []);
-    cluster.nodes[1].wait_until_mounted();
+    assert_eq!((report.repaired, report.remounting), (vec![name("n2")], Vec::new()));
+    // The mount is usable: nothing waits for it.
     fs::write(cluster.path(1).join("after"), b"after").unwrap();
+    assert_eq!(check(&cluster, 2, true, None).unwrap().differences, []);
     let tree = cluster.published_tree();
     assert_eq!(tree[&PathBuf::from("directory-3/file-8")].1, [8; 8000]);
+}
+
+/// One tree has a file without a number, another one foreign files and a damaged mark.
+fn a_replica_that_cannot_be_read() {
+    let cluster = cluster(&THREE_NODES);
+    cluster.published_tree();
+    let shared = |node: usize, path: &str| cluster.nodes[node].volume_path().join("shared").join(path);
+    fs::write(shared(1, "inodes/05/notes"), b"notes").unwrap();
+    OpenOptions::new().write(true).open(shared(1, "published/0")).unwrap().write_all_at(&[7; 8192], 0).unwrap();
+    fs::set_permissions(replica_path(&cluster, 1, "directory-2"), fs::Permissions::from_mode(0o700)).unwrap();
+    let found = |report: &CheckReport| -> Vec<_> {
+        report
+            .differences
+            .iter()
+            .map(|difference| (describe(&difference.subject), difference.damaged.clone()))
+            .collect()
+    };
+    let of = |text: &str, node: &str| (text.to_owned(), vec![name(node)]);
+    let mark = "mark n1 the file cannot be read: both published marks are damaged";
+    let foreign = "tree inodes/05/notes is no file of the volume";
+    let expected = [of(mark, "n2"), of(foreign, "n2"), of("inode /directory-2", "n2")];
+    assert_eq!(found(&check(&cluster, 0, false, None).unwrap()), expected);
+
+    fs::write(replica_path(&cluster, 2, "copied"), b"copied").unwrap();
+    let unreadable = r#"tree node n3 cannot read its shared tree: "copied" in the shared tree has no inode number"#;
+    let undecided = ("inode /directory-2".to_owned(), Vec::new());
+    let expected = [of(mark, "n2"), of(foreign, "n2"), of(unreadable, "n3"), undecided];
+    let report = check(&cluster, 0, true, Some("n3")).unwrap();
+    assert_eq!(found(&report), expected);
+    assert!(report.repaired.is_empty() && report.repair_failure.unwrap().contains("node n3"), "n3 is damaged itself");
+
+    assert_eq!(check(&cluster, 0, true, Some("n1")).unwrap().repaired, [name("n2"), name("n3")]);
+    assert_eq!(check(&cluster, 0, false, None).unwrap().differences, []);
+    assert!(!shared(1, "inodes/05/notes").exists());
+}
+
+/// A terabyte, of which each replica has a few pages.
+fn a_sparse_file() {
+    let cluster = VolumeCluster::three_replicas();
+    let size = 1 << 40;
+    let file = File::create(cluster.path(0).join("sparse")).unwrap();
+    file.set_len(size).unwrap();
+    file.write_all_at(b"data", size / 2).unwrap();
+    file.sync_all().unwrap();
+    cluster.nodes[0].wait_for("the file is published", || {
+        (0..3).all(|node| replica_path(&cluster, node, "sparse").metadata().is_ok_and(|state| state.len() == size))
+    });
+    // A hole on one replica, zeros on another one.
+    let zeros = replica_path(&cluster, 2, "sparse");
+    let times = fs::FileTimes::new().set_modified(zeros.metadata().unwrap().modified().unwrap());
+    let replica = OpenOptions::new().write(true).open(&zeros).unwrap();
+    replica.write_all_at(&[0; 100_000], size / 4).unwrap();
+    replica.set_times(times).unwrap();
+    let mut progress = Vec::new();
+    let report = compare(&cluster.nodes[0], |step| progress.push(step));
+    assert_eq!((report.differences, report.data_bytes), (Vec::new(), size));
+    assert!(progress.len() < 20, "{} batches", progress.len());
+    flip_byte(&zeros, size / 4 + 5000);
+    let report = compare(&cluster.nodes[0], |_| {});
+    let found: Vec<_> = report.differences.iter().map(|difference| describe(&difference.subject)).collect();
+    assert_eq!(found, [format!("data /sparse {}", size / 4)]);
+}
+
+/// A stopped replica keeps the check running.
+fn a_check_through_another_node() {
+    let mut cluster = cluster(&["n1", "n2"]);
+    cluster.published_tree();
+    let other = cluster.add_node("n3");
+    flip_byte(&replica_path(&cluster, 0, "large"), 8);
+    stop(cluster.nodes[1].process_id(ProcessRole::Offload));
+    thread::scope(|scope| {
+        let checking = scope.spawn(|| check(&cluster, other, true, Some("n2")));
+        let is_shown = |node: usize| cluster.nodes[node].status().replicas.iter().any(|replica| replica.is_checked);
+        for node in [0, other] {
+            cluster.nodes[node].wait_for("the check is shown", || is_shown(node));
+        }
+        cluster.nodes[1].signal(&[ProcessRole::Offload], Signal::CONT);
+        assert_eq!(checking.join().unwrap().unwrap().repaired, [name("n1")]);
+    });
+    for node in [0, other] {
+        let checks = cluster.nodes[node].status().replicas.into_iter().filter_map(|replica| replica.last_check);
+        assert!(checks.into_iter().any(|check| check.repaired == [name("n1")]), "node {node}");
+    }
 }
 
 /// The node of the damaged replica has not mounted the volume.
@@ -239,6 +347,8 @@ fn describe(subject: &DifferenceSubject) -> String {
     match subject {
         DifferenceSubject::Inode { path: Some(path), .. } => format!("inode {path}"),
         DifferenceSubject::Data { path: Some(path), range, .. } => format!("data {path} {}", range.start),
+        DifferenceSubject::Tree { reason } => format!("tree {reason}"),
+        DifferenceSubject::Mark { client, reason } => format!("mark {client} {reason}"),
         other => format!("{other:?}"),
     }
 }

@@ -3,26 +3,33 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use farfork_api::failure::Failure;
 use farfork_cluster::catalog::VolumeName;
+use farfork_terminal::command_failure::report_error;
 use farfork_volume::process::{CheckReport, DIFFERENCES_MAX, DifferenceSubject, ReplicaDifference, VolumeCheck};
 use farfork_wire::NodeName;
 use serde::Serialize;
 
 use super::parse_volume_name;
 use super::view::replicas_text;
-use super::volume_node::VolumeNode;
+use super::volume_node::{VolumeNode, failure_of_text};
 use crate::GlobalArgs;
-use crate::output::{ByteProgressBar, Table, format_bytes, print_json, print_line};
+use crate::output::{ByteProgressBar, Table, format_bytes, print_failure, print_json, print_line};
+
+/// The exit status when nothing is known about the replicas. A difference has 1, as with cmp(1).
+const EXIT_NOT_COMPARED: u8 = 3;
 
 /// Compare the live replicas of a volume, and repair damaged ones.
 ///
 /// Each replica computes digests of its files, directories and logs. Programs may write meanwhile. Where replicas differ,
 /// the majority is right. Without a majority, as with two replicas, nothing says which one is right: choose with --good.
 /// A damaged replica leaves the chain and is copied again. A mount on its node is interrupted until that is done: calls
-/// fail with ECONNABORTED and ENOTCONN. A check fails when the chain changes meanwhile: try again.
+/// fail with ECONNABORTED and ENOTCONN. The command waits until the mount is usable again, or says after 30 s that it is
+/// not. A check starts again when the chain changes meanwhile, and fails after three times.
 ///
-/// KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log, or tree (a
-/// replica that cannot be read, which hides its other differences). DAMAGED is ? without a majority.
+/// KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log, mark or tree.
+/// A mark is the file that says how far a log is published. A tree has a foreign file, or cannot be read, which hides
+/// its other differences. DAMAGED is ? without a majority.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -31,7 +38,7 @@ Examples:
   farfork volume check data --repair --good n2
   farfork volume check data --json | jq -r '.differences[].path'
 
-Exit status: 0 the replicas are equal or were repaired, 1 they differ or cannot be compared, 2 wrong usage.")]
+Exit status: 0 the replicas are equal or were repaired, 1 they differ, 2 wrong usage, 3 they cannot be compared.")]
 pub(crate) struct CheckVolume {
     /// Name of the volume.
     #[arg(value_parser = parse_volume_name)]
@@ -46,6 +53,13 @@ pub(crate) struct CheckVolume {
 
 impl CheckVolume {
     pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        self.compare(global).or_else(|failure| {
+            report_error(&failure.into(), global.json);
+            Ok(ExitCode::from(EXIT_NOT_COMPARED))
+        })
+    }
+
+    fn compare(self, global: &GlobalArgs) -> Result<ExitCode, Failure> {
         let object = format!("volume {}", self.name);
         let (name, good) = (self.name.clone(), self.good);
         let check = VolumeCheck { name, should_repair: self.repair, good: good.clone() };
@@ -53,11 +67,16 @@ impl CheckVolume {
         let checked = VolumeNode::find(global, &object)?
             .check(&object, &check, |progress| bar.show(progress.compared_bytes, progress.data_bytes));
         drop(bar);
-        let view = CheckView::new(&self.name, good, checked?);
+        let mut report = checked?;
+        let repair_failure = report.repair_failure.take();
+        let view = CheckView::new(&self.name, good, report);
         if global.json {
             print_json(&view);
         } else {
             view.print();
+        }
+        if let Some(reason) = repair_failure {
+            print_failure(&failure_of_text(&object, &reason));
         }
         Ok(if view.is_settled() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -72,6 +91,7 @@ struct CheckView {
     data_bytes: u64,
     differences: Vec<ReplicaDifferenceView>,
     repaired: Vec<NodeName>,
+    remounting: Vec<NodeName>,
     /// From the command line, for the command that is shown as the next step.
     #[serde(skip)]
     good: Option<NodeName>,
@@ -101,6 +121,9 @@ impl ReplicaDifferenceView {
             DifferenceSubject::Data { inode, path, range } => {
                 Self { kind: "data", path, inode: Some(inode), offset: Some(range.start), ..unnamed }
             }
+            DifferenceSubject::Mark { client, reason } => {
+                Self { kind: "mark", client: Some(client), reason: Some(reason), ..unnamed }
+            }
             DifferenceSubject::Log { client, position } => {
                 Self { kind: "log", offset: Some(position), client: Some(client), ..unnamed }
             }
@@ -109,7 +132,7 @@ impl ReplicaDifferenceView {
 
     fn subject(&self) -> String {
         let inode = || self.inode.map(|inode| format!("inode {inode}"));
-        let client = || self.client.as_ref().map(|client| format!("log of {client}"));
+        let client = || self.client.as_ref().map(|client| format!("{} of {client}", self.kind));
         let path = self.path.clone().or_else(inode).or_else(client).or_else(|| self.reason.clone());
         path.unwrap_or_else(|| "-".to_owned())
     }
@@ -117,9 +140,9 @@ impl ReplicaDifferenceView {
 
 impl CheckView {
     fn new(name: &VolumeName, good: Option<NodeName>, report: CheckReport) -> Self {
-        let CheckReport { replicas, inodes, data_bytes, differences, repaired } = report;
+        let CheckReport { replicas, inodes, data_bytes, differences, repaired, remounting, repair_failure: _ } = report;
         let differences = differences.into_iter().map(ReplicaDifferenceView::new).collect();
-        Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, good }
+        Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, remounting, good }
     }
 
     /// Nothing is left to repair.
@@ -148,13 +171,21 @@ impl CheckView {
         print_line(&self.next_step());
     }
 
+    fn remounting_text(&self) -> String {
+        if self.remounting.is_empty() {
+            return String::new();
+        }
+        let nodes = replicas_text(&self.remounting);
+        format!("; the mount is still being restarted on {nodes}: see mount-{}.log of the node", self.volume)
+    }
+
     fn next_step(&self) -> String {
         let count = self.differences.len();
         let at_least = if count >= DIFFERENCES_MAX { "at least " } else { "" };
         let noun = if count == 1 { "difference" } else { "differences" };
         let found = format!("{}: {at_least}{count} {noun}", self.volume);
         if self.is_settled() {
-            format!("{found}; copied again: {}", replicas_text(&self.repaired))
+            format!("{found}; copied again: {}{}", replicas_text(&self.repaired), self.remounting_text())
         } else if self.differences.iter().any(|difference| difference.damaged.is_empty()) {
             format!("{found}; no majority says which replica is right: choose one with `--repair --good NODE`")
         } else {
@@ -177,6 +208,8 @@ mod tests {
             data_bytes: 100,
             differences: vec![ReplicaDifference { subject, damaged: names(damaged) }],
             repaired: names(repaired),
+            remounting: Vec::new(),
+            repair_failure: None,
         }
     }
 
@@ -188,7 +221,7 @@ mod tests {
     fn the_document_has_stable_keys() {
         let document = serde_json::to_value(view(report(&["n2"], &[]))).unwrap();
         let expected = serde_json::json!({
-            "volume": "data", "replicas": ["n1", "n2"], "inodes": 9, "data_bytes": 100, "repaired": [],
+            "volume": "data", "replicas": ["n1", "n2"], "inodes": 9, "data_bytes": 100, "repaired": [], "remounting": [],
             "differences": [{
                 "kind": "data", "path": "/file", "inode": 7, "offset": 0, "client": null, "reason": null, "damaged": ["n2"],
             }],
@@ -202,6 +235,8 @@ mod tests {
         assert!(!view(open.clone()).is_settled() && view(open).next_step().contains("check data --repair"));
         assert!(!view(undecided.clone()).is_settled() && view(undecided).next_step().contains("--good NODE"));
         assert!(view(repaired.clone()).is_settled() && view(repaired).next_step().contains("copied again: n2"));
+        let remounting = CheckReport { remounting: vec![NodeName::new("n2").unwrap()], ..report(&["n2"], &["n2"]) };
+        assert!(view(remounting).next_step().contains("still being restarted on n2"));
         assert!(view(CheckReport::default()).is_settled());
     }
 }

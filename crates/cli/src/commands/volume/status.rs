@@ -45,6 +45,7 @@ impl ShowVolumeStatus {
         if global.json {
             let mut document = serde_json::to_value(&volume)?;
             document["replica_states"] = serde_json::to_value(&replicas)?;
+            document["check_running"] = status.is_checked().into();
             document["last_check"] = serde_json::to_value(&last_check)?;
             print_json(&document);
             return Ok(ExitCode::SUCCESS);
@@ -57,9 +58,11 @@ impl ShowVolumeStatus {
                 print_line(&format!("{} does not answer: {failure}", replica.node));
             }
         }
-        if let Some(last_check) = last_check {
+        let running = status.is_checked().then(|| "a check is running".to_owned());
+        let checks: Vec<String> = running.into_iter().chain(last_check.map(|check| check.describe())).collect();
+        if !checks.is_empty() {
             print_line("");
-            print_line(&last_check.describe());
+            print_line(&checks.join("\n"));
         }
         Ok(ExitCode::SUCCESS)
     }

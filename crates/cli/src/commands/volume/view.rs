@@ -179,8 +179,14 @@ mod tests {
         (record.clients, record.writer) = (vec![n2.clone()], Some(0));
         let log = LogStatus { logged: 8192, committed: 4096, published: 0 };
         let replicas = vec![
-            ReplicaStatus { node: n1, failure: None, logs: vec![log], last_check: None },
-            ReplicaStatus { node: n2, failure: Some("it is down".to_owned()), logs: Vec::new(), last_check: None },
+            ReplicaStatus { node: n1, failure: None, logs: vec![log], last_check: None, is_checked: false },
+            ReplicaStatus {
+                node: n2,
+                failure: Some("it is down".to_owned()),
+                logs: Vec::new(),
+                last_check: None,
+                is_checked: false,
+            },
         ];
         VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas }
     }

@@ -149,7 +149,7 @@ fn is_not_listening(error: &io::Error) -> bool {
 }
 
 /// The volume is named once, also when the text begins with it.
-fn failure_of_text(object: &str, text: &str) -> Failure {
+pub(super) fn failure_of_text(object: &str, text: &str) -> Failure {
     let cause = text.strip_prefix(object).map_or(text, |rest| rest.trim_start_matches(':').trim_start());
     Failure::new(Code::FailedPrecondition, object, cause)
 }

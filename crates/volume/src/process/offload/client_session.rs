@@ -121,6 +121,7 @@ impl ClientSession {
                 ClientMessage::Appended => self.request_look(),
                 ClientMessage::Commit(point) => self.request_commit(point),
                 ClientMessage::Loaded => self.resume_publishing(),
+                ClientMessage::Mounted => self.mark_mounted(),
                 ClientMessage::Released => {
                     if let Some(client) = self.volume.lock().client_of(self.number) {
                         client.granted = None;
@@ -178,6 +179,12 @@ impl ClientSession {
         log_copier::copy_now(&self.volume, self.number, true);
     }
 
+    fn mark_mounted(&self) {
+        if let Some(client) = self.volume.lock().client_of(self.number) {
+            client.is_mounted = true;
+        }
+    }
+
     fn resume_publishing(&self) {
         self.volume.end_loading(&self.sender);
     }
@@ -221,7 +228,9 @@ fn reattach(
     if own_number != number || !term.is_none_or(has_term) {
         return Err(format!("volume {name}: another client may write by now"));
     }
-    start_session(volume, number, term, sender, OffloadMessage::Reattached)
+    let session = start_session(volume, number, term, sender, OffloadMessage::Reattached)?;
+    session.mark_mounted();
+    Ok(session)
 }
 
 fn open_for_client(node: &Arc<OffloadNode>, name: &str) -> Result<(Arc<ReplicatedVolume>, VolumeRecord, u16), String> {
@@ -285,6 +294,7 @@ fn start_session(
     volume.lock().client = Some(LocalClient {
         number,
         sender: sender.clone(),
+        is_mounted: false,
         granted,
         is_granting: false,
         commit_requested: None,

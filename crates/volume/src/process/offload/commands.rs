@@ -139,11 +139,11 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
             let described = node.peers.call::<DescribeReplica>(replica, &request, DESCRIPTION_TIMEOUT);
             described.map_err(|error| error.to_string())
         };
-        let (ReplicaDescription { logs, last_check }, failure) = match described {
+        let (ReplicaDescription { logs, last_check, is_checked }, failure) = match described {
             Ok(description) => (description, None),
             Err(reason) => (ReplicaDescription::default(), Some(reason)),
         };
-        ReplicaStatus { node: replica.clone(), failure, logs, last_check }
+        ReplicaStatus { node: replica.clone(), failure, logs, last_check, is_checked }
     });
     let replicas = replicas.collect();
     Ok(VolumeStatus { name, record, replicas })

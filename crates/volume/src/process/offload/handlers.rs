@@ -15,8 +15,9 @@ use super::volume::{LogProgress, OpenRegion, PendingAppend, ReplicatedVolume, Wa
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
     AppendLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm, HasClient,
-    HoldTree, LendTree, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree, ReleaseTree, ReleaseWriter,
-    ReplicaDescription, ValidateLogs, VolumeKey, VolumeRequest, answer_call, decode_request,
+    HasMount, HoldTree, LendTree, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree, ReleaseTree,
+    ReleaseWriter, ReplicaDescription, SaveLastCheck, ValidateLogs, VolumeKey, VolumeRequest, answer_call,
+    decode_request,
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion};
 use crate::process::LogStatus;
@@ -42,6 +43,12 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     add_volume_call::<ValidateLogs>(&mut table, node, |volume, call| tree_hold::validate_logs(volume, call));
     add_volume_call::<ReleaseTree>(&mut table, node, |volume, call| tree_hold::release(volume, call));
     add_volume_call::<FindPaths>(&mut table, node, |volume, call| tree_hold::find_paths(volume, call));
+    add_volume_call::<HasMount>(&mut table, node, |volume, _| {
+        Ok(volume.lock().client.as_ref().is_some_and(|client| client.is_mounted))
+    });
+    add_volume_call::<SaveLastCheck>(&mut table, node, |volume, call| {
+        volume.directory.save_last_check(&call.last).map_err(|error| error.to_string())
+    });
     let node = Arc::clone(node);
     table.add_deferred_handler(AppendLog::ID, move |payload, reply| append_log(&node, &payload, reply));
     table
@@ -225,7 +232,9 @@ fn describe_volume(volume: &ReplicatedVolume) -> ReplicaDescription {
     let state = volume.lock();
     let clients = state.record.clients.len() as u16;
     let status = |client| state.logs.get(&client).map_or_else(LogStatus::default, LogProgress::status);
-    ReplicaDescription { logs: (0..clients).map(status).collect(), last_check: volume.directory.last_check() }
+    let (logs, is_checked) = ((0..clients).map(status).collect(), state.hold.is_some());
+    drop(state);
+    ReplicaDescription { logs, last_check: volume.directory.last_check(), is_checked }
 }
 
 pub(super) fn has_client(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<bool, String> {

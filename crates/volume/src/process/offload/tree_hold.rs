@@ -7,9 +7,15 @@ use std::time::{Duration, Instant};
 use super::rejoin::unreadable_tree;
 use super::volume::{ReplicaState, ReplicatedVolume};
 use crate::chain::CALL_TIMEOUT;
-use crate::chain::calls::{DigestData, DigestTree, FindPaths, HoldTree, ReadInodeDigests, ReleaseTree, ValidateLogs};
+use crate::chain::calls::{
+    DigestData, DigestTree, DigestedTree, FindPaths, HoldTree, LogDamage, ReadInodeDigests, ReleaseTree, ValidateLogs,
+};
 use crate::log::LogPoint;
-use crate::publish::{Digest, InodeDigest, TreeDigest, digest_data, digest_inodes, load_namespace};
+use crate::process::control::DIFFERENCES_MAX;
+use crate::publish::{
+    DATA_PART_BYTES, DataDigester, Digest, DigestedInodes, InodeDigest, PublishedMark, TreeDigest, digest_inodes,
+    load_namespace,
+};
 use crate::record::InodeNumber;
 use crate::replay::LogReplay;
 use crate::view::InodeContent;
@@ -20,6 +26,8 @@ const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
 const RELEASED_TIMEOUT: Duration = Duration::from_secs(120);
 /// The answer to a node whose hold has ended.
 const NOT_HELD: &str = "the check has ended: the tree is not held any more";
+/// Bytes of data that are read for one call, so that a check can report how far it is. Holes do not count.
+const DIGEST_BYTES_MAX: u64 = 4 * DATA_PART_BYTES;
 /// Digests in the answer to one call.
 const DIGESTS_MAX: usize = 65_536;
 
@@ -90,14 +98,18 @@ fn published_points(state: &ReplicaState, clients: Range<u16>) -> Vec<LogPoint> 
 }
 
 /// Computes the digests of all inodes, and keeps them.
-pub(super) fn digest_tree(volume: &ReplicatedVolume, request: &DigestTree) -> Result<TreeDigest, String> {
-    let digests = use_hold(volume, request.hold, || {
-        let shared = volume.directory.open_shared();
-        shared.and_then(|shared| digest_inodes(&shared)).map_err(|error| unreadable_tree(volume, &error))
+pub(super) fn digest_tree(volume: &ReplicatedVolume, request: &DigestTree) -> Result<DigestedTree, String> {
+    let digested = use_hold(volume, request.hold, || {
+        Ok(volume.directory.open_shared().and_then(|shared| digest_inodes(&shared)))
     })?;
-    let tree = TreeDigest::of(&digests);
+    let DigestedInodes { digests, mut foreign } = match digested {
+        Ok(digested) => digested,
+        Err(error) => return Ok(DigestedTree::Unreadable { reason: unreadable_tree(volume, &error) }),
+    };
+    foreign.truncate(DIFFERENCES_MAX);
+    let digest = TreeDigest::of(&digests);
     volume.lock().hold_of(request.hold).ok_or(NOT_HELD)?.digests = digests;
-    Ok(tree)
+    Ok(DigestedTree::Readable { digest, foreign })
 }
 
 /// The digests that follow a number.
@@ -110,41 +122,57 @@ pub(super) fn read_digests(volume: &ReplicatedVolume, request: &ReadInodeDigests
     })
 }
 
-/// Digests of parts of files.
+/// Digests of the first of these parts, at least one: the answer ends when enough is read.
 pub(super) fn digest_parts(volume: &ReplicatedVolume, request: &DigestData) -> Result<Vec<Option<Digest>>, String> {
     use_hold(volume, request.hold, || {
         let shared = volume.directory.open_shared().map_err(|error| unreadable_tree(volume, &error))?;
-        let digest = |part| {
-            digest_data(&shared, part).unwrap_or_else(|error| {
+        let mut digester = DataDigester::new(shared);
+        let mut digests = Vec::new();
+        for part in request.parts.iter().copied() {
+            digests.push(digester.digest(part).unwrap_or_else(|error| {
                 tracing::error!(%error, volume = %volume.key.name, ?part, "a part of a file cannot be read");
                 None
-            })
-        };
-        Ok(request.parts.iter().copied().map(digest).collect())
+            }));
+            if digester.read_bytes() >= DIGEST_BYTES_MAX {
+                break;
+            }
+        }
+        Ok(digests)
     })
 }
 
-/// Validates what each log has beyond its published part.
-pub(super) fn validate_logs(
-    volume: &ReplicatedVolume,
-    request: &ValidateLogs,
-) -> Result<Vec<Option<LogPoint>>, String> {
+/// Validates what each log has beyond its published part, and the file that says where this begins.
+pub(super) fn validate_logs(volume: &ReplicatedVolume, request: &ValidateLogs) -> Result<Vec<LogDamage>, String> {
     use_hold(volume, request.hold, || {
         let clients = volume.lock().record.clients.len() as u16;
         (0..clients).map(|client| find_log_damage(volume, client)).collect()
     })
 }
 
-/// Where the valid part of a log ends, if that is before the end of the log.
-fn find_log_damage(volume: &ReplicatedVolume, client: u16) -> Result<Option<LogPoint>, String> {
+fn find_log_damage(volume: &ReplicatedVolume, client: u16) -> Result<LogDamage, String> {
     let (mark, end) = match volume.lock().logs.get(&client) {
         Some(log) => (log.chain.published(), log.chain.committed()),
-        None => return Ok(None),
+        None => return Ok(LogDamage::default()),
     };
     let log = volume.directory.open_log(client).map_err(|error| error.to_string())?;
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
     while replay.next_point() < end && replay.read_record(&log).is_ok() {}
-    Ok(Some(replay.next_point()).filter(|valid_end| *valid_end < end))
+    let valid_end = Some(replay.next_point()).filter(|valid_end| *valid_end < end);
+    Ok(LogDamage { valid_end, mark: find_mark_damage(volume, client, &mark) })
+}
+
+/// The worker writes the mark after each change set, so the file has the mark that it has reported. A tree that cannot be
+/// opened is reported with its digest.
+fn find_mark_damage(volume: &ReplicatedVolume, client: u16, published: &PublishedMark) -> Option<String> {
+    let shared = volume.directory.open_shared().ok()?;
+    match shared.open_mark(client) {
+        Ok(file) if file.mark().point == published.point => None,
+        Ok(file) => {
+            let (found, expected) = (file.mark().point.position, published.point.position);
+            Some(format!("the file has position {found}, and the log is published up to {expected}"))
+        }
+        Err(error) => Some(format!("the file cannot be read: {error}")),
+    }
 }
 
 /// Publishing continues. The digests stay until the check has ended.

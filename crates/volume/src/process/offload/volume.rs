@@ -106,6 +106,8 @@ pub(super) struct ReplicaState {
 pub(super) struct LocalClient {
     pub(super) number: u16,
     pub(super) sender: ClientSender,
+    /// Programs can use its mount.
+    pub(super) is_mounted: bool,
     /// The term that it was granted and has not given back.
     pub(super) granted: Option<u32>,
     /// A thread makes it the writer.

@@ -5,11 +5,6 @@ use std::collections::BTreeMap;
 use crate::publish::{DATA_PART_BYTES, DataPart, Digest, InodeDigest};
 use crate::record::InodeNumber;
 
-/// Bytes of data that one call digests.
-const BATCH_BYTES: u64 = 4 * DATA_PART_BYTES;
-/// Parts that one call digests.
-const BATCH_PARTS_MAX: usize = 1024;
-
 /// Which replicas are damaged, by index; none when that cannot be decided. `good` is right if it is given; else the majority is.
 pub(super) fn find_damaged<T: PartialEq>(values: &[T], good: Option<usize>) -> Vec<usize> {
     let has_majority = |value: &&T| 2 * values.iter().filter(|other| other == value).count() > values.len();
@@ -37,38 +32,13 @@ pub(super) fn differing_inodes(replicas: &[Vec<InodeDigest>]) -> Vec<(InodeNumbe
     inodes.into_iter().filter(|(_, digests)| !are_equal(digests)).collect()
 }
 
-/// Parts of files that one call digests.
-#[derive(Default)]
-pub(super) struct DataBatch {
-    pub(super) parts: Vec<DataPart>,
-    /// Of all parts.
-    pub(super) bytes: u64,
-}
-
-impl DataBatch {
-    fn has_room(&self, bytes: u64) -> bool {
-        self.bytes + bytes <= BATCH_BYTES && self.parts.len() < BATCH_PARTS_MAX
-    }
-}
-
-/// The data of all files.
-pub(super) fn data_batches(inodes: &[InodeDigest]) -> Vec<DataBatch> {
-    let parts = inodes.iter().flat_map(|digest| {
+/// The data of all files: each part, and how many bytes it has.
+pub(super) fn data_parts(inodes: &[InodeDigest]) -> impl Iterator<Item = (DataPart, u64)> {
+    inodes.iter().flat_map(|digest| {
         let count = digest.data_bytes.div_ceil(DATA_PART_BYTES);
         let bytes_of = |index: u64| DATA_PART_BYTES.min(digest.data_bytes - index * DATA_PART_BYTES);
         (0..count).map(move |index| (DataPart { inode: digest.inode, index }, bytes_of(index)))
-    });
-    let mut batches: Vec<DataBatch> = Vec::new();
-    for (part, bytes) in parts {
-        if batches.last().is_none_or(|batch| !batch.has_room(bytes)) {
-            batches.push(DataBatch::default());
-        }
-        if let Some(batch) = batches.last_mut() {
-            batch.parts.push(part);
-            batch.bytes += bytes;
-        }
-    }
-    batches
+    })
 }
 
 #[cfg(test)]
@@ -101,13 +71,9 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_is_in_one_batch() {
-        let inodes = [inode(1, 0, 0), inode(2, 9 * DATA_PART_BYTES + 1, 0), inode(3, 5, 0)];
-        let batches = data_batches(&inodes);
-        let bytes: u64 = batches.iter().map(|batch| batch.bytes).sum();
-        assert_eq!(bytes, 9 * DATA_PART_BYTES + 6);
-        assert_eq!(batches.iter().map(|batch| batch.parts.len()).collect::<Vec<_>>(), [4, 4, 3]);
-        let small: Vec<_> = (1..=2 * BATCH_PARTS_MAX as u64 + 1).map(|number| inode(number, 1, 0)).collect();
-        assert_eq!(data_batches(&small).len(), 3);
+    fn every_byte_is_in_one_part() {
+        let inodes = [inode(1, 0, 0), inode(2, 2 * DATA_PART_BYTES + 1, 0), inode(3, 5, 0)];
+        let parts: Vec<_> = data_parts(&inodes).map(|(part, bytes)| (part.inode.0, part.index, bytes)).collect();
+        assert_eq!(parts, [(2, 0, DATA_PART_BYTES), (2, 1, DATA_PART_BYTES), (2, 2, 1), (3, 0, 5)]);
     }
 }

@@ -3,10 +3,13 @@
 //! Inodes are compared while all replicas are held at the same points. Data is compared while they publish; a part that
 //! differs is compared again while they are held. So writing continues, except for moments.
 
+mod attempts;
 mod comparison;
 mod repair;
 pub(super) mod scrub;
 
+use std::collections::VecDeque;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,17 +17,19 @@ use farfork_cluster::catalog::VolumeState;
 use farfork_rpc::TypedCall;
 use farfork_wire::NodeName;
 
-use self::comparison::{are_equal, data_batches, differing_inodes, find_damaged};
+use self::attempts::{AttemptError, describe_chain_change, repeat_attempts};
+use self::comparison::{are_equal, data_parts, differing_inodes, find_damaged};
 use super::node::OffloadNode;
 use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{
-    DigestData, DigestTree, FindPaths, HoldTree, PublishLog, ReadInodeDigests, ReleaseTree, ValidateLogs, VolumeKey,
+    DigestData, DigestTree, DigestedTree, FindPaths, HoldTree, LogDamage, PublishLog, ReadInodeDigests, ReleaseTree,
+    ValidateLogs, VolumeKey,
 };
 use crate::log::LogPoint;
 use crate::process::control::{
     CheckProgress, CheckReport, DIFFERENCES_MAX, DifferenceSubject, ReplicaDifference, VolumeCheck,
 };
-use crate::publish::{DATA_PART_BYTES, DataPart, Digest, InodeDigest};
+use crate::publish::{DATA_PART_BYTES, DataPart, Digest, InodeDigest, TreeDigest};
 use crate::record::InodeNumber;
 
 /// Digests of all inodes, or of one batch of data, are computed within this.
@@ -32,9 +37,15 @@ const DIGEST_TIMEOUT: Duration = Duration::from_secs(600);
 /// All replicas are held at the same points within this. A client that reads the tree, and a replica that copies it, are
 /// waited for.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often the catalog is read while members are called: a member that left the chain may never answer.
+const CHAIN_POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// A member that did not answer leaves the chain within this, or the check fails.
+const CHAIN_CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Before the replicas are held again.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Parts that are compared during one hold.
+/// Parts that one call digests. Parts without data cost next to nothing, so that sparse files take few calls.
+const BATCH_PARTS_MAX: usize = 16_384;
+/// Parts that are compared during one hold. A member digests as many without ending its answer.
 const HELD_PARTS_MAX: usize = 4;
 
 /// A part of a file that replicas have differently.
@@ -44,84 +55,117 @@ struct DifferingPart {
     digests: Vec<Option<Digest>>,
 }
 
+/// The result of comparing parts.
+struct DataComparison {
+    /// How many are compared.
+    part_count: usize,
+    differing: Vec<DifferingPart>,
+}
+
 /// The replicas that a check compares.
-struct ReplicaCheck<'n> {
-    node: &'n OffloadNode,
+struct ReplicaCheck {
+    node: Arc<OffloadNode>,
     key: VolumeKey,
     /// The nodes of the clients, by number.
     clients: Vec<NodeName>,
     members: Vec<NodeName>,
+    /// The members whose trees can be read. Digests are in this order.
+    readable: Vec<NodeName>,
     epoch: u64,
     hold: u64,
-    /// The index of the member that is right, because the user says so.
-    good: Option<usize>,
+    /// The member that is right, because the user says so.
+    good: Option<NodeName>,
 }
 
 /// Compares the replicas, and repairs them if that is wanted. `report_progress` says with false that the check is to end.
 pub(super) fn check(
-    node: &OffloadNode,
+    node: &Arc<OffloadNode>,
     request: &VolumeCheck,
     report_progress: impl FnMut(CheckProgress) -> bool,
 ) -> Result<CheckReport, String> {
     let (key, mut report) = compare(node, request, report_progress)?;
     if request.should_repair {
-        report.repaired = repair::repair(node, &key, &report, &report.damaged_nodes())?;
+        match repair::repair(node, &key, &report, request.good.as_ref(), &report.damaged_nodes()) {
+            Ok(outcome) => (report.repaired, report.remounting) = (outcome.repaired, outcome.remounting),
+            // What was found is reported all the same.
+            Err(reason) => report.repair_failure = Some(reason),
+        }
     }
-    scrub::save(node, &key.name, &report);
+    scrub::save(node, &key, &report);
     Ok(report)
 }
 
+/// Compares the replicas. Starts again when the chain has changed meanwhile.
 fn compare(
-    node: &OffloadNode,
+    node: &Arc<OffloadNode>,
     request: &VolumeCheck,
     mut report_progress: impl FnMut(CheckProgress) -> bool,
 ) -> Result<(VolumeKey, CheckReport), String> {
-    let check = ReplicaCheck::start(node, request)?;
-    let compared = check.compare(&mut report_progress);
-    // Also after a failure.
-    check.end();
-    Ok((check.key, compared?))
+    // The same for all attempts: a node that was not reached at the end of one may still have this hold.
+    let hold = getrandom::u64().map_err(|error| error.to_string())?;
+    let mut is_wanted = true;
+    repeat_attempts(&request.name, || {
+        let mut check = ReplicaCheck::start(node, request, hold).map_err(AttemptError::Failed)?;
+        let compared = check.compare(&mut |progress| {
+            is_wanted = report_progress(progress);
+            is_wanted
+        });
+        let chain_change = if compared.is_err() && is_wanted { check.wait_for_chain_change() } else { None };
+        // Also after a failure.
+        check.end();
+        match (compared, chain_change) {
+            (Ok(report), _) => Ok((check.key, report)),
+            (Err(_), Some(change)) => Err(AttemptError::ChainChanged(change)),
+            (Err(reason), None) => Err(AttemptError::Failed(reason)),
+        }
+    })
 }
 
-impl<'n> ReplicaCheck<'n> {
-    fn start(node: &'n OffloadNode, request: &VolumeCheck) -> Result<Self, String> {
+impl ReplicaCheck {
+    fn start(node: &Arc<OffloadNode>, request: &VolumeCheck, hold: u64) -> Result<Self, String> {
         let name = &request.name;
         let record = node.record(name).map_err(|error| error.to_string())?;
         if record.state != VolumeState::Ready {
             return Err(format!("volume {name} is being created or dropped"));
         }
-        let good = match &request.good {
-            None => None,
-            Some(good) => Some(record.chain.iter().position(|member| member == good).ok_or_else(|| {
-                format!("volume {name}: node {good} has no live replica: see `farfork volume status {name}`")
-            })?),
-        };
-        let hold = getrandom::u64().map_err(|error| error.to_string())?;
+        if let Some(good) = request.good.as_ref().filter(|good| !record.chain.contains(good)) {
+            return Err(format!("volume {name}: node {good} has no live replica: see `farfork volume status {name}`"));
+        }
         let key = VolumeKey { name: name.clone(), id: record.id };
         if let Some(writer) = record.writer.and_then(|writer| record.clients.get(usize::from(writer))) {
             // Everything that was written before is compared. Without an answer, the check covers the published part.
             let _ = node.peers.call::<PublishLog>(writer, &PublishLog(key.clone()), CALL_TIMEOUT);
         }
-        Ok(Self { node, key, clients: record.clients, members: record.chain, epoch: record.epoch, hold, good })
+        let node = Arc::clone(node);
+        let (members, readable, good) = (record.chain, Vec::new(), request.good.clone());
+        Ok(Self { node, key, clients: record.clients, members, readable, epoch: record.epoch, hold, good })
     }
 
-    fn compare(&self, report_progress: &mut impl FnMut(CheckProgress) -> bool) -> Result<CheckReport, String> {
+    fn compare(&mut self, report_progress: &mut impl FnMut(CheckProgress) -> bool) -> Result<CheckReport, String> {
         let mut report = CheckReport { replicas: self.members.clone(), ..CheckReport::default() };
         let Some(files) = self.compare_inodes(&mut report)? else { return Ok(report) };
         let mut progress = CheckProgress { compared_bytes: 0, data_bytes: report.data_bytes };
         let mut suspects = Vec::new();
-        for batch in data_batches(&files) {
+        let mut parts = data_parts(&files);
+        let mut batch = VecDeque::new();
+        loop {
+            batch.extend(parts.by_ref().take(BATCH_PARTS_MAX - batch.len()));
+            if batch.is_empty() {
+                break;
+            }
             if !report_progress(progress) {
                 return Err("the command that has started the check has ended".to_owned());
             }
-            suspects.extend(self.compare_data(&batch.parts)?.into_iter().map(|differing| differing.part));
-            progress.compared_bytes += batch.bytes;
+            let batch_parts: Vec<DataPart> = batch.iter().map(|(part, _)| *part).collect();
+            let comparison = self.compare_data(&batch_parts)?;
+            suspects.extend(comparison.differing.into_iter().map(|differing| differing.part));
+            progress.compared_bytes += batch.drain(..comparison.part_count).map(|(_, bytes)| bytes).sum::<u64>();
         }
         report_progress(progress);
         let mut differing = Vec::new();
         for parts in suspects.chunks(HELD_PARTS_MAX) {
             self.hold()?;
-            differing.extend(self.compare_data(parts)?);
+            differing.extend(self.compare_data(parts)?.differing);
             self.release();
             if differing.len() >= DIFFERENCES_MAX {
                 break;
@@ -131,38 +175,30 @@ impl<'n> ReplicaCheck<'n> {
         Ok(report)
     }
 
-    /// Compares everything but data. The digests of one replica, unless a tree cannot be read.
-    fn compare_inodes(&self, report: &mut CheckReport) -> Result<Option<Vec<InodeDigest>>, String> {
+    /// Compares everything but data. The digests of one replica, unless fewer than two trees can be read.
+    fn compare_inodes(&mut self, report: &mut CheckReport) -> Result<Option<Vec<InodeDigest>>, String> {
         self.hold()?;
         let request = DigestTree { volume: self.key.clone(), hold: self.hold };
-        let trees = self.call_each::<DigestTree>(&request, DIGEST_TIMEOUT);
+        let trees = self.call_all::<DigestTree>(&self.members, &request, DIGEST_TIMEOUT);
         let request = ValidateLogs { volume: self.key.clone(), hold: self.hold };
-        let logs = self.call_all::<ValidateLogs>(&request, DIGEST_TIMEOUT);
+        let logs = self.call_all::<ValidateLogs>(&self.members, &request, DIGEST_TIMEOUT);
         self.release();
-        self.report_logs(&logs?, report);
-        let mut digests = Vec::new();
-        for (member, tree) in self.members.iter().zip(trees) {
-            match tree {
-                Ok(tree) => digests.push(tree),
-                Err(reason) => {
-                    let subject = DifferenceSubject::Tree { reason };
-                    report.differences.push(ReplicaDifference { subject, damaged: vec![member.clone()] });
-                }
+        let (trees, logs) = (trees?, logs?);
+        if let Some(change) = self.chain_change() {
+            // A replica that rejoins takes another tree, and a hold does not prevent that.
+            return Err(change);
+        }
+        self.report_logs(&logs, report);
+        let digests = self.report_trees(trees, report);
+        let [first, _, ..] = digests.as_slice() else { return Ok(None) };
+        (report.inodes, report.data_bytes) = (first.inodes, first.data_bytes);
+        let mut all = vec![self.read_digests(&self.readable[0])?];
+        if !are_equal(&digests) {
+            for member in &self.readable[1..] {
+                all.push(self.read_digests(member)?);
             }
+            self.report_inodes(&all, report)?;
         }
-        if digests.len() < self.members.len() {
-            return Ok(None);
-        }
-        (report.inodes, report.data_bytes) = (digests[0].inodes, digests[0].data_bytes);
-        let first = self.read_digests(&self.members[0])?;
-        if are_equal(&digests) {
-            return Ok(Some(first));
-        }
-        let mut all = vec![first];
-        for member in &self.members[1..] {
-            all.push(self.read_digests(member)?);
-        }
-        self.report_inodes(&all, report)?;
         Ok(Some(all.swap_remove(0)))
     }
 
@@ -179,18 +215,22 @@ impl<'n> ReplicaCheck<'n> {
         }
     }
 
-    /// The parts that differ, with the digest of each member.
-    fn compare_data(&self, parts: &[DataPart]) -> Result<Vec<DifferingPart>, String> {
+    /// Compares the first of these parts, as many as each member has digested.
+    fn compare_data(&self, parts: &[DataPart]) -> Result<DataComparison, String> {
         let request = DigestData { volume: self.key.clone(), hold: self.hold, parts: parts.to_vec() };
-        let replies = self.call_all::<DigestData>(&request, DIGEST_TIMEOUT)?;
+        let replies = self.call_all::<DigestData>(&self.readable, &request, DIGEST_TIMEOUT)?;
+        let part_count = replies.iter().map(Vec::len).min().unwrap_or(0).min(parts.len());
+        if part_count == 0 {
+            return Err("a member has digested no data".to_owned());
+        }
         let mut differing = Vec::new();
-        for (index, part) in parts.iter().enumerate() {
-            let digests: Vec<_> = replies.iter().map(|digests| digests.get(index).copied().flatten()).collect();
+        for (index, part) in parts[..part_count].iter().enumerate() {
+            let digests: Vec<_> = replies.iter().map(|digests| digests[index]).collect();
             if !are_equal(&digests) {
                 differing.push(DifferingPart { part: *part, digests });
             }
         }
-        Ok(differing)
+        Ok(DataComparison { part_count, differing })
     }
 
     /// Stops publishing on all members, at the same points.
@@ -199,6 +239,9 @@ impl<'n> ReplicaCheck<'n> {
         loop {
             let Err(reason) = self.try_hold() else { return Ok(()) };
             self.release();
+            if self.chain_change().is_some() {
+                return Err(reason);
+            }
             if Instant::now() >= deadline {
                 let name = &self.key.name;
                 return Err(format!("volume {name}: the replicas cannot be compared now, try again: {reason}"));
@@ -209,14 +252,16 @@ impl<'n> ReplicaCheck<'n> {
 
     fn try_hold(&self) -> Result<(), String> {
         let request = |points| HoldTree { volume: self.key.clone(), epoch: self.epoch, hold: self.hold, points };
-        let present = self.call_all::<HoldTree>(&request(Vec::new()), CALL_TIMEOUT)?;
+        // The head first: of two checks, one has the head and takes the others, and the other one has none.
+        self.call_all::<HoldTree>(&self.members[..1], &request(Vec::new()), CALL_TIMEOUT)?;
+        let present = self.call_all::<HoldTree>(&self.members, &request(Vec::new()), CALL_TIMEOUT)?;
         if are_equal(&present) {
             return Ok(());
         }
         let logs = present.iter().map(Vec::len).max().unwrap_or(0);
         let point = |log: usize| present.iter().filter_map(|points| points.get(log).copied()).max();
         let points: Vec<LogPoint> = (0..logs).filter_map(point).collect();
-        let held = self.call_all::<HoldTree>(&request(points.clone()), CALL_TIMEOUT)?;
+        let held = self.call_all::<HoldTree>(&self.members, &request(points.clone()), CALL_TIMEOUT)?;
         if held.iter().all(|held| *held == points) { Ok(()) } else { Err("they are busy".to_owned()) }
     }
 
@@ -233,53 +278,120 @@ impl<'n> ReplicaCheck<'n> {
     /// A member that cannot be reached releases its tree by itself.
     fn release_trees(&self, is_end: bool) {
         let request = ReleaseTree { volume: self.key.clone(), hold: self.hold, is_end };
-        let _ = self.call_each::<ReleaseTree>(&request, CALL_TIMEOUT);
+        let _ = self.call_each::<ReleaseTree>(&self.members, &request, CALL_TIMEOUT);
     }
 
     fn call<C: TypedCall>(&self, member: &NodeName, request: &C::Request, limit: Duration) -> Result<C::Reply, String> {
         self.node.peers.call::<C>(member, request, limit).map_err(|error| error.to_string())
     }
 
-    /// Calls all members at once.
-    fn call_each<C>(&self, request: &C::Request, limit: Duration) -> Vec<Result<C::Reply, String>>
+    /// Calls several members at once. Waits for no member any more when the chain has changed.
+    fn call_each<C>(&self, members: &[NodeName], request: &C::Request, limit: Duration) -> Vec<Result<C::Reply, String>>
     where
         C: TypedCall,
-        C::Request: Sync,
-        C::Reply: Send,
+        C::Request: Clone + Send + 'static,
+        C::Reply: Send + 'static,
     {
-        thread::scope(|scope| {
-            let call = |member| scope.spawn(move || self.call::<C>(member, request, limit));
-            let calls: Vec<_> = self.members.iter().map(call).collect();
-            let failed = |_| Err("a thread has failed".to_owned());
-            calls.into_iter().map(|call| call.join().unwrap_or_else(failed)).collect()
-        })
+        let (sender, replies) = mpsc::channel();
+        for (index, member) in members.iter().enumerate() {
+            let (node, member, request, sender) =
+                (Arc::clone(&self.node), member.clone(), request.clone(), sender.clone());
+            let call = move || {
+                let reply = node.peers.call::<C>(&member, &request, limit).map_err(|error| error.to_string());
+                // An error means that the check does not wait any more.
+                let _ = sender.send((index, reply));
+            };
+            if let Err(error) = thread::Builder::new().name("check-call".to_owned()).spawn(call) {
+                tracing::error!(%error, "a member is not called");
+            }
+        }
+        drop(sender);
+        let no_answer = |member: &NodeName| Err(format!("node {member} does not answer"));
+        let mut results: Vec<_> = members.iter().map(no_answer).collect();
+        loop {
+            match replies.recv_timeout(CHAIN_POLL_INTERVAL) {
+                Ok((index, reply)) => results[index] = reply,
+                Err(mpsc::RecvTimeoutError::Timeout) if self.chain_change().is_none() => {}
+                Err(_) => return results,
+            }
+        }
     }
 
-    fn call_all<C>(&self, request: &C::Request, limit: Duration) -> Result<Vec<C::Reply>, String>
+    fn call_all<C>(&self, members: &[NodeName], request: &C::Request, limit: Duration) -> Result<Vec<C::Reply>, String>
     where
         C: TypedCall,
-        C::Request: Sync,
-        C::Reply: Send,
+        C::Request: Clone + Send + 'static,
+        C::Reply: Send + 'static,
     {
-        self.call_each::<C>(request, limit).into_iter().collect()
+        self.call_each::<C>(members, request, limit).into_iter().collect()
+    }
+
+    /// How the chain differs from the one that is compared, if it does.
+    fn chain_change(&self) -> Option<String> {
+        let record = self.node.record(&self.key.name).ok()?;
+        let has_changed = record.id == self.key.id && record.epoch != self.epoch;
+        has_changed.then(|| describe_chain_change(&self.members, &record.chain))
+    }
+
+    /// As `chain_change`. A member that does not answer leaves the chain soon.
+    fn wait_for_chain_change(&self) -> Option<String> {
+        let deadline = Instant::now() + CHAIN_CHANGE_TIMEOUT.min(2 * self.node.detection_time);
+        loop {
+            let change = self.chain_change();
+            if change.is_some() || Instant::now() >= deadline {
+                return change;
+            }
+            thread::sleep(RETRY_WAIT);
+        }
     }
 }
 
 /// Writes the report.
-impl ReplicaCheck<'_> {
+impl ReplicaCheck {
     fn damaged<T: PartialEq>(&self, values: &[T]) -> Vec<NodeName> {
-        find_damaged(values, self.good).into_iter().map(|index| self.members[index].clone()).collect()
+        find_damaged(values, self.good_index()).into_iter().map(|index| self.readable[index].clone()).collect()
     }
 
-    fn report_logs(&self, logs: &[Vec<Option<LogPoint>>], report: &mut CheckReport) {
-        for (member, damage) in self.members.iter().zip(logs) {
-            for (client, point) in
-                self.clients.iter().zip(damage).filter_map(|(client, point)| Some((client, (*point)?)))
-            {
-                let subject = DifferenceSubject::Log { client: client.clone(), position: point.position };
-                report.differences.push(ReplicaDifference { subject, damaged: vec![member.clone()] });
+    /// None also when the tree of that member cannot be read.
+    fn good_index(&self) -> Option<usize> {
+        self.readable.iter().position(|member| Some(member) == self.good.as_ref())
+    }
+
+    fn report_logs(&self, logs: &[Vec<LogDamage>], report: &mut CheckReport) {
+        let mut add = |subject, member: &NodeName| {
+            report.differences.push(ReplicaDifference { subject, damaged: vec![member.clone()] });
+        };
+        for (member, damages) in self.members.iter().zip(logs) {
+            for (client, damage) in self.clients.iter().zip(damages) {
+                let client = || client.clone();
+                if let Some(LogPoint { position, .. }) = damage.valid_end {
+                    add(DifferenceSubject::Log { client: client(), position }, member);
+                }
+                if let Some(reason) = damage.mark.clone() {
+                    add(DifferenceSubject::Mark { client: client(), reason }, member);
+                }
             }
         }
+    }
+
+    /// Reports each tree that cannot be read. The others are compared. The digests of those.
+    fn report_trees(&mut self, trees: Vec<DigestedTree>, report: &mut CheckReport) -> Vec<TreeDigest> {
+        let mut digests = Vec::new();
+        for (member, tree) in self.members.iter().zip(trees) {
+            let reasons = match tree {
+                DigestedTree::Unreadable { reason } => vec![reason],
+                DigestedTree::Readable { digest, foreign } => {
+                    digests.push(digest);
+                    self.readable.push(member.clone());
+                    foreign.into_iter().map(|path| format!("{path} is no file of the volume")).collect()
+                }
+            };
+            report.differences.extend(reasons.into_iter().map(|reason| {
+                let subject = DifferenceSubject::Tree { reason };
+                ReplicaDifference { subject, damaged: vec![member.clone()] }
+            }));
+        }
+        digests
     }
 
     fn report_inodes(&self, replicas: &[Vec<InodeDigest>], report: &mut CheckReport) -> Result<(), String> {
@@ -308,7 +420,7 @@ impl ReplicaCheck<'_> {
         if inodes.is_empty() {
             return Ok(Vec::new());
         }
-        let member = &self.members[self.good.unwrap_or(0)];
+        let member = &self.readable[self.good_index().unwrap_or(0)];
         self.call::<FindPaths>(member, &FindPaths { volume: self.key.clone(), inodes }, DIGEST_TIMEOUT)
     }
 }

@@ -7,25 +7,39 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::update_volume;
 use farfork_wire::NodeName;
 
-use crate::chain::calls::VolumeKey;
-use crate::chain::membership;
+use crate::chain::calls::{HasMount, VolumeKey};
+use crate::chain::{CALL_TIMEOUT, membership};
 use crate::process::control::CheckReport;
 use crate::process::offload::node::OffloadNode;
 
 /// A replica is copied within this, or the command does not wait for it any longer.
 const COPY_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Mounts of the nodes are usable again within this, or the report names them. Their supervisors may wait for seconds before
+/// they start the next client.
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often the catalog is read meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Repairs some of the replicas that a report calls damaged, and waits until they are live again.
+/// What a repair has done.
+#[derive(Debug, Default)]
+pub(super) struct RepairOutcome {
+    /// The replicas that were copied again.
+    pub(super) repaired: Vec<NodeName>,
+    /// Their nodes whose mount is not usable again.
+    pub(super) remounting: Vec<NodeName>,
+}
+
+/// Repairs some of the replicas that a report calls damaged. Waits until they are live again, and then until the mounts of
+/// their nodes are usable.
 pub(super) fn repair(
     node: &OffloadNode,
     key: &VolumeKey,
     report: &CheckReport,
+    good: Option<&NodeName>,
     damaged: &BTreeSet<NodeName>,
-) -> Result<Vec<NodeName>, String> {
+) -> Result<RepairOutcome, String> {
     if damaged.is_empty() {
-        return Ok(Vec::new());
+        return Ok(RepairOutcome::default());
     }
     let name = &key.name;
     let all_damaged = report.damaged_nodes();
@@ -34,6 +48,13 @@ pub(super) fn repair(
             "volume {name}: each replica is damaged somewhere; choose the one that the others are copied from with --good"
         ));
     }
+    if let Some(good) = good.filter(|good| all_damaged.contains(good)) {
+        return Err(format!(
+            "volume {name}: the replica on node {good}, which --good names, is damaged itself; choose another one"
+        ));
+    }
+    let mut interrupted: Vec<NodeName> =
+        damaged.iter().filter(|member| has_mount(node, key, member)).cloned().collect();
     update_volume(&*node.catalog, name, |record| {
         let is_same = record.id == key.id;
         for member in damaged.iter().filter(|_| is_same) {
@@ -44,15 +65,33 @@ pub(super) fn repair(
     })
     .map_err(|error| error.to_string())?;
     tracing::warn!(%name, ?damaged, "damaged replicas are copied again");
+    wait_until_live(node, key, damaged)?;
+    let deadline = Instant::now() + MOUNT_TIMEOUT;
+    loop {
+        interrupted.retain(|member| !has_mount(node, key, member));
+        if interrupted.is_empty() || Instant::now() >= deadline {
+            return Ok(RepairOutcome { repaired: damaged.iter().cloned().collect(), remounting: interrupted });
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+fn wait_until_live(node: &OffloadNode, key: &VolumeKey, damaged: &BTreeSet<NodeName>) -> Result<(), String> {
+    let name = &key.name;
     let deadline = Instant::now() + COPY_TIMEOUT;
     loop {
         let record = node.record(name).map_err(|error| error.to_string())?;
         if damaged.iter().all(|member| record.chain.contains(member)) {
-            return Ok(damaged.iter().cloned().collect());
+            return Ok(());
         }
         if record.id != key.id || Instant::now() >= deadline {
             return Err(format!("volume {name} is still being copied: see `farfork volume status {name}`"));
         }
         thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// False also when the node does not answer.
+fn has_mount(node: &OffloadNode, key: &VolumeKey, member: &NodeName) -> bool {
+    node.peers.call::<HasMount>(member, &HasMount(key.clone()), CALL_TIMEOUT).unwrap_or(false)
 }

@@ -10,10 +10,9 @@ use farfork_wire::NodeName;
 
 use super::{compare, repair};
 use crate::chain::CALL_TIMEOUT;
-use crate::chain::calls::HasClient;
+use crate::chain::calls::{HasClient, SaveLastCheck, VolumeKey};
 use crate::process::control::{CheckReport, LastCheck, VolumeCheck};
 use crate::process::offload::node::OffloadNode;
-use crate::process::store::ignore_missing;
 
 /// Longest time between two looks whether a check is due.
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
@@ -50,7 +49,7 @@ fn due_volumes(node: &OffloadNode, interval: Duration) -> Vec<VolumeName> {
 }
 
 /// Checks a volume with at most half of the time of a processor and a disk. Repairs replicas that no program uses.
-fn scrub(node: &OffloadNode, name: &VolumeName) -> Result<(), String> {
+fn scrub(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
     let mut batch_began = Instant::now();
     let pause = |_| {
         thread::sleep(batch_began.elapsed());
@@ -68,21 +67,28 @@ fn scrub(node: &OffloadNode, name: &VolumeName) -> Result<(), String> {
         let (count, first) = (report.differences.len(), &report.differences[0]);
         tracing::error!(%name, count, ?first, ?unused, "replicas differ: see `farfork volume check`");
     }
-    report.repaired = repair::repair(node, &key, &report, &unused)?;
-    save(node, name, &report);
+    report.repaired = repair::repair(node, &key, &report, None, &unused)?.repaired;
+    save(node, &key, &report);
     Ok(())
 }
 
-/// Keeps the result for `farfork volume status`.
-pub(super) fn save(node: &OffloadNode, name: &VolumeName, report: &CheckReport) {
+/// Keeps the result for `farfork volume status`: on this node, or without a replica here on a member of the chain.
+pub(super) fn save(node: &OffloadNode, key: &VolumeKey, report: &CheckReport) {
     let last = LastCheck {
         at_seconds: now_seconds(),
         differences: report.differences.len() as u64,
         repaired: report.repaired.clone(),
     };
-    // A node without a replica has no place for it.
-    if let Err(error) = ignore_missing(node.store.volume(name.as_str()).save_last_check(&last)) {
-        tracing::warn!(%error, %name, "the result of a check is not saved");
+    let saved = match node.store.volume(key.name.as_str()).save_last_check(&last) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let call = SaveLastCheck { volume: key.clone(), last };
+            let save = |member: &NodeName| node.peers.call::<SaveLastCheck>(member, &call, CALL_TIMEOUT).is_ok();
+            if report.replicas.iter().any(save) { Ok(()) } else { Err("no replica saves it".to_owned()) }
+        }
+        saved => saved.map_err(|error| error.to_string()),
+    };
+    if let Err(error) = saved {
+        tracing::warn!(error, name = %key.name, "the result of a check is not saved");
     }
 }
 
