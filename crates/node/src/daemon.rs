@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 
 use crate::api_server;
 use crate::children::{self, ChildBudget, ChildSupervisor};
-use crate::engine::{Engine, random_id};
+use crate::engine::{Engine, ZygoteLimits, random_id};
 use crate::heartbeat::{self, LocalState};
 use crate::member_file::MemberFile;
 use crate::metrics;
@@ -275,8 +275,8 @@ fn assemble_node(
     pager: &Arc<PagerLink>,
 ) -> Result<RunningDaemon, DaemonError> {
     let volumes = start_volumes(&options, &security, &run_dir)?;
-    let Options { name, listen, fabric_port, join, pool_size, zygotes_max, metrics, images, bridges_vdso, .. } =
-        options;
+    let zygote_limits = ZygoteLimits { count_max: options.zygotes_max, idle_max: options.zygote_idle_max };
+    let Options { name, listen, fabric_port, join, pool_size, metrics, images, bridges_vdso, .. } = options;
     let child_budget = ChildBudget::new(options.child_memory_bytes_max);
     let metrics = metrics.map(bind_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
@@ -302,7 +302,7 @@ fn assemble_node(
     let credentials = security.credentials().cloned();
     let own = LocalSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
     let engine =
-        Engine::new(name.clone(), (run_dir.clone(), zygotes_max), local, pool, pager.clone(), own, credentials);
+        Engine::new(name.clone(), (run_dir.clone(), zygote_limits), local, pool, pager.clone(), own, credentials);
     let children = adopt_children(&run_dir, pager, leftovers)?;
     let seeds = SeedRegistry::new(name, seeds, fabric_address, (images, options.seed_budget), found);
     let (peers, children) = (Arc::new(Peers::new(me, security)), (children, child_budget));

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub use farfork_container::{CACHED_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
 use farfork_trust::{Encryption, JoinToken};
@@ -29,6 +30,8 @@ pub struct Options {
     pub pool_size: usize,
     /// Zygotes that it keeps at most; 0 for none.
     pub zygotes_max: usize,
+    /// After so long without a fork, a zygote ends.
+    pub zygote_idle_max: Duration,
     /// Most roots of children that have ended that it keeps for further ones of their seeds; 0 for none.
     pub kept_roots_max: usize,
     /// Most bytes of memory in which it keeps pages of other nodes' seeds.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_api::limits::ZYGOTES_MAX_DEFAULT;
+use farfork_api::limits::{ZYGOTE_IDLE_DEFAULT, ZYGOTES_MAX_DEFAULT};
 use farfork_api::run_dir::DEFAULT_RUN_DIR;
 use farfork_node::daemon;
 use farfork_node::options::{
@@ -89,6 +89,9 @@ pub(crate) struct Node {
     /// which is faster than a restore.
     #[arg(long, value_name = "N", default_value_t = ZYGOTES_MAX_DEFAULT)]
     zygotes: usize,
+    /// Time without a fork after which a zygote ends, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = ZYGOTE_IDLE_DEFAULT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    zygote_idle: u64,
     /// Maximum number of root file systems of ended children to keep for reuse; 0 for none.
     ///
     /// A further child of the same parent can use such a root, if the previous child left it unchanged.
@@ -180,6 +183,7 @@ impl Node {
             join: self.join,
             pool_size: self.pool,
             zygotes_max: self.zygotes,
+            zygote_idle_max: Duration::from_secs(self.zygote_idle),
             kept_roots_max: self.kept_roots,
             cache_bytes_max: self.cache,
             seed_budget: SeedBudget { bytes_max: self.seed_memory, user_bytes_max: self.seed_memory_per_user },

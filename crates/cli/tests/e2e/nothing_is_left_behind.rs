@@ -92,7 +92,8 @@ fn mounted_run_dir() {
 }
 
 fn memory_is_uncharged() {
-    let cluster = Cluster::start_with(2, &["--pool", "1"]);
+    // The zygote has memory of its own until it ends.
+    let cluster = Cluster::start_with(2, &["--pool", "1", "--zygote-idle", "1"]);
     let mut parent = Parent::start(Program::Waits, &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (0..10).collect();

@@ -45,7 +45,7 @@ use child_dir_pool::ChildDirPool;
 pub(crate) use options::{SeedAccess, StartOptions};
 use prestart::PrestartPool;
 use zygote_cache::ZygoteCache;
-pub(crate) use zygote_cache::ZygoteTrigger;
+pub(crate) use zygote_cache::{ZygoteLimits, ZygoteTrigger};
 
 /// What starts children on this node.
 #[derive(Debug)]
@@ -75,16 +75,16 @@ pub(crate) struct CaptureMode {
 impl Engine {
     pub(crate) fn new(
         name: NodeName,
-        (run_dir, zygotes_max): (RunDir, usize),
+        (run_dir, zygote_limits): (RunDir, ZygoteLimits),
         node: LocalNode,
         pool: ContainerPool,
         pager: Arc<PagerLink>,
         own: LocalSeeds,
         credentials: Option<Credentials>,
     ) -> Self {
-        let zygote_cache = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygotes_max);
+        let zygote_cache = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygote_limits);
         // Made now, the group is no more at the end than at the start.
-        if let Some(error) = (zygotes_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {
+        if let Some(error) = (zygote_limits.count_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {
             tracing::warn!(%error, "the control group of zygotes is not made yet");
         }
         let child_dirs = ChildDirPool::new(name.clone(), run_dir);

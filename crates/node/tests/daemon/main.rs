@@ -65,6 +65,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         bridges_vdso: false,
         xcr0: None,
         zygotes_max: 0,
+        zygote_idle_max: Duration::from_secs(20),
         kept_roots_max: 0,
         cache_bytes_max: 1 << 20,
         seed_budget: SeedBudget::default(),

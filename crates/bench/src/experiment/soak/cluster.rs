@@ -22,6 +22,10 @@ const CACHE_SIZE: &str = "16MiB";
 /// Zygotes that a node keeps: fewer than there are seeds at times.
 const ZYGOTES_MAX: &str = "4";
 
+/// After so long without a fork, a zygote ends, in seconds: some end during a round, others with their seeds. The counts
+/// wait until all have ended.
+const ZYGOTE_IDLE_S: &str = "5";
+
 /// For zygotes to go whose seeds are no more.
 const ZYGOTES_LIMIT: Duration = Duration::from_secs(40);
 
@@ -62,8 +66,8 @@ impl SoakCluster {
         let run_dir = scratch.path().join("cluster");
         let mut config = LocalClusterConfig::new(&format!("soak-{pid}"), run_dir, NODES, farfork);
         let encryption = if encrypted { "on" } else { "off" };
-        config.node_arguments =
-            ["--encryption", encryption, "--cache", CACHE_SIZE, "--zygotes", ZYGOTES_MAX].map(str::to_owned).to_vec();
+        let limits = ["--cache", CACHE_SIZE, "--zygotes", ZYGOTES_MAX, "--zygote-idle", ZYGOTE_IDLE_S];
+        config.node_arguments = ["--encryption", encryption].into_iter().chain(limits).map(str::to_owned).collect();
         let soak_cluster = Self { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
         soak_cluster.wait_all_alive().await?;
         Ok(soak_cluster)

@@ -67,24 +67,30 @@ impl RateBenchmark {
         Ok(Self { parent: SPARSE.install(directory)?, floor: LOCAL_FANOUT.install(directory)? })
     }
 
-    /// Before the first round: the median of some measurements.
-    pub(super) async fn measure_first(&self, soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
+    /// Before the first round: the median of some measurements, or one measurement if the rate is not judged.
+    pub(super) async fn measure_first(
+        &self,
+        soak_cluster: &SoakCluster,
+        is_judged: bool,
+    ) -> Result<ForkRate, BenchError> {
         let mut rates = Vec::new();
-        for _ in 0..FIRST_MEASUREMENTS {
+        for _ in 0..if is_judged { FIRST_MEASUREMENTS } else { 1 } {
             rates.push(self.measure(soak_cluster).await?);
         }
         rates.sort_by(|one, other| one.of_floor.total_cmp(&other.of_floor));
-        Ok(rates[FIRST_MEASUREMENTS / 2])
+        Ok(rates[rates.len() / 2])
     }
 
-    /// After the last round: the best of several measurements, of which the first that is good enough is the last.
+    /// After the last round: the best of several measurements, of which the first that is good enough is the last. One
+    /// measurement if the rate is not judged.
     pub(super) async fn measure_last(
         &self,
         soak_cluster: &SoakCluster,
         before: &ForkRate,
+        is_judged: bool,
     ) -> Result<ForkRate, BenchError> {
         let mut best = ForkRate::default();
-        for _ in 0..LAST_MEASUREMENTS_MAX {
+        for _ in 0..if is_judged { LAST_MEASUREMENTS_MAX } else { 1 } {
             let rate = self.measure(soak_cluster).await?;
             if rate.is_not_slower_than(before) {
                 return Ok(rate);

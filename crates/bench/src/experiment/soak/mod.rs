@@ -88,7 +88,8 @@ pub async fn soak_paging(
     let (mut tally, mut rng) = (SoakTally::default(), Rng::with_seed(plan.seed));
     let calm = RoundScript::without_faults(&mut rng);
     SoakRound::new(&mut soak_cluster, &mut tally, &program).run(&calm).await?;
-    let rate_before = rates.measure_first(&soak_cluster).await?;
+    let judges_rates = plan.seconds >= RATES_JUDGED_FROM_S;
+    let rate_before = rates.measure_first(&soak_cluster, judges_rates).await?;
     soak_cluster.wait_for_no_zygotes().await?;
     let before = ResourceCounts::read_steady(soak_cluster.nodes()).await;
     let began = Instant::now();
@@ -101,8 +102,8 @@ pub async fn soak_paging(
         }
     }
     let elapsed_s = began.elapsed().as_secs_f64();
-    let rate_after = rates.measure_last(&soak_cluster, &rate_before).await?;
-    if elapsed_s >= RATES_JUDGED_FROM_S && !rate_after.is_not_slower_than(&rate_before) {
+    let rate_after = rates.measure_last(&soak_cluster, &rate_before, judges_rates).await?;
+    if judges_rates && elapsed_s >= RATES_JUDGED_FROM_S && !rate_after.is_not_slower_than(&rate_before) {
         tally.record_failure(format!("{rate_after:?} at the end, {rate_before:?} at the start"));
     }
     soak_cluster.wait_for_no_zygotes().await?;

@@ -20,6 +20,8 @@
 #define STORMS 3
 #define LOOKS_IN_STORM 8
 #define WORDS_A_PAGE (PAGE_BYTES / sizeof(uint64_t))
+/* More than any of its calls needs, and more than a signal frame on top of a sleep. */
+#define STACK_BYTES (32UL << 10)
 
 enum kind { ORIGINAL, WRITTEN, DISCARDED };
 
@@ -29,6 +31,7 @@ struct page {
 };
 
 static volatile sig_atomic_t told_to_live, told_to_look, told_to_fork, told_to_storm;
+static sigset_t handled;
 static uint64_t **blocks;
 static struct page *model;
 static size_t pages;
@@ -112,6 +115,19 @@ static void storm(void) {
     say("storming");
 }
 
+/* The signals interrupt only this: elsewhere their frames would be at any depth of the stack. */
+static void sleep_for_tick(void) {
+    struct timespec tick = {.tv_nsec = TICK_NS};
+    REQUIRE(sigprocmask(SIG_UNBLOCK, &handled, NULL) == 0);
+    nanosleep(&tick, NULL);
+    REQUIRE(sigprocmask(SIG_BLOCK, &handled, NULL) == 0);
+}
+
+__attribute__((noinline)) static void touch_stack(void) {
+    volatile unsigned char below[STACK_BYTES];
+    for (size_t at = 0; at < sizeof below; at += PAGE_BYTES) below[at] = 0;
+}
+
 static void do_as_told(void) {
     if (told_to_storm) {
         told_to_storm = 0;
@@ -140,9 +156,13 @@ static void set_up(size_t bytes) {
     uint64_t *memory = (uint64_t *)map_anonymous(bytes);
     fill(memory, bytes, 0);
     for (size_t block = 0; block < pages / BLOCK_PAGES; block++) blocks[block] = memory + block * BLOCK_PAGES * WORDS_A_PAGE;
+    static const int SIGNALS[] = {SIGUSR1, SIGUSR2, SIGHUP, SIGALRM};
     struct sigaction action = {.sa_handler = tell};
-    REQUIRE(sigaction(SIGUSR1, &action, NULL) == 0 && sigaction(SIGUSR2, &action, NULL) == 0);
-    REQUIRE(sigaction(SIGHUP, &action, NULL) == 0 && sigaction(SIGALRM, &action, NULL) == 0);
+    sigemptyset(&handled);
+    for (size_t i = 0; i < sizeof SIGNALS / sizeof *SIGNALS; i++) {
+        REQUIRE(sigaction(SIGNALS[i], &action, NULL) == 0 && sigaddset(&handled, SIGNALS[i]) == 0);
+    }
+    REQUIRE(sigprocmask(SIG_BLOCK, &handled, NULL) == 0);
 }
 
 int main(int count, char **arguments) {
@@ -150,12 +170,12 @@ int main(int count, char **arguments) {
     set_up(strtoul(arguments[1], NULL, 10) << 20);
     char payload[PAYLOAD_BYTES_MAX];
     ready(0);
-    struct timespec tick = {.tv_nsec = TICK_NS};
     uint64_t sum = 0;
     while (!find_payload(payload)) {
         say("tick %llu", (unsigned long long)monotonic_us());
-        nanosleep(&tick, NULL);
+        sleep_for_tick();
         /* Keeps at hand what it needs to look at the others. */
+        touch_stack();
         for (size_t page = 0; page < pages; page += 64) sum += model[page].kind + (uint64_t)blocks[page / BLOCK_PAGES];
         do_as_told();
     }

@@ -33,9 +33,6 @@ use crate::pager_link::PagerLink;
 pub(crate) use cached_zygote::CachedZygote;
 use cached_zygote::{release_zygote, remove_directory};
 
-/// An unused zygote goes after this: who forks a seed again later than that can wait a millisecond. No node is told that
-/// another's seed was dropped: for so long it keeps what is of no use.
-const IDLE_MAX: Duration = Duration::from_secs(20);
 /// A zygote is in use for so long after its last copy: its pager looks every second for what it lacks.
 const IN_USE_AGE_MAX: Duration = Duration::from_secs(3);
 /// For one look at what of a zygote's memory can become huge pages, and for making them.
@@ -46,14 +43,22 @@ const LATE_PAUSE: Duration = Duration::from_secs(10);
 /// Seeds of which it is remembered that they have none: more than a node works with at a time.
 const UNSUITABLE_MAX: usize = 64;
 
+/// How many zygotes a node keeps, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ZygoteLimits {
+    /// Zygotes at most; 0 for none.
+    pub(crate) count_max: usize,
+    /// An unused zygote ends after this.
+    pub(crate) idle_max: Duration,
+}
+
 /// The zygotes of a node.
 #[derive(Debug)]
 pub(crate) struct ZygoteCache {
     node: NodeName,
     run_dir: RunDir,
     pager: Arc<PagerLink>,
-    /// Most that are kept; 0 for none at all.
-    max: usize,
+    limits: ZygoteLimits,
     table: Mutex<BTreeMap<SeedId, ZygoteState>>,
     copies: AtomicU64,
     /// Of these, those that were there when they were asked for.
@@ -141,7 +146,7 @@ impl Drop for ZygoteReservation<'_> {
 
 impl ZygoteCache {
     /// None yet; what an earlier daemon left is forgotten.
-    pub(super) fn new(node: NodeName, run_dir: RunDir, pager: Arc<PagerLink>, max: usize) -> Self {
+    pub(super) fn new(node: NodeName, run_dir: RunDir, pager: Arc<PagerLink>, limits: ZygoteLimits) -> Self {
         for entry in fs::read_dir(run_dir.zygotes_dir()).into_iter().flatten().flatten() {
             match entry.file_name().to_str().and_then(|name| name.parse().ok()) {
                 Some(id) => release_zygote(&pager, &id, &entry.path()),
@@ -152,7 +157,7 @@ impl ZygoteCache {
             node,
             run_dir,
             pager,
-            max,
+            limits,
             table: Mutex::default(),
             copies: AtomicU64::new(0),
             prestarted_copies: AtomicU64::new(0),
@@ -205,7 +210,7 @@ impl ZygoteCache {
 
     /// Whether there are any.
     pub(super) fn is_enabled(&self) -> bool {
-        self.max > 0
+        self.limits.count_max > 0
     }
 
     /// Waits until no zygote of a seed is being made.
@@ -236,7 +241,14 @@ impl ZygoteCache {
         let [children, stood_by, foretold, foretold_used] =
             [&self.copies, &self.prestarted_copies, &self.speculative, &self.speculative_used]
                 .map(|count| count.load(Ordering::Relaxed));
-        ZygoteUse { kept: count(ready_count), kept_max: count(self.max), children, stood_by, foretold, foretold_used }
+        ZygoteUse {
+            kept: count(ready_count),
+            kept_max: count(self.limits.count_max),
+            children,
+            stood_by,
+            foretold,
+            foretold_used,
+        }
     }
 
     /// Whether nothing is known of a seed's.
@@ -246,7 +258,7 @@ impl ZygoteCache {
 
     /// Whether it is known that a seed has one, or gets one, or is to have none.
     pub(super) fn is_decided(&self, seed: &SeedId) -> bool {
-        self.max == 0 || self.table().contains_key(seed)
+        self.limits.count_max == 0 || self.table().contains_key(seed)
     }
 
     /// Makes a seed's zygote, where a child is started so that it would use one, and there is none. One that is only foretold takes nobody's
@@ -259,7 +271,7 @@ impl ZygoteCache {
         why: ZygoteTrigger,
     ) {
         let seed = &source.key.seed;
-        if self.max == 0 || !can_copy_zygote(source, options) {
+        if self.limits.count_max == 0 || !can_copy_zygote(source, options) {
             return;
         }
         let Some(mut reservation) = self.reserve(seed, why) else { return };
@@ -312,7 +324,7 @@ impl ZygoteCache {
     fn reserve<'a>(&'a self, seed: &'a SeedId, why: ZygoteTrigger) -> Option<ZygoteReservation<'a>> {
         let mut table = self.table();
         let is_one = |entry: &&ZygoteState| !matches!(entry, ZygoteState::Unsuitable { .. });
-        if why == ZygoteTrigger::Speculative && table.values().filter(is_one).count() >= self.max {
+        if why == ZygoteTrigger::Speculative && table.values().filter(is_one).count() >= self.limits.count_max {
             return None;
         }
         match table.entry(seed.clone()) {
@@ -337,7 +349,7 @@ impl ZygoteCache {
                 _ => None,
             };
             let ready = table.values().filter_map(used).count();
-            if ready > self.max
+            if ready > self.limits.count_max
                 && let Some((_, oldest)) =
                     table.iter().filter_map(|(seed, entry)| Some((used(entry)?, seed.clone()))).min()
             {
@@ -376,7 +388,7 @@ impl ZygoteCache {
         let is_over = |(seed, entry): &(&SeedId, &ZygoteState)| match entry {
             _ if is_dropped(seed) => true,
             ZygoteState::Ready { zygote, used } => {
-                used.elapsed() > IDLE_MAX || (zygote.is_unused_speculation() && is_in_vain(seed))
+                used.elapsed() > self.limits.idle_max || (zygote.is_unused_speculation() && is_in_vain(seed))
             }
             ZygoteState::Unsuitable { until } => until.is_some_and(|until| until <= Instant::now()),
             ZygoteState::Creating => false,

@@ -6,7 +6,8 @@ use super::*;
 
 fn zygotes() -> ZygoteCache {
     let run_dir = RunDir::new("/nonexistent");
-    ZygoteCache::new("n1".parse().unwrap(), run_dir, Arc::new(PagerLink::unconnected()), 1)
+    let limits = ZygoteLimits { count_max: 1, idle_max: Duration::from_secs(20) };
+    ZygoteCache::new("n1".parse().unwrap(), run_dir, Arc::new(PagerLink::unconnected()), limits)
 }
 
 #[tokio::test]
