@@ -28,6 +28,12 @@ pub(crate) fn format_age(unix_ms: u64) -> String {
     }
 }
 
+/// The time of day in UTC: `13:05:09`.
+pub(crate) fn format_time_of_day() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    format!("{:02}:{:02}:{:02}", now / 3600 % 24, now / 60 % 60, now % 60)
+}
+
 /// Longest command line in a table or sentence, in characters; `--json` has all of it.
 const COMMAND_CHARACTERS_MAX: usize = 40;
 

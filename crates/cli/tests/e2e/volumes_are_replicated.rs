@@ -123,6 +123,7 @@ fn require_status(cluster: &Cluster) {
         let is_complete = |replica: &Value| logs(replica).len() == 2 && logs(replica).iter().all(is_published);
         (replicas.len() == 3 && replicas.iter().all(|replica| is_well(replica) && is_complete(replica))).then_some(())
     });
+    watch_status(cluster);
     let table = cluster.first().run(&["volume", "status", "data"]);
     for part in ["VOLUME", "data", "ready", "n1,n2,n3", "REPLICA", "PUBLISHED"] {
         assert!(table.stdout.contains(part), "no {part} in\n{}", table.stdout);
@@ -135,6 +136,20 @@ fn require_status(cluster: &Cluster) {
     ] {
         assert!(metrics.contains(line), "no {line} in\n{metrics}");
     }
+}
+
+/// `status --watch` prints documents with rates, and ends when its output has no reader.
+fn watch_status(cluster: &Cluster) {
+    let mut watcher = cluster.node(1).spawn(&["volume", "status", "data", "--watch", "--json"]);
+    let pictures = serde_json::Deserializer::from_reader(watcher.stdout.take().expect("a pipe")).into_iter::<Value>();
+    let pictures: Vec<Value> = pictures.take(2).map(|picture| picture.expect("a document")).collect();
+    for (picture, has_rates) in pictures.iter().zip([false, true]) {
+        let rates = picture["rates"].as_array().expect("a list of rates");
+        assert_eq!((rates.len(), &picture["volume"]), (3 * 2, &json!("data")), "two logs on three replicas: {picture}");
+        assert!(rates.iter().all(|rate| rate["published_per_s"].is_u64() == has_rates), "{picture}");
+    }
+    let status = wait::wait_exit(&mut watcher, "`volume status --watch` without a reader", SETTLE_LIMIT);
+    assert!(status.success(), "{status}");
 }
 
 /// A program changes the shared tree of a node that has not mounted the volume.

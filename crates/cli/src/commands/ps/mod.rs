@@ -13,7 +13,7 @@ use farfork_api::limits::QUERY_TIMEOUT;
 use farfork_api::v1::{Child, ListChildrenResponse, ListRequest};
 
 use crate::GlobalArgs;
-use crate::output::{self, ChildView, Table, exit_text, format_age, format_microseconds, shorten_command};
+use crate::output::{self, ChildView, Table, exit_text, format_age, format_microseconds, screen, shorten_command};
 
 /// Between two pictures of `--watch`: as fast as people read.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -75,13 +75,13 @@ impl Ps {
     async fn watch(&self, client: &mut Client, json: bool) -> anyhow::Result<ExitCode> {
         loop {
             let answer = self.list(client).await;
-            let is_told = match (answer, watch::terminal_size()) {
+            let is_told = match (answer, screen::terminal_size()) {
                 (Ok(answer), _) if json => output::write_bytes(format!("{:#}\n", list_json(answer)).as_bytes()),
                 (Ok(answer), Some(size)) => {
-                    watch::draw(&render_list(answer, |children| watch::truncate_to_fit(children, size)), size)
+                    screen::draw(&render_list(answer, |children| watch::truncate_to_fit(children, size)), size)
                 }
                 (Ok(answer), None) => output::write_bytes(format!("{}\n", render_list(answer, |_| 0)).as_bytes()),
-                (Err(failure), Some(size)) if !json => watch::draw(&format!("farfork: {failure}"), size),
+                (Err(failure), Some(size)) if !json => screen::draw(&format!("farfork: {failure}"), size),
                 (Err(failure), _) => {
                     output::print_failure(&failure);
                     Ok(())

@@ -11,6 +11,7 @@ mod replace;
 mod status;
 mod view;
 mod volume_node;
+mod watch;
 
 use std::process::ExitCode;
 

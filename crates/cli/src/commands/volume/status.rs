@@ -5,12 +5,14 @@ use std::process::ExitCode;
 use clap::Args;
 use farfork_api::failure::Failure;
 use farfork_cluster::catalog::VolumeName;
-use farfork_volume::process::ControlRequest;
+use farfork_volume::process::{ControlRequest, VolumeStatus};
+use serde_json::Value;
 use tonic::Code;
 
 use super::parse_volume_name;
 use super::view::{LastCheckView, ReplicaView, VolumeView, replica_table, volume_table};
 use super::volume_node::VolumeNode;
+use super::watch::watch;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line};
 
@@ -23,6 +25,7 @@ use crate::output::{print_json, print_line};
 #[command(after_help = "\
 Examples:
   farfork volume status data
+  farfork volume status data --watch
   farfork volume status data --json | jq -r '.replica_states[] | select(.failure != null).node'
 
 Exit status: 0 success, 1 there is no such volume or this node does not answer, 2 wrong usage.")]
@@ -30,40 +33,60 @@ pub(crate) struct ShowVolumeStatus {
     /// Name of the volume.
     #[arg(value_parser = parse_volume_name)]
     name: VolumeName,
+    /// Show how fast each log is written, replicated and published, every second until interrupted.
+    ///
+    /// On a terminal, each picture replaces the one before. LOG IN USE is the part of the log that this replica has not
+    /// published: a client waits when its log is full. With --json, each picture is a document, with the key `rates`.
+    #[arg(long)]
+    watch: bool,
 }
 
 impl ShowVolumeStatus {
     pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let object = format!("volume {}", self.name);
-        let volumes = VolumeNode::find(global, &object)?.request(&object, &ControlRequest::Status(self.name))?;
-        let Some(status) = volumes.first() else {
-            let failure = Failure::new(Code::NotFound, object, "there is none of this name");
-            return Err(failure.with_next_step("list the volumes with `farfork volume ls`").into());
+        let read = || {
+            let request = ControlRequest::Status(self.name.clone());
+            let mut volumes = VolumeNode::find(global, &object)?.request(&object, &request)?;
+            volumes.pop().ok_or_else(|| {
+                let failure = Failure::new(Code::NotFound, &object, "there is none of this name");
+                failure.with_next_step("list the volumes with `farfork volume ls`")
+            })
         };
-        let (volume, replicas) = (VolumeView::new(status), ReplicaView::all(status));
-        let last_check = status.last_check().map(LastCheckView::new);
-        if global.json {
-            let mut document = serde_json::to_value(&volume)?;
-            document["replica_states"] = serde_json::to_value(&replicas)?;
-            document["check_running"] = status.is_checked().into();
-            document["last_check"] = serde_json::to_value(&last_check)?;
-            print_json(&document);
-            return Ok(ExitCode::SUCCESS);
-        }
-        volume_table(&[volume]).print();
-        print_line("");
-        replica_table(&replicas).print();
-        for replica in &replicas {
-            if let Some(failure) = &replica.failure {
-                print_line(&format!("{} does not answer: {failure}", replica.node));
-            }
-        }
-        let running = status.is_checked().then(|| "a check is running".to_owned());
-        let checks: Vec<String> = running.into_iter().chain(last_check.map(|check| check.describe())).collect();
-        if !checks.is_empty() {
-            print_line("");
-            print_line(&checks.join("\n"));
+        let status = read()?;
+        if self.watch {
+            watch(read, document_of, global.json)?;
+        } else if global.json {
+            print_json(&document_of(&status)?);
+        } else {
+            print_status(&status);
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn document_of(status: &VolumeStatus) -> anyhow::Result<Value> {
+    let mut document = serde_json::to_value(VolumeView::new(status))?;
+    document["replica_states"] = serde_json::to_value(ReplicaView::all(status))?;
+    document["check_running"] = status.is_checked().into();
+    document["last_check"] = serde_json::to_value(status.last_check().map(LastCheckView::new))?;
+    Ok(document)
+}
+
+fn print_status(status: &VolumeStatus) {
+    let replicas = ReplicaView::all(status);
+    volume_table(&[VolumeView::new(status)]).print();
+    print_line("");
+    replica_table(&replicas).print();
+    for replica in &replicas {
+        if let Some(failure) = &replica.failure {
+            print_line(&format!("{} does not answer: {failure}", replica.node));
+        }
+    }
+    let running = status.is_checked().then(|| "a check is running".to_owned());
+    let last_check = status.last_check().map(|check| LastCheckView::new(check).describe());
+    let checks: Vec<String> = running.into_iter().chain(last_check).collect();
+    if !checks.is_empty() {
+        print_line("");
+        print_line(&checks.join("\n"));
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct ReplicaView {
     pub(super) node: NodeName,
     live: bool,
     pub(super) failure: Option<String>,
-    logs: Vec<LogView>,
+    pub(super) logs: Vec<LogView>,
 }
 
 /// The last check of a volume.
@@ -56,11 +56,23 @@ impl LastCheckView {
 
 /// The log of a client on a replica.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct LogView {
-    client: NodeName,
-    logged: u64,
-    committed: u64,
-    published: u64,
+pub(super) struct LogView {
+    pub(super) client: NodeName,
+    pub(super) logged: u64,
+    pub(super) committed: u64,
+    pub(super) published: u64,
+}
+
+impl LogView {
+    /// Bytes that not every live replica has.
+    pub(super) fn uncommitted(&self) -> u64 {
+        self.logged.saturating_sub(self.committed)
+    }
+
+    /// Committed bytes that the shared tree does not have yet.
+    pub(super) fn unpublished(&self) -> u64 {
+        self.committed.saturating_sub(self.published)
+    }
 }
 
 impl VolumeView {
@@ -100,7 +112,7 @@ impl ReplicaView {
         }
     }
 
-    fn state(&self) -> &'static str {
+    pub(super) fn state(&self) -> &'static str {
         match (self.live, &self.failure) {
             (_, Some(_)) => "no answer",
             (true, None) => "live",
@@ -135,9 +147,8 @@ pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
             table.add_row(row(["-"; 4].map(str::to_owned)));
         }
         for log in &replica.logs {
-            let uncommitted = log.logged.saturating_sub(log.committed);
-            let unpublished = log.committed.saturating_sub(log.published);
-            let [logged, uncommitted, unpublished] = [log.logged, uncommitted, unpublished].map(format_bytes);
+            let [logged, uncommitted, unpublished] =
+                [log.logged, log.uncommitted(), log.unpublished()].map(format_bytes);
             table.add_row(row([log.client.to_string(), logged, uncommitted, unpublished]));
         }
     }
@@ -166,13 +177,13 @@ fn durability_text(durability: Durability) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use farfork_cluster::catalog::{VolumeName, VolumeRecord};
     use farfork_volume::process::LogStatus;
 
     use super::*;
 
-    fn status() -> VolumeStatus {
+    pub(in super::super) fn status() -> VolumeStatus {
         let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
         let mut record = VolumeRecord::new(9, vec![n1.clone(), n2.clone()], 64 << 20, Durability::Disk);
         (record.state, record.chain) = (VolumeState::Ready, vec![n1.clone()]);

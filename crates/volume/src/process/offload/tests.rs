@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::{OffloadOptions, run_offload};
 use crate::chain::PeerClients;
-use crate::chain::calls::{LendTree, ReadTree, VolumeKey};
+use crate::chain::calls::{HoldTree, LendTree, ReadTree, ReleaseTree, VolumeKey};
 use crate::log::{AppendedRecord, LogAppender, LogFile, LogPoint};
 use crate::process::channel::MessageChannel;
 use crate::process::message::{AttachedClient, ClientMessage, ForeignChange, OffloadMessage};
@@ -74,6 +74,22 @@ impl TestCluster {
 
     fn control(&self, node: &str, request: &ControlRequest) -> ControlAnswer {
         send_control_request(&self.store(node), request).unwrap()
+    }
+
+    fn catalog(&self) -> Arc<dyn Catalog> {
+        Arc::new(FileCatalog::new(&self.directory.path().join("catalog")))
+    }
+
+    /// For calls to the nodes.
+    fn peers(&self) -> PeerClients {
+        PeerClients::new(self.catalog(), None)
+    }
+
+    /// The volume, and the epoch of its chain.
+    fn volume_key(&self) -> (VolumeKey, u64) {
+        let name = VolumeName::new("data").unwrap();
+        let record = self.catalog().read().unwrap().volumes[&name].clone();
+        (VolumeKey { name, id: record.id }, record.epoch)
     }
 
     /// The names in the root of the shared tree of a node.
@@ -246,12 +262,9 @@ fn a_borrowed_tree_that_is_borrowed_again_is_read_to_its_end() {
     client.acquire_write();
     client.create_file("one");
     client.commit();
-    let catalog: Arc<dyn Catalog> = Arc::new(FileCatalog::new(&cluster.directory.path().join("catalog")));
-    let name = VolumeName::new("data").unwrap();
-    let record = catalog.read().unwrap().volumes[&name].clone();
-    let (peers, lender) = (PeerClients::new(catalog, None), NodeName::new("n1").unwrap());
-    let volume = VolumeKey { name, id: record.id };
-    let request = LendTree { volume: volume.clone(), epoch: record.epoch, at_least: vec![LogPoint::START] };
+    let (peers, lender) = (cluster.peers(), NodeName::new("n1").unwrap());
+    let (volume, epoch) = cluster.volume_key();
+    let request = LendTree { volume: volume.clone(), epoch, at_least: vec![LogPoint::START] };
     let borrow = || peers.call::<LendTree>(&lender, &request, WAIT_LIMIT).unwrap().loan;
     let (first, second) = (borrow(), borrow());
     let read = |loan| peers.call::<ReadTree>(&lender, &ReadTree { volume: volume.clone(), loan }, WAIT_LIMIT);
@@ -261,6 +274,38 @@ fn a_borrowed_tree_that_is_borrowed_again_is_read_to_its_end() {
     client.create_file("other");
     client.commit();
     wait_for("publishing continues", || cluster.published_names("n1") == ["one", "other"]);
+}
+
+/// A node that was stopped may execute the call of a check after the call that ends the check.
+#[test]
+fn a_check_that_has_ended_does_not_hold_a_tree_again() {
+    let cluster = TestCluster::start();
+    cluster.create_volume(&NODES);
+    let mut client = TestClient::attach(&cluster.store("n1"));
+    client.acquire_write();
+    let (peers, node) = (cluster.peers(), NodeName::new("n2").unwrap());
+    let (volume, epoch) = cluster.volume_key();
+    let hold = |hold| {
+        let request = HoldTree { volume: volume.clone(), epoch, hold, points: Vec::new() };
+        peers.call::<HoldTree>(&node, &request, WAIT_LIMIT)
+    };
+    let end = |hold| {
+        let request = ReleaseTree { volume: volume.clone(), hold, is_end: true };
+        peers.call::<ReleaseTree>(&node, &request, WAIT_LIMIT).unwrap();
+    };
+    hold(1).unwrap();
+    end(1);
+    // The call for the second one arrives late.
+    end(2);
+    for ended in [1, 2] {
+        let refusal = hold(ended).unwrap_err().to_string();
+        assert!(refusal.contains("has ended"), "{refusal}");
+    }
+    client.create_file("one");
+    client.commit();
+    wait_for("publishing continues", || cluster.published_names("n2") == ["one"]);
+    hold(3).unwrap();
+    end(3);
 }
 
 #[test]

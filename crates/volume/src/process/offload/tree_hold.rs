@@ -28,6 +28,8 @@ const RELEASED_TIMEOUT: Duration = Duration::from_secs(120);
 const NOT_HELD: &str = "the check has ended: the tree is not held any more";
 /// Bytes of data that are read for one call, so that a check can report how far it is. Holes do not count.
 const DIGEST_BYTES_MAX: u64 = 4 * DATA_PART_BYTES;
+/// Holds that are remembered when they have ended: more than there are checks while a call may be on its way.
+const ENDED_HOLDS_MAX: usize = 16;
 /// Digests in the answer to one call.
 const DIGESTS_MAX: usize = 65_536;
 
@@ -69,6 +71,9 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
         let mut state = volume.lock();
         if state.is_publishing_paused() {
             return Err(format!("node {} lends its tree, or a client reads it: try again", volume.node.name));
+        }
+        if state.ended_holds.contains(&request.hold) {
+            return Err(NOT_HELD.to_owned());
         }
         let other = state.hold.as_ref().filter(|hold| hold.number != request.hold);
         if other.is_some_and(|hold| !hold.is_stale()) {
@@ -183,6 +188,10 @@ pub(super) fn release(volume: &ReplicatedVolume, request: &ReleaseTree) -> Resul
     }
     if request.is_end {
         state.hold.take_if(|hold| hold.number == request.hold);
+        state.ended_holds.push_back(request.hold);
+        if state.ended_holds.len() > ENDED_HOLDS_MAX {
+            state.ended_holds.pop_front();
+        }
     }
     drop(state);
     volume.notify();

@@ -1,7 +1,7 @@
 //! A replica that this node has: how far each log is, under one lock. Each thread of the volume waits for changes of it,
 //! and is woken only by those that it has work with: a wakeup costs as much as a step of a write.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -92,6 +92,8 @@ pub(super) struct ReplicaState {
     pub(super) loan: Option<TreeLoan>,
     /// A check holds the shared tree at one point, or has just done so.
     pub(super) hold: Option<TreeHold>,
+    /// Numbers of holds that have ended, the last ones. A call that arrives late does not begin one again.
+    pub(super) ended_holds: VecDeque<u64>,
     /// This node copies the shared tree of another one: nothing is published.
     pub(super) is_catching_up: bool,
     /// A change set is being applied.
@@ -272,6 +274,7 @@ impl ReplicatedVolume {
             loading_client: None,
             loan: None,
             hold: None,
+            ended_holds: VecDeque::new(),
             is_catching_up,
             is_publishing: false,
             is_folding: false,
