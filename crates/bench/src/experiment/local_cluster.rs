@@ -152,6 +152,19 @@ impl BenchCluster {
         Ok(())
     }
 
+    /// Kills the daemon of a node.
+    pub(crate) fn kill_node(&self, node: usize) -> Result<(), BenchError> {
+        let Some(local) = &self.local else { return Ok(()) };
+        local.signal_node(node, SIGKILL.cast_signed())?;
+        local.wait_node_exit(node, DISCOVERY_LIMIT)?;
+        Ok(())
+    }
+
+    /// Starts the daemon of a node again.
+    pub(crate) fn restart_node(&mut self, node: usize) -> Result<(), BenchError> {
+        self.local.as_mut().map_or(Ok(()), |local| Ok(local.restart_node(node)?))
+    }
+
     /// Ends the nodes.
     ///
     /// # Errors

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::workload::filebench::FilebenchLoop;
+
 /// The experiments, and their sizes.
 #[derive(Debug, Clone, Serialize)]
 pub struct VolumeParameters {
@@ -17,6 +19,14 @@ pub struct VolumeParameters {
     pub mib: u64,
     /// Processes of the throughput runs.
     pub processes: Vec<u64>,
+    /// Files of a mail server.
+    pub mail_files: u64,
+    /// Files of a file server.
+    pub server_files: u64,
+    /// For how long each of them works, in seconds.
+    pub seconds: f64,
+    /// Time of a fault and of the recovery from it, in seconds.
+    pub period_s: f64,
     /// Without and with a program on each replica that computes all the time.
     pub loads: Vec<ReplicaLoad>,
     /// Size of the log of a volume, in MiB.
@@ -38,6 +48,12 @@ pub enum VolumeExperiment {
     Latency,
     /// Processes write, and sync once at the end.
     Throughput,
+    /// The loop of a mail server, as Filebench has it.
+    Varmail,
+    /// The loop of a file server.
+    Fileserver,
+    /// A mail server works while processes of the nodes are stopped or killed.
+    Availability,
 }
 
 /// What runs on the replicas at the same time.
@@ -62,6 +78,27 @@ pub(crate) enum StorageSystem {
     Tmpfs,
     /// A peer: the file system of the disk, one copy.
     Disk,
+}
+
+impl VolumeExperiment {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Throughput => "throughput",
+            Self::Varmail => "varmail",
+            Self::Fileserver => "fileserver",
+            Self::Availability => "availability",
+        }
+    }
+
+    /// The loop of operations that it runs, if it runs one.
+    pub(crate) fn filebench_loop(self) -> Option<FilebenchLoop> {
+        match self {
+            Self::Varmail => Some(FilebenchLoop::Varmail),
+            Self::Fileserver => Some(FilebenchLoop::Fileserver),
+            _ => None,
+        }
+    }
 }
 
 impl ReplicaLoad {
@@ -90,11 +127,8 @@ impl StorageSystem {
 impl VolumeCase {
     /// For the progress of a run.
     pub(crate) fn describe(&self, system: StorageSystem) -> String {
-        let experiment = match self.experiment {
-            VolumeExperiment::Latency => "latency",
-            VolumeExperiment::Throughput => "throughput",
-        };
-        format!("{experiment} of {}, {}, {} processes", system.name(), self.load.name(), self.processes)
+        let Self { experiment, load, processes } = self;
+        format!("{} of {}, {}, {processes} processes", experiment.name(), system.name(), load.name())
     }
 }
 
@@ -121,6 +155,8 @@ pub(crate) enum VolumeFigure {
     SyncUs,
     /// Bytes that were written and synced, the sum of all processes, in MiB/s.
     WriteMibPerS,
+    /// Operations of a loop per second, the mean of a run.
+    OperationsPerS,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -132,13 +168,14 @@ pub(crate) struct VolumeSampleKey {
 }
 
 impl VolumeParameters {
-    /// All points of the experiments.
+    /// All points of the experiments, but for availability.
     pub(crate) fn cases(&self) -> Vec<VolumeCase> {
         let mut cases = Vec::new();
         for experiment in self.experiments.iter().copied() {
             let processes = match experiment {
-                VolumeExperiment::Latency => &[1][..],
                 VolumeExperiment::Throughput => &self.processes[..],
+                VolumeExperiment::Availability => &[],
+                _ => &[1][..],
             };
             for load in self.loads.iter().copied() {
                 cases.extend(processes.iter().map(|processes| VolumeCase { experiment, load, processes: *processes }));
@@ -150,8 +187,8 @@ impl VolumeParameters {
     /// Writes of one process in a run.
     pub(crate) fn operations_of(&self, case: &VolumeCase) -> u64 {
         match case.experiment {
-            VolumeExperiment::Latency => self.operations,
             VolumeExperiment::Throughput => ((self.mib << 20) / self.operation_bytes / case.processes).max(1),
+            _ => self.operations,
         }
     }
 }

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 
 use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
+use crate::experiment::volume::availability::AvailabilityRun;
+use crate::experiment::volume::storage::REPLICAS;
 use crate::machine::MachineState;
 use crate::parameters::volume::{
     StorageSystem, VolumeCase, VolumeExperiment, VolumeFigure, VolumeParameters, VolumeSampleKey,
@@ -19,12 +21,17 @@ pub struct VolumeSummary {
     pub(super) machine_state: MachineState,
     pub(super) plan: VolumeParameters,
     samples: Samples<VolumeSampleKey>,
+    pub(super) availability: Option<AvailabilityRun>,
 }
 
 impl VolumeSummary {
-    pub(crate) fn new(plan: &VolumeParameters, mut samples: Samples<VolumeSampleKey>) -> Result<Self, BenchError> {
+    pub(crate) fn new(
+        plan: &VolumeParameters,
+        mut samples: Samples<VolumeSampleKey>,
+        availability: Option<AvailabilityRun>,
+    ) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples, availability })
     }
 
     pub(super) fn spread(&self, case: &VolumeCase, system: StorageSystem, figure: VolumeFigure) -> Option<Spread> {
@@ -45,13 +52,15 @@ impl VolumeSummary {
             "load_average": self.machine_state.load_average,
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "availability": self.availability,
             "section": self.section(),
         })
     }
 
     /// For people.
     pub fn to_text(&self) -> String {
-        let tables = [self.latency_table(), self.throughput_table()].into_iter().flatten();
+        let tables = [self.latency_table(), self.throughput_table(), self.filebench_table(), self.availability_table()];
+        let tables = tables.into_iter().flatten();
         let tables: Vec<String> = tables.map(|table| table.render()).collect();
         let notes = self.notes().join("\n");
         format!("{}\n\n{}\n\n{notes}\n", self.machine_state.describe(), tables.join("\n\n"))
@@ -65,6 +74,7 @@ impl VolumeSummary {
             format!("tmpfs, disk ({}): one copy on this machine.", self.plan.disk.display()),
             "Busy: a program on each replica computes all the time. All nodes share the processors of this machine."
                 .to_owned(),
+            "Slow seconds: those from a fault to the next one with less than half of the median.".to_owned(),
             format!("Reference: {}.", PUBLISHED_FIGURES.volume.source),
         ]
     }
@@ -93,6 +103,56 @@ impl VolumeSummary {
             }
         }
         (!cases.is_empty()).then_some(table)
+    }
+
+    fn filebench_table(&self) -> Option<FigureTable> {
+        let cases = [VolumeExperiment::Varmail, VolumeExperiment::Fileserver].map(|experiment| self.cases(experiment));
+        let cases = cases.concat();
+        let title = format!("Operations per second for {} s: median of runs (p10–p90)", self.plan.seconds);
+        let mut table = FigureTable::new(&title, &["loop", "files", "replicas", "volume", "tmpfs", "disk"]);
+        for case in &cases {
+            let rate = |system| format_spread(self.spread(case, system, VolumeFigure::OperationsPerS));
+            table.add_row([
+                case.experiment.name().to_owned(),
+                self.files_of(case.experiment).to_string(),
+                case.load.name().to_owned(),
+                rate(StorageSystem::Volume),
+                rate(StorageSystem::Tmpfs),
+                rate(StorageSystem::Disk),
+            ]);
+        }
+        (!cases.is_empty()).then_some(table)
+    }
+
+    pub(super) fn files_of(&self, experiment: VolumeExperiment) -> u64 {
+        match experiment {
+            VolumeExperiment::Fileserver => self.plan.server_files,
+            _ => self.plan.mail_files,
+        }
+    }
+
+    fn availability_table(&self) -> Option<FigureTable> {
+        let run = self.availability.as_ref()?;
+        let median = format_figure(run.median_per_s());
+        let title = format!("A mail server during faults; its median is {median} operations per second");
+        let headings = ["fault", "node", "from, s", "until, s", "lowest second, 1/s", "slow seconds", "longest, ms"];
+        let mut table = FigureTable::new(&title, &headings);
+        for fault in &run.faults {
+            let seconds = run.seconds_of(fault);
+            let lowest = run.per_s[seconds.clone()].iter().copied().reduce(f64::min);
+            let longest = run.longest_ms[seconds].iter().copied().reduce(f64::max);
+            let figure = |value: Option<f64>| value.map_or("–".to_owned(), format_figure);
+            table.add_row([
+                fault.kind.name().to_owned(),
+                format!("{} of {REPLICAS}", fault.node + 1),
+                format!("{:.1}", fault.from_s),
+                format!("{:.1}", fault.until_s),
+                figure(lowest),
+                run.slow_seconds(fault).to_string(),
+                figure(longest),
+            ]);
+        }
+        Some(table)
     }
 
     fn throughput_table(&self) -> Option<FigureTable> {
@@ -136,6 +196,10 @@ mod tests {
             mib: 64,
             processes: vec![1, 4],
             loads: vec![ReplicaLoad::Idle, ReplicaLoad::Busy],
+            mail_files: 50,
+            server_files: 500,
+            seconds: 3.0,
+            period_s: 4.0,
             log_mib: 64,
             runs: 1,
             disk: "/var/tmp".into(),
@@ -149,7 +213,7 @@ mod tests {
         add(VolumeExperiment::Latency, 1, StorageSystem::Volume, VolumeFigure::SyncedWriteUs, 321.0);
         add(VolumeExperiment::Latency, 1, StorageSystem::SocketChain, VolumeFigure::SyncedWriteUs, 45.0);
         add(VolumeExperiment::Throughput, 4, StorageSystem::Volume, VolumeFigure::WriteMibPerS, 777.0);
-        let summary = VolumeSummary::new(&plan, samples).unwrap();
+        let summary = VolumeSummary::new(&plan, samples, None).unwrap();
         let (text, document) = (summary.to_text(), summary.to_json());
         for expected in ["321", "148", "45.0", "777", "2113"] {
             assert!(text.contains(expected), "{expected}: {text}");

@@ -3,6 +3,7 @@
 pub(crate) mod child_task;
 pub(crate) mod churn;
 pub(crate) mod file_writer;
+pub(crate) mod filebench;
 pub(crate) mod fork_workload;
 pub(crate) mod functions;
 pub(crate) mod handshakes;

@@ -8,6 +8,7 @@ mod endpoint;
 mod fanout;
 mod fault;
 mod file_writer;
+mod filebench;
 mod fork;
 mod fork_client;
 mod function;
@@ -77,6 +78,8 @@ enum BenchmarkCommand {
     Forker(fork_client::BenchForkClient),
     #[command(hide = true)]
     FileWriter(file_writer::BenchFileWriter),
+    #[command(hide = true)]
+    Filebench(filebench::BenchFilebench),
 }
 
 impl BenchCommand {
@@ -99,6 +102,7 @@ impl BenchCommand {
             BenchmarkCommand::End(end) => end.run(),
             BenchmarkCommand::Forker(forker) => forker.run(),
             BenchmarkCommand::FileWriter(writer) => writer.run(),
+            BenchmarkCommand::Filebench(process) => process.run(),
         }
     }
 }

@@ -8,6 +8,7 @@ use farfork_bench::{ReplicaLoad, VolumeExperiment, VolumeParameters};
 use farfork_terminal::{output, privilege};
 
 use super::progress_bar;
+use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
 
 /// Measure writing to a volume with three replicas, next to sockets and to local file systems.
@@ -23,6 +24,8 @@ use crate::{GlobalArgs, program_path};
 Experiments:
   latency      one process: write(2) and fsync(2), again and again
   throughput   1, 2, 4 and 8 processes that start together, and sync once at the end
+  filebench    the loops of a mail server and of a file server, as Filebench has them
+  availability a mail server, while processes of each node in turn are stopped or killed
 
 Examples:
   farfork bench volume latency --replicas idle
@@ -46,6 +49,16 @@ pub(crate) struct BenchVolume {
     /// Numbers of processes of the throughput runs.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8", value_parser = clap::value_parser!(u64).range(1..=64))]
     processes: Vec<u64>,
+    /// Number of files of the file server; the mail server has a tenth [default: 5000, or 500 with --quick].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(50..=1_000_000))]
+    files: Option<u64>,
+    /// Time for which these two work, in seconds [default: 20, or 3 with --quick].
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    seconds: Option<f64>,
+    /// Time of each fault and of the recovery from it, in seconds. A process is stopped, and a node away, for half of it
+    /// [default: 10, or 4 with --quick].
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    period: Option<f64>,
     /// Whether a program on each replica computes meanwhile.
     #[arg(long, value_name = "idle|busy|both", default_value = "both")]
     replicas: LoadChoice,
@@ -71,6 +84,8 @@ enum ExperimentName {
     All,
     Latency,
     Throughput,
+    Filebench,
+    Availability,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -83,7 +98,15 @@ enum LoadChoice {
 impl ExperimentName {
     fn experiments(self) -> Vec<VolumeExperiment> {
         match self {
-            Self::All => vec![VolumeExperiment::Latency, VolumeExperiment::Throughput],
+            Self::All => vec![
+                VolumeExperiment::Latency,
+                VolumeExperiment::Throughput,
+                VolumeExperiment::Varmail,
+                VolumeExperiment::Fileserver,
+                VolumeExperiment::Availability,
+            ],
+            Self::Filebench => vec![VolumeExperiment::Varmail, VolumeExperiment::Fileserver],
+            Self::Availability => vec![VolumeExperiment::Availability],
             Self::Latency => vec![VolumeExperiment::Latency],
             Self::Throughput => vec![VolumeExperiment::Throughput],
         }
@@ -95,12 +118,18 @@ impl BenchVolume {
         privilege::require_root("it makes namespaces and control groups, and mounts file systems")?;
         let farfork = program_path::farfork()?;
         let sized = |full, quick| if self.quick { quick } else { full };
+        let seconds = |given: Option<f64>, full, quick| given.unwrap_or(if self.quick { quick } else { full });
+        let server_files = self.files.unwrap_or(sized(5000, 500));
         let plan = VolumeParameters {
             experiments: self.experiments.iter().flat_map(|name| name.experiments()).collect(),
             operation_bytes: self.bytes,
             operations: self.operations.unwrap_or(sized(65_536, 4096)),
             mib: self.mib.unwrap_or(sized(1024, 256)),
             processes: self.processes,
+            mail_files: server_files / 10,
+            server_files,
+            seconds: seconds(self.seconds, 20.0, 3.0),
+            period_s: seconds(self.period, 10.0, 4.0),
             loads: match self.replicas {
                 LoadChoice::Idle => vec![ReplicaLoad::Idle],
                 LoadChoice::Busy => vec![ReplicaLoad::Busy],

@@ -1,11 +1,13 @@
 //! Runs `farfork bench volume`: processes write to a volume, to other file systems, and to bare sockets.
 
-mod storage;
+pub(crate) mod availability;
+pub(crate) mod storage;
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use self::availability::run_availability;
 use self::storage::{MountedStorage, REPLICAS, StorageTestbed};
 use crate::baseline::socket_chain::SocketChain;
 use crate::embedded_program::ChildProgram;
@@ -17,6 +19,7 @@ use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
 use crate::summary::volume::VolumeSummary;
 use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, run_file_writers};
+use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 
 const MIB_BYTES: f64 = (1 << 20) as f64;
 /// Most messages of a floor: more do not change it.
@@ -35,8 +38,9 @@ pub async fn run_volume(
     let testbed = StorageTestbed::start(plan, farfork.clone()).await?;
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut run = VolumeRun { plan, farfork, testbed, samples };
+    let has_availability = plan.experiments.contains(&VolumeExperiment::Availability);
     let (cases, mut done) = (plan.cases(), 0);
-    let steps = cases.len() * plan.runs * StorageSystem::ALL.len();
+    let steps = cases.len() * plan.runs * StorageSystem::ALL.len() + usize::from(has_availability);
     for _ in 0..plan.runs {
         for case in &cases {
             for system in StorageSystem::ALL {
@@ -46,8 +50,13 @@ pub async fn run_volume(
             }
         }
     }
+    let mut availability = None;
+    if has_availability {
+        report_progress(show, done, steps, VolumeExperiment::Availability.name())?;
+        availability = Some(run_availability(plan, &run.farfork, &mut run.testbed)?);
+    }
     run.testbed.stop()?;
-    VolumeSummary::new(plan, run.samples)
+    VolumeSummary::new(plan, run.samples, availability)
 }
 
 struct VolumeRun<'a> {
@@ -59,6 +68,9 @@ struct VolumeRun<'a> {
 
 impl VolumeRun<'_> {
     fn measure(&mut self, case: &VolumeCase, system: StorageSystem) -> Result<(), BenchError> {
+        if system == StorageSystem::SocketChain && case.experiment.filebench_loop().is_some() {
+            return Ok(());
+        }
         let _load = match case.load {
             ReplicaLoad::Idle => Vec::new(),
             ReplicaLoad::Busy => start_hogs()?,
@@ -67,9 +79,12 @@ impl VolumeRun<'_> {
             self.measure_sockets(case)?
         } else {
             let storage = self.testbed.mount(system)?;
-            let figures = self.measure_files(case, &storage);
+            let figures = match case.experiment.filebench_loop() {
+                Some(operations) => self.measure_loop(operations, &storage),
+                None => self.measure_files(case, &storage),
+            };
             // Also after an error: the volume would outlive the run.
-            storage.remove()?;
+            self.testbed.remove(storage)?;
             figures?
         };
         for (figure, value) in figures {
@@ -81,7 +96,7 @@ impl VolumeRun<'_> {
     fn measure_files(
         &self,
         case: &VolumeCase,
-        storage: &MountedStorage<'_>,
+        storage: &MountedStorage,
     ) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
         let spec = |process: u64| FileWriterSpec {
             path: storage.directory.join(format!("file-{process}")),
@@ -91,13 +106,27 @@ impl VolumeRun<'_> {
         };
         let specs: Vec<_> = (0..case.processes).map(spec).collect();
         let results = run_file_writers(&self.farfork, &specs)?;
-        Ok(match case.experiment {
-            VolumeExperiment::Latency => latency_figures(&results[0]),
-            VolumeExperiment::Throughput => {
-                let rate = |result: &FileWriterResult| self.mib_per_s(specs[0].operations, result.total as f64 / 1e9);
-                vec![(VolumeFigure::WriteMibPerS, results.iter().map(rate).sum())]
-            }
-        })
+        if case.experiment == VolumeExperiment::Latency {
+            return Ok(latency_figures(&results[0]));
+        }
+        let rate = |result: &FileWriterResult| self.mib_per_s(specs[0].operations, result.total as f64 / 1e9);
+        Ok(vec![(VolumeFigure::WriteMibPerS, results.iter().map(rate).sum())])
+    }
+
+    fn measure_loop(
+        &self,
+        operations: FilebenchLoop,
+        storage: &MountedStorage,
+    ) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+        let files = match operations {
+            FilebenchLoop::Varmail => self.plan.mail_files,
+            FilebenchLoop::Fileserver => self.plan.server_files,
+        };
+        let (directory, seconds) = (storage.directory.clone(), self.plan.seconds);
+        let spec = FilebenchSpec { operations, directory, files, seconds };
+        let intervals = FilebenchProcess::start(&self.farfork, &spec)?.finish()?;
+        let mean = intervals.iter().map(|interval| interval.per_s).sum::<f64>() / intervals.len() as f64;
+        Ok(vec![(VolumeFigure::OperationsPerS, mean)])
     }
 
     /// Along the chain, without storage.

@@ -32,9 +32,8 @@ pub(crate) struct StorageTestbed {
     memory: MemoryDirectory,
 }
 
-/// A directory that a file system is written in. Everything in it is removed at the end of a point.
-pub(crate) struct MountedStorage<'t> {
-    testbed: &'t StorageTestbed,
+/// A directory that a file system is written in. `StorageTestbed::remove` removes it and everything in it.
+pub(crate) struct MountedStorage {
     system: StorageSystem,
     pub(crate) directory: PathBuf,
 }
@@ -55,11 +54,11 @@ impl StorageTestbed {
     }
 
     /// An empty directory on the file system of a system. A volume is created for it.
-    pub(crate) fn mount(&self, system: StorageSystem) -> Result<MountedStorage<'_>, BenchError> {
+    pub(crate) fn mount(&self, system: StorageSystem) -> Result<MountedStorage, BenchError> {
         let parent = if system == StorageSystem::Disk { self.disk.path() } else { self.memory.path() };
         let directory = parent.join("measured");
         fs::create_dir(&directory).map_err(|cause| BenchError::File { path: directory.clone(), cause })?;
-        let storage = MountedStorage { testbed: self, system, directory };
+        let storage = MountedStorage { system, directory };
         if system == StorageSystem::Volume {
             let nodes: Vec<&str> = self.cluster.nodes().iter().map(|node| node.name.as_str()).collect();
             let (replicas, log) = (nodes.join(","), format!("{}MiB", self.log_mib));
@@ -67,6 +66,30 @@ impl StorageTestbed {
             self.run_farfork(&["mount", VOLUME, &storage.directory.to_string_lossy()])?;
         }
         Ok(storage)
+    }
+
+    /// Removes a volume or the files.
+    pub(crate) fn remove(&self, storage: MountedStorage) -> Result<(), BenchError> {
+        let MountedStorage { system, directory } = storage;
+        let failed = |cause| BenchError::File { path: directory.clone(), cause };
+        if system != StorageSystem::Volume {
+            return fs::remove_dir_all(&directory).map_err(failed);
+        }
+        unmount(&directory, UnmountFlags::empty()).map_err(|errno| failed(errno.into()))?;
+        fs::remove_dir(&directory).map_err(failed)?;
+        // The client of the mount ends after umount(2) has returned.
+        let deadline = Instant::now() + DROP_LIMIT;
+        loop {
+            match self.run_farfork(&["drop", VOLUME]) {
+                Err(_) if Instant::now() < deadline => std::thread::sleep(DROP_RETRY),
+                result => return result,
+            }
+        }
+    }
+
+    /// The same, for faults of nodes.
+    pub(crate) fn cluster_mut(&mut self) -> &mut BenchCluster {
+        &mut self.cluster
     }
 
     /// Removes the nodes and all files.
@@ -83,26 +106,6 @@ impl StorageTestbed {
             return Ok(());
         }
         Err(failed(std::io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
-    }
-}
-
-impl MountedStorage<'_> {
-    /// Removes the volume or the files.
-    pub(crate) fn remove(self) -> Result<(), BenchError> {
-        let failed = |cause| BenchError::File { path: self.directory.clone(), cause };
-        if self.system != StorageSystem::Volume {
-            return fs::remove_dir_all(&self.directory).map_err(failed);
-        }
-        unmount(&self.directory, UnmountFlags::empty()).map_err(|errno| failed(errno.into()))?;
-        fs::remove_dir(&self.directory).map_err(failed)?;
-        // The client of the mount ends after umount(2) has returned.
-        let deadline = Instant::now() + DROP_LIMIT;
-        loop {
-            match self.testbed.run_farfork(&["drop", VOLUME]) {
-                Err(_) if Instant::now() < deadline => std::thread::sleep(DROP_RETRY),
-                result => return result,
-            }
-        }
     }
 }
 

@@ -5,8 +5,9 @@ use crate::parameters::volume::{StorageSystem, VolumeCase, VolumeExperiment, Vol
 use crate::reference::{PUBLISHED_FIGURES, VolumeLatencyReference};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::{ReportSection, SectionSource};
-use crate::report::table::{ReportCell, ReportFigure, ReportTable};
+use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
 use crate::summary::volume::VolumeSummary;
+use crate::workload::filebench::INTERVAL_S;
 
 impl SectionSource for VolumeSummary {
     fn section(&self) -> ReportSection {
@@ -14,7 +15,10 @@ impl SectionSource for VolumeSummary {
         let section = ReportSection::new("volume", "Volumes", question, &self.machine_state)
             .with_table(self.latency_section_table())
             .with_table(self.throughput_section_table())
+            .with_table(self.filebench_section_table())
+            .with_table(self.availability_section_table())
             .with_plot(self.throughput_plot());
+        let section = self.availability_plot().into_iter().fold(section, ReportSection::with_plot);
         self.notes().into_iter().fold(section, ReportSection::with_note)
     }
 }
@@ -69,6 +73,61 @@ impl VolumeSummary {
             ]);
         }
         table
+    }
+
+    fn filebench_section_table(&self) -> ReportTable {
+        let title = format!("Operations per second for {} s", self.plan.seconds);
+        let mut table = ReportTable::new("filebench", title, &["loop", "files", "replicas", "volume", "tmpfs", "disk"]);
+        for experiment in [VolumeExperiment::Varmail, VolumeExperiment::Fileserver] {
+            for case in self.cases(experiment) {
+                let rate = |system| -> ReportCell {
+                    let spread = self.spread(&case, system, VolumeFigure::OperationsPerS);
+                    spread.map(|spread| ReportFigure::higher(spread, "1/s")).into()
+                };
+                table.add_row([
+                    ReportCell::text(experiment.name()),
+                    ReportCell::text(self.files_of(experiment)),
+                    ReportCell::text(case.load.name()),
+                    rate(StorageSystem::Volume),
+                    rate(StorageSystem::Tmpfs),
+                    rate(StorageSystem::Disk),
+                ]);
+            }
+        }
+        table
+    }
+
+    fn availability_section_table(&self) -> ReportTable {
+        let columns = ["fault", "place in the chain", "slow seconds", "lowest second", "longest operation"];
+        let title = "A mail server while processes of each node in turn are stopped or killed";
+        let mut table = ReportTable::new("availability", title, &columns);
+        let Some(run) = &self.availability else { return table };
+        for fault in &run.faults {
+            let seconds = run.seconds_of(fault);
+            let lowest = run.per_s[seconds.clone()].iter().copied().reduce(f64::min);
+            let longest = run.longest_ms[seconds].iter().copied().reduce(f64::max);
+            let slow = run.slow_seconds(fault) as f64;
+            table.add_row([
+                ReportCell::text(fault.kind.name()),
+                ReportCell::text(fault.node + 1),
+                Some(ReportFigure::single(slow, "s", BetterDirection::Lower)).into(),
+                lowest.map(|rate| ReportFigure::single(rate, "1/s", BetterDirection::Higher)).into(),
+                longest.map(|ms| ReportFigure::single(ms, "ms", BetterDirection::Lower)).into(),
+            ]);
+        }
+        table
+    }
+
+    fn availability_plot(&self) -> Option<ReportPlot> {
+        let run = self.availability.as_ref()?;
+        let (x, y) = (PlotAxis::new("time", "s"), PlotAxis::new("operations", "1/s"));
+        let title = "A mail server during faults: one in each period";
+        let plot = ReportPlot::new(PlotKind::OverTime, "availability", title, x, y);
+        let points = run.per_s.iter().enumerate();
+        let points = points.map(|(second, rate)| PlotPoint::new((second as f64 + 0.5) * INTERVAL_S, *rate));
+        let begins = run.faults.iter().map(|fault| PlotPoint::new(fault.from_s, 0.0));
+        let plot = plot.with_series("mail server", SeriesRole::Measured, points);
+        Some(plot.with_series("faults begin", SeriesRole::Reference, begins))
     }
 
     fn rate(&self, case: &VolumeCase, system: StorageSystem) -> Option<ReportFigure> {

@@ -1,0 +1,302 @@
+//! The loops of Filebench's varmail and fileserver: a process works on a set of files, one operation after the other, for a
+//! given time. A process is this program, started again.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::embedded_program::ChildProgram;
+use crate::endpoint::stdout::print_line;
+use crate::error::BenchError;
+
+/// The command of a process, and its name in errors.
+const PROCESS: &str = "filebench";
+/// Between two reports of a process, in seconds.
+pub(crate) const INTERVAL_S: f64 = 1.0;
+/// Part of the files that exist at the beginning.
+const PREALLOCATED: f64 = 0.8;
+/// Most bytes of an append.
+const APPEND_BYTES_MAX: usize = 16 << 10;
+/// Bytes of one read(2).
+const READ_BYTES: usize = 1 << 20;
+
+/// A loop of operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum FilebenchLoop {
+    /// A mail server: delete, create, append and sync, read and append and sync, read.
+    Varmail,
+    /// A file server: create and write, append, read, delete, stat. It syncs nothing.
+    Fileserver,
+}
+
+impl FilebenchLoop {
+    /// Mean size of a file.
+    fn file_bytes(self) -> usize {
+        match self {
+            Self::Varmail => 16 << 10,
+            Self::Fileserver => 128 << 10,
+        }
+    }
+}
+
+/// What a process does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FilebenchSpec {
+    pub(crate) operations: FilebenchLoop,
+    /// An empty directory.
+    pub(crate) directory: PathBuf,
+    /// Size of the set of files.
+    pub(crate) files: u64,
+    pub(crate) seconds: f64,
+}
+
+/// One second of a process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct FilebenchInterval {
+    /// Operations per second.
+    pub(crate) per_s: f64,
+    /// The longest operation, in ms. One that lasts several seconds counts in the last of them.
+    pub(crate) longest_ms: f64,
+}
+
+/// A process that works.
+pub(crate) struct FilebenchProcess {
+    program: ChildProgram,
+    intervals: u32,
+}
+
+impl FilebenchProcess {
+    /// Starts a process and waits until its files exist. Then it begins. `farfork` is the program that starts it.
+    pub(crate) fn start(farfork: &Path, spec: &FilebenchSpec) -> Result<Self, BenchError> {
+        let mut command = Command::new(farfork);
+        command.args(["bench", PROCESS]).arg(json!(spec).to_string());
+        let mut program = ChildProgram::start(PROCESS, &command)?;
+        let [] = program.read_answer("ready")?;
+        program.send_message(b'g')?;
+        Ok(Self { program, intervals: interval_count(spec.seconds) })
+    }
+
+    /// Waits for its end. Its seconds.
+    ///
+    /// # Errors
+    /// An operation failed.
+    pub(crate) fn finish(mut self) -> Result<Vec<FilebenchInterval>, BenchError> {
+        let mut read = || {
+            let [operations, longest_us] = self.program.read_answer("ran")?;
+            let per_s = operations as f64 / INTERVAL_S;
+            Ok(FilebenchInterval { per_s, longest_ms: longest_us as f64 / 1e3 })
+        };
+        (0..self.intervals).map(|_| read()).collect()
+    }
+}
+
+fn interval_count(seconds: f64) -> u32 {
+    (seconds / INTERVAL_S).floor().max(1.0) as u32
+}
+
+/// Runs the process of a specification, which is JSON. It prints `ready`, waits for a letter, and prints
+/// `ran OPERATIONS LONGEST_US` once each second, or `failed REASON`.
+///
+/// # Errors
+/// It cannot print.
+pub fn run_filebench(spec: &str) -> io::Result<()> {
+    let spec: FilebenchSpec = serde_json::from_str(spec)?;
+    match work(&spec) {
+        Err(error) => print_line(&format!("failed {error}")),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn work(spec: &FilebenchSpec) -> io::Result<()> {
+    let mut set = FileSet::create(spec)?;
+    print_line("ready")?;
+    io::stdin().read_exact(&mut [0])?;
+    let (started, mut interval) = (Instant::now(), 1);
+    while interval <= interval_count(spec.seconds) {
+        match spec.operations {
+            FilebenchLoop::Varmail => set.varmail()?,
+            FilebenchLoop::Fileserver => set.fileserver()?,
+        }
+        while started.elapsed().as_secs_f64() >= f64::from(interval) * INTERVAL_S {
+            let (operations, longest) = set.times.take();
+            print_line(&format!("ran {operations} {}", longest.as_micros()))?;
+            interval += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Counts operations, and finds the longest.
+#[derive(Debug, Default)]
+struct OperationTimes {
+    operations: u64,
+    longest: Duration,
+}
+
+impl OperationTimes {
+    fn measure<T>(&mut self, name: &str, operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let began = Instant::now();
+        let result = operation().map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")));
+        self.operations += 1;
+        self.longest = self.longest.max(began.elapsed());
+        result
+    }
+
+    fn take(&mut self) -> (u64, Duration) {
+        let Self { operations, longest } = std::mem::take(self);
+        (operations, longest)
+    }
+}
+
+/// The files, by number. Each loop deletes one and creates one.
+struct FileSet {
+    directory: PathBuf,
+    existing: Vec<u64>,
+    missing: Vec<u64>,
+    file_bytes: usize,
+    data: Vec<u8>,
+    random: Rng,
+    times: OperationTimes,
+}
+
+impl FileSet {
+    fn create(spec: &FilebenchSpec) -> io::Result<Self> {
+        let file_bytes = spec.operations.file_bytes();
+        let existing = ((spec.files as f64 * PREALLOCATED) as u64).max(2);
+        let mut set = Self {
+            directory: spec.directory.clone(),
+            existing: (0..existing).collect(),
+            missing: (existing..spec.files.max(existing + 1)).collect(),
+            file_bytes,
+            data: vec![b'x'; 2 * file_bytes.max(APPEND_BYTES_MAX)],
+            random: Rng::with_seed(spec.files),
+            times: OperationTimes::default(),
+        };
+        for number in 0..existing {
+            let bytes = set.size();
+            File::create(set.path(number))?.write_all(&set.data[..bytes])?;
+        }
+        Ok(set)
+    }
+
+    fn path(&self, number: u64) -> PathBuf {
+        self.directory.join(format!("{number:08}"))
+    }
+
+    /// From half of the mean size to one and a half.
+    fn size(&mut self) -> usize {
+        self.file_bytes / 2 + self.random.usize(0..=self.file_bytes)
+    }
+
+    fn existing_path(&mut self) -> PathBuf {
+        let index = self.random.usize(..self.existing.len());
+        self.path(self.existing[index])
+    }
+
+    fn delete(&mut self) -> io::Result<()> {
+        let number = self.existing.swap_remove(self.random.usize(..self.existing.len()));
+        let path = self.path(number);
+        self.times.measure("unlink", || fs::remove_file(path))?;
+        self.missing.push(number);
+        Ok(())
+    }
+
+    fn create_one(&mut self) -> io::Result<File> {
+        let number = self.missing.swap_remove(self.random.usize(..self.missing.len()));
+        let path = self.path(number);
+        let file = self.times.measure("create", || File::create_new(path))?;
+        self.existing.push(number);
+        Ok(file)
+    }
+
+    fn open(&mut self) -> io::Result<File> {
+        let path = self.existing_path();
+        self.times.measure("open", || OpenOptions::new().read(true).append(true).open(path))
+    }
+
+    fn append(&mut self, file: &mut File) -> io::Result<()> {
+        let bytes = self.random.usize(1..=APPEND_BYTES_MAX);
+        self.times.measure("append", || file.write_all(&self.data[..bytes]))
+    }
+
+    fn read(&mut self, file: &mut File) -> io::Result<()> {
+        self.times.measure("read", || {
+            let mut buffer = vec![0; READ_BYTES];
+            while file.read(&mut buffer)? > 0 {}
+            Ok(())
+        })
+    }
+
+    fn sync(&mut self, file: &File) -> io::Result<()> {
+        self.times.measure("fsync", || file.sync_all())
+    }
+
+    fn close(&mut self, file: File) -> io::Result<()> {
+        self.times.measure("close", || {
+            drop(file);
+            Ok(())
+        })
+    }
+
+    fn varmail(&mut self) -> io::Result<()> {
+        self.delete()?;
+        let mut file = self.create_one()?;
+        self.append(&mut file)?;
+        self.sync(&file)?;
+        self.close(file)?;
+        let mut file = self.open()?;
+        self.read(&mut file)?;
+        self.append(&mut file)?;
+        self.sync(&file)?;
+        self.close(file)?;
+        let mut file = self.open()?;
+        self.read(&mut file)?;
+        self.close(file)
+    }
+
+    fn fileserver(&mut self) -> io::Result<()> {
+        let mut file = self.create_one()?;
+        let bytes = self.size();
+        self.times.measure("write", || file.write_all(&self.data[..bytes]))?;
+        self.close(file)?;
+        let mut file = self.open()?;
+        self.append(&mut file)?;
+        self.close(file)?;
+        let mut file = self.open()?;
+        self.read(&mut file)?;
+        self.close(file)?;
+        self.delete()?;
+        let path = self.existing_path();
+        self.times.measure("stat", || fs::metadata(path)).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loops_keep_the_size_of_their_set_and_count_operations() {
+        for (operations, count) in [(FilebenchLoop::Varmail, 13), (FilebenchLoop::Fileserver, 11)] {
+            let directory = tempfile::tempdir().unwrap();
+            let spec = FilebenchSpec { operations, directory: directory.path().to_owned(), files: 20, seconds: 1.0 };
+            let mut set = FileSet::create(&spec).unwrap();
+            for _ in 0..10 {
+                match operations {
+                    FilebenchLoop::Varmail => set.varmail().unwrap(),
+                    FilebenchLoop::Fileserver => set.fileserver().unwrap(),
+                }
+            }
+            assert_eq!(set.times.take().0, 10 * count);
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 16, "{operations:?}");
+            let error = set.times.measure("unlink", || fs::remove_file(directory.path().join("none"))).unwrap_err();
+            assert!(error.to_string().starts_with("unlink: "), "{error}");
+        }
+    }
+}
