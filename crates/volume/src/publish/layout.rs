@@ -69,10 +69,20 @@ impl SharedTree {
         if path.exists() { Ok(()) } else { MarkFile::create(&path, PublishedMark::start_of(client)) }
     }
 
+    /// Makes a mark as `create_mark` does, in the place of one that is damaged. The caller has the tree copied again.
+    ///
+    /// # Errors
+    /// As `create_mark`.
+    pub fn replace_mark(&self, client: u16) -> io::Result<PublishedMark> {
+        let mark = PublishedMark::start_of(client);
+        MarkFile::create(&self.mark_path(client), mark)?;
+        Ok(mark)
+    }
+
     /// The file that says how far a client's log is applied.
     ///
     /// # Errors
-    /// As open(2); `InvalidData` when it is damaged.
+    /// As open(2), and as [`is_damaged_mark`](super::is_damaged_mark) says.
     pub fn open_mark(&self, client: u16) -> io::Result<MarkFile> {
         MarkFile::open(&self.mark_path(client))
     }

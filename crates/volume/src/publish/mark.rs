@@ -47,6 +47,11 @@ struct MarkLayout {
     checksum: U32,
 }
 
+/// Whether an error of [`MarkFile::open`] means that the file is damaged.
+pub fn is_damaged_mark(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+}
+
 /// The file of the mark.
 #[derive(Debug)]
 pub struct MarkFile {
@@ -72,7 +77,7 @@ impl MarkFile {
     /// Opens the file and reads the newer mark.
     ///
     /// # Errors
-    /// `InvalidData` when both slots are damaged.
+    /// `InvalidData` when both slots are damaged, `UnexpectedEof` when the file is too short.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let mut slots = vec![0; 2 * SLOT_BYTES as usize];

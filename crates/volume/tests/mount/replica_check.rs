@@ -30,6 +30,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_check_through_a_node_without_a_replica_is_shown_by_every_node", a_check_through_another_node),
     ("the_scrub_repairs_a_replica_that_no_program_uses", the_scrub_repairs_a_replica),
     ("a_replica_with_a_damaged_log_is_copied_again", a_replica_with_a_damaged_log),
+    ("a_replica_with_a_damaged_mark_is_copied_again", a_replica_with_a_damaged_mark),
     ("a_client_with_a_damaged_log_is_replaced", a_client_with_a_damaged_log),
     ("two_replicas_that_differ_are_repaired_from_the_one_that_is_named", two_replicas_that_differ),
 ];
@@ -305,6 +306,26 @@ fn a_replica_with_a_damaged_log() {
     cluster.nodes[1].wait_until_mounted();
     assert_eq!(fs::read(cluster.path(1).join("file")).unwrap(), data);
     assert_eq!(check(&cluster, 0, false, None).unwrap().differences, []);
+}
+
+/// A process that has the file open does not read it again: the next one does.
+fn a_replica_with_a_damaged_mark() {
+    let cluster = cluster(&THREE_NODES);
+    for (round, role) in [ProcessRole::Worker, ProcessRole::Offload].into_iter().enumerate() {
+        cluster.published_tree();
+        let mark = cluster.nodes[1].volume_path().join("shared/published/0");
+        OpenOptions::new().write(true).open(mark).unwrap().write_all_at(&[7; 8192], 0).unwrap();
+        cluster.nodes[1].kill(&[role]);
+        let name = format!("after-{round}");
+        let mut file = File::create(cluster.path(0).join(&name)).unwrap();
+        file.write_all(b"after").and_then(|()| file.sync_all()).unwrap();
+        cluster.nodes[1].wait_for("the replica is copied again, and publishes", || {
+            fs::read(replica_path(&cluster, 1, &name)).is_ok_and(|found| found == b"after")
+        });
+        cluster.wait_for_chain(0, 3);
+        cluster.nodes[1].wait_until_mounted();
+        assert_eq!(check(&cluster, 0, false, None).unwrap().differences, []);
+    }
 }
 
 /// The offload process is stopped, so that it has not read the record yet.

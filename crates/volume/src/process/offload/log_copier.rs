@@ -20,7 +20,7 @@ use crate::chain::membership;
 use crate::chain::{ChainError, ChainLink, LogRestart, PathPosition, PathVersion};
 use crate::log::{LogFile, LogHeader, LogPoint};
 use crate::process::message::OffloadMessage;
-use crate::publish::{Durability, PublishedMark};
+use crate::publish::{Durability, PublishedMark, is_damaged_mark};
 use crate::replay::{LogReplay, ReplayEnd};
 
 /// Looks at the log of this node's client at least so often: a hint may be lost with a connection.
@@ -92,7 +92,7 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
     volume.directory.ensure_log(&LogHeader { volume: record.id, client, ring_bytes: record.log_bytes })?;
     let log = volume.directory.open_log(client).map_err(io::Error::other)?;
     let file = log.try_clone_file()?;
-    let mark = volume.directory.open_shared()?.open_mark(client)?.mark();
+    let mark = read_mark(volume, client)?;
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
     // A term ends when everything of it is published. So unpublished records count only if they are of the present term;
     // others were written by a client that had lost its term, and were never acknowledged.
@@ -118,6 +118,21 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
     let volume = Arc::clone(volume);
     thread::Builder::new().name(format!("log-{client}")).spawn(move || run(&volume, client, &copier))?;
     Ok(())
+}
+
+/// How far the log is published. With a damaged mark nothing on this node says so: it leaves the chain and copies a tree with
+/// its marks. The last live replica stays, and has no other one to copy from.
+fn read_mark(volume: &ReplicatedVolume, client: u16) -> io::Result<PublishedMark> {
+    let shared = volume.directory.open_shared()?;
+    match shared.open_mark(client) {
+        Err(error) if is_damaged_mark(&error) => {
+            tracing::error!(%error, volume = %volume.key.name, client, "a mark is damaged: the node leaves the chain");
+            volume.leave_chain().map_err(io::Error::other)?;
+            let is_alone = volume.lock().record.chain.contains(&volume.node.name);
+            if is_alone { Err(error) } else { shared.replace_mark(client) }
+        }
+        opened => Ok(opened?.mark()),
+    }
 }
 
 fn read_to_end(replay: &mut LogReplay, log: &LogFile) -> ReplayEnd {

@@ -15,7 +15,7 @@ use crate::process::channel::{MessageChannel, kill_silent_process};
 use crate::process::message::{ForeignChange, OffloadMessage, PublishRequest, WorkerAnswer};
 use crate::process::store::VolumeStore;
 use crate::process::worker::{PublisherTable, WORKER};
-use crate::publish::PublishedMark;
+use crate::publish::{PublishedMark, is_damaged_mark};
 use crate::replay::LogReplay;
 
 /// Waits so long for more records before it publishes a small change set: folding then saves work.
@@ -64,7 +64,9 @@ impl VolumePublisher {
     fn run(mut self) {
         while let Some(task) = self.wait_for_task() {
             let published = match self.fold(&task) {
-                Ok(changes) => self.publish(task.client, changes),
+                Ok(changes) => {
+                    self.publish(task.client, changes).or_else(|error| self.leave_with_damaged_mark(task.client, error))
+                }
                 Err(error) => self.leave_chain(&error),
             };
             if let Err(error) = published {
@@ -131,10 +133,19 @@ impl VolumePublisher {
     /// The log has changed since it was validated: the disk or the memory is damaged. The other replicas have it.
     fn leave_chain(&self, error: &io::Error) -> io::Result<()> {
         let volume = &self.volume;
-        tracing::error!(%error, volume = %volume.key.name, "a log of this node is damaged: the node leaves the chain");
+        tracing::error!(%error, volume = %volume.key.name, "a log of this node is damaged, or its mark: the node leaves the chain");
         volume.leave_chain().map_err(io::Error::other)?;
         let is_alone = volume.lock().record.chain.contains(&volume.node.name);
-        if is_alone { Err(io::Error::other("a log of the last live replica is damaged")) } else { Ok(()) }
+        if is_alone { Err(io::Error::other("a log of the last live replica is damaged, or its mark")) } else { Ok(()) }
+    }
+
+    /// A worker that was started again cannot publish without the mark. The other replicas have it.
+    fn leave_with_damaged_mark(&self, client: u16, error: io::Error) -> io::Result<()> {
+        let opened = self.volume.directory.open_shared().and_then(|shared| shared.open_mark(client));
+        match opened {
+            Err(damage) if is_damaged_mark(&damage) => self.leave_chain(&damage),
+            _ => Err(error),
+        }
     }
 
     /// Has a change set applied, however long it takes, and reports it to the client of this node.

@@ -41,6 +41,9 @@ const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
 const CHAIN_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// A member that did not answer leaves the chain within this, or the check fails.
 const CHAIN_CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Before the replicas of another chain are compared. A node that returns changes the chain several times at short intervals:
+/// it leaves, begins to copy, and joins.
+const CHAIN_SETTLE_WAIT: Duration = Duration::from_secs(2);
 /// Before the replicas are held again.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Parts that one call digests. Parts without data cost next to nothing, so that sparse files take few calls.
@@ -115,7 +118,10 @@ fn compare(
         check.end();
         match (compared, chain_change) {
             (Ok(report), _) => Ok((check.key, report)),
-            (Err(_), Some(change)) => Err(AttemptError::ChainChanged(change)),
+            (Err(_), Some(change)) => {
+                thread::sleep(CHAIN_SETTLE_WAIT);
+                Err(AttemptError::ChainChanged(change))
+            }
             (Err(reason), None) => Err(AttemptError::Failed(reason)),
         }
     })
@@ -175,7 +181,7 @@ impl ReplicaCheck {
         Ok(report)
     }
 
-    /// Compares everything but data. The digests of one replica, unless fewer than two trees can be read.
+    /// Compares everything but data. The digests of one replica, unless no tree can be read.
     fn compare_inodes(&mut self, report: &mut CheckReport) -> Result<Option<Vec<InodeDigest>>, String> {
         self.hold()?;
         let request = DigestTree { volume: self.key.clone(), hold: self.hold };
@@ -190,7 +196,7 @@ impl ReplicaCheck {
         }
         self.report_logs(&logs, report);
         let digests = self.report_trees(trees, report);
-        let [first, _, ..] = digests.as_slice() else { return Ok(None) };
+        let Some(first) = digests.first() else { return Ok(None) };
         (report.inodes, report.data_bytes) = (first.inodes, first.data_bytes);
         let mut all = vec![self.read_digests(&self.readable[0])?];
         if !are_equal(&digests) {
