@@ -117,40 +117,57 @@ fn work(spec: &FilebenchSpec) -> io::Result<()> {
     let mut set = FileSet::create(spec)?;
     print_line("ready")?;
     io::stdin().read_exact(&mut [0])?;
-    let (started, mut interval) = (Instant::now(), 1);
-    while interval <= interval_count(spec.seconds) {
+    set.times = OperationTimes::start();
+    let mut printed = 0;
+    while printed < interval_count(spec.seconds) {
         match spec.operations {
             FilebenchLoop::Varmail => set.varmail()?,
             FilebenchLoop::Fileserver => set.fileserver()?,
         }
-        while started.elapsed().as_secs_f64() >= f64::from(interval) * INTERVAL_S {
-            let (operations, longest) = set.times.take();
-            print_line(&format!("ran {operations} {}", longest.as_micros()))?;
-            interval += 1;
+        for interval in set.times.ended.drain(..) {
+            print_line(&format!("ran {} {}", interval.operations, interval.longest.as_micros()))?;
+            printed += 1;
         }
     }
     Ok(())
 }
 
-/// Counts operations, and finds the longest.
-#[derive(Debug, Default)]
+/// Operations of each interval. An operation belongs to the interval in which it ends.
+#[derive(Debug)]
 struct OperationTimes {
+    started: Instant,
+    /// Intervals that have ended since the start.
+    count: u32,
+    ended: Vec<OperationCount>,
+    present: OperationCount,
+}
+
+#[derive(Debug, Default)]
+struct OperationCount {
     operations: u64,
     longest: Duration,
 }
 
 impl OperationTimes {
+    fn start() -> Self {
+        Self { started: Instant::now(), count: 0, ended: Vec::new(), present: OperationCount::default() }
+    }
+
     fn measure<T>(&mut self, name: &str, operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let began = Instant::now();
         let result = operation().map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")));
-        self.operations += 1;
-        self.longest = self.longest.max(began.elapsed());
+        self.add(began, Instant::now());
         result
     }
 
-    fn take(&mut self) -> (u64, Duration) {
-        let Self { operations, longest } = std::mem::take(self);
-        (operations, longest)
+    fn add(&mut self, began: Instant, ended: Instant) {
+        let passed = ended.duration_since(self.started).as_secs_f64();
+        while passed >= f64::from(self.count + 1) * INTERVAL_S {
+            self.ended.push(std::mem::take(&mut self.present));
+            self.count += 1;
+        }
+        self.present.operations += 1;
+        self.present.longest = self.present.longest.max(ended.duration_since(began));
     }
 }
 
@@ -176,7 +193,7 @@ impl FileSet {
             file_bytes,
             data: vec![b'x'; 2 * file_bytes.max(APPEND_BYTES_MAX)],
             random: Rng::with_seed(spec.files),
-            times: OperationTimes::default(),
+            times: OperationTimes::start(),
         };
         for number in 0..existing {
             let bytes = set.size();
@@ -293,10 +310,24 @@ mod tests {
                     FilebenchLoop::Fileserver => set.fileserver().unwrap(),
                 }
             }
-            assert_eq!(set.times.take().0, 10 * count);
+            let intervals = set.times.ended.iter().chain([&set.times.present]);
+            assert_eq!(intervals.map(|interval| interval.operations).sum::<u64>(), 10 * count);
             assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 16, "{operations:?}");
             let error = set.times.measure("unlink", || fs::remove_file(directory.path().join("none"))).unwrap_err();
             assert!(error.to_string().starts_with("unlink: "), "{error}");
         }
+    }
+
+    #[test]
+    fn an_operation_counts_when_it_ends() {
+        let mut times = OperationTimes::start();
+        let at = |ms| times.started + Duration::from_millis(ms);
+        for (began, ended) in [(at(0), at(10)), (at(900), at(2100)), (at(2100), at(2101)), (at(2101), at(3500))] {
+            times.add(began, ended);
+        }
+        let counts: Vec<_> = times.ended.iter().map(|interval| (interval.operations, interval.longest)).collect();
+        let ms = Duration::from_millis;
+        assert_eq!(counts, [(1, ms(10)), (0, ms(0)), (2, ms(1200))]);
+        assert_eq!((times.present.operations, times.present.longest), (1, ms(1399)));
     }
 }

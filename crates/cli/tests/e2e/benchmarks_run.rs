@@ -354,19 +354,22 @@ fn tree() {
     assert!(pauses.clone().count() == 2 && pauses.clone().all(|pause| pause["above_floor_ms"].is_number()));
 }
 
-/// Volumes, sockets and local file systems are measured with and without load.
+/// Volumes, sockets and local file systems are measured, and a mail server works through each fault.
 fn volume() {
-    let arguments = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "2"];
-    let document = run_benchmark("volume", &arguments);
+    let sizes = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "1"];
+    let times = ["--files", "100", "--seconds", "1", "--period", "2", "--replicas", "busy"];
+    let document = run_benchmark("volume", &[&sizes[..], &times].concat());
     let figures = document["figures"].as_array().expect("a list of figures");
     let keys =
         |figure: &Value| ["experiment", "load", "processes", "system", "figure"].map(|key| figure[key].to_string());
     let found: BTreeSet<_> = figures.iter().map(keys).collect();
-    // With each load: five times of four systems and the sync of three, and the rate of four systems by processes.
-    assert_eq!((found.len(), figures.len()), (2 * (4 * 5 + 3 + 4 * 2), 62), "{document}");
-    for figure in figures {
-        assert_eq!((figure["samples"].as_u64(), figure["p50"].as_f64() > Some(0.0)), (Some(2), true), "{figure}");
-    }
+    // Five times of four systems and the sync of three, the rate of four systems by processes, two loops on three systems.
+    assert_eq!((found.len(), figures.len()), (4 * 5 + 3 + 4 * 2 + 2 * 3, 37), "{document}");
+    assert!(figures.iter().all(|figure| figure["p50"].as_f64() > Some(0.0)), "{document}");
+    let run = &document["availability"];
+    let rates = run["per_s"].as_array().expect("a list of rates");
+    assert_eq!((rates.len(), run["faults"].as_array().map(Vec::len)), (14, Some(6)), "{document}");
+    assert!(rates.last().and_then(Value::as_f64) > Some(0.0), "it works after the last fault: {document}");
     let left = fs::read_to_string("/proc/self/mounts").expect("a list of mounts");
     assert!(!left.contains("/farfork-bench-"), "{left}");
 }
