@@ -118,7 +118,7 @@ impl BenchVolume {
         privilege::require_root("it makes namespaces and control groups, and mounts file systems")?;
         let farfork = program_path::farfork()?;
         let sized = |full, quick| if self.quick { quick } else { full };
-        let seconds = |given: Option<f64>, full, quick| given.unwrap_or(if self.quick { quick } else { full });
+        let seconds = |option: Option<f64>, full, quick| option.unwrap_or(if self.quick { quick } else { full });
         let server_files = self.files.unwrap_or(sized(5000, 500));
         let plan = VolumeParameters {
             experiments: self.experiments.iter().flat_map(|name| name.experiments()).collect(),
