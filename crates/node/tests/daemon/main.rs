@@ -9,6 +9,7 @@ mod harness;
 mod neighbours;
 
 use std::path::Path;
+use std::time::Duration;
 
 use farfork_fork::pager::{self, PagerConfig};
 use farfork_node::daemon;
