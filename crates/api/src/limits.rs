@@ -133,6 +133,6 @@ pub const PRESTARTED_PER_SEED_MAX: usize = 2;
 /// Zygotes that a node keeps unless told otherwise: a node works with few seeds at a time, and each has 16 MiB at most.
 pub const ZYGOTES_MAX_DEFAULT: usize = 8;
 
-/// An unused zygote ends after this unless told otherwise: a later fork of its seed can wait a millisecond. No node is
+/// Default time after which an unused zygote ends: a later fork of its seed can wait a millisecond. No node is
 /// informed that a seed of another node was dropped, so it keeps a useless zygote for as long.
 pub const ZYGOTE_IDLE_DEFAULT: Duration = Duration::from_secs(20);

@@ -136,9 +136,9 @@ pub fn run(options: Options) -> Pin<Box<dyn Future<Output = Result<(), DaemonErr
 async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
     let security = trust::load_or_enroll(&options).await?;
     let started = tokio::task::spawn_blocking(move || start(options, security)).await;
-    let running =
+    let (running, control) =
         started.map_err(|panic| DaemonError::System { action: "start", cause: io::Error::other(panic) })??;
-    let served = serve_until_signal(&running).await;
+    let served = serve_until_signal(&running, control).await;
     tracing::info!("stopping");
     heartbeat::leave(&running.node.peers).await;
     running.node.children.kill_all().await;
@@ -147,16 +147,16 @@ async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
     served
 }
 
-async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> {
+/// Closes the control port at the end. A peer that stops too would otherwise connect to it, and wait for an answer.
+async fn serve_until_signal(running: &RunningDaemon, control: TcpListener) -> Result<(), DaemonError> {
     let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
-    let RunningDaemon { run_dir, node, control, join, metrics: metrics_listener, .. } = running;
+    let RunningDaemon { run_dir, node, join, metrics: metrics_listener, .. } = running;
     let member_file = MemberFile::read(run_dir);
     heartbeat::join_members(&node.peers, &[join, member_file.addresses()].concat()).await?;
     let programs = program::listen(&run_dir.program_socket());
     let programs = programs.map_err(DaemonError::listen(run_dir.program_socket().display()))?;
     let socket = bind_private_socket(&run_dir.socket())?;
-    let control = control.try_clone().map_err(DaemonError::listen(node.address()))?;
     let listeners =
         api_server::ApiListeners::new(socket, control).map_err(DaemonError::system("watch the listening sockets"))?;
     tracing::info!(node = %node.name, address = %node.address(), socket = %run_dir.socket().display(), "ready");
@@ -198,7 +198,6 @@ async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> 
 struct RunningDaemon {
     run_dir: RunDir,
     node: Arc<Node>,
-    control: TcpListener,
     join: Vec<SocketAddr>,
     metrics: Option<TcpListener>,
     /// Held for their ends.
@@ -235,7 +234,7 @@ fn raise_descriptor_limit() {
 }
 
 /// All that blocks of a start, in the order drawn above.
-fn start(options: Options, security: Security) -> Result<RunningDaemon, DaemonError> {
+fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpListener), DaemonError> {
     raise_descriptor_limit();
     let path = options.run_dir.display().to_string();
     let run_dir = RunDir::new(&options.run_dir);
@@ -254,8 +253,8 @@ fn start(options: Options, security: Security) -> Result<RunningDaemon, DaemonEr
     containers.cached_roots_max = options.kept_roots_max;
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::find_or_start(&run_dir, security.credentials(), options.cache_bytes_max)?);
-    match assemble_node(options, security, (run_dir, lock), control, containers, leftovers, &pager) {
-        Ok(running) => Ok(running),
+    match assemble_node(options, security, (run_dir, lock), &control, containers, leftovers, &pager) {
+        Ok(running) => Ok((running, control)),
         Err(error) => {
             // It refuses where an earlier daemon's children still need it.
             pager.stop();
@@ -269,7 +268,7 @@ fn assemble_node(
     options: Options,
     security: Security,
     (run_dir, lock): (RunDir, RunDirLock),
-    control: TcpListener,
+    control: &TcpListener,
     containers: ContainerConfig,
     leftovers: Leftovers,
     pager: &Arc<PagerLink>,
@@ -307,7 +306,7 @@ fn assemble_node(
     let seeds = SeedRegistry::new(name, seeds, fabric_address, (images, options.seed_budget), found);
     let (peers, children) = (Arc::new(Peers::new(me, security)), (children, child_budget));
     let node = Arc::new(Node::new(peers, seeds, children, engine, pager.clone(), options.volumes.store));
-    Ok(RunningDaemon { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
+    Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
 }
 
 /// Answers where the node's volumes are, and runs their processes when there are any.

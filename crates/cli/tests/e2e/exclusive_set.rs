@@ -1,6 +1,6 @@
 //! Tests that run with nothing next to them: they keep all CPUs busy, stop or starve nodes, change a setting of the
-//! machine, or count what nodes prewarm within seconds. The others run in two lanes, because most of them wait most of
-//! the time.
+//! machine, or count what nodes prewarm within seconds. The others run in lanes, because most of them wait most of the
+//! time.
 
 /// Names of modules, or of single tests.
 pub(crate) const NAMES: &[&str] = &[
@@ -10,7 +10,6 @@ pub(crate) const NAMES: &[&str] = &[
     "many_children_of_one_seed",
     "memory_may_run_out",
     "next_child_is_prestarted",
-    "nodes_may_be_slow",
     "nothing_is_left_behind",
     "paging_survives_injected_faults",
     "parent_runs_on_unharmed",

@@ -144,8 +144,8 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
 ];
 
-/// Tests that run at once, each lane with a cluster of its own. The tests need two CPUs.
-const LANES_COUNT: usize = 2;
+/// Tests that run at once, each lane with a cluster of its own. The tests need two CPUs: each waits for part of its time.
+const LANES_COUNT: usize = 3;
 
 fn main() -> ExitCode {
     close_inherited_descriptors();

@@ -117,6 +117,10 @@ impl TestDaemon {
         until("the daemon has ended", || self.process.try_wait().expect("wait(2) works"))
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.process.try_wait().expect("wait(2) works").is_none()
+    }
+
     /// What the daemon has said so far.
     pub(crate) fn said(&self) -> String {
         fs::read_to_string(self.run_dir.root().with_extension("log")).expect("its log")

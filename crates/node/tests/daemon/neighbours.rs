@@ -1,6 +1,8 @@
 //! How nodes discover, lose and rediscover each other.
 
 use std::fs;
+use std::io;
+use std::net::TcpStream;
 
 use farfork_fork::pager::{PagerClient, TrustPolicy};
 use rustix::process::Signal;
@@ -9,6 +11,7 @@ use crate::harness::{TestDaemon, run_dirs, trust_dir, until};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("who_leaves_is_gone_at_once_and_leaves_nothing", who_leaves),
+    ("a_daemon_that_stops_refuses_connections_at_once", refuses),
     ("a_killed_daemon_knows_its_cluster_again", killed),
     ("a_run_directory_has_one_daemon", one_daemon),
     ("a_name_has_one_node", one_name),
@@ -26,6 +29,27 @@ fn who_leaves() {
     for left in [b.run_dir.socket(), b.run_dir.fabric_socket(), b.run_dir.member_file(), dir_b.join("pager.sock")] {
         assert!(!left.exists(), "{} is left", left.display());
     }
+}
+
+/// It waits for a silent peer meanwhile. A busy machine may see its end first, so some daemons are tried.
+fn refuses() {
+    const DAEMONS_MAX: usize = 5;
+    let has_refused = (0..DAEMONS_MAX).any(|_| {
+        let (_parent, dir_a, dir_b) = run_dirs();
+        let mut a = TestDaemon::start("a", &dir_a, None);
+        let b = TestDaemon::start("b", &dir_b, Some(a.address()));
+        let address = a.address();
+        b.signal(Signal::STOP);
+        a.signal(Signal::TERM);
+        let is_refused =
+            || TcpStream::connect(address).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        until("its port is closed", || is_refused().then_some(()));
+        let still_runs = a.is_running();
+        b.signal(Signal::CONT);
+        assert!(a.wait().success());
+        still_runs
+    });
+    assert!(has_refused, "it takes connections that nothing answers");
 }
 
 fn killed() {
