@@ -95,7 +95,7 @@ impl PeerClients {
             }
             None => TcpConnector::new(address.rpc),
         };
-        let mut client = Client::new(Box::new(connector), false);
+        let mut client = Client::new(Box::new(connector), true);
         let session = client.open_session(1).expect("a new client has room for a session");
         Ok(PeerClient { node: node.clone(), address, client, session })
     }
