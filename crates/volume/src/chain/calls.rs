@@ -216,6 +216,8 @@ pub struct ReleaseTree {
     /// The volume.
     pub volume: VolumeKey,
     /// From `HoldTree`.
+    pub epoch: u64,
+    /// From `HoldTree`.
     pub hold: u64,
     /// The check has ended, and another one may begin.
     pub is_end: bool,

@@ -290,7 +290,7 @@ fn a_check_that_has_ended_does_not_hold_a_tree_again() {
         peers.call::<HoldTree>(&node, &request, WAIT_LIMIT)
     };
     let end = |hold| {
-        let request = ReleaseTree { volume: volume.clone(), hold, is_end: true };
+        let request = ReleaseTree { volume: volume.clone(), epoch, hold, is_end: true };
         peers.call::<ReleaseTree>(&node, &request, WAIT_LIMIT).unwrap();
     };
     hold(1).unwrap();

@@ -43,6 +43,13 @@ pub(super) struct TreeHold {
     used_at: Option<Instant>,
 }
 
+/// A hold that has ended.
+pub(super) struct EndedHold {
+    number: u64,
+    /// Of the chain, for the check.
+    epoch: u64,
+}
+
 impl TreeHold {
     fn new(number: u64, points: Vec<LogPoint>) -> Self {
         Self { number, points: Some(points), digests: Vec::new(), used_at: Some(Instant::now()) }
@@ -72,7 +79,9 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
         if state.is_publishing_paused() {
             return Err(format!("node {} lends its tree, or a client reads it: try again", volume.node.name));
         }
-        if state.ended_holds.contains(&request.hold) {
+        // A check that starts again has the same number, and a later epoch.
+        let has_ended = |ended: &EndedHold| ended.number == request.hold && ended.epoch >= request.epoch;
+        if state.ended_holds.iter().any(has_ended) {
             return Err(NOT_HELD.to_owned());
         }
         let other = state.hold.as_ref().filter(|hold| hold.number != request.hold);
@@ -188,7 +197,7 @@ pub(super) fn release(volume: &ReplicatedVolume, request: &ReleaseTree) -> Resul
     }
     if request.is_end {
         state.hold.take_if(|hold| hold.number == request.hold);
-        state.ended_holds.push_back(request.hold);
+        state.ended_holds.push_back(EndedHold { number: request.hold, epoch: request.epoch });
         if state.ended_holds.len() > ENDED_HOLDS_MAX {
             state.ended_holds.pop_front();
         }

@@ -15,7 +15,7 @@ use super::client_session::ClientSender;
 use super::log_copier::LogCopier;
 use super::node::OffloadNode;
 use super::rejoin::TreeLoan;
-use super::tree_hold::TreeHold;
+use super::tree_hold::{EndedHold, TreeHold};
 use crate::chain::calls::{LogBytes, VolumeKey};
 use crate::chain::{CALL_TIMEOUT, ChainLog, LogRegion, LogRestart, PathVersion, WritableWindow};
 use crate::log::LogPoint;
@@ -92,8 +92,8 @@ pub(super) struct ReplicaState {
     pub(super) loan: Option<TreeLoan>,
     /// A check holds the shared tree at one point, or has just done so.
     pub(super) hold: Option<TreeHold>,
-    /// Numbers of holds that have ended, the last ones. A call that arrives late does not begin one again.
-    pub(super) ended_holds: VecDeque<u64>,
+    /// The last holds that have ended. A call that arrives late does not begin one again.
+    pub(super) ended_holds: VecDeque<EndedHold>,
     /// This node copies the shared tree of another one: nothing is published.
     pub(super) is_catching_up: bool,
     /// A change set is being applied.

@@ -283,7 +283,7 @@ impl ReplicaCheck {
 
     /// A member that cannot be reached releases its tree by itself.
     fn release_trees(&self, is_end: bool) {
-        let request = ReleaseTree { volume: self.key.clone(), hold: self.hold, is_end };
+        let request = ReleaseTree { volume: self.key.clone(), epoch: self.epoch, hold: self.hold, is_end };
         let _ = self.call_each::<ReleaseTree>(&self.members, &request, CALL_TIMEOUT);
     }
 
