@@ -91,6 +91,7 @@ pub use summary::rpc::RpcSummary;
 pub use summary::tree::TreeSummary;
 pub use summary::volume::VolumeSummary;
 pub use summary::warm_start::WarmStartSummary;
+pub use workload::clustering::run_clustering;
 pub use workload::file_writer::run_file_writer;
 pub use workload::filebench::run_filebench;
 pub use workload::fork_workload::ForkWorkload;

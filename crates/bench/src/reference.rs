@@ -145,6 +145,7 @@ pub(crate) struct VolumeReference {
     /// Where the figures are from, for the summary.
     pub(crate) source: String,
     latency: Vec<VolumeLatencyReference>,
+    pub(crate) interference: InterferenceReference,
     idle_mib_per_s: ReferenceColumn,
     busy_mib_per_s: ReferenceColumn,
 }
@@ -158,6 +159,24 @@ pub(crate) struct VolumeLatencyReference {
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
     pub(crate) sync_us: f64,
+}
+
+/// A clustering alone and next to a writer.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct InterferenceReference {
+    first_alone_s: f64,
+    replica_alone_s: f64,
+    first_s: f64,
+    replica_s: f64,
+    pub(crate) mib_per_s: f64,
+}
+
+impl InterferenceReference {
+    /// How many times as long the clustering takes next to the writer: on the first node, and on the next one.
+    pub(crate) fn slowdowns(&self) -> [f64; 2] {
+        [self.first_s / self.first_alone_s, self.replica_s / self.replica_alone_s]
+    }
 }
 
 impl VolumeReference {

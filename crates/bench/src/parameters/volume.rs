@@ -19,6 +19,8 @@ pub struct VolumeParameters {
     pub mib: u64,
     /// Processes of the throughput runs.
     pub processes: Vec<u64>,
+    /// Points that each process clusters next to a writer.
+    pub points: u64,
     /// Files of a mail server.
     pub mail_files: u64,
     /// Files of a file server.
@@ -52,6 +54,8 @@ pub enum VolumeExperiment {
     Varmail,
     /// The loop of a file server.
     Fileserver,
+    /// A process on each node computes, alone and next to a writer.
+    Interference,
     /// A mail server works while processes of the nodes are stopped or killed.
     Availability,
 }
@@ -87,6 +91,7 @@ impl VolumeExperiment {
             Self::Throughput => "throughput",
             Self::Varmail => "varmail",
             Self::Fileserver => "fileserver",
+            Self::Interference => "interference",
             Self::Availability => "availability",
         }
     }
@@ -125,6 +130,15 @@ impl StorageSystem {
 }
 
 impl VolumeCase {
+    /// Whether a system is measured: sockets run no loop of file operations, and neighbours are those of a volume.
+    pub(crate) fn includes(&self, system: StorageSystem) -> bool {
+        match self.experiment {
+            VolumeExperiment::Varmail | VolumeExperiment::Fileserver => system != StorageSystem::SocketChain,
+            VolumeExperiment::Interference => system == StorageSystem::Volume,
+            _ => true,
+        }
+    }
+
     /// For the progress of a run.
     pub(crate) fn describe(&self, system: StorageSystem) -> String {
         let Self { experiment, load, processes } = self;
@@ -157,6 +171,12 @@ pub(crate) enum VolumeFigure {
     WriteMibPerS,
     /// Operations of a loop per second, the mean of a run.
     OperationsPerS,
+    /// A computation on the first node, and on the next one, in s, while nothing is written.
+    FirstNodeAloneS,
+    ReplicaAloneS,
+    /// The same while a program on the first node writes.
+    FirstNodeS,
+    ReplicaS,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -177,7 +197,9 @@ impl VolumeParameters {
                 VolumeExperiment::Availability => &[],
                 _ => &[1][..],
             };
-            for load in self.loads.iter().copied() {
+            let loads =
+                if experiment == VolumeExperiment::Interference { &[ReplicaLoad::Idle] } else { &self.loads[..] };
+            for load in loads.iter().copied() {
                 cases.extend(processes.iter().map(|processes| VolumeCase { experiment, load, processes: *processes }));
             }
         }
@@ -187,7 +209,9 @@ impl VolumeParameters {
     /// Writes of one process in a run.
     pub(crate) fn operations_of(&self, case: &VolumeCase) -> u64 {
         match case.experiment {
-            VolumeExperiment::Throughput => ((self.mib << 20) / self.operation_bytes / case.processes).max(1),
+            VolumeExperiment::Throughput | VolumeExperiment::Interference => {
+                ((self.mib << 20) / self.operation_bytes / case.processes).max(1)
+            }
             _ => self.operations,
         }
     }

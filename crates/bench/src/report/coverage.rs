@@ -41,6 +41,7 @@ pub(crate) const PUBLISHED_TABLES: &[PublishedTable] = &[
     published("Connections by threads, with two network cards", "", "", "", 5),
     published("Synced writes of 16 KiB", "volume", "latency", "mean", 2),
     published("Throughput of writes by processes", "volume", "throughput", "volume", 8),
+    published("Slowdown of a computation next to a writer", "volume", "interference", "slowdown", 2),
 ];
 
 const fn published(

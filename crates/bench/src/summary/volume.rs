@@ -59,7 +59,13 @@ impl VolumeSummary {
 
     /// For people.
     pub fn to_text(&self) -> String {
-        let tables = [self.latency_table(), self.throughput_table(), self.filebench_table(), self.availability_table()];
+        let tables = [
+            self.latency_table(),
+            self.throughput_table(),
+            self.interference_table(),
+            self.filebench_table(),
+            self.availability_table(),
+        ];
         let tables = tables.into_iter().flatten();
         let tables: Vec<String> = tables.map(|table| table.render()).collect();
         let notes = self.notes().join("\n");
@@ -103,6 +109,35 @@ impl VolumeSummary {
             }
         }
         (!cases.is_empty()).then_some(table)
+    }
+
+    fn interference_table(&self) -> Option<FigureTable> {
+        let case = *self.cases(VolumeExperiment::Interference).first()?;
+        let (points, mib) = (self.plan.points, self.plan.mib);
+        let title = format!("Clustering of {points} points on each node while one writes {mib} MiB, s (p10–p90)");
+        let headings = ["node", "alone", "next to the writer", "slowdown", "ref.", "writer, MiB/s", "ref."];
+        let mut table = FigureTable::new(&title, &headings);
+        let seconds = |figure| self.spread(&case, StorageSystem::Volume, figure);
+        let reference = &PUBLISHED_FIGURES.volume.interference;
+        for (node, ((alone, next), published)) in INTERFERENCE_FIGURES.iter().zip(reference.slowdowns()).enumerate() {
+            let is_first = node == 0;
+            table.add_row([
+                if is_first { "first" } else { "replica" }.to_owned(),
+                format_spread(seconds(*alone)),
+                format_spread(seconds(*next)),
+                self.slowdown(&case, *alone, *next).map_or("–".to_owned(), format_figure),
+                format_figure(published),
+                if is_first { format_spread(seconds(VolumeFigure::WriteMibPerS)) } else { "–".to_owned() },
+                if is_first { format_figure(reference.mib_per_s) } else { "–".to_owned() },
+            ]);
+        }
+        Some(table)
+    }
+
+    /// How many times as long a computation takes next to a writer.
+    pub(super) fn slowdown(&self, case: &VolumeCase, alone: VolumeFigure, next: VolumeFigure) -> Option<f64> {
+        let median = |figure| self.spread(case, StorageSystem::Volume, figure).map(|spread| spread.median);
+        Some(median(next)? / median(alone)?)
     }
 
     fn filebench_table(&self) -> Option<FigureTable> {
@@ -177,6 +212,10 @@ impl VolumeSummary {
     }
 }
 
+/// Figures of the first node and of a replica: alone, and next to a writer.
+pub(super) const INTERFERENCE_FIGURES: [(VolumeFigure, VolumeFigure); 2] =
+    [(VolumeFigure::FirstNodeAloneS, VolumeFigure::FirstNodeS), (VolumeFigure::ReplicaAloneS, VolumeFigure::ReplicaS)];
+
 /// Only volumes have a reference.
 fn reference_text(system: StorageSystem, reference: Option<f64>) -> String {
     reference.filter(|_| system == StorageSystem::Volume).map_or("–".to_owned(), format_figure)
@@ -196,6 +235,7 @@ mod tests {
             mib: 64,
             processes: vec![1, 4],
             loads: vec![ReplicaLoad::Idle, ReplicaLoad::Busy],
+            points: 600,
             mail_files: 50,
             server_files: 500,
             seconds: 3.0,

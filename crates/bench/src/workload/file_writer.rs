@@ -43,24 +43,34 @@ pub(crate) struct FileWriterResult {
     pub(crate) sync_mean: u64,
 }
 
-/// Runs a writer for each specification, all at the same time. `farfork` is the program that starts them.
-///
-/// # Errors
-/// A writer fails.
-pub(crate) fn run_file_writers(farfork: &Path, specs: &[FileWriterSpec]) -> Result<Vec<FileWriterResult>, BenchError> {
-    let mut writers = Vec::new();
-    for spec in specs {
-        let mut command = Command::new(farfork);
-        command.args(["bench", WRITER]).arg(json!(spec).to_string());
-        writers.push(ChildProgram::start(WRITER, &command)?);
+/// Writers whose files are open.
+pub(crate) struct FileWriters(Vec<ChildProgram>);
+
+impl FileWriters {
+    /// Starts a writer for each specification. `farfork` is the program that starts them.
+    pub(crate) fn start(farfork: &Path, specs: &[FileWriterSpec]) -> Result<Self, BenchError> {
+        let mut writers = Vec::new();
+        for spec in specs {
+            let mut command = Command::new(farfork);
+            command.args(["bench", WRITER]).arg(json!(spec).to_string());
+            writers.push(ChildProgram::start(WRITER, &command)?);
+        }
+        for writer in &mut writers {
+            let [] = writer.read_answer("ready")?;
+        }
+        Ok(Self(writers))
     }
-    for writer in &mut writers {
-        let [] = writer.read_answer("ready")?;
+
+    /// Has all of them begin at the same time, and waits for their ends.
+    ///
+    /// # Errors
+    /// A writer fails.
+    pub(crate) fn run(mut self) -> Result<Vec<FileWriterResult>, BenchError> {
+        for writer in &mut self.0 {
+            writer.send_message(b'g')?;
+        }
+        self.0.iter_mut().map(read_result).collect()
     }
-    for writer in &mut writers {
-        writer.send_message(b'g')?;
-    }
-    writers.iter_mut().map(read_result).collect()
 }
 
 fn read_result(writer: &mut ChildProgram) -> Result<FileWriterResult, BenchError> {

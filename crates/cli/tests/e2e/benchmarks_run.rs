@@ -357,14 +357,15 @@ fn tree() {
 /// Volumes, sockets and local file systems are measured, and a mail server works through each fault.
 fn volume() {
     let sizes = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "1"];
-    let times = ["--files", "100", "--seconds", "1", "--period", "2", "--replicas", "busy"];
+    let times = ["--files", "100", "--points", "300", "--seconds", "1", "--period", "2", "--replicas", "busy"];
     let document = run_benchmark("volume", &[&sizes[..], &times].concat());
     let figures = document["figures"].as_array().expect("a list of figures");
     let keys =
         |figure: &Value| ["experiment", "load", "processes", "system", "figure"].map(|key| figure[key].to_string());
     let found: BTreeSet<_> = figures.iter().map(keys).collect();
-    // Five times of four systems and the sync of three, the rate of four systems by processes, two loops on three systems.
-    assert_eq!((found.len(), figures.len()), (4 * 5 + 3 + 4 * 2 + 2 * 3, 37), "{document}");
+    // Five times of four systems and the sync of three, the rate of four systems by processes, two loops on three systems, and
+    // five figures of a neighbour.
+    assert_eq!((found.len(), figures.len()), (4 * 5 + 3 + 4 * 2 + 2 * 3 + 5, 42), "{document}");
     assert!(figures.iter().all(|figure| figure["p50"].as_f64() > Some(0.0)), "{document}");
     let run = &document["availability"];
     let rates = run["per_s"].as_array().expect("a list of rates");

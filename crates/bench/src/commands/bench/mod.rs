@@ -3,6 +3,7 @@
 
 mod all;
 mod churn;
+mod clustering;
 mod connect;
 mod endpoint;
 mod fanout;
@@ -80,6 +81,8 @@ enum BenchmarkCommand {
     FileWriter(file_writer::BenchFileWriter),
     #[command(hide = true)]
     Filebench(filebench::BenchFilebench),
+    #[command(hide = true)]
+    Clustering(clustering::BenchClustering),
 }
 
 impl BenchCommand {
@@ -103,6 +106,7 @@ impl BenchCommand {
             BenchmarkCommand::Forker(forker) => forker.run(),
             BenchmarkCommand::FileWriter(writer) => writer.run(),
             BenchmarkCommand::Filebench(process) => process.run(),
+            BenchmarkCommand::Clustering(process) => process.run(),
         }
     }
 }

@@ -24,6 +24,7 @@ use crate::{GlobalArgs, program_path};
 Experiments:
   latency      one process: write(2) and fsync(2), again and again
   throughput   1, 2, 4 and 8 processes that start together, and sync once at the end
+  interference a process on each node that clusters points, alone and next to a writer
   filebench    the loops of a mail server and of a file server, as Filebench has them
   availability a mail server, while processes of each node in turn are stopped or killed
 
@@ -49,6 +50,9 @@ pub(crate) struct BenchVolume {
     /// Numbers of processes of the throughput runs.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8", value_parser = clap::value_parser!(u64).range(1..=64))]
     processes: Vec<u64>,
+    /// Number of points that each process clusters next to a writer [default: 60000, or 6000 with --quick].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
+    points: Option<u64>,
     /// Number of files of the file server; the mail server has a tenth [default: 5000, or 500 with --quick].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(50..=1_000_000))]
     files: Option<u64>,
@@ -84,6 +88,7 @@ enum ExperimentName {
     All,
     Latency,
     Throughput,
+    Interference,
     Filebench,
     Availability,
 }
@@ -101,10 +106,12 @@ impl ExperimentName {
             Self::All => vec![
                 VolumeExperiment::Latency,
                 VolumeExperiment::Throughput,
+                VolumeExperiment::Interference,
                 VolumeExperiment::Varmail,
                 VolumeExperiment::Fileserver,
                 VolumeExperiment::Availability,
             ],
+            Self::Interference => vec![VolumeExperiment::Interference],
             Self::Filebench => vec![VolumeExperiment::Varmail, VolumeExperiment::Fileserver],
             Self::Availability => vec![VolumeExperiment::Availability],
             Self::Latency => vec![VolumeExperiment::Latency],
@@ -126,6 +133,7 @@ impl BenchVolume {
             operations: self.operations.unwrap_or(sized(65_536, 4096)),
             mib: self.mib.unwrap_or(sized(1024, 256)),
             processes: self.processes,
+            points: self.points.unwrap_or(sized(60_000, 6_000)),
             mail_files: server_files / 10,
             server_files,
             seconds: seconds(self.seconds, 20.0, 3.0),

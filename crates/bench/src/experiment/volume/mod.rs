@@ -18,9 +18,12 @@ use crate::parameters::volume::{
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
 use crate::summary::volume::VolumeSummary;
-use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, run_file_writers};
+use crate::workload::clustering::{ClusteringProcesses, ClusteringSpec};
+use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, FileWriters};
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 
+/// Chunks of a stream of points: as published, three.
+const CLUSTERING_CHUNKS: u64 = 3;
 const MIB_BYTES: f64 = (1 << 20) as f64;
 /// Most messages of a floor: more do not change it.
 const CHAIN_MESSAGES_MAX: u64 = 20_000;
@@ -68,7 +71,7 @@ struct VolumeRun<'a> {
 
 impl VolumeRun<'_> {
     fn measure(&mut self, case: &VolumeCase, system: StorageSystem) -> Result<(), BenchError> {
-        if system == StorageSystem::SocketChain && case.experiment.filebench_loop().is_some() {
+        if !case.includes(system) {
             return Ok(());
         }
         let _load = match case.load {
@@ -79,9 +82,10 @@ impl VolumeRun<'_> {
             self.measure_sockets(case)?
         } else {
             let storage = self.testbed.mount(system)?;
-            let figures = match case.experiment.filebench_loop() {
-                Some(operations) => self.measure_loop(operations, &storage),
-                None => self.measure_files(case, &storage),
+            let figures = match (case.experiment.filebench_loop(), case.experiment) {
+                (Some(operations), _) => self.measure_loop(operations, &storage),
+                (None, VolumeExperiment::Interference) => self.measure_interference(case, &storage),
+                (None, _) => self.measure_files(case, &storage),
             };
             // Also after an error: the volume would outlive the run.
             self.testbed.remove(storage)?;
@@ -98,6 +102,14 @@ impl VolumeRun<'_> {
         case: &VolumeCase,
         storage: &MountedStorage,
     ) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+        let results = self.start_writers(case, storage)?.run()?;
+        if case.experiment == VolumeExperiment::Latency {
+            return Ok(latency_figures(&results[0]));
+        }
+        Ok(vec![(VolumeFigure::WriteMibPerS, self.rate_of(case, &results))])
+    }
+
+    fn start_writers(&self, case: &VolumeCase, storage: &MountedStorage) -> Result<FileWriters, BenchError> {
         let spec = |process: u64| FileWriterSpec {
             path: storage.directory.join(format!("file-{process}")),
             operation_bytes: self.plan.operation_bytes,
@@ -105,12 +117,35 @@ impl VolumeRun<'_> {
             syncs_each: case.experiment == VolumeExperiment::Latency,
         };
         let specs: Vec<_> = (0..case.processes).map(spec).collect();
-        let results = run_file_writers(&self.farfork, &specs)?;
-        if case.experiment == VolumeExperiment::Latency {
-            return Ok(latency_figures(&results[0]));
-        }
-        let rate = |result: &FileWriterResult| self.mib_per_s(specs[0].operations, result.total as f64 / 1e9);
-        Ok(vec![(VolumeFigure::WriteMibPerS, results.iter().map(rate).sum())])
+        FileWriters::start(&self.farfork, &specs)
+    }
+
+    /// The sum of all writers, in MiB/s.
+    fn rate_of(&self, case: &VolumeCase, results: &[FileWriterResult]) -> f64 {
+        let operations = self.plan.operations_of(case);
+        results.iter().map(|result| self.mib_per_s(operations, result.total as f64 / 1e9)).sum()
+    }
+
+    /// A process for each node computes the same: alone, and while a writer works.
+    fn measure_interference(
+        &self,
+        case: &VolumeCase,
+        storage: &MountedStorage,
+    ) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+        let spec = ClusteringSpec { points: self.plan.points, chunk: self.plan.points.div_ceil(CLUSTERING_CHUNKS) };
+        let start = || ClusteringProcesses::start(&self.farfork, spec, REPLICAS);
+        let alone = start()?.finish()?;
+        let writers = self.start_writers(case, storage)?;
+        let neighbours = start()?;
+        let written = writers.run()?;
+        let next_to_it = neighbours.finish()?;
+        Ok(vec![
+            (VolumeFigure::FirstNodeAloneS, alone[0]),
+            (VolumeFigure::ReplicaAloneS, alone[1]),
+            (VolumeFigure::FirstNodeS, next_to_it[0]),
+            (VolumeFigure::ReplicaS, next_to_it[1]),
+            (VolumeFigure::WriteMibPerS, self.rate_of(case, &written)),
+        ])
     }
 
     fn measure_loop(

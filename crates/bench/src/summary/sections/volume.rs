@@ -6,7 +6,7 @@ use crate::reference::{PUBLISHED_FIGURES, VolumeLatencyReference};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::{ReportSection, SectionSource};
 use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
-use crate::summary::volume::VolumeSummary;
+use crate::summary::volume::{INTERFERENCE_FIGURES, VolumeSummary};
 use crate::workload::filebench::INTERVAL_S;
 
 impl SectionSource for VolumeSummary {
@@ -15,6 +15,7 @@ impl SectionSource for VolumeSummary {
         let section = ReportSection::new("volume", "Volumes", question, &self.machine_state)
             .with_table(self.latency_section_table())
             .with_table(self.throughput_section_table())
+            .with_table(self.interference_section_table())
             .with_table(self.filebench_section_table())
             .with_table(self.availability_section_table())
             .with_plot(self.throughput_plot());
@@ -71,6 +72,32 @@ impl VolumeSummary {
                 self.rate(&case, StorageSystem::Tmpfs).into(),
                 self.rate(&case, StorageSystem::Disk).into(),
             ]);
+        }
+        table
+    }
+
+    fn interference_section_table(&self) -> ReportTable {
+        let (points, mib) = (self.plan.points, self.plan.mib);
+        let title = format!("Clustering of {points} points on each node while the first one writes {mib} MiB");
+        let columns = ["node", "alone", "next to the writer", "slowdown", "writer"];
+        let mut table = ReportTable::new("interference", title, &columns);
+        let reference = &PUBLISHED_FIGURES.volume.interference;
+        for case in self.cases(VolumeExperiment::Interference) {
+            let seconds = |figure| self.spread(&case, StorageSystem::Volume, figure);
+            for (node, ((alone, next), published)) in INTERFERENCE_FIGURES.iter().zip(reference.slowdowns()).enumerate()
+            {
+                let slowdown = self.slowdown(&case, *alone, *next).map(|times| {
+                    ReportFigure::single(times, "×", BetterDirection::Lower).with_reference(Some(published))
+                });
+                let rate = self.rate(&case, StorageSystem::Volume).filter(|_| node == 0);
+                table.add_row([
+                    ReportCell::text(if node == 0 { "first" } else { "replica" }),
+                    time_cell(seconds(*alone), "s"),
+                    time_cell(seconds(*next), "s"),
+                    slowdown.into(),
+                    rate.map(|rate| rate.with_reference(Some(reference.mib_per_s))).into(),
+                ]);
+            }
         }
         table
     }
