@@ -1,15 +1,17 @@
 //! Each benchmark runs to its end, prints the figures that it promises, and leaves nothing. The values are not tested.
 
+mod help;
+mod volume;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::harness::leftovers::{self, RunMarkers};
-use crate::harness::{BINARY, Farfork, programs, scratch, wait};
+use crate::harness::{Farfork, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -27,14 +29,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("peak_counts_children_of_each_workload_and_cleans_up", peak),
     Test::alone("stress_fork_checks_its_floor_and_cleans_up", stress_fork),
     Test::alone("tree_prints_every_figure_and_cleans_up", tree),
-    Test::alone("volume_prints_every_figure_and_cleans_up", volume),
+    Test::alone("volume_prints_every_figure_and_cleans_up", volume::prints_every_figure),
     Test::alone("pool_prints_every_figure_and_cleans_up", pool),
     Test::alone("warm_start_finds_the_best_concurrency_and_cleans_up", warm_start),
     Test::alone("all_runs_benchmarks_and_reports_them", all),
     Test::alone("report_names_a_file_that_is_no_result", report_refuses),
     Test::alone("a_missing_peer_program_is_reported_with_a_remedy", missing_peer),
-    Test::alone("help_explains_each_benchmark_and_test", help),
-    Test::alone("a_missing_bench_program_is_reported_with_a_remedy", missing_program),
+    Test::alone("help_explains_each_benchmark_and_test", help::explains_each_command),
+    Test::alone("a_missing_bench_program_is_reported_with_a_remedy", help::missing_program),
 ];
 
 /// Of one benchmark on a busy machine.
@@ -354,27 +356,6 @@ fn tree() {
     assert!(pauses.clone().count() == 2 && pauses.clone().all(|pause| pause["above_floor_ms"].is_number()));
 }
 
-/// Volumes, sockets and local file systems are measured, and a mail server works through each fault.
-fn volume() {
-    let sizes = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "1"];
-    let times = ["--files", "100", "--points", "300", "--seconds", "1", "--period", "2", "--replicas", "busy"];
-    let document = run_benchmark("volume", &[&sizes[..], &times].concat());
-    let figures = document["figures"].as_array().expect("a list of figures");
-    let keys =
-        |figure: &Value| ["experiment", "load", "processes", "system", "figure"].map(|key| figure[key].to_string());
-    let found: BTreeSet<_> = figures.iter().map(keys).collect();
-    // Five times of four systems and the sync of three, the rate of four systems by processes, two loops on three systems, and
-    // five figures of a neighbour.
-    assert_eq!((found.len(), figures.len()), (4 * 5 + 3 + 4 * 2 + 2 * 3 + 5, 42), "{document}");
-    assert!(figures.iter().all(|figure| figure["p50"].as_f64() > Some(0.0)), "{document}");
-    let run = &document["availability"];
-    let rates = run["per_s"].as_array().expect("a list of rates");
-    assert_eq!((rates.len(), run["faults"].as_array().map(Vec::len)), (14, Some(6)), "{document}");
-    assert!(rates.last().and_then(Value::as_f64) > Some(0.0), "it works after the last fault: {document}");
-    let left = fs::read_to_string("/proc/self/mounts").expect("a list of mounts");
-    assert!(!left.contains("/farfork-bench-"), "{left}");
-}
-
 /// Children are created and paused at both paces, beside their floors; every result is right: else the benchmark fails.
 fn pool() {
     let document = run_benchmark("pool", &["--pool", "2", "--mib", "4", "--runs", "2"]);
@@ -462,32 +443,6 @@ fn missing_peer() {
     let ended = wait::wait_with_output(child, "farfork bench fork --peer criu", RUN_LIMIT);
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stdout);
     assert!(ended.stderr.contains("criu is not installed") && ended.stderr.contains("apt-get"), "{}", ended.stderr);
-}
-
-/// `farfork help bench fork` says the same as `farfork bench fork --help`.
-fn help() {
-    let farfork = Farfork::at(Path::new("/nonexistent"));
-    for command in [&["bench"][..], &["bench", "fork"], &["bench", "warm-start"], &["stress"], &["stress", "paging"]] {
-        let explained = farfork.run(&[&["help"], command].concat());
-        assert!(explained.status.success(), "{command:?}: {}", explained.stderr);
-        assert!(explained.stdout.contains(&format!("Usage: farfork {}", command.join(" "))), "{}", explained.stdout);
-        assert_eq!(explained.stdout, farfork.run(&[command, &["--help"]].concat()).stdout, "{command:?}");
-    }
-    let unknown = farfork.run_failing(&["help", "bench", "fly"]);
-    assert!(unknown.status == 2 && unknown.message.contains("fly"), "{}", unknown.message);
-}
-
-/// As after `make install` alone, which installs no benchmarks.
-fn missing_program() {
-    let directory = scratch::directory();
-    let lone = directory.path().join("farfork");
-    programs::copy(BINARY, &lone);
-    for arguments in [&["help", "bench", "fork"][..], &["bench", "fork"], &["stress", "--help"]] {
-        let ended = Command::new(&lone).args(arguments).output().expect("the binary under test can be started");
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {said}");
-        assert!(said.contains("program farfork-bench") && said.contains("make install-bench"), "{said}");
-    }
 }
 
 /// Runs the benchmark; nothing of it may be left.

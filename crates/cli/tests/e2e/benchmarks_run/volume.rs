@@ -1,0 +1,29 @@
+//! `farfork bench volume`.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use serde_json::Value;
+
+use super::run_benchmark;
+
+/// Volumes, sockets and local file systems are measured, and a mail server works through each fault.
+pub(super) fn prints_every_figure() {
+    let sizes = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "1"];
+    let times = ["--files", "100", "--points", "300", "--seconds", "1", "--period", "2", "--replicas", "busy"];
+    let document = run_benchmark("volume", &[&sizes[..], &times].concat());
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let keys =
+        |figure: &Value| ["experiment", "load", "processes", "system", "figure"].map(|key| figure[key].to_string());
+    let found: BTreeSet<_> = figures.iter().map(keys).collect();
+    // Five times of four systems and the sync of three, the rate of four systems by processes, two loops on three systems, and
+    // five figures of a neighbour.
+    assert_eq!((found.len(), figures.len()), (4 * 5 + 3 + 4 * 2 + 2 * 3 + 5, 42), "{document}");
+    assert!(figures.iter().all(|figure| figure["p50"].as_f64() > Some(0.0)), "{document}");
+    let run = &document["availability"];
+    let rates = run["per_s"].as_array().expect("a list of rates");
+    assert_eq!((rates.len(), run["faults"].as_array().map(Vec::len)), (14, Some(6)), "{document}");
+    assert!(rates.last().and_then(Value::as_f64) > Some(0.0), "it works after the last fault: {document}");
+    let left = fs::read_to_string("/proc/self/mounts").expect("a list of mounts");
+    assert!(!left.contains("/farfork-bench-"), "{left}");
+}
