@@ -34,6 +34,7 @@ impl Collector for VolumeCollector {
         }
         encode_replicas(&mut encoder, &volumes)?;
         encode_checks(&mut encoder, &volumes)?;
+        encode_log_sizes(&mut encoder, &volumes)?;
         LOG_METRICS.iter().try_for_each(|metric| encode_logs(&mut encoder, metric, &volumes))
     }
 }
@@ -80,6 +81,17 @@ fn encode_replicas(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]
     for (volume, replica) in replicas_of(volumes) {
         let labels = [("volume", volume.name.as_str()), ("replica", replica.node.as_str())];
         ConstGauge::new(i64::from(replica.failure.is_none())).encode(metric.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+/// Of the log that each client has. Logged minus published bytes of it are in use.
+fn encode_log_sizes(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]) -> fmt::Result {
+    let help = "Size of the log that each client of a volume has.";
+    let mut metric = encoder.encode_descriptor("volume_log_size", help, Some(&Unit::Bytes), MetricType::Gauge)?;
+    for volume in volumes {
+        let labels = [("volume", volume.name.as_str())];
+        ConstGauge::new(volume.record.log_bytes.cast_signed()).encode(metric.encode_family(&labels)?)?;
     }
     Ok(())
 }
@@ -138,6 +150,7 @@ mod tests {
         fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
             let volumes = std::slice::from_ref(&self.0);
             encode_replicas(&mut encoder, volumes)?;
+            encode_log_sizes(&mut encoder, volumes)?;
             encode_logs(&mut encoder, &LOG_METRICS[0], volumes)
         }
     }
@@ -166,6 +179,7 @@ mod tests {
         for line in [
             "farfork_volume_replica_up{volume=\"data\",replica=\"n1\"} 1",
             "farfork_volume_replica_up{volume=\"data\",replica=\"n2\"} 0",
+            "farfork_volume_log_size_bytes{volume=\"data\"} 8388608",
             "farfork_volume_logged_bytes_total{volume=\"data\",client=\"n2\",replica=\"n1\"} 4096",
         ] {
             assert!(text.lines().any(|text_line| text_line == line), "no `{line}` in\n{text}");
