@@ -133,6 +133,14 @@ impl VolumeClient {
         (!result.timed_out()).then(|| state.log.ring().head())
     }
 
+    /// Tells the shared tree that this client has open from one that takes its place.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn tree_identity(&self) -> io::Result<u64> {
+        self.shared.identity()
+    }
+
     /// The number of this client.
     pub(super) fn number(&self) -> u16 {
         self.number

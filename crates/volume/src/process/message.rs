@@ -25,6 +25,8 @@ pub(super) enum ClientMessage {
         client: u16,
         /// The term in which it may write, if it may.
         term: Option<u32>,
+        /// The shared tree that it has open.
+        tree: u64,
     },
     /// The namespace is read from the shared tree: publishing may go on. Follows `Attached`, and a `Reattached` after
     /// which the client has read it again.

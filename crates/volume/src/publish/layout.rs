@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps, XattrFlags, fsetxattr, futimens, openat};
+use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps, XattrFlags, fsetxattr, fstat, futimens, openat};
 
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::mark::{MarkFile, PublishedMark};
@@ -58,6 +58,14 @@ impl SharedTree {
     pub fn open(path: &Path) -> io::Result<Self> {
         let [tree, inodes, orphans] = [TREE, INODES, ORPHANS].map(|name| open_directory(&path.join(name)));
         Ok(Self { path: path.to_owned(), tree: tree?, inodes: inodes?, orphans: orphans? })
+    }
+
+    /// Tells this tree from one that takes its place. No other tree has the number as long as this one is open.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn identity(&self) -> io::Result<u64> {
+        Ok(fstat(&self.tree)?.st_ino)
     }
 
     /// Makes the mark of a client's log, of which nothing is published. One that exists stays as it is.

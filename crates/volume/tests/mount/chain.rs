@@ -24,6 +24,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_killed_process_of_any_node_loses_nothing", a_killed_process_of_any_node_loses_nothing),
     ("a_stopped_replica_leaves_the_chain_and_returns", a_stopped_replica_leaves_the_chain_and_returns),
     ("a_writer_that_returns_drops_what_it_had_not_replicated", a_writer_that_returns_drops_what_it_had_not_replicated),
+    ("a_client_whose_node_has_copied_the_volume_is_replaced", a_client_whose_node_has_copied_the_volume_is_replaced),
     ("a_replica_is_replaced_by_another_node", a_replica_is_replaced_by_another_node),
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
 ];
@@ -210,6 +211,31 @@ fn a_writer_that_returns_drops_what_it_had_not_replicated() {
         assert_eq!(fs::read(path(2, "synced")).unwrap(), b"1", "round {round}");
     }
     cluster.published_tree();
+}
+
+/// The client outlives the processes of its node, which leaves the chain and returns with another tree.
+fn a_client_whose_node_has_copied_the_volume_is_replaced() {
+    let mut cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, SHORT_DETECTION_MS);
+    write_and_sync(&cluster.path(0).join("before"), b"precious");
+    for round in 0..3 {
+        let other = format!("other-{round}");
+        // The client that stays is not the writer. One that is would be refused for that.
+        write_and_sync(&cluster.path(1).join("turn"), b"2");
+        cluster.nodes[0].stop_processes();
+        write_and_sync(&cluster.path(1).join(&other), b"2");
+        cluster.nodes[0].start_processes();
+        cluster.wait_for_chain(0, 3);
+        let path = |node: usize, name: &str| cluster.path(node).join(name);
+        let has = |name: &str, data: &[u8]| fs::read(path(0, name)).is_ok_and(|found| found == data);
+        cluster.nodes[0].wait_for("the mount has the new tree", || has(&other, b"2") && has("before", b"precious"));
+        let mut file = OpenOptions::new().create(true).append(true).open(path(0, &other)).unwrap();
+        file.write_all(b"1").unwrap();
+        file.sync_all().unwrap();
+        for node in 0..3 {
+            assert_eq!(fs::read(path(node, &other)).unwrap(), b"21", "round {round}, node {node}");
+        }
+    }
+    assert_eq!(cluster.published_tree().len(), 5);
 }
 
 fn a_replica_is_replaced_by_another_node() {

@@ -67,7 +67,7 @@ pub(crate) struct BenchVolume {
     #[arg(long, value_name = "idle|busy|both", default_value = "both")]
     replicas: LoadChoice,
     /// Size of the log of each volume, in MiB.
-    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=2048))]
     log_mib: u64,
     /// A directory on the disk that is compared.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]

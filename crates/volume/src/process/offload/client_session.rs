@@ -9,6 +9,7 @@ use std::time::Duration;
 use farfork_cluster::catalog::{VolumeName, VolumeRecord, VolumeState};
 
 use super::node::{OffloadNode, ReplicaError};
+use super::rejoin::unreadable_tree;
 use super::volume::{LocalClient, ReplicaState, ReplicatedVolume, WaitingThread};
 use super::{log_copier, writer};
 use crate::chain::calls::HasClient;
@@ -92,7 +93,9 @@ fn serve(node: &Arc<OffloadNode>, mut channel: MessageChannel) -> io::Result<()>
     let sender = ClientSender::new(channel.try_clone()?)?;
     let attached = match channel.receive::<ClientMessage>()? {
         ClientMessage::Attach { volume } => attach(node, &volume, &sender),
-        ClientMessage::Reattach { volume, client, term } => reattach(node, &volume, client, term, &sender),
+        ClientMessage::Reattach { volume, client, term, tree } => {
+            reattach(node, &volume, &EarlierClient { number: client, term, tree }, &sender)
+        }
         _ => Err("a client has to attach first".to_owned()),
     };
     let session = match attached {
@@ -216,17 +219,29 @@ fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<
 }
 
 /// A client that has outlived the offload process before this one.
+struct EarlierClient {
+    number: u16,
+    /// In which it may write, if it may.
+    term: Option<u32>,
+    /// The shared tree that it has open.
+    tree: u64,
+}
+
 fn reattach(
     node: &Arc<OffloadNode>,
     name: &str,
-    number: u16,
-    term: Option<u32>,
+    &EarlierClient { number, term, tree }: &EarlierClient,
     sender: &ClientSender,
 ) -> Result<ClientSession, String> {
     let (volume, record, own_number) = open_for_client(node, name)?;
     let has_term = |term| record.writer == Some(number) && record.term == term;
     if own_number != number || !term.is_none_or(has_term) {
         return Err(format!("volume {name}: another client may write by now"));
+    }
+    // The node may have left the chain and returned since then, with a tree that it has copied.
+    let present = volume.directory.open_shared().and_then(|shared| shared.identity());
+    if present.map_err(|error| unreadable_tree(&volume, &error))? != tree {
+        return Err(format!("volume {name}: this node has copied the volume again"));
     }
     let session = start_session(volume, number, term, sender, OffloadMessage::Reattached)?;
     session.mark_mounted();
@@ -291,7 +306,14 @@ fn start_session(
     // The client takes no other message before the answer.
     let marks = published_marks(&volume.lock(), number);
     sender.send(&answer(marks));
-    volume.lock().client = Some(LocalClient {
+    let mut state = volume.lock();
+    if !state.record.chain.contains(&volume.node.name) {
+        // Later changes of the record end the client. This one came before there was a client to end.
+        drop(state);
+        volume.end_loading(sender);
+        return Err(format!("volume {}: this node has left the chain", volume.key.name));
+    }
+    state.client = Some(LocalClient {
         number,
         sender: sender.clone(),
         is_mounted: false,
@@ -300,6 +322,7 @@ fn start_session(
         commit_requested: None,
         reported_published: None,
     });
+    drop(state);
     volume.notify();
     Ok(ClientSession { volume, number, sender: sender.clone() })
 }

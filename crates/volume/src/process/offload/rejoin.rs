@@ -189,6 +189,8 @@ fn install_tree(
     joined_record: &VolumeRecord,
     marks: &[PublishedMark],
 ) -> Result<(), RejoinError> {
+    // A client has the present tree open. The next one opens the new tree.
+    volume.end_client("this node copies the volume again");
     volume.wait_not_publishing().map_err(RejoinError::Peer)?;
     let (present, old) = (volume.directory.shared_path(), volume.directory.old_shared_path());
     ignore_missing(fs::remove_dir_all(&old))?;
