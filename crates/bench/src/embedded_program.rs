@@ -7,6 +7,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use serde::Serialize;
+use serde_json::json;
 
 use crate::error::BenchError;
 
@@ -62,6 +64,18 @@ impl ChildProgram {
         let commands = process.stdin.take().expect("a pipe");
         let answers = BufReader::new(process.stdout.take().expect("a pipe"));
         Ok(Self { name, process, commands, answers })
+    }
+
+    /// Starts a hidden command of `farfork bench`, which this program is, with instructions.
+    pub(crate) fn start_bench_command(
+        name: &'static str,
+        farfork: &Path,
+        command: &[&str],
+        specification: &impl Serialize,
+    ) -> Result<Self, BenchError> {
+        let mut process = Command::new(farfork);
+        process.arg("bench").args(command).arg(json!(specification).to_string());
+        Self::start(name, &process)
     }
 
     /// Its process id.

@@ -5,12 +5,10 @@
 use std::io::{self, Read as _};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use super::fanout_client::FanoutClient;
 use crate::embedded_program::ChildProgram;
@@ -119,9 +117,7 @@ impl ForkLoad<'_> {
                 first: (index as u64 + 1) * NUMBERS_PER_CLIENT,
                 seconds: self.seconds,
             };
-            let mut command = Command::new(self.farfork);
-            command.args(["bench", CLIENT]).arg(json!(specification).to_string());
-            clients.push(ChildProgram::start(CLIENT, &command)?);
+            clients.push(ChildProgram::start_bench_command(CLIENT, self.farfork, &[CLIENT], &specification)?);
         }
         for client in &mut clients {
             let [] = client.read_answer("ready")?;

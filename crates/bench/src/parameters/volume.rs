@@ -60,7 +60,7 @@ pub enum VolumeExperiment {
     Availability,
 }
 
-/// What runs on the replicas at the same time.
+/// The load of the replicas during a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplicaLoad {
@@ -130,8 +130,8 @@ impl StorageSystem {
 }
 
 impl VolumeCase {
-    /// Whether a system is measured: sockets run no loop of file operations, and neighbours are those of a volume.
-    pub(crate) fn includes(&self, system: StorageSystem) -> bool {
+    /// Whether a system is measured: sockets run no loop of file operations, and neighbours are measured next to a volume only.
+    fn includes(&self, system: StorageSystem) -> bool {
         match self.experiment {
             VolumeExperiment::Varmail | VolumeExperiment::Fileserver => system != StorageSystem::SocketChain,
             VolumeExperiment::Interference => system == StorageSystem::Volume,
@@ -204,6 +204,13 @@ impl VolumeParameters {
             }
         }
         cases
+    }
+
+    /// Each case with each system that is measured.
+    pub(crate) fn points_to_measure(&self) -> Vec<(VolumeCase, StorageSystem)> {
+        let with_systems = |case: VolumeCase| StorageSystem::ALL.map(|system| (case, system));
+        let points = self.cases().into_iter().flat_map(with_systems);
+        points.filter(|(case, system)| case.includes(*system)).collect()
     }
 
     /// Writes of one process in a run.

@@ -72,7 +72,7 @@ impl VolumeSummary {
         format!("{}\n\n{}\n\n{notes}\n", self.machine_state.describe(), tables.join("\n\n"))
     }
 
-    /// What a reader needs to understand the figures.
+    /// Sentences that a reader needs to understand the figures.
     pub(super) fn notes(&self) -> Vec<String> {
         vec![
             format!("Volume: three replicas in memory, logs of {} MiB, a new volume for each row.", self.plan.log_mib),
@@ -173,18 +173,15 @@ impl VolumeSummary {
         let headings = ["fault", "node", "from, s", "until, s", "lowest second, 1/s", "slow seconds", "longest, ms"];
         let mut table = FigureTable::new(&title, &headings);
         for fault in &run.faults {
-            let seconds = run.seconds_of(fault);
-            let lowest = run.per_s[seconds.clone()].iter().copied().reduce(f64::min);
-            let longest = run.longest_ms[seconds].iter().copied().reduce(f64::max);
             let figure = |value: Option<f64>| value.map_or("–".to_owned(), format_figure);
             table.add_row([
                 fault.kind.name().to_owned(),
                 format!("{} of {REPLICAS}", fault.node + 1),
                 format!("{:.1}", fault.from_s),
                 format!("{:.1}", fault.until_s),
-                figure(lowest),
+                figure(run.lowest_per_s(fault)),
                 run.slow_seconds(fault).to_string(),
-                figure(longest),
+                figure(run.longest_ms(fault)),
             ]);
         }
         Some(table)

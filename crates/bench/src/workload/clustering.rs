@@ -4,18 +4,17 @@
 
 use std::io::{self, Read as _};
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use crate::embedded_program::ChildProgram;
 use crate::endpoint::stdout::print_line;
 use crate::error::BenchError;
+use crate::workload::VOLUME_PROCESS;
 
-/// The command of a process, and its name in errors.
+/// The work of a process, and its name in errors.
 const PROCESS: &str = "clustering";
 /// As published: coordinates of a point, and centers of a chunk.
 const DIMENSIONS: usize = 128;
@@ -37,10 +36,8 @@ pub(crate) struct ClusteringProcesses(Vec<ChildProgram>);
 impl ClusteringProcesses {
     /// Starts so many, and has them begin. `farfork` is the program that starts them.
     pub(crate) fn start(farfork: &Path, spec: ClusteringSpec, count: usize) -> Result<Self, BenchError> {
-        let mut command = Command::new(farfork);
-        command.args(["bench", PROCESS]).arg(json!(spec).to_string());
-        let processes: Result<Vec<_>, _> = (0..count).map(|_| ChildProgram::start(PROCESS, &command)).collect();
-        let mut processes = processes?;
+        let start = |_| ChildProgram::start_bench_command(PROCESS, farfork, &[VOLUME_PROCESS, PROCESS], &spec);
+        let mut processes = (0..count).map(start).collect::<Result<Vec<_>, _>>()?;
         for process in &mut processes {
             let [] = process.read_answer("ready")?;
         }
@@ -86,19 +83,19 @@ fn cluster_stream(spec: ClusteringSpec) -> f64 {
     let (mut left, mut cost) = (spec.points as usize, 0.0);
     while left > 0 {
         let count = left.min(spec.chunk.max(1) as usize);
-        cost += Chunk::generate(count, &mut random).improve(&mut random);
+        cost += PointChunk::generate(count, &mut random).improve(&mut random);
         left -= count;
     }
     cost
 }
 
 /// Points with the squared distance of each to its nearest center.
-struct Chunk {
+struct PointChunk {
     points: Vec<[f32; DIMENSIONS]>,
     centers: Vec<usize>,
 }
 
-impl Chunk {
+impl PointChunk {
     fn generate(count: usize, random: &mut Rng) -> Self {
         let points = (0..count).map(|_| std::array::from_fn(|_| random.f32())).collect();
         let centers = (0..CENTERS.min(count)).map(|_| random.usize(..count)).collect();
@@ -145,7 +142,7 @@ mod tests {
         let cost = cluster_stream(spec);
         assert_eq!(cost.to_bits(), cluster_stream(spec).to_bits());
         let mut random = Rng::with_seed(7);
-        let chunk = Chunk::generate(200, &mut random);
+        let chunk = PointChunk::generate(200, &mut random);
         let before = chunk.cost();
         assert!(chunk.improve(&mut random) < before);
     }

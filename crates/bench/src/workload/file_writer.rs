@@ -4,20 +4,19 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use crate::embedded_program::ChildProgram;
 use crate::endpoint::stdout::print_line;
 use crate::error::BenchError;
+use crate::workload::VOLUME_PROCESS;
 
-/// The command of a writer, and its name in errors.
+/// The work of a process, and its name in errors.
 const WRITER: &str = "file-writer";
 
-/// What a writer does.
+/// The file of a writer, and its operations.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FileWriterSpec {
     /// A file that is created anew.
@@ -34,13 +33,29 @@ pub(crate) struct FileWriterResult {
     /// From the first write to the end of the last sync.
     pub(crate) total: u64,
     /// A write and its sync.
+    pub(crate) operation: OperationLatency,
+    /// The sync alone, on average.
+    pub(crate) sync_mean: u64,
+}
+
+/// The times of many operations, in ns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OperationLatency {
     pub(crate) mean: u64,
     pub(crate) p50: u64,
     pub(crate) p99: u64,
     pub(crate) p999: u64,
     pub(crate) p9999: u64,
-    /// The sync alone.
-    pub(crate) sync_mean: u64,
+}
+
+impl OperationLatency {
+    /// Percentiles are those of the program that published the reference figures.
+    pub(crate) fn of(mut times: Vec<u64>) -> Self {
+        times.sort_unstable();
+        let at = |part: f64| times.get((times.len() as f64 * part) as usize).or(times.last()).copied().unwrap_or(0);
+        let mean = times.iter().sum::<u64>() / times.len().max(1) as u64;
+        Self { mean, p50: at(0.5), p99: at(0.99), p999: at(0.999), p9999: at(0.9999) }
+    }
 }
 
 /// Writers whose files are open.
@@ -51,9 +66,7 @@ impl FileWriters {
     pub(crate) fn start(farfork: &Path, specs: &[FileWriterSpec]) -> Result<Self, BenchError> {
         let mut writers = Vec::new();
         for spec in specs {
-            let mut command = Command::new(farfork);
-            command.args(["bench", WRITER]).arg(json!(spec).to_string());
-            writers.push(ChildProgram::start(WRITER, &command)?);
+            writers.push(ChildProgram::start_bench_command(WRITER, farfork, &[VOLUME_PROCESS, WRITER], spec)?);
         }
         for writer in &mut writers {
             let [] = writer.read_answer("ready")?;
@@ -76,7 +89,7 @@ impl FileWriters {
 fn read_result(writer: &mut ChildProgram) -> Result<FileWriterResult, BenchError> {
     let numbers: [i64; 7] = writer.read_answer("written")?;
     let [total, mean, p50, p99, p999, p9999, sync_mean] = numbers.map(i64::unsigned_abs);
-    Ok(FileWriterResult { total, mean, p50, p99, p999, p9999, sync_mean })
+    Ok(FileWriterResult { total, operation: OperationLatency { mean, p50, p99, p999, p9999 }, sync_mean })
 }
 
 /// Runs the writer of a specification, which is JSON.
@@ -87,7 +100,8 @@ pub fn run_file_writer(spec: &str) -> io::Result<()> {
     let spec: FileWriterSpec = serde_json::from_str(spec)?;
     match write_file(&spec) {
         Err(error) => print_line(&format!("failed {}: {error}", spec.path.display())),
-        Ok(FileWriterResult { total, mean, p50, p99, p999, p9999, sync_mean }) => {
+        Ok(FileWriterResult { total, operation, sync_mean }) => {
+            let OperationLatency { mean, p50, p99, p999, p9999 } = operation;
             print_line(&format!("written {total} {mean} {p50} {p99} {p999} {p9999} {sync_mean}"))
         }
     }
@@ -117,23 +131,9 @@ fn write_operations(mut file: File, spec: &FileWriterSpec) -> io::Result<FileWri
         times.push(began.elapsed().as_nanos() as u64);
     }
     file.sync_all()?;
-    Ok(result_of(started.elapsed().as_nanos() as u64, sync_total, times))
-}
-
-fn result_of(total: u64, sync_total: u64, mut times: Vec<u64>) -> FileWriterResult {
-    times.sort_unstable();
-    let count = times.len().max(1) as u64;
-    // As in the program that published the reference figures.
-    let percentile = |part: f64| times.get((times.len() as f64 * part) as usize).or(times.last()).copied().unwrap_or(0);
-    FileWriterResult {
-        total,
-        mean: times.iter().sum::<u64>() / count,
-        p50: percentile(0.5),
-        p99: percentile(0.99),
-        p999: percentile(0.999),
-        p9999: percentile(0.9999),
-        sync_mean: sync_total / count,
-    }
+    let total = started.elapsed().as_nanos() as u64;
+    let sync_mean = sync_total / spec.operations.max(1);
+    Ok(FileWriterResult { total, operation: OperationLatency::of(times), sync_mean })
 }
 
 #[cfg(test)]
@@ -142,9 +142,9 @@ mod tests {
 
     #[test]
     fn percentiles_and_means_are_of_all_operations() {
-        let result = result_of(9_000, 2_000, (1..=100).rev().collect());
-        assert_eq!((result.mean, result.p50, result.p99, result.p9999), (50, 51, 100, 100));
-        assert_eq!((result.total, result.sync_mean), (9_000, 20));
+        let latency = OperationLatency::of((1..=100).rev().collect());
+        assert_eq!((latency.mean, latency.p50, latency.p99, latency.p9999), (50, 51, 100, 100));
+        assert_eq!(OperationLatency::of(Vec::new()).p99, 0);
     }
 
     #[test]
@@ -155,6 +155,7 @@ mod tests {
         let result = write_operations(file.reopen().unwrap(), &spec).unwrap();
         let written = std::fs::read(file.path()).unwrap();
         assert_eq!((written.len(), &written[..25]), (100, &b"0123456789012345678901234"[..]));
-        assert!(0 < result.sync_mean && result.sync_mean <= result.mean && result.mean <= result.total, "{result:?}");
+        let mean = result.operation.mean;
+        assert!(0 < result.sync_mean && result.sync_mean <= mean && mean <= result.total, "{result:?}");
     }
 }

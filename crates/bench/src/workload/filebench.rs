@@ -4,18 +4,17 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use crate::embedded_program::ChildProgram;
 use crate::endpoint::stdout::print_line;
 use crate::error::BenchError;
+use crate::workload::VOLUME_PROCESS;
 
-/// The command of a process, and its name in errors.
+/// The work of a process, and its name in errors.
 const PROCESS: &str = "filebench";
 /// Between two reports of a process, in seconds.
 pub(crate) const INTERVAL_S: f64 = 1.0;
@@ -45,7 +44,7 @@ impl FilebenchLoop {
     }
 }
 
-/// What a process does.
+/// The files of a process, and its operations.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FilebenchSpec {
     pub(crate) operations: FilebenchLoop,
@@ -74,9 +73,7 @@ pub(crate) struct FilebenchProcess {
 impl FilebenchProcess {
     /// Starts a process and waits until its files exist. Then it begins. `farfork` is the program that starts it.
     pub(crate) fn start(farfork: &Path, spec: &FilebenchSpec) -> Result<Self, BenchError> {
-        let mut command = Command::new(farfork);
-        command.args(["bench", PROCESS]).arg(json!(spec).to_string());
-        let mut program = ChildProgram::start(PROCESS, &command)?;
+        let mut program = ChildProgram::start_bench_command(PROCESS, farfork, &[VOLUME_PROCESS, PROCESS], spec)?;
         let [] = program.read_answer("ready")?;
         program.send_message(b'g')?;
         Ok(Self { program, intervals: interval_count(spec.seconds) })

@@ -16,3 +16,6 @@ pub(crate) mod process_tree;
 pub(crate) mod rpc_load;
 pub(crate) mod sparse;
 pub(crate) mod warm_function;
+
+/// The hidden command that runs a process of `farfork bench volume`. The kind of its work follows.
+const VOLUME_PROCESS: &str = "volume-process";

@@ -206,7 +206,7 @@ pub struct ValidateLogs {
 pub struct LogDamage {
     /// Where the valid part of the log ends, if that is before its end.
     pub valid_end: Option<LogPoint>,
-    /// What the file of the published mark has instead of the mark.
+    /// Why the file of the published mark does not have the mark, if it does not.
     pub mark: Option<String>,
 }
 

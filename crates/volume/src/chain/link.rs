@@ -49,7 +49,6 @@ pub struct ChainLink {
     /// Made with the first write: a connection that says nothing is closed.
     connection: Option<Box<dyn Connection>>,
     calls: PeerClient,
-    region: u64,
     key: Arc<SeedKey>,
     acknowledged: LogPoint,
     timeout: Duration,
@@ -71,9 +70,9 @@ impl ChainLink {
         let address = Address::Tcp(peers.address(node)?.fabric);
         let seed = SeedId::new(node.clone(), opened.region);
         let key = Arc::new(SeedKey { seed, token: Token::from_bytes(opened.token) });
-        let (node, path, region, acknowledged) = (node.clone(), request.path, opened.region, opened.stored);
+        let (node, path, acknowledged) = (node.clone(), request.path, opened.stored);
         let credentials = peers.credentials().cloned();
-        Ok(Self { node, path, address, credentials, connection: None, calls, region, key, acknowledged, timeout })
+        Ok(Self { node, path, address, credentials, connection: None, calls, key, acknowledged, timeout })
     }
 
     /// The member.
@@ -94,7 +93,8 @@ impl ChainLink {
     pub fn append(&mut self, log: &LogFile, mut request: AppendLog) -> Result<LogPoint, ChainError> {
         let (from, to) = (self.acknowledged.position, self.acknowledged.max(request.end).position);
         if to - from <= INLINE_BYTES_MAX {
-            request.bytes = LogBytes { region: self.region, position: from, data: read_ring(log, from, to) };
+            let region = self.key.seed.number();
+            request.bytes = LogBytes { region, position: from, data: read_ring(log, from, to) };
         } else {
             self.write(log, from, to)?;
         }

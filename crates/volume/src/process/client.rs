@@ -311,7 +311,7 @@ fn send_hints(client: &VolumeClient, sender: &MessageSender) {
     loop {
         let Some(head) = client.wait_unpublished(HINT_WAIT) else { continue };
         thread::sleep(HINT_INTERVAL);
-        // What a program has synced meanwhile needs no hint.
+        // Records that a program has synced meanwhile need no hint.
         if hinted != Some(head) && client.committed() < head {
             sender.send_hint();
             hinted = Some(head);

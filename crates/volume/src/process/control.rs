@@ -159,7 +159,7 @@ pub enum DifferenceSubject {
     Mark {
         /// The client's node.
         client: NodeName,
-        /// What it has.
+        /// Why it is not the mark that the replica has reported.
         reason: String,
     },
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::thread;
 
@@ -35,9 +35,25 @@ const DETECTION_MS: u64 = 10_000;
 const SHORT_DETECTION_MS: u64 = 1_000;
 
 fn write_and_sync(path: &Path, bytes: &[u8]) {
-    let mut file = File::create(path).unwrap();
-    file.write_all(bytes).unwrap();
-    file.sync_all().unwrap();
+    try_write_and_sync(path, bytes).unwrap();
+}
+
+fn try_write_and_sync(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// Writes until it succeeds. With `SHORT_DETECTION_MS`, a busy node may leave the chain, and its mount is interrupted.
+fn write_at_last(cluster: &VolumeCluster, node: usize, name: &str, bytes: &[u8]) {
+    let path = cluster.path(node).join(name);
+    cluster.nodes[node].wait_for("a file is written", || try_write_and_sync(&path, bytes).is_ok());
+}
+
+/// Waits until a node reads this. With `SHORT_DETECTION_MS`, its mount may be interrupted.
+fn wait_for_content(cluster: &VolumeCluster, node: usize, name: &str, bytes: &[u8]) {
+    let path = cluster.path(node).join(name);
+    cluster.nodes[node].wait_for("the content is as expected", || fs::read(&path).is_ok_and(|found| found == bytes));
 }
 
 fn what_one_node_wrote_the_others_read() {
@@ -196,44 +212,46 @@ fn another_node_continues_after_the_death_of_the_writers() {
 fn a_writer_that_returns_drops_what_it_had_not_replicated() {
     let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, SHORT_DETECTION_MS);
     for round in 0..3 {
-        let path = |node: usize, name: &str| cluster.path(node).join(format!("{name}-{round}"));
-        write_and_sync(&path(0, "synced"), b"1");
+        let name = |name: &str| format!("{name}-{round}");
+        write_at_last(&cluster, 0, &name("synced"), b"1");
         cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::STOP);
-        let mut unsynced = OpenOptions::new().append(true).open(path(0, "synced"));
+        let mut unsynced = OpenOptions::new().append(true).open(cluster.path(0).join(name("synced")));
         // The node may have left the chain by now: the client then ends.
         let _ = unsynced.as_mut().map(|file| file.write_all(&[b'2'; 5_000]));
-        write_and_sync(&path(1, "other"), b"3");
+        write_at_last(&cluster, 1, &name("other"), b"3");
         cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::CONT);
         drop(unsynced);
         cluster.wait_for_chain(0, 3);
         cluster.nodes[0].wait_until_mounted();
-        cluster.nodes[0].wait_for("the node writes again", || fs::write(path(0, "returned"), b"4").is_ok());
-        assert_eq!(fs::read(path(2, "synced")).unwrap(), b"1", "round {round}");
+        write_at_last(&cluster, 0, &name("returned"), b"4");
+        wait_for_content(&cluster, 2, &name("returned"), b"4");
+        wait_for_content(&cluster, 2, &name("synced"), b"1");
     }
-    cluster.published_tree();
+    let tree = cluster.published_tree();
+    for round in 0..3 {
+        assert_eq!(tree[Path::new(&format!("synced-{round}"))].1, b"1", "round {round}");
+    }
 }
 
 /// The client outlives the processes of its node, which leaves the chain and returns with another tree.
 fn a_client_whose_node_has_copied_the_volume_is_replaced() {
     let mut cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, SHORT_DETECTION_MS);
-    write_and_sync(&cluster.path(0).join("before"), b"precious");
+    write_at_last(&cluster, 0, "before", b"precious");
     for round in 0..3 {
         let other = format!("other-{round}");
         // The client that stays is not the writer. One that is would be refused for that.
-        write_and_sync(&cluster.path(1).join("turn"), b"2");
+        write_at_last(&cluster, 1, "turn", b"2");
         cluster.nodes[0].stop_processes();
-        write_and_sync(&cluster.path(1).join(&other), b"2");
+        write_at_last(&cluster, 1, &other, b"2");
         cluster.nodes[0].start_processes();
         cluster.wait_for_chain(0, 3);
-        let path = |node: usize, name: &str| cluster.path(node).join(name);
-        let has = |name: &str, data: &[u8]| fs::read(path(0, name)).is_ok_and(|found| found == data);
-        cluster.nodes[0].wait_for("the mount has the new tree", || has(&other, b"2") && has("before", b"precious"));
-        let mut file = OpenOptions::new().create(true).append(true).open(path(0, &other)).unwrap();
-        file.write_all(b"1").unwrap();
-        file.sync_all().unwrap();
-        for node in 0..3 {
-            assert_eq!(fs::read(path(node, &other)).unwrap(), b"21", "round {round}, node {node}");
-        }
+        wait_for_content(&cluster, 0, &other, b"2");
+        wait_for_content(&cluster, 0, "before", b"precious");
+        cluster.nodes[0].wait_for("the file is extended", || {
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(cluster.path(0).join(&other));
+            file.and_then(|file| file.write_all_at(b"1", 1).and_then(|()| file.sync_all())).is_ok()
+        });
+        (0..3).for_each(|node| wait_for_content(&cluster, node, &other, b"21"));
     }
     assert_eq!(cluster.published_tree().len(), 5);
 }

@@ -3,13 +3,10 @@
 
 mod all;
 mod churn;
-mod clustering;
 mod connect;
 mod endpoint;
 mod fanout;
 mod fault;
-mod file_writer;
-mod filebench;
 mod fork;
 mod fork_client;
 mod function;
@@ -20,6 +17,7 @@ mod report;
 mod rpc;
 mod tree;
 mod volume;
+mod volume_process;
 mod warm_start;
 
 use std::process::ExitCode;
@@ -78,11 +76,7 @@ enum BenchmarkCommand {
     #[command(hide = true)]
     Forker(fork_client::BenchForkClient),
     #[command(hide = true)]
-    FileWriter(file_writer::BenchFileWriter),
-    #[command(hide = true)]
-    Filebench(filebench::BenchFilebench),
-    #[command(hide = true)]
-    Clustering(clustering::BenchClustering),
+    VolumeProcess(volume_process::BenchVolumeProcess),
 }
 
 impl BenchCommand {
@@ -104,9 +98,7 @@ impl BenchCommand {
             BenchmarkCommand::Report(report) => report.run(global),
             BenchmarkCommand::End(end) => end.run(),
             BenchmarkCommand::Forker(forker) => forker.run(),
-            BenchmarkCommand::FileWriter(writer) => writer.run(),
-            BenchmarkCommand::Filebench(process) => process.run(),
-            BenchmarkCommand::Clustering(process) => process.run(),
+            BenchmarkCommand::VolumeProcess(process) => process.run(),
         }
     }
 }

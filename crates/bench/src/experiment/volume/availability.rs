@@ -14,7 +14,8 @@ use serde::Serialize;
 use super::storage::StorageTestbed;
 use crate::error::BenchError;
 use crate::parameters::volume::{StorageSystem, VolumeParameters};
-use crate::workload::filebench::{FilebenchInterval, FilebenchLoop, FilebenchProcess, FilebenchSpec};
+use crate::samples::Spread;
+use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 
 /// The process that publishes, and the one that replicates, as `farfork volume` names them.
 const WORKER: &str = "worker";
@@ -103,7 +104,7 @@ pub(super) fn run_availability(
     let intervals = process.finish();
     // Also after an error: the volume would outlive the run.
     testbed.remove(storage)?;
-    let (faults, intervals): (_, Vec<FilebenchInterval>) = (faults?, intervals?);
+    let (faults, intervals) = (faults?, intervals?);
     Ok(AvailabilityRun {
         per_s: intervals.iter().map(|interval| interval.per_s).collect(),
         longest_ms: intervals.iter().map(|interval| interval.longest_ms).collect(),
@@ -174,15 +175,23 @@ fn find_process(role: &str, store: &Path) -> io::Result<OwnedFd> {
 }
 
 impl AvailabilityRun {
-    /// Operations per second in the middle of all seconds.
+    /// The median of the rates of all seconds.
     pub(crate) fn median_per_s(&self) -> f64 {
-        let mut sorted = self.per_s.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+        Spread::from_samples(&self.per_s).map_or(0.0, |spread| spread.median)
+    }
+
+    /// The rate of the slowest second of a fault.
+    pub(crate) fn lowest_per_s(&self, fault: &InjectedFault) -> Option<f64> {
+        self.per_s[self.seconds_of(fault)].iter().copied().reduce(f64::min)
+    }
+
+    /// The longest operation of a fault, in ms.
+    pub(crate) fn longest_ms(&self, fault: &InjectedFault) -> Option<f64> {
+        self.longest_ms[self.seconds_of(fault)].iter().copied().reduce(f64::max)
     }
 
     /// The seconds from the begin of a fault to the end of its period.
-    pub(crate) fn seconds_of(&self, fault: &InjectedFault) -> std::ops::Range<usize> {
+    fn seconds_of(&self, fault: &InjectedFault) -> std::ops::Range<usize> {
         let from = (fault.from_s as usize).min(self.per_s.len());
         let until = ((fault.from_s + self.period_s * (1.0 - BEGINS_AT)).ceil() as usize).min(self.per_s.len());
         from..until.max(from)
@@ -209,6 +218,7 @@ mod tests {
             period_s: 4.0,
         };
         assert_eq!((run.median_per_s(), run.seconds_of(&run.faults[0])), (100.0, 2..6));
+        assert_eq!((run.lowest_per_s(&run.faults[1]), run.longest_ms(&run.faults[1])), (Some(20.0), Some(1.0)));
         assert_eq!((run.slow_seconds(&run.faults[0]), run.slow_seconds(&run.faults[1])), (2, 1));
     }
 }

@@ -5,13 +5,13 @@ pub(crate) mod storage;
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use self::availability::run_availability;
 use self::storage::{MountedStorage, REPLICAS, StorageTestbed};
 use crate::baseline::socket_chain::SocketChain;
 use crate::embedded_program::ChildProgram;
 use crate::error::BenchError;
+use crate::figure::MIB_BYTES;
 use crate::parameters::volume::{
     ReplicaLoad, StorageSystem, VolumeCase, VolumeExperiment, VolumeFigure, VolumeParameters, VolumeSampleKey,
 };
@@ -19,12 +19,11 @@ use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
 use crate::summary::volume::VolumeSummary;
 use crate::workload::clustering::{ClusteringProcesses, ClusteringSpec};
-use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, FileWriters};
+use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, FileWriters, OperationLatency};
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 
 /// Chunks of a stream of points: as published, three.
 const CLUSTERING_CHUNKS: u64 = 3;
-const MIB_BYTES: f64 = (1 << 20) as f64;
 /// Most messages of a floor: more do not change it.
 const CHAIN_MESSAGES_MAX: u64 = 20_000;
 
@@ -42,15 +41,13 @@ pub async fn run_volume(
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut run = VolumeRun { plan, farfork, testbed, samples };
     let has_availability = plan.experiments.contains(&VolumeExperiment::Availability);
-    let (cases, mut done) = (plan.cases(), 0);
-    let steps = cases.len() * plan.runs * StorageSystem::ALL.len() + usize::from(has_availability);
+    let (points, mut done) = (plan.points_to_measure(), 0);
+    let steps = points.len() * plan.runs + usize::from(has_availability);
     for _ in 0..plan.runs {
-        for case in &cases {
-            for system in StorageSystem::ALL {
-                report_progress(show, done, steps, case.describe(system))?;
-                run.measure(case, system)?;
-                done += 1;
-            }
+        for (case, system) in &points {
+            report_progress(show, done, steps, case.describe(*system))?;
+            run.measure(case, *system)?;
+            done += 1;
         }
     }
     let mut availability = None;
@@ -71,9 +68,6 @@ struct VolumeRun<'a> {
 
 impl VolumeRun<'_> {
     fn measure(&mut self, case: &VolumeCase, system: StorageSystem) -> Result<(), BenchError> {
-        if !case.includes(system) {
-            return Ok(());
-        }
         let _load = match case.load {
             ReplicaLoad::Idle => Vec::new(),
             ReplicaLoad::Busy => start_hogs()?,
@@ -104,7 +98,9 @@ impl VolumeRun<'_> {
     ) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
         let results = self.start_writers(case, storage)?.run()?;
         if case.experiment == VolumeExperiment::Latency {
-            return Ok(latency_figures(&results[0]));
+            let mut figures = latency_figures(&results[0].operation);
+            figures.push((VolumeFigure::SyncUs, ns_to_us(results[0].sync_mean)));
+            return Ok(figures);
         }
         Ok(vec![(VolumeFigure::WriteMibPerS, self.rate_of(case, &results))])
     }
@@ -173,18 +169,9 @@ impl VolumeRun<'_> {
             let took = chain.stream(messages).map_err(failed)?;
             return Ok(vec![(VolumeFigure::WriteMibPerS, self.mib_per_s(messages, took.as_secs_f64()))]);
         }
-        let mut times = chain.send_each(messages).map_err(failed)?;
-        times.sort_unstable();
-        let us = |index: usize| times[index.min(times.len() - 1)].as_secs_f64() * 1e6;
-        let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len() as f64;
-        let part = |part: f64| us((times.len() as f64 * part) as usize);
-        Ok(vec![
-            (VolumeFigure::SyncedWriteUs, mean),
-            (VolumeFigure::SyncedWriteP50Us, part(0.5)),
-            (VolumeFigure::SyncedWriteP99Us, part(0.99)),
-            (VolumeFigure::SyncedWriteP999Us, part(0.999)),
-            (VolumeFigure::SyncedWriteP9999Us, part(0.9999)),
-        ])
+        let times = chain.send_each(messages).map_err(failed)?;
+        let times = times.into_iter().map(|time| time.as_nanos() as u64).collect();
+        Ok(latency_figures(&OperationLatency::of(times)))
     }
 
     fn mib_per_s(&self, operations: u64, seconds: f64) -> f64 {
@@ -192,16 +179,20 @@ impl VolumeRun<'_> {
     }
 }
 
-fn latency_figures(result: &FileWriterResult) -> Vec<(VolumeFigure, f64)> {
-    let us = |ns: u64| ns as f64 / 1e3;
-    vec![
-        (VolumeFigure::SyncedWriteUs, us(result.mean)),
-        (VolumeFigure::SyncedWriteP50Us, us(result.p50)),
-        (VolumeFigure::SyncedWriteP99Us, us(result.p99)),
-        (VolumeFigure::SyncedWriteP999Us, us(result.p999)),
-        (VolumeFigure::SyncedWriteP9999Us, us(result.p9999)),
-        (VolumeFigure::SyncUs, us(result.sync_mean)),
-    ]
+fn latency_figures(latency: &OperationLatency) -> Vec<(VolumeFigure, f64)> {
+    let OperationLatency { mean, p50, p99, p999, p9999 } = *latency;
+    let figures = [
+        (VolumeFigure::SyncedWriteUs, mean),
+        (VolumeFigure::SyncedWriteP50Us, p50),
+        (VolumeFigure::SyncedWriteP99Us, p99),
+        (VolumeFigure::SyncedWriteP999Us, p999),
+        (VolumeFigure::SyncedWriteP9999Us, p9999),
+    ];
+    figures.map(|(figure, ns)| (figure, ns_to_us(ns))).to_vec()
+}
+
+fn ns_to_us(ns: u64) -> f64 {
+    ns as f64 / 1e3
 }
 
 /// A program for each node but the first that computes all the time.

@@ -130,16 +130,13 @@ impl VolumeSummary {
         let mut table = ReportTable::new("availability", title, &columns);
         let Some(run) = &self.availability else { return table };
         for fault in &run.faults {
-            let seconds = run.seconds_of(fault);
-            let lowest = run.per_s[seconds.clone()].iter().copied().reduce(f64::min);
-            let longest = run.longest_ms[seconds].iter().copied().reduce(f64::max);
             let slow = run.slow_seconds(fault) as f64;
             table.add_row([
                 ReportCell::text(fault.kind.name()),
                 ReportCell::text(fault.node + 1),
                 Some(ReportFigure::single(slow, "s", BetterDirection::Lower)).into(),
-                lowest.map(|rate| ReportFigure::single(rate, "1/s", BetterDirection::Higher)).into(),
-                longest.map(|ms| ReportFigure::single(ms, "ms", BetterDirection::Lower)).into(),
+                run.lowest_per_s(fault).map(|rate| ReportFigure::single(rate, "1/s", BetterDirection::Higher)).into(),
+                run.longest_ms(fault).map(|ms| ReportFigure::single(ms, "ms", BetterDirection::Lower)).into(),
             ]);
         }
         table

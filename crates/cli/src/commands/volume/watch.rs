@@ -27,7 +27,7 @@ struct LogRate {
 }
 
 /// The replicas as they were, and when.
-struct Snapshot {
+struct StatusSnapshot {
     taken: Instant,
     replicas: Vec<ReplicaView>,
 }
@@ -39,11 +39,11 @@ pub(super) fn watch(
     document: impl Fn(&VolumeStatus) -> anyhow::Result<Value>,
     is_json: bool,
 ) -> anyhow::Result<()> {
-    let mut earlier: Option<Snapshot> = None;
+    let mut earlier: Option<StatusSnapshot> = None;
     loop {
         let is_shown = match read() {
             Ok(status) => {
-                let now = Snapshot { taken: Instant::now(), replicas: ReplicaView::all(&status) };
+                let now = StatusSnapshot { taken: Instant::now(), replicas: ReplicaView::all(&status) };
                 let rates = rates_between(earlier.as_ref(), &now);
                 let shown = if is_json {
                     let mut document = document(&status)?;
@@ -76,7 +76,7 @@ fn show(picture: &str) -> std::io::Result<()> {
     }
 }
 
-fn rates_between(earlier: Option<&Snapshot>, now: &Snapshot) -> Vec<LogRate> {
+fn rates_between(earlier: Option<&StatusSnapshot>, now: &StatusSnapshot) -> Vec<LogRate> {
     let mut rates = Vec::new();
     for replica in &now.replicas {
         let before = earlier.and_then(|earlier| {
@@ -157,9 +157,9 @@ mod tests {
     #[test]
     fn rates_are_differences_by_time() {
         let (mut first, taken) = (status(), Instant::now());
-        let earlier = Snapshot { taken, replicas: ReplicaView::all(&first) };
+        let earlier = StatusSnapshot { taken, replicas: ReplicaView::all(&first) };
         first.replicas[0].logs[0].logged += 4000;
-        let now = Snapshot { taken: taken + Duration::from_secs(2), replicas: ReplicaView::all(&first) };
+        let now = StatusSnapshot { taken: taken + Duration::from_secs(2), replicas: ReplicaView::all(&first) };
         let without = rates_between(None, &now);
         assert_eq!((without.len(), without[0].logged_per_s), (1, None), "the other replica does not answer");
         let rates = rates_between(Some(&earlier), &now);

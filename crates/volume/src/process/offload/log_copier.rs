@@ -127,9 +127,8 @@ fn read_mark(volume: &ReplicatedVolume, client: u16) -> io::Result<PublishedMark
     match shared.open_mark(client) {
         Err(error) if is_damaged_mark(&error) => {
             tracing::error!(%error, volume = %volume.key.name, client, "a mark is damaged: the node leaves the chain");
-            volume.leave_chain().map_err(io::Error::other)?;
-            let is_alone = volume.lock().record.chain.contains(&volume.node.name);
-            if is_alone { Err(error) } else { shared.replace_mark(client) }
+            let has_left = volume.leave_chain().map_err(io::Error::other)?;
+            if has_left { shared.replace_mark(client) } else { Err(error) }
         }
         opened => Ok(opened?.mark()),
     }

@@ -201,20 +201,23 @@ impl ReplicatedVolume {
         self.notify();
     }
 
-    /// This node leaves the chain, and copies a tree that is not damaged. The last live replica stays.
-    pub(super) fn leave_chain(&self) -> Result<(), ReplicaError> {
+    /// This node leaves the chain, and copies a tree that is not damaged. False for the last live replica, which stays.
+    pub(super) fn leave_chain(&self) -> Result<bool, ReplicaError> {
         let own_name = &self.node.name;
-        self.update_catalog(|record| {
+        let record = self.update_catalog(|record| {
             let epoch = record.epoch;
             membership::remove_member(record, own_name, epoch)
         })?;
-        Ok(())
+        Ok(!record.chain.contains(own_name))
     }
 
     /// Without a disk that has everything, a log may lack what was acknowledged before the machine started anew. The other
     /// replicas have it; the last live replica has none to copy from.
     fn leave_after_restart(&self) -> Result<(), ReplicaError> {
-        if self.read_record()?.durability == Durability::Memory { self.leave_chain() } else { Ok(()) }
+        if self.read_record()?.durability == Durability::Memory {
+            self.leave_chain()?;
+        }
+        Ok(())
     }
 
     /// The record that the catalog has now.

@@ -135,9 +135,8 @@ impl VolumePublisher {
     fn leave_chain(&self, error: &io::Error) -> io::Result<()> {
         let volume = &self.volume;
         tracing::error!(%error, volume = %volume.key.name, "a log of this node is damaged, or its mark: the node leaves the chain");
-        volume.leave_chain().map_err(io::Error::other)?;
-        let is_alone = volume.lock().record.chain.contains(&volume.node.name);
-        if is_alone { Err(io::Error::other("a log of the last live replica is damaged, or its mark")) } else { Ok(()) }
+        let has_left = volume.leave_chain().map_err(io::Error::other)?;
+        if has_left { Ok(()) } else { Err(io::Error::other("a log of the last live replica is damaged, or its mark")) }
     }
 
     /// A worker that was started again cannot publish without the mark. The other replicas have it.

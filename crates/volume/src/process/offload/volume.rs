@@ -36,12 +36,12 @@ pub(super) struct ReplicatedVolume {
     pub(super) ending_term: Mutex<()>,
     /// Held while a log is made and opened.
     pub(super) opening_log: Mutex<()>,
-    wakeups: Wakeups,
+    wakeups: ThreadWakeups,
 }
 
-/// What the threads of a volume wait with, all under the lock of the state.
+/// Condition variables of the threads of a volume. All are used with the lock of the state.
 #[derive(Default)]
-struct Wakeups {
+struct ThreadWakeups {
     publisher: Condvar,
     rejoin: Condvar,
     requests: Condvar,
@@ -62,7 +62,7 @@ pub(super) enum WaitingThread {
     Request,
 }
 
-impl Wakeups {
+impl ThreadWakeups {
     fn of(&self, thread: WaitingThread) -> &Condvar {
         match thread {
             WaitingThread::Copier(client) => &self.copiers[usize::from(client) % COPIER_WAKEUPS],
@@ -287,7 +287,7 @@ impl ReplicatedVolume {
             state: Mutex::new(state),
             ending_term: Mutex::default(),
             opening_log: Mutex::default(),
-            wakeups: Wakeups::default(),
+            wakeups: ThreadWakeups::default(),
         }
     }
 

@@ -90,7 +90,7 @@ pub(super) fn check(
     if request.should_repair {
         match repair::repair(node, &key, &report, request.good.as_ref(), &report.damaged_nodes()) {
             Ok(outcome) => (report.repaired, report.remounting) = (outcome.repaired, outcome.remounting),
-            // What was found is reported all the same.
+            // The differences are reported all the same.
             Err(reason) => report.repair_failure = Some(reason),
         }
     }

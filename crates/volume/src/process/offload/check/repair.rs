@@ -20,7 +20,7 @@ const MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often the catalog is read meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a repair has done.
+/// The result of a repair.
 #[derive(Debug, Default)]
 pub(super) struct RepairOutcome {
     /// The replicas that were copied again.
