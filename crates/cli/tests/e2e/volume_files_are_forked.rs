@@ -10,7 +10,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Cluster, Farfork, Parent, Seed, programs, run_in_mounts_of, run_in_own_mounts, scratch, seed::without_ticks, wait,
+    Cluster, Farfork, Parent, Seed, programs, run_in_mounts_of, run_in_own_mounts, scratch, seed::without_ticks,
+    unmount_volume, wait,
 };
 use crate::test::Test;
 use crate::volumes_are_replicated::volume_processes;
@@ -171,9 +172,4 @@ fn removed() {
 fn mount_volume(node: &Farfork, directory: &Path) {
     let mounted = node.json(&["volume", "mount", "data", &directory.to_string_lossy()]);
     assert_eq!(mounted, json!({ "volume": "data", "directory": directory }));
-}
-
-fn unmount_volume(directory: &Path) {
-    let status = Command::new("umount").arg(directory).status().expect("umount");
-    assert!(status.success(), "umount {}: {status}", directory.display());
 }

@@ -4,14 +4,13 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, scratch, wait};
+use crate::harness::{Cluster, scratch, unmount_volume, wait};
 use crate::metrics_are_served::{PORT, ask};
 use crate::test::Test;
 
@@ -47,8 +46,7 @@ impl VolumeMount {
 
     /// Unmounts it as a user does, and waits until the processes that served it have ended.
     fn end(self) {
-        let status = Command::new("umount").arg(&self.directory).status().expect("umount");
-        assert!(status.success(), "umount {}: {status}", self.directory.display());
+        unmount_volume(&self.directory);
         wait::wait_until("the processes of a mount end with it", SETTLE_LIMIT, || {
             volume_processes(&self.directory).is_empty().then_some(())
         });

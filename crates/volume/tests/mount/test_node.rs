@@ -15,6 +15,7 @@ use farfork_volume::process::{
     ControlAnswer, ControlRequest, MountSupervisor, NodeSupervisor, ProcessRole, VolumeStatus, send_control_request,
 };
 use rustix::fs::statfs;
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Signal;
 
@@ -140,9 +141,15 @@ impl TestNode {
     }
 
     /// Unmounts, and waits for the client to end.
+    ///
+    /// A process that another test starts has copies of this process's descriptors until it calls execve(2). The mount is
+    /// busy meanwhile if a copy is of a file on it, also when the file was closed here.
     pub(crate) fn unmount(&mut self) {
         let mount = self.mount.take().expect("it is mounted");
-        unmount(self.path(), UnmountFlags::empty()).unwrap();
+        self.wait_for("the volume is unmounted", || match unmount(self.path(), UnmountFlags::empty()) {
+            Err(Errno::BUSY) => false,
+            result => result.map(|()| true).unwrap(),
+        });
         mount.thread.join().unwrap();
     }
 

@@ -15,6 +15,7 @@ pub(crate) mod scratch;
 pub(crate) mod seed;
 pub(crate) mod service;
 pub(crate) mod unresponsive_mount;
+pub(crate) mod volume_mount;
 pub(crate) mod wait;
 
 pub(crate) use cluster::{Cluster, NodeProcess};
@@ -31,3 +32,4 @@ pub(crate) use scratch::Disk;
 pub(crate) use seed::{Seed, StartedChild};
 pub(crate) use service::Service;
 pub(crate) use unresponsive_mount::UnresponsiveMount;
+pub(crate) use volume_mount::unmount_volume;

@@ -1,0 +1,24 @@
+//! The end of a volume's mount.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::wait;
+
+/// For descriptors that processes of other tests have inherited to be closed.
+const BUSY_LIMIT: Duration = Duration::from_secs(30);
+
+/// Unmounts a volume with umount(8), as a user does.
+///
+/// A process that another test starts has copies of this process's descriptors until it calls execve(2). The mount is busy
+/// meanwhile if a copy is of a file on it, also when the file was closed here.
+#[track_caller]
+pub(crate) fn unmount_volume(directory: &Path) {
+    wait::wait_until("the volume is unmounted", BUSY_LIMIT, || {
+        let output = Command::new("umount").arg(directory).output().expect("umount");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() || stderr.contains("busy"), "umount {}: {stderr}", directory.display());
+        output.status.success().then_some(())
+    });
+}
