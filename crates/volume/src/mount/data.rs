@@ -77,15 +77,18 @@ impl VolumeClient {
     }
 
     /// The file's data as it is published; none before it is.
-    fn published_file(&self, inode: InodeNumber) -> Result<Option<Arc<File>>, Errno> {
+    ///
+    /// # Errors
+    /// ESTALE when another client has dropped the file. As openat(2).
+    pub(super) fn published_file(&self, inode: InodeNumber) -> Result<Option<Arc<File>>, Errno> {
         let find = || self.base_files.get(&self.shared, inode).map_err(errno_of);
         if let Some(file) = find()? {
             return Ok(Some(file));
         }
-        if self.has_unpublished() {
+        if self.lock().namespace.is_new(inode) {
             return Ok(None);
         }
-        // Everything is published. It was just now, or another client has dropped the file.
+        // It was published just now, or another client has dropped it.
         find()?.ok_or(Errno::STALE).map(Some)
     }
 

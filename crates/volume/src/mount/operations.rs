@@ -8,7 +8,7 @@ use fuser::{FileAttr, INodeNo, ReplyEmpty, ReplyEntry, ReplyWrite, Request};
 use rustix::io::Errno;
 
 use super::answer::{answer_empty, answer_entry, answer_write};
-use super::client::VolumeClient;
+use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, caller_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
@@ -192,9 +192,7 @@ impl VolumeFilesystem {
 
 impl VolumeClient {
     pub(super) fn counted_attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
-        let mut state = self.lock();
-        state.namespace.count_lookup(inode);
-        Ok(attributes_of(inode, state.namespace.inode(inode)?))
+        count_reference(&mut self.lock(), inode)
     }
 
     pub(super) fn attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
@@ -206,34 +204,44 @@ impl VolumeClient {
 fn answer_refreshed_lookup(client: Arc<VolumeClient>, lookup: LookupRequest, reply: ReplyEntry, attempts: u32) {
     let refreshing = Arc::clone(&client);
     refreshing.answer_refreshed(Box::new(move || {
-        if client.open_retries.contains(lookup.thread) && !hold_file(&client, &lookup) && attempts > 1 {
-            return answer_refreshed_lookup(client, lookup, reply, attempts - 1);
+        let found = match client.open_retries.contains(lookup.thread) && attempts > 1 {
+            true => look_up_again(&client, &lookup),
+            false => Some(look_up(&client, &lookup)),
+        };
+        match found {
+            Some(found) => answer_entry(reply, found),
+            None => answer_refreshed_lookup(client, lookup, reply, attempts - 1),
         }
-        answer_entry(reply, look_up(&client, &lookup));
     }));
-}
-
-/// Holds the data of the file that a name leads to. False when another client has dropped it just now.
-fn hold_file(client: &VolumeClient, lookup: &LookupRequest) -> bool {
-    let state = client.lock();
-    let Ok(inode) = state.namespace.lookup(number_of(lookup.parent), &lookup.name) else { return true };
-    let is_file = state.namespace.inode(inode).is_ok_and(|inode| matches!(inode.content, InodeContent::File(_)));
-    drop(state);
-    if !is_file {
-        return true;
-    }
-    match client.base_files.get(&client.shared, inode) {
-        Ok(Some(data)) => client.open_retries.hold(lookup.thread, inode, data),
-        Ok(None) => return false,
-        Err(error) => tracing::warn!(%error, ?inode, "a file of the shared tree cannot be opened"),
-    }
-    true
 }
 
 /// Finds an entry, and counts the kernel's reference to the inode.
 fn look_up(client: &VolumeClient, lookup: &LookupRequest) -> Result<FileAttr, Errno> {
     let mut state = client.lock();
     let inode = state.namespace.lookup(number_of(lookup.parent), &lookup.name)?;
+    count_reference(&mut state, inode)
+}
+
+/// As `look_up`, and holds the data if it is a file. None when another client has dropped it just now.
+fn look_up_again(client: &VolumeClient, lookup: &LookupRequest) -> Option<Result<FileAttr, Errno>> {
+    // The view must not change between the lookup and the opening, so the data is opened under its lock.
+    let mut state = client.lock();
+    let inode = match state.namespace.lookup(number_of(lookup.parent), &lookup.name) {
+        Ok(inode) => inode,
+        Err(error) => return Some(Err(error)),
+    };
+    let is_file = state.namespace.inode(inode).is_ok_and(|inode| matches!(inode.content, InodeContent::File(_)));
+    if is_file && !state.namespace.is_new(inode) {
+        match client.base_files.get(&client.shared, inode) {
+            Ok(Some(data)) => client.open_retries.hold(lookup.thread, inode, data),
+            Ok(None) => return None,
+            Err(error) => tracing::warn!(%error, ?inode, "a file of the shared tree cannot be opened"),
+        }
+    }
+    Some(count_reference(&mut state, inode))
+}
+
+fn count_reference(state: &mut ClientState, inode: InodeNumber) -> Result<FileAttr, Errno> {
     state.namespace.count_lookup(inode);
     Ok(attributes_of(inode, state.namespace.inode(inode)?))
 }

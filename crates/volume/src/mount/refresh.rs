@@ -173,8 +173,15 @@ impl VolumeClient {
             return Err(Errno::STALE);
         }
         // It stays readable when another client removes it.
-        if let Err(error) = self.base_files.get(&self.shared, inode) {
-            tracing::warn!(%error, ?inode, "a file of the shared tree cannot be opened");
+        match self.published_file(inode) {
+            // Another client has removed it already, and the view does not have that yet.
+            Err(Errno::STALE) => {
+                self.base_files.release(inode);
+                self.open_retries.begin(thread);
+                return Err(Errno::STALE);
+            }
+            Err(error) => tracing::warn!(%error, ?inode, "a file of the shared tree cannot be opened"),
+            Ok(_) => {}
         }
         if let Some(caches) = self.kernel_caches.get() {
             caches.invalidate_attributes(inode);

@@ -43,6 +43,8 @@ pub struct Inode {
     pub lookups: u64,
     /// Another client has removed the last entry, and drops the inode when its kernel has forgotten it.
     pub is_unlinked_elsewhere: bool,
+    /// The record of this client's log that has created it. None when it was published before.
+    pub created_by: Option<u64>,
 }
 
 impl Inode {
@@ -59,7 +61,7 @@ impl Inode {
             _ => InodeContent::Special,
         };
         let (xattrs, is_unlinked_elsewhere) = (BTreeMap::new(), false);
-        Self { attributes, entry_count: 0, content, xattrs, lookups: 0, is_unlinked_elsewhere }
+        Self { attributes, entry_count: 0, content, xattrs, lookups: 0, is_unlinked_elsewhere, created_by: None }
     }
 
     /// `st_nlink`.

@@ -201,6 +201,19 @@ fn the_client_that_unlinked_a_file_drops_it_and_another_one_may_still_read_it() 
 }
 
 #[test]
+fn an_inode_is_new_until_it_is_published() {
+    let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
+    let file = create_known_file(&mut writer, &mut reader, "a");
+    assert!(writer.namespace.is_new(file));
+    assert!(!reader.is_new(file), "it was published before the other client had it");
+    writer.namespace.release_published(writer.changes.end.sequence);
+    assert!(!writer.namespace.is_new(file));
+    unlink(&mut writer, "a");
+    writer.namespace.replace_with(namespace(0));
+    assert!(writer.namespace.inode(file).is_ok() && !writer.namespace.is_new(file), "a program has it open");
+}
+
+#[test]
 fn a_namespace_that_is_read_again_keeps_what_the_kernel_knows() {
     let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
     let [kept, unlinked] = ["a", "b"].map(|name| create_known_file(&mut writer, &mut reader, name));
