@@ -1,5 +1,5 @@
-//! Published figures of MITOSIS, the first remote fork in a kernel, and of LineFS, a replicated file system. Summaries print them next to farfork's. The file
-//! `reference.toml` has the figures, and says how they were measured.
+//! Published figures of MITOSIS, the first remote fork in a kernel, and of LineFS, a replicated file system. Summaries print
+//! them next to farfork's. The file `reference.toml` has the figures, and says how they were measured.
 
 use std::sync::LazyLock;
 

@@ -300,8 +300,7 @@ fn assemble_node(
     let pool = ContainerPool::start(containers, pool_size)?;
     let credentials = security.credentials().cloned();
     let own = LocalSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
-    let engine =
-        Engine::new(name.clone(), (run_dir.clone(), zygote_limits), local, pool, pager.clone(), own, credentials);
+    let engine = Engine::new(run_dir.clone(), zygote_limits, local, pool, pager.clone(), own, credentials);
     let children = adopt_children(&run_dir, pager, leftovers)?;
     let seeds = SeedRegistry::new(name, seeds, fabric_address, (images, options.seed_budget), found);
     let (peers, children) = (Arc::new(Peers::new(me, security)), (children, child_budget));

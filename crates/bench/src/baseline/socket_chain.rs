@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
 
-use crate::error::BenchError;
-
 /// The chain. Its threads end with it.
 #[derive(Debug)]
 pub(crate) struct SocketChain {
@@ -20,12 +18,7 @@ pub(crate) struct SocketChain {
 
 impl SocketChain {
     /// Connects the nodes for messages of a size.
-    pub(crate) fn connect(nodes: &[LocalNode], message_bytes: u64) -> Result<Self, BenchError> {
-        Self::try_connect(nodes, message_bytes as usize)
-            .map_err(|cause| BenchError::Program { program: "socket chain", cause })
-    }
-
-    fn try_connect(nodes: &[LocalNode], message_bytes: usize) -> io::Result<Self> {
+    pub(crate) fn connect(nodes: &[LocalNode], message_bytes: usize) -> io::Result<Self> {
         let mut followers = Vec::new();
         let mut next: Option<SocketAddr> = None;
         for node in nodes[1..].iter().rev() {

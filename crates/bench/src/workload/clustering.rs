@@ -89,7 +89,7 @@ fn cluster_stream(spec: ClusteringSpec) -> f64 {
     cost
 }
 
-/// Points with the squared distance of each to its nearest center.
+/// Points of a stream, and the numbers of those that are its centers.
 struct PointChunk {
     points: Vec<[f32; DIMENSIONS]>,
     centers: Vec<usize>,

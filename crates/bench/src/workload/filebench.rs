@@ -117,10 +117,7 @@ fn work(spec: &FilebenchSpec) -> io::Result<()> {
     set.times = OperationTimes::start();
     let mut printed = 0;
     while printed < interval_count(spec.seconds) {
-        match spec.operations {
-            FilebenchLoop::Varmail => set.varmail()?,
-            FilebenchLoop::Fileserver => set.fileserver()?,
-        }
+        set.run_loop(spec.operations)?;
         for interval in set.times.ended.drain(..) {
             print_line(&format!("ran {} {}", interval.operations, interval.longest.as_micros()))?;
             printed += 1;
@@ -258,6 +255,13 @@ impl FileSet {
         })
     }
 
+    fn run_loop(&mut self, operations: FilebenchLoop) -> io::Result<()> {
+        match operations {
+            FilebenchLoop::Varmail => self.varmail(),
+            FilebenchLoop::Fileserver => self.fileserver(),
+        }
+    }
+
     fn varmail(&mut self) -> io::Result<()> {
         self.delete()?;
         let mut file = self.create_one()?;
@@ -302,10 +306,7 @@ mod tests {
             let spec = FilebenchSpec { operations, directory: directory.path().to_owned(), files: 20, seconds: 1.0 };
             let mut set = FileSet::create(&spec).unwrap();
             for _ in 0..10 {
-                match operations {
-                    FilebenchLoop::Varmail => set.varmail().unwrap(),
-                    FilebenchLoop::Fileserver => set.fileserver().unwrap(),
-                }
+                set.run_loop(operations).unwrap();
             }
             let intervals = set.times.ended.iter().chain([&set.times.present]);
             assert_eq!(intervals.map(|interval| interval.operations).sum::<u64>(), 10 * count);

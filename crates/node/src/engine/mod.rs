@@ -74,14 +74,15 @@ pub(crate) struct CaptureMode {
 
 impl Engine {
     pub(crate) fn new(
-        name: NodeName,
-        (run_dir, zygote_limits): (RunDir, ZygoteLimits),
+        run_dir: RunDir,
+        zygote_limits: ZygoteLimits,
         node: LocalNode,
         pool: ContainerPool,
         pager: Arc<PagerLink>,
         own: LocalSeeds,
         credentials: Option<Credentials>,
     ) -> Self {
+        let name = own.node.clone();
         let zygote_cache = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygote_limits);
         // Made now, the group is no more at the end than at the start.
         if let Some(error) = (zygote_limits.count_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {

@@ -14,7 +14,7 @@ use farfork_wire::{NodeName, SeedId, Token};
 use super::calls::{AppendLog, LogBytes, OpenLog};
 use super::path::PathVersion;
 use super::peers::{PeerClient, PeerClients, PeerError};
-use crate::log::{LogFile, LogPoint, LogStorage as _, RING_OFFSET};
+use crate::log::{LogFile, LogPoint, LogStorage as _, file_offset};
 
 /// So many bytes are sent with the call that announces them. Above, a write without a copy into the call is faster.
 const INLINE_BYTES_MAX: u64 = 64 << 10;
@@ -119,7 +119,7 @@ impl ChainLink {
                 let offset = position % ring_bytes;
                 let bytes = (to - position).min(WRITE_BYTES).min(ring_bytes - offset);
                 let mut data = vec![0; bytes as usize];
-                log.load(RING_OFFSET + offset, &mut data);
+                log.load(file_offset(position, ring_bytes), &mut data);
                 let spans = vec![Span { extent: ExtentId(0), offset, bytes: bytes as u32 }];
                 let key = Arc::clone(&self.key);
                 connection.submit_write(WriteRequest { tag: position, key, spans, data, deadline })?;
@@ -141,10 +141,11 @@ impl ChainLink {
 
 /// The bytes between two positions of a log.
 fn read_ring(log: &LogFile, from: u64, to: u64) -> Vec<u8> {
+    let ring_bytes = log.header().ring_bytes;
+    let lap_end = to.min(from - from % ring_bytes + ring_bytes);
     let mut data = vec![0; (to - from) as usize];
-    let (offset, ring_bytes) = (from % log.header().ring_bytes, log.header().ring_bytes);
-    let (until_end, rest) = data.split_at_mut((ring_bytes - offset).min(to - from) as usize);
-    log.load(RING_OFFSET + offset, until_end);
-    log.load(RING_OFFSET, rest);
+    let (until_end, rest) = data.split_at_mut((lap_end - from) as usize);
+    log.load(file_offset(from, ring_bytes), until_end);
+    log.load(file_offset(lap_end, ring_bytes), rest);
     data
 }

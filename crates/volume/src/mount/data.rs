@@ -85,7 +85,7 @@ impl VolumeClient {
         if let Some(file) = find()? {
             return Ok(Some(file));
         }
-        if self.lock().namespace.is_new(inode) {
+        if self.lock().is_new(inode) {
             return Ok(None);
         }
         // It was published just now, or another client has dropped it.

@@ -231,7 +231,7 @@ fn look_up_again(client: &VolumeClient, lookup: &LookupRequest) -> Option<Result
         Err(error) => return Some(Err(error)),
     };
     let is_file = state.namespace.inode(inode).is_ok_and(|inode| matches!(inode.content, InodeContent::File(_)));
-    if is_file && !state.namespace.is_new(inode) {
+    if is_file && !state.is_new(inode) {
         match client.base_files.get(&client.shared, inode) {
             Ok(Some(data)) => client.open_retries.hold(lookup.thread, inode, data),
             Ok(None) => return None,

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::fs::File;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
 
@@ -162,35 +163,43 @@ impl VolumeClient {
     /// # Errors
     /// ESTALE when another client has removed it: the kernel then walks the path again.
     pub(super) fn open_file(&self, inode: InodeNumber, thread: u32) -> Result<(), Errno> {
-        let is_linked = self.lock().namespace.inode(inode).is_ok_and(|inode| inode.entry_count > 0);
         let held = self.open_retries.end(thread, inode);
+        self.open_base_file(inode, held).inspect_err(|_| self.open_retries.begin(thread))?;
+        if let Some(caches) = self.kernel_caches.get() {
+            caches.invalidate_attributes(inode);
+        }
+        Ok(())
+    }
+
+    /// `held` is the data, if it was held since the lookup. It stays readable when another client removes the file.
+    fn open_base_file(&self, inode: InodeNumber, held: Option<Arc<File>>) -> Result<(), Errno> {
+        let is_linked = self.lock().namespace.inode(inode).is_ok_and(|inode| inode.entry_count > 0);
         if let Some(data) = held {
             self.base_files.open_with(inode, data);
         } else if is_linked || self.base_files.is_open(inode) {
             self.base_files.open(inode);
         } else {
-            self.open_retries.begin(thread);
             return Err(Errno::STALE);
         }
-        // It stays readable when another client removes it.
         match self.published_file(inode) {
             // Another client has removed it already, and the view does not have that yet.
             Err(Errno::STALE) => {
                 self.base_files.release(inode);
-                self.open_retries.begin(thread);
                 return Err(Errno::STALE);
             }
             Err(error) => tracing::warn!(%error, ?inode, "a file of the shared tree cannot be opened"),
             Ok(_) => {}
-        }
-        if let Some(caches) = self.kernel_caches.get() {
-            caches.invalidate_attributes(inode);
         }
         Ok(())
     }
 }
 
 impl super::client::ClientState {
+    /// Whether the shared tree has no inode of this number yet: this client has created it, and that is not published.
+    pub(super) fn is_new(&self, inode: InodeNumber) -> bool {
+        self.namespace.is_created_since(inode, self.log.ring().tail().sequence)
+    }
+
     fn applied(&self, client: usize) -> LogPoint {
         self.applied.get(client).copied().unwrap_or(LogPoint::START)
     }
@@ -206,7 +215,6 @@ impl super::client::ClientState {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;

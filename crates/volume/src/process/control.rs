@@ -217,6 +217,13 @@ pub struct ReplicaStatus {
     pub is_checked: bool,
 }
 
+impl ReplicaStatus {
+    /// Nothing is known of the replica, because of `reason`.
+    pub fn unknown(node: NodeName, reason: String) -> Self {
+        Self { node, failure: Some(reason), logs: Vec::new(), last_check: None, is_checked: false }
+    }
+}
+
 /// The log of one client on one replica. Positions are in the endless log, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogStatus {

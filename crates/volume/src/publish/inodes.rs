@@ -189,7 +189,7 @@ pub fn find_unlinked_inodes(shared: &SharedTree) -> Result<Vec<InodeNumber>, Pub
     Ok(find_unentered(shared)?.unlinked)
 }
 
-/// What the directories next to `tree` have that no entry leads to.
+/// Files in the directories next to `tree` that no directory of the volume names.
 #[derive(Debug, Default)]
 pub(super) struct UnenteredFiles {
     /// Inodes of the volume.

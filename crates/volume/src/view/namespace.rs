@@ -23,8 +23,6 @@ pub struct VolumeNamespace {
     pub(super) next_inode: u64,
     /// Files with unpublished data, by the record of the change.
     unpublished: VecDeque<(u64, InodeNumber)>,
-    /// Everything before this record is published.
-    pub(super) published_sequence: u64,
 }
 
 impl VolumeNamespace {
@@ -32,8 +30,7 @@ impl VolumeNamespace {
     pub fn new(root: LoadedInode, client: u16, inode_max: u64) -> Self {
         let inodes = HashMap::from([(InodeNumber::ROOT, LoadedInode { entry_count: 1, ..root })]);
         let next_inode = inode_max.max(InodeNumber::before_first_of(client).0) + 1;
-        let (gone, unpublished) = (HashMap::new(), VecDeque::new());
-        Self { inodes, gone, client, next_inode, unpublished, published_sequence: 0 }
+        Self { inodes, gone: HashMap::new(), client, next_inode, unpublished: VecDeque::new() }
     }
 
     /// Adds an entry of the shared tree, and its inode unless another entry leads to it, too. Directories come before
@@ -60,10 +57,10 @@ impl VolumeNamespace {
         self.inode(number).or_else(|error| self.gone.get(&number).ok_or(error))
     }
 
-    /// Whether the shared tree has no inode of this number yet: this client has created it, and nothing of it is published.
-    pub fn is_new(&self, number: InodeNumber) -> bool {
+    /// Whether this client has created an inode with the record `sequence` or a later one.
+    pub fn is_created_since(&self, number: InodeNumber, sequence: u64) -> bool {
         let created_by = self.inodes.get(&number).and_then(|inode| inode.created_by);
-        created_by.is_some_and(|sequence| sequence >= self.published_sequence)
+        created_by.is_some_and(|created_by| created_by >= sequence)
     }
 
     /// All inodes.
@@ -135,7 +132,6 @@ impl VolumeNamespace {
 
     /// Everything before `sequence` is published: data is in the shared tree.
     pub fn release_published(&mut self, sequence: u64) {
-        self.published_sequence = sequence;
         let mut last_released = None;
         while let Some((changed_by, number)) = self.unpublished.front().copied()
             && changed_by < sequence

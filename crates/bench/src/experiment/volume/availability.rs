@@ -136,20 +136,19 @@ fn begin_fault(
     wait: impl FnOnce(),
 ) -> Result<(), BenchError> {
     let failed = |cause| BenchError::Program { program: "farfork volume", cause };
-    let role = if kind == FaultKind::OffloadKilled { OFFLOAD } else { WORKER };
     let store = testbed.cluster().nodes()[node].volumes_dir();
+    let find = |role| find_process(role, &store).map_err(failed);
     let send = |process: &OwnedFd, signal: Signal| pidfd::send_signal(process, signal.as_raw()).map_err(failed);
     match kind {
         FaultKind::WorkerStopped => {
-            let worker = find_process(role, &store).map_err(failed)?;
+            let worker = find(WORKER)?;
             send(&worker, Signal::STOP)?;
             wait();
             // It may have been replaced by then.
             let _ = send(&worker, Signal::CONT);
         }
-        FaultKind::WorkerKilled | FaultKind::OffloadKilled => {
-            send(&find_process(role, &store).map_err(failed)?, Signal::KILL)?;
-        }
+        FaultKind::WorkerKilled => send(&find(WORKER)?, Signal::KILL)?,
+        FaultKind::OffloadKilled => send(&find(OFFLOAD)?, Signal::KILL)?,
         FaultKind::NodeKilled => {
             testbed.cluster().kill_node(node)?;
             wait();

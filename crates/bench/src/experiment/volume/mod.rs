@@ -164,7 +164,8 @@ impl VolumeRun<'_> {
     fn measure_sockets(&self, case: &VolumeCase) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
         let failed = |cause| BenchError::Program { program: "socket chain", cause };
         let messages = (self.plan.operations_of(case) * case.processes).min(CHAIN_MESSAGES_MAX);
-        let mut chain = SocketChain::connect(self.testbed.cluster().nodes(), self.plan.operation_bytes)?;
+        let (nodes, bytes) = (self.testbed.cluster().nodes(), self.plan.operation_bytes as usize);
+        let mut chain = SocketChain::connect(nodes, bytes).map_err(failed)?;
         if case.experiment == VolumeExperiment::Throughput {
             let took = chain.stream(messages).map_err(failed)?;
             return Ok(vec![(VolumeFigure::WriteMibPerS, self.mib_per_s(messages, took.as_secs_f64()))]);

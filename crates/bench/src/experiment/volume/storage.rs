@@ -53,6 +53,11 @@ impl StorageTestbed {
         &self.cluster
     }
 
+    /// The same, for faults of nodes.
+    pub(crate) fn cluster_mut(&mut self) -> &mut BenchCluster {
+        &mut self.cluster
+    }
+
     /// An empty directory on the file system of a system. A volume is created for it.
     pub(crate) fn mount(&self, system: StorageSystem) -> Result<MountedStorage, BenchError> {
         let parent = if system == StorageSystem::Disk { self.disk.path() } else { self.memory.path() };
@@ -85,11 +90,6 @@ impl StorageTestbed {
                 result => return result,
             }
         }
-    }
-
-    /// The same, for faults of nodes.
-    pub(crate) fn cluster_mut(&mut self) -> &mut BenchCluster {
-        &mut self.cluster
     }
 
     /// Removes the nodes and all files.

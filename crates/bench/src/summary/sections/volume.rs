@@ -33,20 +33,20 @@ impl VolumeSummary {
         for case in self.cases(VolumeExperiment::Latency) {
             let mean = |system| self.spread(&case, system, VolumeFigure::SyncedWriteUs);
             let reference = PUBLISHED_FIGURES.volume.latency(case.load);
-            let cell = |figure, published: fn(&VolumeLatencyReference) -> f64| -> ReportCell {
+            let cell = |figure, published: fn(&VolumeLatencyReference) -> Option<f64>| -> ReportCell {
                 let measured = self.spread(&case, StorageSystem::Volume, figure);
                 let floor = self.spread(&case, StorageSystem::SocketChain, figure).map(|floor| floor.median);
                 let figure = measured.map(|spread| ReportFigure::lower(spread, "µs").with_floor(floor));
-                figure.map(|figure| figure.with_reference(reference.map(published).filter(|us| *us > 0.0))).into()
+                figure.map(|figure| figure.with_reference(reference.and_then(published))).into()
             };
             table.add_row([
                 ReportCell::text(case.load.name()),
-                cell(VolumeFigure::SyncedWriteUs, |reference| reference.mean_us),
-                cell(VolumeFigure::SyncedWriteP50Us, |_| 0.0),
-                cell(VolumeFigure::SyncedWriteP99Us, |reference| reference.p99_us),
-                cell(VolumeFigure::SyncedWriteP999Us, |reference| reference.p999_us),
-                cell(VolumeFigure::SyncedWriteP9999Us, |_| 0.0),
-                cell(VolumeFigure::SyncUs, |reference| reference.sync_us),
+                cell(VolumeFigure::SyncedWriteUs, |reference| Some(reference.mean_us)),
+                cell(VolumeFigure::SyncedWriteP50Us, |_| None),
+                cell(VolumeFigure::SyncedWriteP99Us, |reference| Some(reference.p99_us)),
+                cell(VolumeFigure::SyncedWriteP999Us, |reference| Some(reference.p999_us)),
+                cell(VolumeFigure::SyncedWriteP9999Us, |_| None),
+                cell(VolumeFigure::SyncUs, |reference| Some(reference.sync_us)),
                 time_cell(mean(StorageSystem::Tmpfs), "µs"),
                 time_cell(mean(StorageSystem::Disk), "µs"),
             ]);

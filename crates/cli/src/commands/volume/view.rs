@@ -191,13 +191,7 @@ pub(super) mod tests {
         let log = LogStatus { logged: 8192, committed: 4096, published: 0 };
         let replicas = vec![
             ReplicaStatus { node: n1, failure: None, logs: vec![log], last_check: None, is_checked: false },
-            ReplicaStatus {
-                node: n2,
-                failure: Some("it is down".to_owned()),
-                logs: Vec::new(),
-                last_check: None,
-                is_checked: false,
-            },
+            ReplicaStatus::unknown(n2, "it is down".to_owned()),
         ];
         VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas }
     }

@@ -139,11 +139,12 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
             let described = node.peers.call::<DescribeReplica>(replica, &request, DESCRIPTION_TIMEOUT);
             described.map_err(|error| error.to_string())
         };
-        let (ReplicaDescription { logs, last_check, is_checked }, failure) = match described {
-            Ok(description) => (description, None),
-            Err(reason) => (ReplicaDescription::default(), Some(reason)),
-        };
-        ReplicaStatus { node: replica.clone(), failure, logs, last_check, is_checked }
+        match described {
+            Ok(ReplicaDescription { logs, last_check, is_checked }) => {
+                ReplicaStatus { node: replica.clone(), failure: None, logs, last_check, is_checked }
+            }
+            Err(reason) => ReplicaStatus::unknown(replica.clone(), reason),
+        }
     });
     let replicas = replicas.collect();
     Ok(VolumeStatus { name, record, replicas })

@@ -52,7 +52,6 @@ impl VolumeNamespace {
     pub fn replace_with(&mut self, loaded: Self) -> CachedObjects {
         let previous = std::mem::replace(self, loaded);
         self.next_inode = self.next_inode.max(previous.next_inode);
-        self.published_sequence = previous.published_sequence;
         self.gone = previous.gone;
         let mut cached = CachedObjects::default();
         let known: BTreeSet<InodeNumber> = previous

@@ -201,16 +201,15 @@ fn the_client_that_unlinked_a_file_drops_it_and_another_one_may_still_read_it() 
 }
 
 #[test]
-fn an_inode_is_new_until_it_is_published() {
+fn an_inode_has_the_record_that_has_created_it() {
     let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
+    let created_by = writer.changes.end.sequence;
     let file = create_known_file(&mut writer, &mut reader, "a");
-    assert!(writer.namespace.is_new(file));
-    assert!(!reader.is_new(file), "it was published before the other client had it");
-    writer.namespace.release_published(writer.changes.end.sequence);
-    assert!(!writer.namespace.is_new(file));
     unlink(&mut writer, "a");
     writer.namespace.replace_with(namespace(0));
-    assert!(writer.namespace.inode(file).is_ok() && !writer.namespace.is_new(file), "a program has it open");
+    assert!(writer.namespace.is_created_since(file, created_by), "it stays, because a program has it open");
+    assert!(!writer.namespace.is_created_since(file, created_by + 1));
+    assert!(!reader.is_created_since(file, created_by), "it was published before the other client had it");
 }
 
 #[test]
