@@ -233,10 +233,16 @@ template <size_t BYTES> bool wait_for_end(const sigset_t &term, const char *path
 // usage: memory_walk MIB PAYLOAD
 int main(int count, char **arguments) {
     if (count != 3) {
-        fputs("usage: wander MIB PAYLOAD\n", stderr);
+        fputs("usage: memory_walk MIB PAYLOAD\n", stderr);
         return 2;
     }
     set_up(strtoull(arguments[1], nullptr, 10));
+    // All threads inherit this mask. Only sigtimedwait(2) in this thread takes the signal: a thread that did not block it
+    // would take it at any other time, and end the process (signal(7), "Process-directed signals").
+    sigset_t term;
+    sigemptyset(&term);
+    sigaddset(&term, SIGTERM);
+    sigprocmask(SIG_BLOCK, &term, nullptr);
     waits::start(arguments[2]);
     char payload[64];
     if (!wait_for_payload(arguments[2], payload)) return 0;
@@ -246,10 +252,6 @@ int main(int count, char **arguments) {
         fputs("the payload is SEED MS STAYS\n", stderr);
         return 1;
     }
-    sigset_t term;
-    sigemptyset(&term);
-    sigaddset(&term, SIGTERM);
-    sigprocmask(SIG_BLOCK, &term, nullptr);
     int64_t end_ns = now_ns() + ms * 1'000'000;
     for (uint32_t step = FIRST_STEP; now_ns() < end_ns; step++) {
         run_step(step);
