@@ -66,7 +66,7 @@ impl ChildProgram {
         Ok(Self { name, process, commands, answers })
     }
 
-    /// Starts a hidden command of `farfork bench`, which this program is, with instructions.
+    /// Starts a hidden command of `farfork bench`, which this program is, with instructions. Waits until it prints `ready`.
     pub(crate) fn start_bench_command(
         name: &'static str,
         farfork: &Path,
@@ -75,7 +75,9 @@ impl ChildProgram {
     ) -> Result<Self, BenchError> {
         let mut process = Command::new(farfork);
         process.arg("bench").args(command).arg(json!(specification).to_string());
-        Self::start(name, &process)
+        let mut program = Self::start(name, &process)?;
+        let [] = program.read_answer("ready")?;
+        Ok(program)
     }
 
     /// Its process id.

@@ -120,9 +120,6 @@ impl ForkLoad<'_> {
             clients.push(ChildProgram::start_bench_command(CLIENT, self.farfork, &[CLIENT], &specification)?);
         }
         for client in &mut clients {
-            let [] = client.read_answer("ready")?;
-        }
-        for client in &mut clients {
             client.send_message(b'g')?;
         }
         Ok(clients)

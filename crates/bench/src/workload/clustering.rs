@@ -39,9 +39,6 @@ impl ClusteringProcesses {
         let start = |_| ChildProgram::start_bench_command(PROCESS, farfork, &[VOLUME_PROCESS, PROCESS], &spec);
         let mut processes = (0..count).map(start).collect::<Result<Vec<_>, _>>()?;
         for process in &mut processes {
-            let [] = process.read_answer("ready")?;
-        }
-        for process in &mut processes {
             process.send_message(b'g')?;
         }
         Ok(Self(processes))

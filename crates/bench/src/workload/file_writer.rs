@@ -64,14 +64,8 @@ pub(crate) struct FileWriters(Vec<ChildProgram>);
 impl FileWriters {
     /// Starts a writer for each specification. `farfork` is the program that starts them.
     pub(crate) fn start(farfork: &Path, specs: &[FileWriterSpec]) -> Result<Self, BenchError> {
-        let mut writers = Vec::new();
-        for spec in specs {
-            writers.push(ChildProgram::start_bench_command(WRITER, farfork, &[VOLUME_PROCESS, WRITER], spec)?);
-        }
-        for writer in &mut writers {
-            let [] = writer.read_answer("ready")?;
-        }
-        Ok(Self(writers))
+        let start = |spec| ChildProgram::start_bench_command(WRITER, farfork, &[VOLUME_PROCESS, WRITER], spec);
+        Ok(Self(specs.iter().map(start).collect::<Result<_, _>>()?))
     }
 
     /// Has all of them begin at the same time, and waits for their ends.

@@ -74,7 +74,6 @@ impl FilebenchProcess {
     /// Starts a process and waits until its files exist. Then it begins. `farfork` is the program that starts it.
     pub(crate) fn start(farfork: &Path, spec: &FilebenchSpec) -> Result<Self, BenchError> {
         let mut program = ChildProgram::start_bench_command(PROCESS, farfork, &[VOLUME_PROCESS, PROCESS], spec)?;
-        let [] = program.read_answer("ready")?;
         program.send_message(b'g')?;
         Ok(Self { program, intervals: interval_count(spec.seconds) })
     }
