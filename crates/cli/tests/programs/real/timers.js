@@ -34,10 +34,11 @@ const counted = (count, interval) =>
         }, interval);
     });
 
+// The shortest is started first. However long the program waits between two of them, each is then due after the ones before it.
 const inOrder = () =>
     new Promise((resolve) => {
         const order = [];
-        for (let i = TIMEOUTS_COUNT; i > 0; i--)
+        for (let i = 1; i <= TIMEOUTS_COUNT; i++)
             setTimeout(() => order.push(i) === TIMEOUTS_COUNT && resolve(order.join(' ')), i * TIMEOUT_MS);
     });
 
