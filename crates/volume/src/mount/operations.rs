@@ -204,10 +204,8 @@ impl VolumeClient {
 fn answer_refreshed_lookup(client: Arc<VolumeClient>, lookup: LookupRequest, reply: ReplyEntry, attempts: u32) {
     let refreshing = Arc::clone(&client);
     refreshing.answer_refreshed(Box::new(move || {
-        let found = match client.open_retries.contains(lookup.thread) && attempts > 1 {
-            true => look_up_again(&client, &lookup),
-            false => Some(look_up(&client, &lookup)),
-        };
+        let may_repeat = client.open_retries.contains(lookup.thread) && attempts > 1;
+        let found = if may_repeat { look_up_again(&client, &lookup) } else { Some(look_up(&client, &lookup)) };
         match found {
             Some(found) => answer_entry(reply, found),
             None => answer_refreshed_lookup(client, lookup, reply, attempts - 1),
