@@ -32,7 +32,7 @@ impl Collector for VolumeCollector {
         if volumes.is_empty() {
             return Ok(());
         }
-        encode_replicas(&mut encoder, &volumes)?;
+        REPLICA_METRICS.iter().try_for_each(|metric| encode_replicas(&mut encoder, metric, &volumes))?;
         encode_checks(&mut encoder, &volumes)?;
         encode_log_sizes(&mut encoder, &volumes)?;
         LOG_METRICS.iter().try_for_each(|metric| encode_logs(&mut encoder, metric, &volumes))
@@ -60,6 +60,36 @@ const LOG_METRICS: [LogMetric; 3] = [
     },
 ];
 
+/// A metric of each replica.
+struct ReplicaMetric {
+    name: &'static str,
+    help: &'static str,
+    unit: Option<Unit>,
+    /// None while it is not known.
+    value: fn(&ReplicaStatus) -> Option<i64>,
+}
+
+const REPLICA_METRICS: [ReplicaMetric; 3] = [
+    ReplicaMetric {
+        name: "volume_replica_up",
+        help: "Whether a replica of a volume answers: 1, or 0.",
+        unit: None,
+        value: |replica| Some(i64::from(replica.failure.is_none())),
+    },
+    ReplicaMetric {
+        name: "volume_replica_full",
+        help: "Whether a replica of a volume publishes nothing because its disk is full: 1, or 0.",
+        unit: None,
+        value: |replica| Some(i64::from(replica.is_full)),
+    },
+    ReplicaMetric {
+        name: "volume_replica_free",
+        help: "Free bytes of the file system of a replica of a volume.",
+        unit: Some(Unit::Bytes),
+        value: |replica| replica.free_bytes.map(u64::cast_signed),
+    },
+];
+
 /// The volumes with their replicas, as far as the offload process answers in time.
 fn list_volumes(store: &Path) -> Vec<VolumeStatus> {
     let deadline = Instant::now() + SCRAPE_LIMIT;
@@ -75,12 +105,17 @@ fn list_volumes(store: &Path) -> Vec<VolumeStatus> {
     ask(&ControlRequest::List).iter().flat_map(|volume| ask(&ControlRequest::Status(volume.name.clone()))).collect()
 }
 
-fn encode_replicas(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]) -> fmt::Result {
-    let help = "Whether a replica of a volume answers: 1, or 0.";
-    let mut metric = encoder.encode_descriptor("volume_replica_up", help, None, MetricType::Gauge)?;
+fn encode_replicas(
+    encoder: &mut DescriptorEncoder<'_>,
+    ReplicaMetric { name, help, unit, value }: &ReplicaMetric,
+    volumes: &[VolumeStatus],
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
     for (volume, replica) in replicas_of(volumes) {
         let labels = [("volume", volume.name.as_str()), ("replica", replica.node.as_str())];
-        ConstGauge::new(i64::from(replica.failure.is_none())).encode(metric.encode_family(&labels)?)?;
+        if let Some(value) = value(replica) {
+            ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+        }
     }
     Ok(())
 }
@@ -149,7 +184,7 @@ mod tests {
     impl Collector for OneVolume {
         fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
             let volumes = std::slice::from_ref(&self.0);
-            encode_replicas(&mut encoder, volumes)?;
+            REPLICA_METRICS.iter().try_for_each(|metric| encode_replicas(&mut encoder, metric, volumes))?;
             encode_log_sizes(&mut encoder, volumes)?;
             encode_logs(&mut encoder, &LOG_METRICS[0], volumes)
         }
@@ -161,9 +196,10 @@ mod tests {
         let mut record = VolumeRecord::new(1, vec![n1.clone(), n2.clone()], 8 << 20, Durability::Memory);
         record.clients = vec![n2.clone()];
         let log = LogStatus { logged: 4096, committed: 4096, published: 0 };
+        let unknown = ReplicaStatus::unknown(n2, "it is down".to_owned());
         let replicas = vec![
-            ReplicaStatus { node: n1, failure: None, logs: vec![log], last_check: None, is_checked: false },
-            ReplicaStatus::unknown(n2, "it is down".to_owned()),
+            ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(4096), ..unknown.clone() },
+            unknown,
         ];
         let volume = VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas };
         let mut registry = Registry::with_prefix("farfork");
@@ -173,6 +209,8 @@ mod tests {
         for line in [
             "farfork_volume_replica_up{volume=\"data\",replica=\"n1\"} 1",
             "farfork_volume_replica_up{volume=\"data\",replica=\"n2\"} 0",
+            "farfork_volume_replica_full{volume=\"data\",replica=\"n1\"} 0",
+            "farfork_volume_replica_free_bytes{volume=\"data\",replica=\"n1\"} 4096",
             "farfork_volume_log_size_bytes{volume=\"data\"} 8388608",
             "farfork_volume_logged_bytes_total{volume=\"data\",client=\"n2\",replica=\"n1\"} 4096",
         ] {

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::path::PathVersion;
+use super::tree_space::TreeSpace;
 use crate::log::LogPoint;
 use crate::process::{LastCheck, LogStatus};
 use crate::publish::{DataPart, Digest, InodeDigest, PublishedMark, TreeDigest, TreePart};
@@ -38,6 +39,15 @@ pub struct OpenLog {
     pub stored: LogPoint,
 }
 
+/// Whether the replica takes the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OpenAnswer {
+    /// It does.
+    Opened(OpenedLog),
+    /// The log is new, and the disk has no space for it.
+    DiskFull,
+}
+
 /// Where the replica takes the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenedLog {
@@ -65,6 +75,8 @@ pub struct AppendLog {
     pub end: LogPoint,
     /// A thread waits until the log is published up to `end`.
     pub is_urgent: bool,
+    /// The answer has the space of each later member as it is now, not as it was when the member said so last.
+    pub needs_space: bool,
     /// The last bytes before `end`, if they are few. Others were written before.
     pub bytes: LogBytes,
 }
@@ -86,10 +98,20 @@ pub struct LogBytes {
 pub struct AppendedLog {
     /// They have published it up to here.
     pub published: LogPoint,
+    /// The least space of a shared tree, when at least this was published.
+    pub space: TreeSpace,
 }
 
-/// The head publishes what the chain has of the log of a fenced writer. The answer follows when each live replica has done so,
-/// and the catalog has no writer.
+/// Whether a term has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TermEnd {
+    /// The log is published on each live replica, and the catalog has no writer.
+    Ended,
+    /// The disk of a replica is full, and the log is not published there.
+    DiskFull,
+}
+
+/// The head publishes what the chain has of the log of a fenced writer, and ends its term.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FinishTerm {
     /// The volume.
@@ -249,6 +271,10 @@ pub struct DescribeReplica(pub VolumeKey);
 pub struct ReplicaDescription {
     /// By the client's number.
     pub logs: Vec<LogStatus>,
+    /// Free bytes of the file system of the shared tree.
+    pub free_bytes: u64,
+    /// The file system is full, so that records are not published.
+    pub is_full: bool,
     /// The last check of the volume that the node has made, or that was saved there.
     pub last_check: Option<LastCheck>,
     /// A check has a hold of the tree.
@@ -272,8 +298,7 @@ pub struct HasClient(pub VolumeKey);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HasMount(pub VolumeKey);
 
-/// Ends the term of the node's client. The answer follows when the log is published on each live replica, and the catalog has
-/// no writer. A term that is over already is a success.
+/// Ends the term of the node's client. A term that is over already has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleaseWriter {
     /// The volume.
@@ -286,6 +311,10 @@ pub struct ReleaseWriter {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishLog(pub VolumeKey);
 
+/// The answer follows when each live replica has everything that the node's client has logged until now, and is its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommitLog(pub VolumeKey);
+
 macro_rules! typed_calls {
     ($($request:ident = $id:literal -> $reply:ty),* $(,)?) => {$(
         impl TypedCall for $request {
@@ -297,15 +326,15 @@ macro_rules! typed_calls {
 }
 
 typed_calls! {
-    OpenLog = 1 -> OpenedLog,
+    OpenLog = 1 -> OpenAnswer,
     AppendLog = 2 -> AppendedLog,
     CreateReplica = 3 -> (),
     DropReplica = 4 -> (),
     DescribeReplica = 5 -> ReplicaDescription,
     HasClient = 6 -> bool,
-    ReleaseWriter = 7 -> (),
+    ReleaseWriter = 7 -> TermEnd,
     PublishLog = 8 -> (),
-    FinishTerm = 9 -> (),
+    FinishTerm = 9 -> TermEnd,
     LendTree = 10 -> LentTree,
     ReadTree = 11 -> TreePart,
     HoldTree = 12 -> Vec<LogPoint>,
@@ -317,6 +346,7 @@ typed_calls! {
     FindPaths = 18 -> Vec<Option<String>>,
     HasMount = 19 -> bool,
     SaveLastCheck = 20 -> (),
+    CommitLog = 21 -> LogPoint,
 }
 
 /// A request about one volume.
@@ -340,6 +370,7 @@ volume_requests! {
     DescribeReplica.0,
     ReleaseWriter.volume,
     PublishLog.0,
+    CommitLog.0,
     FinishTerm.volume,
     LendTree.volume,
     ReadTree.volume,

@@ -11,7 +11,7 @@ use farfork_trust::Credentials;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-use super::calls::{AppendLog, LogBytes, OpenLog};
+use super::calls::{AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
 use super::path::PathVersion;
 use super::peers::{PeerClient, PeerClients, PeerError};
 use crate::log::{LogFile, LogPoint, LogStorage as _, file_offset};
@@ -35,6 +35,9 @@ pub enum ChainError {
     /// A write was not accepted.
     #[error(transparent)]
     Submit(#[from] SubmitError),
+    /// The member has no space for a new log.
+    #[error("the disk of the node is full")]
+    DiskFull,
     /// This process cannot connect or wait.
     #[error("cannot connect to the next replica: {0}")]
     Connect(#[from] io::Error),
@@ -66,7 +69,9 @@ impl ChainLink {
         timeout: Duration,
     ) -> Result<Self, ChainError> {
         let mut calls = peers.client(node)?;
-        let opened = calls.call::<OpenLog>(request, timeout)?;
+        let OpenAnswer::Opened(opened) = calls.call::<OpenLog>(request, timeout)? else {
+            return Err(ChainError::DiskFull);
+        };
         let address = Address::Tcp(peers.address(node)?.fabric);
         let seed = SeedId::new(node.clone(), opened.region);
         let key = Arc::new(SeedKey { seed, token: Token::from_bytes(opened.token) });
@@ -85,12 +90,11 @@ impl ChainLink {
         self.path
     }
 
-    /// Sends the log up to `request.end`, and waits until this member and all later ones have it. How far they have
-    /// published the log.
+    /// Sends the log up to `request.end`, and waits until this member and all later ones have it.
     ///
     /// # Errors
     /// The link then has to be opened again.
-    pub fn append(&mut self, log: &LogFile, mut request: AppendLog) -> Result<LogPoint, ChainError> {
+    pub fn append(&mut self, log: &LogFile, mut request: AppendLog) -> Result<AppendedLog, ChainError> {
         let (from, to) = (self.acknowledged.position, self.acknowledged.max(request.end).position);
         if to - from <= INLINE_BYTES_MAX {
             let region = self.key.seed.number();
@@ -100,7 +104,7 @@ impl ChainLink {
         }
         let appended = self.calls.call::<AppendLog>(&request, self.timeout)?;
         self.acknowledged = self.acknowledged.max(request.end);
-        Ok(appended.published)
+        Ok(appended)
     }
 
     /// Copies positions of the log into the member's ring.

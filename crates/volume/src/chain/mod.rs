@@ -11,12 +11,14 @@ mod log_state;
 pub mod membership;
 mod path;
 mod peers;
+mod tree_space;
 
 pub use link::{ChainError, ChainLink};
 pub use log_region::{LogRegion, WritableWindow};
 pub use log_state::{ChainLog, LogRestart, PublishedAhead};
 pub use path::{PathPosition, PathVersion};
 pub use peers::{CALL_TIMEOUT, PeerClient, PeerClients, PeerError};
+pub use tree_space::TreeSpace;
 
 #[cfg(test)]
 mod simulation;

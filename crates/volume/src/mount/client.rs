@@ -16,6 +16,7 @@ use super::refresh::RefreshRequests;
 use super::space::SpaceEstimate;
 use super::unused_inodes::UnusedInodes;
 use super::write_permission::WritePermission;
+use crate::chain::TreeSpace;
 use crate::log::{LogAppender, LogFile, LogPoint};
 use crate::publish::{PublishedMark, SharedTree};
 use crate::view::VolumeNamespace;
@@ -36,7 +37,7 @@ pub struct VolumeClient {
     commit: GroupCommit,
     pub(super) refresh: RefreshRequests,
     pub(super) open_retries: OpenRetries,
-    pub(super) unused: UnusedInodes,
+    pub(super) unused: Arc<UnusedInodes>,
     pub(super) kernel_caches: OnceLock<KernelCaches>,
 }
 
@@ -83,7 +84,7 @@ impl VolumeClient {
             commit: GroupCommit::new(start),
             refresh: RefreshRequests::default(),
             open_retries: OpenRetries::default(),
-            unused: UnusedInodes::default(),
+            unused: Arc::default(),
             kernel_caches: OnceLock::new(),
         }
     }
@@ -116,13 +117,24 @@ impl VolumeClient {
         }
         state.log.advance_tail(point);
         state.namespace.release_published(point.sequence);
-        if state.log.ring().used_bytes() == 0 {
-            state.space.reset();
-        }
+        state.space.advance_published(point);
         // The log has room.
         self.execute_waiting(state);
         // Published records are on each live replica.
         self.acknowledge_commit(point);
+    }
+
+    /// The least space of a replica. `advance_published` follows, as far as the log was published then.
+    pub fn report_space(&self, space: TreeSpace) {
+        self.lock().space.report(space);
+    }
+
+    /// The space that this client has asked for.
+    pub fn answer_space_check(&self, space: TreeSpace) {
+        let mut state = self.lock();
+        let has_unpublished = state.log.ring().used_bytes() > 0;
+        state.space.answer_check(space, has_unpublished);
+        self.execute_waiting(state);
     }
 
     /// Waits, at most so long, until the log has something to publish. Its end.
@@ -167,8 +179,15 @@ impl VolumeClient {
 
     /// Repeats unanswered requests after the connection was lost.
     pub fn repeat_requests(&self) {
-        if self.lock().permission.is_requested() {
+        let (is_write_requested, space_check) = {
+            let state = self.lock();
+            (state.permission.is_requested(), state.space.unanswered_check())
+        };
+        if is_write_requested {
             self.link.send(OffloadRequest::AcquireWrite);
+        }
+        if let Some(point) = space_check {
+            self.link.send(OffloadRequest::CheckSpace(point));
         }
         if let Some(point) = self.commit.unanswered() {
             self.link.send(OffloadRequest::Commit(point));

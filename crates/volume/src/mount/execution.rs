@@ -1,7 +1,7 @@
 //! Executes the operations that change a volume: plan, log, apply, answer.
 //!
-//! An operation that finds another client writing, or the log full, waits in a queue, and no thread waits with it: lookups,
-//! reads and statfs(2) go on. What ends the wait executes the queue in its order.
+//! An operation waits in a queue while another client writes, the log is full, or it is not known whether the replicas have
+//! space. No thread waits with it: lookups, reads and statfs(2) go on. What ends the wait executes the queue in its order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use super::client::{ClientState, VolumeClient};
 use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
+use super::space::SpaceDecision;
 use crate::log::RingError;
 use crate::record::RecordEffect;
 use crate::view::VolumeNamespace;
@@ -31,8 +32,8 @@ impl<T> PlannedOperation<T> {
     }
 }
 
-/// One attempt to execute an operation. None while the log is full.
-type WaitingOperation = Box<dyn FnMut(&VolumeClient, &mut ClientState) -> Option<DeferredAnswer> + Send>;
+/// Executes an operation that waits, or refuses it with an error. None as `try_execute`.
+type WaitingOperation = Box<dyn FnMut(&VolumeClient, &mut ClientState, Option<Errno>) -> Option<DeferredAnswer> + Send>;
 
 /// Operations that wait, in the order of their arrival.
 #[derive(Default)]
@@ -45,8 +46,7 @@ impl fmt::Debug for WaitingOperations {
 }
 
 impl VolumeClient {
-    /// Plans an operation, logs it, applies it, and gives the answer. While another client writes, or the log is full, the
-    /// operation waits, and is planned when it is executed.
+    /// Plans an operation, logs it, applies it, and gives the answer. An operation that waits is planned when it is executed.
     pub(super) fn execute<T: Send + 'static>(
         &self,
         data: &[u8],
@@ -62,16 +62,27 @@ impl VolumeClient {
             return answer(result);
         }
         let (data, mut answer) = (data.to_vec(), Some(answer));
-        state.waiting.0.push_back(Box::new(move |client, state| {
-            let result = client.try_execute(state, &data, &plan)?;
+        state.waiting.0.push_back(Box::new(move |client, state, refusal| {
+            let result = match refusal {
+                Some(error) => Err(error),
+                None => client.try_execute(state, &data, &plan)?,
+            };
             let answer = answer.take()?;
             Some(Box::new(move || answer(result)))
         }));
         state.permission.request(&*self.link);
         if state.permission.term().is_some() {
-            // The log is full. Without this question, nothing would show that the offload process cannot read it.
+            self.request_space_check(&mut state);
+            // Without this question, nothing would show that the offload process cannot read the log.
             drop(state);
             self.answer_committed(Box::new(|| {}));
+        }
+    }
+
+    fn request_space_check(&self, state: &mut ClientState) {
+        let head = state.log.ring().head();
+        if state.space.request_check(head) {
+            self.link.send(OffloadRequest::CheckSpace(head));
         }
     }
 
@@ -84,7 +95,7 @@ impl VolumeClient {
         self.execute(&[], move |namespace| Ok(PlannedOperation::new(plan(namespace)?, ())), answer);
     }
 
-    /// None while the log is full.
+    /// None while the log is full, and while it is not known whether the replicas have space.
     fn try_execute<T>(
         &self,
         state: &mut ClientState,
@@ -96,36 +107,57 @@ impl VolumeClient {
             Ok(planned) => planned,
             Err(error) => return Some(Err(error)),
         };
-        if takes_space(&planned.effects) {
-            let log_bytes = state.log.ring().used_bytes();
-            let bytes = planned.allocated_bytes.saturating_add(data.len() as u64);
-            if let Err(error) = state.space.take(self.shared.tree(), bytes, log_bytes) {
-                return Some(Err(error));
+        let bytes = planned.allocated_bytes.saturating_add(data.len() as u64);
+        let takes_space = takes_space(&planned.effects);
+        if takes_space {
+            match state.space.decide(bytes) {
+                SpaceDecision::Fits => {}
+                SpaceDecision::Unknown => return None,
+                SpaceDecision::Refused => return Some(Err(Errno::NOSPC)),
             }
         }
         match state.log.append(&planned.effects, data) {
             Ok(record) => {
+                if takes_space {
+                    state.space.add_record(record.sequence, bytes);
+                }
                 state.namespace.apply(&planned.effects, record);
                 self.appended.notify_one();
                 Some(Ok(planned.result))
             }
             Err(RingError::TooLarge) => Some(Err(Errno::NOSPC)),
+            // The log has no room before space is free on the replica.
+            Err(RingError::Full) if state.space.is_full() => Some(Err(Errno::NOSPC)),
             Err(RingError::Full) => None,
         }
     }
 
-    /// Executes what waits, as far as this client may write and the log has room.
+    /// Executes what waits, as far as this client may write, the log has room, and the replicas have space.
     pub(super) fn execute_waiting(&self, mut state: MutexGuard<'_, ClientState>) {
         let mut answers = Vec::new();
         while state.permission.term().is_some()
             && let Some(mut operation) = state.waiting.0.pop_front()
         {
-            let Some(answer) = operation(self, &mut state) else {
+            let Some(answer) = operation(self, &mut state, None) else {
                 state.waiting.0.push_front(operation);
                 break;
             };
             answers.push(answer);
         }
+        state.space.end_check();
+        if state.permission.term().is_some() && !state.waiting.0.is_empty() {
+            self.request_space_check(&mut state);
+        }
+        drop(state);
+        answers.into_iter().for_each(|answer| answer());
+    }
+
+    /// The disk of a replica is full, and this client does not become the writer meanwhile: what waits is refused.
+    pub fn refuse_waiting(&self) {
+        let mut state = self.lock();
+        let waiting = std::mem::take(&mut state.waiting.0);
+        let answers: Vec<_> =
+            waiting.into_iter().filter_map(|mut operation| operation(self, &mut state, Some(Errno::NOSPC))).collect();
         drop(state);
         answers.into_iter().for_each(|answer| answer());
     }
@@ -136,6 +168,7 @@ impl VolumeClient {
         let mut state = self.lock();
         state.log.start_epoch(term);
         state.permission.grant(term);
+        state.space.start_term();
         self.granted.notify_all();
         self.execute_waiting(state);
     }

@@ -21,7 +21,7 @@ use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, num
 use super::data::SeekTarget;
 use super::execution::PlannedOperation;
 use super::operations::{LookupRequest, WritePlace, WriteRequest};
-use super::space::available_bytes;
+use crate::publish::available_bytes;
 use crate::record::FileKind;
 use crate::view::{
     AttributeChange, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, VolumeNamespace, XattrMode,

@@ -13,6 +13,9 @@ pub enum OffloadRequest {
     Released,
     /// Each live replica is to have the log up to here. The answer is `VolumeClient::acknowledge_commit`.
     Commit(LogPoint),
+    /// The space of the replicas is needed, as it is when the log is published up to here. The answer is
+    /// `VolumeClient::answer_space_check`.
+    CheckSpace(LogPoint),
     /// The view is to have the records that other clients have logged until now. The answer is
     /// `VolumeClient::acknowledge_refresh` with this number.
     Refresh(u64),

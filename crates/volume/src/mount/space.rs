@@ -1,56 +1,202 @@
-//! Free space of the shared tree, as far as the log will not use it. A write that could not be published is refused with
+//! Space of the shared trees, as far as the log will not use it. A write that a replica could not publish is refused with
 //! ENOSPC when it is made, not lost later.
+//!
+//! Each report of published records has the least space of a replica. A record that may not fit waits for a report that was
+//! made after everything before the record was published, and is refused only then.
 
-use std::os::fd::OwnedFd;
+use std::collections::VecDeque;
 
-use rustix::fs::{StatVfs, fstatvfs};
-use rustix::io::Errno;
+use crate::chain::TreeSpace;
+use crate::log::LogPoint;
 
-/// Kept free for metadata of the shared tree, and for what others write to the same file system meanwhile.
+/// Kept free for metadata of the shared trees, and for what others write to their file systems meanwhile.
 const RESERVE_BYTES: u64 = 16 << 20;
-/// Metadata of one record in the shared tree: a block of a directory and one of an inode.
+/// Metadata of one record in a shared tree: a block of a directory and one of an inode.
 const RECORD_BYTES: u64 = 2 * 4096;
+/// With so much space in an earlier term, a new term begins before its first report.
+const AMPLE_BYTES: u64 = 1 << 30;
+/// Space for records of a term before its first report. Less than the reserve.
+const UNREPORTED_BYTES: u64 = 4 << 20;
 
-/// An estimate of free space, refreshed when it runs low and when the log is published.
-#[derive(Debug, Default)]
+/// An estimate of the space that the replica with the least has for new records.
+#[derive(Debug)]
 pub(super) struct SpaceEstimate {
-    free_bytes: u64,
-    /// Bytes that records have used since the last refresh.
-    taken_bytes: u64,
+    /// The last report, or less.
+    reported: TreeSpace,
+    /// Space that records need which the report does not count: sequence number and bytes.
+    unpublished: VecDeque<(u64, u64)>,
+    unpublished_bytes: u64,
+    check: SpaceCheckState,
+}
+
+/// Whether the offload process is asked for a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SpaceCheckState {
+    NotRequested,
+    /// It answers when the log is published up to here, or a replica is full.
+    Requested(LogPoint),
+    /// The report is from now, and counts all records or cannot count more.
+    Answered,
+}
+
+/// Whether a record may be logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SpaceDecision {
+    /// There is space.
+    Fits,
+    /// A new report decides.
+    Unknown,
+    /// ENOSPC.
+    Refused,
+}
+
+impl Default for SpaceEstimate {
+    fn default() -> Self {
+        let (reported, check) = (TreeSpace::Full, SpaceCheckState::NotRequested);
+        Self { reported, unpublished: VecDeque::new(), unpublished_bytes: 0, check }
+    }
 }
 
 impl SpaceEstimate {
-    /// Takes space for one record.
-    ///
-    /// # Errors
-    /// ENOSPC.
-    pub(super) fn take(&mut self, tree: &OwnedFd, bytes: u64, log_bytes: u64) -> Result<(), Errno> {
-        let needed = bytes.saturating_add(RECORD_BYTES);
-        if self.has_room_for(needed) {
-            self.taken_bytes += needed;
-            return Ok(());
+    /// Whether a record may be logged that allocates so many bytes of a file.
+    pub(super) fn decide(&self, bytes: u64) -> SpaceDecision {
+        let room = match self.reported {
+            TreeSpace::Full => 0,
+            TreeSpace::Free(bytes) => bytes.saturating_sub(self.unpublished_bytes).saturating_sub(RESERVE_BYTES),
+        };
+        match self.check {
+            _ if needed_bytes(bytes) <= room => SpaceDecision::Fits,
+            SpaceCheckState::Answered => SpaceDecision::Refused,
+            SpaceCheckState::Requested(_) | SpaceCheckState::NotRequested => SpaceDecision::Unknown,
         }
-        // Records in the log still need their space in the shared tree.
-        self.free_bytes = available_bytes(&fstatvfs(tree)?).saturating_sub(log_bytes);
-        self.taken_bytes = 0;
-        if !self.has_room_for(needed) {
-            return Err(Errno::NOSPC);
-        }
-        self.taken_bytes = needed;
-        Ok(())
     }
 
-    /// Everything is published: the next record asks the file system again.
-    pub(super) fn reset(&mut self) {
-        *self = Self::default();
+    /// A record was logged that allocates so many bytes of a file.
+    pub(super) fn add_record(&mut self, sequence: u64, bytes: u64) {
+        self.unpublished.push_back((sequence, needed_bytes(bytes)));
+        self.unpublished_bytes += needed_bytes(bytes);
     }
 
-    fn has_room_for(&self, needed: u64) -> bool {
-        self.taken_bytes.saturating_add(needed).saturating_add(RESERVE_BYTES) <= self.free_bytes
+    /// Another client may have written since the last term.
+    pub(super) fn start_term(&mut self) {
+        self.check = SpaceCheckState::NotRequested;
+        self.reported = match self.reported {
+            TreeSpace::Free(bytes) if bytes >= AMPLE_BYTES => TreeSpace::Free(RESERVE_BYTES + UNREPORTED_BYTES),
+            _ => TreeSpace::Full,
+        };
+    }
+
+    /// Records before `point` are published.
+    pub(super) fn advance_published(&mut self, point: LogPoint) {
+        while let Some((_, bytes)) = self.unpublished.pop_front_if(|(sequence, _)| *sequence < point.sequence) {
+            self.unpublished_bytes -= bytes;
+        }
+    }
+
+    /// The least space of a replica, which counts everything that is published.
+    pub(super) fn report(&mut self, space: TreeSpace) {
+        self.reported = space;
+    }
+
+    /// Asks for a report. Whether the question has to be sent.
+    pub(super) fn request_check(&mut self, head: LogPoint) -> bool {
+        let is_requested = matches!(self.check, SpaceCheckState::Requested(_));
+        if !is_requested {
+            self.check = SpaceCheckState::Requested(head);
+        }
+        !is_requested
+    }
+
+    /// The question that is not answered.
+    pub(super) fn unanswered_check(&self) -> Option<LogPoint> {
+        match self.check {
+            SpaceCheckState::Requested(point) => Some(point),
+            _ => None,
+        }
+    }
+
+    /// The report that was requested. It counts until `end_check`.
+    pub(super) fn answer_check(&mut self, space: TreeSpace, has_unpublished: bool) {
+        self.reported = space;
+        let is_final = space == TreeSpace::Full || !has_unpublished;
+        self.check = if is_final { SpaceCheckState::Answered } else { SpaceCheckState::NotRequested };
+    }
+
+    /// What waited for the report was executed. Later records need another one.
+    pub(super) fn end_check(&mut self) {
+        if self.check == SpaceCheckState::Answered {
+            self.check = SpaceCheckState::NotRequested;
+        }
+    }
+
+    /// Whether a replica publishes nothing for lack of space, as a report says that is from now.
+    pub(super) fn is_full(&self) -> bool {
+        self.check == SpaceCheckState::Answered && self.reported == TreeSpace::Full
     }
 }
 
-/// Bytes that processes without privileges may use.
-pub(super) fn available_bytes(state: &StatVfs) -> u64 {
-    state.f_bavail.saturating_mul(state.f_frsize)
+fn needed_bytes(bytes: u64) -> u64 {
+    bytes.saturating_add(RECORD_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(sequence: u64) -> LogPoint {
+        LogPoint { sequence, position: sequence * 4096 }
+    }
+
+    /// Space for `bytes` besides the reserve.
+    fn room(bytes: u64) -> TreeSpace {
+        TreeSpace::Free(RESERVE_BYTES + needed_bytes(bytes))
+    }
+
+    #[test]
+    fn a_record_is_refused_only_after_a_new_report() {
+        let mut space = SpaceEstimate::default();
+        assert_eq!(space.decide(0), SpaceDecision::Unknown);
+        assert!(space.request_check(point(1)));
+        assert!(!space.request_check(point(1)), "one question at a time");
+        assert_eq!(space.unanswered_check(), Some(point(1)));
+        space.answer_check(room(100), false);
+        assert_eq!(space.decide(100), SpaceDecision::Fits);
+        assert_eq!(space.decide(101), SpaceDecision::Refused);
+        space.end_check();
+        assert_eq!(space.decide(101), SpaceDecision::Unknown, "space may be free by now");
+    }
+
+    #[test]
+    fn unpublished_records_use_space_and_published_ones_do_not() {
+        let mut space = SpaceEstimate::default();
+        space.report(room(1 << 20));
+        space.add_record(1, 1 << 19);
+        assert_eq!(space.decide(1 << 20), SpaceDecision::Unknown);
+        space.advance_published(point(2));
+        assert_eq!(space.decide(1 << 20), SpaceDecision::Fits);
+    }
+
+    #[test]
+    fn a_report_that_does_not_count_all_records_refuses_none() {
+        let mut space = SpaceEstimate::default();
+        space.request_check(point(1));
+        space.answer_check(room(100), true);
+        assert_eq!(space.decide(101), SpaceDecision::Unknown);
+        assert!(space.request_check(point(2)));
+        space.answer_check(TreeSpace::Full, true);
+        assert_eq!(space.decide(0), SpaceDecision::Refused, "a full replica publishes nothing more");
+        assert!(space.is_full());
+    }
+
+    #[test]
+    fn a_new_term_begins_before_its_first_report_where_space_was_ample() {
+        let mut space = SpaceEstimate::default();
+        space.report(TreeSpace::Free(AMPLE_BYTES));
+        space.start_term();
+        assert_eq!(space.decide(1 << 20), SpaceDecision::Fits);
+        assert_eq!(space.decide(UNREPORTED_BYTES), SpaceDecision::Unknown);
+        space.report(TreeSpace::Free(AMPLE_BYTES - 1));
+        space.start_term();
+        assert_eq!(space.decide(0), SpaceDecision::Unknown);
+    }
 }

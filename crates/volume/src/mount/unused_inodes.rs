@@ -1,7 +1,9 @@
 //! Inodes that no entry leads to and that the kernel has forgotten. A thread drops them: the write permission may be at another
 //! node, and nothing that serves requests may wait for it without need.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use super::client::VolumeClient;
@@ -11,10 +13,15 @@ use crate::view::VolumeNamespace;
 /// Another client writes meanwhile: a program of this node may soon need the permission anyway.
 const PERMISSION_WAIT: Duration = Duration::from_secs(1);
 
+/// Before inodes are dropped again that could not be dropped, because the disk of a replica was full.
+const RETRY_WAIT: Duration = Duration::from_secs(1);
+
 /// The queue of the thread.
 #[derive(Debug, Default)]
 pub(super) struct UnusedInodes {
     queue: Mutex<Vec<InodeNumber>>,
+    /// Some of them could not be dropped.
+    has_failed: AtomicBool,
     added: Condvar,
 }
 
@@ -24,10 +31,20 @@ impl UnusedInodes {
         self.added.notify_one();
     }
 
+    fn add_failed(&self, inodes: &[InodeNumber]) {
+        self.has_failed.store(true, Ordering::Relaxed);
+        self.add(inodes);
+    }
+
     fn take(&self) -> Vec<InodeNumber> {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let mut queue = self.added.wait_while(queue, |queue| queue.is_empty()).unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut *queue)
+        let taken = std::mem::take(&mut *queue);
+        drop(queue);
+        if self.has_failed.swap(false, Ordering::Relaxed) {
+            thread::sleep(RETRY_WAIT);
+        }
+        taken
     }
 }
 
@@ -54,12 +71,13 @@ impl VolumeClient {
             let unused = self.unused.take();
             self.wait_for_permission(PERMISSION_WAIT);
             for inodes in unused.chunks(EFFECTS_MAX) {
-                let inodes = inodes.to_vec();
+                let (queue, failed, inodes) = (Arc::clone(&self.unused), inodes.to_vec(), inodes.to_vec());
                 self.change(
                     move |namespace| Ok(plan_drops(namespace, &inodes)),
-                    |dropped| {
+                    move |dropped| {
                         if let Err(error) = dropped {
-                            tracing::error!(%error, "unlinked inodes are not dropped before the next mount");
+                            tracing::debug!(%error, "unlinked inodes are dropped later");
+                            queue.add_failed(&failed);
                         }
                     },
                 );

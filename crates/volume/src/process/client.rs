@@ -170,6 +170,7 @@ impl OffloadLink for MessageSender {
             OffloadRequest::AcquireWrite => ClientMessage::AcquireWrite,
             OffloadRequest::Released => ClientMessage::Released,
             OffloadRequest::Commit(point) => ClientMessage::Commit(point),
+            OffloadRequest::CheckSpace(point) => ClientMessage::CheckSpace(point),
             OffloadRequest::Refresh(request) => ClientMessage::Refresh { request },
         });
     }
@@ -295,10 +296,15 @@ fn start_threads(
 
 fn handle_message(client: &VolumeClient, message: OffloadMessage) {
     match message {
-        OffloadMessage::Published(mark) => client.advance_published(mark.point),
+        OffloadMessage::Published { mark, space } => {
+            client.report_space(space);
+            client.advance_published(mark.point);
+        }
+        OffloadMessage::SpaceChecked(space) => client.answer_space_check(space),
         OffloadMessage::Changed(change) => client.apply_foreign(change.client, &change.changes),
         OffloadMessage::Committed(point) => client.acknowledge_commit(point),
         OffloadMessage::WriteGranted { term } => client.grant_write(term),
+        OffloadMessage::DiskFull => client.refuse_waiting(),
         OffloadMessage::ReleaseWrite => client.recall_write(),
         OffloadMessage::Refreshed { request } => client.acknowledge_refresh(request),
         OffloadMessage::Refused(reason) => end_refused(&reason),

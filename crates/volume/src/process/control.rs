@@ -211,6 +211,10 @@ pub struct ReplicaStatus {
     pub failure: Option<String>,
     /// Its logs, by the client's number.
     pub logs: Vec<LogStatus>,
+    /// Free bytes of the file system of its shared tree.
+    pub free_bytes: Option<u64>,
+    /// The file system is full: the replica cannot publish records that it has, and writers get ENOSPC.
+    pub is_full: bool,
     /// The last check that its node has made, or that was saved there.
     pub last_check: Option<LastCheck>,
     /// A check compares it now.
@@ -220,7 +224,8 @@ pub struct ReplicaStatus {
 impl ReplicaStatus {
     /// Nothing is known of the replica, because of `reason`.
     pub fn unknown(node: NodeName, reason: String) -> Self {
-        Self { node, failure: Some(reason), logs: Vec::new(), last_check: None, is_checked: false }
+        let failure = Some(reason);
+        Self { node, failure, logs: Vec::new(), free_bytes: None, is_full: false, last_check: None, is_checked: false }
     }
 }
 

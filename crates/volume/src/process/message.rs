@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::chain::TreeSpace;
 use crate::change::ChangeSet;
 use crate::log::LogPoint;
 use crate::publish::{Durability, PublishedMark};
@@ -37,6 +38,9 @@ pub(super) enum ClientMessage {
     Appended,
     /// fsync(2): answer `Committed` when each live replica has the log up to this point.
     Commit(LogPoint),
+    /// Answer `SpaceChecked` when each live replica has published the log up to this point, or when the file system of one is
+    /// full.
+    CheckSpace(LogPoint),
     /// The client wants to write. The answer is `WriteGranted`, after every `Changed` of the earlier writers.
     AcquireWrite,
     /// The answer to `ReleaseWrite`: nothing is appended before the next `WriteGranted`.
@@ -60,7 +64,16 @@ pub(super) enum OffloadMessage {
     /// The volume cannot be attached; the text says why, and what to do.
     Refused(String),
     /// This client's log is published up to here on each live replica.
-    Published(PublishedMark),
+    Published {
+        /// Up to here.
+        mark: PublishedMark,
+        /// The least space of a live replica, when at least this was published.
+        space: TreeSpace,
+    },
+    /// While the disk of a replica is full, the client does not become the writer: what waits for that is refused.
+    DiskFull,
+    /// The answer to `CheckSpace`: the least space of a live replica now.
+    SpaceChecked(TreeSpace),
     /// A change set of another client was published on this node.
     Changed(Box<ForeignChange>),
     /// The answer to `Commit`, in order; one answers all commits up to its point.
@@ -124,5 +137,10 @@ pub(super) enum WorkerAnswer {
     /// Done: the mark after it.
     Done(PublishedMark),
     /// The shared tree refused; the request may be repeated.
-    Failed(String),
+    Failed {
+        /// Why.
+        reason: String,
+        /// Its file system is full.
+        is_full: bool,
+    },
 }

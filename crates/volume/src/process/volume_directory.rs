@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::control::LastCheck;
 use super::store::{ignore_missing, try_lock};
 use crate::log::{LogFile, LogFileError, LogHeader};
-use crate::publish::SharedTree;
+use crate::publish::{SharedTree, available_bytes};
 
 /// The name of the lock of the client.
 const CLIENT: &str = "client";
@@ -76,6 +76,14 @@ impl VolumeDirectory {
     /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Free bytes of the file system for processes without privileges.
+    ///
+    /// # Errors
+    /// As statvfs(3).
+    pub(super) fn free_bytes(&self) -> io::Result<u64> {
+        Ok(available_bytes(&rustix::fs::statvfs(&self.path)?))
     }
 
     /// The tree that ordinary tools list is `tree` inside of it.

@@ -10,11 +10,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use super::channel::{MessageChannel, listen};
 use super::message::{PublishRequest, WorkerAnswer};
 use super::store::VolumeStore;
 use crate::log::{LogFile, LogStorage as _, file_offset};
-use crate::publish::{CallBudget, LogData, PublishedMark, Publisher};
+use crate::publish::{CallBudget, LogData, PublishError, PublishedMark, Publisher};
 
 /// The name of the lock. Only the process that holds it changes the shared trees.
 pub(super) const WORKER: &str = "worker";
@@ -76,7 +78,12 @@ impl<'s> PublisherTable<'s> {
             Entry::Vacant(entry) => entry.insert(directory.open_log(request.client).map_err(io::Error::other)?),
         };
         let published = volume.publisher.publish(request.client, &request.changes, log);
-        published.map_err(io::Error::other)
+        published.map_err(|error| match error {
+            PublishError::Call { source: Errno::NOSPC | Errno::DQUOT, .. } => {
+                io::Error::new(io::ErrorKind::StorageFull, error)
+            }
+            error => io::Error::other(error),
+        })
     }
 }
 
@@ -108,8 +115,7 @@ fn execute(publishers: &mut PublisherTable<'_>, request: &PublishRequest) -> Wor
     match publishers.publish(request) {
         Ok(mark) => WorkerAnswer::Done(mark),
         Err(error) => {
-            tracing::error!(%error, volume = request.volume, "a change set is not published yet");
-            WorkerAnswer::Failed(error.to_string())
+            WorkerAnswer::Failed { reason: error.to_string(), is_full: error.kind() == io::ErrorKind::StorageFull }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps, XattrFlags, fsetxattr, fstat, futimens, openat};
+use rustix::fs::{CWD, Mode, OFlags, StatVfs, Timespec, Timestamps, XattrFlags, fsetxattr, fstat, futimens, openat};
 
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::mark::{MarkFile, PublishedMark};
@@ -18,6 +18,11 @@ const ORPHANS: &str = "orphans";
 const PUBLISHED: &str = "published";
 /// `inodes` is divided, so that no directory is larger than it must be.
 const INODE_DIRECTORIES: u64 = 256;
+
+/// Bytes that processes without privileges may use.
+pub fn available_bytes(state: &StatVfs) -> u64 {
+    state.f_bavail.saturating_mul(state.f_frsize)
+}
 
 /// An open shared tree.
 #[derive(Debug)]

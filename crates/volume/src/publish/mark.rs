@@ -61,15 +61,16 @@ pub struct MarkFile {
 }
 
 impl MarkFile {
-    /// Makes the file. A crash leaves a whole one or none.
+    /// Makes the file with the blocks of both slots: a mark that moves needs no space. A crash leaves a whole file or none.
     ///
     /// # Errors
     /// As open(2), fsync(2) and rename(2).
     pub fn create(path: &Path, mark: PublishedMark) -> io::Result<()> {
         let new = path.with_extension("new");
         let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.set_len(2 * SLOT_BYTES)?;
-        file.write_all_at(&encode(&mark), 0)?;
+        let mut slots = encode(&mark);
+        slots.resize(2 * SLOT_BYTES as usize, 0);
+        file.write_all_at(&slots, 0)?;
         file.sync_all()?;
         std::fs::rename(new, path)
     }

@@ -21,7 +21,7 @@ pub use calls::{CallBudget, PublishError};
 pub use farfork_cluster::catalog::Durability;
 pub(crate) use file_data::read_up_to;
 pub use inodes::find_unlinked_inodes;
-pub use layout::SharedTree;
+pub use layout::{SharedTree, available_bytes};
 pub use load::load_namespace;
 pub use mark::{MarkFile, PublishedMark, is_damaged_mark};
 pub use publisher::{LogData, Publisher};

@@ -6,6 +6,7 @@ mod chain;
 mod crash;
 mod crash_matrix;
 mod first_figures;
+mod full_disk;
 mod model;
 mod mounted_volume;
 mod programs;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         crash_matrix::TESTS,
         waiting_calls::TESTS,
         programs::TESTS,
+        full_disk::TESTS,
         real_programs::TESTS,
         suites::TESTS,
     ]

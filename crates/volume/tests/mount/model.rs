@@ -396,8 +396,13 @@ pub(crate) fn wait_for_equal_trees(cluster: &VolumeCluster) -> BTreeMap<String, 
             return trees.into_iter().next().unwrap();
         };
         let names = pair[0].keys().chain(pair[1].keys());
-        let different: Vec<&String> = names.filter(|name| pair[0].get(*name) != pair[1].get(*name)).collect();
-        assert!(Instant::now() < deadline, "nodes see different files: {different:?}");
+        let different = names.filter(|name| pair[0].get(*name) != pair[1].get(*name));
+        let described = different.map(|name| {
+            let describe =
+                |tree: &BTreeMap<String, Vec<u8>>| tree.get(name).map(|value| value.escape_ascii().to_string());
+            format!("{name}: {:.100?}", trees.iter().map(describe).collect::<Vec<_>>())
+        });
+        assert!(Instant::now() < deadline, "nodes see different files: {:#?}", described.collect::<Vec<_>>());
     }
 }
 

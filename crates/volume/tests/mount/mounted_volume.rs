@@ -14,9 +14,27 @@ use super::test_node::{NO_DETECTION_MS, TestNode, VOLUME};
 /// Small, so that the log laps often.
 pub(crate) const LOG_BYTES: u64 = 8 << 20;
 
+/// A file system that a test can fill to the last byte.
+pub(crate) struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    pub(crate) fn mount(path: &Path) -> Self {
+        rustix::mount::mount("none", path, "tmpfs", MountFlags::empty(), c"size=96m,mode=700").unwrap();
+        Self(path.to_owned())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
 /// A volume and its processes.
 pub(crate) struct MountedVolume {
     node: TestNode,
+    /// Unmounted after the processes of the node have ended.
+    _small_disk: Option<SmallDisk>,
     directory: TempDir,
 }
 
@@ -28,24 +46,23 @@ impl MountedVolume {
 
     /// A new volume with a log of this size.
     pub(crate) fn create_with(log_bytes: u64, durability: Durability) -> Self {
-        Self::create_in(TempDir::new().unwrap(), log_bytes, durability)
+        Self::create_in(TempDir::new().unwrap(), None, log_bytes, durability)
     }
 
-    /// A new volume on a tmpfs with these options.
-    pub(crate) fn create_on_tmpfs(options: &str) -> Self {
+    /// A new volume on a small disk.
+    pub(crate) fn create_on_small_disk() -> Self {
         let directory = TempDir::new().unwrap();
-        let options = std::ffi::CString::new(options).unwrap();
-        rustix::mount::mount("none", directory.path(), "tmpfs", MountFlags::empty(), options.as_c_str()).unwrap();
-        Self::create_in(directory, LOG_BYTES, Durability::Memory)
+        let disk = SmallDisk::mount(directory.path());
+        Self::create_in(directory, Some(disk), LOG_BYTES, Durability::Memory)
     }
 
-    fn create_in(directory: TempDir, log_bytes: u64, durability: Durability) -> Self {
+    fn create_in(directory: TempDir, small_disk: Option<SmallDisk>, log_bytes: u64, durability: Durability) -> Self {
         let catalog = directory.path().join("catalog");
         let mut node =
             TestNode::start("n1", &directory.path().join("n1"), &catalog, NO_DETECTION_MS, NodeNetwork::loopback());
         create_volume(&node, &["n1"], log_bytes, durability);
         node.mount();
-        Self { node, directory }
+        Self { node, _small_disk: small_disk, directory }
     }
 
     /// Mounts the volume again.
@@ -94,8 +111,6 @@ impl Drop for MountedVolume {
         self.node.stop_client();
         let _ = unmount(self.path(), UnmountFlags::DETACH);
         self.node.stop_processes();
-        // Only of a volume on its own file system.
-        let _ = unmount(self.directory.path(), UnmountFlags::DETACH);
     }
 }
 

@@ -16,7 +16,6 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("git_clones_commits_collects_and_checks", git_clones_commits_collects_and_checks),
     ("sqlite_keeps_committed_transactions", sqlite_keeps_committed_transactions),
     ("sqlite_survives_a_killed_client", sqlite_survives_a_killed_client),
-    ("a_full_volume_reports_it_and_recovers", a_full_volume_reports_it_and_recovers),
 ];
 
 const SOURCE_FILES: usize = 300;
@@ -138,32 +137,4 @@ fn sqlite_survives_a_killed_client() {
     let database = volume.path().join("database");
     create_database(&database);
     check_transactions(&database, |_| volume.kill(&[ProcessRole::Client]));
-}
-
-/// On a file system of its own, so that it can be filled to the last byte.
-fn a_full_volume_reports_it_and_recovers() {
-    const FILESYSTEM: &str = "size=96m,mode=700";
-    let volume = MountedVolume::create_on_tmpfs(FILESYSTEM);
-    let path = volume.path().join("file");
-    let mut file = fs::File::create(&path).unwrap();
-    let block = vec![5; 64 << 10];
-    let mut written = 0_u64;
-    let error = loop {
-        match file.write(&block) {
-            Ok(count) => written += count as u64,
-            Err(error) => break error,
-        }
-    };
-    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-    assert!(written > 32 << 20, "{written} bytes fit");
-    file.sync_all().unwrap();
-    let data = fs::read(&path).unwrap();
-    assert!(data.len() as u64 == written && data.iter().all(|byte| *byte == 5), "what was written is there");
-    drop(file);
-    fs::remove_file(&path).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while fs::write(volume.path().join("another"), &block).is_err() {
-        assert!(Instant::now() < deadline, "space is free again");
-        thread::sleep(Duration::from_millis(20));
-    }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use farfork_cluster::catalog::Durability;
 use tempfile::TempDir;
 
-use super::mounted_volume::{LOG_BYTES, create_volume};
+use super::mounted_volume::{LOG_BYTES, SmallDisk, create_volume};
 use super::test_network::{NodeNetwork, TestNetwork};
 use super::test_node::{NO_DETECTION_MS, TestNode};
 
@@ -18,6 +18,8 @@ pub(crate) const THREE_NODES: [&str; 3] = ["n1", "n2", "n3"];
 /// Nodes with a replica of one volume each.
 pub(crate) struct VolumeCluster {
     pub(crate) nodes: Vec<TestNode>,
+    /// Of one of the nodes. Unmounted after their processes have ended.
+    small_disk: Option<SmallDisk>,
     directory: TempDir,
     detection_ms: u64,
 }
@@ -40,6 +42,19 @@ impl VolumeCluster {
         Self::start(&THREE_NODES, networks, LOG_BYTES, Durability::Memory, detection_ms)
     }
 
+    /// With three replicas, one of them on a small disk.
+    pub(crate) fn with_small_disk(node: usize) -> Self {
+        let directory = TempDir::new().unwrap();
+        let root = directory.path().join(THREE_NODES[node]);
+        fs::create_dir(&root).unwrap();
+        let disk = SmallDisk::mount(&root);
+        let networks = THREE_NODES.iter().map(|_| NodeNetwork::loopback());
+        let mut cluster =
+            Self::start_in(directory, &THREE_NODES, networks, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+        cluster.small_disk = Some(disk);
+        cluster
+    }
+
     fn start(
         names: &[&str],
         networks: impl Iterator<Item = NodeNetwork>,
@@ -47,7 +62,17 @@ impl VolumeCluster {
         durability: Durability,
         detection_ms: u64,
     ) -> Self {
-        let directory = TempDir::new().unwrap();
+        Self::start_in(TempDir::new().unwrap(), names, networks, log_bytes, durability, detection_ms)
+    }
+
+    fn start_in(
+        directory: TempDir,
+        names: &[&str],
+        networks: impl Iterator<Item = NodeNetwork>,
+        log_bytes: u64,
+        durability: Durability,
+        detection_ms: u64,
+    ) -> Self {
         let catalog = directory.path().join("catalog");
         let start = |(name, network): (&&str, NodeNetwork)| {
             TestNode::start(name, &directory.path().join(name), &catalog, detection_ms, network)
@@ -55,7 +80,7 @@ impl VolumeCluster {
         let mut nodes: Vec<_> = names.iter().zip(networks).map(start).collect();
         create_volume(&nodes[0], names, log_bytes, durability);
         nodes.iter_mut().for_each(TestNode::mount);
-        Self { nodes, directory, detection_ms }
+        Self { nodes, small_disk: None, directory, detection_ms }
     }
 
     /// Starts a node without a replica. Its index.

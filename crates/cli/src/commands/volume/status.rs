@@ -20,7 +20,7 @@ use crate::output::{print_json, print_line};
 ///
 /// Each node that has mounted the volume is a client, with a log of its own. LOGGED is how much of the log a replica
 /// has. UNCOMMITTED is the part that not every live replica has: fsync waits for it. UNPUBLISHED is the part that the
-/// shared tree of the replica does not have yet.
+/// shared tree of the replica does not have yet. FREE is the free space of its file system.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -80,6 +80,10 @@ fn print_status(status: &VolumeStatus) {
     for replica in &replicas {
         if let Some(failure) = &replica.failure {
             print_line(&format!("{} does not answer: {failure}", replica.node));
+        }
+        if replica.full {
+            let node = &replica.node;
+            print_line(&format!("{node}: the disk is full, and writes get ENOSPC: free space there for the volume"));
         }
     }
     let running = status.is_checked().then(|| "a check is running".to_owned());

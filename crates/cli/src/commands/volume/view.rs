@@ -26,6 +26,8 @@ pub(super) struct ReplicaView {
     pub(super) node: NodeName,
     live: bool,
     pub(super) failure: Option<String>,
+    free_bytes: Option<u64>,
+    pub(super) full: bool,
     pub(super) logs: Vec<LogView>,
 }
 
@@ -108,6 +110,8 @@ impl ReplicaView {
             node: replica.node.clone(),
             live: status.record.chain.contains(&replica.node),
             failure: replica.failure.clone(),
+            free_bytes: replica.free_bytes,
+            full: replica.is_full,
             logs: logs.collect(),
         }
     }
@@ -115,6 +119,7 @@ impl ReplicaView {
     pub(super) fn state(&self) -> &'static str {
         match (self.live, &self.failure) {
             (_, Some(_)) => "no answer",
+            (true, None) if self.full => "disk full",
             (true, None) => "live",
             (false, None) => "not live",
         }
@@ -140,9 +145,12 @@ pub(super) fn volume_table(volumes: &[VolumeView]) -> Table {
 
 /// One row for each log of each replica, and one for a replica that has none.
 pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
-    let mut table = Table::new(&["REPLICA", "STATE", "CLIENT", ">LOGGED", ">UNCOMMITTED", ">UNPUBLISHED"]);
+    let mut table = Table::new(&["REPLICA", "STATE", ">FREE", "CLIENT", ">LOGGED", ">UNCOMMITTED", ">UNPUBLISHED"]);
     for replica in replicas {
-        let row = |cells: [String; 4]| [replica.node.to_string(), replica.state().to_owned()].into_iter().chain(cells);
+        let free = replica.free_bytes.map_or_else(|| "-".to_owned(), format_bytes);
+        let row = |cells: [String; 4]| {
+            [replica.node.to_string(), replica.state().to_owned(), free.clone()].into_iter().chain(cells)
+        };
         if replica.logs.is_empty() {
             table.add_row(row(["-"; 4].map(str::to_owned)));
         }
@@ -189,9 +197,10 @@ pub(super) mod tests {
         (record.state, record.chain) = (VolumeState::Ready, vec![n1.clone()]);
         (record.clients, record.writer) = (vec![n2.clone()], Some(0));
         let log = LogStatus { logged: 8192, committed: 4096, published: 0 };
+        let unknown = ReplicaStatus::unknown(n2, "it is down".to_owned());
         let replicas = vec![
-            ReplicaStatus { node: n1, failure: None, logs: vec![log], last_check: None, is_checked: false },
-            ReplicaStatus::unknown(n2, "it is down".to_owned()),
+            ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(1 << 30), ..unknown.clone() },
+            unknown,
         ];
         VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas }
     }
@@ -207,8 +216,8 @@ pub(super) mod tests {
         let replicas = serde_json::to_value(ReplicaView::all(&status())).unwrap();
         let log = serde_json::json!({ "client": "n2", "logged": 8192, "committed": 4096, "published": 0 });
         let expected = serde_json::json!([
-            { "node": "n1", "live": true, "failure": null, "logs": [log] },
-            { "node": "n2", "live": false, "failure": "it is down", "logs": [] },
+            { "node": "n1", "live": true, "failure": null, "free_bytes": 1 << 30, "full": false, "logs": [log] },
+            { "node": "n2", "live": false, "failure": "it is down", "free_bytes": null, "full": false, "logs": [] },
         ]);
         assert_eq!(replicas, expected);
     }
@@ -231,6 +240,14 @@ pub(super) mod tests {
         assert!(text.lines().nth(1).unwrap().starts_with("data    ready  n1,n2     n1    disk"), "{text}");
         let text = replica_table(&ReplicaView::all(&status())).render();
         assert_eq!(text.lines().count(), 3);
-        assert!(text.lines().nth(2).unwrap().starts_with("n2       no answer  -"), "{text}");
+        assert!(text.lines().nth(1).unwrap().starts_with("n1       live       1.0 GiB  n2"), "{text}");
+        assert!(text.lines().nth(2).unwrap().starts_with("n2       no answer        -  -"), "{text}");
+    }
+
+    #[test]
+    fn a_full_disk_is_a_state() {
+        let mut status = status();
+        status.replicas[0].is_full = true;
+        assert_eq!(ReplicaView::all(&status)[0].state(), "disk full");
     }
 }

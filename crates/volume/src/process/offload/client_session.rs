@@ -10,7 +10,8 @@ use farfork_cluster::catalog::{VolumeName, VolumeRecord, VolumeState};
 
 use super::node::{OffloadNode, ReplicaError};
 use super::rejoin::unreadable_tree;
-use super::volume::{LocalClient, ReplicaState, ReplicatedVolume, WaitingThread};
+use super::space::SpaceCheck;
+use super::volume::{LocalClient, ReplicaState, ReplicatedVolume, Unpublished, WaitingThread};
 use super::{log_copier, writer};
 use crate::chain::calls::HasClient;
 use crate::log::LogPoint;
@@ -123,6 +124,7 @@ impl ClientSession {
             match channel.receive::<ClientMessage>()? {
                 ClientMessage::Appended => self.request_look(),
                 ClientMessage::Commit(point) => self.request_commit(point),
+                ClientMessage::CheckSpace(point) => self.check_space(point),
                 ClientMessage::Loaded => self.resume_publishing(),
                 ClientMessage::Mounted => self.mark_mounted(),
                 ClientMessage::Released => {
@@ -180,6 +182,20 @@ impl ClientSession {
         }
         drop(state);
         log_copier::copy_now(&self.volume, self.number, true);
+    }
+
+    fn check_space(&self, end: LogPoint) {
+        let mut state = self.volume.lock();
+        let log = state.log(self.number);
+        log.request_look();
+        log.raise_urgent_end(end);
+        let check = SpaceCheck { end, request: log.later_space.request() };
+        if let Some(client) = state.client_of(self.number) {
+            client.space_check = Some(check);
+        }
+        drop(state);
+        log_copier::copy_now(&self.volume, self.number, true);
+        self.volume.notify_thread(WaitingThread::Publisher);
     }
 
     fn mark_mounted(&self) {
@@ -276,20 +292,20 @@ fn open_for_client(node: &Arc<OffloadNode>, name: &str) -> Result<(Arc<Replicate
 /// The log is published everywhere, so that the new client begins with an empty one.
 fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) -> Result<(), String> {
     let name = &volume.key.name;
-    let unpublished = || {
+    let unpublished = |reason| {
         let replicas: Vec<String> = record.chain.iter().map(ToString::to_string).collect();
         let (replicas, seconds) = (replicas.join(", "), RECOVERY_TIMEOUT.as_secs());
         format!(
             "volume {name}: the log of this node is not published on each of {replicas} within {seconds} s: \
-             see `farfork volume status {name}`"
+             {reason}; see `farfork volume status {name}`"
         )
     };
     if record.writer == Some(number) {
         let ended = writer::end_own_term(volume, record, number);
         ended.map_err(|error| format!("volume {name}: the term before does not end: {error}"))?;
     }
-    let end = volume.look_for_end(number, RECOVERY_TIMEOUT).ok_or_else(unpublished)?;
-    if volume.wait_published(number, end, RECOVERY_TIMEOUT) { Ok(()) } else { Err(unpublished()) }
+    let end = volume.look_for_end(number, RECOVERY_TIMEOUT).ok_or_else(|| unpublished(Unpublished::Late))?;
+    volume.wait_published(number, end, RECOVERY_TIMEOUT).map_err(unpublished)
 }
 
 /// Stops publishing until the client has read the namespace, and makes it the client of this node. `answer` tells it how far
@@ -321,6 +337,8 @@ fn start_session(
         is_granting: false,
         commit_requested: None,
         reported_published: None,
+        waits_for_report: None,
+        space_check: None,
     });
     drop(state);
     volume.notify();

@@ -140,8 +140,9 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
             described.map_err(|error| error.to_string())
         };
         match described {
-            Ok(ReplicaDescription { logs, last_check, is_checked }) => {
-                ReplicaStatus { node: replica.clone(), failure: None, logs, last_check, is_checked }
+            Ok(ReplicaDescription { logs, free_bytes, is_full, last_check, is_checked }) => {
+                let (node, failure, free_bytes) = (replica.clone(), None, Some(free_bytes));
+                ReplicaStatus { node, failure, logs, free_bytes, is_full, last_check, is_checked }
             }
             Err(reason) => ReplicaStatus::unknown(replica.clone(), reason),
         }

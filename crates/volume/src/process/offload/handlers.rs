@@ -14,9 +14,9 @@ use super::node::OffloadNode;
 use super::volume::{LogProgress, OpenRegion, PendingAppend, ReplicatedVolume, WaitingThread};
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
-    AppendLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm, HasClient,
-    HasMount, HoldTree, LendTree, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree, ReleaseTree,
-    ReleaseWriter, ReplicaDescription, SaveLastCheck, ValidateLogs, VolumeKey, VolumeRequest, answer_call,
+    AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm,
+    HasClient, HasMount, HoldTree, LendTree, OpenAnswer, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree,
+    ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, ValidateLogs, VolumeKey, VolumeRequest, answer_call,
     decode_request,
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion};
@@ -34,6 +34,7 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     add_volume_call::<ReleaseWriter>(&mut table, node, |volume, call| writer::release_writer(volume, call.term));
     add_volume_call::<FinishTerm>(&mut table, node, |volume, call| writer::finish_term(volume, call.term));
     add_volume_call::<PublishLog>(&mut table, node, |volume, _| writer::publish_log(volume));
+    add_volume_call::<CommitLog>(&mut table, node, |volume, _| writer::commit_log(volume));
     add_volume_call::<LendTree>(&mut table, node, |volume, call| rejoin::lend_tree(volume, call));
     add_volume_call::<ReadTree>(&mut table, node, |volume, call| rejoin::read_tree(volume, call));
     add_volume_call::<HoldTree>(&mut table, node, |volume, call| tree_hold::hold(volume, call));
@@ -94,7 +95,7 @@ fn open(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume
 }
 
 /// The path of the log may have changed: the predecessor of an earlier epoch loses the region.
-fn open_log(volume: &Arc<ReplicatedVolume>, request: &OpenLog) -> Result<OpenedLog, String> {
+fn open_log(volume: &Arc<ReplicatedVolume>, request: &OpenLog) -> Result<OpenAnswer, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let client = request.client;
     if request.path != PathVersion::of(&record, client) {
@@ -104,9 +105,12 @@ fn open_log(volume: &Arc<ReplicatedVolume>, request: &OpenLog) -> Result<OpenedL
         return Err(format!("volume {} has no client {client}", volume.key.name));
     }
     let failed = |error: io::Error| format!("node {} cannot open the log: {error}", volume.node.name);
-    log_copier::ensure_open(volume, client).map_err(failed)?;
+    match log_copier::ensure_open(volume, client) {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(OpenAnswer::DiskFull),
+        opened => opened.map_err(failed)?,
+    }
     go_back(volume, request)?;
-    register_region(volume, client).map_err(failed)
+    register_region(volume, client).map(OpenAnswer::Opened).map_err(failed)
 }
 
 /// Begins anew where the predecessor demands it.
@@ -180,7 +184,10 @@ fn append_log(node: &Arc<OffloadNode>, payload: &[u8], reply: DeferredReply) {
     if request.is_urgent {
         log.raise_urgent_end(request.end);
     }
-    log.appends.push(PendingAppend { path, end: request.end, reply });
+    let later_space = &mut log.later_space;
+    let needs_report = request.needs_space || !later_space.is_known();
+    let space_request = if needs_report { later_space.request() } else { 0 };
+    log.appends.push(PendingAppend { path, end: request.end, space_request, reply });
     drop(state);
     log_copier::copy_now(&volume, request.client, false);
     if request.is_urgent {
@@ -232,9 +239,11 @@ fn describe_volume(volume: &ReplicatedVolume) -> ReplicaDescription {
     let state = volume.lock();
     let clients = state.record.clients.len() as u16;
     let status = |client| state.logs.get(&client).map_or_else(LogStatus::default, LogProgress::status);
-    let (logs, is_checked) = ((0..clients).map(status).collect(), state.hold.is_some());
+    let logs = (0..clients).map(status).collect();
+    let (is_full, is_checked) = (state.is_full(), state.hold.is_some());
     drop(state);
-    ReplicaDescription { logs, last_check: volume.directory.last_check(), is_checked }
+    let (free_bytes, last_check) = (volume.free_bytes(), volume.directory.last_check());
+    ReplicaDescription { logs, free_bytes, is_full, last_check, is_checked }
 }
 
 pub(super) fn has_client(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<bool, String> {

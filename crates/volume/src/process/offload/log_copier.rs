@@ -17,9 +17,8 @@ use super::publishing;
 use super::volume::{LogProgress, PendingAppend, ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{AppendLog, AppendedLog, LogBytes, OpenLog, answer_call};
 use crate::chain::membership;
-use crate::chain::{ChainError, ChainLink, LogRestart, PathPosition, PathVersion};
+use crate::chain::{ChainError, ChainLink, LogRestart, PathPosition, PathVersion, TreeSpace};
 use crate::log::{LogFile, LogHeader, LogPoint};
-use crate::process::message::OffloadMessage;
 use crate::publish::{Durability, PublishedMark, is_damaged_mark};
 use crate::replay::{LogReplay, ReplayEnd};
 
@@ -63,6 +62,8 @@ struct CopierTask {
     source: LogSource,
     /// How many looks were requested until now.
     looks: u64,
+    /// The last report of space that was requested until now.
+    space_request: u64,
     /// The client of this node has logged up to here, as it says.
     commit_requested: Option<LogPoint>,
     restart: Option<LogRestart>,
@@ -204,7 +205,7 @@ impl LogCopier {
     fn execute(&mut self, task: &CopierTask) {
         self.take_records(task);
         self.forward(task);
-        self.acknowledge();
+        self.volume.acknowledge(self.client);
     }
 
     /// The work that is due now. Without any, `wake_at` is the time when some may be due.
@@ -221,12 +222,16 @@ impl LogCopier {
         let is_source = path.is_writing && is_first;
         let client = state.client_of(self.client);
         let (has_client, commit_requested) = (client.is_some(), client.and_then(|client| client.commit_requested));
+        let has_space_answer = state.has_space_answer(self.client);
         let log = state.log(self.client);
         let (stored, committed) = (log.chain.stored(), log.chain.committed());
         let poll_at = self.polled_at + if log.is_urgent() { URGENT_POLL_INTERVAL } else { POLL_INTERVAL };
         let is_last = position == PathPosition::Last;
-        let has_answer =
-            |append: &PendingAppend| is_last || append.path != path || append.end > stored || append.end <= committed;
+        let has_answer = |append: &PendingAppend| {
+            let is_committed = append.end <= committed && log.later_space.is_answered(append.space_request);
+            is_last || append.path != path || append.end > stored || is_committed
+        };
+        let (needs_space, space_request) = (log.later_space.is_requested(), log.later_space.last_request());
         let has_appends = log.appends.iter().any(has_answer);
         let must_look = log.looks_requested > log.looks_done || (is_source && has_client && is_due(self.next_look));
         let (published, published_everywhere) = (log.chain.published().point, log.chain.published_everywhere());
@@ -235,13 +240,15 @@ impl LogCopier {
             PathPosition::Before(successor) => {
                 // A replica that catches up waits for each log, also for one that has nothing new.
                 let must_open = record.joining.as_ref() == Some(successor) && !self.is_linked(successor, path);
-                ((stored > committed || must_open) && is_due(self.retry_at))
+                ((stored > committed || must_open || needs_space) && is_due(self.retry_at))
                     || (lags_elsewhere && is_due(poll_at.max(self.retry_at)))
             }
-            PathPosition::Last => (is_first && stored > committed) || published_everywhere < published.min(committed),
+            PathPosition::Last => {
+                (is_first && (stored > committed || needs_space)) || published_everywhere < published.min(committed)
+            }
             PathPosition::Off => !log.appends.is_empty(),
         };
-        if !(has_appends || must_look || must_send || log.restart.is_some()) {
+        if !(has_appends || must_look || must_send || has_space_answer || log.restart.is_some()) {
             return None;
         }
         let (source, end) = if is_source {
@@ -262,6 +269,7 @@ impl LogCopier {
             is_first,
             source,
             looks,
+            space_request,
             commit_requested,
             restart,
             must_send,
@@ -364,7 +372,7 @@ impl LogCopier {
                 let end = if task.is_first { log.chain.stored() } else { announced.max().unwrap_or(LogPoint::START) };
                 let published = log.chain.published().point;
                 drop(state);
-                return self.set_committed(end, published);
+                return self.set_committed(end, AppendedLog { published, space: TreeSpace::UNLIMITED }, task);
             }
             PathPosition::Off => {
                 self.link = None;
@@ -373,12 +381,15 @@ impl LogCopier {
         };
         let started = Instant::now();
         match self.append(task, successor) {
-            Ok((end, published)) => {
+            Ok((end, appended)) => {
                 self.failing_since = None;
                 self.polled_at = Instant::now();
-                self.set_committed(end, published);
+                self.set_committed(end, appended, task);
             }
             Err(error) => {
+                if matches!(error, ChainError::DiskFull) {
+                    self.volume.lock().log(self.client).later_space.report(TreeSpace::Full, task.space_request);
+                }
                 if self.failing_since.is_none() {
                     let (volume, client) = (&self.volume.key.name, self.client);
                     tracing::warn!(%error, %volume, client, node = %successor, "the next replica does not take the log, and is tried again");
@@ -389,12 +400,12 @@ impl LogCopier {
         }
     }
 
-    /// Until where all later nodes have the log, and have published it.
-    fn append(&mut self, task: &CopierTask, successor: &NodeName) -> Result<(LogPoint, LogPoint), ChainError> {
-        let (stored, published, is_urgent) = {
+    /// Until where all later nodes have the log, and what they answer.
+    fn append(&mut self, task: &CopierTask, successor: &NodeName) -> Result<(LogPoint, AppendedLog), ChainError> {
+        let (stored, published, is_urgent, needs_space) = {
             let mut state = self.volume.lock();
             let log = state.log(self.client);
-            (log.chain.stored(), log.chain.published(), log.is_urgent())
+            (log.chain.stored(), log.chain.published(), log.is_urgent(), log.later_space.is_requested())
         };
         let (volume, revision, client, path) = (self.volume.key.clone(), task.record.revision, self.client, task.path);
         if !self.is_linked(successor, path) {
@@ -404,9 +415,8 @@ impl LogCopier {
         }
         let link = self.link.as_mut().expect("it was opened above");
         let bytes = LogBytes::default();
-        let request = AppendLog { volume, revision, path, client, end: stored, is_urgent, bytes };
-        let published = link.append(&self.log, request)?;
-        Ok((stored, published))
+        let request = AppendLog { volume, revision, path, client, end: stored, is_urgent, needs_space, bytes };
+        Ok((stored, link.append(&self.log, request)?))
     }
 
     fn refuse_appends(&self) {
@@ -443,54 +453,18 @@ impl LogCopier {
         }
     }
 
-    /// All later members have the log up to `end`, and have published it up to `published`.
-    fn set_committed(&self, end: LogPoint, published: LogPoint) {
+    /// All later members have the log up to `end`.
+    fn set_committed(&self, end: LogPoint, appended: AppendedLog, task: &CopierTask) {
         let mut state = self.volume.lock();
         let is_folding = state.is_folding;
         let log = state.log(self.client);
-        log.chain.commit(end, published);
+        log.chain.commit(end, appended.published);
+        log.later_space.report(appended.space, task.space_request);
         let must_publish = !is_folding || publishing::is_due(log);
         drop(state);
         if must_publish {
             self.volume.notify_thread(WaitingThread::Publisher);
         }
         self.volume.notify_thread(WaitingThread::Request);
-    }
-
-    /// Answers the predecessor, or the client of this node.
-    fn acknowledge(&self) {
-        let mut state = self.volume.lock();
-        let path = PathVersion::of(&state.record, self.client);
-        let log = state.log(self.client);
-        for append in log.appends.extract_if(.., |append| append.path != path) {
-            answer_call::<AppendLog>(append.reply, Err("the log takes another path by now".to_owned()));
-        }
-        let (committed, published) = (log.chain.committed(), log.chain.published_everywhere());
-        let mark = PublishedMark { point: published, ..log.chain.published() };
-        let answered: Vec<_> = log.appends.extract_if(.., |append| append.end <= committed).collect();
-        if !answered.is_empty() && !log.chain.is_announced() {
-            log.chain.announce();
-            self.volume.notify();
-        }
-        let Some(client) = state.client_of(self.client) else {
-            drop(state);
-            return answered.into_iter().for_each(|append| {
-                answer_call::<AppendLog>(append.reply, Ok(AppendedLog { published }));
-            });
-        };
-        let sender = client.sender.clone();
-        let has_committed = client.commit_requested.is_some_and(|requested| requested <= committed);
-        if has_committed {
-            client.commit_requested = None;
-        }
-        let has_published = client.reported_published.is_none_or(|reported| reported < published);
-        client.reported_published = Some(published);
-        drop(state);
-        if has_committed {
-            sender.send(&OffloadMessage::Committed(committed));
-        }
-        if has_published {
-            sender.send(&OffloadMessage::Published(mark));
-        }
     }
 }

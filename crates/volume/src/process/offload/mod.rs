@@ -1,6 +1,7 @@
 //! The offload process of a node: serves all replicas of its store. It copies logs along their chains, has them
 //! published, decides with the other nodes which client may write, and answers clients and commands.
 
+mod acknowledgement;
 mod check;
 mod client_session;
 mod commands;
@@ -9,6 +10,7 @@ mod log_copier;
 mod node;
 mod publishing;
 mod rejoin;
+mod space;
 mod tree_hold;
 mod volume;
 mod writer;

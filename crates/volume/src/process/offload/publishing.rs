@@ -37,6 +37,8 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 struct VolumePublisher {
     volume: Arc<ReplicatedVolume>,
     logs: HashMap<u16, PublishedLog>,
+    /// Why the last change set was not published.
+    failure: Option<String>,
 }
 
 /// A log as the publisher reads it.
@@ -56,7 +58,7 @@ struct PublishTask {
 
 /// Starts the publisher of a volume.
 pub(super) fn start(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
-    let publisher = VolumePublisher { volume: Arc::clone(volume), logs: HashMap::new() };
+    let publisher = VolumePublisher { volume: Arc::clone(volume), logs: HashMap::new(), failure: None };
     thread::Builder::new().name("publisher".to_owned()).spawn(move || publisher.run())?;
     Ok(())
 }
@@ -70,14 +72,27 @@ impl VolumePublisher {
                 }
                 Err(error) => self.leave_chain(&error),
             };
-            if let Err(error) = published {
-                tracing::error!(%error, volume = %self.volume.key.name, "nothing is published, it is tried again");
-                thread::sleep(RETRY_WAIT);
-            }
-            self.volume.lock().is_publishing = false;
-            self.volume.notify_thread(WaitingThread::Copier(task.client));
-            self.volume.notify_thread(WaitingThread::Request);
+            self.end_publishing(task.client, published);
         }
+    }
+
+    /// Reports the result, and waits after an error.
+    fn end_publishing(&mut self, client: u16, published: io::Result<()>) {
+        let is_full = published.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull);
+        let failure = published.err().map(|error| error.to_string());
+        let mut state = self.volume.lock();
+        (state.is_publishing, state.is_tree_full) = (false, is_full);
+        drop(state);
+        self.volume.notify_thread(WaitingThread::Copier(client));
+        self.volume.notify_thread(WaitingThread::Request);
+        if let Some(reason) = &failure {
+            // Repeated five times a second, for as long as a disk is full.
+            if self.failure.as_ref() != Some(reason) {
+                tracing::error!(reason, volume = %self.volume.key.name, "nothing is published, it is tried again");
+            }
+            thread::sleep(RETRY_WAIT);
+        }
+        self.failure = failure;
     }
 
     /// None when the volume is closed.
@@ -175,12 +190,15 @@ impl VolumePublisher {
 }
 
 /// The mark of a published request, or why the shared tree refused it. `WouldBlock` when the worker is silent.
-fn receive_result(worker: &mut MessageChannel) -> io::Result<Result<PublishedMark, String>> {
+fn receive_result(worker: &mut MessageChannel) -> io::Result<io::Result<PublishedMark>> {
     let mut was_silent = false;
     loop {
         match worker.receive() {
             Ok(WorkerAnswer::Done(mark)) => return Ok(Ok(mark)),
-            Ok(WorkerAnswer::Failed(text)) => return Ok(Err(text)),
+            Ok(WorkerAnswer::Failed { reason, is_full: true }) => {
+                return Ok(Err(io::Error::new(io::ErrorKind::StorageFull, reason)));
+            }
+            Ok(WorkerAnswer::Failed { reason, is_full: false }) => return Ok(Err(io::Error::other(reason))),
             Ok(WorkerAnswer::Working) => was_silent = false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && !was_silent => was_silent = true,
             Err(error) => return Err(error),
@@ -217,8 +235,7 @@ impl WorkerLink {
             worker.set_send_timeout(Some(2 * WORKER_SILENCE_MAX))?;
             let answer = worker.send(request).and_then(|()| receive_result(worker));
             match answer {
-                Ok(Ok(mark)) => return Ok(mark),
-                Ok(Err(refusal)) => return Err(io::Error::other(refusal)),
+                Ok(result) => return result,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.kill_silent_worker()?,
                 Err(error) => tracing::warn!(%error, "the worker has died"),
             }

@@ -132,7 +132,7 @@ impl TestClient {
     fn receive(&mut self) -> OffloadMessage {
         loop {
             match self.channel.receive().unwrap() {
-                OffloadMessage::Published(mark) => {
+                OffloadMessage::Published { mark, .. } => {
                     let point = mark.point.max(self.log.ring().tail());
                     self.log.advance_tail(point);
                 }

@@ -15,6 +15,7 @@ use super::client_session::ClientSender;
 use super::log_copier::LogCopier;
 use super::node::OffloadNode;
 use super::rejoin::TreeLoan;
+use super::space::{LaterSpace, SpaceCheck};
 use super::tree_hold::{EndedHold, TreeHold};
 use crate::chain::calls::{LogBytes, VolumeKey};
 use crate::chain::{CALL_TIMEOUT, ChainLog, LogRegion, LogRestart, PathVersion, WritableWindow};
@@ -98,6 +99,8 @@ pub(super) struct ReplicaState {
     pub(super) is_catching_up: bool,
     /// A change set is being applied.
     pub(super) is_publishing: bool,
+    /// The last change set was refused because the file system of the shared tree is full.
+    pub(super) is_tree_full: bool,
     /// The publisher waits for more records: only a large or urgent log has to wake it.
     pub(super) is_folding: bool,
     /// The threads of the volume end.
@@ -118,6 +121,10 @@ pub(super) struct LocalClient {
     pub(super) commit_requested: Option<LogPoint>,
     /// The last `Published` that it was sent.
     pub(super) reported_published: Option<LogPoint>,
+    /// How many reports of space there were when its term began, if no later one was sent to it.
+    pub(super) waits_for_report: Option<u64>,
+    /// Its `CheckSpace` that is not answered.
+    pub(super) space_check: Option<SpaceCheck>,
 }
 
 /// One log on this node.
@@ -127,6 +134,8 @@ pub(super) struct LogProgress {
     /// How many looks for more in the client's own log were requested, and how many are done.
     pub(super) looks_requested: u64,
     pub(super) looks_done: u64,
+    /// Space of the later nodes on the path.
+    pub(super) later_space: LaterSpace,
     /// A thread waits until the log is published up to here, so publishing does not wait for more records.
     pub(super) urgent_end: LogPoint,
     /// Requests of the predecessor that are not answered.
@@ -140,6 +149,15 @@ pub(super) struct LogProgress {
     /// The predecessor may write here.
     pub(super) window: Arc<WritableWindow>,
     pub(super) region: Option<OpenRegion>,
+}
+
+/// Why a log is not published on each live replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unpublished {
+    #[error("the log is not yet published on each live replica")]
+    Late,
+    #[error("the disk of a replica is full: see `farfork volume status`")]
+    DiskFull,
 }
 
 /// The ring of a log, open for its predecessor.
@@ -166,6 +184,8 @@ pub(super) struct PendingAppend {
     /// A request for an earlier path counts for nothing: the log may belong to a term that has ended since.
     pub(super) path: PathVersion,
     pub(super) end: LogPoint,
+    /// The report of space that the answer needs.
+    pub(super) space_request: u64,
     pub(super) reply: DeferredReply,
 }
 
@@ -176,6 +196,7 @@ impl LogProgress {
             chain: ChainLog::open(mark, stored),
             looks_requested: 0,
             looks_done: 0,
+            later_space: LaterSpace::default(),
             urgent_end: LogPoint::START,
             appends: Vec::new(),
             copier: Some(copier),
@@ -217,9 +238,9 @@ impl LogProgress {
         self.urgent_end = self.urgent_end.max(end);
     }
 
-    /// Whether a thread waits until the log is published further.
+    /// Whether a thread waits until the log is published further. Haste is of no use while a file system is full.
     pub(super) fn is_urgent(&self) -> bool {
-        self.chain.published_everywhere() < self.urgent_end
+        self.chain.published_everywhere() < self.urgent_end && !self.later_space.is_full()
     }
 
     /// The predecessor may write after the end of the log, and over published bytes.
@@ -277,6 +298,7 @@ impl ReplicatedVolume {
             ended_holds: VecDeque::new(),
             is_catching_up,
             is_publishing: false,
+            is_tree_full: false,
             is_folding: false,
             is_closed: false,
         };
@@ -349,11 +371,38 @@ impl ReplicatedVolume {
     }
 
     /// Waits until the log of this node's client is published on every live replica up to a point.
-    pub(super) fn wait_published(&self, client: u16, point: LogPoint, limit: Duration) -> bool {
+    ///
+    /// # Errors
+    /// `DiskFull` at once: when it ends is up to the operator.
+    pub(super) fn wait_published(&self, client: u16, point: LogPoint, limit: Duration) -> Result<(), Unpublished> {
+        self.make_urgent(client, point);
+        let mut is_full = false;
+        let has_ended = self.wait_until(limit, |state| {
+            let is_published = state.log(client).chain.published_everywhere() >= point;
+            is_full = !is_published && (state.is_full() || state.log(client).later_space.is_full());
+            is_published || is_full
+        });
+        match (has_ended, is_full) {
+            (true, false) => Ok(()),
+            (true, true) => Err(Unpublished::DiskFull),
+            (false, _) => Err(Unpublished::Late),
+        }
+    }
+
+    /// Waits until the log of a client is published on this node up to a point.
+    pub(super) fn wait_published_here(&self, client: u16, point: LogPoint, limit: Duration) -> bool {
+        if !self.lock().logs.contains_key(&client) {
+            // Nothing of it has ever been logged.
+            return point == LogPoint::START;
+        }
+        self.make_urgent(client, point);
+        self.wait_until(limit, |state| state.log(client).chain.published().point >= point)
+    }
+
+    fn make_urgent(&self, client: u16, point: LogPoint) {
         self.lock().log(client).raise_urgent_end(point);
         self.notify_thread(WaitingThread::Copier(client));
         self.notify_thread(WaitingThread::Publisher);
-        self.wait_until(limit, |state| state.log(client).chain.published_everywhere() >= point)
     }
 
     /// The end of the log of this node's client, with everything that it has appended until now.

@@ -11,10 +11,11 @@ use farfork_rpc::TypedCall;
 
 use super::client_session::ClientSender;
 use super::node::ReplicaError;
-use super::volume::ReplicatedVolume;
+use super::volume::{ReplicatedVolume, Unpublished};
 use crate::chain::CALL_TIMEOUT;
-use crate::chain::calls::{FinishTerm, PublishLog, ReleaseWriter};
+use crate::chain::calls::{CommitLog, FinishTerm, ReleaseWriter, TermEnd};
 use crate::chain::membership;
+use crate::log::LogPoint;
 use crate::process::channel::kill_silent_process;
 use crate::process::message::OffloadMessage;
 
@@ -32,8 +33,26 @@ pub(super) enum TermError {
     Replica(#[from] ReplicaError),
     #[error("the client of the node: {0}")]
     Client(#[from] io::Error),
-    #[error("the log is not yet published on each live replica")]
-    Unpublished,
+    #[error(transparent)]
+    Unpublished(#[from] Unpublished),
+}
+
+/// What an attempt to make a client the writer has done.
+enum GrantAttempt {
+    Granted,
+    /// Something is done, or the catalog has changed: the next attempt follows at once.
+    Continues,
+    /// The term of the present writer does not end before the disk of a replica has space.
+    DiskFull,
+}
+
+impl From<TermEnd> for GrantAttempt {
+    fn from(end: TermEnd) -> Self {
+        match end {
+            TermEnd::Ended => Self::Continues,
+            TermEnd::DiskFull => Self::DiskFull,
+        }
+    }
 }
 
 /// The record in which a client of this node has a number, which it gets now if it is new.
@@ -55,9 +74,17 @@ fn own_number(volume: &ReplicatedVolume, record: &VolumeRecord) -> Option<u16> {
     record.clients.iter().position(|client| *client == volume.node.name).map(|index| index as u16)
 }
 
-/// Makes the client of this node the writer, however long it takes, and sends it the grant.
+/// Makes the client of this node the writer, however long it takes, and sends it the grant. While the disk of a replica is
+/// full, what waits for the grant is refused.
 pub(super) fn grant_write(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) {
-    repeat_until_done(volume, sender, "a client waits to write", || try_grant(volume, number, sender));
+    repeat_until_done(volume, sender, "a client waits to write", || match try_grant(volume, number, sender)? {
+        GrantAttempt::Granted => Ok(true),
+        GrantAttempt::Continues => Ok(false),
+        GrantAttempt::DiskFull => {
+            sender.send(&OffloadMessage::DiskFull);
+            Err(Unpublished::DiskFull.to_string())
+        }
+    });
 }
 
 /// Repeats an attempt until it returns true, for as long as the client is connected.
@@ -82,20 +109,19 @@ fn repeat_until_done(
     }
 }
 
-/// One attempt. False when the catalog has changed.
-fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> Result<bool, String> {
+fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> Result<GrantAttempt, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     match record.writer {
         None => begin_term(volume, record, number, sender),
         Some(writer) if writer == number && !record.is_writer_fenced => {
             // The grant is lost that an offload process had not sent when it died.
-            end_term(volume, number, record.term).map_err(|error| error.to_string())?;
-            Ok(false)
+            end_term(volume, number, record.term).map(GrantAttempt::from).map_err(|error| error.to_string())
         }
-        Some(_) if record.is_writer_fenced => finish_fenced_term(volume, &record).map(|()| false),
+        Some(_) if record.is_writer_fenced => finish_fenced_term(volume, &record).map(GrantAttempt::from),
         Some(writer) => {
             let request = ReleaseWriter { volume: volume.key.clone(), term: record.term };
-            call_writer::<ReleaseWriter>(volume, &record, writer, &request).map(|_| false)
+            let ended = call_writer::<ReleaseWriter>(volume, &record, writer, &request)?;
+            Ok(ended.map_or(GrantAttempt::Continues, GrantAttempt::from))
         }
     }
 }
@@ -107,29 +133,33 @@ fn begin_term(
     mut record: VolumeRecord,
     number: u16,
     sender: &ClientSender,
-) -> Result<bool, String> {
+) -> Result<GrantAttempt, String> {
     let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
     if !membership::begin_term(&mut record, number) {
-        return Ok(false);
+        return Ok(GrantAttempt::Continues);
     }
     let term = record.term;
     match volume.node.catalog.write_volume(&volume.key.name, &record) {
         Ok(_) => {}
-        Err(CatalogError::Conflict(_)) => return Ok(false),
+        Err(CatalogError::Conflict(_)) => return Ok(GrantAttempt::Continues),
         Err(error) => return Err(error.to_string()),
     }
     // The copier then knows the term before the client has written in it.
     volume.read_record().map_err(|error| error.to_string())?;
-    if let Some(client) = volume.lock().client_of(number).filter(|client| client.sender.is_same(sender)) {
+    let mut state = volume.lock();
+    let reports = state.log(number).later_space.reports();
+    if let Some(client) = state.client_of(number).filter(|client| client.sender.is_same(sender)) {
         client.granted = Some(term);
         client.is_granting = false;
+        client.waits_for_report = Some(reports);
     }
+    drop(state);
     sender.send(&OffloadMessage::WriteGranted { term });
-    Ok(true)
+    Ok(GrantAttempt::Granted)
 }
 
 /// Ends the term of the client of this node: it stops, its log is published everywhere, and the catalog has no writer.
-pub(super) fn end_term(volume: &ReplicatedVolume, number: u16, term: u32) -> Result<(), TermError> {
+pub(super) fn end_term(volume: &ReplicatedVolume, number: u16, term: u32) -> Result<TermEnd, TermError> {
     end_term_after(volume, number, term, || stop_client(volume, number))
 }
 
@@ -138,18 +168,19 @@ fn end_term_after(
     number: u16,
     term: u32,
     stop_client: impl FnOnce() -> Result<(), TermError>,
-) -> Result<(), TermError> {
+) -> Result<TermEnd, TermError> {
     let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
     if !is_term(&volume.read_record()?, number, term) {
-        return Ok(());
+        return Ok(TermEnd::Ended);
     }
     stop_client()?;
-    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or(TermError::Unpublished)?;
-    if !volume.wait_published(number, end, STEP_TIMEOUT) {
-        return Err(TermError::Unpublished);
+    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or(Unpublished::Late)?;
+    match volume.wait_published(number, end, STEP_TIMEOUT) {
+        Err(Unpublished::DiskFull) => return Ok(TermEnd::DiskFull),
+        published => published?,
     }
     volume.update_catalog(|record| !record.is_writer_fenced && membership::end_term(record, number, term))?;
-    Ok(())
+    Ok(TermEnd::Ended)
 }
 
 fn is_term(record: &VolumeRecord, number: u16, term: u32) -> bool {
@@ -158,10 +189,15 @@ fn is_term(record: &VolumeRecord, number: u16, term: u32) -> bool {
 
 /// Ends the term that an earlier client of this node has left. The next one has its lock, so it is dead.
 pub(super) fn end_own_term(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) -> Result<(), String> {
-    if record.is_writer_fenced {
-        return finish_fenced_term(volume, record);
+    let ended = if record.is_writer_fenced {
+        finish_fenced_term(volume, record)?
+    } else {
+        end_term_after(volume, number, record.term, || Ok(())).map_err(|error| error.to_string())?
+    };
+    match ended {
+        TermEnd::Ended => Ok(()),
+        TermEnd::DiskFull => Err(Unpublished::DiskFull.to_string()),
     }
-    end_term_after(volume, number, record.term, || Ok(())).map_err(|error| error.to_string())
 }
 
 /// Waits until the client appends nothing more: it has given its grant back, or it is dead.
@@ -220,10 +256,15 @@ fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let Some(writer) = record.writer.filter(|writer| *writer != number) else { return Ok(true) };
     if record.is_writer_fenced {
-        return finish_fenced_term(volume, &record).map(|()| true);
+        return match finish_fenced_term(volume, &record)? {
+            TermEnd::Ended => Ok(true),
+            TermEnd::DiskFull => Err(Unpublished::DiskFull.to_string()),
+        };
     }
-    let published = call_writer::<PublishLog>(volume, &record, writer, &PublishLog(volume.key.clone()))?;
-    Ok(published.is_some())
+    let end = call_writer::<CommitLog>(volume, &record, writer, &CommitLog(volume.key.clone()))?;
+    let Some(end) = end else { return Ok(false) };
+    let is_published = volume.wait_published_here(writer, end, STEP_TIMEOUT);
+    if is_published { Ok(true) } else { Err(format!("node {}: {}", volume.node.name, Unpublished::Late)) }
 }
 
 /// Makes a call to the node of the writer. One that does not answer for the time of failure detection loses its term; the
@@ -252,27 +293,28 @@ fn call_writer<C: TypedCall>(
 }
 
 /// Has the head publish the log of the fenced writer on each live replica.
-fn finish_fenced_term(volume: &ReplicatedVolume, record: &VolumeRecord) -> Result<(), String> {
+fn finish_fenced_term(volume: &ReplicatedVolume, record: &VolumeRecord) -> Result<TermEnd, String> {
     let head = record.chain.first().ok_or("the chain has no member")?;
     let request = FinishTerm { volume: volume.key.clone(), term: record.term };
     volume.node.peers.call::<FinishTerm>(head, &request, CALL_TIMEOUT).map_err(|error| error.to_string())
 }
 
 /// As the head: publishes what the chain has of the log of the fenced writer, and ends its term.
-pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<(), String> {
+pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEnd, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
-    let Some(writer) = record.writer.filter(|_| record.is_writer_fenced && record.term == term) else { return Ok(()) };
+    let Some(writer) = record.writer.filter(|_| record.is_writer_fenced && record.term == term) else {
+        return Ok(TermEnd::Ended);
+    };
     if record.chain.first() != Some(&volume.node.name) {
         return Err(format!("node {} is not the head of volume {}", volume.node.name, volume.key.name));
     }
     let end = volume.lock().logs.get(&writer).map(|log| log.chain.stored());
-    if let Some(end) = end
-        && !volume.wait_published(writer, end, STEP_TIMEOUT)
-    {
-        return Err(TermError::Unpublished.to_string());
+    match end.map_or(Ok(()), |end| volume.wait_published(writer, end, STEP_TIMEOUT)) {
+        Err(Unpublished::DiskFull) => return Ok(TermEnd::DiskFull),
+        published => published.map_err(|error| error.to_string())?,
     }
     let ended = volume.update_catalog(|record| record.is_writer_fenced && membership::end_term(record, writer, term));
-    ended.map(drop).map_err(|error| error.to_string())
+    ended.map(|_| TermEnd::Ended).map_err(|error| error.to_string())
 }
 
 /// Publishes everything that the client of this node has logged until now, on each live replica.
@@ -281,13 +323,22 @@ pub(super) fn publish_log(volume: &ReplicatedVolume) -> Result<(), String> {
     let number = own_number(volume, &record).filter(|number| volume.lock().logs.contains_key(number));
     let Some(number) = number else { return Ok(()) };
     let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or("the log is busy")?;
-    let is_published = volume.wait_published(number, end, STEP_TIMEOUT);
-    if is_published { Ok(()) } else { Err(TermError::Unpublished.to_string()) }
+    volume.wait_published(number, end, STEP_TIMEOUT).map_err(|error| error.to_string())
+}
+
+/// The end of what the client of this node has logged until now, once each live replica has it.
+pub(super) fn commit_log(volume: &ReplicatedVolume) -> Result<LogPoint, String> {
+    let record = volume.read_record().map_err(|error| error.to_string())?;
+    let number = own_number(volume, &record).filter(|number| volume.lock().logs.contains_key(number));
+    let Some(number) = number else { return Ok(LogPoint::START) };
+    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or("the log is busy")?;
+    let is_committed = volume.wait_until(STEP_TIMEOUT, |state| state.log(number).chain.committed() >= end);
+    if is_committed { Ok(end) } else { Err("not each live replica has the log yet".to_owned()) }
 }
 
 /// As `end_term`, for another node.
-pub(super) fn release_writer(volume: &ReplicatedVolume, term: u32) -> Result<(), String> {
+pub(super) fn release_writer(volume: &ReplicatedVolume, term: u32) -> Result<TermEnd, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
-    let Some(number) = own_number(volume, &record) else { return Ok(()) };
+    let Some(number) = own_number(volume, &record) else { return Ok(TermEnd::Ended) };
     end_term(volume, number, term).map_err(|error| error.to_string())
 }

@@ -1,0 +1,59 @@
+//! Acknowledges what the chain has of a log: to the predecessor on its path, or to the client whose log it is.
+
+use std::sync::MutexGuard;
+
+use super::volume::{PendingAppend, ReplicaState, ReplicatedVolume};
+use crate::chain::PathVersion;
+use crate::chain::calls::{AppendLog, AppendedLog, answer_call};
+use crate::process::message::OffloadMessage;
+use crate::publish::PublishedMark;
+
+impl ReplicatedVolume {
+    /// Answers the predecessor on the path of a log, or the client of this node whose log it is.
+    pub(super) fn acknowledge(&self, client: u16) {
+        let mut state = self.lock();
+        let path = PathVersion::of(&state.record, client);
+        let log = state.log(client);
+        for append in log.appends.extract_if(.., |append| append.path != path) {
+            answer_call::<AppendLog>(append.reply, Err("the log takes another path by now".to_owned()));
+        }
+        let (committed, published) = (log.chain.committed(), log.chain.published_everywhere());
+        let is_answered =
+            |append: &mut PendingAppend| append.end <= committed && log.later_space.is_answered(append.space_request);
+        let answered: Vec<_> = log.appends.extract_if(.., is_answered).collect();
+        if !answered.is_empty() && !log.chain.is_announced() {
+            log.chain.announce();
+            self.notify();
+        }
+        if state.client_of(client).is_some() {
+            return self.acknowledge_client(state, client);
+        }
+        let space = (!answered.is_empty()).then(|| self.least_space(&state, client));
+        drop(state);
+        if let Some(space) = space {
+            let answer = AppendedLog { published, space };
+            answered.into_iter().for_each(|append| answer_call::<AppendLog>(append.reply, Ok(answer)));
+        }
+    }
+
+    fn acknowledge_client(&self, mut state: MutexGuard<'_, ReplicaState>, number: u16) {
+        let has_space_answer = state.has_space_answer(number);
+        let space = self.least_space(&state, number);
+        let log = state.log(number);
+        let committed = log.chain.committed();
+        let reports = log.later_space.reports();
+        let mark = PublishedMark { point: log.chain.published_everywhere(), ..log.chain.published() };
+        let Some(client) = state.client_of(number) else { return };
+        let sender = client.sender.clone();
+        let has_committed = client.commit_requested.is_some_and(|requested| requested <= committed);
+        if has_committed {
+            client.commit_requested = None;
+        }
+        let messages = client.publishing_messages(mark, space, reports, has_space_answer);
+        drop(state);
+        if has_committed {
+            sender.send(&OffloadMessage::Committed(committed));
+        }
+        messages.iter().for_each(|message| sender.send(message));
+    }
+}

@@ -1,0 +1,141 @@
+//! Space of the shared trees. Each node reports the least of its own and of all later nodes on the path of a log. A client
+//! that is short of space asks for a new report.
+
+use super::volume::{LocalClient, ReplicaState, ReplicatedVolume};
+use crate::chain::TreeSpace;
+use crate::log::LogPoint;
+use crate::process::message::OffloadMessage;
+use crate::publish::PublishedMark;
+
+/// The space of the later nodes on the path of a log.
+#[derive(Debug)]
+pub(super) struct LaterSpace {
+    reported: TreeSpace,
+    /// How many reports there were.
+    reports: u64,
+    /// How many reports were requested, and how many of the requests are answered.
+    requests: u64,
+    answered: u64,
+}
+
+/// A question of the client of this node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SpaceCheck {
+    /// The answer waits until the log is published up to here, or a file system is full.
+    pub(super) end: LogPoint,
+    /// The report that the answer needs.
+    pub(super) request: u64,
+}
+
+impl Default for LaterSpace {
+    fn default() -> Self {
+        Self { reported: TreeSpace::UNLIMITED, reports: 0, requests: 0, answered: 0 }
+    }
+}
+
+impl LaterSpace {
+    /// Requests a report. Its number.
+    pub(super) fn request(&mut self) -> u64 {
+        self.requests += 1;
+        self.requests
+    }
+
+    /// The number of the last request.
+    pub(super) fn last_request(&self) -> u64 {
+        self.requests
+    }
+
+    /// Whether a request is not answered.
+    pub(super) fn is_requested(&self) -> bool {
+        !self.is_answered(self.requests)
+    }
+
+    /// Whether a request is answered.
+    pub(super) fn is_answered(&self, request: u64) -> bool {
+        self.answered >= request
+    }
+
+    /// The later nodes have reported their space after `request` was made.
+    pub(super) fn report(&mut self, space: TreeSpace, request: u64) {
+        self.reported = space;
+        self.reports += 1;
+        self.answered = self.answered.max(request);
+    }
+
+    /// How many reports there were.
+    pub(super) fn reports(&self) -> u64 {
+        self.reports
+    }
+
+    /// Whether there was a report.
+    pub(super) fn is_known(&self) -> bool {
+        self.reports > 0
+    }
+
+    /// Whether a later node does not publish for lack of space.
+    pub(super) fn is_full(&self) -> bool {
+        self.reported == TreeSpace::Full
+    }
+}
+
+impl ReplicaState {
+    /// Whether the question of this node's client about a log can be answered.
+    pub(super) fn has_space_answer(&self, client: u16) -> bool {
+        let check = self.client.as_ref().filter(|local| local.number == client).and_then(|local| local.space_check);
+        let (Some(check), Some(log)) = (check, self.logs.get(&client)) else { return false };
+        let is_full = self.is_full() || log.later_space.is_full();
+        log.later_space.is_answered(check.request) && (is_full || log.chain.published_everywhere() >= check.end)
+    }
+
+    /// Whether this node does not publish for lack of space.
+    pub(super) fn is_full(&self) -> bool {
+        // A node that catches up publishes nothing, and writers do not wait for it.
+        self.is_tree_full && !self.is_catching_up
+    }
+}
+
+impl ReplicatedVolume {
+    /// The least space of this replica and of all later ones on the path of a log.
+    pub(super) fn least_space(&self, state: &ReplicaState, client: u16) -> TreeSpace {
+        let own = match state {
+            // Writers do not wait for a node that catches up.
+            state if state.is_catching_up => TreeSpace::UNLIMITED,
+            state if state.is_full() => TreeSpace::Full,
+            _ => TreeSpace::Free(self.free_bytes()),
+        };
+        let later = state.logs.get(&client).map_or(TreeSpace::UNLIMITED, |log| log.later_space.reported);
+        own.min(later)
+    }
+
+    /// Free bytes of the file system of the shared tree. One that cannot be asked limits nothing: publishing will say why.
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.directory.free_bytes().unwrap_or(u64::MAX)
+    }
+}
+
+impl LocalClient {
+    /// The messages about publishing of the client's log, after so many reports of space. `has_answer` is
+    /// `ReplicaState::has_space_answer`.
+    pub(super) fn publishing_messages(
+        &mut self,
+        mark: PublishedMark,
+        space: TreeSpace,
+        reports: u64,
+        has_answer: bool,
+    ) -> Vec<OffloadMessage> {
+        let mut messages = Vec::new();
+        // Before the first report, nothing is known of later nodes.
+        let has_published = reports > 0 && self.reported_published.is_none_or(|reported| reported < mark.point);
+        let has_news = self.waits_for_report.is_some_and(|earlier| earlier < reports);
+        if has_published || has_news {
+            self.reported_published = Some(mark.point);
+            self.waits_for_report = None;
+            messages.push(OffloadMessage::Published { mark, space });
+        }
+        if has_answer {
+            self.space_check = None;
+            messages.push(OffloadMessage::SpaceChecked(space));
+        }
+        messages
+    }
+}
