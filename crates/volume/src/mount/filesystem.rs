@@ -22,7 +22,7 @@ use super::data::SeekTarget;
 use super::execution::PlannedOperation;
 use super::operations::{LookupRequest, WritePlace, WriteRequest};
 use crate::publish::available_bytes;
-use crate::record::FileKind;
+use crate::record::{EntryKey, FileKind};
 use crate::view::{
     AttributeChange, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, VolumeNamespace, XattrMode,
 };
@@ -61,7 +61,10 @@ impl Filesystem for VolumeFilesystem {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match name_of(name) {
-            Ok(name) => self.answer_lookup(LookupRequest { thread: request.pid(), parent, name }, reply),
+            Ok(name) => {
+                let entry = EntryKey { parent: number_of(parent), name };
+                self.answer_lookup(LookupRequest { thread: request.pid(), entry }, reply);
+            }
             Err(error) => reply.error(error_of(error)),
         }
     }
@@ -168,13 +171,11 @@ impl Filesystem for VolumeFilesystem {
             flags if flags.is_empty() => RenameKind::Replace,
             _ => return reply.error(error_of(Errno::INVAL)),
         };
-        let caller = caller_of(request);
         let (parent, new_parent) = (number_of(parent), number_of(new_parent));
         let names = name_of(name).and_then(|name| Ok((name, name_of(new_name)?)));
         match names {
             Ok((name, new_name)) => {
-                let rename = RenameRequest { parent, name, new_parent, new_name, kind };
-                self.change_and_answer(reply, move |namespace| namespace.plan_rename(&rename, caller));
+                self.rename_entry(request, RenameRequest { parent, name, new_parent, new_name, kind }, reply);
             }
             Err(error) => reply.error(error_of(error)),
         }
@@ -182,13 +183,14 @@ impl Filesystem for VolumeFilesystem {
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (caller, inode, client) = (caller_of(request), number_of(inode), Arc::clone(&self.client));
-        let name = match name_of(name) {
-            Ok(name) => name,
+        let entry = match name_of(name) {
+            Ok(name) => EntryKey { parent: number_of(parent), name },
             Err(error) => return reply.error(error_of(error)),
         };
+        let key = entry.clone();
         self.client.change(
-            move |namespace| namespace.plan_link(inode, number_of(parent), &name, caller),
-            move |linked| answer_entry(reply, linked.and_then(|()| client.counted_attributes(inode))),
+            move |namespace| namespace.plan_link(inode, key.parent, &key.name, caller),
+            move |linked| answer_entry(reply, linked.and_then(|()| client.answer_created(&entry, inode))),
         );
     }
 

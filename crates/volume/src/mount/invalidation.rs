@@ -15,6 +15,7 @@ use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
+use super::stale_entries::StaleEntries;
 use crate::record::{EntryKey, InodeNumber};
 use crate::view::CachedObjects;
 
@@ -28,6 +29,8 @@ pub(super) type DeferredAnswer = Box<dyn FnOnce() + Send>;
 pub(super) struct KernelCaches {
     inodes: Sender<InodeTask>,
     entries: Sender<EntryKey>,
+    /// Entries that the thread has not invalidated.
+    pub(super) stale_entries: Arc<StaleEntries>,
     /// Tasks of the thread for inodes that are not done.
     pending_inodes: Arc<AtomicU64>,
     notifier: Notifier,
@@ -54,18 +57,22 @@ impl KernelCaches {
         thread::Builder::new()
             .name("inval-inode".to_owned())
             .spawn(move || run_inode_tasks(&inode_notifier, &queued_inodes, &pending))?;
-        let entry_notifier = notifier.clone();
+        let stale_entries = Arc::<StaleEntries>::default();
+        let (entry_notifier, stale) = (notifier.clone(), Arc::clone(&stale_entries));
         thread::Builder::new()
             .name("inval-entry".to_owned())
-            .spawn(move || invalidate_entries(&entry_notifier, &queued_entries))?;
-        Ok(Self { inodes, entries, pending_inodes, notifier })
+            .spawn(move || invalidate_entries(&entry_notifier, &queued_entries, &stale))?;
+        Ok(Self { inodes, entries, stale_entries, pending_inodes, notifier })
     }
 
-    /// Queues what has changed: attributes and data of inodes, and entries.
+    /// Queues what has changed: attributes and data of inodes, and entries. The view is locked.
     pub(super) fn invalidate(&self, cached: CachedObjects) {
         cached.inodes.into_iter().for_each(|inode| self.queue(InodeTask::Invalidate(inode)));
-        // The thread lives as long as this process.
-        cached.entries.into_iter().for_each(|entry| _ = self.entries.send(entry));
+        for (entry, previous) in cached.entries {
+            self.stale_entries.add(entry.clone(), previous);
+            // The thread lives as long as this process.
+            let _ = self.entries.send(entry);
+        }
     }
 
     /// Gives an answer when every inode is invalidated that is queued now.
@@ -99,8 +106,10 @@ fn run_inode_tasks(notifier: &Notifier, queue: &Receiver<InodeTask>, pending: &A
     }
 }
 
-fn invalidate_entries(notifier: &Notifier, queue: &Receiver<EntryKey>) {
-    while let Ok(EntryKey { parent, name }) = queue.recv() {
-        let _ = notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name.as_bytes()));
+fn invalidate_entries(notifier: &Notifier, queue: &Receiver<EntryKey>, stale_entries: &StaleEntries) {
+    while let Ok(entry) = queue.recv() {
+        // An error means that the kernel does not have the entry.
+        let _ = notifier.inval_entry(INodeNo(entry.parent.0), OsStr::from_bytes(entry.name.as_bytes()));
+        stale_entries.remove(&entry);
     }
 }

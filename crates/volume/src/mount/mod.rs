@@ -18,6 +18,7 @@ mod open_retry;
 mod operations;
 mod refresh;
 mod space;
+mod stale_entries;
 mod unused_inodes;
 mod write_permission;
 

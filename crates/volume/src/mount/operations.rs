@@ -12,8 +12,11 @@ use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, caller_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
-use crate::record::{EntryName, InodeNumber, RecordEffect};
-use crate::view::{AttributeChange, CallerIdentity, Inode, InodeContent, NewInode, VolumeNamespace, XattrMode};
+use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
+use crate::view::{
+    AttributeChange, CallerIdentity, Inode, InodeContent, NewInode, RenameKind, RenameRequest, VolumeNamespace,
+    XattrMode,
+};
 
 /// Attempts to look up a file that stays long enough to be opened. Each takes a refresh.
 const HOLD_ATTEMPTS_MAX: u32 = 20;
@@ -22,8 +25,7 @@ const HOLD_ATTEMPTS_MAX: u32 = 20;
 #[derive(Debug)]
 pub(super) struct LookupRequest {
     pub(super) thread: u32,
-    pub(super) parent: INodeNo,
-    pub(super) name: EntryName,
+    pub(super) entry: EntryKey,
 }
 
 /// Plans the removal of an entry of a directory.
@@ -89,13 +91,15 @@ impl VolumeFilesystem {
             Ok(name) => name,
             Err(error) => return answer(Err(error)),
         };
+        let entry = EntryKey { parent: number_of(parent), name };
+        let key = entry.clone();
         let plan = move |namespace: &VolumeNamespace| {
-            let planned = namespace.plan_create(number_of(parent), &name, &new, caller)?;
+            let planned = namespace.plan_create(key.parent, &key.name, &new, caller)?;
             Ok(PlannedOperation::new(planned.effects, planned.inode))
         };
         let client = Arc::clone(&self.client);
         self.client
-            .execute(&[], plan, move |created| answer(created.and_then(|inode| client.counted_attributes(inode))));
+            .execute(&[], plan, move |created| answer(created.and_then(|inode| client.answer_created(&entry, inode))));
     }
 
     pub(super) fn change_attributes(
@@ -159,7 +163,7 @@ impl VolumeFilesystem {
         });
     }
 
-    /// Executes unlink(2) or rmdir(2), and gives the answer.
+    /// Executes unlink(2) or rmdir(2), and gives the answer. The kernel takes a directory for removed if it has one of the name.
     pub(super) fn remove_entry(
         &self,
         request: &Request,
@@ -168,11 +172,47 @@ impl VolumeFilesystem {
         reply: ReplyEmpty,
         plan: RemovalPlan,
     ) {
-        let (caller, parent) = (caller_of(request), number_of(parent));
-        match name_of(name) {
-            Ok(name) => self.change_and_answer(reply, move |namespace| plan(namespace, parent, &name, caller)),
-            Err(error) => answer_empty(reply, Err(error)),
-        }
+        let (caller, thread) = (caller_of(request), request.pid());
+        let entry = match name_of(name) {
+            Ok(name) => EntryKey { parent: number_of(parent), name },
+            Err(error) => return answer_empty(reply, Err(error)),
+        };
+        let (checking, client, key) = (Arc::clone(&self.client), Arc::clone(&self.client), entry.clone());
+        let checked_plan = move |namespace: &VolumeNamespace| {
+            let effects = plan(namespace, key.parent, &key.name, caller)?;
+            let target = namespace.lookup(key.parent, &key.name)?;
+            if namespace.inode(target)?.is_directory() {
+                checking.check_entry(thread, &key, Some(target))?;
+            }
+            Ok(effects)
+        };
+        self.client.change(checked_plan, move |removed| {
+            answer_empty(reply, removed);
+            client.invalidate_previous(&entry);
+        });
+    }
+
+    /// Executes rename(2), and gives the answer. The kernel moves what it has of the name, and takes a directory for removed if it
+    /// has one of the new name.
+    pub(super) fn rename_entry(&self, request: &Request, rename: RenameRequest, reply: ReplyEmpty) {
+        let (caller, thread) = (caller_of(request), request.pid());
+        let (checking, client) = (Arc::clone(&self.client), Arc::clone(&self.client));
+        let target_entry = rename.target_entry();
+        let checked_plan = move |namespace: &VolumeNamespace| {
+            let effects = namespace.plan_rename(&rename, caller)?;
+            let (source, target) = (rename.source_entry(), rename.target_entry());
+            let moved = namespace.lookup(source.parent, &source.name)?;
+            checking.check_entry(thread, &source, Some(moved))?;
+            let must_match = rename.kind == RenameKind::Exchange || namespace.inode(moved)?.is_directory();
+            if must_match {
+                checking.check_entry(thread, &target, namespace.lookup(target.parent, &target.name).ok())?;
+            }
+            Ok(effects)
+        };
+        self.client.change(checked_plan, move |renamed| {
+            answer_empty(reply, renamed);
+            client.invalidate_previous(&target_entry);
+        });
     }
 
     /// Executes an operation without data and without a result.
@@ -191,8 +231,29 @@ impl VolumeFilesystem {
 }
 
 impl VolumeClient {
-    pub(super) fn counted_attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
-        count_reference(&mut self.lock(), inode)
+    /// The attributes of an inode for a new entry of it. Counts the kernel's reference.
+    pub(super) fn answer_created(&self, entry: &EntryKey, inode: InodeNumber) -> Result<FileAttr, Errno> {
+        let mut state = self.lock();
+        self.note_answer(None, entry, Some(inode));
+        count_reference(&mut state, inode)
+    }
+
+    fn note_answer(&self, thread: Option<u32>, entry: &EntryKey, inode: Option<InodeNumber>) {
+        if let Some(caches) = self.kernel_caches.get() {
+            caches.stale_entries.note_answer(thread, entry, inode);
+        }
+    }
+
+    fn check_entry(&self, thread: u32, entry: &EntryKey, target: Option<InodeNumber>) -> Result<(), Errno> {
+        self.kernel_caches.get().map_or(Ok(()), |caches| caches.stale_entries.check(thread, entry, target))
+    }
+
+    /// The kernel has counted a link less of an inode that may not be the one that was removed.
+    fn invalidate_previous(&self, entry: &EntryKey) {
+        if let Some(caches) = self.kernel_caches.get() {
+            let previous = caches.stale_entries.previous_inodes(entry);
+            previous.into_iter().for_each(|inode| caches.invalidate_attributes(inode));
+        }
     }
 
     pub(super) fn attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
@@ -216,15 +277,18 @@ fn answer_refreshed_lookup(client: Arc<VolumeClient>, lookup: LookupRequest, rep
 /// Finds an entry, and counts the kernel's reference to the inode.
 fn look_up(client: &VolumeClient, lookup: &LookupRequest) -> Result<FileAttr, Errno> {
     let mut state = client.lock();
-    let inode = state.namespace.lookup(number_of(lookup.parent), &lookup.name)?;
-    count_reference(&mut state, inode)
+    let found = state.namespace.lookup(lookup.entry.parent, &lookup.entry.name);
+    client.note_answer(Some(lookup.thread), &lookup.entry, found.ok());
+    count_reference(&mut state, found?)
 }
 
 /// As `look_up`, and holds the data if it is a file. None when another client has dropped it just now.
 fn look_up_again(client: &VolumeClient, lookup: &LookupRequest) -> Option<Result<FileAttr, Errno>> {
     // The view must not change between the lookup and the opening, so the data is opened under its lock.
     let mut state = client.lock();
-    let inode = match state.namespace.lookup(number_of(lookup.parent), &lookup.name) {
+    let found = state.namespace.lookup(lookup.entry.parent, &lookup.entry.name);
+    client.note_answer(Some(lookup.thread), &lookup.entry, found.ok());
+    let inode = match found {
         Ok(inode) => inode,
         Err(error) => return Some(Err(error)),
     };

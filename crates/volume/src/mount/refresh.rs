@@ -123,7 +123,6 @@ impl VolumeClient {
         let mut state = self.lock();
         state.set_applied(client, changes.end);
         let cached = state.namespace.apply_published(changes);
-        drop(state);
         if let Some(caches) = self.kernel_caches.get() {
             caches.invalidate(cached);
         }
@@ -151,7 +150,6 @@ impl VolumeClient {
         for (client, mark) in marks.iter().enumerate() {
             state.set_applied(client as u16, mark.point);
         }
-        drop(state);
         if let Some(caches) = self.kernel_caches.get() {
             caches.invalidate(cached);
         }

@@ -2,21 +2,20 @@
 //! publisher keeps the table in memory; it reads it from the shared tree when it starts.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fgetxattr, openat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, fgetxattr, unlinkat};
 use rustix::io::Errno;
 
 use super::calls::PublishError;
+use super::directory_walk::{DirectoryWalk, open_directory};
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::layout::{SharedTree, number_of_name, orphan_name};
 use crate::record::{EntryKey, EntryName, InodeNumber};
 
 /// Most open directories of one change set.
 const OPEN_DIRECTORIES_MAX: usize = 512;
-const OPEN_FLAGS: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NOATIME);
 
 /// The entry that leads to a directory; none for the root and for orphans.
 type DirectoryLocation = Option<EntryKey>;
@@ -36,29 +35,28 @@ impl DirectoryTable {
         table.locations.insert(InodeNumber::ROOT, None);
         let duplicate = |fd: &OwnedFd| fd.try_clone().map_err(|_| PublishError::Mismatch("too many open files"));
         table.load_below(InodeNumber::ROOT, duplicate(&shared.tree)?)?;
-        for (name, directory) in subdirectories(&shared.orphans)? {
+        for_each_subdirectory(&shared.orphans, |name, directory| {
             let inode = number_of_name(name.as_bytes()).ok_or(PublishError::Mismatch("an orphan has no number"))?;
             // A crash came before its number was written: it is empty, and is created again if it is still wanted.
             if read_number(&directory).is_err() {
-                unlinkat(&shared.orphans, name.as_bytes(), AtFlags::REMOVEDIR)
-                    .map_err(PublishError::call("remove a directory"))?;
-                continue;
+                return unlinkat(&shared.orphans, name.as_bytes(), AtFlags::REMOVEDIR)
+                    .map_err(PublishError::call("remove a directory"));
             }
             table.locations.insert(inode, None);
-            table.load_below(inode, directory)?;
-        }
+            table.load_below(inode, directory)
+        })?;
         Ok(table)
     }
 
-    /// Reads with a list instead of recursion: the tree may be deep.
     fn load_below(&mut self, top: InodeNumber, directory: OwnedFd) -> Result<(), PublishError> {
-        let mut pending = vec![(top, directory)];
-        while let Some((parent, directory)) = pending.pop() {
-            for (name, child) in subdirectories(&directory)? {
+        let mut walk = DirectoryWalk::start(top, directory);
+        while let Some(directory) = walk.next().map_err(PublishError::call("open a directory"))? {
+            for_each_subdirectory(&directory.file, |name, child| {
                 let inode = read_number(&child)?;
-                self.set_location(inode, Some(EntryKey { parent, name }));
-                pending.push((inode, child));
-            }
+                self.set_location(inode, Some(EntryKey { parent: directory.inode, name: name.clone() }));
+                walk.add(&directory, name, inode);
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -129,7 +127,7 @@ impl DirectoryTable {
             self.close_all();
         }
         for (number, name) in missing.into_iter().rev() {
-            let child = openat(directory.as_fd(), name.as_slice(), OPEN_FLAGS, Mode::empty());
+            let child = open_directory(&directory, name.as_slice());
             directory = Rc::new(child.map_err(PublishError::call("open a directory"))?);
             self.open.insert(number, Rc::clone(&directory));
         }
@@ -143,8 +141,8 @@ impl DirectoryTable {
 
     fn open_top(&mut self, shared: &SharedTree, inode: InodeNumber) -> Result<Rc<OwnedFd>, PublishError> {
         let opened = match inode {
-            InodeNumber::ROOT => openat(&shared.tree, c".", OPEN_FLAGS, Mode::empty()),
-            _ => openat(&shared.orphans, orphan_name(inode).as_bytes(), OPEN_FLAGS, Mode::empty()),
+            InodeNumber::ROOT => open_directory(&shared.tree, b"."),
+            _ => open_directory(&shared.orphans, orphan_name(inode).as_bytes()),
         };
         let directory = Rc::new(opened.map_err(PublishError::call("open a directory"))?);
         self.open.insert(inode, Rc::clone(&directory));
@@ -152,21 +150,23 @@ impl DirectoryTable {
     }
 }
 
-/// The directories in a directory, opened.
-fn subdirectories(directory: &OwnedFd) -> Result<Vec<(EntryName, OwnedFd)>, PublishError> {
-    let mut found = Vec::new();
+/// Calls `visit` for each directory in a directory.
+fn for_each_subdirectory(
+    directory: &OwnedFd,
+    mut visit: impl FnMut(EntryName, OwnedFd) -> Result<(), PublishError>,
+) -> Result<(), PublishError> {
     for entry in Dir::read_from(directory).map_err(PublishError::call("read a directory"))? {
         let entry = entry.map_err(PublishError::call("read a directory"))?;
         let Some(name) = EntryName::new(entry.file_name().to_bytes()) else { continue };
         if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
-            match openat(directory, name.as_bytes(), OPEN_FLAGS, Mode::empty()) {
-                Ok(child) => found.push((name, child)),
+            match open_directory(directory, name.as_bytes()) {
+                Ok(child) => visit(name, child)?,
                 Err(Errno::NOTDIR | Errno::LOOP) => {}
                 Err(error) => return Err(PublishError::call("open a directory")(error)),
             }
         }
     }
-    Ok(found)
+    Ok(())
 }
 
 fn read_number(directory: &OwnedFd) -> Result<InodeNumber, PublishError> {

@@ -4,12 +4,12 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, lgetxattr, llistxattr, openat, readlinkat,
-    statat, utimensat,
+    AtFlags, Dir, FileType, Stat, Timespec, Timestamps, lgetxattr, llistxattr, readlinkat, statat, utimensat,
 };
 use rustix::io::Errno;
 use serde_bytes::ByteBuf;
 
+use super::directory_walk::{DirectoryWalk, open_directory};
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::layout::SharedTree;
 use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, Timestamp, XATTR_BYTES_MAX};
@@ -25,23 +25,18 @@ const NAME_LIST_BYTES: usize = 64 << 10;
 pub fn load_namespace(shared: &SharedTree, client: u16, inode_max: u64) -> io::Result<VolumeNamespace> {
     let (_, root) = load_inode(&shared.tree, c".".to_bytes())?;
     let mut namespace = VolumeNamespace::new(root, client, inode_max);
-    let mut pending = vec![(InodeNumber::ROOT, open_directory(&shared.tree, b".")?)];
-    while let Some((parent, directory)) = pending.pop() {
-        for entry in Dir::read_from(&directory)? {
+    let mut walk = DirectoryWalk::start(InodeNumber::ROOT, open_directory(&shared.tree, b".")?);
+    while let Some(directory) = walk.next()? {
+        for entry in Dir::read_from(&directory.file)? {
             let Some(name) = EntryName::new(entry?.file_name().to_bytes()) else { continue };
-            let (number, inode) = load_inode(&directory, name.as_bytes())?;
+            let (number, inode) = load_inode(&directory.file, name.as_bytes())?;
             if inode.is_directory() {
-                pending.push((number, open_directory(&directory, name.as_bytes())?));
+                walk.add(&directory, name.clone(), number);
             }
-            namespace.load(parent, name, number, inode);
+            namespace.load(directory.inode, name, number, inode);
         }
     }
     Ok(namespace)
-}
-
-fn open_directory(parent: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOATIME;
-    Ok(openat(parent, name, flags, Mode::empty())?)
 }
 
 pub(super) fn load_inode(directory: &OwnedFd, name: &[u8]) -> io::Result<(InodeNumber, LoadedInode)> {

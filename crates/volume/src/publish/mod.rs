@@ -6,6 +6,7 @@
 
 mod calls;
 mod directory_table;
+mod directory_walk;
 mod entries;
 mod file_data;
 mod inode_record;

@@ -2,8 +2,9 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{DirEntryExt as _, FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use farfork_sys::shared_mapping::SharedMapping;
 use farfork_volume::process::ProcessRole;
 
 use super::mounted_volume::LOG_BYTES;
-use super::test_node::{NO_DETECTION_MS, WAIT_LIMIT};
+use super::test_node::{NO_DETECTION_MS, SetOnDrop, WAIT_LIMIT};
 use super::volume_cluster::VolumeCluster;
 
 /// The tests of this file.
@@ -29,6 +30,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ),
     ("a_client_without_its_offload_process_misses_nothing", a_client_without_its_offload_process_misses_nothing),
     ("a_name_that_is_replaced_all_the_time_can_be_opened", a_name_that_is_replaced_all_the_time_can_be_opened),
+    ("a_rename_moves_the_file_to_which_the_name_leads", a_rename_moves_the_file_to_which_the_name_leads),
+    ("a_directory_that_another_client_has_moved_stays_usable", a_directory_that_another_client_has_moved_stays_usable),
     ("reading_takes_no_write_permission", reading_takes_no_write_permission),
 ];
 
@@ -242,6 +245,79 @@ fn a_name_that_is_replaced_all_the_time_can_be_opened() {
         }
         must_stop.store(true, Ordering::Relaxed);
     });
+}
+
+/// Runs `change` on node 0 again and again, and `check` on node 1 so many times meanwhile.
+fn change_while_checking(change: impl Fn(u32) + Sync, rounds: u32, check: impl Fn(u32)) {
+    let must_stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _stop = SetOnDrop(&must_stop);
+        scope.spawn(|| {
+            for round in (1..).take_while(|_| !must_stop.load(Ordering::Relaxed)) {
+                change(round);
+                // Node 1 waits until all changes before are published.
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        (0..rounds).for_each(check);
+    });
+}
+
+/// An operation on a name that another client changes all the time.
+fn assert_contended(result: io::Result<()>) {
+    const KINDS: [io::ErrorKind; 3] =
+        [io::ErrorKind::NotFound, io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::StaleNetworkFileHandle];
+    assert!(result.as_ref().map_err(io::Error::kind).err().is_none_or(|kind| KINDS.contains(&kind)), "{result:?}");
+}
+
+/// The kernel of node 1 has an older file of the name when it sends the request.
+fn a_rename_moves_the_file_to_which_the_name_leads() {
+    let pair = MountedPair::create();
+    let replace = |version: u32| {
+        fs::write(pair.path(0, "new"), version.to_string()).unwrap();
+        fs::rename(pair.path(0, "new"), pair.path(0, "file")).unwrap();
+    };
+    change_while_checking(replace, 300, |round| {
+        let (file, taken) = (pair.path(1, "file"), pair.path(1, "taken"));
+        let _ = fs::metadata(&file);
+        let renamed = fs::rename(file, &taken);
+        let is_renamed = renamed.is_ok();
+        assert_contended(renamed);
+        if is_renamed {
+            let mut entries = fs::read_dir(pair.path(1, "")).unwrap().map(Result::unwrap);
+            let listed = entries.find(|entry| entry.file_name() == "taken").unwrap().ino();
+            assert_eq!(fs::metadata(&taken).unwrap().ino(), listed, "round {round}");
+        }
+    });
+}
+
+/// The kernel of node 1 may take the directory for the one that node 1 removes.
+fn a_directory_that_another_client_has_moved_stays_usable() {
+    let pair = MountedPair::create();
+    let kept = Mutex::new(Vec::new());
+    let replace = |version: u32| {
+        let (directory, moved) = (pair.path(0, "directory"), format!("moved-{version}"));
+        let _ = fs::create_dir(&directory);
+        // Node 1 may remove it before it has a file.
+        if fs::write(directory.join("file"), b"data").is_ok() {
+            fs::rename(&directory, pair.path(0, &moved)).unwrap();
+            let _ = fs::create_dir(&directory);
+            kept.lock().unwrap().push(moved);
+        }
+    };
+    // An inode that nothing uses is forgotten, and with it that the kernel takes it for removed.
+    let open = Mutex::new(Vec::new());
+    change_while_checking(replace, 300, |_| {
+        let directory = pair.path(1, "directory");
+        open.lock().unwrap().extend(File::open(&directory));
+        assert_contended(fs::remove_dir(directory));
+    });
+    let kept = kept.into_inner().unwrap();
+    assert!(!kept.is_empty());
+    for moved in kept {
+        assert_eq!(fs::read_dir(pair.path(1, &moved)).unwrap().count(), 1, "{moved}");
+        assert_eq!(fs::read(pair.path(1, &moved).join("file")).unwrap(), b"data", "{moved}");
+    }
 }
 
 /// Neither reading nor what the kernel forgets makes a client the writer.

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 use super::CallerIdentity;
-use crate::record::{EntryName, InodeNumber, RecordEffect};
+use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::{InodeContent, VolumeNamespace};
 
 /// The flags of renameat2(2). RENAME_WHITEOUT is refused by the caller.
@@ -30,6 +30,18 @@ pub struct RenameRequest {
     pub new_name: EntryName,
     /// With an existing entry of that name.
     pub kind: RenameKind,
+}
+
+impl RenameRequest {
+    /// The entry that is moved.
+    pub fn source_entry(&self) -> EntryKey {
+        EntryKey { parent: self.parent, name: self.name.clone() }
+    }
+
+    /// The entry to which it is moved.
+    pub fn target_entry(&self) -> EntryKey {
+        EntryKey { parent: self.new_parent, name: self.new_name.clone() }
+    }
 }
 
 impl VolumeNamespace {

@@ -1,6 +1,6 @@
 //! Changes that another client made: the view takes final states whose data is in the shared tree.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::change::{ChangeSet, InodeChange};
 use crate::record::{EntryKey, InodeNumber};
@@ -11,8 +11,8 @@ use crate::view::{Inode, InodeContent, VolumeNamespace};
 pub struct CachedObjects {
     /// Inodes.
     pub inodes: BTreeSet<InodeNumber>,
-    /// Entries that led elsewhere. The kernel keeps no entries that do not exist.
-    pub entries: BTreeSet<EntryKey>,
+    /// Entries that led elsewhere, and where they led. The kernel keeps no entries that do not exist.
+    pub entries: BTreeMap<EntryKey, InodeNumber>,
 }
 
 impl VolumeNamespace {
@@ -32,7 +32,7 @@ impl VolumeNamespace {
             let Some(previous) = previous.filter(|previous| Some(*previous) != *target) else { continue };
             unlinked.insert(previous);
             if self.is_known_to_kernel(previous) {
-                cached.entries.insert(entry.clone());
+                cached.entries.insert(entry.clone(), previous);
             }
         }
         for number in &unlinked {
@@ -63,7 +63,9 @@ impl VolumeNamespace {
         for (number, inode) in previous.inodes.into_iter().filter(|(number, _)| known.contains(number)) {
             if let InodeContent::Directory { entries, .. } = &inode.content {
                 let names = entries.after(0).filter(|entry| known.contains(&entry.inode));
-                cached.entries.extend(names.map(|entry| EntryKey { parent: number, name: entry.name.clone() }));
+                cached
+                    .entries
+                    .extend(names.map(|entry| (EntryKey { parent: number, name: entry.name.clone() }, entry.inode)));
             }
             self.keep_references(number, inode);
         }

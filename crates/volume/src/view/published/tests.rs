@@ -1,7 +1,7 @@
 //! Random operations of one client, applied record by record at that client, and as change sets at another one. Both have the
 //! same namespace.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
 
@@ -184,7 +184,7 @@ fn the_client_that_unlinked_a_file_drops_it_and_another_one_may_still_read_it() 
     unlink(&mut writer, "a");
     let cached = reader.apply_published(&writer.take_changes());
     let entry = EntryKey { parent: InodeNumber::ROOT, name: entry_name("a") };
-    assert_eq!(cached.entries, BTreeSet::from([entry]));
+    assert_eq!(cached.entries, BTreeMap::from([(entry, file)]));
     assert_eq!(cached.inodes, BTreeSet::from([InodeNumber::ROOT, file]));
     reader.forget(file, 1);
     assert_eq!(reader.plan_drop(file), None, "it may be open at the client that unlinked it");
@@ -222,7 +222,7 @@ fn a_namespace_that_is_read_again_keeps_what_the_kernel_knows() {
     let cached = reader.replace_with(loaded);
     assert_eq!(cached.inodes, BTreeSet::from([InodeNumber::ROOT, kept, unlinked]));
     let entry = |name: &str| EntryKey { parent: InodeNumber::ROOT, name: entry_name(name) };
-    assert_eq!(cached.entries, BTreeSet::from([entry("a"), entry("b")]));
+    assert_eq!(cached.entries, BTreeMap::from([(entry("a"), kept), (entry("b"), unlinked)]));
     assert_eq!(reader.inode(kept).unwrap().lookups, 1);
     assert_eq!(reader.lookup(InodeNumber::ROOT, &entry_name("c")), Ok(kept));
     assert!(reader.inode(unlinked).is_err());

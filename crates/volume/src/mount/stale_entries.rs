@@ -1,0 +1,152 @@
+//! Entries that other clients have changed, and that the kernel may still have as they were.
+//!
+//! rename(2), rmdir(2) and unlink(2) arrive here with names. The kernel then moves or removes the entry that it has of the
+//! name, with the inode to which that leads. If it is an old one, a path leads to a wrong file afterwards, or the kernel takes
+//! a directory for a removed one. An invalidation cannot prevent that: it waits for the lock of the directory, which the
+//! kernel holds until the operation is answered. So the operation is answered with ESTALE. The kernel looks the names up again
+//! and repeats it (`retry_estale` in fs/namei.c).
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use crate::record::{EntryKey, InodeNumber};
+
+/// The entries.
+#[derive(Debug, Default)]
+pub(super) struct StaleEntries {
+    entries: Mutex<HashMap<EntryKey, StaleEntry>>,
+    /// How many there are. Most operations find none.
+    count: AtomicUsize,
+}
+
+/// An entry that is to be invalidated.
+#[derive(Debug, Default)]
+struct StaleEntry {
+    /// Invalidations that the kernel has not executed.
+    invalidations: u32,
+    /// Inodes to which the entry has led.
+    previous: Vec<InodeNumber>,
+    /// What the kernel was answered since then.
+    found: Option<FoundEntry>,
+}
+
+/// An entry as the kernel was answered.
+#[derive(Clone, Copy, Debug)]
+struct FoundEntry {
+    /// None when there was no entry.
+    inode: Option<InodeNumber>,
+    /// The thread that has looked it up; none when every thread waits for this answer, as for mkdir(2).
+    thread: Option<u32>,
+}
+
+impl StaleEntries {
+    /// An entry has led to `previous`, and is invalidated. The view is locked.
+    pub(super) fn add(&self, key: EntryKey, previous: InodeNumber) {
+        let mut entries = self.lock();
+        let entry = entries.entry(key).or_default();
+        entry.invalidations += 1;
+        entry.previous.push(previous);
+        entry.found = None;
+        self.count.store(entries.len(), Ordering::Release);
+    }
+
+    /// The kernel has executed an invalidation.
+    pub(super) fn remove(&self, key: &EntryKey) {
+        let mut entries = self.lock();
+        let Some(entry) = entries.get_mut(key) else { return };
+        entry.invalidations -= 1;
+        if entry.invalidations == 0 {
+            entries.remove(key);
+        }
+        self.count.store(entries.len(), Ordering::Release);
+    }
+
+    /// A lookup by a thread is answered, or with no thread the creation of an entry.
+    pub(super) fn note_answer(&self, thread: Option<u32>, key: &EntryKey, inode: Option<InodeNumber>) {
+        if self.is_empty() {
+            return;
+        }
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.found = Some(FoundEntry { inode, thread });
+        }
+    }
+
+    /// Checks that the kernel has an entry as the view has it, where it leads to `target`. The view is locked.
+    ///
+    /// # Errors
+    /// ESTALE: the thread is to look the entry up again.
+    pub(super) fn check(&self, thread: u32, key: &EntryKey, target: Option<InodeNumber>) -> Result<(), Errno> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let is_known = |found: FoundEntry| found.inode == target && found.thread.is_none_or(|by| by == thread);
+        match self.lock().get(key) {
+            Some(entry) if !entry.found.is_some_and(is_known) => Err(Errno::STALE),
+            _ => Ok(()),
+        }
+    }
+
+    /// The inodes that the kernel may have taken for that of an entry.
+    pub(super) fn previous_inodes(&self, key: &EntryKey) -> Vec<InodeNumber> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        self.lock().get(key).map(|entry| entry.previous.clone()).unwrap_or_default()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<EntryKey, StaleEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::EntryName;
+
+    const OLD: InodeNumber = InodeNumber(5);
+    const NEW: InodeNumber = InodeNumber(6);
+
+    fn key(name: &str) -> EntryKey {
+        EntryKey { parent: InodeNumber::ROOT, name: EntryName::new(name.as_bytes()).unwrap() }
+    }
+
+    #[test]
+    fn a_thread_that_looks_up_again_may_go_on() {
+        let stale = StaleEntries::default();
+        assert_eq!(stale.check(1, &key("a"), Some(NEW)), Ok(()));
+        stale.add(key("a"), OLD);
+        assert_eq!(stale.check(1, &key("a"), Some(NEW)), Err(Errno::STALE));
+        assert_eq!(stale.check(1, &key("b"), Some(NEW)), Ok(()), "another entry");
+        stale.note_answer(Some(1), &key("a"), Some(NEW));
+        assert_eq!(stale.check(1, &key("a"), Some(NEW)), Ok(()));
+        assert_eq!(stale.check(2, &key("a"), Some(NEW)), Err(Errno::STALE), "another thread");
+        assert_eq!(stale.check(1, &key("a"), Some(OLD)), Err(Errno::STALE), "it leads elsewhere again");
+        stale.note_answer(Some(1), &key("a"), None);
+        assert_eq!(stale.check(1, &key("a"), None), Ok(()), "there is none");
+        stale.note_answer(None, &key("a"), Some(NEW));
+        assert_eq!(stale.check(2, &key("a"), Some(NEW)), Ok(()), "it was created");
+    }
+
+    #[test]
+    fn an_entry_is_stale_until_the_last_invalidation() {
+        let stale = StaleEntries::default();
+        stale.add(key("a"), OLD);
+        stale.note_answer(Some(1), &key("a"), Some(NEW));
+        stale.add(key("a"), NEW);
+        assert_eq!(stale.check(1, &key("a"), Some(NEW)), Err(Errno::STALE), "it was changed after the answer");
+        assert_eq!(stale.previous_inodes(&key("a")), [OLD, NEW]);
+        stale.remove(&key("a"));
+        assert_eq!(stale.check(1, &key("a"), Some(NEW)), Err(Errno::STALE));
+        stale.remove(&key("a"));
+        assert_eq!(stale.check(1, &key("a"), Some(NEW)), Ok(()));
+        assert!(stale.previous_inodes(&key("a")).is_empty());
+    }
+}
