@@ -1,10 +1,9 @@
 //! Entries that other clients have changed, and that the kernel may still have as they were.
 //!
-//! rename(2), rmdir(2) and unlink(2) arrive here with names. The kernel then moves or removes the entry that it has of the
-//! name, with the inode to which that leads. If it is an old one, a path leads to a wrong file afterwards, or the kernel takes
-//! a directory for a removed one. An invalidation cannot prevent that: it waits for the lock of the directory, which the
-//! kernel holds until the operation is answered. So the operation is answered with ESTALE. The kernel looks the names up again
-//! and repeats it (`retry_estale` in fs/namei.c).
+//! rename(2) and rmdir(2) arrive here with names. The kernel then moves or removes the entry that it has of the name. If it is
+//! an old one, a path leads to a wrong file afterwards, or a live directory counts as removed. An invalidation is too late: it
+//! waits for the lock of the directory, which the kernel holds until the operation is answered. So the answer is ESTALE. The
+//! kernel looks the names up again and repeats the operation (`retry_estale` in fs/namei.c).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -89,7 +88,7 @@ impl StaleEntries {
         }
     }
 
-    /// The inodes that the kernel may have taken for that of an entry.
+    /// The inodes that the kernel may still have for an entry.
     pub(super) fn previous_inodes(&self, key: &EntryKey) -> Vec<InodeNumber> {
         if self.is_empty() {
             return Vec::new();
