@@ -107,7 +107,7 @@ pub enum BenchError {
     Interrupted,
     /// The plan does not fit the machine.
     #[error(
-        "{mib} MiB need about {needed_mib} MiB of free memory, {available_mib} are there; measure smaller sizes: --mib"
+        "{mib} MiB need about {needed_mib} MiB of free memory, {available_mib} are there; measure smaller sizes: {option}"
     )]
     NotEnoughMemory {
         /// The largest size of the plan.
@@ -116,5 +116,7 @@ pub enum BenchError {
         needed_mib: u64,
         /// What is free.
         available_mib: u64,
+        /// The option that sets the size.
+        option: &'static str,
     },
 }

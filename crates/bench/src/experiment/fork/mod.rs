@@ -164,7 +164,7 @@ fn require_memory(plan: &ForkParameters) -> Result<(), BenchError> {
     let mib = plan.sizes_mib.iter().max().copied().unwrap_or(0);
     let (needed_mib, available_mib) = (mib * MEMORY_FACTOR + MEMORY_BASE_MIB, machine::available_mib());
     if needed_mib > available_mib {
-        return Err(BenchError::NotEnoughMemory { mib, needed_mib, available_mib });
+        return Err(BenchError::NotEnoughMemory { mib, needed_mib, available_mib, option: "--mib" });
     }
     Ok(())
 }

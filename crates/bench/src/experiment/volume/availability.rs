@@ -82,14 +82,18 @@ pub(crate) struct InjectedFault {
     pub(crate) until_s: f64,
 }
 
-/// Runs the experiment.
+/// How often a wait calls back.
+const CALLBACK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Runs the experiment. `check_interrupt` is called several times each second, and may end it.
 ///
 /// # Errors
-/// An operation failed, or a process is missing.
+/// An operation failed, or a process is missing; as `check_interrupt`.
 pub(super) fn run_availability(
     plan: &VolumeParameters,
     farfork: &Path,
     testbed: &mut StorageTestbed,
+    check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
 ) -> Result<AvailabilityRun, BenchError> {
     let storage = testbed.mount(StorageSystem::Volume)?;
     let seconds = plan.period_s * (FAULTS.len() + 1) as f64;
@@ -100,11 +104,13 @@ pub(super) fn run_availability(
         seconds,
     };
     let process = FilebenchProcess::start(farfork, &spec)?;
-    let faults = inject_faults(plan.period_s, testbed);
-    let intervals = process.finish();
+    let finished = inject_faults(plan.period_s, testbed, check_interrupt).and_then(|faults| {
+        let intervals = process.finish()?;
+        Ok((faults, intervals))
+    });
     // Also after an error: the volume would outlive the run.
     testbed.remove(storage)?;
-    let (faults, intervals) = (faults?, intervals?);
+    let (faults, intervals) = finished?;
     Ok(AvailabilityRun {
         per_s: intervals.iter().map(|interval| interval.per_s).collect(),
         longest_ms: intervals.iter().map(|interval| interval.longest_ms).collect(),
@@ -113,14 +119,27 @@ pub(super) fn run_availability(
     })
 }
 
-fn inject_faults(period_s: f64, testbed: &mut StorageTestbed) -> Result<Vec<InjectedFault>, BenchError> {
+fn inject_faults(
+    period_s: f64,
+    testbed: &mut StorageTestbed,
+    check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
+) -> Result<Vec<InjectedFault>, BenchError> {
     let started = Instant::now();
-    let wait_until = |seconds: f64| thread::sleep(Duration::from_secs_f64(seconds).saturating_sub(started.elapsed()));
+    let mut wait_until = |seconds: f64| {
+        loop {
+            check_interrupt()?;
+            let remaining = Duration::from_secs_f64(seconds).saturating_sub(started.elapsed());
+            if remaining.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(remaining.min(CALLBACK_INTERVAL));
+        }
+    };
     let mut faults = Vec::new();
     for (index, (node, kind)) in FAULTS.into_iter().enumerate() {
         // The first period has none.
         let begins = period_s * (index as f64 + 1.0 + BEGINS_AT);
-        wait_until(begins);
+        wait_until(begins)?;
         let from_s = started.elapsed().as_secs_f64();
         begin_fault(testbed, node, kind, || wait_until(begins + period_s * LASTS))?;
         faults.push(InjectedFault { kind, node, from_s, until_s: started.elapsed().as_secs_f64() });
@@ -133,7 +152,7 @@ fn begin_fault(
     testbed: &mut StorageTestbed,
     node: usize,
     kind: FaultKind,
-    wait: impl FnOnce(),
+    wait: impl FnOnce() -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
     let failed = |cause| BenchError::Program { program: "farfork volume", cause };
     let store = testbed.cluster().nodes()[node].volumes_dir();
@@ -143,16 +162,18 @@ fn begin_fault(
         FaultKind::WorkerStopped => {
             let worker = find(WORKER)?;
             send(&worker, Signal::STOP)?;
-            wait();
+            let waited = wait();
             // It may have been replaced by then.
             let _ = send(&worker, Signal::CONT);
+            waited?;
         }
         FaultKind::WorkerKilled => send(&find(WORKER)?, Signal::KILL)?,
         FaultKind::OffloadKilled => send(&find(OFFLOAD)?, Signal::KILL)?,
         FaultKind::NodeKilled => {
             testbed.cluster().kill_node(node)?;
-            wait();
+            let waited = wait();
             testbed.cluster_mut().restart_node(node)?;
+            waited?;
         }
     }
     Ok(())

@@ -12,6 +12,7 @@ use crate::baseline::socket_chain::SocketChain;
 use crate::embedded_program::ChildProgram;
 use crate::error::BenchError;
 use crate::figure::MIB_BYTES;
+use crate::machine;
 use crate::parameters::volume::{
     ReplicaLoad, StorageSystem, VolumeCase, VolumeExperiment, VolumeFigure, VolumeParameters, VolumeSampleKey,
 };
@@ -24,6 +25,8 @@ use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec}
 
 /// Chunks of a stream of points: as published, three.
 const CLUSTERING_CHUNKS: u64 = 3;
+/// Memory for the processes of the nodes and for what the kernel needs.
+const SPARE_MIB: u64 = 1024;
 /// Most messages of a floor: more do not change it.
 const CHAIN_MESSAGES_MAX: u64 = 20_000;
 
@@ -37,6 +40,7 @@ pub async fn run_volume(
     farfork: PathBuf,
     show: ProgressCallback<'_>,
 ) -> Result<VolumeSummary, BenchError> {
+    require_memory(plan)?;
     let testbed = StorageTestbed::start(plan, farfork.clone()).await?;
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut run = VolumeRun { plan, farfork, testbed, samples };
@@ -52,11 +56,25 @@ pub async fn run_volume(
     }
     let mut availability = None;
     if has_availability {
-        report_progress(show, done, steps, VolumeExperiment::Availability.name())?;
-        availability = Some(run_availability(plan, &run.farfork, &mut run.testbed)?);
+        let mut check_interrupt = || report_progress(show, done, steps, VolumeExperiment::Availability.name());
+        availability = Some(run_availability(plan, &run.farfork, &mut run.testbed, &mut check_interrupt)?);
     }
     run.testbed.stop()?;
     VolumeSummary::new(plan, run.samples, availability)
+}
+
+/// All replicas are in memory.
+fn require_memory(plan: &VolumeParameters) -> Result<(), BenchError> {
+    let available_mib = machine::available_mib();
+    for case in plan.cases().iter().filter(|case| case.experiment.filebench_loop().is_none()) {
+        let mib = (plan.operations_of(case) * case.processes * plan.operation_bytes) >> 20;
+        let needed_mib = REPLICAS as u64 * (mib + plan.log_mib) + SPARE_MIB;
+        if needed_mib > available_mib {
+            let option = if case.experiment == VolumeExperiment::Latency { "--operations" } else { "--mib" };
+            return Err(BenchError::NotEnoughMemory { mib, needed_mib, available_mib, option });
+        }
+    }
+    Ok(())
 }
 
 struct VolumeRun<'a> {

@@ -2,10 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 
 use super::run_benchmark;
+use crate::harness::Farfork;
+
+/// Before it starts anything: three replicas in memory would fill the machine.
+pub(super) fn refuses_large_sizes() {
+    let farfork = Farfork::at(Path::new("/nonexistent"));
+    for (experiment, option) in [("throughput", "--mib"), ("latency", "--operations")] {
+        let refused = farfork.run_failing(&["bench", "volume", experiment, option, "1048576", "--bytes", "1048576"]);
+        refused.require_mentions(&["1048576 MiB", "free memory", option]);
+    }
+}
 
 /// Volumes, sockets and local file systems are measured, and a mail server works through each fault.
 pub(super) fn prints_every_figure() {
