@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{OFlags, fstatvfs};
 use rustix::io::Errno;
@@ -411,6 +411,22 @@ impl Filesystem for VolumeFilesystem {
         };
         let place = WritePlace::Offset(target_offset);
         self.write_data(request, WriteRequest { inode: target, place, keeps_privileges: false }, &data, reply);
+    }
+
+    /// The default does the same, and writes a line to the log.
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        _flags: IoctlFlags,
+        _command: u32,
+        _data: &[u8],
+        _answer_bytes: u32,
+        reply: ReplyIoctl,
+    ) {
+        // ENOTTY to the program.
+        reply.error(error_of(Errno::NOSYS));
     }
 
     fn lseek(

@@ -21,6 +21,6 @@ pub use control::{
 };
 pub use offload::{OffloadError, OffloadOptions, run_offload};
 pub use store::{STORE_PATH_BYTES_MAX, VolumeStore};
-pub use supervisor::{MountSupervisor, NodeSupervisor, ProcessRole, end_with_supervisor};
+pub use supervisor::{CLIENT_ENDED, MountSupervisor, NodeSupervisor, ProcessRole, end_with_supervisor};
 pub use volume_directory::{CreateError, VolumeDirectory};
 pub use worker::run_worker;

@@ -102,6 +102,9 @@ pub struct MountSupervisor<C> {
     processes: SupervisedProcesses<C>,
 }
 
+/// The error when a client ends before it has mounted. It has said why on its standard error.
+pub const CLIENT_ENDED: &str = "the client ended before it had mounted";
+
 impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
     /// Starts the client, and waits until the volume is mounted. `command` makes its command. The calling thread must live
     /// as long as the value.
@@ -114,7 +117,7 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         supervisor.processes.start(ProcessRole::Client)?;
         let client = &mut supervisor.processes.processes[0];
         let mut output = client.child.stdout.take().expect("standard output is a pipe");
-        output.read_exact(&mut [0; 1]).map_err(|_| io::Error::other("the client ended before it had mounted"))?;
+        output.read_exact(&mut [0; 1]).map_err(|_| io::Error::other(CLIENT_ENDED))?;
         Ok(supervisor)
     }
 

@@ -1,6 +1,7 @@
 //! The measured systems: a volume with a replica in memory on each node, and the file systems that it is compared with.
 
 use std::fs;
+use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,7 +44,9 @@ impl StorageTestbed {
     pub(crate) async fn start(plan: &VolumeParameters, farfork: PathBuf) -> Result<Self, BenchError> {
         let memory = MemoryDirectory::mount()?;
         let disk = tempfile::Builder::new().prefix("farfork-bench-").tempdir_in(&plan.disk);
-        let disk = disk.map_err(|cause| BenchError::File { path: plan.disk.clone(), cause })?;
+        // The text of the error names the path of the new directory.
+        let failed = |cause: io::Error| BenchError::File { path: plan.disk.clone(), cause: cause.kind().into() };
+        let disk = disk.map_err(failed)?;
         let cluster = BenchCluster::start_nodes_in(memory.path(), farfork.clone(), REPLICAS, true, &[]).await?;
         Ok(Self { cluster, disk, farfork, log_mib: plan.log_mib, memory })
     }

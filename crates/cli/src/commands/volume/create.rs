@@ -44,7 +44,7 @@ pub(crate) struct CreateVolume {
     /// Nodes that keep a replica, separated by commas. The loss of all but one loses no acknowledged data.
     #[arg(long, value_name = "NODE,...", value_delimiter = ',', required = true)]
     replicas: Vec<NodeName>,
-    /// Size of the log that each node gets when it mounts the volume, such as 256MiB.
+    /// Size of the log that each node gets when it mounts the volume, from 8MiB to 2GiB.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_log_size)]
     log_size: u64,
     /// Where each replica has data when fsync returns.

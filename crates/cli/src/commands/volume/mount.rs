@@ -16,7 +16,7 @@ use clap::Args;
 use farfork_api::failure::Failure;
 use farfork_cluster::catalog::VolumeName;
 use farfork_terminal::privilege;
-use farfork_volume::process::{ControlRequest, MountSupervisor, ProcessRole};
+use farfork_volume::process::{CLIENT_ENDED, ControlRequest, MountSupervisor, ProcessRole};
 use rustix::mount::{UnmountFlags, unmount};
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::Code;
@@ -66,7 +66,7 @@ impl MountVolume {
         let node = VolumeNode::find(global, &object)?;
         let directory = resolve_mount_point(&self.directory).map_err(|error| {
             let cause = format!("cannot mount it at {}: {error}", self.directory.display());
-            Failure::new(Code::NotFound, &object, cause).with_next_step("create the directory with mkdir -p")
+            Failure::new(Code::NotFound, &object, cause).with_next_step("name a directory; mkdir -p creates one")
         })?;
         // Waits until the offload process has started, and refuses a volume that is not there.
         node.request(&object, &ControlRequest::Status(self.name.clone()))?;
@@ -90,6 +90,7 @@ fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
             let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Err(error) };
             Ok(parent.canonicalize()?.join(name))
         }
+        Ok(resolved) if !resolved.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
         resolved => resolved,
     }
 }
@@ -153,23 +154,34 @@ fn start_in_background(global: &GlobalArgs, mount: &MountTarget<'_>, log: &Path,
         return Ok(());
     }
     let _ = process.wait();
-    let cause = format!("it cannot be mounted: {}", read_log_since(log, log_begin));
+    let logged = read_log_since(log, log_begin).unwrap_or_else(|error| format!("its log cannot be read: {error}"));
+    let cause = format!("it cannot be mounted: {}", cause_of_failure(&logged, object));
     Err(failure(cause).with_next_step(format!("correct this, then mount it again; see {}", log.display())).into())
 }
 
 /// Reads what was appended to a log since it had this length, at most its end.
-fn read_log_since(log: &Path, begin: u64) -> String {
-    let read = || {
-        let mut file = File::open(log)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(begin.max(length.saturating_sub(LOG_TAIL_BYTES))))?;
-        let mut tail = Vec::new();
-        file.read_to_end(&mut tail)?;
-        let text = String::from_utf8_lossy(&tail).into_owned();
-        let lines = text.lines().map(|line| line.trim().trim_start_matches("farfork: "));
-        Ok::<_, io::Error>(lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; "))
-    };
-    read().unwrap_or_else(|error| format!("its log cannot be read: {error}"))
+fn read_log_since(log: &Path, begin: u64) -> io::Result<String> {
+    let mut file = File::open(log)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(begin.max(length.saturating_sub(LOG_TAIL_BYTES))))?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail)?;
+    Ok(String::from_utf8_lossy(&tail).into_owned())
+}
+
+/// The reasons in a log, without the names that the message has already. The supervisor says last that the client has ended.
+fn cause_of_failure(logged: &str, object: &str) -> String {
+    let (client, object) = (format!("client of {object}: "), format!("{object}: "));
+    let lines = logged.lines().map(|line| line.trim().trim_start_matches("farfork: "));
+    let mut causes: Vec<&str> = lines
+        .map(|line| line.strip_prefix(&client).unwrap_or(line))
+        .map(|line| line.strip_prefix(&object).unwrap_or(line))
+        .filter(|line| !line.is_empty())
+        .collect();
+    if causes.len() > 1 {
+        causes.pop_if(|last| *last == CLIENT_ENDED);
+    }
+    causes.join("; ")
 }
 
 /// Unmounts the volume when this process is to end, which ends the client and the supervisor in good order.
@@ -193,4 +205,17 @@ fn unmount_on_signal(directory: PathBuf) -> io::Result<()> {
         });
     };
     thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_each_thing_once() {
+        let supervisor = format!("farfork: volume data: {CLIENT_ENDED}\n");
+        let logged = format!("farfork: client of volume data: volume data: node n3 has no live replica\n{supervisor}");
+        assert_eq!(cause_of_failure(&logged, "volume data"), "node n3 has no live replica");
+        assert_eq!(cause_of_failure(&supervisor, "volume data"), CLIENT_ENDED);
+    }
 }

@@ -185,19 +185,28 @@ fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<
 fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
     let record = node.record(name).map_err(|error| error.to_string())?;
     let key = VolumeKey { name: name.clone(), id: record.id };
+    let deadline = Instant::now() + CLIENT_END_LIMIT;
+    let mut mounted = Vec::new();
     // A node without a replica cannot have it mounted.
     for client in record.clients.iter().filter(|client| record.replicas.contains(client)) {
-        if !wait_without_client(node, client, &key)? {
-            return Err(format!("volume {name} is mounted on node {client}: unmount it first"));
+        if !wait_without_client(node, client, &key, deadline)? {
+            mounted.push(client.as_str());
         }
+    }
+    if !mounted.is_empty() {
+        return Err(format!("volume {name} is mounted on {}: unmount it there first", mounted.join(", ")));
     }
     let record = set_state(node, &key, VolumeState::Dropping)?;
     remove_replicas(node, &key, &record).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))
 }
 
-/// Whether a node has not mounted the volume, or its client ends within `CLIENT_END_LIMIT`.
-fn wait_without_client(node: &OffloadNode, client: &NodeName, key: &VolumeKey) -> Result<bool, String> {
-    let deadline = Instant::now() + CLIENT_END_LIMIT;
+/// Whether a node has not mounted the volume, or its client ends in time.
+fn wait_without_client(
+    node: &OffloadNode,
+    client: &NodeName,
+    key: &VolumeKey,
+    deadline: Instant,
+) -> Result<bool, String> {
     while call::<HasClient>(node, client, &HasClient(key.clone()))? {
         if Instant::now() >= deadline {
             return Ok(false);
