@@ -271,9 +271,9 @@ pub struct DescribeReplica(pub VolumeKey);
 pub struct ReplicaDescription {
     /// By the client's number.
     pub logs: Vec<LogStatus>,
-    /// Free bytes of the file system of the shared tree.
+    /// Free space of the file system of the shared tree.
     pub free_bytes: u64,
-    /// The file system is full, so that records are not published.
+    /// The file system is full: records are not published, or writers get ENOSPC.
     pub is_full: bool,
     /// The last check of the volume that the node has made, or that was saved there.
     pub last_check: Option<LastCheck>,

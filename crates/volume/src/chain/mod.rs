@@ -18,7 +18,7 @@ pub use log_region::{LogRegion, WritableWindow};
 pub use log_state::{ChainLog, LogRestart, PublishedAhead};
 pub use path::{PathPosition, PathVersion};
 pub use peers::{CALL_TIMEOUT, PeerClient, PeerClients, PeerError};
-pub use tree_space::TreeSpace;
+pub use tree_space::{AMPLE_BYTES, RECORD_BYTES, RESERVE_BYTES, TreeSpace};
 
 #[cfg(test)]
 mod simulation;

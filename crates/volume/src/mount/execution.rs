@@ -14,6 +14,7 @@ use super::client::{ClientState, VolumeClient};
 use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
 use super::space::SpaceDecision;
+use crate::chain::TreeSpace;
 use crate::log::RingError;
 use crate::record::RecordEffect;
 use crate::view::VolumeNamespace;
@@ -164,11 +165,12 @@ impl VolumeClient {
 
     /// This client is the writer from now on. What waits is executed before anything can recall the permission, so each grant
     /// is used.
-    pub fn grant_write(&self, term: u32) {
+    /// `space` is as for `SpaceEstimate::start_term`.
+    pub fn grant_write(&self, term: u32, space: Option<TreeSpace>) {
         let mut state = self.lock();
         state.log.start_epoch(term);
         state.permission.grant(term);
-        state.space.start_term();
+        state.space.start_term(space);
         self.granted.notify_all();
         self.execute_waiting(state);
     }

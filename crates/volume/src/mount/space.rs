@@ -6,17 +6,12 @@
 
 use std::collections::VecDeque;
 
-use crate::chain::TreeSpace;
+use crate::chain::{AMPLE_BYTES, RECORD_BYTES, RESERVE_BYTES, TreeSpace};
 use crate::log::LogPoint;
 
-/// Kept free for metadata of the shared trees, and for what others write to their file systems meanwhile.
-const RESERVE_BYTES: u64 = 16 << 20;
-/// Metadata of one record in a shared tree: a block of a directory and one of an inode.
-const RECORD_BYTES: u64 = 2 * 4096;
-/// With so much space in an earlier term, a new term begins before its first report.
-const AMPLE_BYTES: u64 = 1 << 30;
-/// Space for records of a term before its first report. Less than the reserve.
-const UNREPORTED_BYTES: u64 = 4 << 20;
+/// Space for records of a term before its first report. When others have used up all space since, as many clients as the reserve
+/// has room for may each write this once.
+const UNREPORTED_BYTES: u64 = 1 << 20;
 
 /// An estimate of the space that the replica with the least has for new records.
 #[derive(Debug)]
@@ -77,12 +72,16 @@ impl SpaceEstimate {
         self.unpublished_bytes += needed_bytes(bytes);
     }
 
-    /// Another client may have written since the last term.
-    pub(super) fn start_term(&mut self) {
-        self.check = SpaceCheckState::NotRequested;
-        self.reported = match self.reported {
-            TreeSpace::Free(bytes) if bytes >= AMPLE_BYTES => TreeSpace::Free(RESERVE_BYTES + UNREPORTED_BYTES),
-            _ => TreeSpace::Full,
+    /// Another client may have written since the last term. `space` is the least of a replica at the begin of the term, unless it
+    /// was ample before.
+    pub(super) fn start_term(&mut self, space: Option<TreeSpace>) {
+        (self.reported, self.check) = match (space, self.reported) {
+            // All records are published then.
+            (Some(space), _) => (space, SpaceCheckState::Answered),
+            (None, TreeSpace::Free(bytes)) if bytes >= AMPLE_BYTES => {
+                (TreeSpace::Free(RESERVE_BYTES + UNREPORTED_BYTES), SpaceCheckState::NotRequested)
+            }
+            (None, _) => (TreeSpace::Full, SpaceCheckState::NotRequested),
         };
     }
 
@@ -192,11 +191,14 @@ mod tests {
     fn a_new_term_begins_before_its_first_report_where_space_was_ample() {
         let mut space = SpaceEstimate::default();
         space.report(TreeSpace::Free(AMPLE_BYTES));
-        space.start_term();
-        assert_eq!(space.decide(1 << 20), SpaceDecision::Fits);
+        space.start_term(None);
+        assert_eq!(space.decide(4096), SpaceDecision::Fits);
         assert_eq!(space.decide(UNREPORTED_BYTES), SpaceDecision::Unknown);
         space.report(TreeSpace::Free(AMPLE_BYTES - 1));
-        space.start_term();
+        space.start_term(None);
         assert_eq!(space.decide(0), SpaceDecision::Unknown);
+        space.start_term(Some(room(100)));
+        assert_eq!(space.decide(100), SpaceDecision::Fits);
+        assert_eq!(space.decide(101), SpaceDecision::Refused, "each turn decides something");
     }
 }

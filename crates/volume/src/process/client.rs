@@ -303,7 +303,7 @@ fn handle_message(client: &VolumeClient, message: OffloadMessage) {
         OffloadMessage::SpaceChecked(space) => client.answer_space_check(space),
         OffloadMessage::Changed(change) => client.apply_foreign(change.client, &change.changes),
         OffloadMessage::Committed(point) => client.acknowledge_commit(point),
-        OffloadMessage::WriteGranted { term } => client.grant_write(term),
+        OffloadMessage::WriteGranted { term, space } => client.grant_write(term, space),
         OffloadMessage::DiskFull => client.refuse_waiting(),
         OffloadMessage::ReleaseWrite => client.recall_write(),
         OffloadMessage::Refreshed { request } => client.acknowledge_refresh(request),

@@ -211,9 +211,9 @@ pub struct ReplicaStatus {
     pub failure: Option<String>,
     /// Its logs, by the client's number.
     pub logs: Vec<LogStatus>,
-    /// Free bytes of the file system of its shared tree.
+    /// Free space of the file system of its shared tree; less if it has few free inodes.
     pub free_bytes: Option<u64>,
-    /// The file system is full: the replica cannot publish records that it has, and writers get ENOSPC.
+    /// The file system is full, but for what a volume keeps free: writers get ENOSPC.
     pub is_full: bool,
     /// The last check that its node has made, or that was saved there.
     pub last_check: Option<LastCheck>,

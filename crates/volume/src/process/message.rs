@@ -82,6 +82,8 @@ pub(super) enum OffloadMessage {
     WriteGranted {
         /// The epoch of the next records.
         term: u32,
+        /// The least space of a live replica; none where it was ample in the last report.
+        space: Option<TreeSpace>,
     },
     /// Another client wants to write. The answer is `Released`.
     ReleaseWrite,

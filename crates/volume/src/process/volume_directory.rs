@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::control::LastCheck;
 use super::store::{ignore_missing, try_lock};
+use crate::chain::RECORD_BYTES;
 use crate::log::{LogFile, LogFileError, LogHeader};
 use crate::publish::{SharedTree, available_bytes};
 
@@ -78,12 +79,15 @@ impl VolumeDirectory {
         &self.path
     }
 
-    /// Free bytes of the file system for processes without privileges.
+    /// Free space of the file system for processes without privileges, in bytes. Free inodes count as the bytes that records with
+    /// a new inode need at least; some file systems have no limit, and report none.
     ///
     /// # Errors
     /// As statvfs(3).
-    pub(super) fn free_bytes(&self) -> io::Result<u64> {
-        Ok(available_bytes(&rustix::fs::statvfs(&self.path)?))
+    pub(super) fn free_space(&self) -> io::Result<u64> {
+        let state = rustix::fs::statvfs(&self.path)?;
+        let inode_bytes = if state.f_files == 0 { u64::MAX } else { state.f_favail.saturating_mul(RECORD_BYTES) };
+        Ok(available_bytes(&state).min(inode_bytes))
     }
 
     /// The tree that ordinary tools list is `tree` inside of it.
@@ -146,12 +150,20 @@ impl VolumeDirectory {
         }
     }
 
-    /// The replica has what the others have, since this start of the machine.
+    /// The replica has what the others have, since this start of the machine. On a full disk an older mark stays: the replica then
+    /// leaves the chain once more when its process starts again.
     ///
     /// # Errors
     /// As open(2).
     pub(super) fn mark_start(&self) -> io::Result<()> {
-        self.replace_file(BOOT, &fs::read(BOOT_ID)?)
+        let (marked, present) = (fs::read(self.path.join(BOOT)), fs::read(BOOT_ID)?);
+        if marked.as_ref().is_ok_and(|marked| *marked == present) {
+            return Ok(());
+        }
+        match self.replace_file(BOOT, &present) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull && marked.is_ok() => Ok(()),
+            replaced => replaced,
+        }
     }
 
     /// A crash leaves the old file or the new one.

@@ -19,7 +19,7 @@ use crate::chain::calls::{
     ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, ValidateLogs, VolumeKey, VolumeRequest, answer_call,
     decode_request,
 };
-use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion};
+use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
 use crate::process::volume_directory::VolumeDirectory;
 
@@ -240,9 +240,10 @@ fn describe_volume(volume: &ReplicatedVolume) -> ReplicaDescription {
     let clients = state.record.clients.len() as u16;
     let status = |client| state.logs.get(&client).map_or_else(LogStatus::default, LogProgress::status);
     let logs = (0..clients).map(status).collect();
-    let (is_full, is_checked) = (state.is_full(), state.hold.is_some());
+    let (is_stuck, is_checked) = (state.is_full(), state.hold.is_some());
     drop(state);
-    let (free_bytes, last_check) = (volume.free_bytes(), volume.directory.last_check());
+    let (free_bytes, last_check) = (volume.free_space(), volume.directory.last_check());
+    let is_full = is_stuck || free_bytes < RESERVE_BYTES + RECORD_BYTES;
     ReplicaDescription { logs, free_bytes, is_full, last_check, is_checked }
 }
 

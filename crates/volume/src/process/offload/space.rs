@@ -1,11 +1,17 @@
 //! Space of the shared trees. Each node reports the least of its own and of all later nodes on the path of a log. A client
 //! that is short of space asks for a new report.
 
+use std::time::Duration;
+
+use super::log_copier;
 use super::volume::{LocalClient, ReplicaState, ReplicatedVolume};
-use crate::chain::TreeSpace;
+use crate::chain::{AMPLE_BYTES, TreeSpace};
 use crate::log::LogPoint;
 use crate::process::message::OffloadMessage;
 use crate::publish::PublishedMark;
+
+/// Most time until the later nodes have reported at the begin of a term. The client asks again.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The space of the later nodes on the path of a log.
 #[derive(Debug)]
@@ -101,15 +107,30 @@ impl ReplicatedVolume {
             // Writers do not wait for a node that catches up.
             state if state.is_catching_up => TreeSpace::UNLIMITED,
             state if state.is_full() => TreeSpace::Full,
-            _ => TreeSpace::Free(self.free_bytes()),
+            _ => TreeSpace::Free(self.free_space()),
         };
         let later = state.logs.get(&client).map_or(TreeSpace::UNLIMITED, |log| log.later_space.reported);
         own.min(later)
     }
 
-    /// Free bytes of the file system of the shared tree. One that cannot be asked limits nothing: publishing will say why.
-    pub(super) fn free_bytes(&self) -> u64 {
-        self.directory.free_bytes().unwrap_or(u64::MAX)
+    /// Free space of the file system of the shared tree. One that cannot be asked limits nothing: publishing will say why.
+    pub(super) fn free_space(&self) -> u64 {
+        self.directory.free_space().unwrap_or(u64::MAX)
+    }
+
+    /// The least space for a log at the begin of a term, when everything is published. None where it was ample in the last
+    /// report, or is not known in time.
+    pub(super) fn space_for_term(&self, client: u16) -> Option<TreeSpace> {
+        let mut state = self.lock();
+        let is_known = state.log(client).later_space.is_known();
+        if is_known && self.least_space(&state, client) >= TreeSpace::Free(AMPLE_BYTES) {
+            return None;
+        }
+        let request = state.log(client).later_space.request();
+        drop(state);
+        log_copier::copy_now(self, client, true);
+        let is_answered = self.wait_until(REPORT_TIMEOUT, |state| state.log(client).later_space.is_answered(request));
+        is_answered.then(|| self.least_space(&self.lock(), client))
     }
 }
 

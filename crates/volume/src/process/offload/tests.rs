@@ -147,7 +147,7 @@ impl TestClient {
         loop {
             match self.receive() {
                 OffloadMessage::Changed(change) => changes.push(*change),
-                OffloadMessage::WriteGranted { term } => {
+                OffloadMessage::WriteGranted { term, .. } => {
                     let (storage, tail) = (LogFile::open(&self.attached.log_path).unwrap(), self.log.ring().head());
                     self.log = LogAppender::new(storage, LOG_BYTES, term, tail);
                     return changes;

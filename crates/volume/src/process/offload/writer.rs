@@ -114,8 +114,20 @@ fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> R
     match record.writer {
         None => begin_term(volume, record, number, sender),
         Some(writer) if writer == number && !record.is_writer_fenced => {
-            // The grant is lost that an offload process had not sent when it died.
-            end_term(volume, number, record.term).map(GrantAttempt::from).map_err(|error| error.to_string())
+            // The grant is lost that an offload process had not sent when it died; or another node has asked for it, and the
+            // disk of a replica is full. This client may then remove something.
+            match end_term(volume, number, record.term).map_err(|error| error.to_string())? {
+                TermEnd::Ended => Ok(GrantAttempt::Continues),
+                TermEnd::DiskFull => {
+                    let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
+                    let record = volume.read_record().map_err(|error| error.to_string())?;
+                    if is_term(&record, number, record.term) {
+                        send_grant(volume, number, record.term, sender);
+                        return Ok(GrantAttempt::Granted);
+                    }
+                    Ok(GrantAttempt::Continues)
+                }
+            }
         }
         Some(_) if record.is_writer_fenced => finish_fenced_term(volume, &record).map(GrantAttempt::from),
         Some(writer) => {
@@ -146,6 +158,13 @@ fn begin_term(
     }
     // The copier then knows the term before the client has written in it.
     volume.read_record().map_err(|error| error.to_string())?;
+    send_grant(volume, number, term, sender);
+    Ok(GrantAttempt::Granted)
+}
+
+/// The caller holds `ending_term`.
+fn send_grant(volume: &ReplicatedVolume, number: u16, term: u32, sender: &ClientSender) {
+    let space = volume.space_for_term(number);
     let mut state = volume.lock();
     let reports = state.log(number).later_space.reports();
     if let Some(client) = state.client_of(number).filter(|client| client.sender.is_same(sender)) {
@@ -154,8 +173,7 @@ fn begin_term(
         client.waits_for_report = Some(reports);
     }
     drop(state);
-    sender.send(&OffloadMessage::WriteGranted { term });
-    Ok(GrantAttempt::Granted)
+    sender.send(&OffloadMessage::WriteGranted { term, space });
 }
 
 /// Ends the term of the client of this node: it stops, its log is published everywhere, and the catalog has no writer.
