@@ -19,7 +19,7 @@ pub struct MountPoint {
 }
 
 impl MountPoint {
-    /// The volume is unmounted already: whatever is mounted at the path now is another mount.
+    /// The mount stays: it is unmounted by others, and whatever is mounted at the path then is another mount.
     pub fn forget(self) {
         std::mem::forget(self);
     }
@@ -59,6 +59,15 @@ pub fn abort_mount(path: &Path) -> io::Result<()> {
         Ok(()) | Err(Errno::BUSY) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether a volume is mounted at a path, also by a client that died.
+///
+/// # Errors
+/// As reading the mounts in proc(5).
+pub fn has_volume_mount(path: &Path) -> io::Result<bool> {
+    let mounts = read_thread_mounts()?;
+    Ok(mounts.iter().any(|mount| mount.point == path && mount.filesystem == VOLUME_FILESYSTEM))
 }
 
 fn is_dead(path: &Path) -> bool {

@@ -23,6 +23,6 @@ mod unused_inodes;
 mod write_permission;
 
 pub use client::VolumeClient;
-pub use device::{MountPoint, abort_mount, detach_dead_mounts, mount_volume};
+pub use device::{MountPoint, abort_mount, detach_dead_mounts, has_volume_mount, mount_volume};
 pub use filesystem::VolumeFilesystem;
 pub use offload_link::{OffloadLink, OffloadRequest};

@@ -108,9 +108,9 @@ pub fn run_client(
     client.watch_kernel_caches(session.notifier()).map_err(ClientRunError::Thread)?;
     sender.send_message(&ClientMessage::Mounted);
     ready();
-    session.run().map_err(failed)?;
+    // After an error, the dead mount stays for the next client.
     mount.forget();
-    Ok(())
+    session.run().map_err(failed)
 }
 
 /// An open file of the mount may take one descriptor of this process.

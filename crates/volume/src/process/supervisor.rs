@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-use crate::mount::{abort_mount, detach_dead_mounts};
+use crate::mount::{abort_mount, detach_dead_mounts, has_volume_mount};
 
 /// A process that dies at once is not started again before this.
 const RESTART_INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -134,8 +134,16 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         }
         self.release_held_client();
         // The dead mount stays until the next client mounts: programs get ENOTCONN, and not the directory below.
+        if self.processes.of(ProcessRole::Client).restart_at.is_some() && self.is_unmounted() {
+            return Some(ExitStatus::default());
+        }
         self.processes.restart_due();
         None
+    }
+
+    /// Whether the dead mount was unmounted. An error says nothing.
+    fn is_unmounted(&self) -> bool {
+        has_volume_mount(&self.mount_point).is_ok_and(|is_mounted| !is_mounted)
     }
 
     /// Supervises until the volume is unmounted.

@@ -24,7 +24,7 @@ use super::test_network::NodeNetwork;
 /// The volume of every test.
 pub(crate) const VOLUME: &str = "data";
 /// `f_type` of every FUSE mount.
-const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
+pub(crate) const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 /// Of a test that is not about failure detection.
 pub(crate) const NO_DETECTION_MS: u64 = 60_000;
 /// A process is restarted, or a mount is usable again, within this.

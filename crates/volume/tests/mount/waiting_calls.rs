@@ -7,18 +7,21 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_cluster::catalog::Durability;
 use farfork_sys::process::SystemCall;
 use farfork_volume::process::ProcessRole;
 use fastrand::Rng;
+use rustix::fs::statfs;
 use rustix::process::Signal;
 use rustix::thread::gettid;
 
 use super::crash::stop;
-use super::mounted_volume::MountedVolume;
-use super::test_node::{SetOnDrop, WAIT_LIMIT};
+use super::mounted_volume::{LOG_BYTES, MountedVolume};
+use super::test_node::{FUSE_SUPER_MAGIC, NO_DETECTION_MS, SetOnDrop, WAIT_LIMIT};
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("a_volume_is_unmounted_whose_client_cannot_return", a_volume_is_unmounted_whose_client_cannot_return),
     ("calls_that_wait_stop_no_other_call", calls_that_wait_stop_no_other_call),
     ("clients_killed_while_all_nodes_change_a_directory_are_replaced", || kill_clients(10)),
 ];
@@ -121,4 +124,19 @@ fn kill_clients(rounds: usize) {
     last.write_all(b"last").unwrap();
     last.sync_all().unwrap();
     cluster.published_tree();
+}
+
+/// The supervisor would start a client again and again, and mount the volume when it can.
+fn a_volume_is_unmounted_whose_client_cannot_return() {
+    let cluster = &mut VolumeCluster::mounted(&["n1"], LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let node = &mut cluster.nodes[0];
+    node.stop_processes();
+    node.signal(&[ProcessRole::Client], Signal::KILL);
+    // Ends when the supervisor has ended.
+    node.unmount();
+    node.start_processes();
+    let is_mounted = || statfs(node.path()).unwrap().f_type == FUSE_SUPER_MAGIC;
+    assert!(!is_mounted());
+    node.mount();
+    node.wait_until_mounted();
 }
