@@ -33,13 +33,13 @@ impl VolumeCluster {
     /// Mounted on every node.
     pub(crate) fn mounted(names: &[&str], log_bytes: u64, durability: Durability, detection_ms: u64) -> Self {
         let networks = names.iter().map(|_| NodeNetwork::loopback());
-        Self::start(names, networks, log_bytes, durability, detection_ms)
+        Self::start(TempDir::new().unwrap(), names, networks, log_bytes, durability, detection_ms)
     }
 
     /// With three replicas, and a link for each node that can be cut.
     pub(crate) fn networked(network: &TestNetwork, detection_ms: u64) -> Self {
         let networks = (0..THREE_NODES.len()).map(|node| network.node(node));
-        Self::start(&THREE_NODES, networks, LOG_BYTES, Durability::Memory, detection_ms)
+        Self::start(TempDir::new().unwrap(), &THREE_NODES, networks, LOG_BYTES, Durability::Memory, detection_ms)
     }
 
     /// With three replicas, one of them on a small disk.
@@ -50,22 +50,12 @@ impl VolumeCluster {
         let disk = SmallDisk::mount(&root);
         let networks = THREE_NODES.iter().map(|_| NodeNetwork::loopback());
         let mut cluster =
-            Self::start_in(directory, &THREE_NODES, networks, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+            Self::start(directory, &THREE_NODES, networks, LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
         cluster.small_disk = Some(disk);
         cluster
     }
 
     fn start(
-        names: &[&str],
-        networks: impl Iterator<Item = NodeNetwork>,
-        log_bytes: u64,
-        durability: Durability,
-        detection_ms: u64,
-    ) -> Self {
-        Self::start_in(TempDir::new().unwrap(), names, networks, log_bytes, durability, detection_ms)
-    }
-
-    fn start_in(
         directory: TempDir,
         names: &[&str],
         networks: impl Iterator<Item = NodeNetwork>,
