@@ -53,7 +53,9 @@ impl VolumeStore {
         for entry in entries {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if entry.file_type()?.is_dir() && self.volume(&name).try_lock_client()?.is_none() {
+            let volume = self.volume(&name);
+            // A file system that is mounted at the store has directories of its own, such as lost+found.
+            if volume.id().is_ok() && volume.try_lock_client()?.is_none() {
                 mounted.push(name);
             }
         }
@@ -115,4 +117,21 @@ pub(super) fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
 fn open_lock(directory: &Path, name: &str) -> io::Result<File> {
     let path = directory.join(format!("{name}.lock"));
     OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_volumes_are_mounted() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = VolumeStore::new(directory.path());
+        fs::create_dir(directory.path().join("lost+found")).unwrap();
+        VolumeDirectory::create(&directory.path().join("data"), 7).unwrap();
+        assert_eq!(store.mounted_volumes().unwrap(), Vec::<String>::new());
+        let _client = store.volume("data").try_lock_client().unwrap();
+        assert_eq!(store.mounted_volumes().unwrap(), ["data"]);
+        assert_eq!(fs::read_dir(directory.path().join("lost+found")).unwrap().count(), 0, "it stays as it is");
+    }
 }
