@@ -1,8 +1,8 @@
-//! How much the shared trees of a volume can still take.
+//! Free space of the shared trees of a volume.
 
 use serde::{Deserialize, Serialize};
 
-/// What the file system of a shared tree can still take. The least is the first in the order, so `min` is the least of replicas.
+/// Free space of the file system of a shared tree. The order is from less to more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TreeSpace {
     /// Records are not published because the file system refuses them with ENOSPC or EDQUOT.

@@ -132,8 +132,7 @@ impl VolumeClient {
     /// The space that this client has asked for.
     pub fn answer_space_check(&self, space: TreeSpace) {
         let mut state = self.lock();
-        let has_unpublished = state.log.ring().used_bytes() > 0;
-        state.space.answer_check(space, has_unpublished);
+        state.space.answer_check(space);
         self.execute_waiting(state);
     }
 

@@ -111,7 +111,7 @@ impl VolumeClient {
         let bytes = planned.allocated_bytes.saturating_add(data.len() as u64);
         let takes_space = takes_space(&planned.effects);
         if takes_space {
-            match state.space.decide(bytes) {
+            match state.space.decide(bytes, state.log.ring().used_bytes() > 0) {
                 SpaceDecision::Fits => {}
                 SpaceDecision::Unknown => return None,
                 SpaceDecision::Refused => return Some(Err(Errno::NOSPC)),
@@ -164,8 +164,7 @@ impl VolumeClient {
     }
 
     /// This client is the writer from now on. What waits is executed before anything can recall the permission, so each grant
-    /// is used.
-    /// `space` is as for `SpaceEstimate::start_term`.
+    /// is used. `space` is as for `SpaceEstimate::start_term`.
     pub fn grant_write(&self, term: u32, space: Option<TreeSpace>) {
         let mut state = self.lock();
         state.log.start_epoch(term);

@@ -30,7 +30,7 @@ enum SpaceCheckState {
     NotRequested,
     /// It answers when the log is published up to here, or a replica is full.
     Requested(LogPoint),
-    /// The report is from now, and counts all records or cannot count more.
+    /// The report is from now.
     Answered,
 }
 
@@ -53,16 +53,20 @@ impl Default for SpaceEstimate {
 }
 
 impl SpaceEstimate {
-    /// Whether a record may be logged that allocates so many bytes of a file.
-    pub(super) fn decide(&self, bytes: u64) -> SpaceDecision {
+    /// Whether a record may be logged that allocates so many bytes of a file. While earlier records are unpublished, they may
+    /// turn out to need less space than they are counted with, unless a replica is full and does not publish them.
+    pub(super) fn decide(&self, bytes: u64, has_unpublished: bool) -> SpaceDecision {
         let room = match self.reported {
             TreeSpace::Full => 0,
             TreeSpace::Free(bytes) => bytes.saturating_sub(self.unpublished_bytes).saturating_sub(RESERVE_BYTES),
         };
-        match self.check {
-            _ if needed_bytes(bytes) <= room => SpaceDecision::Fits,
-            SpaceCheckState::Answered => SpaceDecision::Refused,
-            SpaceCheckState::Requested(_) | SpaceCheckState::NotRequested => SpaceDecision::Unknown,
+        let is_final = self.is_full() || (self.check == SpaceCheckState::Answered && !has_unpublished);
+        if needed_bytes(bytes) <= room {
+            SpaceDecision::Fits
+        } else if is_final {
+            SpaceDecision::Refused
+        } else {
+            SpaceDecision::Unknown
         }
     }
 
@@ -76,7 +80,6 @@ impl SpaceEstimate {
     /// was ample before.
     pub(super) fn start_term(&mut self, space: Option<TreeSpace>) {
         (self.reported, self.check) = match (space, self.reported) {
-            // All records are published then.
             (Some(space), _) => (space, SpaceCheckState::Answered),
             (None, TreeSpace::Free(bytes)) if bytes >= AMPLE_BYTES => {
                 (TreeSpace::Free(RESERVE_BYTES + UNREPORTED_BYTES), SpaceCheckState::NotRequested)
@@ -115,13 +118,11 @@ impl SpaceEstimate {
     }
 
     /// The report that was requested. It counts until `end_check`.
-    pub(super) fn answer_check(&mut self, space: TreeSpace, has_unpublished: bool) {
-        self.reported = space;
-        let is_final = space == TreeSpace::Full || !has_unpublished;
-        self.check = if is_final { SpaceCheckState::Answered } else { SpaceCheckState::NotRequested };
+    pub(super) fn answer_check(&mut self, space: TreeSpace) {
+        (self.reported, self.check) = (space, SpaceCheckState::Answered);
     }
 
-    /// What waited for the report was executed. Later records need another one.
+    /// The operations that waited for the report are executed. Later ones need another report.
     pub(super) fn end_check(&mut self) {
         if self.check == SpaceCheckState::Answered {
             self.check = SpaceCheckState::NotRequested;
@@ -154,15 +155,15 @@ mod tests {
     #[test]
     fn a_record_is_refused_only_after_a_new_report() {
         let mut space = SpaceEstimate::default();
-        assert_eq!(space.decide(0), SpaceDecision::Unknown);
+        assert_eq!(space.decide(0, false), SpaceDecision::Unknown);
         assert!(space.request_check(point(1)));
         assert!(!space.request_check(point(1)), "one question at a time");
         assert_eq!(space.unanswered_check(), Some(point(1)));
-        space.answer_check(room(100), false);
-        assert_eq!(space.decide(100), SpaceDecision::Fits);
-        assert_eq!(space.decide(101), SpaceDecision::Refused);
+        space.answer_check(room(100));
+        assert_eq!(space.decide(100, false), SpaceDecision::Fits);
+        assert_eq!(space.decide(101, false), SpaceDecision::Refused);
         space.end_check();
-        assert_eq!(space.decide(101), SpaceDecision::Unknown, "space may be free by now");
+        assert_eq!(space.decide(101, false), SpaceDecision::Unknown, "space may be free by now");
     }
 
     #[test]
@@ -170,20 +171,20 @@ mod tests {
         let mut space = SpaceEstimate::default();
         space.report(room(1 << 20));
         space.add_record(1, 1 << 19);
-        assert_eq!(space.decide(1 << 20), SpaceDecision::Unknown);
+        assert_eq!(space.decide(1 << 20, false), SpaceDecision::Unknown);
         space.advance_published(point(2));
-        assert_eq!(space.decide(1 << 20), SpaceDecision::Fits);
+        assert_eq!(space.decide(1 << 20, false), SpaceDecision::Fits);
     }
 
     #[test]
     fn a_report_that_does_not_count_all_records_refuses_none() {
         let mut space = SpaceEstimate::default();
         space.request_check(point(1));
-        space.answer_check(room(100), true);
-        assert_eq!(space.decide(101), SpaceDecision::Unknown);
+        space.answer_check(room(100));
+        assert_eq!(space.decide(101, true), SpaceDecision::Unknown);
         assert!(space.request_check(point(2)));
-        space.answer_check(TreeSpace::Full, true);
-        assert_eq!(space.decide(0), SpaceDecision::Refused, "a full replica publishes nothing more");
+        space.answer_check(TreeSpace::Full);
+        assert_eq!(space.decide(0, true), SpaceDecision::Refused, "a full replica publishes nothing more");
         assert!(space.is_full());
     }
 
@@ -192,13 +193,13 @@ mod tests {
         let mut space = SpaceEstimate::default();
         space.report(TreeSpace::Free(AMPLE_BYTES));
         space.start_term(None);
-        assert_eq!(space.decide(4096), SpaceDecision::Fits);
-        assert_eq!(space.decide(UNREPORTED_BYTES), SpaceDecision::Unknown);
+        assert_eq!(space.decide(4096, false), SpaceDecision::Fits);
+        assert_eq!(space.decide(UNREPORTED_BYTES, false), SpaceDecision::Unknown);
         space.report(TreeSpace::Free(AMPLE_BYTES - 1));
         space.start_term(None);
-        assert_eq!(space.decide(0), SpaceDecision::Unknown);
+        assert_eq!(space.decide(0, false), SpaceDecision::Unknown);
         space.start_term(Some(room(100)));
-        assert_eq!(space.decide(100), SpaceDecision::Fits);
-        assert_eq!(space.decide(101), SpaceDecision::Refused, "each turn decides something");
+        assert_eq!(space.decide(100, false), SpaceDecision::Fits);
+        assert_eq!(space.decide(101, false), SpaceDecision::Refused, "each turn decides something");
     }
 }

@@ -6,7 +6,6 @@
 //! kernel looks the names up again and repeats the operation (`retry_estale` in fs/namei.c).
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
@@ -17,8 +16,6 @@ use crate::record::{EntryKey, InodeNumber};
 #[derive(Debug, Default)]
 pub(super) struct StaleEntries {
     entries: Mutex<HashMap<EntryKey, StaleEntry>>,
-    /// How many there are. Most operations find none.
-    count: AtomicUsize,
 }
 
 /// An entry that is to be invalidated.
@@ -28,7 +25,7 @@ struct StaleEntry {
     invalidations: u32,
     /// Inodes to which the entry has led.
     previous: Vec<InodeNumber>,
-    /// What the kernel was answered since then.
+    /// The last answer to the kernel since then.
     found: Option<FoundEntry>,
 }
 
@@ -49,7 +46,6 @@ impl StaleEntries {
         entry.invalidations += 1;
         entry.previous.push(previous);
         entry.found = None;
-        self.count.store(entries.len(), Ordering::Release);
     }
 
     /// The kernel has executed an invalidation.
@@ -60,14 +56,10 @@ impl StaleEntries {
         if entry.invalidations == 0 {
             entries.remove(key);
         }
-        self.count.store(entries.len(), Ordering::Release);
     }
 
     /// A lookup by a thread is answered, or with no thread the creation of an entry.
     pub(super) fn note_answer(&self, thread: Option<u32>, key: &EntryKey, inode: Option<InodeNumber>) {
-        if self.is_empty() {
-            return;
-        }
         if let Some(entry) = self.lock().get_mut(key) {
             entry.found = Some(FoundEntry { inode, thread });
         }
@@ -78,9 +70,6 @@ impl StaleEntries {
     /// # Errors
     /// ESTALE: the thread is to look the entry up again.
     pub(super) fn check(&self, thread: u32, key: &EntryKey, target: Option<InodeNumber>) -> Result<(), Errno> {
-        if self.is_empty() {
-            return Ok(());
-        }
         let is_known = |found: FoundEntry| found.inode == target && found.thread.is_none_or(|by| by == thread);
         match self.lock().get(key) {
             Some(entry) if !entry.found.is_some_and(is_known) => Err(Errno::STALE),
@@ -90,14 +79,7 @@ impl StaleEntries {
 
     /// The inodes that the kernel may still have for an entry.
     pub(super) fn previous_inodes(&self, key: &EntryKey) -> Vec<InodeNumber> {
-        if self.is_empty() {
-            return Vec::new();
-        }
         self.lock().get(key).map(|entry| entry.previous.clone()).unwrap_or_default()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Acquire) == 0
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<EntryKey, StaleEntry>> {

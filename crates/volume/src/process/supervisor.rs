@@ -335,6 +335,7 @@ pub fn end_with_supervisor() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount::mount_volume;
 
     const WAIT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -382,9 +383,14 @@ mod tests {
     #[test]
     fn a_client_that_dies_is_started_again() {
         let directory = tempfile::tempdir().unwrap();
-        let count = directory.path().join("count");
+        let (count, mount_point) = (directory.path().join("count"), directory.path().join("mount"));
+        std::fs::create_dir(&mount_point).unwrap();
+        // The dead mount of a client that has died. The supervisor detaches it.
+        let (device, mount) = mount_volume("data", &mount_point).unwrap();
+        mount.forget();
+        drop(device);
         let script = format!("echo mounted; echo x >> {0}; [ $(wc -l < {0}) -ge 3 ]", count.display());
-        let mut supervisor = MountSupervisor::start(directory.path(), |_| shell(&script)).unwrap();
+        let mut supervisor = MountSupervisor::start(&mount_point, |_| shell(&script)).unwrap();
         assert!(supervisor.run().unwrap().success());
         assert_eq!(std::fs::read_to_string(count).unwrap().lines().count(), 3);
     }

@@ -18,9 +18,8 @@ impl ReplicatedVolume {
             answer_call::<AppendLog>(append.reply, Err("the log takes another path by now".to_owned()));
         }
         let (committed, published) = (log.chain.committed(), log.chain.published_everywhere());
-        let is_answered =
-            |append: &mut PendingAppend| append.end <= committed && log.later_space.is_answered(append.space_request);
-        let answered: Vec<_> = log.appends.extract_if(.., is_answered).collect();
+        let is_complete = |append: &mut PendingAppend| append.is_complete(committed, &log.later_space);
+        let answered: Vec<_> = log.appends.extract_if(.., is_complete).collect();
         if !answered.is_empty() && !log.chain.is_announced() {
             log.chain.announce();
             self.notify();
@@ -38,7 +37,6 @@ impl ReplicatedVolume {
 
     fn acknowledge_client(&self, mut state: MutexGuard<'_, ReplicaState>, number: u16) {
         let has_space_answer = state.has_space_answer(number);
-        let space = self.least_space(&state, number);
         let log = state.log(number);
         let committed = log.chain.committed();
         let reports = log.later_space.reports();
@@ -49,11 +47,22 @@ impl ReplicatedVolume {
         if has_committed {
             client.commit_requested = None;
         }
-        let messages = client.publishing_messages(mark, space, reports, has_space_answer);
+        let has_published = client.take_published(mark.point, reports);
+        if has_space_answer {
+            client.space_check = None;
+        }
+        // A system call, which most acknowledgements do not need.
+        let space = (has_published || has_space_answer).then(|| self.least_space(&state, number));
         drop(state);
         if has_committed {
             sender.send(&OffloadMessage::Committed(committed));
         }
-        messages.iter().for_each(|message| sender.send(message));
+        let Some(space) = space else { return };
+        if has_published {
+            sender.send(&OffloadMessage::Published { mark, space });
+        }
+        if has_space_answer {
+            sender.send(&OffloadMessage::SpaceChecked(space));
+        }
     }
 }

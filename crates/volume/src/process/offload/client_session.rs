@@ -11,7 +11,7 @@ use farfork_cluster::catalog::{VolumeName, VolumeRecord, VolumeState};
 use super::node::{OffloadNode, ReplicaError};
 use super::rejoin::unreadable_tree;
 use super::space::SpaceCheck;
-use super::volume::{LocalClient, ReplicaState, ReplicatedVolume, Unpublished, WaitingThread};
+use super::volume::{LocalClient, PublishWaitError, ReplicaState, ReplicatedVolume, WaitingThread};
 use super::{log_copier, writer};
 use crate::chain::calls::HasClient;
 use crate::log::LogPoint;
@@ -304,7 +304,7 @@ fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) ->
         let ended = writer::end_own_term(volume, record, number);
         ended.map_err(|error| format!("volume {name}: the term before does not end: {error}"))?;
     }
-    let end = volume.look_for_end(number, RECOVERY_TIMEOUT).ok_or_else(|| unpublished(Unpublished::Late))?;
+    let end = volume.look_for_end(number, RECOVERY_TIMEOUT).ok_or_else(|| unpublished(PublishWaitError::Late))?;
     volume.wait_published(number, end, RECOVERY_TIMEOUT).map_err(unpublished)
 }
 

@@ -228,8 +228,8 @@ impl LogCopier {
         let poll_at = self.polled_at + if log.is_urgent() { URGENT_POLL_INTERVAL } else { POLL_INTERVAL };
         let is_last = position == PathPosition::Last;
         let has_answer = |append: &PendingAppend| {
-            let is_committed = append.end <= committed && log.later_space.is_answered(append.space_request);
-            is_last || append.path != path || append.end > stored || is_committed
+            let is_complete = append.is_complete(committed, &log.later_space);
+            is_last || append.path != path || append.end > stored || is_complete
         };
         let (needs_space, space_request) = (log.later_space.is_requested(), log.later_space.last_request());
         let has_appends = log.appends.iter().any(has_answer);

@@ -7,8 +7,6 @@ use super::log_copier;
 use super::volume::{LocalClient, ReplicaState, ReplicatedVolume};
 use crate::chain::{AMPLE_BYTES, TreeSpace};
 use crate::log::LogPoint;
-use crate::process::message::OffloadMessage;
-use crate::publish::PublishedMark;
 
 /// Most time until the later nodes have reported at the begin of a term. The client asks again.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -89,8 +87,13 @@ impl ReplicaState {
     pub(super) fn has_space_answer(&self, client: u16) -> bool {
         let check = self.client.as_ref().filter(|local| local.number == client).and_then(|local| local.space_check);
         let (Some(check), Some(log)) = (check, self.logs.get(&client)) else { return false };
-        let is_full = self.is_full() || log.later_space.is_full();
-        log.later_space.is_answered(check.request) && (is_full || log.chain.published_everywhere() >= check.end)
+        let is_published = log.chain.published_everywhere() >= check.end;
+        log.later_space.is_answered(check.request) && (is_published || self.is_path_full(client))
+    }
+
+    /// Whether this node, or a later one on the path of a log, does not publish for lack of space.
+    pub(super) fn is_path_full(&self, client: u16) -> bool {
+        self.is_full() || self.logs.get(&client).is_some_and(|log| log.later_space.is_full())
     }
 
     /// Whether this node does not publish for lack of space.
@@ -135,28 +138,15 @@ impl ReplicatedVolume {
 }
 
 impl LocalClient {
-    /// The messages about publishing of the client's log, after so many reports of space. `has_answer` is
-    /// `ReplicaState::has_space_answer`.
-    pub(super) fn publishing_messages(
-        &mut self,
-        mark: PublishedMark,
-        space: TreeSpace,
-        reports: u64,
-        has_answer: bool,
-    ) -> Vec<OffloadMessage> {
-        let mut messages = Vec::new();
+    /// Whether `Published` is to be sent, after so many reports of space. It counts as sent then.
+    pub(super) fn take_published(&mut self, published: LogPoint, reports: u64) -> bool {
         // Before the first report, nothing is known of later nodes.
-        let has_published = reports > 0 && self.reported_published.is_none_or(|reported| reported < mark.point);
+        let has_published = reports > 0 && self.reported_published.is_none_or(|reported| reported < published);
         let has_news = self.waits_for_report.is_some_and(|earlier| earlier < reports);
         if has_published || has_news {
-            self.reported_published = Some(mark.point);
+            self.reported_published = Some(published);
             self.waits_for_report = None;
-            messages.push(OffloadMessage::Published { mark, space });
         }
-        if has_answer {
-            self.space_check = None;
-            messages.push(OffloadMessage::SpaceChecked(space));
-        }
-        messages
+        has_published || has_news
     }
 }

@@ -153,7 +153,7 @@ pub(super) struct LogProgress {
 
 /// Why a log is not published on each live replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unpublished {
+pub(super) enum PublishWaitError {
     #[error("the log is not yet published on each live replica")]
     Late,
     #[error("the disk of a replica is full: see `farfork volume status`")]
@@ -187,6 +187,13 @@ pub(super) struct PendingAppend {
     /// The report of space that the answer needs.
     pub(super) space_request: u64,
     pub(super) reply: DeferredReply,
+}
+
+impl PendingAppend {
+    /// Whether each later node has the log up to its end, and has reported its space if that was asked for.
+    pub(super) fn is_complete(&self, committed: LogPoint, later_space: &LaterSpace) -> bool {
+        self.end <= committed && later_space.is_answered(self.space_request)
+    }
 }
 
 impl LogProgress {
@@ -374,18 +381,18 @@ impl ReplicatedVolume {
     ///
     /// # Errors
     /// `DiskFull` at once: when it ends is up to the operator.
-    pub(super) fn wait_published(&self, client: u16, point: LogPoint, limit: Duration) -> Result<(), Unpublished> {
+    pub(super) fn wait_published(&self, client: u16, point: LogPoint, limit: Duration) -> Result<(), PublishWaitError> {
         self.make_urgent(client, point);
         let mut is_full = false;
         let has_ended = self.wait_until(limit, |state| {
             let is_published = state.log(client).chain.published_everywhere() >= point;
-            is_full = !is_published && (state.is_full() || state.log(client).later_space.is_full());
+            is_full = !is_published && state.is_path_full(client);
             is_published || is_full
         });
         match (has_ended, is_full) {
             (true, false) => Ok(()),
-            (true, true) => Err(Unpublished::DiskFull),
-            (false, _) => Err(Unpublished::Late),
+            (true, true) => Err(PublishWaitError::DiskFull),
+            (false, _) => Err(PublishWaitError::Late),
         }
     }
 

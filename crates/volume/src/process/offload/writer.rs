@@ -11,7 +11,7 @@ use farfork_rpc::TypedCall;
 
 use super::client_session::ClientSender;
 use super::node::ReplicaError;
-use super::volume::{ReplicatedVolume, Unpublished};
+use super::volume::{PublishWaitError, ReplicatedVolume};
 use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{CommitLog, FinishTerm, ReleaseWriter, TermEnd};
 use crate::chain::membership;
@@ -34,10 +34,10 @@ pub(super) enum TermError {
     #[error("the client of the node: {0}")]
     Client(#[from] io::Error),
     #[error(transparent)]
-    Unpublished(#[from] Unpublished),
+    Unpublished(#[from] PublishWaitError),
 }
 
-/// What an attempt to make a client the writer has done.
+/// The result of an attempt to make a client the writer.
 enum GrantAttempt {
     Granted,
     /// Something is done, or the catalog has changed: the next attempt follows at once.
@@ -82,7 +82,7 @@ pub(super) fn grant_write(volume: &ReplicatedVolume, number: u16, sender: &Clien
         GrantAttempt::Continues => Ok(false),
         GrantAttempt::DiskFull => {
             sender.send(&OffloadMessage::DiskFull);
-            Err(Unpublished::DiskFull.to_string())
+            Err(PublishWaitError::DiskFull.to_string())
         }
     });
 }
@@ -114,19 +114,10 @@ fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> R
     match record.writer {
         None => begin_term(volume, record, number, sender),
         Some(writer) if writer == number && !record.is_writer_fenced => {
-            // The grant is lost that an offload process had not sent when it died; or another node has asked for it, and the
-            // disk of a replica is full. This client may then remove something.
+            // The grant is lost that an offload process had not sent when it died; or another node has asked for it.
             match end_term(volume, number, record.term).map_err(|error| error.to_string())? {
                 TermEnd::Ended => Ok(GrantAttempt::Continues),
-                TermEnd::DiskFull => {
-                    let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
-                    let record = volume.read_record().map_err(|error| error.to_string())?;
-                    if is_term(&record, number, record.term) {
-                        send_grant(volume, number, record.term, sender);
-                        return Ok(GrantAttempt::Granted);
-                    }
-                    Ok(GrantAttempt::Continues)
-                }
+                TermEnd::DiskFull => continue_term(volume, number, record.term, sender),
             }
         }
         Some(_) if record.is_writer_fenced => finish_fenced_term(volume, &record).map(GrantAttempt::from),
@@ -162,6 +153,21 @@ fn begin_term(
     Ok(GrantAttempt::Granted)
 }
 
+/// A term that does not end because the disk of a replica is full: the client gets its grant again, and may remove something.
+fn continue_term(
+    volume: &ReplicatedVolume,
+    number: u16,
+    term: u32,
+    sender: &ClientSender,
+) -> Result<GrantAttempt, String> {
+    let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_term(&volume.read_record().map_err(|error| error.to_string())?, number, term) {
+        return Ok(GrantAttempt::Continues);
+    }
+    send_grant(volume, number, term, sender);
+    Ok(GrantAttempt::Granted)
+}
+
 /// The caller holds `ending_term`.
 fn send_grant(volume: &ReplicatedVolume, number: u16, term: u32, sender: &ClientSender) {
     let space = volume.space_for_term(number);
@@ -192,9 +198,9 @@ fn end_term_after(
         return Ok(TermEnd::Ended);
     }
     stop_client()?;
-    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or(Unpublished::Late)?;
+    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or(PublishWaitError::Late)?;
     match volume.wait_published(number, end, STEP_TIMEOUT) {
-        Err(Unpublished::DiskFull) => return Ok(TermEnd::DiskFull),
+        Err(PublishWaitError::DiskFull) => return Ok(TermEnd::DiskFull),
         published => published?,
     }
     volume.update_catalog(|record| !record.is_writer_fenced && membership::end_term(record, number, term))?;
@@ -214,7 +220,7 @@ pub(super) fn end_own_term(volume: &ReplicatedVolume, record: &VolumeRecord, num
     };
     match ended {
         TermEnd::Ended => Ok(()),
-        TermEnd::DiskFull => Err(Unpublished::DiskFull.to_string()),
+        TermEnd::DiskFull => Err(PublishWaitError::DiskFull.to_string()),
     }
 }
 
@@ -276,13 +282,13 @@ fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, String> {
     if record.is_writer_fenced {
         return match finish_fenced_term(volume, &record)? {
             TermEnd::Ended => Ok(true),
-            TermEnd::DiskFull => Err(Unpublished::DiskFull.to_string()),
+            TermEnd::DiskFull => Err(PublishWaitError::DiskFull.to_string()),
         };
     }
     let end = call_writer::<CommitLog>(volume, &record, writer, &CommitLog(volume.key.clone()))?;
     let Some(end) = end else { return Ok(false) };
     let is_published = volume.wait_published_here(writer, end, STEP_TIMEOUT);
-    if is_published { Ok(true) } else { Err(format!("node {}: {}", volume.node.name, Unpublished::Late)) }
+    if is_published { Ok(true) } else { Err(format!("node {}: {}", volume.node.name, PublishWaitError::Late)) }
 }
 
 /// Makes a call to the node of the writer. One that does not answer for the time of failure detection loses its term; the
@@ -328,7 +334,7 @@ pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEn
     }
     let end = volume.lock().logs.get(&writer).map(|log| log.chain.stored());
     match end.map_or(Ok(()), |end| volume.wait_published(writer, end, STEP_TIMEOUT)) {
-        Err(Unpublished::DiskFull) => return Ok(TermEnd::DiskFull),
+        Err(PublishWaitError::DiskFull) => return Ok(TermEnd::DiskFull),
         published => published.map_err(|error| error.to_string())?,
     }
     let ended = volume.update_catalog(|record| record.is_writer_fenced && membership::end_term(record, writer, term));
