@@ -5,6 +5,8 @@ use std::fs;
 use farfork_sys::system_memory::SystemMemory;
 use serde::Serialize;
 
+use crate::error::BenchError;
+
 /// What a reader needs to compare figures.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Machine {
@@ -63,6 +65,18 @@ impl MachineState {
 /// Memory that is free or can be freed, in MiB.
 pub(crate) fn available_mib() -> u64 {
     read_memory().available_bytes >> 20
+}
+
+/// Requires free memory for a plan whose largest size is `mib`.
+///
+/// # Errors
+/// `NotEnoughMemory`, with the `option` that sets the size.
+pub(crate) fn require_memory(mib: u64, needed_mib: u64, option: &'static str) -> Result<(), BenchError> {
+    let available_mib = available_mib();
+    if needed_mib > available_mib {
+        return Err(BenchError::NotEnoughMemory { mib, needed_mib, available_mib, option });
+    }
+    Ok(())
 }
 
 /// How many threads wanted a processor, averaged over the last minute.

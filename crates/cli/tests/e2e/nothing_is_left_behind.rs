@@ -1,13 +1,10 @@
 //! `farfork down` leaves nothing of a cluster whose children run. After a crash it removes the remains. Ended children
 //! leave no memory in the control groups of their node.
 
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use farfork_sys::fd_passing;
 use farfork_sys::mount::point::MountPoint;
 
 use crate::harness::{BINARY, Cluster, Parent, Program, Seed, wait};
@@ -73,13 +70,8 @@ fn started_by_hand() {
     command.arg("--run-dir").arg(&run_dir).arg("--trust").arg(run_dir.join("trust"));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut daemon = cluster.in_network_of(1, || command.spawn()).expect("it starts");
-    // A process that the killed daemon was just starting may still hold the old socket open: only the new daemon's own counts.
-    let pid = daemon.id().cast_signed();
-    let listens = || {
-        let socket = UnixStream::connect(cluster.node(1).socket()).ok()?;
-        (fd_passing::peer_pid(socket.as_fd()).ok()? == Some(pid)).then_some(())
-    };
-    wait::wait_until("the daemon listens", SETTLE_LIMIT, listens);
+    // A process that the killed daemon was just starting may still hold the old socket open, so a connection alone proves nothing.
+    wait::wait_until("the daemon listens", SETTLE_LIMIT, || cluster.has_live_daemon(1).then_some(()));
     require_nothing_left(cluster);
     let _ = daemon.wait();
 }

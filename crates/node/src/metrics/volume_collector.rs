@@ -78,7 +78,7 @@ const REPLICA_METRICS: [ReplicaMetric; 3] = [
     },
     ReplicaMetric {
         name: "volume_replica_full",
-        help: "Whether a replica of a volume publishes nothing because its disk is full: 1, or 0.",
+        help: "Whether the disk of a replica of a volume is full, and writers get ENOSPC: 1, or 0.",
         unit: None,
         value: |replica| Some(i64::from(replica.is_full)),
     },

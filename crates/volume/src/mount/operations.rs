@@ -277,18 +277,21 @@ fn answer_refreshed_lookup(client: Arc<VolumeClient>, lookup: LookupRequest, rep
 /// Finds an entry, and counts the kernel's reference to the inode.
 fn look_up(client: &VolumeClient, lookup: &LookupRequest) -> Result<FileAttr, Errno> {
     let mut state = client.lock();
+    let inode = find_inode(client, &state, lookup)?;
+    count_reference(&mut state, inode)
+}
+
+fn find_inode(client: &VolumeClient, state: &ClientState, lookup: &LookupRequest) -> Result<InodeNumber, Errno> {
     let found = state.namespace.lookup(lookup.entry.parent, &lookup.entry.name);
     client.note_answer(Some(lookup.thread), &lookup.entry, found.ok());
-    count_reference(&mut state, found?)
+    found
 }
 
 /// As `look_up`, and holds the data if it is a file. None when another client has dropped it just now.
 fn look_up_again(client: &VolumeClient, lookup: &LookupRequest) -> Option<Result<FileAttr, Errno>> {
     // The view must not change between the lookup and the opening, so the data is opened under its lock.
     let mut state = client.lock();
-    let found = state.namespace.lookup(lookup.entry.parent, &lookup.entry.name);
-    client.note_answer(Some(lookup.thread), &lookup.entry, found.ok());
-    let inode = match found {
+    let inode = match find_inode(client, &state, lookup) {
         Ok(inode) => inode,
         Err(error) => return Some(Err(error)),
     };

@@ -162,9 +162,5 @@ async fn usable_peer_modes(plan: &ForkParameters) -> Result<(Vec<CriuMode>, Vec<
 
 fn require_memory(plan: &ForkParameters) -> Result<(), BenchError> {
     let mib = plan.sizes_mib.iter().max().copied().unwrap_or(0);
-    let (needed_mib, available_mib) = (mib * MEMORY_FACTOR + MEMORY_BASE_MIB, machine::available_mib());
-    if needed_mib > available_mib {
-        return Err(BenchError::NotEnoughMemory { mib, needed_mib, available_mib, option: "--mib" });
-    }
-    Ok(())
+    machine::require_memory(mib, mib * MEMORY_FACTOR + MEMORY_BASE_MIB, "--mib")
 }

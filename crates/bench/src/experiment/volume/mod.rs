@@ -65,14 +65,11 @@ pub async fn run_volume(
 
 /// All replicas are in memory.
 fn require_memory(plan: &VolumeParameters) -> Result<(), BenchError> {
-    let available_mib = machine::available_mib();
     for case in plan.cases().iter().filter(|case| case.experiment.filebench_loop().is_none()) {
         let mib = (plan.operations_of(case) * case.processes * plan.operation_bytes) >> 20;
         let needed_mib = REPLICAS as u64 * (mib + plan.log_mib) + SPARE_MIB;
-        if needed_mib > available_mib {
-            let option = if case.experiment == VolumeExperiment::Latency { "--operations" } else { "--mib" };
-            return Err(BenchError::NotEnoughMemory { mib, needed_mib, available_mib, option });
-        }
+        let option = if case.experiment == VolumeExperiment::Latency { "--operations" } else { "--mib" };
+        machine::require_memory(mib, needed_mib, option)?;
     }
     Ok(())
 }

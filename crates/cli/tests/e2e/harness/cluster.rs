@@ -160,6 +160,11 @@ impl Cluster {
         self.local_node(index).pid().expect("the daemon was started")
     }
 
+    /// Whether `down` finds a daemon of a node: the one that was started last, or one that listens at its socket.
+    pub(crate) fn has_live_daemon(&self, index: usize) -> bool {
+        self.local_node(index).is_alive()
+    }
+
     /// How many descriptors each of a node's own processes has open: the daemon, the keeper, the pager.
     pub(crate) fn descriptors(&self, index: usize) -> BTreeMap<String, usize> {
         let count = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);

@@ -106,11 +106,13 @@ impl ReplicaState {
 impl ReplicatedVolume {
     /// The least space of this replica and of all later ones on the path of a log.
     pub(super) fn least_space(&self, state: &ReplicaState, client: u16) -> TreeSpace {
-        let own = match state {
-            // Writers do not wait for a node that catches up.
-            state if state.is_catching_up => TreeSpace::UNLIMITED,
-            state if state.is_full() => TreeSpace::Full,
-            _ => TreeSpace::Free(self.free_space()),
+        let own = if state.is_catching_up {
+            // Writers do not wait for it.
+            TreeSpace::UNLIMITED
+        } else if state.is_full() {
+            TreeSpace::Full
+        } else {
+            TreeSpace::Free(self.free_space())
         };
         let later = state.logs.get(&client).map_or(TreeSpace::UNLIMITED, |log| log.later_space.reported);
         own.min(later)

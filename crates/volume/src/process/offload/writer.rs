@@ -343,21 +343,24 @@ pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEn
 
 /// Publishes everything that the client of this node has logged until now, on each live replica.
 pub(super) fn publish_log(volume: &ReplicatedVolume) -> Result<(), String> {
-    let record = volume.read_record().map_err(|error| error.to_string())?;
-    let number = own_number(volume, &record).filter(|number| volume.lock().logs.contains_key(number));
-    let Some(number) = number else { return Ok(()) };
-    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or("the log is busy")?;
+    let Some((number, end)) = look_for_own_end(volume)? else { return Ok(()) };
     volume.wait_published(number, end, STEP_TIMEOUT).map_err(|error| error.to_string())
 }
 
 /// The end of what the client of this node has logged until now, once each live replica has it.
 pub(super) fn commit_log(volume: &ReplicatedVolume) -> Result<LogPoint, String> {
-    let record = volume.read_record().map_err(|error| error.to_string())?;
-    let number = own_number(volume, &record).filter(|number| volume.lock().logs.contains_key(number));
-    let Some(number) = number else { return Ok(LogPoint::START) };
-    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or("the log is busy")?;
+    let Some((number, end)) = look_for_own_end(volume)? else { return Ok(LogPoint::START) };
     let is_committed = volume.wait_until(STEP_TIMEOUT, |state| state.log(number).chain.committed() >= end);
     if is_committed { Ok(end) } else { Err("not each live replica has the log yet".to_owned()) }
+}
+
+/// The number of the client of this node, and the end of its log. None if it has no log here.
+fn look_for_own_end(volume: &ReplicatedVolume) -> Result<Option<(u16, LogPoint)>, String> {
+    let record = volume.read_record().map_err(|error| error.to_string())?;
+    let number = own_number(volume, &record).filter(|number| volume.lock().logs.contains_key(number));
+    let Some(number) = number else { return Ok(None) };
+    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or("the log is busy")?;
+    Ok(Some((number, end)))
 }
 
 /// As `end_term`, for another node.
