@@ -33,6 +33,7 @@ use crate::record::{self, RecordState};
 use crate::root::blueprint::{BlueprintCache, RootBlueprint};
 use crate::root::cached::CachedRoot;
 use crate::root::{self, PRIVATE_DIR};
+use crate::unmounted_volumes::MountedVolume;
 use crate::users::{ContainerUsers, ReservedIds};
 
 /// Everything that the containers of this daemon have in common.
@@ -136,6 +137,14 @@ impl ContainerBuilder {
         self.layout().current(&self.masked, unresponsive).served.clone()
     }
 
+    /// The volumes that the node has unmounted since the last call.
+    pub(crate) fn take_unmounted_volumes(&self) -> BTreeSet<MountedVolume> {
+        let unresponsive = self.probes.unresponsive();
+        let mut layout = self.layout();
+        layout.current(&self.masked, unresponsive);
+        layout.take_unmounted()
+    }
+
     fn layout(&self) -> MutexGuard<'_, BlueprintCache> {
         self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -188,7 +197,7 @@ impl ContainerBuilder {
             return Err(ContainerError::TooManyContainers { node, containers_max: self.config.containers_max });
         }
         let blueprint = self.blueprint();
-        let mounts_version = blueprint.version;
+        let built_from = blueprint.clone();
         let private_point = match spec.root {
             RootSpec::Overlay => None,
             RootSpec::Shared => Some(self.acquire_private_mount_point()?),
@@ -220,7 +229,7 @@ impl ContainerBuilder {
         // From here on the container removes itself, whatever fails.
         let keepalive = (live_count, private_point);
         let parts = ContainerParts { id, init, cgroup, builder: Arc::clone(self), keepalive, id_range, root };
-        let container = Container::new(parts, control, spec, mounts_version);
+        let container = Container::new(parts, control, spec, built_from);
         let processes = BTreeSet::from([container.init_pid(), container.forker_pid()]);
         for process in processes {
             container.cgroup().join_v1(process)?;
@@ -228,7 +237,17 @@ impl ContainerBuilder {
         }
         let init = ProcessIdentity::of(container.init_pid()).map_err(ContainerError::Init)?;
         record::write_record(&self.config.records_dir(), container.id(), &init)?;
+        // The pool finds the container by its record, when a volume is unmounted from now on.
+        container.release_unmounted_volumes();
         Ok(container)
+    }
+
+    /// The volumes that containers from this blueprint show, and the node has unmounted.
+    pub(crate) fn unmounted_since(&self, blueprint: &RootBlueprint) -> BTreeSet<MountedVolume> {
+        let unresponsive = self.probes.unresponsive();
+        let mut layout = self.layout();
+        let now = &layout.current(&self.masked, unresponsive).blueprint;
+        if now.version == blueprint.version { BTreeSet::new() } else { now.unmounted_since(blueprint) }
     }
 
     /// Starts the init program outside of containers, in the group of zygotes.

@@ -23,8 +23,10 @@ use crate::error::ContainerError;
 use crate::privileged_forker::PrivilegedForker;
 use crate::record::{self, RecordState};
 use crate::root::PRIVATE_DIR;
+use crate::root::blueprint::RootBlueprint;
 use crate::root::cached::CachedRoot;
 use crate::root::protection::{self, RootProtection};
+use crate::unmounted_volumes;
 
 /// How often a path is looked up anew that contains `..`: openat2(2) gives up with EAGAIN when anything was mounted or
 /// renamed anywhere meanwhile.
@@ -45,8 +47,8 @@ pub struct Container {
     /// Whom the socket leads to, if not to init.
     privileged_forker: Option<PrivilegedForker>,
     spec: ContainerSpec,
-    /// Of the node's mounts, when it was built.
-    mounts_version: u64,
+    /// The node's mounts when it was built.
+    blueprint: RootBlueprint,
     root_recipient: Option<RootRecipient>,
 }
 
@@ -84,14 +86,14 @@ impl Container {
         parts: ContainerParts,
         (control, bearer): ControlChannel,
         spec: ContainerSpec,
-        layout: u64,
+        blueprint: RootBlueprint,
     ) -> Self {
         Self {
             parts: Some(parts),
             control: Some(control),
             privileged_forker: bearer,
             spec,
-            mounts_version: layout,
+            blueprint,
             root_recipient: None,
         }
     }
@@ -182,8 +184,14 @@ impl Container {
 
     /// Whether it shows the node's mounts as they are now, and its init lives: where memory runs out the kernel may end those that wait, too.
     pub fn is_current(&self) -> bool {
-        self.mounts_version == self.parts().builder.mounts_version()
+        self.blueprint.version == self.parts().builder.mounts_version()
             && !pidfd::wait_exit(self.init(), Duration::ZERO).unwrap_or(false)
+    }
+
+    /// Unmounts the volumes that the node has unmounted since it was built.
+    pub(crate) fn release_unmounted_volumes(&self) {
+        let unmounted = self.parts().builder.unmounted_since(&self.blueprint);
+        unmounted_volumes::release(self.init_pid(), self.init(), &unmounted);
     }
 
     /// Shows a directory or file of the node, with all that is mounted below, at a path of the container; what
@@ -251,6 +259,8 @@ impl Container {
     pub fn into_running(mut self) -> Result<(RunningContainer, OwnedFd), ContainerError> {
         let records = self.parts().builder.config().records_dir();
         record::mark_in_use(&records, self.id())?;
+        // While the record is renamed, the pool may not find the container.
+        self.release_unmounted_volumes();
         let parts = self.parts.take().expect("only a drop takes it");
         let control = self.control.take().expect("only a drop takes it");
         let root = parts.root.zip(self.root_recipient.take()).map(|(root, recipient)| (self.spec, root, recipient));

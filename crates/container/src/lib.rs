@@ -25,6 +25,7 @@ mod pool;
 mod privileged_forker;
 mod record;
 mod root;
+mod unmounted_volumes;
 mod users;
 
 pub use builder::OOM_SCORE_ADJUSTMENT;

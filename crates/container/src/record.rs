@@ -48,24 +48,25 @@ pub(crate) fn remove_record(directory: &Path, id: &str, used: RecordState) {
     let _ = fs::remove_file(record_path(directory, id, used));
 }
 
-/// All records. A file that is none (of a daemon that died while it wrote) is removed.
+/// All records that are complete.
 pub(crate) fn read_records(directory: &Path) -> Result<Vec<ContainerRecord>, ContainerError> {
-    let error = |cause| ContainerError::Record { path: directory.to_owned(), cause };
-    let entries = match fs::read_dir(directory) {
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(error)?,
-    };
-    let mut records = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(error)?.path();
-        match read_record(&path) {
-            Some(record) => records.push(record),
-            None => {
-                let _ = fs::remove_file(&path);
-            }
-        }
+    Ok(record_files(directory)?.iter().filter_map(|path| read_record(path)).collect())
+}
+
+/// Removes files that are not complete records: of a daemon that died while it wrote. No daemon may write meanwhile.
+pub(crate) fn remove_incomplete_records(directory: &Path) -> Result<(), ContainerError> {
+    for path in record_files(directory)?.iter().filter(|path| read_record(path).is_none()) {
+        let _ = fs::remove_file(path);
     }
-    Ok(records)
+    Ok(())
+}
+
+fn record_files(directory: &Path) -> Result<Vec<PathBuf>, ContainerError> {
+    let error = |cause| ContainerError::Record { path: directory.to_owned(), cause };
+    match fs::read_dir(directory) {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries.map_err(error)?.map(|entry| Ok(entry.map_err(error)?.path())).collect(),
+    }
 }
 
 fn read_record(path: &Path) -> Option<ContainerRecord> {
@@ -102,6 +103,8 @@ mod tests {
         mark_in_use(directory.path(), "two").unwrap();
         fs::write(directory.path().join("three.waiting"), "").unwrap();
         let mut found = read_records(directory.path()).unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
+        remove_incomplete_records(directory.path()).unwrap();
         found.sort_by(|a, b| a.id.cmp(&b.id));
         let record = |id: &str, used| ContainerRecord { id: id.to_owned(), state: used, init };
         assert_eq!(found, [record("one", RecordState::Waiting), record("two", RecordState::InUse)]);

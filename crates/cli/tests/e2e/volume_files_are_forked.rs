@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Cluster, Farfork, Parent, Seed, programs, run_in_mounts_of, run_in_own_mounts, scratch, seed::without_ticks,
-    unmount_volume, wait,
+    Cluster, Farfork, Parent, Program, Seed, programs, run_in_mounts_of, run_in_own_mounts, scratch,
+    seed::without_ticks, unmount_volume, wait,
 };
 use crate::test::Test;
 use crate::volumes_are_replicated::volume_processes;
@@ -19,6 +19,7 @@ use crate::volumes_are_replicated::volume_processes;
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("on_nodes_that_have_it_at_the_same_path", || run_in_own_mounts(forked)),
     Test::alone("but_not_when_they_were_removed", || run_in_own_mounts(removed)),
+    Test::alone("and_a_child_that_does_not_use_them_lets_the_volume_be_unmounted", || run_in_own_mounts(unmounted)),
 ];
 
 /// For the processes of a mount to end with it.
@@ -77,9 +78,17 @@ impl VolumeCluster {
     /// Ends the mounts as a user does: no container that waits for a child keeps them in use.
     fn stop(self) {
         unmount_volume(&self.directory);
+        self.wait_without_processes();
+        self.drop_volume();
+    }
+
+    fn wait_without_processes(&self) {
         wait::wait_until("the processes of the mounts end with them", END_LIMIT, || {
             volume_processes(&self.directory).is_empty().then_some(())
         });
+    }
+
+    fn drop_volume(self) {
         self.cluster.first().json(&["volume", "drop", "data"]);
         assert_eq!(self.cluster.stop(), [""; 0]);
     }
@@ -167,6 +176,31 @@ fn removed() {
     refused.require_mentions(&["fd 3", "folder/read", "removed from volume data", "close it"]);
     drop(parent);
     files.stop();
+}
+
+/// The containers of both children show the volume. One child uses it.
+fn unmounted() {
+    let files = VolumeCluster::start();
+    let node = files.cluster.first();
+    let parents = [Parent::start(Program::Waits, &["4"]), files.parent(&[])];
+    let [idle, using] = parents.each_ref().map(|parent| {
+        let seed = Seed::prepare(node, parent);
+        let child = seed.fork_idle(1, &["--to", files.cluster.name(0)]).remove(0);
+        // The seed uses the volume too, and the child needs it until then.
+        node.json(&["settle", &child.id]);
+        child.id
+    });
+    drop(parents);
+    unmount_volume(&files.directory);
+    let refused = node.run_failing(&["volume", "drop", "data"]);
+    refused.require_mentions(&["volume data", "is mounted on n1", "children that use it"]);
+    node.json(&["kill", &using]);
+    files.wait_without_processes();
+    let children = node.json(&["ps"])["children"].clone();
+    let is_running = |child: &Value| child["child"] == *idle && child["state"] == "running";
+    assert!(children.as_array().expect("a list").iter().any(is_running), "{children}");
+    node.json(&["kill", &idle]);
+    files.drop_volume();
 }
 
 fn mount_volume(node: &Farfork, directory: &Path) {

@@ -198,6 +198,9 @@ impl ContainerPool {
 impl RootSink for PoolShared {
     fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot) {
         let mut discarded = DiscardedEntries::default();
+        if root.mounts_version() != self.builder.mounts_version() {
+            return;
+        }
         let mut state = self.lock();
         match state.stopping {
             true => drop(state),

@@ -1,16 +1,25 @@
-//! Ends waiting containers with a mount that the node no longer has. An unmounted file system stays in use, and its server runs, as long
-//! as a container shows it.
+//! Ends what keeps an unmounted file system of the node in use: waiting containers and roots that show it, and its mounts in running
+//! containers. The server of a file system runs as long as a container shows it.
 //!
-//! Only FUSE and network file systems count: other mounts change often, and a container with one of them ends when it is taken.
+//! Only FUSE and network file systems count: other mounts change often, and a container with one of them ends when it is taken. In
+//! running containers only volumes are unmounted. On other file systems a container has an overlay, with data of its own.
 
+use std::collections::BTreeSet;
 use std::io::{self, PipeWriter};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use farfork_sys::mount::watch::MountWatch;
+use farfork_sys::process_identity::ProcessIdentity;
 
 use super::PoolShared;
+use crate::record;
+use crate::unmounted_volumes::{self, MountedVolume};
+
+/// How often a container that uses an unmounted volume is looked at again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The thread that notices changes of the node's mounts. Dropping it ends the thread.
 #[derive(Debug)]
@@ -19,18 +28,30 @@ pub(super) struct MountWatcher {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Containers, by their first processes, and the unmounted volumes that each uses.
+type VolumesInUse = Vec<(ProcessIdentity, BTreeSet<MountedVolume>)>;
+
 impl MountWatcher {
     pub(super) fn start(shared: Arc<PoolShared>) -> io::Result<Self> {
         let (stopped, stop) = io::pipe()?;
         let watch = MountWatch::start()?;
         let body = move || {
             let mut served = shared.builder.served_mounts();
-            while watch.wait_change(stopped.as_fd()).unwrap_or(false) {
+            let mut in_use = VolumesInUse::new();
+            let retry = |in_use: &VolumesInUse| (!in_use.is_empty()).then_some(RETRY_INTERVAL);
+            while watch.wait_change(stopped.as_fd(), retry(&in_use)).unwrap_or(false) {
                 let now = shared.builder.served_mounts();
-                if !served.is_subset(&now) {
+                let unmounted = shared.builder.take_unmounted_volumes();
+                if !unmounted.is_empty() || !served.is_subset(&now) {
                     shared.discard_outdated();
                 }
                 served = now;
+                in_use.extend(shared.containers_to_release(unmounted));
+                in_use.retain_mut(|(init, volumes)| {
+                    let Ok(Some(pidfd)) = init.open() else { return false };
+                    *volumes = unmounted_volumes::release(init.pid, &pidfd, volumes);
+                    !volumes.is_empty()
+                });
             }
         };
         let thread = thread::Builder::new().name("pool-mounts".to_owned()).spawn(body)?;
@@ -48,7 +69,7 @@ impl Drop for MountWatcher {
 }
 
 impl PoolShared {
-    /// Leaves containers that do not show the node's mounts as they are to the fillers, which end them.
+    /// Leaves containers and roots that do not show the node's mounts as they are to the fillers, which end them.
     fn discard_outdated(&self) {
         let mut state = self.lock();
         let mut outdated = Vec::new();
@@ -57,8 +78,21 @@ impl PoolShared {
                 if container.is_current() { spec_pool.ready.push_back(container) } else { outdated.push(container) }
             }
         }
+        let state = &mut *state;
         state.discarded.containers.extend(outdated);
-        drop(state);
+        state.root_cache.discard_outdated(self.builder.mounts_version(), &mut state.discarded);
         self.wanted.notify_all();
+    }
+
+    /// Each container of the node, also of an earlier daemon, with the volumes that the node has unmounted.
+    fn containers_to_release(&self, unmounted: BTreeSet<MountedVolume>) -> VolumesInUse {
+        if unmounted.is_empty() {
+            return Vec::new();
+        }
+        let records = record::read_records(&self.builder.config().records_dir()).unwrap_or_else(|error| {
+            tracing::warn!(%error, "unmounted volumes may stay in use");
+            Vec::new()
+        });
+        records.into_iter().map(|record| (record.init, unmounted.clone())).collect()
     }
 }

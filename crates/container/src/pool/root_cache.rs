@@ -177,6 +177,16 @@ impl RootCache {
         next
     }
 
+    /// Gives up what does not show the node's mounts as they are: `mounts_version` is theirs.
+    pub(super) fn discard_outdated(&mut self, mounts_version: u64, discarded: &mut DiscardedEntries) {
+        for entry in self.entries.values_mut() {
+            let (current, outdated): (Vec<_>, Vec<_>) = entry.ready.drain(..).partition(Container::is_current);
+            entry.ready.extend(current);
+            discarded.containers.extend(outdated);
+            discarded.roots.extend(entry.roots.extract_if(.., |root| root.mounts_version() != mounts_version));
+        }
+    }
+
     /// How many roots there are, in whatever state.
     pub(super) fn root_count(&self) -> usize {
         self.entries

@@ -11,6 +11,7 @@ use farfork_sys::mount::table;
 use farfork_sys::mount::watch::MountWatch;
 
 use super::mount_plan::{self, MountStep};
+use crate::unmounted_volumes::MountedVolume;
 
 /// The mounts of a root, as they are made.
 #[derive(Debug, Clone)]
@@ -18,6 +19,8 @@ pub(crate) struct RootBlueprint {
     /// Differs from that of other mounts.
     pub(crate) version: u64,
     pub(super) steps: Arc<Vec<MountStep>>,
+    /// The volumes among them.
+    pub(crate) volumes: Arc<BTreeSet<MountedVolume>>,
 }
 
 /// The blueprint, kept up to date. Reading the table takes a tenth of a millisecond, asking whether it has changed a
@@ -26,6 +29,8 @@ pub(crate) struct RootBlueprint {
 pub(crate) struct BlueprintCache {
     watch: MountWatch,
     plan: NodePlan,
+    /// Volumes of earlier plans that the node does not have mounted any more, until they are taken.
+    unmounted: BTreeSet<MountedVolume>,
 }
 
 /// The steps for the node's mounts, and the mounts that need attention.
@@ -44,7 +49,8 @@ impl BlueprintCache {
     /// Of the mounts there are now.
     pub(crate) fn read(masked: &[PathBuf]) -> io::Result<Self> {
         // The watch comes first, so that no change falls between.
-        Ok(Self { watch: MountWatch::start()?, plan: NodePlan::read(masked, BTreeSet::new())? })
+        let watch = MountWatch::start()?;
+        Ok(Self { watch, plan: NodePlan::read(masked, BTreeSet::new())?, unmounted: BTreeSet::new() })
     }
 
     /// The plan now, without the mounts of these ids. When the table cannot be read the old one is kept: building would fail too,
@@ -52,9 +58,24 @@ impl BlueprintCache {
     pub(crate) fn current(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> &NodePlan {
         let has_changed = self.watch.has_changed().unwrap_or(true) || self.plan.unresponsive != unresponsive;
         if has_changed && let Ok(changed) = NodePlan::read(masked, unresponsive) {
+            self.unmounted.extend(changed.blueprint.unmounted_since(&self.plan.blueprint));
             self.plan = changed;
         }
         &self.plan
+    }
+
+    /// The volumes that earlier plans had and the last one has not, since the last call.
+    pub(crate) fn take_unmounted(&mut self) -> BTreeSet<MountedVolume> {
+        std::mem::take(&mut self.unmounted)
+    }
+}
+
+impl RootBlueprint {
+    /// The volumes of an earlier blueprint in whose places this one has none. A client that was started again has its volume mounted
+    /// in the same place.
+    pub(crate) fn unmounted_since(&self, earlier: &Self) -> BTreeSet<MountedVolume> {
+        let is_unmounted = |volume: &&MountedVolume| !self.volumes.iter().any(|now| now.point == volume.point);
+        earlier.volumes.iter().filter(is_unmounted).cloned().collect()
     }
 }
 
@@ -70,7 +91,8 @@ impl NodePlan {
         }
         let to_probe = mount_plan::mounts_to_probe(&mounts, masked);
         let served = mounts.iter().filter(|mount| probe::is_served(&mount.filesystem)).map(|mount| mount.id).collect();
-        let blueprint = RootBlueprint { version: hasher.finish(), steps: Arc::new(steps) };
+        let volumes = Arc::new(MountedVolume::find(&mounts));
+        let blueprint = RootBlueprint { version: hasher.finish(), steps: Arc::new(steps), volumes };
         Ok(Self { blueprint, to_probe, served, unresponsive })
     }
 }

@@ -166,6 +166,14 @@ pub fn drop_dentry_cache(point: &Path) -> io::Result<()> {
     fsconfig_reconfigure(context.as_fd()).map_err(|errno| with_message(errno, context.as_fd()))
 }
 
+/// Unmounts the topmost mount at `point`. A `point` that is a symbolic link is not followed.
+///
+/// # Errors
+/// As umount2(2): EBUSY when a process uses it.
+pub fn unmount_unused(point: &Path) -> io::Result<()> {
+    Ok(unmount(point, UnmountFlags::NOFOLLOW)?)
+}
+
 /// Detaches the mount at `point` and all on it; each ends when its last user does.
 ///
 /// # Errors

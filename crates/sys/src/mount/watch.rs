@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -21,14 +22,15 @@ impl MountWatch {
         Ok(Self { table: File::open("/proc/self/mountinfo")? })
     }
 
-    /// Waits until something has changed since the last question, or since the start. False once `stop` can be read or is closed at its
-    /// other end.
+    /// Waits until something has changed since the last question, or since the start, at most `limit`. False once `stop` can be read or
+    /// is closed at its other end.
     ///
     /// # Errors
     /// As poll(2).
-    pub fn wait_change(&self, stop: BorrowedFd<'_>) -> io::Result<bool> {
+    pub fn wait_change(&self, stop: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.table, PollFlags::PRI), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
-        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        let limit = limit.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+        rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()))?;
         Ok(fds[1].revents().is_empty())
     }
 

@@ -52,10 +52,10 @@ impl PageScript {
         }
     }
 
-    /// Runs it in namespaces of its own.
+    /// Runs it in namespaces of its own, where copies of mounted volumes do not keep these in use.
     pub(super) fn alone(mut self) -> Self {
         self.program = ["unshare", "--net", "--mount", "bash"].map(OsString::from).to_vec();
-        self
+        self.after("umount --lazy --all --types fuse.farfork")
     }
 
     /// Commands that set up what the page assumes.

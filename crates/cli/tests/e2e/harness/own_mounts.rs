@@ -4,15 +4,27 @@ use std::panic;
 use std::path::Path;
 use std::thread;
 
-use farfork_sys::mount::make_private;
+use farfork_sys::mount::probe::VOLUME_FILESYSTEM;
+use farfork_sys::mount::{self, table};
 use farfork_sys::{namespace, pidfd};
 
 /// In a copy of the calling thread's mounts. A mount that is made there is not seen elsewhere, and ends with the last process in it.
 pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     run_in_thread(|| {
-        namespace::unshare_container(false).and_then(|()| make_private(Path::new("/"))).expect("root may unshare");
+        namespace::unshare_container(false)
+            .and_then(|()| mount::make_private(Path::new("/")))
+            .expect("root may unshare");
+        detach_volumes();
         body()
     })
+}
+
+/// Volumes of other tests could not be dropped while a copy of their mounts is there.
+fn detach_volumes() {
+    let mounts = table::read_thread_mounts().expect("the kernel tells its mounts");
+    for volume in mounts.iter().filter(|mount| mount.filesystem == VOLUME_FILESYSTEM) {
+        mount::detach(&volume.point).expect("root may detach");
+    }
 }
 
 /// With the mounts of a process.

@@ -194,7 +194,10 @@ fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String>
         }
     }
     if !mounted.is_empty() {
-        return Err(format!("volume {name} is mounted on {}: unmount it there first", mounted.join(", ")));
+        return Err(format!(
+            "volume {name} is mounted on {}: unmount it there, and end children that use it",
+            mounted.join(", ")
+        ));
     }
     let record = set_state(node, &key, VolumeState::Dropping)?;
     remove_replicas(node, &key, &record).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))

@@ -318,7 +318,7 @@ fn a_mounted_volume_is_not_dropped() {
     let ControlAnswer::Failed(reason) = cluster.control("n1", &ControlRequest::Drop(name.clone())) else {
         panic!("it was dropped")
     };
-    assert!(reason.contains("is mounted on n2: unmount it there first"), "{reason}");
+    assert!(reason.contains("is mounted on n2: unmount it there, and end children that use it"), "{reason}");
     drop(lock);
     assert_eq!(cluster.control("n1", &ControlRequest::Drop(name)), ControlAnswer::Done);
     for node in NODES {

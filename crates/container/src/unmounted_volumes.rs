@@ -1,0 +1,164 @@
+//! Unmounts volumes in containers when the node has unmounted them. A container shows the volumes that the node had mounted
+//! when it was built, and a volume stays in use as long as a container shows it. A process that uses the volume keeps it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use farfork_sys::mount::probe::VOLUME_FILESYSTEM;
+use farfork_sys::mount::table::{self, Mount};
+use farfork_sys::{mount, namespace};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
+use rustix::io::Errno;
+use rustix::process::fchdir;
+
+/// Longest wait for a container: unmounting may wait for the process that serves the volume.
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+
+/// A volume, and where it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct MountedVolume {
+    /// `major:minor` of its file system, which no other has while this one is mounted anywhere.
+    device: String,
+    pub(crate) point: PathBuf,
+}
+
+impl MountedVolume {
+    /// The volumes in a mount table.
+    pub(crate) fn find(mounts: &[Mount]) -> BTreeSet<Self> {
+        let volumes = mounts.iter().filter(|mount| mount.filesystem == VOLUME_FILESYSTEM);
+        volumes.map(|mount| Self { device: mount.device.clone(), point: mount.point.clone() }).collect()
+    }
+}
+
+/// Unmounts these volumes in the container whose first process is `init`. Returns those that are in use there.
+pub(crate) fn release(init_pid: i32, init: &OwnedFd, volumes: &BTreeSet<MountedVolume>) -> BTreeSet<MountedVolume> {
+    if volumes.is_empty() {
+        return BTreeSet::new();
+    }
+    // An error means that the container has ended.
+    let Ok(mounts) = table::read_mounts_of(init_pid) else { return BTreeSet::new() };
+    let shown: BTreeSet<_> = MountedVolume::find(&mounts).intersection(volumes).cloned().collect();
+    if shown.is_empty() {
+        return shown;
+    }
+    release_in_thread(init, shown).unwrap_or_else(|error| {
+        tracing::warn!(%error, init = init_pid, "unmounted volumes stay mounted in a container");
+        BTreeSet::new()
+    })
+}
+
+/// In a thread that enters the container and ends.
+fn release_in_thread(init: &OwnedFd, volumes: BTreeSet<MountedVolume>) -> io::Result<BTreeSet<MountedVolume>> {
+    let init = init.try_clone()?;
+    let (sender, receiver) = mpsc::channel();
+    let body = move || {
+        let released = namespace::enter_mounts(init.as_fd()).map(|()| unmount_unused(volumes));
+        // An error means that the wait is over.
+        let _ = sender.send(released);
+    };
+    thread::Builder::new().name("volume-release".to_owned()).spawn(body)?;
+    receiver.recv_timeout(RELEASE_LIMIT).map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+/// Unmounts volumes of the thread's mount namespace. Returns those that are in use.
+fn unmount_unused(mut volumes: BTreeSet<MountedVolume>) -> BTreeSet<MountedVolume> {
+    volumes.retain(|volume| match unmount_one(volume) {
+        Ok(()) => false,
+        Err(error) => {
+            let is_in_use = error.raw_os_error() == Some(Errno::BUSY.raw_os_error());
+            if !is_in_use {
+                tracing::warn!(point = %volume.point.display(), %error, "a volume stays mounted in a container");
+            }
+            is_in_use
+        }
+    });
+    volumes
+}
+
+/// The container's processes may change its paths meanwhile. They must not lead to another mount, which may hide what belongs to the
+/// node: so the directory is opened without symbolic links, and the volume in it cannot be renamed while it is mounted.
+fn unmount_one(volume: &MountedVolume) -> io::Result<()> {
+    let (Some(directory), Some(name)) = (volume.point.parent(), volume.point.file_name()) else { return Ok(()) };
+    let name = Path::new(name);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    fchdir(openat2(CWD, directory, flags, Mode::empty(), resolve)?)?;
+    // The volume is not asked: its server may not answer.
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let found = statx(CWD, name, flags, StatxFlags::empty())?;
+    let device = format!("{}:{}", found.stx_dev_major, found.stx_dev_minor);
+    if device != volume.device {
+        return Err(io::Error::other("another file system is mounted over it"));
+    }
+    mount::unmount_unused(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::symlink;
+
+    use farfork_sys::mount::table::Attributes;
+
+    use super::*;
+
+    /// Runs with mounts of its own: a file system at `volume/data`, and `other` next to it.
+    fn run_with_volume(body: impl FnOnce(&Path, &BTreeSet<MountedVolume>) + Send) {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let run = || {
+            namespace::unshare_container(false).unwrap();
+            mount::make_private(Path::new("/")).unwrap();
+            let point = directory.join("volume/data");
+            mount_tmpfs(&point);
+            fs::write(point.join("file"), "volume").unwrap();
+            let mounts = table::read_thread_mounts().unwrap();
+            let device = mounts.iter().find(|mount| mount.point == point).unwrap().device.clone();
+            body(&directory, &BTreeSet::from([MountedVolume { device, point }]));
+        };
+        thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+
+    fn mount_tmpfs(point: &Path) {
+        fs::create_dir_all(point).unwrap();
+        let tmpfs = mount::create_filesystem("tmpfs", &[], Attributes::empty()).unwrap();
+        mount::attach(tmpfs.as_fd(), point).unwrap();
+    }
+
+    #[test]
+    fn a_volume_is_unmounted_when_nothing_uses_it() {
+        run_with_volume(|directory, volumes| {
+            let file = File::open(directory.join("volume/data/file")).unwrap();
+            assert_eq!(unmount_unused(volumes.clone()), *volumes);
+            assert!(directory.join("volume/data/file").exists());
+            drop(file);
+            assert!(unmount_unused(volumes.clone()).is_empty());
+            assert!(!directory.join("volume/data/file").exists());
+        });
+    }
+
+    #[test]
+    fn no_other_mount_is_unmounted_in_its_place() {
+        run_with_volume(|directory, volumes| {
+            let other = directory.join("other/data");
+            mount_tmpfs(&other);
+            fs::write(other.join("cover"), "").unwrap();
+            fs::rename(directory.join("volume"), directory.join("renamed")).unwrap();
+            symlink(directory.join("other"), directory.join("volume")).unwrap();
+            assert!(unmount_unused(volumes.clone()).is_empty());
+            fs::remove_file(directory.join("volume")).unwrap();
+            fs::rename(directory.join("renamed"), directory.join("volume")).unwrap();
+            mount_tmpfs(&directory.join("volume/data"));
+            fs::write(directory.join("volume/data/cover"), "").unwrap();
+            assert!(unmount_unused(volumes.clone()).is_empty());
+            for point in ["other/data", "volume/data"] {
+                assert!(directory.join(point).join("cover").exists(), "{point}");
+            }
+        });
+    }
+}
