@@ -30,10 +30,9 @@ use crate::handle::{Container, ContainerParts, ControlChannel};
 use crate::host_init::HostInit;
 use crate::privileged_forker::{self, PrivilegedForker};
 use crate::record::{self, RecordState};
-use crate::root::blueprint::{BlueprintCache, RootBlueprint};
+use crate::root::blueprint::{BlueprintCache, RootBlueprint, ServedMount};
 use crate::root::cached::CachedRoot;
 use crate::root::{self, PRIVATE_DIR};
-use crate::unmounted_volumes::MountedVolume;
 use crate::users::{ContainerUsers, ReservedIds};
 
 /// Everything that the containers of this daemon have in common.
@@ -115,8 +114,7 @@ impl ContainerBuilder {
     /// Which of the node's mounts a container that is built now would show: one that was built before differs when file
     /// systems that matter to it were mounted or unmounted since.
     pub(crate) fn mounts_version(&self) -> u64 {
-        let unresponsive = self.probes.unresponsive();
-        self.layout().current(&self.masked, unresponsive).blueprint.version
+        self.current_layout().plan.blueprint.version
     }
 
     /// Without mounts that do not answer at this moment: a thread that builds with one of them would never return.
@@ -131,18 +129,28 @@ impl ContainerBuilder {
         self.layout().current(&self.masked, unresponsive).blueprint.clone()
     }
 
-    /// The ids of mounts that containers show and another process or machine serves.
-    pub(crate) fn served_mounts(&self) -> BTreeSet<u32> {
-        let unresponsive = self.probes.unresponsive();
-        self.layout().current(&self.masked, unresponsive).served.clone()
+    /// The served mounts that the node has unmounted since the last call.
+    pub(crate) fn take_unmounted(&self) -> BTreeSet<ServedMount> {
+        self.current_layout().take_unmounted()
     }
 
-    /// The volumes that the node has unmounted since the last call.
-    pub(crate) fn take_unmounted_volumes(&self) -> BTreeSet<MountedVolume> {
+    /// The volumes among unmounted mounts, without those that are mounted again in their places.
+    pub(crate) fn unmounted_volumes(&self, unmounted: &BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
+        self.current_layout().plan.blueprint.unmounted_volumes(unmounted)
+    }
+
+    /// The volumes that containers from this blueprint show, and the node has unmounted.
+    pub(crate) fn volumes_unmounted_since(&self, blueprint: &RootBlueprint) -> BTreeSet<ServedMount> {
+        let layout = self.current_layout();
+        let now = &layout.plan.blueprint;
+        now.unmounted_volumes(&now.unmounted_since(blueprint))
+    }
+
+    fn current_layout(&self) -> MutexGuard<'_, BlueprintCache> {
         let unresponsive = self.probes.unresponsive();
         let mut layout = self.layout();
         layout.current(&self.masked, unresponsive);
-        layout.take_unmounted()
+        layout
     }
 
     fn layout(&self) -> MutexGuard<'_, BlueprintCache> {
@@ -240,14 +248,6 @@ impl ContainerBuilder {
         // The pool finds the container by its record, when a volume is unmounted from now on.
         container.release_unmounted_volumes();
         Ok(container)
-    }
-
-    /// The volumes that containers from this blueprint show, and the node has unmounted.
-    pub(crate) fn unmounted_since(&self, blueprint: &RootBlueprint) -> BTreeSet<MountedVolume> {
-        let unresponsive = self.probes.unresponsive();
-        let mut layout = self.layout();
-        let now = &layout.current(&self.masked, unresponsive).blueprint;
-        if now.version == blueprint.version { BTreeSet::new() } else { now.unmounted_since(blueprint) }
     }
 
     /// Starts the init program outside of containers, in the group of zygotes.

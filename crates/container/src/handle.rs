@@ -190,7 +190,7 @@ impl Container {
 
     /// Unmounts the volumes that the node has unmounted since it was built.
     pub(crate) fn release_unmounted_volumes(&self) {
-        let unmounted = self.parts().builder.unmounted_since(&self.blueprint);
+        let unmounted = self.parts().builder.volumes_unmounted_since(&self.blueprint);
         unmounted_volumes::release(self.init_pid(), self.init(), &unmounted);
     }
 

@@ -42,8 +42,7 @@ pub struct Leftovers {
 pub fn clean_leftovers(config: &ContainerConfig) -> Result<Leftovers, ContainerError> {
     let cgroups = NodeCgroups::create(&config.cgroup_root_name)?;
     let mut found = Leftovers::default();
-    record::remove_incomplete_records(&config.records_dir())?;
-    for record in record::read_records(&config.records_dir())? {
+    for record in record::read_leftover_records(&config.records_dir())? {
         match record.init.open().ok().flatten() {
             Some(init) if record.state == RecordState::InUse => {
                 found.running.push(adopt_running(config, &cgroups, &record, init));

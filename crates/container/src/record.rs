@@ -53,12 +53,16 @@ pub(crate) fn read_records(directory: &Path) -> Result<Vec<ContainerRecord>, Con
     Ok(record_files(directory)?.iter().filter_map(|path| read_record(path)).collect())
 }
 
-/// Removes files that are not complete records: of a daemon that died while it wrote. No daemon may write meanwhile.
-pub(crate) fn remove_incomplete_records(directory: &Path) -> Result<(), ContainerError> {
-    for path in record_files(directory)?.iter().filter(|path| read_record(path).is_none()) {
-        let _ = fs::remove_file(path);
-    }
-    Ok(())
+/// The same. Files that are not complete records are removed: of a daemon that died while it wrote. No daemon may write meanwhile.
+pub(crate) fn read_leftover_records(directory: &Path) -> Result<Vec<ContainerRecord>, ContainerError> {
+    let read_or_remove = |path: &PathBuf| {
+        let record = read_record(path);
+        if record.is_none() {
+            let _ = fs::remove_file(path);
+        }
+        record
+    };
+    Ok(record_files(directory)?.iter().filter_map(read_or_remove).collect())
 }
 
 fn record_files(directory: &Path) -> Result<Vec<PathBuf>, ContainerError> {
@@ -102,9 +106,9 @@ mod tests {
         write_record(directory.path(), "two", &init).unwrap();
         mark_in_use(directory.path(), "two").unwrap();
         fs::write(directory.path().join("three.waiting"), "").unwrap();
-        let mut found = read_records(directory.path()).unwrap();
+        assert_eq!(read_records(directory.path()).unwrap().len(), 2);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
-        remove_incomplete_records(directory.path()).unwrap();
+        let mut found = read_leftover_records(directory.path()).unwrap();
         found.sort_by(|a, b| a.id.cmp(&b.id));
         let record = |id: &str, used| ContainerRecord { id: id.to_owned(), state: used, init };
         assert_eq!(found, [record("one", RecordState::Waiting), record("two", RecordState::InUse)]);

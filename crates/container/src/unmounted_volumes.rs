@@ -4,45 +4,30 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use farfork_sys::mount::probe::VOLUME_FILESYSTEM;
-use farfork_sys::mount::table::{self, Mount};
+use farfork_sys::mount::table;
 use farfork_sys::{mount, namespace};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
 use rustix::io::Errno;
 use rustix::process::fchdir;
 
+use crate::root::blueprint::ServedMount;
+
 /// Longest wait for a container: unmounting may wait for the process that serves the volume.
 const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A volume, and where it is mounted.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct MountedVolume {
-    /// `major:minor` of its file system, which no other has while this one is mounted anywhere.
-    device: String,
-    pub(crate) point: PathBuf,
-}
-
-impl MountedVolume {
-    /// The volumes in a mount table.
-    pub(crate) fn find(mounts: &[Mount]) -> BTreeSet<Self> {
-        let volumes = mounts.iter().filter(|mount| mount.filesystem == VOLUME_FILESYSTEM);
-        volumes.map(|mount| Self { device: mount.device.clone(), point: mount.point.clone() }).collect()
-    }
-}
-
 /// Unmounts these volumes in the container whose first process is `init`. Returns those that are in use there.
-pub(crate) fn release(init_pid: i32, init: &OwnedFd, volumes: &BTreeSet<MountedVolume>) -> BTreeSet<MountedVolume> {
+pub(crate) fn release(init_pid: i32, init: &OwnedFd, volumes: &BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
     if volumes.is_empty() {
         return BTreeSet::new();
     }
     // An error means that the container has ended.
     let Ok(mounts) = table::read_mounts_of(init_pid) else { return BTreeSet::new() };
-    let shown: BTreeSet<_> = MountedVolume::find(&mounts).intersection(volumes).cloned().collect();
+    let shown: BTreeSet<_> = ServedMount::find(&mounts).intersection(volumes).cloned().collect();
     if shown.is_empty() {
         return shown;
     }
@@ -53,7 +38,7 @@ pub(crate) fn release(init_pid: i32, init: &OwnedFd, volumes: &BTreeSet<MountedV
 }
 
 /// In a thread that enters the container and ends.
-fn release_in_thread(init: &OwnedFd, volumes: BTreeSet<MountedVolume>) -> io::Result<BTreeSet<MountedVolume>> {
+fn release_in_thread(init: &OwnedFd, volumes: BTreeSet<ServedMount>) -> io::Result<BTreeSet<ServedMount>> {
     let init = init.try_clone()?;
     let (sender, receiver) = mpsc::channel();
     let body = move || {
@@ -66,7 +51,7 @@ fn release_in_thread(init: &OwnedFd, volumes: BTreeSet<MountedVolume>) -> io::Re
 }
 
 /// Unmounts volumes of the thread's mount namespace. Returns those that are in use.
-fn unmount_unused(mut volumes: BTreeSet<MountedVolume>) -> BTreeSet<MountedVolume> {
+fn unmount_unused(mut volumes: BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
     volumes.retain(|volume| match unmount_one(volume) {
         Ok(()) => false,
         Err(error) => {
@@ -82,7 +67,7 @@ fn unmount_unused(mut volumes: BTreeSet<MountedVolume>) -> BTreeSet<MountedVolum
 
 /// The container's processes may change its paths meanwhile. They must not lead to another mount, which may hide what belongs to the
 /// node: so the directory is opened without symbolic links, and the volume in it cannot be renamed while it is mounted.
-fn unmount_one(volume: &MountedVolume) -> io::Result<()> {
+fn unmount_one(volume: &ServedMount) -> io::Result<()> {
     let (Some(directory), Some(name)) = (volume.point.parent(), volume.point.file_name()) else { return Ok(()) };
     let name = Path::new(name);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -108,7 +93,7 @@ mod tests {
     use super::*;
 
     /// Runs with mounts of its own: a file system at `volume/data`, and `other` next to it.
-    fn run_with_volume(body: impl FnOnce(&Path, &BTreeSet<MountedVolume>) + Send) {
+    fn run_with_volume(body: impl FnOnce(&Path, &BTreeSet<ServedMount>) + Send) {
         let directory = tempfile::tempdir().unwrap();
         let directory = directory.path().canonicalize().unwrap();
         let run = || {
@@ -119,7 +104,7 @@ mod tests {
             fs::write(point.join("file"), "volume").unwrap();
             let mounts = table::read_thread_mounts().unwrap();
             let device = mounts.iter().find(|mount| mount.point == point).unwrap().device.clone();
-            body(&directory, &BTreeSet::from([MountedVolume { device, point }]));
+            body(&directory, &BTreeSet::from([ServedMount { device, point, is_volume: true }]));
         };
         thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }

@@ -14,9 +14,10 @@ use std::time::Duration;
 use farfork_sys::mount::watch::MountWatch;
 use farfork_sys::process_identity::ProcessIdentity;
 
-use super::PoolShared;
+use super::{PoolShared, PoolState};
 use crate::record;
-use crate::unmounted_volumes::{self, MountedVolume};
+use crate::root::blueprint::ServedMount;
+use crate::unmounted_volumes;
 
 /// How often a container that uses an unmounted volume is looked at again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,24 +30,21 @@ pub(super) struct MountWatcher {
 }
 
 /// Containers, by their first processes, and the unmounted volumes that each uses.
-type VolumesInUse = Vec<(ProcessIdentity, BTreeSet<MountedVolume>)>;
+type VolumesInUse = Vec<(ProcessIdentity, BTreeSet<ServedMount>)>;
 
 impl MountWatcher {
     pub(super) fn start(shared: Arc<PoolShared>) -> io::Result<Self> {
         let (stopped, stop) = io::pipe()?;
         let watch = MountWatch::start()?;
         let body = move || {
-            let mut served = shared.builder.served_mounts();
             let mut in_use = VolumesInUse::new();
             let retry = |in_use: &VolumesInUse| (!in_use.is_empty()).then_some(RETRY_INTERVAL);
             while watch.wait_change(stopped.as_fd(), retry(&in_use)).unwrap_or(false) {
-                let now = shared.builder.served_mounts();
-                let unmounted = shared.builder.take_unmounted_volumes();
-                if !unmounted.is_empty() || !served.is_subset(&now) {
+                let unmounted = shared.builder.take_unmounted();
+                if !unmounted.is_empty() {
                     shared.discard_outdated();
+                    in_use.extend(shared.containers_to_release(&unmounted));
                 }
-                served = now;
-                in_use.extend(shared.containers_to_release(unmounted));
                 in_use.retain_mut(|(init, volumes)| {
                     let Ok(Some(pidfd)) = init.open() else { return false };
                     *volumes = unmounted_volumes::release(init.pid, &pidfd, volumes);
@@ -72,27 +70,24 @@ impl PoolShared {
     /// Leaves containers and roots that do not show the node's mounts as they are to the fillers, which end them.
     fn discard_outdated(&self) {
         let mut state = self.lock();
-        let mut outdated = Vec::new();
-        for spec_pool in state.by_spec.values_mut() {
-            for container in std::mem::take(&mut spec_pool.ready) {
-                if container.is_current() { spec_pool.ready.push_back(container) } else { outdated.push(container) }
-            }
+        let PoolState { by_spec, root_cache, discarded, .. } = &mut *state;
+        for spec_pool in by_spec.values_mut() {
+            discarded.discard_outdated(&mut spec_pool.ready);
         }
-        let state = &mut *state;
-        state.discarded.containers.extend(outdated);
-        state.root_cache.discard_outdated(self.builder.mounts_version(), &mut state.discarded);
+        root_cache.discard_outdated(self.builder.mounts_version(), discarded);
         self.wanted.notify_all();
     }
 
     /// Each container of the node, also of an earlier daemon, with the volumes that the node has unmounted.
-    fn containers_to_release(&self, unmounted: BTreeSet<MountedVolume>) -> VolumesInUse {
-        if unmounted.is_empty() {
+    fn containers_to_release(&self, unmounted: &BTreeSet<ServedMount>) -> VolumesInUse {
+        let volumes = self.builder.unmounted_volumes(unmounted);
+        if volumes.is_empty() {
             return Vec::new();
         }
         let records = record::read_records(&self.builder.config().records_dir()).unwrap_or_else(|error| {
             tracing::warn!(%error, "unmounted volumes may stay in use");
             Vec::new()
         });
-        records.into_iter().map(|record| (record.init, unmounted.clone())).collect()
+        records.into_iter().map(|record| (record.init, volumes.clone())).collect()
     }
 }

@@ -58,6 +58,13 @@ impl DiscardedEntries {
     pub(super) fn is_empty(&self) -> bool {
         self.containers.is_empty() && self.roots.is_empty()
     }
+
+    /// Takes containers that do not show the node's mounts as they are.
+    pub(super) fn discard_outdated(&mut self, ready: &mut VecDeque<Container>) {
+        for container in std::mem::take(ready) {
+            if container.is_current() { ready.push_back(container) } else { self.containers.push(container) }
+        }
+    }
 }
 
 impl RootCache {
@@ -180,9 +187,7 @@ impl RootCache {
     /// Gives up what does not show the node's mounts as they are: `mounts_version` is theirs.
     pub(super) fn discard_outdated(&mut self, mounts_version: u64, discarded: &mut DiscardedEntries) {
         for entry in self.entries.values_mut() {
-            let (current, outdated): (Vec<_>, Vec<_>) = entry.ready.drain(..).partition(Container::is_current);
-            entry.ready.extend(current);
-            discarded.containers.extend(outdated);
+            discarded.discard_outdated(&mut entry.ready);
             discarded.roots.extend(entry.roots.extract_if(.., |root| root.mounts_version() != mounts_version));
         }
     }

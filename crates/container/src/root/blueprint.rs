@@ -6,12 +6,33 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use farfork_sys::mount::probe::{self, ProbedMount};
-use farfork_sys::mount::table;
+use farfork_sys::mount::probe::{self, ProbedMount, VOLUME_FILESYSTEM};
+use farfork_sys::mount::table::{self, Mount};
 use farfork_sys::mount::watch::MountWatch;
 
 use super::mount_plan::{self, MountStep};
-use crate::unmounted_volumes::MountedVolume;
+
+/// A mount that another process or machine serves.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ServedMount {
+    /// `major:minor` of its file system, which no other has while this one is mounted anywhere.
+    pub(crate) device: String,
+    pub(crate) point: PathBuf,
+    pub(crate) is_volume: bool,
+}
+
+impl ServedMount {
+    /// The served mounts in a mount table.
+    pub(crate) fn find(mounts: &[Mount]) -> BTreeSet<Self> {
+        let served = mounts.iter().filter(|mount| probe::is_served(&mount.filesystem));
+        let describe = |mount: &Mount| Self {
+            device: mount.device.clone(),
+            point: mount.point.clone(),
+            is_volume: mount.filesystem == VOLUME_FILESYSTEM,
+        };
+        served.map(describe).collect()
+    }
+}
 
 /// The mounts of a root, as they are made.
 #[derive(Debug, Clone)]
@@ -19,8 +40,7 @@ pub(crate) struct RootBlueprint {
     /// Differs from that of other mounts.
     pub(crate) version: u64,
     pub(super) steps: Arc<Vec<MountStep>>,
-    /// The volumes among them.
-    pub(crate) volumes: Arc<BTreeSet<MountedVolume>>,
+    pub(super) served: Arc<BTreeSet<ServedMount>>,
 }
 
 /// The blueprint, kept up to date. Reading the table takes a tenth of a millisecond, asking whether it has changed a
@@ -28,9 +48,9 @@ pub(crate) struct RootBlueprint {
 #[derive(Debug)]
 pub(crate) struct BlueprintCache {
     watch: MountWatch,
-    plan: NodePlan,
-    /// Volumes of earlier plans that the node does not have mounted any more, until they are taken.
-    unmounted: BTreeSet<MountedVolume>,
+    pub(crate) plan: NodePlan,
+    /// Mounts of earlier plans that the node does not have any more, until they are taken.
+    unmounted: BTreeSet<ServedMount>,
 }
 
 /// The steps for the node's mounts, and the mounts that need attention.
@@ -39,8 +59,6 @@ pub(crate) struct NodePlan {
     pub(crate) blueprint: RootBlueprint,
     /// The mounts that must answer while a container is built.
     pub(crate) to_probe: Vec<ProbedMount>,
-    /// The ids of mounts that another process or machine serves.
-    pub(crate) served: BTreeSet<u32>,
     /// The mounts that are left out because they do not answer.
     unresponsive: BTreeSet<u32>,
 }
@@ -64,18 +82,23 @@ impl BlueprintCache {
         &self.plan
     }
 
-    /// The volumes that earlier plans had and the last one has not, since the last call.
-    pub(crate) fn take_unmounted(&mut self) -> BTreeSet<MountedVolume> {
+    /// The served mounts that earlier plans had and the last one has not, since the last call.
+    pub(crate) fn take_unmounted(&mut self) -> BTreeSet<ServedMount> {
         std::mem::take(&mut self.unmounted)
     }
 }
 
 impl RootBlueprint {
-    /// The volumes of an earlier blueprint in whose places this one has none. A client that was started again has its volume mounted
-    /// in the same place.
-    pub(crate) fn unmounted_since(&self, earlier: &Self) -> BTreeSet<MountedVolume> {
-        let is_unmounted = |volume: &&MountedVolume| !self.volumes.iter().any(|now| now.point == volume.point);
-        earlier.volumes.iter().filter(is_unmounted).cloned().collect()
+    /// The served mounts of an earlier blueprint that this one has not.
+    pub(crate) fn unmounted_since(&self, earlier: &Self) -> BTreeSet<ServedMount> {
+        earlier.served.difference(&self.served).cloned().collect()
+    }
+
+    /// The volumes among unmounted mounts, without those that are mounted again in their places by a new client.
+    pub(crate) fn unmounted_volumes(&self, unmounted: &BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
+        let is_replaced =
+            |volume: &ServedMount| self.served.iter().any(|now| now.is_volume && now.point == volume.point);
+        unmounted.iter().filter(|mount| mount.is_volume && !is_replaced(mount)).cloned().collect()
     }
 }
 
@@ -90,9 +113,8 @@ impl NodePlan {
             (step.point(), ids.collect::<Vec<_>>()).hash(&mut hasher);
         }
         let to_probe = mount_plan::mounts_to_probe(&mounts, masked);
-        let served = mounts.iter().filter(|mount| probe::is_served(&mount.filesystem)).map(|mount| mount.id).collect();
-        let volumes = Arc::new(MountedVolume::find(&mounts));
-        let blueprint = RootBlueprint { version: hasher.finish(), steps: Arc::new(steps), volumes };
-        Ok(Self { blueprint, to_probe, served, unresponsive })
+        let served = Arc::new(ServedMount::find(&mounts));
+        let blueprint = RootBlueprint { version: hasher.finish(), steps: Arc::new(steps), served };
+        Ok(Self { blueprint, to_probe, unresponsive })
     }
 }

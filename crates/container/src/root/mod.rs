@@ -306,7 +306,7 @@ mod tests {
         let overlay = |point: &Path| MountStep::Overlay { point: point.into(), attributes: Attributes::empty() };
         let bind = MountStep::Bind { point: gone.join("below"), depth: MountDepth::Single };
         let steps = vec![overlay(Path::new("/")), overlay(&gone), bind, overlay(&kept)];
-        let blueprint = RootBlueprint { version: 1, steps: steps.into(), volumes: Default::default() };
+        let blueprint = RootBlueprint { version: 1, steps: steps.into(), served: Default::default() };
         let build = || {
             let made = build_overlay_root(&blueprint, &scratch, (&[], None));
             let points = made.map(|(made, _)| made.iter().map(|(point, _)| (*point).to_owned()).collect::<Vec<_>>());
