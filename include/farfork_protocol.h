@@ -5,12 +5,12 @@
  *   program                                   daemon
  *     │ checkpoint_request ───────────────────▶│  captures the program while it waits for the answer
  *     │◀── seed_reply or failed_reply ─────────│  in the parent
- *     │◀── child_reply, result, [payload] ─────│  in each child: the same system call returns there
+ *     │◀── child_reply, result, [payload], [channel] │  in each child: the same system call returns there
  *     │                                        │
  *     │ hello_request ────────────────────────▶│  a connection that stays open says so first: it is known from here on
  *     │◀── welcome_reply ──────────────────────│  as one that children find at its end
  *     │ fork_request ─────────────────────────▶│
- *     │◀── started_reply or failed_reply ──────│  one for each child, as it comes
+ *     │◀── started_reply, [channel], or failed_reply │  one for each child, as it comes
  *     │◀── ended_reply, [result] ──────────────│  one for each child that started
  *     │ kill_request, drop_request ───────────▶│  have no answer
  *
@@ -31,7 +31,7 @@
 #define FARFORK_STRATEGY_BYTES 32 /* how memory comes: words with commas between them */
 #define FARFORK_EGRESS_BYTES 1024 /* parts of the world with commas between them */
 #define FARFORK_TEXT_BYTES 2048  /* why something failed; what is longer is cut */
-#define FARFORK_FDS_MAX 2        /* descriptors that come with a message */
+#define FARFORK_FDS_MAX 3        /* descriptors that come with a message */
 #define FARFORK_PAGES_MAGIC 0x5345474150464646u /* "FFFPAGES" */
 
 enum farfork_kind {
@@ -84,6 +84,8 @@ enum farfork_fork_flag {
     FARFORK_FORK_UNTRUSTED = 4, /* as `farfork fork --untrusted` */
     FARFORK_FORK_USER_NAMESPACE = 8, /* as `--user-namespace` besides */
     FARFORK_FORK_NO_PAYLOAD = 16, /* a child has its index by its answer alone, where `first` is 0 */
+    FARFORK_FORK_CHANNEL = 32, /* each child has a channel to the sender: a SOCK_STREAM socket, whose ends come with
+                                * child_reply and started_reply. It ends with the child, and with the connection. */
 };
 
 enum farfork_network {
@@ -98,7 +100,7 @@ struct farfork_fork_request {
     struct farfork_header header;
     uint32_t batch;      /* a number of the sender's, which comes back in what is said of these children */
     uint32_t first;      /* the first child's index */
-    uint32_t count;      /* how many children, with consecutive indices */
+    uint32_t count;      /* how many children, with consecutive indices; 0 only says FARFORK_FORK_OWNS_SEED */
     uint32_t flags;      /* enum farfork_fork_flag */
     uint64_t timeout_ms; /* kills a child that has run so long; 0: never */
     char seed[FARFORK_ID_BYTES];
@@ -144,7 +146,7 @@ struct farfork_seed_reply {
 };
 
 /* The sender of a checkpoint_request is a child now. Descriptors: the file for its result (write, append), then, with
- * has_payload, its payload (read). */
+ * has_payload, its payload (read), then, if the fork_request had FARFORK_FORK_CHANNEL, its end of the channel. */
 struct farfork_child_reply {
     struct farfork_header header;
     uint32_t index; /* its position among the children of its fork */
@@ -163,7 +165,7 @@ struct farfork_failed_reply {
     char text[FARFORK_TEXT_BYTES]; /* object: cause; next step */
 };
 
-/* A child runs. */
+/* A child runs. Descriptor: the sender's end of its channel, if the fork_request had FARFORK_FORK_CHANNEL. */
 struct farfork_started_reply {
     struct farfork_header header;
     uint32_t batch;

@@ -92,7 +92,7 @@ def main() -> None:
     threads = f"{threading.active_count()} threads of Python's"
     print(f"{numpy.__name__} {numpy.__version__}, {threads}: median, best and worst of {ROUNDS} rounds, in ms\n")
     print("| | median | best | worst |\n|---|---|---|---|")
-    with farfork.Executor(arguments.nodes) as executor:
+    with farfork.Executor(arguments.nodes, reuse_workers=False) as executor:
         list(executor.map(add_up, range(CALLS)))  # It has its connection, and nodes keep what they may for more.
         ways = {"farfork": lambda calls: executor.map(add_up, range(calls)), "os.fork": in_local_forks}
         for calls in (1, CALLS):

@@ -28,6 +28,7 @@ from ._errors import (
     ConnectionLost,
     DaemonNotFound,
     Error,
+    InitializerFailed,
     PayloadMissing,
     RemoteTraceback,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "DaemonNotFound",
     "Error",
     "Executor",
+    "InitializerFailed",
     "PayloadMissing",
     "RemoteTraceback",
     "Seed",

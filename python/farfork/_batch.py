@@ -63,18 +63,20 @@ class Batch:
             return partial(future.complete, partial(_read_result, fds[0]))
         for fd in fds:
             os.close(fd)
-        return partial(future.complete, partial(_raise, self._death_error(index, message)))
+        return partial(future.complete, partial(_raise, death_error(str(future.child), message)))
 
-    def _death_error(self, index: int, message: Message) -> ChildDied:
-        child, how, value = str(self.futures[index].child), message["how"], message["value"]
-        if how == _protocol.ENDED_LOST:
-            return ChildDied(child, f"it is lost: {message['text']}")
-        if how == _protocol.ENDED_EXIT:
-            return ChildDied(child, f"it ended with exit status {value} before it gave a result", exit_code=value)
-        clause, limit = message["text"], message["limit"]
-        cause = f"it was killed: {clause}" if clause else f"it was killed by {signal_name(value)}"
-        died = ChildTimeout if limit == _protocol.LIMIT_TIME else ChildDied
-        return died(child, cause, signal_number=value, limit=_protocol.LIMITS.get(limit))
+
+def death_error(child: str, message: Message) -> ChildDied:
+    """The error of a call whose child ended so."""
+    how, value = message["how"], message["value"]
+    if how == _protocol.ENDED_LOST:
+        return ChildDied(child, f"it is lost: {message['text']}")
+    if how == _protocol.ENDED_EXIT:
+        return ChildDied(child, f"it ended with exit status {value} before it gave a result", exit_code=value)
+    clause, limit = message["text"], message["limit"]
+    cause = f"it was killed: {clause}" if clause else f"it was killed by {signal_name(value)}"
+    died = ChildTimeout if limit == _protocol.LIMIT_TIME else ChildDied
+    return died(child, cause, signal_number=value, limit=_protocol.LIMITS.get(limit))
 
 
 def _read_result(fd: int) -> Any:

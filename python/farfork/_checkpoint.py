@@ -58,7 +58,9 @@ class Child:
 
     is_child: ClassVar[Literal[True]] = True
 
-    def __init__(self, id: str, seed: str, index: int, payload: bytes | None, result_fd: int) -> None:
+    def __init__(
+        self, id: str, seed: str, index: int, payload: bytes | None, result_fd: int, channel_fd: int | None = None
+    ) -> None:
         #: Its id.
         self.id = id
         #: The id of the seed that it was forked from.
@@ -69,6 +71,7 @@ class Child:
         self.has_payload = payload is not None
         self._payload = payload
         self._result_fd = result_fd
+        self._channel_fd = channel_fd
 
     @property
     def payload(self) -> bytes:
@@ -92,6 +95,12 @@ class Child:
         rest = memoryview(data.encode() if isinstance(data, str) else data)
         while rest:
             rest = rest[os.write(self._result_fd, rest) :]
+
+    def take_channel(self) -> int:
+        """The descriptor of its channel to the executor that forked it, which the caller closes."""
+        fd, self._channel_fd = self._channel_fd, None
+        assert fd is not None, "the executor asked for a channel"
+        return fd
 
 
 def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed, Child]:
@@ -130,7 +139,7 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
     gc.freeze()
     answer: tuple[Message, list[int]] | None = None
     pinned_thread = _processor.pin_thread() if pages else 0
-    request = {"ttl_ms": ttl_ms, "name": name, "pages": pages, "pages_bytes": pages_bytes, "kept_thread": pinned_thread}
+    request: dict[str, int | str] = {"ttl_ms": ttl_ms, "name": name, "pages": pages, "pages_bytes": pages_bytes, "kept_thread": pinned_thread}
     try:
         connection.send(_protocol.CHECKPOINT, **request)
         answer = connection.receive()
@@ -147,7 +156,9 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
         raise CheckpointError("the node's daemon: it ended before it answered; see its log")
     message, fds = answer
     if message.kind == _protocol.CHILD:
-        child = Child(message["child"], message["seed"], message["index"], _read_payload(message, fds), fds[0])
+        payload = _read_payload(message, fds)
+        channel_fd = fds[-1] if len(fds) > 1 + message["has_payload"] else None
+        child = Child(message["child"], message["seed"], message["index"], payload, fds[0], channel_fd)
         _connection.child_id = child.id
         reseeding.in_child()
         hooks.in_child()

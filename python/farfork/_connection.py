@@ -45,12 +45,17 @@ _DESCRIPTOR = struct.Struct("i")
 _ANCILLARY_BYTES_MAX = socket.CMSG_LEN(_protocol.FDS_MAX * _DESCRIPTOR.size)
 
 
+def require_no_child() -> None:
+    """Raises :class:`DaemonNotFound` in a child."""
+    if child_id is not None:
+        raise DaemonNotFound(f"child {child_id}: a child cannot be forked further; its parent can, once more")
+
+
 class Connection:
     """Requests and replies, whole messages each. Sending and receiving may be different threads' business."""
 
     def __init__(self) -> None:
-        if child_id is not None:
-            raise DaemonNotFound(f"child {child_id}: a child cannot be forked further; its parent can, once more")
+        require_no_child()
         path = socket_path()
         self._socket = _move_above_stdio(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         try:
@@ -79,6 +84,9 @@ class Connection:
         )
         fds = [fd for _, _, data in ancillary for (fd,) in _DESCRIPTOR.iter_unpack(data)]
         return (_protocol.decode(message), fds) if message else None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def shutdown(self) -> None:
         """Ends the connection, so that a thread that waits for a reply is told so."""

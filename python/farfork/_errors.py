@@ -75,6 +75,18 @@ class ChildTimeout(ChildDied, FutureTimeoutError):
     """A child was killed because it ran for longer than the executor allows."""
 
 
+class InitializerFailed(Error, BrokenExecutor):
+    """The initializer of an executor raised in a worker: the executor takes no more calls. The ``__cause__`` is what it raised."""
+
+    def __init__(self, child: str) -> None:
+        super().__init__(child)
+        #: The worker's id.
+        self.child = child
+
+    def __str__(self) -> str:
+        return f"child {self.child}: the executor's initializer raised an exception; fix it, and make a new executor"
+
+
 class RemoteTraceback(Exception):
     """Where in a child an exception was raised: the ``__cause__`` of an exception that came from there."""
 

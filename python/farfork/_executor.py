@@ -1,13 +1,15 @@
 """:class:`Executor`: an executor of :mod:`concurrent.futures` whose workers are children of this process.
 
-A collector thread reads the daemon's messages and completes the futures. ``_batch`` decides which calls are forked
-next. ``_task`` runs a call in its child.
+A collector thread reads the daemon's messages and the workers' channels, and completes the futures. ``_workers`` decides
+which worker runs which call; ``_batch`` does so for executors that fork a child for each call. ``_worker`` and ``_task``
+run calls in children.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import select
 import threading
 import time
 import weakref
@@ -15,20 +17,26 @@ from concurrent.futures import Executor as _Executor
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Literal, ParamSpec, Sequence, TypeVar, overload
 
-from . import _protocol, _task
+from . import _options, _protocol, _task, _worker
 from ._batch import Batch
+from ._channel import Payload, WakePipe
 from ._checkpoint import checkpoint, checkpoint_lock
-from ._connection import Connection
+from ._connection import Connection, require_no_child
 from ._errors import ConnectionLost, Error
 from ._future import ChildFuture
+from ._pickling import ForkedModules, NotShared, pickle_call
 from ._protocol import Message, ProtocolError
+from ._workers import Completion, Worker, WorkerPool, WorkerSeed
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: How many children of an executor live at once unless it is told otherwise: enough to keep some machines busy, few
-#: enough for their memory, as each has what it writes for itself.
-MAX_CHILDREN = 256
+#: How many children live at once if each call has its own, unless the executor is told otherwise: enough to keep some
+#: machines busy, few enough for their memory, as each has what it writes for itself.
+FRESH_CHILDREN_MAX = 256
+
+#: How many chunks each worker gets if the executor chooses their size: those that take longer than others are balanced.
+_CHUNKS_PER_WORKER = 4
 
 #: A seed that was made and not yet handed over to the executor's connection is dropped after so long, in seconds.
 _HANDOVER_TTL_S = 60.0
@@ -37,19 +45,27 @@ _HANDOVER_TTL_S = 60.0
 class Executor(_Executor):
     """Calls functions in children of this process, forked from its live state onto the nodes of the cluster.
 
+    Up to ``max_workers`` children, the workers, are forked when the first calls are there, and run one call after the
+    other. Without ``max_workers`` they are as many as this machine has processors, for each node in ``nodes``. Each
+    worker calls ``initializer(*initargs)`` first. The calls for which workers are forked are not pickled, whatever they
+    are: workers have this process's memory. Later calls are pickled for the workers that are there. If a call cannot be
+    pickled, is larger than 16 MiB, or is of a function that was defined since, workers are forked anew, from the
+    state of this moment. A worker keeps what its calls leave in its memory, and does not see what this process changes
+    after the worker was forked. With ``reuse_workers=False``, each call has a child of its own, from the state of the
+    moment when it was submitted.
+
     ``nodes`` are names of nodes, over which the children are spread in turn; without them, those with the fewest
-    children are taken first. At most ``max_children`` live at once. A child that runs for longer than ``timeout``
-    seconds is killed, and its future raises :class:`ChildTimeout`. ``strategy`` says how their memory comes, as ``farfork fork
-    --strategy`` does: ``"cow"``, ``"prefetch"`` (which is the default) or ``"eager"``, and behind commas ``"cache"`` and
-    ``"first"``. A child may use ``memory`` bytes of memory, and ``cpus`` processors (0.5 is half of one); one that needs more
-    memory is killed, and its future raises :class:`ChildDied`. It may have ``processes`` processes and threads; to start more fails.
-    ``net`` says which network it has, as ``farfork fork --net`` does: ``"private"``, ``"shared"`` with the other children of its
-    call on its node, or ``"host"``, its node's. From a private one it calls those in ``egress``, as ``farfork fork --egress`` has them:
-    ``["any"]``, or networks and addresses like ``["10.1.0.0/16", "192.0.2.7:443"]``. With ``untrusted``, children have no capabilities, and are kept from
+    children are taken first. A child whose call runs for longer than ``timeout`` seconds is killed, and the call's future
+    raises :class:`ChildTimeout`. A call whose worker died is run again up to ``retries`` times. ``strategy`` says how
+    memory comes, as ``farfork fork --strategy`` does: ``"cow"``, ``"prefetch"`` (the default) or ``"eager"``, and behind
+    commas ``"cache"`` and ``"first"``. A child may use ``memory`` bytes of memory, which may be a text such as ``"512MiB"``,
+    and ``cpus`` processors (0.5 is half of one); one that needs more memory is killed, and its call raises
+    :class:`ChildDied`. It may have ``processes`` processes and threads; to start more fails. ``net`` says which network it has,
+    as ``farfork fork --net`` does: ``"private"``, ``"shared"`` with the other children of its call on its node, or ``"host"``, its
+    node's. From a private one it calls those in ``egress``, as ``farfork fork --egress`` has them: ``["any"]``, or networks and
+    addresses like ``["10.1.0.0/16", "192.0.2.7:443"]``. With ``untrusted``, children have no capabilities, and are kept from
     devices and system calls that could lead out of their containers, as ``farfork fork --untrusted`` has it; with
     ``user_namespace`` besides, they are users that nobody else is on their nodes.
-
-    Functions and arguments are not pickled: a child has this process's memory. Results and exceptions are.
 
     Children end with this process, and so do the seeds that they come from.
     """
@@ -58,10 +74,14 @@ class Executor(_Executor):
         self,
         nodes: Sequence[str] | None = None,
         *,
-        max_children: int = MAX_CHILDREN,
+        max_workers: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        reuse_workers: bool = True,
+        retries: int = 0,
         timeout: float | None = None,
         strategy: str = "",
-        memory: int | None = None,
+        memory: int | str | None = None,
         cpus: float | None = None,
         processes: int | None = None,
         net: str = "private",
@@ -69,48 +89,42 @@ class Executor(_Executor):
         untrusted: bool = False,
         user_namespace: bool = False,
     ) -> None:
-        if max_children < 1:
-            raise ValueError("max_children must be 1 or more")
-        if (memory is not None and memory < 1) or (cpus is not None and cpus < 0.001):
-            raise ValueError("memory must be 1 byte or more, cpus 0.001 or more")
-        if processes is not None and not 1 <= processes < 1 << 32:
-            raise ValueError("processes must be 1 or more")
+        if max_workers is not None and max_workers < 1:
+            raise ValueError("max_workers must be 1 or more")
         if timeout is not None and timeout <= 0:
             raise ValueError("timeout must be more than 0 seconds, or None for none")
-        if net not in _protocol.NETWORKS:
-            raise ValueError(f"net must be one of {', '.join(_protocol.NETWORKS)}")
-        if isinstance(egress, str):
-            egress = egress.split(",")
-        if isinstance(nodes, str):
-            nodes = nodes.split(",")
-        self._nodes = ",".join(nodes) if nodes else ""
-        self._max_children = max_children
-        # None is 0 there, and the shortest is a millisecond.
-        self._timeout_ms = 0 if timeout is None else max(round(timeout * 1000), 1)
-        self._strategy = strategy
-        self._memory_bytes_max = memory or 0
-        self._cpu_millicores_max = round((cpus or 0) * 1000)
-        self._processes_max = processes or 0
-        self._network = _protocol.NETWORKS[net]
-        self._egress = ",".join(egress)
-        self._flags = _protocol.FORK_OWNS_SEED | (0 if nodes else _protocol.FORK_ANY_NODE)
-        if user_namespace and not untrusted:
-            raise ValueError("user_namespace is for untrusted children")
-        if untrusted:
-            self._flags |= _protocol.FORK_UNTRUSTED
-        if user_namespace:
-            self._flags |= _protocol.FORK_USER_NAMESPACE
+        if retries < 0 or (retries and not reuse_workers):
+            raise ValueError("retries must be 0 or more, and 0 without reuse_workers")
+        self._nodes = _options.split_commas(nodes)
+        self._forked_count = 0
+        self._fork_fields = _options.fork_fields(
+            self._nodes, strategy, memory, cpus, processes, net, egress, untrusted, user_namespace
+        )
+        self._reuse_workers = reuse_workers
+        default_max = (os.cpu_count() or 1) * max(len(self._nodes), 1) if reuse_workers else FRESH_CHILDREN_MAX
+        self._children_max = max_workers or default_max
+        self._timeout = timeout
+        self._retries = retries
+        self._initializer = partial(initializer, *initargs) if initializer else None
         # Held over a checkpoint, and never given back in a child: there the collector's thread stands still.
         self._changed = threading.Condition(threading.RLock())
-        self._connection: Connection | None = None
-        self._collector: threading.Thread | None = None
-        self._batches: dict[int, Batch] = {}
-        self._numbers = itertools.count(1)
         self._is_shut_down = False
+        self._numbers = itertools.count(1)
+        self._reset()
         _executors.add(self)
 
+    def _reset(self) -> None:
+        """As at first: not connected, without calls."""
+        self._connection: Connection | None = None
+        self._collector: threading.Thread | None = None
+        self._wake: WakePipe | None = None
+        self._poller = select.poll()
+        self._watched: dict[int, Worker] = {}
+        self._batches: dict[int, Batch] = {}
+        self._pool = WorkerPool(self, self._children_max, self._timeout)
+
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ChildFuture[T]:
-        """Calls ``fn`` in a child. Each call is a checkpoint of its own: for many, :meth:`map` is the faster."""
+        """Calls ``fn`` in a worker."""
         return self._submit_calls([partial(fn, *args, **kwargs)])[0]
 
     @overload
@@ -119,7 +133,7 @@ class Executor(_Executor):
         fn: Callable[..., T],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
+        chunksize: int | None = 1,
         return_exceptions: Literal[False] = False,
     ) -> Iterator[T]: ...
 
@@ -129,7 +143,7 @@ class Executor(_Executor):
         fn: Callable[..., T],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
+        chunksize: int | None = 1,
         return_exceptions: bool,
     ) -> Iterator[T | BaseException]: ...
 
@@ -138,22 +152,24 @@ class Executor(_Executor):
         fn: Callable[..., T],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
+        chunksize: int | None = 1,
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
-        """As :func:`map`, each call in a child of one checkpoint; results come in order.
+        """As :func:`map`, in workers; results come in order.
 
         The iterator raises :class:`concurrent.futures.TimeoutError` when a result is not there ``timeout`` seconds after this call, and
-        what a call raised when its turn comes. ``chunksize`` calls in a row share a child. What is left when the
-        iterator is closed or raises is cancelled.
+        what a call raised when its turn comes. ``chunksize`` calls in a row are sent to a worker together; with ``None``, so
+        many that each worker gets about four times some. What is left when the iterator is closed or raises is cancelled.
 
         With ``return_exceptions``, what a call raised comes in its place, as an exception that is not raised, and so
         does the error of a child that gave no result: each call has its outcome, and one failure ends nothing else.
         """
-        if chunksize < 1:
-            raise ValueError("chunksize must be 1 or more")
+        if chunksize is not None and chunksize < 1:
+            raise ValueError("chunksize must be 1 or more, or None")
         end = None if timeout is None else time.monotonic() + timeout
         arguments = list(zip(*iterables))
+        if chunksize is None:
+            chunksize = max(1, len(arguments) // (_CHUNKS_PER_WORKER * self._children_max))
         chunks = [arguments[first : first + chunksize] for first in range(0, len(arguments), chunksize)]
         call_chunk = _task.run_chunk if return_exceptions else _call_each
         futures = self._submit_calls([partial(call_chunk, fn, chunk) for chunk in chunks])
@@ -162,20 +178,30 @@ class Executor(_Executor):
         return _results_in_order(futures, end)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more calls. With ``wait``, returns when all are over; else calls that run are given up."""
+        """Takes no more calls. With ``cancel_futures``, cancels those that have not begun. With ``wait``, returns when all are over."""
         with self._changed:
             self._is_shut_down = True
-            if cancel_futures or not wait:
-                for batch in list(self._batches.values()):
-                    for future in batch.futures:
-                        future.cancel()
-            while wait and self._batches:
+            waiting = [] if not cancel_futures else self._pool.queued_futures
+            for batch in self._batches.values() if cancel_futures else ():
+                waiting += [future for future in batch.futures if not future.running()]
+        for future in waiting:
+            future.cancel()
+        with self._changed:
+            self._end_if_idle()
+            while wait and not self._is_idle:
                 self._changed.wait()
-            if self._connection is not None:
-                self._connection.shutdown()
         if wait and self._collector not in (None, threading.current_thread()):
             assert self._collector is not None
             self._collector.join()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._batches and self._pool.is_idle
+
+    def _end_if_idle(self) -> None:
+        """After the last call of an executor that takes no more, its children end with the connection."""
+        if self._is_shut_down and self._is_idle and self._connection is not None:
+            self._connection.shutdown()
 
     def _submit_calls(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
         with self._changed:
@@ -183,25 +209,61 @@ class Executor(_Executor):
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if not calls:
                 return []
+            require_no_child()
+            payloads = self._pickle_for_workers(calls) if self._reuse_workers else None
+            if payloads is not None:
+                futures = [self._pool.add_task(payload, None, self._retries) for payload in payloads]
+                self._schedule()
+                return futures
             seed_or_child = checkpoint(ttl=_HANDOVER_TTL_S)
             if seed_or_child.is_child:
                 child = seed_or_child
+                if self._reuse_workers:
+                    _worker.run_worker(child, calls, self._initializer)
                 # Nothing but this number crosses: the call is here already.
                 index = int(child.payload) if child.has_payload else child.index
                 _task.run_in_child(child, calls[index])
-            number = next(self._numbers)
-            futures: list[ChildFuture[Any]] = [
-                ChildFuture(partial(self._cancel_call, number, index)) for index in range(len(calls))
-            ]
-            try:
-                self._connect()
-                batch = Batch(number, seed_or_child.id, futures)
-                self._batches[number] = batch
-                self._fork_ready(batch)
-            except OSError as error:
-                self._batches.pop(number, None)
-                raise ConnectionLost(f"the node's daemon: {error}") from None
-            return futures
+            start = self._start_workers if self._reuse_workers else self._start_batch
+            return start(seed_or_child.id, calls)
+
+    def _pickle_for_workers(self, calls: list[_task.Call]) -> list[Payload] | None:
+        """The calls for workers that are there; ``None`` if workers are to be forked for them."""
+        self._pool.require_working()
+        seed = self._pool.newest_seed
+        try:
+            return None if seed is None else [pickle_call(call, seed.modules) for call in calls]
+        except NotShared:
+            return None
+
+    def _start_workers(self, seed_id: str, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
+        seed = WorkerSeed(next(self._numbers), seed_id, ForkedModules())
+        try:
+            # It ends with the connection, even if no worker can be forked before others have ended.
+            self._connect().send(_protocol.FORK, batch=seed.batch, seed=seed.id, **self._fork_fields)
+        except OSError as error:
+            raise ConnectionLost(f"the node's daemon: {error}") from None
+        self._pool.add_seed(seed)
+        futures = [
+            self._pool.add_task(Payload(str(index).encode()), seed, self._retries) for index in range(len(calls))
+        ]
+        self._schedule()
+        return futures
+
+    def _start_batch(self, seed_id: str, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
+        """Starts a child for each call."""
+        number = next(self._numbers)
+        futures: list[ChildFuture[Any]] = [
+            ChildFuture(partial(self._cancel_call, number, index)) for index in range(len(calls))
+        ]
+        try:
+            self._connect()
+            batch = Batch(number, seed_id, futures)
+            self._batches[number] = batch
+            self._fork_ready(batch)
+        except OSError as error:
+            self._batches.pop(number, None)
+            raise ConnectionLost(f"the node's daemon: {error}") from None
+        return futures
 
     def _connect(self) -> Connection:
         if self._connection is None:
@@ -214,6 +276,10 @@ class Executor(_Executor):
                     connection.close()
                     raise OSError(reply[0].get("text") if reply else "it closed the connection")
             self._connection = connection
+            self._wake = WakePipe()
+            self._poller = select.poll()
+            for watched in (connection, self._wake):
+                self._poller.register(watched, select.POLLIN)
             name = "farfork-executor"
             self._collector = threading.Thread(target=self._run_collector, args=(connection,), name=name, daemon=True)
             self._collector.start()
@@ -223,27 +289,59 @@ class Executor(_Executor):
         """Asks for as many children of a batch as may live."""
         while True:
             living = sum(len(other.living) for other in self._batches.values())
-            calls = batch.allocate(self._max_children - living)
+            calls = batch.allocate(self._children_max - living)
             if not calls:
                 return
             # A child's own index counts from 0 in each fork; of the first fork it is that of its call.
             payload_flag = _protocol.FORK_NO_PAYLOAD if calls.start == 0 else 0
-            self._connect().send(
-                _protocol.FORK,
-                batch=batch.number,
-                first=calls.start,
-                count=len(calls),
-                flags=self._flags | payload_flag,
-                timeout_ms=self._timeout_ms,
-                seed=batch.seed,
-                nodes=self._nodes,
-                strategy=self._strategy,
-                memory_bytes_max=self._memory_bytes_max,
-                cpu_millicores_max=self._cpu_millicores_max,
-                processes_max=self._processes_max,
-                network=self._network,
-                egress=self._egress,
-            )
+            # None is 0 there, and the shortest is a millisecond.
+            timeout_ms = 0 if self._timeout is None else max(round(self._timeout * 1000), 1)
+            self._fork(batch.number, batch.seed, calls.start, len(calls), payload_flag, timeout_ms)
+
+    def _fork(self, batch: int, seed: str, first: int, count: int, flag: int, timeout_ms: int = 0) -> None:
+        fields = {**self._fork_fields, "flags": self._fork_fields["flags"] | flag}
+        if self._nodes:
+            # A request starts at its first node. This one continues after the last one.
+            turn = self._forked_count % len(self._nodes)
+            fields["nodes"] = ",".join(self._nodes[turn:] + self._nodes[:turn])
+        self._forked_count += count
+        self._connect().send(
+            _protocol.FORK, batch=batch, seed=seed, first=first, count=count, timeout_ms=timeout_ms, **fields
+        )
+
+    # ---- what the pool of workers asks for
+
+    def fork_workers(self, seed: WorkerSeed, first: int, count: int) -> None:
+        self._fork(seed.batch, seed.id, first, count, _protocol.FORK_CHANNEL)
+
+    def kill_worker(self, worker: Worker) -> None:
+        self._connect().send(_protocol.KILL, batch=worker.seed.batch, index=worker.index)
+
+    def drop_seed(self, seed: WorkerSeed) -> None:
+        self._connect().send(_protocol.DROP, seed=seed.id)
+
+    def watch_channel(self, worker: Worker) -> None:
+        """Polls a worker's channel for input, and for room while something is left to be sent."""
+        channel = worker.channel
+        assert channel is not None and self._wake is not None
+        self._poller.register(channel, select.POLLIN | (select.POLLOUT if channel.has_outgoing else 0))
+        self._watched[channel.fileno()] = worker
+        if channel.has_outgoing:
+            self._wake.wake()
+
+    def forget_channel(self, worker: Worker) -> None:
+        assert worker.channel is not None
+        self._poller.unregister(worker.channel)
+        del self._watched[worker.channel.fileno()]
+
+    def cancel_task(self, number: int) -> None:
+        """The future of a worker's call was cancelled."""
+        with self._changed:
+            try:
+                self._pool.cancel(number)
+                self._schedule()
+            except OSError:
+                pass  # The collector finds it out.
 
     def _cancel_call(self, number: int, index: int) -> None:
         """A call was cancelled."""
@@ -259,56 +357,106 @@ class Executor(_Executor):
                 pass  # The collector finds it out.
 
     def _schedule(self) -> None:
-        """Forks what there is room for now, and forgets the batches that are over."""
+        """Has children run what there is room for now, and forgets the batches that are over."""
         for batch in list(self._batches.values()):
             self._fork_ready(batch)
             if batch.is_over:
                 del self._batches[batch.number]
                 self._connect().send(_protocol.DROP, seed=batch.seed)
+        if self._connection is not None:
+            try:
+                self._pool.schedule()
+            except OSError:
+                pass  # The collector finds it out.
+        self._end_if_idle()
         self._changed.notify_all()
 
     def _run_collector(self, connection: Connection) -> None:
-        """The collector's thread: takes what the daemon says until there is nothing more."""
+        """The collector's thread: takes what the daemon and the workers say until the daemon says no more."""
         cause = "it ended the connection"
         try:
-            while (reply := connection.receive(limit_s=None)) is not None:
-                with self._changed:
-                    complete = self._handle_message(*reply)
-                # What is called back may wait for others that wait for the lock.
-                complete()
+            while self._collect(connection):
+                pass
         except Exception as failure:
             cause = str(failure)
         with self._changed:
-            connection.close()
-            self._connection = None
-            lost = [future for batch in self._batches.values() for future in batch.futures]
-            self._batches.clear()
-            self._changed.notify_all()
-        for future in lost:
             error = ConnectionLost(f"the node's daemon: {cause}; see its log")
-            future.complete(partial(_raise, error))
+            futures = [future for batch in self._batches.values() for future in batch.futures]
+            lost = [partial(future.complete, partial(_raise, error)) for future in futures] + self._pool.fail_all(error)
+            self._disconnect()
+            self._changed.notify_all()
+        for complete in lost:
+            complete()
 
-    def _handle_message(self, message: Message, fds: list[int]) -> Callable[[], None]:
+    def _collect(self, connection: Connection) -> bool:
+        """Waits for something to do, and does it. Returns whether the daemon may have more to say."""
+        deadline = self._pool.next_deadline()
+        timeout_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
+        ready = self._poller.poll(timeout_ms)
+        completions: list[Completion] = []
+        is_connected = True
+        with self._changed:
+            assert self._wake is not None
+            for fd, _ in ready:
+                if fd == self._wake.fileno():
+                    self._wake.clear()
+                elif fd == connection.fileno():
+                    reply = connection.receive(limit_s=None)
+                    is_connected = reply is not None
+                    completions += self._handle_message(*reply) if reply else []
+                elif worker := self._watched.get(fd):
+                    completions += self._handle_channel(worker)
+            completions += self._pool.handle_deadlines()
+            if is_connected and (ready or completions):
+                self._schedule()
+        # What is called back may wait for others that wait for the lock.
+        for complete in completions:
+            complete()
+        return is_connected
+
+    def _handle_channel(self, worker: Worker) -> list[Completion]:
+        completions = self._pool.handle_channel(worker)
+        if worker.channel is not None:
+            self.watch_channel(worker)
+        return completions
+
+    def _handle_message(self, message: Message, fds: list[int]) -> list[Completion]:
         """Takes a message. Returns what is to be done without the lock."""
-        batch = self._batches.get(message.get("batch", 0))
+        number = message.get("batch", 0)
+        if self._pool.has_batch(number):
+            return self._handle_worker_message(message, fds)
+        batch = self._batches.get(number)
         if batch is None:
             raise ProtocolError(message.get("text", f"a message of kind {message.kind}"))
         if message.kind == _protocol.STARTED:
             if batch.handle_started(message):
                 self._connect().send(_protocol.KILL, batch=batch.number, index=message["index"])
         elif message.kind in (_protocol.ENDED, _protocol.FAILED):
-            complete = batch.handle_ended(message, fds)
-            self._schedule()
-            return complete
-        return _no_op
+            return [batch.handle_ended(message, fds)]
+        return []
+
+    def _handle_worker_message(self, message: Message, fds: list[int]) -> list[Completion]:
+        if message.kind == _protocol.STARTED:
+            self._pool.handle_started(message, fds)
+            return []
+        for fd in fds:
+            os.close(fd)
+        return self._pool.handle_failed(message) if message.kind == _protocol.FAILED else self._pool.handle_ended(message)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._wake is not None:
+            self._wake.close()
+        self._connection = self._wake = None
+        self._batches.clear()
 
     def _reset_after_fork(self) -> None:
         """In a process that os.fork has made: the connection, its thread and the calls that run are the parent's."""
         self._changed = threading.Condition(threading.RLock())
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._collector = None
-        self._batches = {}
+        self._pool.fail_all(RuntimeError("a call of the parent process"))
+        self._disconnect()
+        self._reset()
 
 
 #: Those of this process.
@@ -367,10 +515,6 @@ def _outcomes_in_order(
 
 def _remaining_s(end: float | None) -> float | None:
     return None if end is None else max(0.0, end - time.monotonic())
-
-
-def _no_op() -> None:
-    pass
 
 
 def _raise(error: Error) -> None:

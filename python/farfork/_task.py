@@ -9,6 +9,7 @@ import traceback
 from functools import partial
 from typing import Any, Callable, NoReturn
 
+from ._channel import Payload
 from ._checkpoint import Child
 from ._errors import RemoteTraceback
 
@@ -21,28 +22,44 @@ _PROTOCOL = 5
 def run_in_child(child: Child, call: Call) -> NoReturn:
     """Runs a call and ends the child, whatever comes of it."""
     try:
-        child.write_result(_encode_outcome(call))
+        child.write_result(_encode_in_band(call))
         status = 0
     except BaseException:
         traceback.print_exc()
         status = 1
+    flush_streams()
+    # Other threads, and what was registered with atexit, are the parent's.
+    os._exit(status)
+
+
+def flush_streams() -> None:
+    """What was printed is in the child's log, whatever becomes of the child."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             pass
-    # Other threads, and what was registered with atexit, are the parent's.
-    os._exit(status)
 
 
-def _encode_outcome(call: Call) -> bytes:
+def encode_outcome(call: Call) -> Payload:
+    """What a call returned or raised; large buffers of what it returned are not copied."""
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        pickled = pickle.dumps((True, call()), _PROTOCOL, buffer_callback=buffers.append)
+        return Payload(pickled, [buffer.raw() for buffer in buffers])
+    except BaseException as error:
+        return Payload(encode_failure(error))
+
+
+def _encode_in_band(call: Call) -> bytes:
     try:
         return pickle.dumps((True, call()), _PROTOCOL)
     except BaseException as error:
-        return _encode_failure(error)
+        return encode_failure(error)
 
 
-def _encode_failure(error: BaseException) -> bytes:
+def encode_failure(error: BaseException) -> bytes:
+    """What a call raised, with its traceback."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     error.__traceback__ = None
     try:
@@ -56,7 +73,7 @@ def _encode_failure(error: BaseException) -> bytes:
 
 def run_chunk(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[bytes]:
     """The outcome of each of several calls: one that raises keeps none of the others from theirs."""
-    return [_encode_outcome(partial(fn, *arguments)) for arguments in chunk]
+    return [_encode_in_band(partial(fn, *arguments)) for arguments in chunk]
 
 
 def value_or_error(result: bytes) -> Any:
@@ -69,7 +86,21 @@ def value_or_error(result: bytes) -> Any:
 
 def decode_result(result: bytes) -> Any:
     """What a call gave. Raises what it raised, with the child's traceback as its cause."""
-    is_value, content = pickle.loads(result)
+    return decode_outcome(Payload(result))
+
+
+def outcome_error(payload: Payload) -> BaseException | None:
+    """What a call raised; ``None`` if it returned."""
+    try:
+        decode_outcome(payload)
+    except BaseException as error:
+        return error
+    return None
+
+
+def decode_outcome(payload: Payload) -> Any:
+    """As :func:`decode_result`, of a payload."""
+    is_value, content = payload.load()
     if is_value:
         return content
     error, text = content

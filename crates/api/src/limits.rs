@@ -121,6 +121,9 @@ pub const EGRESS_CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// A piece of a child's output, in bytes: large enough to stream at the speed of a disk.
 pub const OUTPUT_CHUNK_BYTES: usize = 64 << 10;
 
+/// The most bytes of a channel that one message has.
+pub const CHANNEL_CHUNK_BYTES: usize = 256 << 10;
+
 /// Messages of a stream that wait for a slow reader.
 pub const STREAM_MESSAGES_MAX: usize = 16;
 

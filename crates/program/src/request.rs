@@ -8,7 +8,7 @@ use farfork_wire::SeedId;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::layout::{
-    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_NO_PAYLOAD, FORK_OWNS_SEED, FORK_UNTRUSTED,
+    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_CHANNEL, FORK_NO_PAYLOAD, FORK_OWNS_SEED, FORK_UNTRUSTED,
     FORK_USER_NAMESPACE, ForkRequest, Header, HelloRequest, KillRequest, NETWORK_HOST, NETWORK_PRIVATE, NETWORK_SHARED,
     kind,
 };
@@ -123,6 +123,8 @@ pub struct ForkOptions {
     pub user_namespace: bool,
     /// Whether each is given its index as its payload.
     pub has_payload: bool,
+    /// Whether each has a channel to the program.
+    pub has_channel: bool,
     /// A child that has run so long is killed.
     pub timeout: Option<Duration>,
     /// What a child may use of memory, in bytes; 0 for no limit of its own.
@@ -224,10 +226,13 @@ fn decode_checkpoint(request: &CheckpointRequest) -> Result<RequestBody, Protoco
 
 fn decode_fork(request: &ForkRequest) -> Result<RequestBody, ProtocolError> {
     let ForkRequest { batch, first, count, flags, .. } = *request;
-    if count == 0 || first.checked_add(count).is_none() {
+    // A request for no child says whose seed it is.
+    if (count == 0 && flags & FORK_OWNS_SEED == 0) || first.checked_add(count).is_none() {
         return Err(ProtocolError::Field { field: "count" });
     }
-    if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED | FORK_UNTRUSTED | FORK_USER_NAMESPACE | FORK_NO_PAYLOAD) != 0 {
+    const FLAGS: u32 =
+        FORK_ANY_NODE | FORK_OWNS_SEED | FORK_UNTRUSTED | FORK_USER_NAMESPACE | FORK_NO_PAYLOAD | FORK_CHANNEL;
+    if flags & !FLAGS != 0 {
         return Err(ProtocolError::Field { field: "flags" });
     }
     let has_payload = flags & FORK_NO_PAYLOAD == 0;
@@ -254,6 +259,7 @@ fn decode_fork(request: &ForkRequest) -> Result<RequestBody, ProtocolError> {
         untrusted: flags & FORK_UNTRUSTED != 0,
         user_namespace: flags & FORK_USER_NAMESPACE != 0,
         has_payload,
+        has_channel: flags & FORK_CHANNEL != 0,
         timeout: duration_from_ms(request.timeout_ms),
         memory_bytes_max: request.memory_bytes_max,
         cpu_millicores_max: request.cpu_millicores_max,
@@ -324,6 +330,7 @@ mod tests {
             untrusted: true,
             user_namespace: true,
             has_payload: true,
+            has_channel: false,
             timeout: Some(Duration::from_millis(1500)),
             memory_bytes_max: 64 << 20,
             cpu_millicores_max: 500,
@@ -363,10 +370,12 @@ mod tests {
         let field = |field| Err(ProtocolError::Field { field });
         let decode = |request: ForkRequest| Request::decode(request.as_bytes()).map(drop);
         assert_eq!(decode(ForkRequest { first: u32::MAX, ..fork_request() }), field("count"));
-        assert_eq!(decode(ForkRequest { count: 0, ..fork_request() }), field("count"));
-        assert_eq!(decode(ForkRequest { flags: 32, ..fork_request() }), field("flags"));
+        assert_eq!(decode(ForkRequest { count: 0, flags: 0, ..fork_request() }), field("count"));
+        assert!(decode(ForkRequest { count: 0, flags: FORK_OWNS_SEED, ..fork_request() }).is_ok());
+        assert_eq!(decode(ForkRequest { flags: 64, ..fork_request() }), field("flags"));
         assert_eq!(decode(ForkRequest { flags: FORK_NO_PAYLOAD, ..fork_request() }), field("first"));
         assert!(decode(ForkRequest { flags: FORK_NO_PAYLOAD, first: 0, ..fork_request() }).is_ok());
+        assert!(decode(ForkRequest { flags: FORK_CHANNEL, ..fork_request() }).is_ok());
         assert_eq!(decode(ForkRequest { network: 3, ..fork_request() }), field("network"));
         assert_eq!(decode(ForkRequest { seed: layout::encode_text("n1"), ..fork_request() }), field("seed"));
         assert_eq!(decode(ForkRequest { nodes: [b'n'; 4096], ..fork_request() }), field("nodes"));

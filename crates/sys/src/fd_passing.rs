@@ -23,6 +23,14 @@ pub fn seqpacket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pair)
 }
 
+/// A connected pair of SOCK_STREAM sockets, both close-on-exec.
+///
+/// # Errors
+/// As socketpair(2).
+pub fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
 /// Sends one message with copies of `fds`. `bytes` must not be empty: a receiver takes an empty message for the end.
 ///
 /// # Errors

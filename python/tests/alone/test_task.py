@@ -15,7 +15,7 @@ class Stubborn(Exception):
 
 
 def outcome(call: Any) -> Any:
-    return _task.decode_result(_task._encode_outcome(call))
+    return _task.decode_outcome(_task.encode_outcome(call))
 
 
 class Task(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""Calls in children of this process: values, order, exceptions, ends, limits."""
+"""Calls that have a child of this process each: values, order, exceptions, ends, limits. `test_workers` has those in workers."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def take_a_while(_: int) -> tuple[float, float]:
 
 
 def executor(**options: Any) -> farfork.Executor:
-    return farfork.Executor(nodes(), **options)
+    return farfork.Executor(nodes(), reuse_workers=False, **options)
 
 
 class Executor(unittest.TestCase):
@@ -214,7 +214,7 @@ class Executor(unittest.TestCase):
         self.assertEqual(len(pids), 10)
 
     def test_no_more_children_live_than_allowed(self) -> None:
-        with executor(max_children=2) as children:
+        with executor(max_workers=2) as children:
             spans = list(children.map(take_a_while, range(6)))
         edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
         living = most = 0
@@ -269,12 +269,12 @@ class Executor(unittest.TestCase):
                 children.submit(lambda: lambda: None).result(PATIENCE_S)
 
     def test_a_node_that_is_not_there_is_an_error_for_each_child(self) -> None:
-        with farfork.Executor([nodes()[0], "nowhere"]) as children:
+        with farfork.Executor([nodes()[0], "nowhere"], reuse_workers=False) as children:
             with self.assertRaisesRegex(farfork.ChildNotStarted, "nowhere"):
                 list(children.map(square, range(3)))
 
     def test_the_cluster_chooses_where_no_nodes_are_named(self) -> None:
-        with farfork.Executor() as children:
+        with farfork.Executor(reuse_workers=False) as children:
             futures = [children.submit(square, number) for number in range(3)]
             self.assertEqual(sorted(future.result() for future in as_completed(futures, PATIENCE_S)), [0, 1, 4])
             self.assertTrue(all(future.node for future in futures))

@@ -59,24 +59,27 @@ impl Down {
 /// this waits for a while.
 fn refuse_mounted_volumes(cluster: &LocalCluster) -> anyhow::Result<()> {
     let deadline = Instant::now() + CLIENT_END_LIMIT;
-    while let Some((node, volume)) = first_mounted_volume(cluster)? {
+    loop {
+        let mounts = mounted_volumes(cluster)?;
+        if mounts.is_empty() {
+            return Ok(());
+        }
         if Instant::now() >= deadline {
-            let cause = format!("volume {volume} is mounted on node {node}");
-            let failure = Failure::new(Code::FailedPrecondition, "the cluster", cause);
-            let next_step = "unmount it with umount; `grep fuse.farfork /proc/mounts` lists the mounts";
+            let failure = Failure::new(Code::FailedPrecondition, "the cluster", mounts.join(", "));
+            let next_step = "unmount them with umount; `grep fuse.farfork /proc/mounts` lists the mounts, and one that \
+                             was unmounted already while programs used it ends with these";
             return Err(failure.with_next_step(next_step).into());
         }
         thread::sleep(CLIENT_END_INTERVAL);
     }
-    Ok(())
 }
 
-/// A node and a volume that has a client there.
-fn first_mounted_volume(cluster: &LocalCluster) -> io::Result<Option<(String, String)>> {
+/// Says of each volume that has a client on a node where it is mounted.
+fn mounted_volumes(cluster: &LocalCluster) -> io::Result<Vec<String>> {
+    let mut mounts = Vec::new();
     for node in cluster.nodes() {
-        if let Some(volume) = VolumeStore::new(&node.volumes_dir()).mounted_volumes()?.into_iter().next() {
-            return Ok(Some((node.name.clone(), volume)));
-        }
+        let volumes = VolumeStore::new(&node.volumes_dir()).mounted_volumes()?;
+        mounts.extend(volumes.into_iter().map(|volume| format!("volume {volume} is mounted on node {}", node.name)));
     }
-    Ok(None)
+    Ok(mounts)
 }

@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("the_python_package_passes_its_tests_without_a_daemon", python_alone),
     Test::shared("a_python_checkpoint_returns_twice", python_checkpoint),
     Test::shared("a_python_executor_calls_functions_in_children", python_executor),
+    Test::shared("python_workers_run_many_calls", python_workers),
     Test::shared("no_two_children_share_python_random_numbers", python_random_numbers),
     Test::shared("children_end_with_their_program", program_killed),
     Test::shared("children_being_started_end_with_their_program", program_killed_early),
@@ -70,6 +71,10 @@ fn python_checkpoint(cluster: &Cluster) {
 
 fn python_executor(cluster: &Cluster) {
     run_module(Some(cluster), &["tests.cluster.test_executor"]);
+}
+
+fn python_workers(cluster: &Cluster) {
+    run_module(Some(cluster), &["tests.cluster.test_workers"]);
 }
 
 fn python_random_numbers(cluster: &Cluster) {
@@ -139,7 +144,7 @@ fn belongings(cluster: &Cluster, pid: u32) -> (usize, usize) {
 fn program_killed(cluster: &Cluster) {
     let mut program = sleepers(cluster);
     let pid = program.process.id();
-    assert_eq!(belongings(cluster, pid), (4, 4));
+    assert_eq!(belongings(cluster, pid), (4, 1));
     let before = running(cluster);
     program.kill();
     wait::wait_until("its children and seeds end", END_LIMIT, || {

@@ -1,5 +1,6 @@
 //! A request that cannot be done fails at once. The message names the object and the cause, and the parent is unharmed.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Cluster, Parent, Program, Seed, programs, scratch, wait};
+use crate::harness::{Cluster, FailedCommand, Parent, Program, Seed, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -135,18 +136,23 @@ impl Drop for KilledOnDrop {
 fn stopped_container(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
-    let containers = cluster.processes("farfork-init");
-    let tell = |signal| {
-        for pid in &containers {
+    let mut containers = BTreeSet::new();
+    let signal_containers = |containers: &BTreeSet<i32>, signal| {
+        for pid in containers {
             // ESRCH: it is another child's, or of a pool that was too large.
             let _ = kill_process(Pid::from_raw(*pid).expect("a process"), signal);
         }
     };
-    tell(Signal::STOP);
-    let begin = Instant::now();
-    let refused = cluster.first().run_failing(&["fork", seed.id(), "--bind", "/usr:/mnt"]);
-    let lasted = begin.elapsed();
-    tell(Signal::CONT);
+    // The pool may have built one since the containers were listed; the child then starts in that one.
+    let refused = wait::poll_within(REFUSAL_LIMIT, || {
+        containers.extend(cluster.processes("farfork-init"));
+        signal_containers(&containers, Signal::STOP);
+        let begin = Instant::now();
+        let ended = cluster.first().run(&["fork", seed.id(), "--detach", "--bind", "/usr:/mnt"]);
+        (!ended.status.success()).then(|| (FailedCommand::of(ended), begin.elapsed()))
+    });
+    signal_containers(&containers, Signal::CONT);
+    let (refused, lasted) = refused.expect("a fork is refused once every container is stopped");
     refused.require_mentions(&["stopped", "farfork-init", "fork again"]);
     assert!(lasted < REFUSAL_LIMIT, "it took {lasted:?}");
     parent.require_unharmed();

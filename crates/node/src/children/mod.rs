@@ -20,7 +20,6 @@ mod table;
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +30,6 @@ use farfork_api::run_dir::RunDir;
 use farfork_container::{Leftovers, RunningContainer};
 use farfork_fork::pager::PagerCounters;
 use farfork_wire::ChildId;
-use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 use tonic::Code;
 
@@ -40,7 +38,7 @@ use crate::network::{BoundPort, ChildForwarding, ReopenedProxies};
 use crate::pager_link::PagerLink;
 
 pub(crate) use budget::ChildBudget;
-pub(crate) use child::{Child, ChildStatus, OutputStream};
+pub(crate) use child::{Child, ChildSockets, ChildStatus, OutputStream};
 use counter_totals::CounterTotals;
 pub(crate) use counters::{cache_use, pager_stats};
 pub(crate) use exit::Exit;
@@ -76,10 +74,8 @@ pub(crate) struct StartedChild {
     pub(crate) record: ChildRecord,
     /// Where it lives.
     pub(crate) container: RunningContainer,
-    /// Our end of its standard input, where somebody will attach.
-    pub(crate) stdin: Option<pipe::Sender>,
-    /// The socket that it waits at, where it is paused.
-    pub(crate) unpause_socket: Option<OwnedFd>,
+    /// Our ends of what it reads from.
+    pub(crate) sockets: ChildSockets,
     /// What leads to it, and from it to others.
     pub(crate) forwarding: ChildForwarding,
 }
@@ -105,10 +101,10 @@ impl ChildSupervisor {
 
     /// Takes a child that was just started, and watches over it.
     pub(crate) fn add(&self, started_child: StartedChild) -> Arc<Child> {
-        let StartedChild { record, container, stdin, unpause_socket, forwarding } = started_child;
+        let StartedChild { record, container, sockets, forwarding } = started_child;
         let directory = self.run_dir.child_dir(&record.id);
         let cgroup = Some(container.cgroup().clone());
-        let child = Arc::new(Child::from_started(record, directory, stdin, unpause_socket, cgroup));
+        let child = Arc::new(Child::from_started(record, directory, sockets, cgroup));
         self.table.lock().insert(child.clone());
         self.spawn_watcher(child.clone(), container, forwarding);
         child

@@ -1,5 +1,5 @@
 //! The reply to the checkpoint request that a child inherits from its parent, which still waits for it. The reply is in
-//! the child's socket before the child runs, with a file for its result and its payload.
+//! the child's socket before the child runs, with a file for its result, its payload and its end of a channel.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -10,8 +10,9 @@ use std::path::Path;
 use farfork_program::Reply;
 use farfork_sys::{fd_passing, memfd};
 use farfork_wire::descriptor::OpenFile;
-use farfork_wire::{ChildId, Descriptor, SeedId};
+use farfork_wire::{ChildId, SeedId};
 
+use super::start::{Assignment, ChildAssignment, StartRequest};
 use crate::children::OutputStream;
 
 /// A child, as it is told of itself.
@@ -29,28 +30,50 @@ pub(super) struct CheckpointReply {
     socket: OwnedFd,
     /// The file for its result.
     result: File,
+    /// Its end of the channel to its program.
+    channel: Option<OwnedFd>,
 }
 
-/// The socket for a child whose parent waited to be told what it is, and our end of it, which leads nowhere until it was answered;
-/// `None` where the parent did not wait.
+/// What a child gets whose parent waited for the reply to its checkpoint request; nothing where it did not wait.
+#[derive(Debug, Default)]
+pub(super) struct OpenedReply {
+    /// If it is still to be sent.
+    pub(super) reply: Option<CheckpointReply>,
+    /// The child's end of the socket that carries the reply.
+    pub(super) checkpoint_socket: Option<OwnedFd>,
+    /// Our end of its channel, if it has one.
+    pub(super) channel: Option<OwnedFd>,
+}
+
+/// Opens what a child's reply needs, and sends the reply if it is known.
 ///
 /// # Errors
-/// As the calls that make a socket and a file.
-pub(super) fn open_reply_socket(
-    descriptor: &Descriptor,
+/// As socketpair(2), open(2) and sendmsg(2).
+pub(super) fn open_reply(
+    start_request: StartRequest<'_>,
+    child: &ChildId,
     directory: &Path,
-) -> io::Result<Option<(CheckpointReply, OwnedFd)>> {
+    assignment: Assignment<'_>,
+) -> io::Result<OpenedReply> {
+    let StartRequest { source, options, .. } = start_request;
     let waits = |file: &OpenFile| matches!(file, OpenFile::CheckpointSocket { is_caller: true, .. });
-    if !descriptor.open_files.iter().any(waits) {
-        return Ok(None);
+    if !source.descriptor.open_files.iter().any(waits) {
+        return Ok(OpenedReply::default());
     }
     let result = OpenOptions::new()
         .create_new(true)
         .append(true)
         .mode(0o600)
         .open(directory.join(OutputStream::Result.file_name()))?;
-    let (ours, childs) = fd_passing::seqpacket_pair()?;
-    Ok(Some((CheckpointReply { socket: ours, result }, childs)))
+    let (ours, checkpoint_socket) = fd_passing::seqpacket_pair()?;
+    let (channel, of_child) = options.channel.then(fd_passing::stream_pair).transpose()?.unzip();
+    let mut reply = Some(CheckpointReply { socket: ours, result, channel: of_child });
+    if let Assignment::Immediate(ChildAssignment { index, payload }) = assignment
+        && let Some(reply) = reply.take()
+    {
+        reply.send(ChildIdentity { child, seed: &source.key.seed, index }, payload)?;
+    }
+    Ok(OpenedReply { reply, checkpoint_socket: Some(checkpoint_socket), channel })
 }
 
 impl CheckpointReply {
@@ -63,6 +86,7 @@ impl CheckpointReply {
         let payload = payload.map(create_sealed_memfd).transpose()?;
         let mut fds = vec![self.result.as_fd()];
         fds.extend(payload.as_ref().map(File::as_fd));
+        fds.extend(self.channel.as_ref().map(OwnedFd::as_fd));
         let answer = Reply::Child { child, seed, index, has_payload: payload.is_some() }.encode();
         fd_passing::send(self.socket.as_fd(), &answer, &fds)
     }

@@ -62,6 +62,8 @@ pub(crate) struct StartOptions {
     pub(crate) egress: EgressPolicy,
     /// Whether files that were changed in place are taken as they are.
     pub(crate) allow_changed_files: bool,
+    /// Whether it has a channel to its program.
+    pub(crate) channel: bool,
 }
 
 impl StartOptions {
@@ -99,7 +101,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
         let limits = parse_limits(&options)?;
         let users = parse_users(&options)?;
         let (network, publish, egress) = parse_network(&options)?;
-        let allow_changed_files = options.allow_changed_files;
+        let v1::ChildOptions { allow_changed_files, channel, .. } = options;
         let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, untrusted, read_only, .. } =
             options;
         let protection = RootProtection { untrusted, read_only };
@@ -130,6 +132,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
             publish,
             egress,
             allow_changed_files,
+            channel,
         })
     }
 }

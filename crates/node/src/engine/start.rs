@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_api::failure::Failure;
@@ -20,11 +20,12 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 use tonic::Code;
 
+use super::checkpoint_reply::{CheckpointReply, OpenedReply, open_reply};
 use super::child_dir_pool::ChildFiles;
 use super::start_rollback::StartRollback;
 use super::zygote_cache::CachedZygote;
-use super::{Engine, SeedAccess, StartOptions, checkpoint_reply, next_step, root_reuse};
-use crate::children::{ChildRecord, KillLimit, StartedChild};
+use super::{Engine, SeedAccess, StartOptions, next_step, root_reuse};
+use crate::children::{ChildRecord, ChildSockets, KillLimit, StartedChild};
 use crate::clock;
 use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
 
@@ -67,7 +68,8 @@ pub(super) struct RestoredChild {
     /// At which a copy of a zygote waits.
     pub(super) release_socket: Option<OwnedFd>,
     /// By which it is still to be told what it is.
-    pub(super) checkpoint_reply: Option<checkpoint_reply::CheckpointReply>,
+    pub(super) checkpoint_reply: Option<CheckpointReply>,
+    channel: Option<OwnedFd>,
     stdin: Option<OwnedFd>,
     forwarding: ChildForwarding,
 }
@@ -188,9 +190,10 @@ impl Engine {
         let (input, stdin) = phase!("resume.streams", open_stdin(options.attached)).map_err(|error| failed(&error))?;
         let opened = phase!(
             "resume.caller",
-            self.open_checkpoint_reply(source, start_rollback.id(), start_rollback.directory(), assignment)
+            open_reply(start_request, start_rollback.id(), start_rollback.directory(), assignment)
         );
-        let (reply, checkpoint_socket) = opened.map_err(|error| self.directory_failure(source, &error))?;
+        let OpenedReply { reply, checkpoint_socket, channel } =
+            opened.map_err(|error| self.directory_failure(source, &error))?;
 
         let taken = phase!("resume.container", self.take_container(source, (options, fan_out), requested));
         let mut container = taken.map_err(|error| failed(&error))?;
@@ -221,28 +224,10 @@ impl Engine {
             restored,
             release_socket,
             checkpoint_reply: reply,
+            channel,
             stdin,
             forwarding,
         })
-    }
-
-    /// The socket of a child whose parent waited to be told what it is, answered or to be answered.
-    fn open_checkpoint_reply(
-        &self,
-        source: &SeedSource,
-        child: &ChildId,
-        directory: &Path,
-        assignment: Assignment<'_>,
-    ) -> io::Result<(Option<checkpoint_reply::CheckpointReply>, Option<OwnedFd>)> {
-        let Some((reply, checkpoint_socket)) = checkpoint_reply::open_reply_socket(&source.descriptor, directory)?
-        else {
-            return Ok((None, None));
-        };
-        let Assignment::Immediate(ChildAssignment { index, payload }) = assignment else {
-            return Ok((Some(reply), Some(checkpoint_socket)));
-        };
-        reply.send(checkpoint_reply::ChildIdentity { child, seed: &source.key.seed, index }, payload)?;
-        Ok((None, Some(checkpoint_socket)))
     }
 
     /// Records a child that stands: it is its user's from now on, and outlives the daemon.
@@ -252,8 +237,16 @@ impl Engine {
         start_request: StartRequest<'_>,
     ) -> Result<StartedChild, StartFailure> {
         let StartRequest { source, options, requested_at: requested, .. } = start_request;
-        let RestoredChild { container, rollback, restored, release_socket, checkpoint_reply: _, stdin, forwarding } =
-            restored_child;
+        let RestoredChild {
+            container,
+            rollback,
+            restored,
+            release_socket,
+            checkpoint_reply: _,
+            channel,
+            stdin,
+            forwarding,
+        } = restored_child;
         let requested_at = SystemTime::now() - requested.elapsed();
         let has_run = |error: &dyn Display| StartFailure {
             progress: StartProgress::MayHaveRun,
@@ -274,7 +267,8 @@ impl Engine {
         rollback.disarm();
         call_timer::watch_child_calls(restored.pid, &source.descriptor, time_since_restore(&restored));
         let unpause_socket = options.paused.then(|| release_socket.unwrap_or(control));
-        Ok(StartedChild { record, container, stdin, unpause_socket, forwarding })
+        let sockets = ChildSockets { stdin, unpause_socket, channel };
+        Ok(StartedChild { record, container, sockets, forwarding })
     }
 
     pub(super) fn start_failure(&self, source: &SeedSource, cause: &dyn Display) -> StartFailure {

@@ -1,10 +1,9 @@
 //! One connected program: handles its requests in order, and sends replies of all tasks that work for it.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farfork_api::failure::Failure;
@@ -19,13 +18,13 @@ use tonic::Code;
 
 use super::fork_table::ProgramForks;
 use super::socket::ProgramSocket;
-use super::socket_registry::{SocketRegistration, SocketRegistry};
+use super::socket_registry::{ChannelSockets, SocketRegistration, SocketRegistry};
 use crate::node::Node;
 use crate::seeds::PrepareOptions;
 use crate::service;
 
 /// A message to the program, with a descriptor that goes with it.
-pub(super) type OutgoingMessage = (Vec<u8>, Option<File>);
+pub(super) type OutgoingMessage = (Vec<u8>, Option<OwnedFd>);
 
 /// A program that is connected.
 struct ProgramConnection {
@@ -68,16 +67,10 @@ pub(super) async fn serve_program(node: Arc<Node>, registry: Arc<SocketRegistry>
         }
     };
     let (replies, outgoing) = mpsc::channel(STREAM_MESSAGES_MAX);
-    let batches = ProgramForks::new(node.clone(), replies.clone());
-    let connection = ProgramConnection {
-        node,
-        registry,
-        pid,
-        registration: registered,
-        replies,
-        forks: batches,
-        owned_seeds: Vec::new(),
-    };
+    let sockets = ChannelSockets { registry: registry.clone(), pid, registered: Mutex::default() };
+    let forks = ProgramForks::new(node.clone(), sockets, replies.clone());
+    let connection =
+        ProgramConnection { node, registry, pid, registration: registered, replies, forks, owned_seeds: Vec::new() };
     let ended = tokio::select! {
         ended = connection.read_requests(&socket, first) => ended,
         ended = send_replies(&socket, outgoing) => ended,
@@ -92,9 +85,9 @@ pub(super) async fn serve_program(node: Arc<Node>, registry: Arc<SocketRegistry>
 
 /// Sends replies as they come.
 async fn send_replies(socket: &ProgramSocket, mut outgoing: mpsc::Receiver<OutgoingMessage>) -> io::Result<()> {
-    while let Some((message, file)) = outgoing.recv().await {
-        match &file {
-            Some(file) => socket.send(&message, &[file.as_fd()]).await?,
+    while let Some((message, fd)) = outgoing.recv().await {
+        match &fd {
+            Some(fd) => socket.send(&message, &[fd.as_fd()]).await?,
             None => socket.send(&message, &[]).await?,
         }
     }
@@ -187,7 +180,9 @@ impl ProgramConnection {
             self.node.seeds.clear_ttl(&fork.seed);
             self.owned_seeds.push(fork.seed.clone());
         }
-        self.forks.fork(fork);
+        if fork.count > 0 {
+            self.forks.fork(fork);
+        }
         Ok(())
     }
 

@@ -152,5 +152,7 @@ async fn report_exit(batch: &SharedForks, watched_child: WatchedChild, end: Chil
     batch.remove_ended(watched_child.position);
     let result = watched_child.result.and_then(|file| memfd::seal_read_only(&file).ok());
     let (number, index) = watched_child.position;
-    batch.send_reply(Reply::Ended { batch: number, index, end, has_result: result.is_some() }, result).await;
+    batch
+        .send_reply(Reply::Ended { batch: number, index, end, has_result: result.is_some() }, result.map(File::into))
+        .await;
 }

@@ -2,7 +2,7 @@
 //! `exit_watcher` waits for their ends.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farfork_api::failure::Failure;
@@ -16,6 +16,7 @@ use tokio_stream::StreamExt as _;
 
 use super::connection::OutgoingMessage;
 use super::exit_watcher::{self, WatchedChild};
+use super::socket_registry::ChannelSockets;
 use crate::node::Node;
 use crate::service;
 
@@ -31,6 +32,7 @@ pub(super) struct ProgramForks(Arc<SharedForks>);
 /// What the tasks that deal with a program's children share.
 pub(super) struct SharedForks {
     pub(super) node: Arc<Node>,
+    channels: ChannelSockets,
     replies: mpsc::Sender<OutgoingMessage>,
     children: Mutex<ForkTable>,
 }
@@ -54,8 +56,8 @@ struct ForkedChild {
 
 impl ProgramForks {
     /// None yet; what happens to them goes to `replies`.
-    pub(super) fn new(node: Arc<Node>, replies: mpsc::Sender<OutgoingMessage>) -> Self {
-        Self(Arc::new(SharedForks { node, replies, children: Mutex::default() }))
+    pub(super) fn new(node: Arc<Node>, channels: ChannelSockets, replies: mpsc::Sender<OutgoingMessage>) -> Self {
+        Self(Arc::new(SharedForks { node, channels, replies, children: Mutex::default() }))
     }
 
     /// Starts children; each is told of as it starts and as it ends. This goes on when the program has gone, to end those
@@ -122,6 +124,7 @@ fn to_fork_request(fork: &ForkOptions) -> v1::ForkRequest {
             processes_max: fork.processes_max.into(),
             network: to_api_network(fork.network).into(),
             egress: fork.egress.clone(),
+            channel: fork.has_channel,
             ..v1::ChildOptions::default()
         }),
         profile: false,
@@ -145,7 +148,7 @@ impl SharedForks {
                 while let Some(Ok(v1::ForkOutcome { index, result, .. })) = outcomes.next().await {
                     let position = (fork.batch, fork.first + index);
                     match result {
-                        Some(Outcome::Child(child)) => self.handle_started(position, child).await,
+                        Some(Outcome::Child(child)) => self.handle_started(position, child, fork.has_channel).await,
                         Some(Outcome::Error(error)) => self.report_failure(position, &error.into()).await,
                         None => {}
                     }
@@ -161,7 +164,7 @@ impl SharedForks {
         }
     }
 
-    async fn handle_started(self: &Arc<Self>, position: ChildPosition, child: v1::Child) {
+    async fn handle_started(self: &Arc<Self>, position: ChildPosition, child: v1::Child, has_channel: bool) {
         let Ok(id) = child.id.parse::<ChildId>() else { return };
         let is_over = {
             let mut children = self.children();
@@ -173,9 +176,27 @@ impl SharedForks {
         if is_over {
             return kill_by_id(&self.node, id).await;
         }
+        let channel = if has_channel { self.open_channel(&id).await } else { None };
         let (batch, index) = position;
-        self.send_reply(Reply::Started { batch, index, child: &child.id }, None).await;
+        self.send_reply(Reply::Started { batch, index, child: &child.id }, channel).await;
         self.watch_exit(id.node(), WatchedChild { child: child.id, position, result: None });
+    }
+
+    /// The program's end of a child's channel. A child whose channel cannot be opened is of no use, and ends.
+    async fn open_channel(&self, child: &ChildId) -> Option<OwnedFd> {
+        let opened = service::open_channel(&self.node, child).await;
+        let registered = opened.map_err(|failure| failure.to_string()).and_then(|socket| {
+            self.channels.register(&socket).map_err(|error| error.to_string())?;
+            Ok(socket)
+        });
+        match registered {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                tracing::warn!(%child, error, "a child is killed: its channel cannot be opened");
+                kill_by_id(&self.node, child.clone()).await;
+                None
+            }
+        }
     }
 
     /// Hands a child to the tender of its node, of which there is one as long as it is of use.
@@ -216,9 +237,9 @@ impl SharedForks {
         self.send_reply(Reply::Failed { batch, index, code, text: &text }, None).await;
     }
 
-    pub(super) async fn send_reply(&self, reply: Reply<'_>, file: Option<File>) {
+    pub(super) async fn send_reply(&self, reply: Reply<'_>, fd: Option<OwnedFd>) {
         // Where the program has gone, all this is about to end too.
-        let _ = self.replies.send((reply.encode(), file)).await;
+        let _ = self.replies.send((reply.encode(), fd)).await;
     }
 
     fn children(&self) -> MutexGuard<'_, ForkTable> {

@@ -2,6 +2,8 @@
 //! other.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use farfork_fork::capture::DaemonSockets;
@@ -15,6 +17,28 @@ pub(super) struct SocketRegistry(Mutex<BTreeMap<u64, u32>>);
 pub(super) struct SocketRegistration {
     registry: Arc<SocketRegistry>,
     inode: u64,
+}
+
+/// The program's ends of its children's channels, registered as long as the program is connected: it may keep them open when a
+/// child has ended.
+#[derive(Debug)]
+pub(super) struct ChannelSockets {
+    pub(super) registry: Arc<SocketRegistry>,
+    pub(super) pid: u32,
+    pub(super) registered: Mutex<Vec<SocketRegistration>>,
+}
+
+impl ChannelSockets {
+    /// Registers one that the program is about to get.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub(super) fn register(&self, socket: &OwnedFd) -> io::Result<()> {
+        let inode = rustix::fs::fstat(socket)?.st_ino;
+        let registration = self.registry.register(self.pid, inode);
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner).push(registration);
+        Ok(())
+    }
 }
 
 impl SocketRegistry {

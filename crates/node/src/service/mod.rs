@@ -3,6 +3,7 @@
 
 mod attach;
 mod caller_disconnect;
+mod channel;
 mod children;
 mod compare;
 mod control;
@@ -22,6 +23,7 @@ mod stream;
 mod wait;
 mod zygote;
 
+pub(crate) use channel::open_channel;
 pub(crate) use children::{kill, remove};
 pub(crate) use control::ControlService;
 pub(crate) use dependents::run_lease_expiry;

@@ -8,7 +8,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{exit_watch, prewarm, seeds, speculative_prewarm, start};
+use super::{channel, exit_watch, prewarm, seeds, speculative_prewarm, start};
 use crate::auth::Caller;
 use crate::heartbeat;
 use crate::node::Node;
@@ -20,6 +20,7 @@ pub(crate) struct PeerService(pub(crate) Arc<Node>);
 #[tonic::async_trait]
 impl v1::peer_server::Peer for PeerService {
     type StartChildrenStream = ReceiverStream<Result<v1::ForkOutcome, Status>>;
+    type OpenChannelStream = ReceiverStream<Result<v1::ChannelOutput, Status>>;
     type TendStream = ReceiverStream<Result<v1::TendOutput, Status>>;
 
     async fn heartbeat(&self, request: Request<v1::Member>) -> Result<Response<v1::Members>, Status> {
@@ -68,5 +69,12 @@ impl v1::peer_server::Peer for PeerService {
         // An input that cannot be read ends them all, as the sender's going away does.
         let children = request.into_inner().map_while(Result::ok);
         Ok(Response::new(exit_watch::watch_children(&self.0, children)))
+    }
+
+    async fn open_channel(
+        &self,
+        request: Request<Streaming<v1::ChannelInput>>,
+    ) -> Result<Response<Self::OpenChannelStream>, Status> {
+        Ok(Response::new(channel::serve_channel(&self.0, request.into_inner()).await?))
     }
 }

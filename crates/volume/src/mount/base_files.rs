@@ -17,6 +17,8 @@ pub(super) struct BaseFiles {
 #[derive(Debug, Default)]
 struct BaseFile {
     open_count: u64,
+    /// How many of them append (O_APPEND).
+    appender_count: u64,
     /// None until it is read, or published.
     file: Option<Arc<File>>,
 }
@@ -36,6 +38,32 @@ impl BaseFiles {
 
     pub(super) fn is_open(&self, inode: InodeNumber) -> bool {
         self.files.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&inode)
+    }
+
+    /// An open file appends.
+    pub(super) fn add_appender(&self, inode: InodeNumber) {
+        if let Some(base) = self.files.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&inode) {
+            base.appender_count += 1;
+        }
+    }
+
+    /// Whether an open file of an inode appends.
+    pub(super) fn has_appender(&self, inode: InodeNumber) -> bool {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.get(&inode).is_some_and(|base| base.appender_count > 0)
+    }
+
+    /// An open file that appends is about to be released.
+    pub(super) fn remove_appender(&self, inode: InodeNumber) {
+        if let Some(base) = self.files.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&inode) {
+            base.appender_count -= 1;
+        }
+    }
+
+    /// Whether an inode is open more than once.
+    pub(super) fn is_shared(&self, inode: InodeNumber) -> bool {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.get(&inode).is_some_and(|base| base.open_count > 1)
     }
 
     pub(super) fn release(&self, inode: InodeNumber) {

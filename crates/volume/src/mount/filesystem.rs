@@ -22,7 +22,7 @@ use super::data::SeekTarget;
 use super::execution::PlannedOperation;
 use super::operations::{LookupRequest, WritePlace, WriteRequest};
 use crate::publish::available_bytes;
-use crate::record::{EntryKey, FileKind};
+use crate::record::{EntryKey, FileKind, InodeNumber};
 use crate::view::{
     AttributeChange, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, VolumeNamespace, XattrMode,
 };
@@ -32,6 +32,8 @@ const WRITE_BYTES_MAX: u32 = 1 << 20;
 
 /// O_APPEND of open(2).
 const APPENDING: i32 = OFlags::APPEND.bits() as i32;
+/// The handle of open files that append. The flags of release(2) are other ones after fcntl(2).
+const APPENDING_HANDLE: FileHandle = FileHandle(1);
 /// O_EXCL of open(2).
 const EXCLUSIVE_CREATION: i32 = OFlags::EXCL.bits() as i32;
 
@@ -196,8 +198,12 @@ impl Filesystem for VolumeFilesystem {
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (inode, thread) = (number_of(inode), request.pid());
-        self.answer_opening(move |client| match client.open_file(inode, thread) {
-            Ok(()) => reply.opened(FileHandle(0), answer_flags(flags.0)),
+        let watch = self.client.watch_opening(inode);
+        self.answer_opening(move |client| match client.open_file(inode, thread, watch.as_ref()) {
+            Ok(()) => {
+                let (handle, cache_use) = begin_use(client, inode, flags.0);
+                reply.opened(handle, cache_use);
+            }
             Err(error) => reply.error(error_of(error)),
         });
     }
@@ -255,12 +261,15 @@ impl Filesystem for VolumeFilesystem {
         &self,
         _request: &Request,
         inode: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if handle == APPENDING_HANDLE {
+            self.client.base_files.remove_appender(number_of(inode));
+        }
         self.client.base_files.release(number_of(inode));
         reply.ok();
     }
@@ -361,8 +370,10 @@ impl Filesystem for VolumeFilesystem {
         let client = Arc::clone(&self.client);
         self.create_inode(request, parent, name, new, move |created| match created {
             Ok(attributes) => {
-                client.base_files.open(number_of(attributes.ino));
-                reply.created(&CACHE_TIME, &attributes, GENERATION, FileHandle(0), answer_flags(flags));
+                let inode = number_of(attributes.ino);
+                client.base_files.open(inode);
+                let (handle, cache_use) = begin_use(&client, inode, flags);
+                reply.created(&CACHE_TIME, &attributes, GENERATION, handle, cache_use);
             }
             // Another client has created it since the kernel looked. With ESTALE the kernel looks again, and opens it.
             Err(Errno::EXIST) if flags & EXCLUSIVE_CREATION == 0 => reply.error(error_of(Errno::STALE)),
@@ -452,11 +463,20 @@ impl Filesystem for VolumeFilesystem {
     }
 }
 
-/// How the kernel uses its cache for an open file, by the flags of open(2). It would divide a buffered write that crosses a
-/// page, and another node could append between the parts.
-fn answer_flags(flags: i32) -> FopenFlags {
+/// The handle of a file that was opened, and how the kernel uses its cache for it, by the flags of open(2).
+///
+/// The kernel would divide a buffered write that crosses a page, and another node could append between the parts. So it writes past
+/// its cache for a file that appends. While there is one, it also reads past its cache: a reader could have the last page from before
+/// an append and the size from after it, and would get zeros.
+fn begin_use(client: &VolumeClient, inode: InodeNumber, flags: i32) -> (FileHandle, FopenFlags) {
+    let appends = flags & APPENDING != 0;
+    if appends {
+        client.base_files.add_appender(inode);
+    }
     let cached = FopenFlags::FOPEN_KEEP_CACHE;
-    if flags & APPENDING == 0 { cached } else { cached | FopenFlags::FOPEN_DIRECT_IO }
+    let is_uncached = client.base_files.has_appender(inode);
+    let cache_use = if is_uncached { cached | FopenFlags::FOPEN_DIRECT_IO } else { cached };
+    (if appends { APPENDING_HANDLE } else { FileHandle(0) }, cache_use)
 }
 
 /// The mode bits of fallocate(2).

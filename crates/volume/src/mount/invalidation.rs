@@ -38,6 +38,7 @@ pub(super) struct KernelCaches {
 
 enum InodeTask {
     Invalidate(InodeNumber),
+    InvalidateData { inode: InodeNumber, offset: u64, bytes: u32 },
     Answer(DeferredAnswer),
 }
 
@@ -75,6 +76,11 @@ impl KernelCaches {
         }
     }
 
+    /// Queues a part of a file that has changed.
+    pub(super) fn invalidate_data(&self, inode: InodeNumber, offset: u64, bytes: u32) {
+        self.queue(InodeTask::InvalidateData { inode, offset, bytes });
+    }
+
     /// Gives an answer when every inode is invalidated that is queued now.
     pub(super) fn answer_after_inodes(&self, answer: DeferredAnswer) {
         if self.pending_inodes.load(Ordering::Acquire) == 0 { answer() } else { self.queue(InodeTask::Answer(answer)) }
@@ -99,6 +105,9 @@ fn run_inode_tasks(notifier: &Notifier, queue: &Receiver<InodeTask>, pending: &A
         match task {
             InodeTask::Invalidate(inode) => {
                 let _ = notifier.inval_inode(INodeNo(inode.0), 0, 0);
+            }
+            InodeTask::InvalidateData { inode, offset, bytes } => {
+                let _ = notifier.inval_inode(INodeNo(inode.0), offset.cast_signed(), bytes.into());
             }
             InodeTask::Answer(answer) => answer(),
         }

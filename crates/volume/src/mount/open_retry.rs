@@ -40,6 +40,11 @@ impl OpenRetries {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&thread)
     }
 
+    /// The thread opens nothing.
+    pub(super) fn give_up(&self, thread: u32) {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread);
+    }
+
     /// The thread has looked up a file.
     pub(super) fn hold(&self, thread: u32, inode: InodeNumber, data: Arc<File>) {
         if let Some(found) = self.threads.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&thread) {

@@ -138,12 +138,16 @@ impl VolumeFilesystem {
         };
         let client = Arc::clone(&self.client);
         self.client.execute(data, plan, move |written| {
-            if let (WritePlace::End { assumed }, Ok(offset)) = (place, &written)
-                && assumed != *offset
-            {
-                client.invalidate_inode(number);
+            let (at, answer) = (written, move || answer_write(reply, written.map(|_| bytes)));
+            match (place, at) {
+                (WritePlace::End { assumed }, Ok(offset)) if assumed != offset => client.invalidate_inode(number),
+                // The kernel writes past its cache. A reader may have cached the last page meanwhile, without this.
+                (WritePlace::End { .. }, Ok(offset)) if client.base_files.is_shared(number) => {
+                    client.invalidate_data(number, offset, bytes);
+                }
+                _ => return answer(),
             }
-            answer_write(reply, written.map(|_| bytes));
+            client.answer_invalidated(Box::new(answer));
         });
     }
 
@@ -284,6 +288,10 @@ fn look_up(client: &VolumeClient, lookup: &LookupRequest) -> Result<FileAttr, Er
 fn find_inode(client: &VolumeClient, state: &ClientState, lookup: &LookupRequest) -> Result<InodeNumber, Errno> {
     let found = state.namespace.lookup(lookup.entry.parent, &lookup.entry.name);
     client.note_answer(Some(lookup.thread), &lookup.entry, found.ok());
+    if found.is_err() {
+        // The path ends here: the next open(2) of the thread is no retry.
+        client.open_retries.give_up(lookup.thread);
+    }
     found
 }
 

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::client::VolumeClient;
 use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
+use super::stale_entries::OpeningWatch;
 use crate::change::ChangeSet;
 use crate::log::LogPoint;
 use crate::publish::{PublishedMark, load_namespace};
@@ -109,6 +110,13 @@ impl VolumeClient {
         }
     }
 
+    /// The kernel has wrong data of a part of a file.
+    pub(super) fn invalidate_data(&self, inode: InodeNumber, offset: u64, bytes: u32) {
+        if let Some(caches) = self.kernel_caches.get() {
+            caches.invalidate_data(inode, offset, bytes);
+        }
+    }
+
     /// The view has everything that the request asked for.
     pub fn acknowledge_refresh(&self, request: u64) {
         let (answers, next) = self.refresh.take(request);
@@ -159,14 +167,23 @@ impl VolumeClient {
     /// Opens a file for a thread. The kernel may have found it before the view was refreshed.
     ///
     /// # Errors
-    /// ESTALE when another client has removed it: the kernel then walks the path again.
-    pub(super) fn open_file(&self, inode: InodeNumber, thread: u32) -> Result<(), Errno> {
+    /// ESTALE when another client has removed or renamed it: the kernel then walks the path again, and looks up each name.
+    pub(super) fn open_file(&self, inode: InodeNumber, thread: u32, watch: Option<&OpeningWatch>) -> Result<(), Errno> {
+        if !self.open_retries.contains(thread) && watch.is_some_and(OpeningWatch::is_stale) {
+            self.open_retries.begin(thread);
+            return Err(Errno::STALE);
+        }
         let held = self.open_retries.end(thread, inode);
         self.open_base_file(inode, held).inspect_err(|_| self.open_retries.begin(thread))?;
         if let Some(caches) = self.kernel_caches.get() {
             caches.invalidate_attributes(inode);
         }
         Ok(())
+    }
+
+    /// Watches the names of a file for `open_file`, from the arrival of the kernel's request on.
+    pub(super) fn watch_opening(&self, inode: InodeNumber) -> Option<OpeningWatch> {
+        self.kernel_caches.get().map(|caches| caches.stale_entries.watch_opening(inode))
     }
 
     /// `held` is the data, if it was held since the lookup. It stays readable when another client removes the file.

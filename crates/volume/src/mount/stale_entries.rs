@@ -6,7 +6,8 @@
 //! kernel looks the names up again and repeats the operation (`retry_estale` in fs/namei.c).
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
@@ -14,8 +15,46 @@ use crate::record::{EntryKey, InodeNumber};
 
 /// The entries.
 #[derive(Debug, Default)]
-pub(super) struct StaleEntries {
-    entries: Mutex<HashMap<EntryKey, StaleEntry>>,
+pub(super) struct StaleEntries(Mutex<StaleTable>);
+
+#[derive(Debug, Default)]
+struct StaleTable {
+    entries: HashMap<EntryKey, StaleEntry>,
+    /// How often each inode is in `previous` of an entry.
+    previous_counts: HashMap<InodeNumber, usize>,
+    /// Calls of open(2) that are not answered, by number.
+    openings: HashMap<u64, WatchedOpening>,
+    next_opening: u64,
+}
+
+/// The kernel has walked the path to an inode, and waits for the answer.
+#[derive(Debug)]
+struct WatchedOpening {
+    inode: InodeNumber,
+    /// An entry that led to the inode was changed since then, so the kernel may have found the inode by that.
+    is_stale: bool,
+}
+
+/// A call of open(2) that is not answered.
+#[derive(Debug)]
+pub(super) struct OpeningWatch {
+    stale_entries: Arc<StaleEntries>,
+    number: u64,
+}
+
+impl OpeningWatch {
+    /// Whether the kernel may have found the inode by an entry that another client has changed.
+    pub(super) fn is_stale(&self) -> bool {
+        let table = self.stale_entries.lock();
+        let opening = &table.openings[&self.number];
+        opening.is_stale || table.previous_counts.contains_key(&opening.inode)
+    }
+}
+
+impl Drop for OpeningWatch {
+    fn drop(&mut self) {
+        self.stale_entries.lock().openings.remove(&self.number);
+    }
 }
 
 /// An entry that is to be invalidated.
@@ -41,8 +80,12 @@ struct FoundEntry {
 impl StaleEntries {
     /// An entry has led to `previous`, and is invalidated. The view is locked.
     pub(super) fn add(&self, key: EntryKey, previous: InodeNumber) {
-        let mut entries = self.lock();
-        let entry = entries.entry(key).or_default();
+        let mut table = self.lock();
+        *table.previous_counts.entry(previous).or_default() += 1;
+        for opening in table.openings.values_mut().filter(|opening| opening.inode == previous) {
+            opening.is_stale = true;
+        }
+        let entry = table.entries.entry(key).or_default();
         entry.invalidations += 1;
         entry.previous.push(previous);
         entry.found = None;
@@ -50,17 +93,34 @@ impl StaleEntries {
 
     /// The kernel has executed an invalidation.
     pub(super) fn remove(&self, key: &EntryKey) {
-        let mut entries = self.lock();
-        let Some(entry) = entries.get_mut(key) else { return };
+        let mut table = self.lock();
+        let Some(entry) = table.entries.get_mut(key) else { return };
         entry.invalidations -= 1;
-        if entry.invalidations == 0 {
-            entries.remove(key);
+        if entry.invalidations > 0 {
+            return;
         }
+        for previous in table.entries.remove(key).map(|entry| entry.previous).unwrap_or_default() {
+            if let Entry::Occupied(mut count) = table.previous_counts.entry(previous) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+    }
+
+    /// Watches the entries of an inode that is being opened.
+    pub(super) fn watch_opening(self: &Arc<Self>, inode: InodeNumber) -> OpeningWatch {
+        let mut table = self.lock();
+        let number = table.next_opening;
+        table.next_opening += 1;
+        table.openings.insert(number, WatchedOpening { inode, is_stale: false });
+        OpeningWatch { stale_entries: Arc::clone(self), number }
     }
 
     /// A lookup by a thread is answered, or with no thread the creation of an entry.
     pub(super) fn note_answer(&self, thread: Option<u32>, key: &EntryKey, inode: Option<InodeNumber>) {
-        if let Some(entry) = self.lock().get_mut(key) {
+        if let Some(entry) = self.lock().entries.get_mut(key) {
             entry.found = Some(FoundEntry { inode, thread });
         }
     }
@@ -71,7 +131,7 @@ impl StaleEntries {
     /// ESTALE: the thread is to look the entry up again.
     pub(super) fn check(&self, thread: u32, key: &EntryKey, target: Option<InodeNumber>) -> Result<(), Errno> {
         let is_known = |found: FoundEntry| found.inode == target && found.thread.is_none_or(|by| by == thread);
-        match self.lock().get(key) {
+        match self.lock().entries.get(key) {
             Some(entry) if !entry.found.is_some_and(is_known) => Err(Errno::STALE),
             _ => Ok(()),
         }
@@ -79,11 +139,11 @@ impl StaleEntries {
 
     /// The inodes that the kernel may still have for an entry.
     pub(super) fn previous_inodes(&self, key: &EntryKey) -> Vec<InodeNumber> {
-        self.lock().get(key).map(|entry| entry.previous.clone()).unwrap_or_default()
+        self.lock().entries.get(key).map(|entry| entry.previous.clone()).unwrap_or_default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<EntryKey, StaleEntry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, StaleTable> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -129,5 +189,24 @@ mod tests {
         stale.remove(&key("a"));
         assert_eq!(stale.check(1, &key("a"), Some(NEW)), Ok(()));
         assert!(stale.previous_inodes(&key("a")).is_empty());
+    }
+
+    #[test]
+    fn an_inode_that_is_being_opened_may_have_been_found_by_an_old_name() {
+        let stale = Arc::<StaleEntries>::default();
+        let is_stale = |inode| stale.watch_opening(inode).is_stale();
+        stale.add(key("a"), OLD);
+        stale.add(key("b"), OLD);
+        stale.add(key("b"), NEW);
+        stale.remove(&key("a"));
+        assert!(is_stale(OLD) && is_stale(NEW));
+        let (before, other) = (stale.watch_opening(OLD), stale.watch_opening(NEW));
+        stale.remove(&key("b"));
+        stale.remove(&key("b"));
+        assert!(!is_stale(OLD) && !is_stale(NEW) && !before.is_stale(), "all are invalidated");
+        stale.add(key("a"), OLD);
+        stale.remove(&key("a"));
+        assert!(before.is_stale(), "the path was walked before the invalidation");
+        assert!(!is_stale(OLD) && !other.is_stale());
     }
 }

@@ -24,6 +24,8 @@ use crate::record::InodeNumber;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The offload process is started at the same time, or again after it died.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Without an offload process for so long, calls in the mount would wait with no end: its daemon has died, and nothing starts it again.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_RETRY: Duration = Duration::from_millis(5);
 /// Least time between two hints that the log has grown. The offload process finds records by itself while it works.
 const HINT_INTERVAL: Duration = Duration::from_millis(1);
@@ -213,11 +215,14 @@ impl OffloadConnection {
         Ok(channel)
     }
 
-    /// Connects again. The client continues where it is, or reads the namespace again.
+    /// Connects again. The client continues where it is, or reads the namespace again. If the offload process stays away,
+    /// the client ends.
     fn reattach(&self, client: &VolumeClient, number: u16) -> MessageChannel {
+        let deadline = Instant::now() + RECONNECT_TIMEOUT;
         loop {
             match self.try_reattach(client, number) {
                 Ok(channel) => return channel,
+                Err(error) if Instant::now() >= deadline => end_unanswered(&error),
                 Err(_) => thread::sleep(CONNECT_RETRY),
             }
         }
@@ -262,6 +267,13 @@ fn lock_volume(store: &VolumeStore, volume: &str) -> Result<Option<File>, Client
 /// This client has lost its place: what it has beyond the chain was never acknowledged. Its supervisor starts the next one.
 fn end_refused(reason: &str) -> ! {
     tracing::error!(reason, "this client ends, and the volume is mounted again");
+    std::process::exit(1);
+}
+
+/// Ends the mount, so that programs get errors, and it can be unmounted.
+fn end_unanswered(error: &io::Error) -> ! {
+    let limit_s = RECONNECT_TIMEOUT.as_secs();
+    tracing::error!(%error, limit_s, "the offload process of this node does not answer: this client ends; start the daemon again");
     std::process::exit(1);
 }
 

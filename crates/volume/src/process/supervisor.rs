@@ -134,7 +134,8 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         }
         self.release_held_client();
         // The dead mount stays until the next client mounts: programs get ENOTCONN, and not the directory below.
-        if self.processes.of(ProcessRole::Client).restart_at.is_some() && self.is_unmounted() {
+        let client = self.processes.of(ProcessRole::Client);
+        if (client.restart_at.is_some() || client.is_starting()) && self.is_unmounted() {
             return Some(ExitStatus::default());
         }
         self.processes.restart_due();
@@ -209,6 +210,14 @@ struct SupervisedProcess {
 }
 
 impl SupervisedProcess {
+    /// Whether it is a client that was started again and has not mounted yet. It writes a line when it has.
+    fn is_starting(&self) -> bool {
+        self.child.stdout.as_ref().is_some_and(|output| {
+            let mut polled = [PollFd::new(output, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())) == Ok(0)
+        })
+    }
+
     /// When a process that has ended is started again.
     fn restart_after(&mut self, status: ExitStatus) -> Instant {
         // One that was killed is started again soon: the next one may well live.

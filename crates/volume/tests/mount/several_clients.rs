@@ -29,6 +29,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         a_shared_mapping_is_written_while_another_client_writes,
     ),
     ("a_client_without_its_offload_process_misses_nothing", a_client_without_its_offload_process_misses_nothing),
+    ("a_renamed_file_is_not_opened_by_its_old_name", a_renamed_file_is_not_opened_by_its_old_name),
     ("a_name_that_is_replaced_all_the_time_can_be_opened", a_name_that_is_replaced_all_the_time_can_be_opened),
     ("a_rename_moves_the_file_to_which_the_name_leads", a_rename_moves_the_file_to_which_the_name_leads),
     ("a_directory_that_another_client_has_moved_stays_usable", a_directory_that_another_client_has_moved_stays_usable),
@@ -220,6 +221,24 @@ fn a_client_without_its_offload_process_misses_nothing() {
         let mut data = [0; 5];
         open.read_exact_at(&mut data, 0).unwrap();
         assert_eq!(data, format!("{round:05}").as_bytes());
+    }
+}
+
+/// The kernel of node 1 may still have the old name, and would open the renamed file by it.
+fn a_renamed_file_is_not_opened_by_its_old_name() {
+    let pair = MountedPair::create();
+    let directory = File::open(pair.path(0, "")).unwrap();
+    for round in 0..100 {
+        let [old, new] = ["old", "new"].map(|name| format!("{name}-{round}"));
+        fs::write(pair.path(1, &old), &old).unwrap();
+        File::open(pair.path(1, &old)).unwrap().sync_all().unwrap();
+        fs::rename(pair.path(0, &old), pair.path(0, &new)).unwrap();
+        directory.sync_all().unwrap();
+        assert!(!pair.can_open(1, &old), "round {round}");
+        assert_eq!(fs::read_to_string(pair.path(1, &new)).unwrap(), old);
+        // What it is called next is another file.
+        fs::write(pair.path(1, &old), "another").unwrap();
+        assert_eq!(fs::read_to_string(pair.path(0, &new)).unwrap(), old);
     }
 }
 

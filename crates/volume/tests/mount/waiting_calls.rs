@@ -12,6 +12,7 @@ use farfork_sys::process::SystemCall;
 use farfork_volume::process::ProcessRole;
 use fastrand::Rng;
 use rustix::fs::statfs;
+use rustix::io::Errno;
 use rustix::process::Signal;
 use rustix::thread::gettid;
 
@@ -22,12 +23,16 @@ use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_volume_is_unmounted_whose_client_cannot_return", a_volume_is_unmounted_whose_client_cannot_return),
+    ("calls_end_when_the_offload_process_stays_away", calls_end_when_the_offload_process_stays_away),
     ("calls_that_wait_stop_no_other_call", calls_that_wait_stop_no_other_call),
     ("clients_killed_while_all_nodes_change_a_directory_are_replaced", || kill_clients(10)),
 ];
 
 pub(crate) const LONG_TESTS: &[(&str, fn())] =
     &[("many_clients_killed_while_all_nodes_change_a_directory_are_replaced", || kill_clients(300))];
+
+/// For a node to leave the chain whose processes have ended. A busy machine is given time.
+const DETECTION_MS: u64 = 5_000;
 
 /// More than the client has threads, and together more than the log has room for.
 const WAITING_WRITERS: usize = 20;
@@ -124,6 +129,31 @@ fn kill_clients(rounds: usize) {
     last.write_all(b"last").unwrap();
     last.sync_all().unwrap();
     cluster.published_tree();
+}
+
+/// As after the death of a node's daemon.
+fn calls_end_when_the_offload_process_stays_away() {
+    let cluster = &mut VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, DETECTION_MS);
+    let (known, data) = (cluster.path(0).join("known"), b"acknowledged".to_vec());
+    fs::write(&known, &data).unwrap();
+    File::open(&known).unwrap().sync_all().unwrap();
+    cluster.nodes[0].stop_processes();
+    let error = loop {
+        // Each of these waits for the offload process, or is the first that need not.
+        let written = File::create(cluster.path(0).join("new")).and_then(|file| file.sync_all());
+        if let Err(error) = written {
+            break error;
+        }
+    };
+    let expected = [Some(Errno::CONNABORTED), Some(Errno::NOTCONN)];
+    assert!(expected.contains(&Errno::from_io_error(&error)), "{error}");
+    // Ends when the supervisor has ended.
+    cluster.nodes[0].unmount();
+    assert_eq!(fs::read(cluster.path(1).join("known")).unwrap(), data);
+    cluster.nodes[0].start_processes();
+    cluster.nodes[0].mount();
+    cluster.nodes[0].wait_until_mounted();
+    assert_eq!(fs::read(&known).unwrap(), data);
 }
 
 /// The supervisor would start a client again and again, and mount the volume when it can.

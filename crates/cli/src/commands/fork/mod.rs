@@ -257,6 +257,7 @@ impl Fork {
             user_namespace: self.user_namespace,
             read_only: self.read_only,
             allow_changed_files: self.changed_files == ChangedFiles::Allow,
+            channel: false,
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         Ok(ForkRequest {

@@ -16,7 +16,16 @@ pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 pub(crate) const WAIT_TIMEOUT: &str = "100s";
 
 /// The message of a request that ran out of time. It counts as a wait that ran out, not as a refusal.
-const REQUEST_TIMED_OUT: &str = "no answer came in time";
+const TIMEOUT_TEXTS: [&str; 2] = ["no answer came in time", "operation timed out"];
+
+/// Fails the test with a message: by a timeout, after which it is run again, if the message is about one.
+#[track_caller]
+pub(super) fn fail_or_time_out(message: String) -> ! {
+    match TIMEOUT_TEXTS.iter().any(|text| message.contains(text)) {
+        true => wait::time_out(message),
+        false => panic!("{message}"),
+    }
+}
 
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_farfork");
@@ -74,10 +83,9 @@ impl Farfork {
         let ended = self.run(&with_json(arguments));
         let describe =
             || format!("farfork {}: {}\n{}{}", arguments.join(" "), ended.status, ended.stderr, ended.stdout);
-        if ended.stderr.contains(REQUEST_TIMED_OUT) {
-            wait::time_out(describe());
+        if !ended.status.success() {
+            fail_or_time_out(describe());
         }
-        assert!(ended.status.success(), "{}", describe());
         document(&ended, arguments)
     }
 
@@ -91,11 +99,16 @@ impl Farfork {
         let ended = self.run(arguments);
         assert!(!ended.status.success(), "farfork {} succeeded: {}", arguments.join(" "), ended.stdout);
         assert!(!ended.stderr.trim().is_empty(), "farfork {} failed without a word", arguments.join(" "));
-        FailedCommand { message: ended.stderr, status: ended.status.code().unwrap_or(-1) }
+        FailedCommand::of(ended)
     }
 }
 
 impl FailedCommand {
+    /// Of a command that has failed.
+    pub(crate) fn of(ended: CommandOutput) -> Self {
+        Self { message: ended.stderr, status: ended.status.code().unwrap_or(-1) }
+    }
+
     /// The message names each of these (in any case), and the command failed rather than crashed.
     pub(crate) fn require_mentions(&self, parts: &[&str]) {
         assert_eq!(self.status, 1, "exit status 1 is what a failure has: {}", self.message);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::farfork::Farfork;
+use super::farfork::{Farfork, fail_or_time_out};
 use super::seed::{Seed, StartedChild};
 use super::wait;
 
@@ -37,7 +37,8 @@ fn comparison(farfork: &Farfork, child: &str, parent: i32) -> Value {
 }
 
 fn differences_text(said: &Value, parent: i32) -> String {
-    let differences = said["differences"].as_array().unwrap_or_else(|| panic!("no comparison: {said}"));
+    let differences =
+        said["differences"].as_array().unwrap_or_else(|| fail_or_time_out(format!("no comparison: {said}")));
     let text = |difference: &Value| {
         format!("  {}: parent {}, child {}\n", difference["field"], difference["parent"], difference["child"])
     };

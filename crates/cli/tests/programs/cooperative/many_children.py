@@ -5,7 +5,7 @@ import time
 
 import farfork
 
-with farfork.Executor(sys.argv[1:]) as children:
+with farfork.Executor(sys.argv[1:], reuse_workers=False) as children:
     results = children.map(time.sleep, [600] * 40)
     print("asked", flush=True)
     list(results)

@@ -1,11 +1,11 @@
-"""An executor whose children sleep. Says `running` once they do, and `lost` when they are lost."""
+"""An executor whose workers sleep. Says `running` once they do, and `lost` when they are lost."""
 
 import sys
 import time
 
 import farfork
 
-with farfork.Executor(sys.argv[1:]) as children:
+with farfork.Executor(sys.argv[1:], max_workers=4) as children:
     futures = [children.submit(time.sleep, 600) for _ in range(4)]
     while not all(future.running() for future in futures):
         time.sleep(0.01)

@@ -54,6 +54,17 @@ pub(crate) enum OutputStream {
     Result,
 }
 
+/// The daemon's ends of what a child that was just started reads from.
+#[derive(Debug, Default)]
+pub(crate) struct ChildSockets {
+    /// Of its standard input, if it is attached.
+    pub(crate) stdin: Option<pipe::Sender>,
+    /// Of the socket that it waits at, if it is paused.
+    pub(crate) unpause_socket: Option<OwnedFd>,
+    /// Of its channel, if it has one.
+    pub(crate) channel: Option<OwnedFd>,
+}
+
 /// A child of this node.
 #[derive(Debug)]
 pub(crate) struct Child {
@@ -64,6 +75,8 @@ pub(crate) struct Child {
     is_cleaned_up: watch::Sender<bool>,
     /// Our end of its standard input, until somebody attaches.
     stdin: Mutex<Option<pipe::Sender>>,
+    /// Our end of its channel, until its program takes it.
+    channel: Mutex<Option<OwnedFd>>,
     /// The socket that a child waits at which was started paused. Held while it is paused and let go on.
     unpause_socket: Mutex<Option<OwnedFd>>,
     /// Its container's, where that has not ended.
@@ -79,15 +92,14 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// A child that was just started: `unpause_socket` where it is paused, `stdin` where somebody will attach. `cgroup` is its
-    /// container's.
+    /// A child that was just started. `cgroup` is its container's.
     pub(super) fn from_started(
         record: ChildRecord,
         directory: PathBuf,
-        stdin: Option<pipe::Sender>,
-        unpause_socket: Option<OwnedFd>,
+        sockets: ChildSockets,
         cgroup: Option<ContainerCgroup>,
     ) -> Self {
+        let ChildSockets { stdin, unpause_socket, channel } = sockets;
         let status = if unpause_socket.is_some() { ChildStatus::Paused } else { ChildStatus::Running };
         let (stdin, unpause_socket) = (Mutex::new(stdin), Mutex::new(unpause_socket));
         let (status, is_cleaned_up) = (watch::Sender::new(status), watch::Sender::new(false));
@@ -98,6 +110,7 @@ impl Child {
             status,
             is_cleaned_up,
             stdin,
+            channel: Mutex::new(channel),
             unpause_socket,
             cgroup,
             kill_source,
@@ -120,7 +133,7 @@ impl Child {
     /// A child that an earlier daemon started. One that waited for its first step then has ended with that daemon; one that
     /// was paused later is so still.
     pub(super) fn from_record(record: ChildRecord, directory: PathBuf, cgroup: Option<ContainerCgroup>) -> Self {
-        let child = Self::from_started(record, directory, None, None, cgroup);
+        let child = Self::from_started(record, directory, ChildSockets::default(), cgroup);
         // The earlier daemon may have let a client pause it.
         child.has_external_freezer.store(true, Ordering::Release);
         if child.is_frozen() {
@@ -241,6 +254,11 @@ impl Child {
     /// Takes our end of its standard input: one caller feeds it.
     pub(crate) fn take_stdin(&self) -> Option<pipe::Sender> {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Takes our end of its channel: it has one program.
+    pub(crate) fn take_channel(&self) -> Option<OwnedFd> {
+        self.channel.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Whether somebody may attach who feeds it.

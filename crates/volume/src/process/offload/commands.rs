@@ -156,10 +156,11 @@ fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<
     let ReplicaReplacement { name, old, new } = replacement;
     let record = node.record(name).map_err(|error| error.to_string())?;
     if !record.replicas.contains(old) {
-        return Err(format!("volume {name}: node {old} has no replica of it"));
+        let others: Vec<&str> = record.replicas.iter().map(NodeName::as_str).collect();
+        return Err(format!("volume {name}: node {old} has no replica of it; {} have", others.join(", ")));
     }
     if record.replicas.contains(new) {
-        return Err(format!("volume {name}: node {new} has a replica of it already"));
+        return Err(format!("volume {name}: node {new} has a replica of it already; name a node that has none"));
     }
     if record.chain == [old.clone()] {
         return Err(format!("volume {name}: node {old} has the last live replica; wait until another one is live"));

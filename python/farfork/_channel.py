@@ -1,0 +1,167 @@
+"""A channel between this process and a worker: a stream socket that carries frames.
+
+A frame is a pickle with its out-of-band buffers (PEP 574), so that arrays are sent from where they are and received
+into memory that the unpickled object then owns.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import struct
+from collections import deque
+from typing import Any, Iterator, NamedTuple, Sequence
+
+#: What a frame is: to a worker a call of its seed's, or a pickled one; from it an outcome, or why it cannot work.
+CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED = 1, 2, 3, 4
+
+#: Kind, number of buffers, number of the task, bytes of the pickle. The buffers' lengths follow, then the pickle, then the buffers.
+_HEADER = struct.Struct("<IIQQ")
+_LENGTH = struct.Struct("<Q")
+
+#: At most so many pieces in one sendmsg(2), whose limit is IOV_MAX (1024).
+_PIECES_MAX = 512
+
+
+class Payload(NamedTuple):
+    """A pickle and its out-of-band buffers."""
+
+    pickle: bytes | bytearray
+    buffers: Sequence[bytes | bytearray | memoryview] = ()
+
+    def load(self) -> Any:
+        return pickle.loads(self.pickle, buffers=self.buffers)
+
+
+class Frame(NamedTuple):
+    """A frame that was received."""
+
+    kind: int
+    task: int
+    payload: Payload
+
+
+class Channel:
+    """One end. Whether calls wait for the other end is the socket's own setting."""
+
+    def __init__(self, fd: int, blocking: bool) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(blocking)
+        self._outgoing: deque[memoryview] = deque()
+        self._received: deque[Frame] = deque()
+        self._filling = self._fill_frames()
+        self._space = next(self._filling)
+        #: Whether the other end has sent its last.
+        self.is_at_end = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_outgoing(self) -> bool:
+        """Whether something of a frame is still to be sent."""
+        return bool(self._outgoing)
+
+    def send(self, kind: int, task: int, payload: Payload) -> None:
+        """Sends a frame, or as much of it as the other end takes at once: :meth:`flush` sends the rest."""
+        buffers = [memoryview(buffer).cast("B") for buffer in payload.buffers]
+        lengths = b"".join(_LENGTH.pack(len(buffer)) for buffer in buffers)
+        header = _HEADER.pack(kind, len(buffers), task, len(payload.pickle)) + lengths
+        self._outgoing.extend([memoryview(header), memoryview(payload.pickle), *(buffer for buffer in buffers if len(buffer))])
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends the rest. If the other end is closed, the reader finds out."""
+        try:
+            while self._outgoing:
+                pieces = [self._outgoing[index] for index in range(min(len(self._outgoing), _PIECES_MAX))]
+                self._discard_sent(self._socket.sendmsg(pieces, (), socket.MSG_NOSIGNAL))
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._outgoing.clear()
+
+    def receive(self) -> Iterator[Frame]:
+        """The frames that are there; at the end :attr:`is_at_end` is set."""
+        while self._receive_some():
+            while self._received:
+                yield self._received.popleft()
+
+    def receive_one(self) -> Frame | None:
+        """Waits for a frame, on a blocking channel; ``None`` at the end."""
+        return next(self.receive(), None)
+
+    def close(self) -> None:
+        """Closes this end: the other one receives what was sent, then the end."""
+        try:
+            # A seed of this process has a copy of the descriptor.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # The other end has gone.
+        self._socket.close()
+
+    def _discard_sent(self, count: int) -> None:
+        while count:
+            piece = self._outgoing.popleft()
+            if count < len(piece):
+                self._outgoing.appendleft(piece[count:])
+                return
+            count -= len(piece)
+
+    def _receive_some(self) -> bool:
+        """Receives what fits into the space that is being filled. Returns whether something came."""
+        if self.is_at_end:
+            return False
+        try:
+            count = self._socket.recv_into(self._space)
+        except BlockingIOError:
+            return False
+        except OSError:
+            count = 0
+        self.is_at_end = count == 0
+        self._space = self._space[count:]
+        if count and not self._space:
+            self._space = next(self._filling)
+        return count > 0
+
+    def _fill_frames(self) -> Iterator[memoryview]:
+        """Yields spaces to be filled, one after the other; what they hold becomes frames."""
+        while True:
+            header = bytearray(_HEADER.size)
+            yield memoryview(header)
+            kind, buffers_count, task, pickle_bytes = _HEADER.unpack(header)
+            lengths = bytearray(buffers_count * _LENGTH.size)
+            if lengths:
+                yield memoryview(lengths)
+            parts = [bytearray(pickle_bytes), *(bytearray(length) for (length,) in _LENGTH.iter_unpack(lengths))]
+            for part in parts:
+                if part:
+                    yield memoryview(part)
+            self._received.append(Frame(kind, task, Payload(parts[0], parts[1:])))
+
+
+class WakePipe:
+    """Wakes the thread that polls it."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def wake(self) -> None:
+        try:
+            os.write(self._writer, b"\0")
+        except BlockingIOError:
+            pass  # It is full: the thread will wake.
+
+    def clear(self) -> None:
+        try:
+            os.read(self._reader, 4096)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        os.close(self._reader)
+        os.close(self._writer)

@@ -1,0 +1,394 @@
+"""The workers of an executor: which task runs on which, when workers are forked, and when they end.
+
+All methods are called with the executor's lock held. ``_executor`` passes in the daemon's messages, and what channels
+have, and completes futures with what these methods return.
+
+::
+
+    call ──▶ queue ──▶ idle worker of its seed ──▶ outcome ──▶ future
+              │                                       ▲
+              └── no worker is idle: fork one ────────┘ its worker died: ChildDied, or the queue again (retries)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Callable, Iterable, Protocol
+
+from . import _channel, _protocol, _task
+from ._batch import death_error
+from ._channel import Channel, Frame, Payload
+from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed
+from ._future import ChildFuture
+from ._pickling import ForkedModules
+from ._protocol import Message
+
+#: Completes a future. Called without the lock.
+Completion = Callable[[], None]
+
+#: For what a worker sent before its end to be received, after each piece, in seconds.
+_LAST_PIECE_S = 10.0
+
+
+@dataclass(eq=False)
+class WorkerSeed:
+    """A seed that workers are forked from, with the calls that it was made for."""
+
+    batch: int
+    id: str
+    modules: ForkedModules
+    #: Workers that were asked for and have not ended, by their index.
+    workers: dict[int, Worker] = field(default_factory=dict)
+    next_index: int = 0
+    #: A worker could not be started while others live: these do the work.
+    is_short: bool = False
+    #: Calls of this seed that are not over.
+    calls_left: int = 0
+
+
+@dataclass(eq=False)
+class TaskEntry:
+    """A call that is queued or runs."""
+
+    number: int
+    future: ChildFuture[Any]
+    #: The seed whose workers can run it; ``None`` if all can, because it is pickled.
+    seed: WorkerSeed | None
+    payload: Payload
+    retries: int
+
+    @property
+    def kind(self) -> int:
+        return _channel.PICKLED_CALL if self.seed is None else _channel.CALL_OF_SEED
+
+
+@dataclass(eq=False)
+class Worker:
+    """A child that was asked for."""
+
+    seed: WorkerSeed
+    index: int
+    child: str | None = None
+    channel: Channel | None = None
+    task: TaskEntry | None = None
+    #: When its task is to be over, on the monotonic clock.
+    deadline: float | None = None
+    #: The message about its end.
+    end: Message | None = None
+    #: When it is given up to receive what it sent before its end.
+    end_deadline: float | None = None
+    #: Whether its end is wanted: it is of no more use, or its call was cancelled.
+    is_retired: bool = False
+    #: Whether it was killed because its task took too long.
+    is_late: bool = False
+    has_worked: bool = False
+    #: Whether its channel was opened, and has ended since.
+    is_closed: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self.channel is not None and self.task is None and self.end is None and not self.is_retired
+
+    @property
+    def is_starting(self) -> bool:
+        return self.channel is None and self.end is None and not self.is_closed and not self.is_retired
+
+    @property
+    def next_deadline(self) -> float | None:
+        return self.deadline if self.end is None else self.end_deadline
+
+
+class WorkerHost(Protocol):
+    """What the pool asks of its executor."""
+
+    def fork_workers(self, seed: WorkerSeed, first: int, count: int) -> None: ...
+    def kill_worker(self, worker: Worker) -> None: ...
+    def drop_seed(self, seed: WorkerSeed) -> None: ...
+    def watch_channel(self, worker: Worker) -> None: ...
+    def forget_channel(self, worker: Worker) -> None: ...
+    def cancel_task(self, number: int) -> None: ...
+
+
+class WorkerPool:
+    """Workers, their seeds, and the tasks that are not over."""
+
+    def __init__(self, host: WorkerHost, workers_max: int, timeout: float | None) -> None:
+        self._host = host
+        self._workers_max = workers_max
+        self._timeout = timeout
+        self._queue: deque[TaskEntry] = deque()
+        self._tasks: dict[int, TaskEntry] = {}
+        self._seeds: list[WorkerSeed] = []
+        self._next_task = 0
+        self._broken: InitializerFailed | None = None
+
+    @property
+    def newest_seed(self) -> WorkerSeed | None:
+        """The seed that new workers for pickled calls come from."""
+        return self._seeds[-1] if self._seeds else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every task is over."""
+        return not self._tasks
+
+    def require_working(self) -> None:
+        """Raises what a failed initializer raised."""
+        if self._broken is not None:
+            raise self._broken
+
+    def add_seed(self, seed: WorkerSeed) -> None:
+        self._seeds.append(seed)
+
+    def has_batch(self, batch: int) -> bool:
+        return any(seed.batch == batch for seed in self._seeds)
+
+    def add_task(self, payload: Payload, seed: WorkerSeed | None, retries: int) -> ChildFuture[Any]:
+        """Queues a call. ``seed`` is the seed of a call by reference."""
+        number = self._next_task
+        self._next_task += 1
+        future: ChildFuture[Any] = ChildFuture(partial(self._host.cancel_task, number))
+        if seed is not None:
+            seed.calls_left += 1
+        task = TaskEntry(number, future, seed, payload, retries)
+        self._tasks[number] = task
+        self._queue.append(task)
+        return future
+
+    def cancel(self, number: int) -> None:
+        """A future was cancelled: its call is not begun, or its worker is killed."""
+        task = self._tasks.get(number)
+        if task is None:
+            return
+        worker = next((worker for worker in self._workers() if worker.task is task), None)
+        if worker is None:
+            self._queue.remove(task)
+        else:
+            worker.task = worker.deadline = None
+            worker.is_retired = True
+            self._host.kill_worker(worker)
+        self._finish(task)
+
+    @property
+    def queued_futures(self) -> list[ChildFuture[Any]]:
+        """Those of calls that have not begun."""
+        return [task.future for task in self._queue]
+
+    def fail_all(self, error: Exception) -> list[Completion]:
+        """The daemon has gone."""
+        failed: list[Completion] = [partial(task.future.complete, partial(_raise, error)) for task in self._tasks.values()]
+        for worker in self._workers():
+            self._close_channel(worker)
+        self._queue.clear()
+        self._tasks.clear()
+        self._seeds.clear()
+        return failed
+
+    # ---- messages of the daemon
+
+    def handle_started(self, message: Message, fds: list[int]) -> None:
+        worker = self._find_worker(message)
+        worker.child = message["child"]
+        if fds and not worker.is_retired:
+            worker.channel = Channel(fds[0], blocking=False)
+            self._host.watch_channel(worker)
+        else:
+            for fd in fds:
+                os.close(fd)
+
+    def handle_failed(self, message: Message) -> list[Completion]:
+        """A worker was not started."""
+        worker = self._find_worker(message)
+        del worker.seed.workers[worker.index]
+        return self._handle_useless(worker.seed, ChildNotStarted(message["text"]))
+
+    def handle_ended(self, message: Message) -> list[Completion]:
+        worker = self._find_worker(message)
+        worker.end = message
+        worker.end_deadline = time.monotonic() + _LAST_PIECE_S
+        # What it sent before is still to be received.
+        return self._handle_end(worker) if worker.channel is None else self.handle_channel(worker)
+
+    # ---- channels
+
+    def handle_channel(self, worker: Worker) -> list[Completion]:
+        """A channel has something to be received or sent."""
+        channel = worker.channel
+        if channel is None:
+            return []
+        channel.flush()
+        completions = []
+        for frame in channel.receive():
+            completions += self._handle_frame(worker, frame)
+        worker.end_deadline = time.monotonic() + _LAST_PIECE_S
+        if channel.is_at_end:
+            self._close_channel(worker)
+            if worker.end is not None:
+                completions += self._handle_end(worker)
+        return completions
+
+    def _handle_frame(self, worker: Worker, frame: Frame) -> list[Completion]:
+        if frame.kind == _channel.INITIALIZER_FAILED:
+            self._broken = InitializerFailed(str(worker.child))
+            self._broken.__cause__ = _task.outcome_error(frame.payload)
+            if worker.task is not None:
+                # It was sent before the worker said so.
+                self._queue.append(worker.task)
+            worker.task = worker.deadline = None
+            return self._fail_queued(list(self._queue), self._broken)
+        task, worker.task, worker.deadline = worker.task, None, None
+        if task is None or frame.task != task.number:
+            return []
+        worker.has_worked = True
+        self._finish(task)
+        return [partial(task.future.complete, partial(_task.decode_outcome, frame.payload))]
+
+    # ---- ends
+
+    def _handle_end(self, worker: Worker) -> list[Completion]:
+        """A worker is gone, and everything that it sent was received."""
+        worker.seed.workers.pop(worker.index, None)
+        message, task, child = worker.end, worker.task, str(worker.child)
+        assert message is not None
+        if task is None:
+            if worker.is_retired or worker.has_worked or self._broken is not None:
+                return []
+            return self._handle_useless(worker.seed, death_error(child, message))
+        worker.task = None
+        if worker.is_late:
+            error: ChildDied = ChildTimeout(
+                child, f"it was killed: its call took more than {self._timeout} s", signal_number=9, limit="time"
+            )
+        else:
+            error = death_error(child, message)
+        if task.retries and not worker.is_late:
+            task.retries -= 1
+            task.future.child = None
+            self._queue.appendleft(task)
+            return []
+        self._finish(task)
+        return [partial(task.future.complete, partial(_raise, error))]
+
+    def _handle_useless(self, seed: WorkerSeed, error: Exception) -> list[Completion]:
+        """A worker of a seed ended before it did anything. Where there is no other, the calls that need one fail."""
+        seed.is_short = bool(seed.workers)
+        if seed.is_short:
+            return []
+        needing = [task for task in self._queue if (task.seed or self.newest_seed) is seed]
+        return self._fail_queued(needing, error)
+
+    def _fail_queued(self, tasks: Iterable[TaskEntry], error: Exception) -> list[Completion]:
+        completions: list[Completion] = []
+        for task in tasks:
+            self._queue.remove(task)
+            self._finish(task)
+            completions.append(partial(task.future.complete, partial(_raise, error)))
+        return completions
+
+    def _finish(self, task: TaskEntry) -> None:
+        self._tasks.pop(task.number, None)
+        if task.seed is not None:
+            task.seed.calls_left -= 1
+
+    # ---- scheduling
+
+    def schedule(self) -> None:
+        """Gives tasks to idle workers, forks workers for the others, and ends those that are of no more use."""
+        for seed in list(self._seeds):
+            for worker in [worker for worker in seed.workers.values() if worker.is_idle]:
+                if task := self._take_task(seed):
+                    self._start_task(worker, task)
+                elif seed is not self.newest_seed and not seed.calls_left:
+                    self._retire(worker)
+        self._fork_missing()
+        self._drop_unneeded_seeds()
+
+    def handle_deadlines(self) -> list[Completion]:
+        """Kills workers whose tasks have run for too long, and gives up to receive from those that have ended."""
+        now, completions = time.monotonic(), []
+        for worker in self._workers():
+            if worker.next_deadline is None or worker.next_deadline > now:
+                continue
+            if worker.end is not None:
+                self._close_channel(worker)
+                completions += self._handle_end(worker)
+            else:
+                worker.is_late, worker.deadline = True, None
+                self._host.kill_worker(worker)
+        return completions
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`handle_deadlines` is to be called next."""
+        return min((worker.next_deadline for worker in self._workers() if worker.next_deadline is not None), default=None)
+
+    def _take_task(self, seed: WorkerSeed) -> TaskEntry | None:
+        """The first task that a worker of this seed can run."""
+        is_newest = seed is self.newest_seed
+        for task in self._queue:
+            if task.seed is seed or (task.seed is None and is_newest):
+                self._queue.remove(task)
+                return task
+        return None
+
+    def _start_task(self, worker: Worker, task: TaskEntry) -> None:
+        assert worker.channel is not None
+        worker.task = task
+        if self._timeout is not None:
+            worker.deadline = time.monotonic() + self._timeout
+        task.future.child = worker.child
+        worker.channel.send(task.kind, task.number, task.payload)
+        self._host.watch_channel(worker)
+
+    def _fork_missing(self) -> None:
+        room = self._workers_max - sum(len(seed.workers) for seed in self._seeds)
+        for seed in list(self._seeds):
+            waiting = sum(1 for task in self._queue if (task.seed or self.newest_seed) is seed)
+            missing = waiting - sum(1 for worker in seed.workers.values() if worker.is_starting)
+            seed.is_short = seed.is_short and waiting > 0 and bool(seed.workers)
+            if seed.is_short:
+                continue
+            if missing > 0 and room <= 0:
+                self._retire_idle_of_others(seed)
+            count = min(missing, room)
+            if count > 0:
+                room -= count
+                first, seed.next_index = seed.next_index, seed.next_index + count
+                seed.workers.update({index: Worker(seed, index) for index in range(first, first + count)})
+                self._host.fork_workers(seed, first, count)
+
+    def _retire_idle_of_others(self, seed: WorkerSeed) -> None:
+        """Idle workers of other seeds make room."""
+        for worker in [worker for worker in self._workers() if worker.is_idle and worker.seed is not seed]:
+            self._retire(worker)
+
+    def _drop_unneeded_seeds(self) -> None:
+        for seed in self._seeds[:-1]:
+            if not seed.calls_left and not seed.workers:
+                self._seeds.remove(seed)
+                self._host.drop_seed(seed)
+
+    def _workers(self) -> list[Worker]:
+        return [worker for seed in self._seeds for worker in seed.workers.values()]
+
+    def _find_worker(self, message: Message) -> Worker:
+        seed = next(seed for seed in self._seeds if seed.batch == message["batch"])
+        return seed.workers[message["index"]]
+
+    def _retire(self, worker: Worker) -> None:
+        """An idle worker ends itself when its channel ends."""
+        worker.is_retired = True
+        self._close_channel(worker)
+
+    def _close_channel(self, worker: Worker) -> None:
+        if worker.channel is not None:
+            self._host.forget_channel(worker)
+            worker.channel.close()
+            worker.channel, worker.is_closed = None, True
+
+
+def _raise(error: BaseException) -> Any:
+    raise error

@@ -1,0 +1,197 @@
+"""Which worker runs which call, when workers are forked and given up: without a daemon, with real channels."""
+
+import os
+import pickle
+import socket
+import unittest
+from typing import Any
+
+from farfork import ChildDied, ChildNotStarted, _channel, _protocol
+from farfork._channel import Channel, Payload
+from farfork._future import ChildFuture
+from farfork._pickling import ForkedModules
+from farfork._workers import Completion, Worker, WorkerPool, WorkerSeed
+
+
+def message(kind: int, **fields: Any) -> _protocol.Message:
+    return _protocol.decode(_protocol.encode(kind, 0, batch=1, **fields))
+
+
+class Host:
+    """What the executor does for a pool, written down; the other ends of channels are here."""
+
+    def __init__(self) -> None:
+        self.forked: list[tuple[str, int]] = []
+        self.killed: list[int] = []
+        self.dropped: list[str] = []
+
+    def fork_workers(self, seed: WorkerSeed, first: int, count: int) -> None:
+        self.forked += [(seed.id, index) for index in range(first, first + count)]
+
+    def kill_worker(self, worker: Worker) -> None:
+        self.killed.append(worker.index)
+
+    def drop_seed(self, seed: WorkerSeed) -> None:
+        self.dropped.append(seed.id)
+
+    def watch_channel(self, worker: Worker) -> None:
+        pass
+
+    def forget_channel(self, worker: Worker) -> None:
+        pass
+
+    def cancel_task(self, number: int) -> None:
+        pass
+
+
+class Pool(unittest.TestCase):
+    def setUp(self) -> None:
+        self.host = Host()
+        self.pool = WorkerPool(self.host, 2, None)
+        self.seed = WorkerSeed(1, "s1", ForkedModules())
+        self.pool.add_seed(self.seed)
+        self.ends: dict[int, Channel] = {}
+
+    def tearDown(self) -> None:
+        self.pool.fail_all(RuntimeError("the test is over"))
+        for end in self.ends.values():
+            end.close()
+
+    def add_tasks(self, count: int, retries: int = 0) -> list[ChildFuture[Any]]:
+        futures = [self.pool.add_task(Payload(b"0"), self.seed, retries) for _ in range(count)]
+        self.pool.schedule()
+        return futures
+
+    def start(self, index: int) -> None:
+        ours, theirs = socket.socketpair()
+        self.ends[index] = Channel(theirs.detach(), blocking=True)
+        self.pool.handle_started(message(_protocol.STARTED, index=index, child=f"n1.c{index}"), [ours.detach()])
+        self.pool.schedule()
+
+    def answer(self, index: int, value: object) -> None:
+        frame = self.ends[index].receive_one()
+        assert frame is not None
+        self.ends[index].send(_channel.OUTCOME, frame.task, Payload(pickle.dumps((True, value))))
+        self.complete(self.pool.handle_channel(self.seed.workers[index]))
+
+    def end(self, index: int, **fields: Any) -> None:
+        self.ends.pop(index).close()
+        fields = {"how": _protocol.ENDED_SIGNAL, "value": 9, **fields}
+        self.complete(self.pool.handle_ended(message(_protocol.ENDED, index=index, **fields)))
+
+    def complete(self, completions: list[Completion]) -> None:
+        for completion in completions:
+            completion()
+        self.pool.schedule()
+
+    def test_no_more_workers_than_allowed_are_forked_and_each_runs_call_after_call(self) -> None:
+        futures = self.add_tasks(3)
+        self.assertEqual(self.host.forked, [("s1", 0), ("s1", 1)])
+        self.start(0)
+        self.start(1)
+        self.assertEqual([future.child for future in futures], ["n1.c0", "n1.c1", None])
+        self.answer(1, "second")
+        self.answer(1, "third")
+        self.answer(0, "first")
+        self.assertEqual([future.result(0) for future in futures], ["first", "second", "third"])
+        self.assertTrue(self.pool.is_idle)
+        self.assertEqual(len(self.host.forked), 2)
+
+    def test_a_dead_worker_takes_its_call_along_and_is_replaced_while_there_are_others(self) -> None:
+        futures = self.add_tasks(2)
+        self.start(0)
+        self.end(0)
+        with self.assertRaises(ChildDied):
+            futures[0].result(0)
+        self.start(1)
+        self.answer(1, "fine")
+        self.assertEqual(futures[1].result(0), "fine")
+        self.assertEqual(self.host.forked, [("s1", 0), ("s1", 1)])
+
+    def test_a_call_is_run_again_as_often_as_allowed(self) -> None:
+        [future] = self.add_tasks(1, retries=1)
+        self.start(0)
+        self.end(0)
+        self.assertFalse(future.done())
+        self.assertEqual(self.host.forked, [("s1", 0), ("s1", 1)])
+        self.start(1)
+        self.end(1)
+        with self.assertRaises(ChildDied):
+            future.result(0)
+
+    def test_an_outcome_that_was_sent_before_the_end_counts(self) -> None:
+        [future] = self.add_tasks(1)
+        self.start(0)
+        frame = self.ends[0].receive_one()
+        assert frame is not None
+        self.ends[0].send(_channel.OUTCOME, frame.task, Payload(pickle.dumps((True, "last"))))
+        self.end(0)
+        self.assertEqual(future.result(0), "last")
+
+    def test_calls_fail_when_no_worker_can_be_had_and_wait_for_others_otherwise(self) -> None:
+        futures = self.add_tasks(3)
+        self.complete(self.pool.handle_failed(message(_protocol.FAILED, index=1, text="node `n2`: it is gone")))
+        self.assertEqual(len(self.host.forked), 2, "it is not tried again and again")
+        self.start(0)
+        for value in range(3):
+            self.answer(0, value)
+        self.assertEqual([future.result(0) for future in futures], [0, 1, 2])
+        self.end(0)
+        [future] = self.add_tasks(1)
+        self.complete(self.pool.handle_failed(message(_protocol.FAILED, index=2, text="node `n2`: it is gone")))
+        with self.assertRaisesRegex(ChildNotStarted, "it is gone"):
+            future.result(0)
+
+    def test_a_worker_that_dies_before_it_works_is_no_reason_to_fork_for_ever(self) -> None:
+        [future] = self.add_tasks(1)
+        self.complete(self.pool.handle_ended(message(_protocol.ENDED, index=0, how=_protocol.ENDED_SIGNAL, value=9)))
+        with self.assertRaises(ChildDied):
+            future.result(0)
+        self.assertEqual(len(self.host.forked), 1)
+
+    def test_workers_of_an_older_seed_make_room(self) -> None:
+        self.add_tasks(2)
+        self.start(0)
+        self.start(1)
+        self.answer(0, None)
+        self.answer(1, None)
+        newer = WorkerSeed(2, "s2", ForkedModules())
+        self.pool.add_seed(newer)
+        self.pool.add_task(Payload(b"0"), newer, 0)
+        self.pool.schedule()
+        self.assertEqual([self.ends[index].receive_one() for index in (0, 1)], [None, None])
+        self.assertEqual(self.host.forked[2:], [])
+        self.end(0, how=_protocol.ENDED_EXIT, value=0)
+        self.assertEqual(self.host.forked[2:], [("s2", 0)])
+        self.end(1, how=_protocol.ENDED_EXIT, value=0)
+        self.assertEqual(self.host.dropped, ["s1"])
+
+    def test_a_cancelled_call_frees_its_place(self) -> None:
+        futures = self.add_tasks(3)
+        self.start(0)
+        self.start(1)
+        for number in (0, 2):
+            futures[number].cancel()
+            self.pool.cancel(number)
+        self.assertEqual(self.host.killed, [0])
+        self.end(0)
+        self.answer(1, "fine")
+        self.assertEqual((futures[1].result(0), self.pool.is_idle), ("fine", True))
+        self.assertEqual(len(self.host.forked), 2)
+
+
+class Descriptors(unittest.TestCase):
+    def test_a_worker_that_is_not_wanted_any_more_leaves_no_descriptor(self) -> None:
+        host = Host()
+        pool = WorkerPool(host, 1, None)
+        seed = WorkerSeed(1, "s1", ForkedModules())
+        pool.add_seed(seed)
+        pool.add_task(Payload(b"0"), seed, 0)
+        pool.schedule()
+        seed.workers[0].is_retired = True
+        ours, theirs = socket.socketpair()
+        number = ours.detach()
+        pool.handle_started(message(_protocol.STARTED, index=0, child="n1.c0"), [number])
+        with self.assertRaises(OSError):
+            os.fstat(number)
+        theirs.close()

@@ -1,0 +1,312 @@
+"""Calls in workers: who runs what, what workers keep and see, how they end and are replaced."""
+
+import os
+import signal
+import sys
+import threading
+import time
+import unittest
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, as_completed, wait
+from typing import Any, Callable
+
+import farfork
+from farfork._errors import RemoteTraceback
+
+from . import PATIENCE_S, command, nodes
+
+TABLE = {number: f"value {number}" for number in range(200_000)}
+
+#: What calls leave in their worker.
+kept: list[int] = []
+
+state = "as it was when the workers were forked"
+
+
+def square(number: int) -> int:
+    if number == 77:
+        raise KeyError("seventy-seven")
+    return number * number
+
+
+def keep(number: int) -> tuple[str, list[int]]:
+    kept.append(number)
+    return current_worker(), list(kept)
+
+
+def current_worker() -> str:
+    """Differs between workers: each has a process of its own, whose number is the same in all."""
+    return f"{os.readlink('/proc/self/ns/pid')} {os.readlink('/proc/self/ns/mnt')}"
+
+
+def read_state() -> str:
+    return state
+
+
+def toss_a_coin() -> str:
+    if os.urandom(1)[0] & 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "heads"
+
+
+def executor(**options: Any) -> farfork.Executor:
+    return farfork.Executor(nodes(), **options)
+
+
+def wait_until_running(future: "farfork.ChildFuture[Any]") -> None:
+    while not future.running():
+        time.sleep(0.01)
+
+
+class Workers(unittest.TestCase):
+    def test_they_run_many_calls_and_keep_what_these_leave(self) -> None:
+        with executor(max_workers=3) as workers:
+            outcomes = list(workers.map(keep, range(30)))
+            outcomes += list(workers.map(keep, range(30, 60)))
+        by_worker: dict[str, list[int]] = {}
+        for number, (worker, left) in enumerate(outcomes):
+            by_worker.setdefault(worker, []).append(number)
+            self.assertEqual(left, by_worker[worker])
+        self.assertLessEqual(len(by_worker), 3)
+
+    def test_they_are_spread_over_the_nodes_and_are_no_more_than_allowed(self) -> None:
+        with executor(max_workers=4) as workers:
+            futures = [workers.submit(time.sleep, 0.05) for _ in range(24)]
+            for future in futures:
+                future.result(PATIENCE_S)
+            children = {future.child for future in futures}
+            self.assertLessEqual(len(children), 4)
+            # A busy machine may have two workers do everything, and not let all of them begin.
+            wide = [workers.submit(time.sleep, 600) for _ in range(4)]
+            for future in wide:
+                wait_until_running(future)
+            self.assertEqual(Counter(future.node for future in wide), dict.fromkeys(nodes(), 2))
+            for future in wide:
+                future.cancel()
+
+    def test_first_calls_are_not_pickled_and_neither_are_later_ones_that_cannot_be(self) -> None:
+        lock = threading.Lock()
+
+        def look_up(number: int) -> tuple[str, bool]:
+            return TABLE[number], lock.locked()
+
+        with executor(max_workers=2) as workers:
+            for first in (0, 1000):
+                found = list(workers.map(look_up, range(first, first + 10)))
+                self.assertEqual(found, [(TABLE[number], False) for number in range(first, first + 10)])
+
+    def test_a_pickled_call_never_runs_another_definition(self) -> None:
+        main = sys.modules["__main__"]
+        with executor(max_workers=2) as workers:
+            for text in ("first", "second"):
+                namespace: dict[str, Any] = {"__name__": "__main__"}
+                exec(f"def defined(): return {text!r}", namespace)
+                setattr(main, "defined", namespace["defined"])
+                try:
+                    self.assertEqual(workers.submit(namespace["defined"]).result(PATIENCE_S), text)
+                finally:
+                    delattr(main, "defined")
+
+    def test_they_see_the_state_of_their_fork(self) -> None:
+        global state
+        before = state
+        with executor(max_workers=1) as workers:
+            self.assertEqual(workers.submit(read_state).result(PATIENCE_S), before)
+            state = "changed"
+            try:
+                self.assertEqual(workers.submit(read_state).result(PATIENCE_S), before)
+                # A call that needs a fresh seed sees what is now.
+                self.assertEqual(workers.submit(lambda: read_state()).result(PATIENCE_S), "changed")
+            finally:
+                state = before
+
+    def test_large_arguments_and_results_come_whole(self) -> None:
+        with executor(max_workers=2) as workers:
+            self.assertEqual(workers.submit(square, 2).result(PATIENCE_S), 4)
+            for size in (1 << 20, 40 << 20):
+                data = os.urandom(size)
+                futures = [workers.submit(bytes.__add__, data, bytes([last])) for last in range(3)]
+                for last, future in enumerate(futures):
+                    self.assertEqual(future.result(PATIENCE_S), data + bytes([last]))
+
+    def test_exceptions_keep_their_class_and_traceback(self) -> None:
+        with executor(max_workers=2) as workers:
+            for _ in range(2):
+                with self.assertRaisesRegex(KeyError, "seventy-seven") as raised:
+                    workers.submit(square, 77).result(PATIENCE_S)
+                self.assertIsInstance(raised.exception.__cause__, RemoteTraceback)
+                self.assertIn("in square", str(raised.exception.__cause__))
+            outcomes = list(workers.map(square, range(75, 80), chunksize=2, return_exceptions=True))
+            self.assertEqual([type(outcome) for outcome in outcomes], [int, int, KeyError, int, int])
+            self.assertEqual(list(workers.map(square, range(40), chunksize=None)), [n * n for n in range(40)])
+
+    def test_a_dead_worker_is_replaced(self) -> None:
+        with executor(max_workers=2) as workers:
+            self.assertEqual(workers.submit(square, 2).result(PATIENCE_S), 4)
+            ends: list[tuple[Callable[[], Any], str]] = [
+                (lambda: os._exit(3), "exit status 3"),
+                (lambda: os._exit(0), "exit status 0"),
+                (lambda: os.abort(), "SIGABRT"),
+                (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+            ]
+            for call, text in ends:
+                with self.assertRaisesRegex(farfork.ChildDied, text):
+                    workers.submit(call).result(PATIENCE_S)
+                self.assertEqual(list(workers.map(square, range(6))), [0, 1, 4, 9, 16, 25])
+            # From outside, while it is idle or at work.
+            future = workers.submit(time.sleep, 600)
+            wait_until_running(future)
+            command("kill", "--signal", "KILL", str(future.child))
+            with self.assertRaisesRegex(farfork.ChildDied, "SIGKILL"):
+                future.result(PATIENCE_S)
+            self.assertEqual(list(workers.map(square, range(6))), [0, 1, 4, 9, 16, 25])
+
+    def test_a_call_may_be_retried(self) -> None:
+        with executor(max_workers=2, retries=30) as workers:
+            outcomes = [workers.submit(toss_a_coin) for _ in range(8)]
+            self.assertEqual([outcome.result(PATIENCE_S) for outcome in outcomes], ["heads"] * 8)
+        with executor(max_workers=1, retries=2) as workers:
+            with self.assertRaisesRegex(farfork.ChildDied, "exit status 4"):
+                workers.submit(os._exit, 4).result(PATIENCE_S)
+        with self.assertRaises(ValueError):
+            executor(retries=1, reuse_workers=False)
+
+    def test_a_call_that_takes_too_long_ends_with_its_worker(self) -> None:
+        with executor(max_workers=2, timeout=3) as workers:
+            with self.assertRaisesRegex(farfork.ChildTimeout, "more than 3 s"):
+                workers.submit(time.sleep, 600).result(PATIENCE_S)
+            self.assertEqual(workers.submit(square, 5).result(PATIENCE_S), 25)
+
+    def test_a_cancelled_call_is_not_begun_or_its_worker_is_killed(self) -> None:
+        with executor(max_workers=1) as workers:
+            running, queued = workers.submit(time.sleep, 600), workers.submit(square, 3)
+            wait_until_running(running)
+            self.assertTrue(queued.cancel())
+            self.assertIsNone(queued.child)
+            self.assertTrue(running.cancel())
+            self.assertIn(running, wait([running], PATIENCE_S, FIRST_COMPLETED).done)
+            with self.assertRaises(CancelledError):
+                running.result(0)
+            self.assertEqual(workers.submit(square, 4).result(PATIENCE_S), 16)
+        self.assertNotIn(running.child, [child["child"] for child in command("ps", "--running")["children"]])
+
+    def test_each_worker_is_initialized(self) -> None:
+        def initialize(first: int, second: int) -> None:
+            kept.extend([first, second])
+
+        with executor(max_workers=2, initializer=initialize, initargs=(7, 8)) as workers:
+            self.assertEqual({tuple(left[:2]) for _, left in workers.map(keep, range(8))}, {(7, 8)})
+        self.assertEqual(kept, [])
+
+    def test_an_initializer_that_raises_breaks_the_executor(self) -> None:
+        def initialize() -> None:
+            raise LookupError("no model")
+
+        with executor(max_workers=2, initializer=initialize) as workers:
+            future = workers.submit(square, 2)
+            with self.assertRaisesRegex(farfork.InitializerFailed, "initializer raised") as raised:
+                future.result(PATIENCE_S)
+            self.assertIsInstance(raised.exception, BrokenExecutor)
+            self.assertEqual(repr(raised.exception.__cause__), "LookupError('no model')")
+            with self.assertRaises(farfork.InitializerFailed):
+                workers.submit(square, 2)
+
+    def test_a_node_that_is_not_there_is_an_error_of_each_call(self) -> None:
+        with farfork.Executor([nodes()[0], "nowhere"], max_workers=2) as workers:
+            outcomes = list(workers.map(square, range(3), return_exceptions=True))
+            self.assertEqual([type(outcome) for outcome in outcomes], [farfork.ChildNotStarted] * 3)
+            with self.assertRaisesRegex(farfork.ChildNotStarted, "nowhere"):
+                workers.submit(square, 1).result(PATIENCE_S)
+
+    def test_workers_have_limits(self) -> None:
+        with executor(max_workers=1, memory="256MiB") as workers:
+            self.assertEqual(len(workers.submit(os.urandom, 1 << 20).result(PATIENCE_S)), 1 << 20)
+            with self.assertRaises(farfork.ChildDied) as raised:
+                workers.submit(os.urandom, 512 << 20).result(PATIENCE_S)
+            self.assertEqual(raised.exception.limit, "memory")
+            self.assertEqual(workers.submit(square, 3).result(PATIENCE_S), 9)
+        with self.assertRaisesRegex(ValueError, "no size"):
+            executor(memory="512 apples")
+
+    def test_executors_in_workers_are_refused(self) -> None:
+        def nested() -> None:
+            with farfork.Executor() as inner:
+                inner.submit(square, 2).result()
+
+        with executor(max_workers=1) as workers:
+            for call in (nested, lambda: workers.submit(square, 2).result(), nested):
+                with self.assertRaisesRegex(farfork.DaemonNotFound, "cannot be forked further"):
+                    workers.submit(call).result(PATIENCE_S)
+
+    def test_threads_and_callbacks_may_submit(self) -> None:
+        with executor(max_workers=3) as workers:
+            results: list[int] = []
+
+            def submit(first: int) -> None:
+                futures = [workers.submit(square, first + number) for number in range(20)]
+                results.extend(future.result(PATIENCE_S) for future in as_completed(futures, PATIENCE_S))
+
+            threads = [threading.Thread(target=submit, args=(first,)) for first in (100, 200, 300)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE_S)
+            self.assertEqual(sorted(results), [n * n for first in (100, 200, 300) for n in range(first, first + 20)])
+            called: list[Any] = []
+            done = threading.Event()
+
+            def call_again(future: Any) -> None:
+                called.append(workers.submit(square, future.result()))
+                done.set()
+
+            workers.submit(square, 3).add_done_callback(call_again)
+            self.assertTrue(done.wait(PATIENCE_S))
+            self.assertEqual(called[0].result(PATIENCE_S), 81)
+
+    def test_shutdown_runs_what_was_submitted_or_cancels_it(self) -> None:
+        workers = executor(max_workers=1)
+        futures = [workers.submit(time.sleep, 0.2) for _ in range(4)]
+        workers.shutdown(wait=False)
+        with self.assertRaises(RuntimeError):
+            workers.submit(square, 1)
+        self.assertEqual([future.result(PATIENCE_S) for future in futures], [None] * 4)
+        workers = executor(max_workers=1)
+        futures = [workers.submit(time.sleep, 1) for _ in range(4)]
+        wait_until_running(futures[0])
+        workers.shutdown(cancel_futures=True)
+        self.assertEqual([future.cancelled() for future in futures], [False, True, True, True])
+
+    def test_a_process_that_is_forked_meanwhile_has_workers_of_its_own(self) -> None:
+        with executor(max_workers=1) as workers:
+            self.assertEqual(workers.submit(square, 3).result(PATIENCE_S), 9)
+            reader, writer = os.pipe()
+            forked = os.fork()
+            if forked == 0:
+                try:
+                    os.write(writer, str(workers.submit(os.getpid).result(PATIENCE_S)).encode())
+                    workers.shutdown()
+                finally:
+                    os._exit(0)
+            os.close(writer)
+            with open(reader) as said:
+                self.assertEqual(said.read(), str(forked))
+            os.waitpid(forked, 0)
+            self.assertEqual(workers.submit(os.getpid).result(PATIENCE_S), os.getpid())
+
+    def test_nothing_is_left(self) -> None:
+        with executor(max_workers=3) as workers:
+            futures = [workers.submit(square, number) for number in range(9)]
+            self.assertEqual([future.result(PATIENCE_S) for future in futures], [n * n for n in range(9)])
+            # A second seed, beside which the first is dropped.
+            self.assertEqual(workers.submit(lambda: square(5)).result(PATIENCE_S), 25)
+            ids = {future.child for future in futures}
+        descriptors = set(os.listdir("/proc/self/fd"))
+        deadline = time.monotonic() + PATIENCE_S
+        left: list[Any] = [None]
+        while left and time.monotonic() < deadline:
+            seeds = [seed for seed in command("seeds")["seeds"] if seed["parent_pid"] == os.getpid()]
+            left = seeds + [child for child in command("ps", "--running")["children"] if child["child"] in ids]
+        self.assertEqual(left, [])
+        with executor(max_workers=3) as workers:
+            self.assertEqual(list(workers.map(square, range(9))), [n * n for n in range(9)])
+        self.assertEqual(set(os.listdir("/proc/self/fd")), descriptors)
