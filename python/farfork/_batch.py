@@ -60,7 +60,8 @@ class Batch:
         if message.kind == _protocol.FAILED:
             return partial(future.complete, partial(_raise, ChildNotStarted(message["text"])))
         if message["how"] == _protocol.ENDED_EXIT and message["value"] == 0 and fds:
-            return partial(future.complete, partial(_read_result, fds[0]))
+            # Here, where no seed is made meanwhile: a capture is told the open files.
+            return partial(future.complete, partial(_task.decode_result, read_all(fds[0])))
         for fd in fds:
             os.close(fd)
         return partial(future.complete, partial(_raise, death_error(str(future.child), message)))
@@ -77,10 +78,6 @@ def death_error(child: str, message: Message) -> ChildDied:
     cause = f"it was killed: {clause}" if clause else f"it was killed by {signal_name(value)}"
     died = ChildTimeout if limit == _protocol.LIMIT_TIME else ChildDied
     return died(child, cause, signal_number=value, limit=_protocol.LIMITS.get(limit))
-
-
-def _read_result(fd: int) -> Any:
-    return _task.decode_result(read_all(fd))
 
 
 def _raise(error: BaseException) -> Any:

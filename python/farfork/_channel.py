@@ -13,8 +13,8 @@ import struct
 from collections import deque
 from typing import Any, Iterator, NamedTuple, Sequence
 
-#: What a frame is: to a worker a call of its seed's, or a pickled one; from it an outcome, or why it cannot work.
-CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED = 1, 2, 3, 4
+#: What a frame is: to a worker a call of its seed's, or a pickled one; from it an outcome, output, or why it cannot work.
+CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED, OUTPUT = 1, 2, 3, 4, 5
 
 #: Kind, number of buffers, number of the task, bytes of the pickle. The buffers' lengths follow, then the pickle, then the buffers.
 _HEADER = struct.Struct("<IIQQ")
@@ -54,6 +54,8 @@ class Channel:
         self._space = next(self._filling)
         #: Whether the other end has sent its last.
         self.is_at_end = False
+        #: Whether the other end takes nothing more.
+        self.is_broken = False
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -80,6 +82,7 @@ class Channel:
         except BlockingIOError:
             pass
         except OSError:
+            self.is_broken = True
             self._outgoing.clear()
 
     def receive(self) -> Iterator[Frame]:
@@ -99,6 +102,10 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # The other end has gone.
+        self._socket.close()
+
+    def abandon(self) -> None:
+        """Closes this process's descriptor alone: others have copies of it."""
         self._socket.close()
 
     def _discard_sent(self, count: int) -> None:

@@ -7,6 +7,7 @@ run calls in children.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import select
@@ -17,12 +18,12 @@ from concurrent.futures import Executor as _Executor
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Literal, ParamSpec, Sequence, TypeVar, overload
 
-from . import _options, _protocol, _task, _worker
+from . import _options, _output, _protocol, _results, _task, _worker
 from ._batch import Batch
 from ._channel import Payload, WakePipe
-from ._checkpoint import checkpoint, checkpoint_lock
+from ._checkpoint import Child, Seed, checkpoint, checkpoint_lock
 from ._connection import Connection, require_no_child
-from ._errors import ConnectionLost, Error
+from ._errors import CheckpointError, ConnectionLost, Error
 from ._future import ChildFuture
 from ._pickling import ForkedModules, NotShared, pickle_call
 from ._protocol import Message, ProtocolError
@@ -37,6 +38,9 @@ FRESH_CHILDREN_MAX = 256
 
 #: How many chunks each worker gets if the executor chooses their size: those that take longer than others are balanced.
 _CHUNKS_PER_WORKER = 4
+
+#: A checkpoint fails while another thread opens and closes files; so many are tried.
+_CHECKPOINTS_MAX = 5
 
 #: A seed that was made and not yet handed over to the executor's connection is dropped after so long, in seconds.
 _HANDOVER_TTL_S = 60.0
@@ -56,7 +60,9 @@ class Executor(_Executor):
 
     ``nodes`` are names of nodes, over which the children are spread in turn; without them, those with the fewest
     children are taken first. A child whose call runs for longer than ``timeout`` seconds is killed, and the call's future
-    raises :class:`ChildTimeout`. A call whose worker died is run again up to ``retries`` times. ``strategy`` says how
+    raises :class:`ChildTimeout`. A call whose worker died is run again up to ``retries`` times. What workers
+    print is printed here with the worker's name before each line (``output="tagged"``), as it is (``"plain"``), or is only in
+    the children's logs (``"log"``, and without ``reuse_workers``). ``strategy`` says how
     memory comes, as ``farfork fork --strategy`` does: ``"cow"``, ``"prefetch"`` (the default) or ``"eager"``, and behind
     commas ``"cache"`` and ``"first"``. A child may use ``memory`` bytes of memory, which may be a text such as ``"512MiB"``,
     and ``cpus`` processors (0.5 is half of one); one that needs more memory is killed, and its call raises
@@ -79,6 +85,7 @@ class Executor(_Executor):
         initargs: tuple[Any, ...] = (),
         reuse_workers: bool = True,
         retries: int = 0,
+        output: str = _output.TAGGED,
         timeout: float | None = None,
         strategy: str = "",
         memory: int | str | None = None,
@@ -93,6 +100,8 @@ class Executor(_Executor):
             raise ValueError("max_workers must be 1 or more")
         if timeout is not None and timeout <= 0:
             raise ValueError("timeout must be more than 0 seconds, or None for none")
+        if output not in _output.MODES:
+            raise ValueError(f"output must be one of {', '.join(_output.MODES)}")
         if retries < 0 or (retries and not reuse_workers):
             raise ValueError("retries must be 0 or more, and 0 without reuse_workers")
         self._nodes = _options.split_commas(nodes)
@@ -105,9 +114,12 @@ class Executor(_Executor):
         self._children_max = max_workers or default_max
         self._timeout = timeout
         self._retries = retries
+        self._output = output
         self._initializer = partial(initializer, *initargs) if initializer else None
-        # Held over a checkpoint, and never given back in a child: there the collector's thread stands still.
-        self._changed = threading.Condition(threading.RLock())
+        # Held over a checkpoint, and never given back in a child: there the collector's thread stands still. `with` takes the lock
+        # itself, and not the condition: an exception of a signal handler would leave that locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._is_shut_down = False
         self._numbers = itertools.count(1)
         self._reset()
@@ -121,7 +133,7 @@ class Executor(_Executor):
         self._poller = select.poll()
         self._watched: dict[int, Worker] = {}
         self._batches: dict[int, Batch] = {}
-        self._pool = WorkerPool(self, self._children_max, self._timeout)
+        self._pool = WorkerPool(self, self._children_max, self._timeout, self._output)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ChildFuture[T]:
         """Calls ``fn`` in a worker."""
@@ -171,27 +183,28 @@ class Executor(_Executor):
         if chunksize is None:
             chunksize = max(1, len(arguments) // (_CHUNKS_PER_WORKER * self._children_max))
         chunks = [arguments[first : first + chunksize] for first in range(0, len(arguments), chunksize)]
-        call_chunk = _task.run_chunk if return_exceptions else _call_each
+        call_chunk = _task.run_chunk if return_exceptions else _results.call_each
         futures = self._submit_calls([partial(call_chunk, fn, chunk) for chunk in chunks])
         if return_exceptions:
-            return _outcomes_in_order(futures, [len(chunk) for chunk in chunks], end)
-        return _results_in_order(futures, end)
+            return _results.outcomes_in_order(futures, [len(chunk) for chunk in chunks], end)
+        return _results.results_in_order(futures, end)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Takes no more calls. With ``cancel_futures``, cancels those that have not begun. With ``wait``, returns when all are over."""
-        with self._changed:
+        with self._lock:
             self._is_shut_down = True
             waiting = [] if not cancel_futures else self._pool.queued_futures
             for batch in self._batches.values() if cancel_futures else ():
                 waiting += [future for future in batch.futures if not future.running()]
         for future in waiting:
             future.cancel()
-        with self._changed:
+        with self._lock:
             self._end_if_idle()
+            # What is called back by the collector cannot wait for it.
+            wait = wait and self._collector is not threading.current_thread()
             while wait and not self._is_idle:
                 self._changed.wait()
-        if wait and self._collector not in (None, threading.current_thread()):
-            assert self._collector is not None
+        if wait and self._collector is not None:
             self._collector.join()
 
     @property
@@ -204,7 +217,7 @@ class Executor(_Executor):
             self._connection.shutdown()
 
     def _submit_calls(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
-        with self._changed:
+        with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if not calls:
@@ -213,9 +226,9 @@ class Executor(_Executor):
             payloads = self._pickle_for_workers(calls) if self._reuse_workers else None
             if payloads is not None:
                 futures = [self._pool.add_task(payload, None, self._retries) for payload in payloads]
-                self._schedule()
+                self._wake_collector()
                 return futures
-            seed_or_child = checkpoint(ttl=_HANDOVER_TTL_S)
+            seed_or_child = _make_seed()
             if seed_or_child.is_child:
                 child = seed_or_child
                 if self._reuse_workers:
@@ -246,8 +259,13 @@ class Executor(_Executor):
         futures = [
             self._pool.add_task(Payload(str(index).encode()), seed, self._retries) for index in range(len(calls))
         ]
-        self._schedule()
+        self._wake_collector()
         return futures
+
+    def _wake_collector(self) -> None:
+        """The collector's thread alone sends to workers: an exception of a signal handler would divide what another one sends."""
+        if self._wake is not None:
+            self._wake.wake()
 
     def _start_batch(self, seed_id: str, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
         """Starts a child for each call."""
@@ -323,11 +341,9 @@ class Executor(_Executor):
     def watch_channel(self, worker: Worker) -> None:
         """Polls a worker's channel for input, and for room while something is left to be sent."""
         channel = worker.channel
-        assert channel is not None and self._wake is not None
+        assert channel is not None
         self._poller.register(channel, select.POLLIN | (select.POLLOUT if channel.has_outgoing else 0))
         self._watched[channel.fileno()] = worker
-        if channel.has_outgoing:
-            self._wake.wake()
 
     def forget_channel(self, worker: Worker) -> None:
         assert worker.channel is not None
@@ -336,16 +352,16 @@ class Executor(_Executor):
 
     def cancel_task(self, number: int) -> None:
         """The future of a worker's call was cancelled."""
-        with self._changed:
+        with self._lock:
             try:
                 self._pool.cancel(number)
-                self._schedule()
+                self._wake_collector()
             except OSError:
                 pass  # The collector finds it out.
 
     def _cancel_call(self, number: int, index: int) -> None:
         """A call was cancelled."""
-        with self._changed:
+        with self._lock:
             batch = self._batches.get(number)
             if batch is None:
                 return
@@ -379,7 +395,7 @@ class Executor(_Executor):
                 pass
         except Exception as failure:
             cause = str(failure)
-        with self._changed:
+        with self._lock:
             error = ConnectionLost(f"the node's daemon: {cause}; see its log")
             futures = [future for batch in self._batches.values() for future in batch.futures]
             lost = [partial(future.complete, partial(_raise, error)) for future in futures] + self._pool.fail_all(error)
@@ -395,7 +411,9 @@ class Executor(_Executor):
         ready = self._poller.poll(timeout_ms)
         completions: list[Completion] = []
         is_connected = True
-        with self._changed:
+        _stand_still_in_call_child()
+        # A capture is told the open files: none is received or closed meanwhile.
+        with self._lock, checkpoint_lock:
             assert self._wake is not None
             for fd, _ in ready:
                 if fd == self._wake.fileno():
@@ -453,11 +471,15 @@ class Executor(_Executor):
 
     def _reset_after_fork(self) -> None:
         """In a process that os.fork has made: the connection, its thread and the calls that run are the parent's."""
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._pool.fail_all(RuntimeError("a call of the parent process"))
         self._disconnect()
         self._reset()
 
+
+#: Whether this process is a child that runs calls of an executor.
+_is_call_child = False
 
 #: Those of this process.
 _executors: weakref.WeakSet[Executor] = weakref.WeakSet()
@@ -472,49 +494,38 @@ def _reset_executors() -> None:
         executor._reset_after_fork()
 
 
+def _make_seed() -> Seed | Child:
+    """A checkpoint. Another thread may open or close a file meanwhile, which is over soon."""
+    global _is_call_child
+    for attempt in range(_CHECKPOINTS_MAX):
+        try:
+            with checkpoint_lock:
+                seed_or_child = checkpoint(ttl=_HANDOVER_TTL_S)
+                _is_call_child = seed_or_child.is_child
+            return seed_or_child
+        except CheckpointError as error:
+            if "keeps changing" not in str(error) or attempt == _CHECKPOINTS_MAX - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _stand_still_in_call_child() -> None:
+    """In a child of an executor, all calls are the parent's, and so are the threads that wait for them: they learn nothing."""
+    with checkpoint_lock:
+        is_call_child = _is_call_child
+    while is_call_child:
+        time.sleep(3600)
+
+
+def _wait_for_calls() -> None:
+    """As the executors of :mod:`concurrent.futures` do at the end of the program."""
+    for executor in list(_executors):
+        executor.shutdown()
+
+
+atexit.register(_wait_for_calls)
 os.register_at_fork(after_in_child=checkpoint_lock._at_fork_reinit)  # type: ignore[attr-defined]
 os.register_at_fork(after_in_child=_reset_executors)
-
-
-def _call_each(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
-    return [fn(*arguments) for arguments in chunk]
-
-
-def _results_in_order(futures: list[ChildFuture[list[T]]], end: float | None) -> Iterator[T]:
-    pending = futures[::-1]
-    futures = []  # A result that has been taken need not be kept.
-    try:
-        while pending:
-            results = pending[-1].result(_remaining_s(end))
-            pending.pop()
-            yield from results
-    finally:
-        for future in pending:
-            future.cancel()
-
-
-def _outcomes_in_order(
-    futures: list[ChildFuture[list[bytes]]], sizes: list[int], end: float | None
-) -> Iterator[Any | BaseException]:
-    pending, sizes = futures[::-1], sizes[::-1]
-    futures = []
-    try:
-        while pending:
-            size = sizes.pop()
-            error = pending[-1].exception(_remaining_s(end))
-            results = [] if error else pending[-1].result()
-            pending.pop()
-            yield from (_task.value_or_error(result) for result in results)
-            # A child that died took all of its calls along.
-            if error is not None:
-                yield from [error] * size
-    finally:
-        for future in pending:
-            future.cancel()
-
-
-def _remaining_s(end: float | None) -> float | None:
-    return None if end is None else max(0.0, end - time.monotonic())
 
 
 def _raise(error: Error) -> None:

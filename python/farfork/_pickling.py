@@ -6,6 +6,7 @@ name still leads to the same object.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import sys
@@ -23,24 +24,51 @@ class NotShared(Exception):
 
 
 class ForkedModules:
-    """The modules as they were when a seed was made."""
+    """The definitions of all modules as they were when a seed was made."""
 
     def __init__(self) -> None:
-        # A module that is reloaded gets another specification.
-        self._specs = {name: getattr(module, "__spec__", None) for name, module in list(sys.modules.items())}
-        # Notebooks and interactive sessions define functions and classes again and again.
-        self._main = {name: value for name, value in vars(_main_module()).items() if isinstance(value, (FunctionType, type))}
+        modules = [(name, module) for name, module in list(sys.modules.items()) if name != "__main__"]
+        self._globals = {name: dict(vars(module)) for name, module in modules if isinstance(module, ModuleType)}
+        self._main = _main_definitions()
 
-    def require_unchanged(self, definition: Any) -> None:
-        """Raises :class:`NotShared` if a function or class is not what its name led to when the seed was made."""
-        name = definition.__module__
-        if name == "__main__":
-            root = definition.__qualname__.partition(".")[0]
-            current = vars(_main_module()).get(root)
-            if current is None or self._main.get(root) is not current:
+    def require_unchanged(self, module: str | None, name: str) -> None:
+        """Raises :class:`NotShared` if a global name may lead to something else than when the seed was made."""
+        if module == "__main__":
+            # A definition may use any other: notebooks and interactive sessions define functions and classes again and again.
+            if _main_definitions() != self._main:
                 raise NotShared
-        elif name not in self._specs or self._specs[name] is not getattr(sys.modules.get(name), "__spec__", None):
+            return
+        root = name.partition(".")[0]
+        then, now = self._globals.get(str(module)), getattr(sys.modules.get(str(module)), "__dict__", {})
+        if then is None or root not in then or then[root] is not now.get(root):
             raise NotShared
+
+
+def _main_definitions() -> list[tuple[str, Any]]:
+    """What identifies the functions, classes and other callables of ``__main__``. Data is not kept alive."""
+    found: list[tuple[str, Any]] = []
+    for name, value in list(vars(sys.modules["__main__"]).items()):
+        if isinstance(value, FunctionType):
+            found.append((name, _Identity(value, value.__code__)))
+        elif isinstance(value, type):
+            found.append((name, _Identity(value, *vars(value).values())))
+        elif callable(value):
+            found.append((name, _Identity(value)))
+    return found
+
+
+class _Identity:
+    """Objects that equal others only if they are the same."""
+
+    def __init__(self, *objects: Any) -> None:
+        self._objects = objects
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Identity) or len(self._objects) != len(other._objects):
+            return False
+        return all(ours is theirs for ours, theirs in zip(self._objects, other._objects))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class _CallPickler(pickle.Pickler):
@@ -50,8 +78,14 @@ class _CallPickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (FunctionType, type)):
-            self._modules.require_unchanged(value)
-        return NotImplemented
+            self._modules.require_unchanged(value.__module__, value.__qualname__)
+            return NotImplemented
+        reduce = copyreg.dispatch_table.get(type(value))
+        reduced = reduce(value) if reduce else value.__reduce_ex__(5)
+        if isinstance(reduced, str):
+            # A global name.
+            self._modules.require_unchanged(pickle.whichmodule(value, reduced), reduced)  # type: ignore[attr-defined]
+        return reduced
 
 
 class _LimitedFile(io.BytesIO):
@@ -76,7 +110,8 @@ def pickle_call(call: Callable[[], Any], modules: ForkedModules) -> Payload:
         raw = buffer.raw()
         file.require_room(len(raw))
         file.buffers_bytes += len(raw)
-        buffers.append(raw)
+        # A copy: the program may change its array before it is sent.
+        buffers.append(bytes(raw))
 
     try:
         _CallPickler(file, modules, take_buffer).dump(call)
@@ -85,7 +120,3 @@ def pickle_call(call: Callable[[], Any], modules: ForkedModules) -> Payload:
     except Exception as error:  # Any object may raise anything when it is pickled.
         raise NotShared from error
     return Payload(file.getvalue(), buffers)
-
-
-def _main_module() -> ModuleType:
-    return sys.modules["__main__"]

@@ -21,15 +21,22 @@ _PROTOCOL = 5
 
 def run_in_child(child: Child, call: Call) -> NoReturn:
     """Runs a call and ends the child, whatever comes of it."""
+    status = 1
     try:
         child.write_result(_encode_in_band(call))
         status = 0
     except BaseException:
         traceback.print_exc()
-        status = 1
-    flush_streams()
-    # Other threads, and what was registered with atexit, are the parent's.
-    os._exit(status)
+    finally:
+        end_child(status)
+
+
+def end_child(status: int) -> NoReturn:
+    """Ends this child, whatever its streams do. Other threads, and what was registered with atexit, are the parent's."""
+    try:
+        flush_streams()
+    finally:
+        os._exit(status)
 
 
 def flush_streams() -> None:
@@ -37,7 +44,7 @@ def flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (AttributeError, OSError, ValueError):
+        except Exception:  # It may be the program's own.
             pass
 
 
@@ -60,15 +67,23 @@ def _encode_in_band(call: Call) -> bytes:
 
 def encode_failure(error: BaseException) -> bytes:
     """What a call raised, with its traceback."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    error.__traceback__ = None
+    text = _safe_text(lambda: "".join(traceback.format_exception(type(error), error, error.__traceback__)))
     try:
+        error.__traceback__ = None
         pickled = pickle.dumps((False, (error, text)), _PROTOCOL)
         pickle.loads(pickled)  # An exception whose constructor wants more than its arguments says so only here.
         return pickled
-    except Exception:
-        stand_in = RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
+    except BaseException:  # Its class may do anything.
+        message = _safe_text(lambda: str(error))
+        stand_in = RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {message}")
         return pickle.dumps((False, (stand_in, text)), _PROTOCOL)
+
+
+def _safe_text(describe: Callable[[], str]) -> str:
+    try:
+        return describe()
+    except BaseException as error:
+        return f"<{type(error).__name__} while it was described>"
 
 
 def run_chunk(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[bytes]:
@@ -104,5 +119,8 @@ def decode_outcome(payload: Payload) -> Any:
     if is_value:
         return content
     error, text = content
-    error.__cause__ = RemoteTraceback(text)
+    try:
+        error.__cause__ = RemoteTraceback(text)
+    except Exception:
+        pass  # It is frozen.
     raise error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import traceback
 from typing import Callable, NoReturn, Sequence
 
 from . import _channel, _task
 from ._channel import Channel, Frame, Payload
 from ._checkpoint import Child
+from ._output import OutputSender, use_standard_streams
 
 #: How a worker ends whose channel is at its end, and one that cannot work.
 _EXIT_OK, _EXIT_FAILED = 0, 1
@@ -18,18 +20,36 @@ def run_worker(child: Child, calls: Sequence[_task.Call], initializer: Callable[
     """Runs calls until the channel ends. ``calls`` are those that its seed was made for."""
     status = _EXIT_FAILED
     try:
-        channel = Channel(child.take_channel(), blocking=True)
+        channel = _LockedChannel(child.take_channel(), blocking=True)
+        # A process that a call makes with os.fork would read the calls of this one.
+        os.register_at_fork(after_in_child=channel.abandon)
+        use_standard_streams()
+        output = OutputSender(lambda stream, data: channel.send(_channel.OUTPUT, stream, Payload(data)))
+        output.begin_call()
         if initializer is None or _initialize(channel, initializer):
             while (frame := channel.receive_one()) is not None:
+                output.begin_call()
                 payload = _task.encode_outcome(_find_call(frame, calls))
                 _task.flush_streams()
+                output.end_call()
                 channel.send(_channel.OUTCOME, frame.task, payload)
             status = _EXIT_OK
     except BaseException:
         traceback.print_exc()
-    _task.flush_streams()
-    # Other threads, and what was registered with atexit, are the parent's.
-    os._exit(status)
+    finally:
+        _task.end_child(status)
+
+
+class _LockedChannel(Channel):
+    """Frames are sent by the thread that runs calls, and by the one that sends output."""
+
+    def __init__(self, fd: int, blocking: bool) -> None:
+        super().__init__(fd, blocking)
+        self._lock = threading.Lock()
+
+    def send(self, kind: int, task: int, payload: Payload) -> None:
+        with self._lock:
+            super().send(kind, task, payload)
 
 
 def _initialize(channel: Channel, initializer: Callable[[], object]) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Iterable, Protocol
@@ -24,8 +23,10 @@ from ._batch import death_error
 from ._channel import Channel, Frame, Payload
 from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed
 from ._future import ChildFuture
+from ._output import LOG, OutputPrinter
 from ._pickling import ForkedModules
 from ._protocol import Message
+from ._task_queue import TaskQueue
 
 #: Completes a future. Called without the lock.
 Completion = Callable[[], None]
@@ -46,8 +47,9 @@ class WorkerSeed:
     next_index: int = 0
     #: A worker could not be started while others live: these do the work.
     is_short: bool = False
-    #: Calls of this seed that are not over.
+    #: Calls of this seed that are not over, and those of them that wait.
     calls_left: int = 0
+    queue: TaskQueue[TaskEntry] = field(default_factory=TaskQueue)
 
 
 @dataclass(eq=False)
@@ -74,6 +76,7 @@ class Worker:
     index: int
     child: str | None = None
     channel: Channel | None = None
+    output: OutputPrinter | None = None
     task: TaskEntry | None = None
     #: When its task is to be over, on the monotonic clock.
     deadline: float | None = None
@@ -116,11 +119,13 @@ class WorkerHost(Protocol):
 class WorkerPool:
     """Workers, their seeds, and the tasks that are not over."""
 
-    def __init__(self, host: WorkerHost, workers_max: int, timeout: float | None) -> None:
+    def __init__(self, host: WorkerHost, workers_max: int, timeout: float | None, output: str = LOG) -> None:
         self._host = host
+        self._output = output
         self._workers_max = workers_max
         self._timeout = timeout
-        self._queue: deque[TaskEntry] = deque()
+        #: Pickled calls: workers of the newest seed run them.
+        self._pickled: TaskQueue[TaskEntry] = TaskQueue()
         self._tasks: dict[int, TaskEntry] = {}
         self._seeds: list[WorkerSeed] = []
         self._next_task = 0
@@ -156,7 +161,7 @@ class WorkerPool:
             seed.calls_left += 1
         task = TaskEntry(number, future, seed, payload, retries)
         self._tasks[number] = task
-        self._queue.append(task)
+        self._queue_of(task).append(task)
         return future
 
     def cancel(self, number: int) -> None:
@@ -166,7 +171,7 @@ class WorkerPool:
             return
         worker = next((worker for worker in self._workers() if worker.task is task), None)
         if worker is None:
-            self._queue.remove(task)
+            self._queue_of(task).remove(task)
         else:
             worker.task = worker.deadline = None
             worker.is_retired = True
@@ -176,14 +181,15 @@ class WorkerPool:
     @property
     def queued_futures(self) -> list[ChildFuture[Any]]:
         """Those of calls that have not begun."""
-        return [task.future for task in self._queue]
+        queues = [seed.queue for seed in self._seeds] + [self._pickled]
+        return [task.future for queue in queues for task in queue]
 
     def fail_all(self, error: Exception) -> list[Completion]:
         """The daemon has gone."""
         failed: list[Completion] = [partial(task.future.complete, partial(_raise, error)) for task in self._tasks.values()]
         for worker in self._workers():
             self._close_channel(worker)
-        self._queue.clear()
+        self._pickled.take_all()
         self._tasks.clear()
         self._seeds.clear()
         return failed
@@ -195,6 +201,7 @@ class WorkerPool:
         worker.child = message["child"]
         if fds and not worker.is_retired:
             worker.channel = Channel(fds[0], blocking=False)
+            worker.output = OutputPrinter(worker.child, self._output)
             self._host.watch_channel(worker)
         else:
             for fd in fds:
@@ -232,20 +239,25 @@ class WorkerPool:
         return completions
 
     def _handle_frame(self, worker: Worker, frame: Frame) -> list[Completion]:
+        assert worker.output is not None
+        if frame.kind == _channel.OUTPUT:
+            return [partial(worker.output.print, frame.task, bytes(frame.payload.pickle))]
         if frame.kind == _channel.INITIALIZER_FAILED:
             self._broken = InitializerFailed(str(worker.child))
             self._broken.__cause__ = _task.outcome_error(frame.payload)
-            if worker.task is not None:
-                # It was sent before the worker said so.
-                self._queue.append(worker.task)
+            # Its own was sent before the worker said so.
+            failed = [worker.task] if worker.task is not None else []
+            failed += [task for seed in self._seeds for task in seed.queue.take_all()] + self._pickled.take_all()
             worker.task = worker.deadline = None
-            return self._fail_queued(list(self._queue), self._broken)
-        task, worker.task, worker.deadline = worker.task, None, None
+            return self._fail(failed, self._broken)
+        task = worker.task
         if task is None or frame.task != task.number:
             return []
+        worker.task = worker.deadline = None
         worker.has_worked = True
         self._finish(task)
-        return [partial(task.future.complete, partial(_task.decode_outcome, frame.payload))]
+        complete = partial(task.future.complete, partial(_task.decode_outcome, frame.payload))
+        return [worker.output.end_call, complete]
 
     # ---- ends
 
@@ -268,26 +280,27 @@ class WorkerPool:
         if task.retries and not worker.is_late:
             task.retries -= 1
             task.future.child = None
-            self._queue.appendleft(task)
+            self._queue_of(task).append_first(task)
             return []
-        self._finish(task)
-        return [partial(task.future.complete, partial(_raise, error))]
+        return self._fail([task], error)
 
     def _handle_useless(self, seed: WorkerSeed, error: Exception) -> list[Completion]:
         """A worker of a seed ended before it did anything. Where there is no other, the calls that need one fail."""
         seed.is_short = bool(seed.workers)
         if seed.is_short:
             return []
-        needing = [task for task in self._queue if (task.seed or self.newest_seed) is seed]
-        return self._fail_queued(needing, error)
+        needing = seed.queue.take_all() + (self._pickled.take_all() if seed is self.newest_seed else [])
+        return self._fail(needing, error)
 
-    def _fail_queued(self, tasks: Iterable[TaskEntry], error: Exception) -> list[Completion]:
+    def _fail(self, tasks: Iterable[TaskEntry], error: Exception) -> list[Completion]:
         completions: list[Completion] = []
         for task in tasks:
-            self._queue.remove(task)
             self._finish(task)
             completions.append(partial(task.future.complete, partial(_raise, error)))
         return completions
+
+    def _queue_of(self, task: TaskEntry) -> TaskQueue[TaskEntry]:
+        return self._pickled if task.seed is None else task.seed.queue
 
     def _finish(self, task: TaskEntry) -> None:
         self._tasks.pop(task.number, None)
@@ -327,12 +340,8 @@ class WorkerPool:
 
     def _take_task(self, seed: WorkerSeed) -> TaskEntry | None:
         """The first task that a worker of this seed can run."""
-        is_newest = seed is self.newest_seed
-        for task in self._queue:
-            if task.seed is seed or (task.seed is None and is_newest):
-                self._queue.remove(task)
-                return task
-        return None
+        task = seed.queue.take()
+        return self._pickled.take() if task is None and seed is self.newest_seed else task
 
     def _start_task(self, worker: Worker, task: TaskEntry) -> None:
         assert worker.channel is not None
@@ -341,12 +350,17 @@ class WorkerPool:
             worker.deadline = time.monotonic() + self._timeout
         task.future.child = worker.child
         worker.channel.send(task.kind, task.number, task.payload)
+        if worker.channel.is_broken:
+            # The worker has ended before: it has not begun the call.
+            worker.task = worker.deadline = task.future.child = None
+            worker.is_retired = True
+            self._queue_of(task).append_first(task)
         self._host.watch_channel(worker)
 
     def _fork_missing(self) -> None:
         room = self._workers_max - sum(len(seed.workers) for seed in self._seeds)
         for seed in list(self._seeds):
-            waiting = sum(1 for task in self._queue if (task.seed or self.newest_seed) is seed)
+            waiting = len(seed.queue) + (len(self._pickled) if seed is self.newest_seed else 0)
             missing = waiting - sum(1 for worker in seed.workers.values() if worker.is_starting)
             seed.is_short = seed.is_short and waiting > 0 and bool(seed.workers)
             if seed.is_short:

@@ -1,5 +1,6 @@
 """Calls for workers that were forked earlier: only those that mean there what they mean here."""
 
+import functools
 import importlib
 import math
 import os
@@ -15,6 +16,11 @@ from farfork._pickling import PICKLED_BYTES_MAX, ForkedModules, NotShared, pickl
 
 def module_function(number: int) -> int:
     return number + 1
+
+
+@functools.lru_cache
+def cached_function(number: int) -> int:
+    return number
 
 
 def define_in_main(name: str, value: Any) -> None:
@@ -61,6 +67,34 @@ class Pickling(unittest.TestCase):
             self.assertEqual(pickle_call(second, ForkedModules()).load()(), "second")
         finally:
             delattr(sys.modules["__main__"], "defined_in_main")
+
+    def test_any_new_definition_in_main_may_be_used_by_a_call(self) -> None:
+        modules = ForkedModules()
+        first = main_function("first")
+        define_in_main("helper_in_main", first)
+        try:
+            # A call of no function of __main__ does not use it.
+            pickle_call(partial(module_function, 4), modules)
+            modules = ForkedModules()
+            first.__code__ = main_function("changed").__code__
+            define_in_main("other_in_main", main_function("other"))
+            self.refuse(first, modules)
+        finally:
+            for name in ("helper_in_main", "other_in_main"):
+                if hasattr(sys.modules["__main__"], name):
+                    delattr(sys.modules["__main__"], name)
+
+    def test_names_of_other_objects_are_compared_too(self) -> None:
+        module = sys.modules[__name__]
+        before = cached_function
+        modules = ForkedModules()
+        self.assertEqual(pickle_call(partial(cached_function, 1), modules).load()(), 1)
+        try:
+            setattr(module, "cached_function", functools.lru_cache(module_function))
+            getattr(module, "cached_function").__qualname__ = "cached_function"
+            self.refuse(partial(getattr(module, "cached_function"), 1), modules)
+        finally:
+            setattr(module, "cached_function", before)
 
     def test_a_module_that_was_imported_or_reloaded_since_is_not_shared(self) -> None:
         before = ForkedModules()

@@ -1,13 +1,16 @@
 """Calls in workers: who runs what, what workers keep and see, how they end and are replaced."""
 
+import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import unittest
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, as_completed, wait
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, Callable
 
 import farfork
@@ -173,8 +176,11 @@ class Workers(unittest.TestCase):
 
     def test_a_call_that_takes_too_long_ends_with_its_worker(self) -> None:
         with executor(max_workers=2, timeout=3) as workers:
-            with self.assertRaisesRegex(farfork.ChildTimeout, "more than 3 s"):
-                workers.submit(time.sleep, 600).result(PATIENCE_S)
+            # A worker that is forked for it, and one that has been idle.
+            for _ in range(2):
+                with self.assertRaisesRegex(farfork.ChildTimeout, "more than 3 s"):
+                    workers.submit(time.sleep, 600).result(PATIENCE_S)
+                self.assertEqual(workers.submit(square, 4).result(PATIENCE_S), 16)
             self.assertEqual(workers.submit(square, 5).result(PATIENCE_S), 25)
 
     def test_a_cancelled_call_is_not_begun_or_its_worker_is_killed(self) -> None:
@@ -237,6 +243,67 @@ class Workers(unittest.TestCase):
             for call in (nested, lambda: workers.submit(square, 2).result(), nested):
                 with self.assertRaisesRegex(farfork.DaemonNotFound, "cannot be forked further"):
                     workers.submit(call).result(PATIENCE_S)
+
+    def test_an_argument_may_be_changed_when_it_was_submitted(self) -> None:
+        with executor(max_workers=2) as workers:
+            self.assertEqual(workers.submit(square, 2).result(PATIENCE_S), 4)
+            for number in range(10):
+                data = bytearray([number]) * (1 << 20)
+                future = workers.submit(set, data)
+                data[:] = b"x" * len(data)
+                self.assertEqual(future.result(PATIENCE_S), {number})
+
+    def test_output_is_printed_while_calls_run(self) -> None:
+        def talk(number: int) -> int:
+            print("line", number)
+            print("error", number, file=sys.stderr, flush=True)
+            os.write(1, b"raw\n")
+            return number
+
+        texts = {}
+        for mode in ("tagged", "plain", "log"):
+            with redirect_stdout(io.StringIO()) as stdout, redirect_stderr(io.StringIO()) as stderr:
+                with executor(max_workers=1, output=mode) as workers:
+                    future = workers.submit(talk, 7)
+                    self.assertEqual(future.result(PATIENCE_S), 7)
+                texts[mode] = (stdout.getvalue().splitlines(), stderr.getvalue().splitlines())
+            name = f"[{future.child}] " if mode == "tagged" else ""
+            expected = [f"{name}line 7", f"{name}raw"], [f"{name}error 7"]
+            if mode == "log":
+                expected = [], []
+            self.assertEqual((sorted(texts[mode][0]), texts[mode][1]), expected)
+
+    def test_what_a_call_forks_runs_no_other_calls(self) -> None:
+        def fork_both() -> int:
+            os.fork()
+            return os.getpid()
+
+        with executor(max_workers=1) as workers:
+            # Either process may be the worker from now on, or neither.
+            workers.submit(fork_both).exception(PATIENCE_S)
+            outcomes = [workers.submit(square, number) for number in range(20)]
+            for number, outcome in enumerate(outcomes):
+                if outcome.exception(PATIENCE_S) is None:
+                    self.assertEqual(outcome.result(0), number * number)
+
+    def test_calls_are_over_before_the_program_ends(self) -> None:
+        program = (
+            "import farfork, sys, time\n"
+            "workers = farfork.Executor(sys.argv[1:], max_workers=1)\n"
+            "for number in range(4):\n"
+            "    future = workers.submit(pow, number, 2)\n"
+            "    future.add_done_callback(lambda done: print(done.result(), flush=True))\n"
+        )
+        line = [sys.executable, "-c", program, *nodes()]
+        ended = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual((ended.stdout.split(), ended.returncode), (["0", "1", "4", "9"], 0), ended.stderr)
+
+    def test_executors_do_not_disturb_the_checkpoints_of_others(self) -> None:
+        with executor(max_workers=2) as first, executor(reuse_workers=False) as second:
+            for number in range(15):
+                futures = [first.submit(lambda: square(number)) for _ in range(2)]
+                futures += [second.submit(square, number) for _ in range(2)]
+                self.assertEqual([future.result(PATIENCE_S) for future in futures], [number * number] * 4)
 
     def test_threads_and_callbacks_may_submit(self) -> None:
         with executor(max_workers=3) as workers:

@@ -1,0 +1,125 @@
+"""The output of workers: a worker sends what it writes to its standard streams, and the executor prints it.
+
+The streams of a child are files, so its log has everything, also if the worker is killed. The worker reads these files
+again while a call runs, and before it sends the call's outcome.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import sys
+import threading
+import time
+from typing import Callable
+
+#: How an executor treats output: lines with the worker's name, as it is, or only in the child's log.
+TAGGED, PLAIN, LOG = "tagged", "plain", "log"
+MODES = (TAGGED, PLAIN, LOG)
+
+#: Between two looks for new output while a call runs, in seconds.
+_INTERVAL_S = 0.1
+_PIECE_BYTES = 64 << 10
+
+#: Where a line ends: progress bars return to its beginning.
+_LINE_END = re.compile("[\r\n]")
+
+
+class OutputSender:
+    """In a worker: sends what is written to standard output (1) and standard error (2)."""
+
+    def __init__(self, send: Callable[[int, bytes], None]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._files: dict[int, int] = {}
+        self._offsets = {1: 0, 2: 0}
+        self._works = threading.Event()
+        for stream in self._offsets:
+            try:
+                # Of its own: it has another position, and may be read.
+                self._files[stream] = os.open(f"/proc/self/fd/{stream}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                pass  # The stream was closed, or belongs to another user: its output is in the log alone.
+        threading.Thread(target=self._run, name="farfork-output", daemon=True).start()
+
+    def begin_call(self) -> None:
+        """From now on, output is sent as it is written."""
+        self._works.set()
+
+    def end_call(self) -> None:
+        """Sends the rest."""
+        self._works.clear()
+        self._send_new()
+
+    def _run(self) -> None:
+        while True:
+            self._works.wait()
+            time.sleep(_INTERVAL_S)
+            self._send_new()
+
+    def _send_new(self) -> None:
+        with self._lock:
+            for stream, fd in self._files.items():
+                while piece := os.pread(fd, _PIECE_BYTES, self._offsets[stream]):
+                    self._offsets[stream] += len(piece)
+                    self._send(stream, piece)
+
+
+def use_standard_streams() -> None:
+    """In a worker: ``sys.stdout`` and ``sys.stderr`` write to the standard streams, also where the program has others, as a
+    notebook does."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        try:
+            is_standard = getattr(sys, name).fileno() == fd
+        except Exception:  # It is the program's own, or none.
+            is_standard = False
+        if not is_standard:
+            setattr(sys, name, open(fd, "w", buffering=1, errors="backslashreplace", closefd=False))
+
+
+class OutputPrinter:
+    """In the program: prints the output of one worker."""
+
+    def __init__(self, worker: str, mode: str) -> None:
+        self._prefix = f"[{worker}] " if mode == TAGGED else ""
+        self._mode = mode
+        self._decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in (1, 2)}
+        self._unfinished = {1: "", 2: ""}
+
+    def print(self, stream: int, data: bytes) -> None:
+        """Prints what came of a stream. A line is kept until it is finished."""
+        if self._mode == LOG:
+            return
+        text = self._decoders[stream].decode(data)
+        if self._prefix:
+            text, self._unfinished[stream] = _finished_lines(self._unfinished[stream] + text, self._prefix)
+        _write(stream, text)
+
+    def end_call(self) -> None:
+        """Prints lines that the call has not finished."""
+        for stream, rest in self._unfinished.items():
+            self._unfinished[stream] = ""
+            _write(stream, f"{self._prefix}{rest}\n" if rest else "")
+
+
+def _finished_lines(text: str, prefix: str) -> tuple[str, str]:
+    """The finished lines of a text, each with the prefix, and the rest."""
+    lines = []
+    begin = 0
+    for end in _LINE_END.finditer(text):
+        line = text[begin : end.end()]
+        # A progress bar begins with its return.
+        lines.append(prefix + line if line.strip("\r\n") else line)
+        begin = end.end()
+    return "".join(lines), text[begin:]
+
+
+def _write(stream: int, text: str) -> None:
+    target = sys.stdout if stream == 1 else sys.stderr
+    if text and target is not None:
+        try:
+            target.write(text)
+            target.flush()
+        except (OSError, ValueError):
+            pass  # Nobody reads it: a closed stream does not end calls.
