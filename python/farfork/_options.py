@@ -1,14 +1,29 @@
-"""How an executor's children are started: its arguments, checked, as fields of fork requests."""
+"""An executor's arguments, checked, and as fields of fork requests."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 from . import _protocol
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True)
+class ExecutorOptions:
+    """An executor's arguments, checked."""
+
+    nodes: list[str]
+    #: The fields of a fork request that are the same for all children.
+    fork_fields: dict[str, Any]
+    children_max: int
+    #: Of a call, in seconds.
+    timeout: float | None
+    retries: int
+    output: str
 
 
 def parse_size(size: int | str) -> int:

@@ -10,8 +10,9 @@ import copyreg
 import io
 import pickle
 import sys
+from functools import cached_property
 from types import FunctionType, ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 from ._channel import Payload
 
@@ -31,11 +32,26 @@ class ForkedModules:
         self._globals = {name: dict(vars(module)) for name, module in modules if isinstance(module, ModuleType)}
         self._main = _main_definitions()
 
+    def compare(self) -> NameCheck:
+        """For the calls of one submission."""
+        return NameCheck(self._globals, self._main)
+
+
+class NameCheck:
+    """Compares what global names lead to now with what they led to when a seed was made."""
+
+    def __init__(self, module_globals: dict[str, dict[str, Any]], main: list[tuple[str, Any]]) -> None:
+        self._globals, self._main = module_globals, main
+
+    @cached_property
+    def _is_main_changed(self) -> bool:
+        return _main_definitions() != self._main
+
     def require_unchanged(self, module: str | None, name: str) -> None:
-        """Raises :class:`NotShared` if a global name may lead to something else than when the seed was made."""
+        """Raises :class:`NotShared` if a global name may lead to something else."""
         if module == "__main__":
             # A definition may use any other: notebooks and interactive sessions define functions and classes again and again.
-            if _main_definitions() != self._main:
+            if self._is_main_changed:
                 raise NotShared
             return
         root = name.partition(".")[0]
@@ -72,19 +88,19 @@ class _Identity:
 
 
 class _CallPickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, modules: ForkedModules, buffer_callback: Callable[[Any], None]) -> None:
+    def __init__(self, file: io.BytesIO, names: NameCheck, buffer_callback: Callable[[Any], None]) -> None:
         super().__init__(file, 5, buffer_callback=buffer_callback)
-        self._modules = modules
+        self._names = names
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (FunctionType, type)):
-            self._modules.require_unchanged(value.__module__, value.__qualname__)
+            self._names.require_unchanged(value.__module__, value.__qualname__)
             return NotImplemented
         reduce = copyreg.dispatch_table.get(type(value))
         reduced = reduce(value) if reduce else value.__reduce_ex__(5)
         if isinstance(reduced, str):
             # A global name.
-            self._modules.require_unchanged(pickle.whichmodule(value, reduced), reduced)  # type: ignore[attr-defined]
+            self._names.require_unchanged(pickle.whichmodule(value, reduced), reduced)  # type: ignore[attr-defined]
         return reduced
 
 
@@ -102,8 +118,13 @@ class _LimitedFile(io.BytesIO):
             raise NotShared
 
 
-def pickle_call(call: Callable[[], Any], modules: ForkedModules) -> Payload:
-    """A call for a worker. Raises :class:`NotShared` if it cannot be pickled, is too large, or has changed since."""
+def pickle_calls(calls: Iterable[Callable[[], Any]], modules: ForkedModules) -> list[Payload]:
+    """Calls for workers. Raises :class:`NotShared` if one cannot be pickled, is too large, or has changed since."""
+    names = modules.compare()
+    return [_pickle_call(call, names) for call in calls]
+
+
+def _pickle_call(call: Callable[[], Any], names: NameCheck) -> Payload:
     file, buffers = _LimitedFile(), []
 
     def take_buffer(buffer: pickle.PickleBuffer) -> None:
@@ -114,7 +135,7 @@ def pickle_call(call: Callable[[], Any], modules: ForkedModules) -> Payload:
         buffers.append(bytes(raw))
 
     try:
-        _CallPickler(file, modules, take_buffer).dump(call)
+        _CallPickler(file, names, take_buffer).dump(call)
     except NotShared:
         raise
     except Exception as error:  # Any object may raise anything when it is pickled.

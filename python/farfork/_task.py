@@ -91,7 +91,7 @@ def run_chunk(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[byte
     return [_encode_in_band(partial(fn, *arguments)) for arguments in chunk]
 
 
-def value_or_error(result: bytes) -> Any:
+def value_or_error(result: bytes | bytearray) -> Any:
     """What a call gave, or what it raised, as a value."""
     try:
         return decode_result(result)
@@ -99,18 +99,9 @@ def value_or_error(result: bytes) -> Any:
         return error
 
 
-def decode_result(result: bytes) -> Any:
+def decode_result(result: bytes | bytearray) -> Any:
     """What a call gave. Raises what it raised, with the child's traceback as its cause."""
     return decode_outcome(Payload(result))
-
-
-def outcome_error(payload: Payload) -> BaseException | None:
-    """What a call raised; ``None`` if it returned."""
-    try:
-        decode_outcome(payload)
-    except BaseException as error:
-        return error
-    return None
 
 
 def decode_outcome(payload: Payload) -> Any:

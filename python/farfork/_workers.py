@@ -1,7 +1,7 @@
 """The workers of an executor: which task runs on which, when workers are forked, and when they end.
 
-All methods are called with the executor's lock held. ``_executor`` passes in the daemon's messages, and what channels
-have, and completes futures with what these methods return.
+All methods are called with the collector's lock held. ``_collector`` passes in the daemon's messages, says which channels are
+ready, and completes futures with what these methods return.
 
 ::
 
@@ -23,7 +23,8 @@ from ._batch import death_error
 from ._channel import Channel, Frame, Payload
 from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed
 from ._future import ChildFuture
-from ._output import LOG, OutputPrinter
+from ._options import ExecutorOptions
+from ._output import OutputPrinter
 from ._pickling import ForkedModules
 from ._protocol import Message
 from ._task_queue import TaskQueue
@@ -94,7 +95,8 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        return self.channel is not None and self.task is None and self.end is None and not self.is_retired
+        is_open = self.channel is not None and not self.channel.is_broken
+        return is_open and self.task is None and self.end is None and not self.is_retired
 
     @property
     def is_starting(self) -> bool:
@@ -106,9 +108,9 @@ class Worker:
 
 
 class WorkerHost(Protocol):
-    """What the pool asks of its executor."""
+    """What the pool asks of the collector."""
 
-    def fork_workers(self, seed: WorkerSeed, first: int, count: int) -> None: ...
+    def fork_workers(self, seed: WorkerSeed, indices: range) -> None: ...
     def kill_worker(self, worker: Worker) -> None: ...
     def drop_seed(self, seed: WorkerSeed) -> None: ...
     def watch_channel(self, worker: Worker) -> None: ...
@@ -119,11 +121,9 @@ class WorkerHost(Protocol):
 class WorkerPool:
     """Workers, their seeds, and the tasks that are not over."""
 
-    def __init__(self, host: WorkerHost, workers_max: int, timeout: float | None, output: str = LOG) -> None:
+    def __init__(self, host: WorkerHost, options: ExecutorOptions) -> None:
         self._host = host
-        self._output = output
-        self._workers_max = workers_max
-        self._timeout = timeout
+        self._options = options
         #: Pickled calls: workers of the newest seed run them.
         self._pickled: TaskQueue[TaskEntry] = TaskQueue()
         self._tasks: dict[int, TaskEntry] = {}
@@ -152,14 +152,14 @@ class WorkerPool:
     def has_batch(self, batch: int) -> bool:
         return any(seed.batch == batch for seed in self._seeds)
 
-    def add_task(self, payload: Payload, seed: WorkerSeed | None, retries: int) -> ChildFuture[Any]:
+    def add_task(self, payload: Payload, seed: WorkerSeed | None) -> ChildFuture[Any]:
         """Queues a call. ``seed`` is the seed of a call by reference."""
         number = self._next_task
         self._next_task += 1
         future: ChildFuture[Any] = ChildFuture(partial(self._host.cancel_task, number))
         if seed is not None:
             seed.calls_left += 1
-        task = TaskEntry(number, future, seed, payload, retries)
+        task = TaskEntry(number, future, seed, payload, self._options.retries)
         self._tasks[number] = task
         self._queue_of(task).append(task)
         return future
@@ -194,6 +194,12 @@ class WorkerPool:
         self._seeds.clear()
         return failed
 
+    def abandon(self) -> None:
+        """In a process that os.fork has made: the workers go on as the parent's."""
+        for worker in self._workers():
+            if worker.channel is not None:
+                worker.channel.abandon()
+
     # ---- messages of the daemon
 
     def handle_started(self, message: Message, fds: list[int]) -> None:
@@ -201,7 +207,7 @@ class WorkerPool:
         worker.child = message["child"]
         if fds and not worker.is_retired:
             worker.channel = Channel(fds[0], blocking=False)
-            worker.output = OutputPrinter(worker.child, self._output)
+            worker.output = OutputPrinter(worker.child, self._options.output)
             self._host.watch_channel(worker)
         else:
             for fd in fds:
@@ -216,7 +222,6 @@ class WorkerPool:
     def handle_ended(self, message: Message) -> list[Completion]:
         worker = self._find_worker(message)
         worker.end = message
-        worker.end_deadline = time.monotonic() + _LAST_PIECE_S
         # What it sent before is still to be received.
         return self._handle_end(worker) if worker.channel is None else self.handle_channel(worker)
 
@@ -244,7 +249,7 @@ class WorkerPool:
             return [partial(worker.output.print, frame.task, bytes(frame.payload.pickle))]
         if frame.kind == _channel.INITIALIZER_FAILED:
             self._broken = InitializerFailed(str(worker.child))
-            self._broken.__cause__ = _task.outcome_error(frame.payload)
+            self._broken.__cause__ = _task.value_or_error(frame.payload.pickle)
             # Its own was sent before the worker said so.
             failed = [worker.task] if worker.task is not None else []
             failed += [task for seed in self._seeds for task in seed.queue.take_all()] + self._pickled.take_all()
@@ -273,7 +278,7 @@ class WorkerPool:
         worker.task = None
         if worker.is_late:
             error: ChildDied = ChildTimeout(
-                child, f"it was killed: its call took more than {self._timeout} s", signal_number=9, limit="time"
+                child, f"it was killed: its call took more than {self._options.timeout} s", signal_number=9, limit="time"
             )
         else:
             error = death_error(child, message)
@@ -346,19 +351,18 @@ class WorkerPool:
     def _start_task(self, worker: Worker, task: TaskEntry) -> None:
         assert worker.channel is not None
         worker.task = task
-        if self._timeout is not None:
-            worker.deadline = time.monotonic() + self._timeout
+        if self._options.timeout is not None:
+            worker.deadline = time.monotonic() + self._options.timeout
         task.future.child = worker.child
         worker.channel.send(task.kind, task.number, task.payload)
         if worker.channel.is_broken:
             # The worker has ended before: it has not begun the call.
             worker.task = worker.deadline = task.future.child = None
-            worker.is_retired = True
             self._queue_of(task).append_first(task)
         self._host.watch_channel(worker)
 
     def _fork_missing(self) -> None:
-        room = self._workers_max - sum(len(seed.workers) for seed in self._seeds)
+        room = self._options.children_max - sum(len(seed.workers) for seed in self._seeds)
         for seed in list(self._seeds):
             waiting = len(seed.queue) + (len(self._pickled) if seed is self.newest_seed else 0)
             missing = waiting - sum(1 for worker in seed.workers.values() if worker.is_starting)
@@ -370,9 +374,10 @@ class WorkerPool:
             count = min(missing, room)
             if count > 0:
                 room -= count
-                first, seed.next_index = seed.next_index, seed.next_index + count
-                seed.workers.update({index: Worker(seed, index) for index in range(first, first + count)})
-                self._host.fork_workers(seed, first, count)
+                indices = range(seed.next_index, seed.next_index + count)
+                seed.next_index = indices.stop
+                seed.workers.update({index: Worker(seed, index) for index in indices})
+                self._host.fork_workers(seed, indices)
 
     def _retire_idle_of_others(self, seed: WorkerSeed) -> None:
         """Idle workers of other seeds make room."""

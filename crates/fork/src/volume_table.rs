@@ -101,7 +101,7 @@ impl VolumeTable {
 }
 
 fn volume_name(mount: &Mount) -> Option<&str> {
-    mount.source.strip_prefix(VOLUME_SOURCE_PREFIX).filter(|_| mount.filesystem == VOLUME_FILESYSTEM)
+    mount.source.strip_prefix(VOLUME_SOURCE_PREFIX).filter(|_| mount.is_volume())
 }
 
 /// All files and directories of a descriptor that have a path.

@@ -11,7 +11,13 @@ from functools import partial
 from types import FunctionType
 from typing import Any, Callable
 
-from farfork._pickling import PICKLED_BYTES_MAX, ForkedModules, NotShared, pickle_call
+from farfork._channel import Payload
+from farfork._pickling import PICKLED_BYTES_MAX, ForkedModules, NotShared, pickle_calls
+
+
+def pickle_one(call: Callable[[], Any], modules: ForkedModules) -> Payload:
+    [payload] = pickle_calls([call], modules)
+    return payload
 
 
 def module_function(number: int) -> int:
@@ -38,13 +44,13 @@ def main_function(text: str) -> FunctionType:
 class Pickling(unittest.TestCase):
     def refuse(self, call: Callable[[], Any], modules: ForkedModules) -> None:
         with self.assertRaises(NotShared):
-            pickle_call(call, modules)
+            pickle_one(call, modules)
 
     def test_a_call_of_a_module_is_pickled(self) -> None:
         modules = ForkedModules()
-        self.assertEqual(pickle_call(partial(module_function, 4), modules).load()(), 5)
-        self.assertEqual(pickle_call(partial(math.gcd, 4, 6), modules).load()(), 2)
-        self.assertEqual(pickle_call(partial(sorted, [2, 1]), modules).load()(), [1, 2])
+        self.assertEqual(pickle_one(partial(module_function, 4), modules).load()(), 5)
+        self.assertEqual(pickle_one(partial(math.gcd, 4, 6), modules).load()(), 2)
+        self.assertEqual(pickle_one(partial(sorted, [2, 1]), modules).load()(), [1, 2])
 
     def test_what_cannot_be_pickled_or_is_too_large_is_not_shared(self) -> None:
         modules = ForkedModules()
@@ -59,12 +65,12 @@ class Pickling(unittest.TestCase):
         define_in_main("defined_in_main", first)
         try:
             modules = ForkedModules()
-            self.assertEqual(pickle_call(first, modules).load()(), "first")
+            self.assertEqual(pickle_one(first, modules).load()(), "first")
             self.refuse(second, modules)
             define_in_main("defined_in_main", second)
             self.refuse(first, modules)
             self.refuse(second, modules)
-            self.assertEqual(pickle_call(second, ForkedModules()).load()(), "second")
+            self.assertEqual(pickle_one(second, ForkedModules()).load()(), "second")
         finally:
             delattr(sys.modules["__main__"], "defined_in_main")
 
@@ -74,7 +80,7 @@ class Pickling(unittest.TestCase):
         define_in_main("helper_in_main", first)
         try:
             # A call of no function of __main__ does not use it.
-            pickle_call(partial(module_function, 4), modules)
+            pickle_one(partial(module_function, 4), modules)
             modules = ForkedModules()
             first.__code__ = main_function("changed").__code__
             define_in_main("other_in_main", main_function("other"))
@@ -88,7 +94,7 @@ class Pickling(unittest.TestCase):
         module = sys.modules[__name__]
         before = cached_function
         modules = ForkedModules()
-        self.assertEqual(pickle_call(partial(cached_function, 1), modules).load()(), 1)
+        self.assertEqual(pickle_one(partial(cached_function, 1), modules).load()(), 1)
         try:
             setattr(module, "cached_function", functools.lru_cache(module_function))
             getattr(module, "cached_function").__qualname__ = "cached_function"
@@ -107,8 +113,8 @@ class Pickling(unittest.TestCase):
                 module = importlib.import_module(name)
                 self.refuse(module.make, before)
                 after = ForkedModules()
-                pickle_call(module.make, after)
-                pickle_call(partial(str, module.Thing()), after)
+                pickle_one(module.make, after)
+                pickle_one(partial(str, module.Thing()), after)
                 importlib.reload(module)
                 self.refuse(module.make, after)
                 self.refuse(partial(str, module.Thing()), after)

@@ -9,12 +9,18 @@ from typing import Any
 from farfork import ChildDied, ChildNotStarted, _channel, _protocol
 from farfork._channel import Channel, Payload
 from farfork._future import ChildFuture
+from farfork._options import ExecutorOptions
+from farfork._output import LOG
 from farfork._pickling import ForkedModules
 from farfork._workers import Completion, Worker, WorkerPool, WorkerSeed
 
 
 def message(kind: int, **fields: Any) -> _protocol.Message:
     return _protocol.decode(_protocol.encode(kind, 0, batch=1, **fields))
+
+
+def options(children_max: int, retries: int = 0) -> ExecutorOptions:
+    return ExecutorOptions([], {}, children_max, None, retries, LOG)
 
 
 class Host:
@@ -25,8 +31,8 @@ class Host:
         self.killed: list[int] = []
         self.dropped: list[str] = []
 
-    def fork_workers(self, seed: WorkerSeed, first: int, count: int) -> None:
-        self.forked += [(seed.id, index) for index in range(first, first + count)]
+    def fork_workers(self, seed: WorkerSeed, indices: range) -> None:
+        self.forked += [(seed.id, index) for index in indices]
 
     def kill_worker(self, worker: Worker) -> None:
         self.killed.append(worker.index)
@@ -46,8 +52,11 @@ class Host:
 
 class Pool(unittest.TestCase):
     def setUp(self) -> None:
+        self.start_pool(retries=0)
+
+    def start_pool(self, retries: int) -> None:
         self.host = Host()
-        self.pool = WorkerPool(self.host, 2, None)
+        self.pool = WorkerPool(self.host, options(2, retries))
         self.seed = WorkerSeed(1, "s1", ForkedModules())
         self.pool.add_seed(self.seed)
         self.ends: dict[int, Channel] = {}
@@ -57,8 +66,8 @@ class Pool(unittest.TestCase):
         for end in self.ends.values():
             end.close()
 
-    def add_tasks(self, count: int, retries: int = 0) -> list[ChildFuture[Any]]:
-        futures = [self.pool.add_task(Payload(b"0"), self.seed, retries) for _ in range(count)]
+    def add_tasks(self, count: int) -> list[ChildFuture[Any]]:
+        futures = [self.pool.add_task(Payload(b"0"), self.seed) for _ in range(count)]
         self.pool.schedule()
         return futures
 
@@ -109,7 +118,8 @@ class Pool(unittest.TestCase):
         self.assertEqual(self.host.forked, [("s1", 0), ("s1", 1)])
 
     def test_a_call_is_run_again_as_often_as_allowed(self) -> None:
-        [future] = self.add_tasks(1, retries=1)
+        self.start_pool(retries=1)
+        [future] = self.add_tasks(1)
         self.start(0)
         self.end(0)
         self.assertFalse(future.done())
@@ -149,6 +159,19 @@ class Pool(unittest.TestCase):
             future.result(0)
         self.assertEqual(len(self.host.forked), 1)
 
+    def test_a_call_that_an_ended_worker_cannot_read_is_run_by_another(self) -> None:
+        [first] = self.add_tasks(1)
+        self.start(0)
+        self.answer(0, "first")
+        self.ends.pop(0).close()
+        [second] = self.add_tasks(1)
+        self.assertEqual((self.seed.workers[0].task, second.child), (None, None))
+        self.assertEqual(self.host.forked, [("s1", 0), ("s1", 1)])
+        self.complete(self.pool.handle_ended(message(_protocol.ENDED, index=0, how=_protocol.ENDED_SIGNAL, value=9)))
+        self.start(1)
+        self.answer(1, "second")
+        self.assertEqual((first.result(0), second.result(0)), ("first", "second"))
+
     def test_workers_of_an_older_seed_make_room(self) -> None:
         self.add_tasks(2)
         self.start(0)
@@ -157,7 +180,7 @@ class Pool(unittest.TestCase):
         self.answer(1, None)
         newer = WorkerSeed(2, "s2", ForkedModules())
         self.pool.add_seed(newer)
-        self.pool.add_task(Payload(b"0"), newer, 0)
+        self.pool.add_task(Payload(b"0"), newer)
         self.pool.schedule()
         self.assertEqual([self.ends[index].receive_one() for index in (0, 1)], [None, None])
         self.assertEqual(self.host.forked[2:], [])
@@ -183,10 +206,10 @@ class Pool(unittest.TestCase):
 class Descriptors(unittest.TestCase):
     def test_a_worker_that_is_not_wanted_any_more_leaves_no_descriptor(self) -> None:
         host = Host()
-        pool = WorkerPool(host, 1, None)
+        pool = WorkerPool(host, options(1))
         seed = WorkerSeed(1, "s1", ForkedModules())
         pool.add_seed(seed)
-        pool.add_task(Payload(b"0"), seed, 0)
+        pool.add_task(Payload(b"0"), seed)
         pool.schedule()
         seed.workers[0].is_retired = True
         ours, theirs = socket.socketpair()

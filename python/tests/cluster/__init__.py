@@ -1,9 +1,10 @@
 """Tests on a running cluster of at least two nodes, as root. ``FARFORK_SOCKET`` or ``FARFORK_RUN_DIR`` leads to it."""
 
 import json
+import os
 import subprocess
 import time
-from typing import Any
+from typing import Any, Callable
 
 import farfork
 
@@ -28,3 +29,25 @@ def nodes() -> list[str]:
         if len(alive) >= 2:
             return [str(node["name"]) for node in alive[:2]]
     raise AssertionError("the tests need a cluster of two nodes")
+
+
+class Forked:
+    """A process that os.fork has made, which says a text and ends."""
+
+    def __init__(self, say: Callable[[], str]) -> None:
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.write(writer, say().encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        self._reader = reader
+
+    def text(self) -> str:
+        """What it said, when it has ended."""
+        with open(self._reader) as said:
+            text = said.read()
+        os.waitpid(self.pid, 0)
+        return text

@@ -16,7 +16,7 @@ from typing import Any
 
 import farfork
 
-from . import PATIENCE_S, command, nodes
+from . import PATIENCE_S, Forked, command, nodes
 
 TABLE = {number: f"value {number}" for number in range(200_000)}
 
@@ -316,19 +316,9 @@ class Executor(unittest.TestCase):
     def test_a_process_that_is_forked_meanwhile_has_calls_of_its_own(self) -> None:
         with executor() as children:
             waiting = children.submit(take_a_while, 0)
-            reader, writer = os.pipe()
-            forked = os.fork()
+            forked = Forked(lambda: str(children.submit(os.getpid).result(PATIENCE_S)))
             future = children.submit(os.getpid)
-            if forked == 0:
-                try:
-                    os.write(writer, str(future.result(PATIENCE_S)).encode())
-                    children.shutdown()
-                finally:
-                    os._exit(0)
-            os.close(writer)
-            with open(reader) as said:
-                self.assertEqual(said.read(), str(forked))
-            os.waitpid(forked, 0)
+            self.assertEqual(forked.text(), str(forked.pid))
             self.assertEqual(future.result(PATIENCE_S), os.getpid())
             waiting.result(PATIENCE_S)
             self.assertEqual(children.submit(square, 3).result(PATIENCE_S), 9)

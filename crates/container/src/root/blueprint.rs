@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use farfork_sys::mount::probe::{self, ProbedMount, VOLUME_FILESYSTEM};
+use farfork_sys::mount::probe::{self, ProbedMount};
 use farfork_sys::mount::table::{self, Mount};
 use farfork_sys::mount::watch::MountWatch;
 
@@ -28,7 +28,7 @@ impl ServedMount {
         let describe = |mount: &Mount| Self {
             device: mount.device.clone(),
             point: mount.point.clone(),
-            is_volume: mount.filesystem == VOLUME_FILESYSTEM,
+            is_volume: mount.is_volume(),
         };
         served.map(describe).collect()
     }

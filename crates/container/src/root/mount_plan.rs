@@ -75,7 +75,7 @@ pub(super) fn plan_steps(mounts: &[Mount], masked: &[PathBuf], unresponsive: &BT
 pub(super) fn mounts_to_probe(mounts: &[Mount], masked: &[PathBuf]) -> Vec<ProbedMount> {
     let is_probed = |mount: &&&Mount| {
         probe::is_served(&mount.filesystem)
-            && mount.filesystem != VOLUME_FILESYSTEM
+            && !mount.is_volume()
             && !masked.iter().any(|path| mount.point.starts_with(path))
     };
     let visible = table::visible_mounts(mounts);

@@ -8,7 +8,6 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::thread;
 
-use farfork_sys::mount::probe::VOLUME_FILESYSTEM;
 use farfork_sys::mount::table::{self, Attributes, Mount};
 use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
@@ -99,7 +98,7 @@ fn restrictions_of(mount: &Mount, protection: RootProtection) -> Attributes {
             refused |= Attributes::MOUNT_ATTR_NODEV;
         }
         // No layer keeps what is written to a volume.
-        if (is_kernel_view(mount) && !is_device) || mount.filesystem == VOLUME_FILESYSTEM {
+        if (is_kernel_view(mount) && !is_device) || mount.is_volume() {
             refused |= Attributes::MOUNT_ATTR_RDONLY;
         }
     }

@@ -34,7 +34,7 @@ pub(super) struct CheckpointReply {
     channel: Option<OwnedFd>,
 }
 
-/// What a child gets whose parent waited for the reply to its checkpoint request; nothing where it did not wait.
+/// The reply to a checkpoint request, opened for a child. It is empty if the parent did not wait for a reply.
 #[derive(Debug, Default)]
 pub(super) struct OpenedReply {
     /// If it is still to be sent.

@@ -69,7 +69,8 @@ pub(super) async fn serve_channel(
     let (mut reader, writer) = socket.into_split();
     tokio::spawn(write_inputs(inputs, writer));
     Ok(spawn_stream(|sink| async move {
-        while let Some(data) = read_chunk(&mut reader).await {
+        let mut space = vec![0; CHANNEL_CHUNK_BYTES];
+        while let Some(data) = read_chunk(&mut reader, &mut space).await {
             if send(&sink, v1::ChannelOutput { data }).await.is_err() {
                 break;
             }
@@ -90,15 +91,15 @@ fn into_async(socket: OwnedFd) -> io::Result<UnixStream> {
 }
 
 /// The next bytes; `None` at the end, and if the other side has closed.
-async fn read_chunk(reader: &mut OwnedReadHalf) -> Option<Vec<u8>> {
-    let mut data = Vec::with_capacity(CHANNEL_CHUNK_BYTES);
-    let count = reader.read_buf(&mut data).await.unwrap_or(0);
-    (count > 0).then_some(data)
+async fn read_chunk(reader: &mut OwnedReadHalf, space: &mut [u8]) -> Option<Vec<u8>> {
+    let count = reader.read(space).await.unwrap_or(0);
+    (count > 0).then(|| space[..count].to_vec())
 }
 
 /// From the program to the child's node.
 async fn send_inputs(mut reader: OwnedReadHalf, inputs: mpsc::Sender<v1::ChannelInput>) {
-    while let Some(data) = read_chunk(&mut reader).await {
+    let mut space = vec![0; CHANNEL_CHUNK_BYTES];
+    while let Some(data) = read_chunk(&mut reader, &mut space).await {
         if inputs.send(v1::ChannelInput { input: Some(Input::Data(data)) }).await.is_err() {
             return;
         }

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 
+use super::probe::VOLUME_FILESYSTEM;
+
 pub use rustix::mount::MountAttrFlags as Attributes;
 
 /// A table of some dozen mounts is not longer, in bytes.
@@ -49,6 +51,13 @@ pub fn read_thread_mounts() -> io::Result<Vec<Mount>> {
 /// The table of a mount namespace, held open: it can be read again and again, by whomever.
 #[derive(Debug)]
 pub struct MountTable(File);
+
+impl Mount {
+    /// Whether it is a mounted volume.
+    pub fn is_volume(&self) -> bool {
+        self.filesystem == VOLUME_FILESYSTEM
+    }
+}
 
 impl MountTable {
     /// That of the calling thread, as seen from its root; by way of a `/proc` of the thread's pid namespace, which need not be mounted in its

@@ -50,7 +50,7 @@ pub fn detach_dead_mounts(path: &Path) {
 pub fn abort_mount(path: &Path) -> io::Result<()> {
     let mounts = read_thread_mounts()?;
     let top = mounts.iter().rfind(|mount| mount.point == path);
-    if top.is_none_or(|mount| mount.filesystem != VOLUME_FILESYSTEM) {
+    if top.is_none_or(|mount| !mount.is_volume()) {
         return Err(io::ErrorKind::NotFound.into());
     }
     // MNT_FORCE aborts the connection first, and then finds the mount in use.
@@ -67,7 +67,7 @@ pub fn abort_mount(path: &Path) -> io::Result<()> {
 /// As reading the mounts in proc(5).
 pub fn has_volume_mount(path: &Path) -> io::Result<bool> {
     let mounts = read_thread_mounts()?;
-    Ok(mounts.iter().any(|mount| mount.point == path && mount.filesystem == VOLUME_FILESYSTEM))
+    Ok(mounts.iter().any(|mount| mount.point == path && mount.is_volume()))
 }
 
 fn is_dead(path: &Path) -> bool {

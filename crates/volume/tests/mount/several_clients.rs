@@ -236,7 +236,7 @@ fn a_renamed_file_is_not_opened_by_its_old_name() {
         directory.sync_all().unwrap();
         assert!(!pair.can_open(1, &old), "round {round}");
         assert_eq!(fs::read_to_string(pair.path(1, &new)).unwrap(), old);
-        // What it is called next is another file.
+        // The old name is free for another file.
         fs::write(pair.path(1, &old), "another").unwrap();
         assert_eq!(fs::read_to_string(pair.path(0, &new)).unwrap(), old);
     }

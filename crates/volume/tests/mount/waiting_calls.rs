@@ -138,7 +138,9 @@ fn calls_end_when_the_offload_process_stays_away() {
     fs::write(&known, &data).unwrap();
     File::open(&known).unwrap().sync_all().unwrap();
     cluster.nodes[0].stop_processes();
+    let deadline = Instant::now() + WAIT_LIMIT;
     let error = loop {
+        assert!(Instant::now() < deadline, "calls succeed without an offload process");
         // Each of these waits for the offload process, or is the first that need not.
         let written = File::create(cluster.path(0).join("new")).and_then(|file| file.sync_all());
         if let Err(error) = written {

@@ -4,7 +4,6 @@ use std::panic;
 use std::path::Path;
 use std::thread;
 
-use farfork_sys::mount::probe::VOLUME_FILESYSTEM;
 use farfork_sys::mount::{self, table};
 use farfork_sys::{namespace, pidfd};
 
@@ -22,7 +21,7 @@ pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
 /// Volumes of other tests could not be dropped while a copy of their mounts is there.
 fn detach_volumes() {
     let mounts = table::read_thread_mounts().expect("the kernel tells its mounts");
-    for volume in mounts.iter().filter(|mount| mount.filesystem == VOLUME_FILESYSTEM) {
+    for volume in mounts.iter().filter(|mount| mount.is_volume()) {
         mount::detach(&volume.point).expect("root may detach");
     }
 }

@@ -1,0 +1,340 @@
+"""The calls of an executor, from their submission to their outcome.
+
+A thread of each connected executor reads the daemon's messages and the workers' channels, sends to the workers, and
+completes the futures::
+
+    Executor ──▶ Collector ─┬─ WorkerPool: workers that run call after call
+                            └─ Batch: a child for each call of one checkpoint
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import threading
+import time
+from functools import partial
+from typing import Any
+
+from . import _protocol, _task
+from ._batch import Batch
+from ._channel import Payload, WakePipe
+from ._checkpoint import checkpoint_lock
+from ._connection import Connection
+from ._errors import ConnectionLost, Error
+from ._future import ChildFuture
+from ._options import ExecutorOptions
+from ._pickling import ForkedModules, NotShared, pickle_calls
+from ._protocol import Message, ProtocolError
+from ._seeding import stand_still_in_call_child
+from ._workers import Completion, Worker, WorkerPool, WorkerSeed
+
+
+class Collector:
+    """The calls of one executor that are not over."""
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        self._options = options
+        self._forked_count = 0
+        self._is_shut_down = False
+        self._numbers = itertools.count(1)
+        self._reset()
+
+    def _reset(self) -> None:
+        """As at first: not connected, without calls."""
+        #: Held over a checkpoint, and never given back in a child: there the thread stands still. ``with`` takes the lock
+        #: itself, and not the condition: an exception of a signal handler would leave that locked.
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self._connection: Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._wake: WakePipe | None = None
+        self._poller = select.poll()
+        self._watched: dict[int, Worker] = {}
+        self._batches: dict[int, Batch] = {}
+        self._pool = WorkerPool(self, self._options)
+
+    # ---- calls; the lock is held
+
+    def require_open(self) -> None:
+        """Raises :class:`RuntimeError` after a shutdown."""
+        if self._is_shut_down:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def queue_pickled(self, calls: list[_task.Call]) -> list[ChildFuture[Any]] | None:
+        """Queues calls for workers that are there; ``None`` if workers are to be forked for them."""
+        self._pool.require_working()
+        seed = self._pool.newest_seed
+        if seed is None:
+            return None
+        try:
+            payloads = pickle_calls(calls, seed.modules)
+        except NotShared:
+            return None
+        futures = [self._pool.add_task(payload, None) for payload in payloads]
+        self._wake_thread()
+        return futures
+
+    def start_workers(self, seed_id: str, modules: ForkedModules, calls_count: int) -> list[ChildFuture[Any]]:
+        """Queues the calls that a seed was made for."""
+        seed = WorkerSeed(next(self._numbers), seed_id, modules)
+        try:
+            # For no child: the seed ends with the connection, also if no worker can be forked before others have ended.
+            self._fork(seed.batch, seed.id, range(0), 0)
+        except OSError as error:
+            raise _connection_lost(error) from None
+        self._pool.add_seed(seed)
+        futures = [self._pool.add_task(Payload(str(index).encode()), seed) for index in range(calls_count)]
+        self._wake_thread()
+        return futures
+
+    def start_batch(self, seed_id: str, calls_count: int) -> list[ChildFuture[Any]]:
+        """Starts a child for each call that a seed was made for."""
+        number = next(self._numbers)
+        futures: list[ChildFuture[Any]] = [
+            ChildFuture(partial(self._cancel_call, number, index)) for index in range(calls_count)
+        ]
+        try:
+            self._connect()
+            batch = self._batches[number] = Batch(number, seed_id, futures)
+            self._fork_ready(batch)
+        except OSError as error:
+            self._batches.pop(number, None)
+            raise _connection_lost(error) from None
+        return futures
+
+    def shutdown(self, wait: bool, cancel_futures: bool) -> None:
+        """As :meth:`Executor.shutdown`."""
+        with self.lock:
+            self._is_shut_down = True
+            waiting = [] if not cancel_futures else self._pool.queued_futures
+            for batch in self._batches.values() if cancel_futures else ():
+                waiting += [future for future in batch.futures if not future.running()]
+        for future in waiting:
+            future.cancel()
+        with self.lock:
+            self._end_if_idle()
+            # What is called back by the thread cannot wait for it.
+            wait = wait and self._thread is not threading.current_thread()
+            while wait and not self._is_idle:
+                self._changed.wait()
+        if wait and self._thread is not None:
+            self._thread.join()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._batches and self._pool.is_idle
+
+    def _end_if_idle(self) -> None:
+        """After the last call of an executor that takes no more, its children end with the connection."""
+        if self._is_shut_down and self._is_idle and self._connection is not None:
+            self._connection.shutdown()
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            # Until the daemon knows it, another thread's checkpoint would be refused because of it.
+            with checkpoint_lock:
+                connection = Connection()
+                connection.send(_protocol.HELLO)
+                reply = connection.receive()
+                if reply is None or reply[0].kind != _protocol.WELCOME:
+                    connection.close()
+                    raise OSError(reply[0].get("text") if reply else "it closed the connection")
+            self._connection = connection
+            self._wake = WakePipe()
+            self._poller = select.poll()
+            for watched in (connection, self._wake):
+                self._poller.register(watched, select.POLLIN)
+            name = "farfork-executor"
+            self._thread = threading.Thread(target=self._run, args=(connection,), name=name, daemon=True)
+            self._thread.start()
+        return self._connection
+
+    def _wake_thread(self) -> None:
+        """The thread alone sends to workers: an exception of a signal handler would divide what another one sends."""
+        if self._wake is not None:
+            self._wake.wake()
+
+    def _fork_ready(self, batch: Batch) -> None:
+        """Asks for as many children of a batch as may live."""
+        while True:
+            living = sum(len(other.living) for other in self._batches.values())
+            calls = batch.allocate(self._options.children_max - living)
+            if not calls:
+                return
+            # A child's own index counts from 0 in each fork; of the first fork it is that of its call.
+            flag = _protocol.FORK_NO_PAYLOAD if calls.start == 0 else 0
+            timeout = self._options.timeout
+            # None is 0 there, and the shortest is a millisecond.
+            timeout_ms = 0 if timeout is None else max(round(timeout * 1000), 1)
+            self._fork(batch.number, batch.seed, calls, flag, timeout_ms)
+
+    def _fork(self, batch: int, seed: str, children: range, flag: int, timeout_ms: int = 0) -> None:
+        fields = {**self._options.fork_fields, "flags": self._options.fork_fields["flags"] | flag}
+        if nodes := self._options.nodes:
+            # A request starts at its first node. This one continues after the last one.
+            turn = self._forked_count % len(nodes)
+            fields["nodes"] = ",".join(nodes[turn:] + nodes[:turn])
+        self._forked_count += len(children)
+        fields |= {"first": children.start, "count": len(children), "timeout_ms": timeout_ms}
+        self._connect().send(_protocol.FORK, batch=batch, seed=seed, **fields)
+
+    # ---- what the pool of workers asks for
+
+    def fork_workers(self, seed: WorkerSeed, indices: range) -> None:
+        self._fork(seed.batch, seed.id, indices, _protocol.FORK_CHANNEL)
+
+    def kill_worker(self, worker: Worker) -> None:
+        self._connect().send(_protocol.KILL, batch=worker.seed.batch, index=worker.index)
+
+    def drop_seed(self, seed: WorkerSeed) -> None:
+        self._connect().send(_protocol.DROP, seed=seed.id)
+
+    def watch_channel(self, worker: Worker) -> None:
+        """Polls a worker's channel for input, and for room while something is left to be sent."""
+        channel = worker.channel
+        assert channel is not None
+        self._poller.register(channel, select.POLLIN | (select.POLLOUT if channel.has_outgoing else 0))
+        self._watched[channel.fileno()] = worker
+
+    def forget_channel(self, worker: Worker) -> None:
+        assert worker.channel is not None
+        self._poller.unregister(worker.channel)
+        del self._watched[worker.channel.fileno()]
+
+    def cancel_task(self, number: int) -> None:
+        """The future of a worker's call was cancelled."""
+        with self.lock:
+            try:
+                self._pool.cancel(number)
+                self._wake_thread()
+            except OSError:
+                pass  # The thread finds it out.
+
+    def _cancel_call(self, number: int, index: int) -> None:
+        """A call was cancelled."""
+        with self.lock:
+            batch = self._batches.get(number)
+            if batch is None:
+                return
+            try:
+                if index in batch.living:
+                    self._connect().send(_protocol.KILL, batch=number, index=index)
+                self._schedule()
+            except OSError:
+                pass  # The thread finds it out.
+
+    def _schedule(self) -> None:
+        """Has children run what there is room for now, and forgets the batches that are over."""
+        for batch in list(self._batches.values()):
+            self._fork_ready(batch)
+            if batch.is_over:
+                del self._batches[batch.number]
+                self._connect().send(_protocol.DROP, seed=batch.seed)
+        if self._connection is not None:
+            try:
+                self._pool.schedule()
+            except OSError:
+                pass  # The thread finds it out.
+        self._end_if_idle()
+        self._changed.notify_all()
+
+    # ---- the thread
+
+    def _run(self, connection: Connection) -> None:
+        """Takes what the daemon and the workers say until the daemon says no more."""
+        cause: object = "it ended the connection"
+        try:
+            while self._collect(connection):
+                pass
+        except Exception as failure:
+            cause = failure
+        with self.lock:
+            error = _connection_lost(f"{cause}; see its log")
+            futures = [future for batch in self._batches.values() for future in batch.futures]
+            lost = [partial(future.complete, partial(_raise, error)) for future in futures] + self._pool.fail_all(error)
+            self._disconnect()
+            self._changed.notify_all()
+        for complete in lost:
+            complete()
+
+    def _collect(self, connection: Connection) -> bool:
+        """Waits for something to do, and does it. Returns whether the daemon may have more to say."""
+        with self.lock:
+            deadline = self._pool.next_deadline()
+        timeout_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
+        ready = self._poller.poll(timeout_ms)
+        completions: list[Completion] = []
+        is_connected = True
+        stand_still_in_call_child()
+        # A capture is told the open files: none is received or closed meanwhile.
+        with self.lock, checkpoint_lock:
+            assert self._wake is not None
+            for fd, _ in ready:
+                if fd == self._wake.fileno():
+                    self._wake.clear()
+                elif fd == connection.fileno():
+                    reply = connection.receive(limit_s=None)
+                    is_connected = reply is not None
+                    completions += self._handle_message(*reply) if reply else []
+                elif worker := self._watched.get(fd):
+                    completions += self._handle_channel(worker)
+            completions += self._pool.handle_deadlines()
+            if is_connected and (ready or completions):
+                self._schedule()
+        # What is called back may wait for others that wait for the lock.
+        for complete in completions:
+            complete()
+        return is_connected
+
+    def _handle_channel(self, worker: Worker) -> list[Completion]:
+        completions = self._pool.handle_channel(worker)
+        if worker.channel is not None:
+            self.watch_channel(worker)
+        return completions
+
+    def _handle_message(self, message: Message, fds: list[int]) -> list[Completion]:
+        """Takes a message. Returns what is to be done without the lock."""
+        number = message.get("batch", 0)
+        if self._pool.has_batch(number):
+            return self._handle_worker_message(message, fds)
+        batch = self._batches.get(number)
+        if batch is None:
+            raise ProtocolError(message.get("text", f"a message of kind {message.kind}"))
+        if message.kind == _protocol.STARTED:
+            if batch.handle_started(message):
+                self._connect().send(_protocol.KILL, batch=batch.number, index=message["index"])
+        elif message.kind in (_protocol.ENDED, _protocol.FAILED):
+            return [batch.handle_ended(message, fds)]
+        return []
+
+    def _handle_worker_message(self, message: Message, fds: list[int]) -> list[Completion]:
+        if message.kind == _protocol.STARTED:
+            self._pool.handle_started(message, fds)
+            return []
+        for fd in fds:
+            os.close(fd)
+        return self._pool.handle_failed(message) if message.kind == _protocol.FAILED else self._pool.handle_ended(message)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._wake is not None:
+            self._wake.close()
+        self._connection = self._wake = None
+        self._batches.clear()
+
+    def reset_after_fork(self) -> None:
+        """In a process that os.fork has made: the connection, its thread and the calls that run are the parent's."""
+        self._pool.abandon()
+        self._disconnect()
+        self._reset()
+
+
+def _connection_lost(cause: object) -> ConnectionLost:
+    return ConnectionLost(f"the node's daemon: {cause}")
+
+
+def _raise(error: Error) -> None:
+    raise error
