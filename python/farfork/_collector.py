@@ -25,7 +25,7 @@ from ._connection import Connection
 from ._errors import ConnectionLost, Error
 from ._future import ChildFuture
 from ._options import ExecutorOptions
-from ._pickling import ForkedModules, NotShared, pickle_calls
+from ._pickling import CallPickling, ForkedState, NotShared
 from ._protocol import Message, ProtocolError
 from ._seeding import stand_still_in_call_child
 from ._workers import Completion, Worker, WorkerPool, WorkerSeed
@@ -34,8 +34,9 @@ from ._workers import Completion, Worker, WorkerPool, WorkerSeed
 class Collector:
     """The calls of one executor that are not over."""
 
-    def __init__(self, options: ExecutorOptions) -> None:
+    def __init__(self, options: ExecutorOptions, pickling: CallPickling) -> None:
         self._options = options
+        self._pickling = pickling
         self._forked_count = 0
         self._is_shut_down = False
         self._numbers = itertools.count(1)
@@ -62,6 +63,11 @@ class Collector:
         if self._is_shut_down:
             raise RuntimeError("cannot schedule new futures after shutdown")
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers were forked that new calls can be pickled for."""
+        return self._pool.newest_seed is not None
+
     def queue_pickled(self, calls: list[_task.Call]) -> list[ChildFuture[Any]] | None:
         """Queues calls for workers that are there; ``None`` if workers are to be forked for them."""
         self._pool.require_working()
@@ -69,16 +75,16 @@ class Collector:
         if seed is None:
             return None
         try:
-            payloads = pickle_calls(calls, seed.modules)
+            payloads = self._pickling.pickle_calls(calls, seed.state)
         except NotShared:
             return None
         futures = [self._pool.add_task(payload, None) for payload in payloads]
         self._wake_thread()
         return futures
 
-    def start_workers(self, seed_id: str, modules: ForkedModules, calls_count: int) -> list[ChildFuture[Any]]:
+    def start_workers(self, seed_id: str, state: ForkedState, calls_count: int) -> list[ChildFuture[Any]]:
         """Queues the calls that a seed was made for."""
-        seed = WorkerSeed(next(self._numbers), seed_id, modules)
+        seed = WorkerSeed(next(self._numbers), seed_id, state)
         try:
             # For no child: the seed ends with the connection, also if no worker can be forked before others have ended.
             self._fork(seed.batch, seed.id, range(0), 0)

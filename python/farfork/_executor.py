@@ -12,6 +12,7 @@ import time
 import weakref
 from concurrent.futures import Executor as _Executor
 from functools import partial
+from types import ModuleType
 from typing import Any, Callable, Iterable, Iterator, Literal, ParamSpec, Sequence, TypeVar, overload
 
 from . import _output, _results, _task, _worker
@@ -20,8 +21,9 @@ from ._collector import Collector
 from ._connection import require_no_child
 from ._future import ChildFuture
 from ._options import ExecutorOptions, fork_fields, split_commas
-from ._pickling import ForkedModules
+from ._pickling import CallPickling, ForkedState
 from ._seeding import make_seed
+from ._shared import SharedObjects
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,7 +45,8 @@ class Executor(_Executor):
     are: workers have this process's memory. Later calls are pickled for the workers that are there. If a call cannot be
     pickled, is larger than 16 MiB, or is of a function that was defined since, workers are forked anew, from the
     state of this moment. A worker keeps what its calls leave in its memory, and does not see what this process changes
-    after the worker was forked. With ``reuse_workers=False``, each call has a child of its own, from the state of the
+    after the worker was forked. A call that refers to an object in ``shared`` does not pickle it: workers have it since
+    they were forked, so this process must not change it. With ``reuse_workers=False``, each call has a child of its own, from the state of the
     moment when it was submitted.
 
     ``nodes`` are names of nodes, over which the children are spread in turn; without them, those with the fewest
@@ -64,6 +67,9 @@ class Executor(_Executor):
     Children end with this process, and so do the seeds that they come from.
     """
 
+    #: As :class:`CallPickling` has it.
+    _cloudpickle: ModuleType | None = None
+
     def __init__(
         self,
         nodes: Sequence[str] | None = None,
@@ -71,6 +77,7 @@ class Executor(_Executor):
         max_workers: int | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
+        shared: Iterable[object] = (),
         reuse_workers: bool = True,
         retries: int = 0,
         output: str = _output.TAGGED,
@@ -98,7 +105,9 @@ class Executor(_Executor):
         self._children_max = max_workers or default_max
         self._reuse_workers = reuse_workers
         self._initializer = partial(initializer, *initargs) if initializer else None
-        self._collector = Collector(ExecutorOptions(nodes, fields, self._children_max, timeout, retries, output))
+        self._pickling = CallPickling(SharedObjects(shared), self._cloudpickle)
+        options = ExecutorOptions(nodes, fields, self._children_max, timeout, retries, output)
+        self._collector = Collector(options, self._pickling)
         _executors.add(self)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ChildFuture[T]:
@@ -169,16 +178,16 @@ class Executor(_Executor):
             if self._reuse_workers and (queued := collector.queue_pickled(calls)) is not None:
                 return queued
             # Before the checkpoint: a definition that changes meanwhile differs from these in any case.
-            modules = ForkedModules()
+            state = ForkedState(self._pickling.shared)
             child = make_seed()
             if child.is_child:
                 if self._reuse_workers:
-                    _worker.run_worker(child, calls, self._initializer)
+                    _worker.run_worker(child, calls, self._initializer, self._pickling)
                 # Nothing but this number crosses: the call is here already.
                 index = int(child.payload) if child.has_payload else child.index
                 _task.run_in_child(child, calls[index])
             if self._reuse_workers:
-                return collector.start_workers(child.id, modules, len(calls))
+                return collector.start_workers(child.id, state, len(calls))
             return collector.start_batch(child.id, len(calls))
 
 

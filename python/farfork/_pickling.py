@@ -1,7 +1,6 @@
 """Pickles calls for workers that were forked earlier, and refuses those that such a worker would not run as this process does.
 
-A worker has the functions and classes of the moment when it was forked. A pickle names them, so it is right only if the
-name still leads to the same object.
+Objects that a worker has in memory, the shared ones, are not pickled: their numbers are.
 """
 
 from __future__ import annotations
@@ -10,11 +9,13 @@ import copyreg
 import io
 import pickle
 import sys
-from functools import cached_property
+from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, Callable, Iterable
 
 from ._channel import Payload
+from ._definitions import DefinitionChanged, ForkedDefinitions, NameCheck
+from ._shared import SharedObjects
 
 #: A call that has more than this is not pickled: a fresh seed has its arguments in memory, and children fetch what they use.
 PICKLED_BYTES_MAX = 16 << 20
@@ -24,73 +25,79 @@ class NotShared(Exception):
     """The call can only be had from a seed that is made now."""
 
 
-class ForkedModules:
-    """The definitions of all modules as they were when a seed was made."""
+class ForkedState:
+    """What workers of a seed have: the definitions of all modules, and the shared objects of the moment when it was made."""
 
-    def __init__(self) -> None:
-        modules = [(name, module) for name, module in list(sys.modules.items()) if name != "__main__"]
-        self._globals = {name: dict(vars(module)) for name, module in modules if isinstance(module, ModuleType)}
-        self._main = _main_definitions()
-
-    def compare(self) -> NameCheck:
-        """For the calls of one submission."""
-        return NameCheck(self._globals, self._main)
+    def __init__(self, shared: SharedObjects) -> None:
+        self.definitions = ForkedDefinitions()
+        self.shared_count = len(shared)
 
 
-class NameCheck:
-    """Compares what global names lead to now with what they led to when a seed was made."""
+@dataclass(frozen=True)
+class CallPickling:
+    """How an executor pickles calls."""
 
-    def __init__(self, module_globals: dict[str, dict[str, Any]], main: list[tuple[str, Any]]) -> None:
-        self._globals, self._main = module_globals, main
+    shared: SharedObjects
+    #: The module ``cloudpickle``, if calls are to be pickled by it, however large, rather than to have workers forked anew.
+    cloudpickle: ModuleType | None = None
 
-    @cached_property
-    def _is_main_changed(self) -> bool:
-        return _main_definitions() != self._main
+    def pickle_calls(self, calls: Iterable[Callable[[], Any]], state: ForkedState) -> list[Payload]:
+        """Calls for workers. Raises :class:`NotShared` if one cannot be pickled, is too large, or has changed since."""
+        names = state.definitions.compare()
+        return [self._pickle_call(call, state, names) for call in calls]
 
-    def require_unchanged(self, module: str | None, name: str) -> None:
-        """Raises :class:`NotShared` if a global name may lead to something else."""
-        if module == "__main__":
-            # A definition may use any other: notebooks and interactive sessions define functions and classes again and again.
-            if self._is_main_changed:
+    def _pickle_call(self, call: Callable[[], Any], state: ForkedState, names: NameCheck) -> Payload:
+        writer = _PayloadWriter(PICKLED_BYTES_MAX if self.cloudpickle is None else sys.maxsize)
+        try:
+            _CallPickler(writer, names, self._find_numbers(state)).dump(call)
+        except NotShared:
+            raise
+        except Exception as error:  # Any object may raise anything when it is pickled.
+            if self.cloudpickle is None:
+                raise NotShared from error
+            return self._pickle_by_value(call, state, names)
+        return writer.payload
+
+    def _pickle_by_value(self, call: Callable[[], Any], state: ForkedState, names: NameCheck) -> Payload:
+        """Functions of ``__main__`` and those without a global name are pickled with their code and the variables that they use."""
+        find_number = self._find_numbers(state)
+
+        class ByValuePickler(self.cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+            def persistent_id(self, value: Any) -> int | None:
+                return find_number(value)
+
+            def reducer_override(self, value: Any) -> Any:
+                reduced = super().reducer_override(value)
+                if reduced is NotImplemented and isinstance(value, (FunctionType, type)):
+                    names.require_not_replaced(value.__module__, value.__qualname__)
+                return reduced
+
+        writer = _PayloadWriter(sys.maxsize)
+        ByValuePickler(writer.file, 5, buffer_callback=writer.take_buffer).dump(call)
+        return writer.payload
+
+    def _find_numbers(self, state: ForkedState) -> Callable[[object], int | None]:
+        """The numbers of shared objects that workers of a seed have; ``None`` for other objects."""
+
+        def find_number(value: object) -> int | None:
+            number = self.shared.find(value)
+            if number is None or number < state.shared_count:
+                return number
+            if self.cloudpickle is None:
                 raise NotShared
-            return
-        root = name.partition(".")[0]
-        then, now = self._globals.get(str(module)), getattr(sys.modules.get(str(module)), "__dict__", {})
-        if then is None or root not in then or then[root] is not now.get(root):
-            raise NotShared
+            return None
 
-
-def _main_definitions() -> list[tuple[str, Any]]:
-    """What identifies the functions, classes and other callables of ``__main__``. Data is not kept alive."""
-    found: list[tuple[str, Any]] = []
-    for name, value in list(vars(sys.modules["__main__"]).items()):
-        if isinstance(value, FunctionType):
-            found.append((name, _Identity(value, value.__code__)))
-        elif isinstance(value, type):
-            found.append((name, _Identity(value, *vars(value).values())))
-        elif callable(value):
-            found.append((name, _Identity(value)))
-    return found
-
-
-class _Identity:
-    """Objects that equal others only if they are the same."""
-
-    def __init__(self, *objects: Any) -> None:
-        self._objects = objects
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity) or len(self._objects) != len(other._objects):
-            return False
-        return all(ours is theirs for ours, theirs in zip(self._objects, other._objects))
-
-    __hash__ = None  # type: ignore[assignment]
+        return find_number
 
 
 class _CallPickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, names: NameCheck, buffer_callback: Callable[[Any], None]) -> None:
-        super().__init__(file, 5, buffer_callback=buffer_callback)
+    def __init__(self, writer: _PayloadWriter, names: NameCheck, find_number: Callable[[object], int | None]) -> None:
+        super().__init__(writer.file, 5, buffer_callback=writer.take_buffer)
         self._names = names
+        self._find_number = find_number
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._find_number(value)
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (FunctionType, type)):
@@ -104,40 +111,50 @@ class _CallPickler(pickle.Pickler):
         return reduced
 
 
-class _LimitedFile(io.BytesIO):
-    def __init__(self) -> None:
-        super().__init__()
-        self.buffers_bytes = 0
+class _PayloadWriter:
+    """Takes what a pickler writes. Raises :class:`NotShared` when it is more than a limit."""
 
-    def write(self, data: Any) -> int:
-        self.require_room(memoryview(data).nbytes)
-        return super().write(data)
+    def __init__(self, bytes_max: int) -> None:
+        self.file = _LimitedFile(self._require_room)
+        self._buffers: list[bytes] = []
+        self._buffers_bytes = 0
+        self._bytes_max = bytes_max
 
-    def require_room(self, count: int) -> None:
-        if self.tell() + self.buffers_bytes + count > PICKLED_BYTES_MAX:
+    def take_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        raw = buffer.raw()
+        self._require_room(len(raw))
+        self._buffers_bytes += len(raw)
+        # A copy: the program may change its array before it is sent.
+        self._buffers.append(bytes(raw))
+
+    @property
+    def payload(self) -> Payload:
+        return Payload(self.file.getvalue(), self._buffers)
+
+    def _require_room(self, count: int) -> None:
+        if self.file.tell() + self._buffers_bytes + count > self._bytes_max:
             raise NotShared
 
 
-def pickle_calls(calls: Iterable[Callable[[], Any]], modules: ForkedModules) -> list[Payload]:
-    """Calls for workers. Raises :class:`NotShared` if one cannot be pickled, is too large, or has changed since."""
-    names = modules.compare()
-    return [_pickle_call(call, names) for call in calls]
+class _LimitedFile(io.BytesIO):
+    def __init__(self, require_room: Callable[[int], None]) -> None:
+        super().__init__()
+        self._require_room = require_room
+
+    def write(self, data: Any) -> int:
+        self._require_room(memoryview(data).nbytes)
+        return super().write(data)
 
 
-def _pickle_call(call: Callable[[], Any], names: NameCheck) -> Payload:
-    file, buffers = _LimitedFile(), []
+class _CallUnpickler(pickle.Unpickler):
+    def __init__(self, payload: Payload, shared: SharedObjects) -> None:
+        super().__init__(io.BytesIO(payload.pickle), buffers=payload.buffers)
+        self._shared = shared
 
-    def take_buffer(buffer: pickle.PickleBuffer) -> None:
-        raw = buffer.raw()
-        file.require_room(len(raw))
-        file.buffers_bytes += len(raw)
-        # A copy: the program may change its array before it is sent.
-        buffers.append(bytes(raw))
+    def persistent_load(self, number: Any) -> object:
+        return self._shared[number]
 
-    try:
-        _CallPickler(file, names, take_buffer).dump(call)
-    except NotShared:
-        raise
-    except Exception as error:  # Any object may raise anything when it is pickled.
-        raise NotShared from error
-    return Payload(file.getvalue(), buffers)
+
+def load_call(payload: Payload, shared: SharedObjects) -> Any:
+    """In a worker: a pickled call."""
+    return _CallUnpickler(payload, shared).load()

@@ -48,14 +48,26 @@ def flush_streams() -> None:
             pass
 
 
-def encode_outcome(call: Call) -> Payload:
-    """What a call returned or raised; large buffers of what it returned are not copied."""
-    buffers: list[pickle.PickleBuffer] = []
+def encode_outcome(call: Call, cloudpickle: Any = None) -> Payload:
+    """What a call returned or raised; large buffers of what it returned are not copied.
+
+    With the module ``cloudpickle``, it pickles what the standard library cannot."""
     try:
-        pickled = pickle.dumps((True, call()), _PROTOCOL, buffer_callback=buffers.append)
-        return Payload(pickled, [buffer.raw() for buffer in buffers])
+        value = call()
+        try:
+            return _encode_value(value, pickle)
+        except Exception:
+            if cloudpickle is None:
+                raise
+            return _encode_value(value, cloudpickle)
     except BaseException as error:
         return Payload(encode_failure(error))
+
+
+def _encode_value(value: Any, pickler: Any) -> Payload:
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickler.dumps((True, value), _PROTOCOL, buffer_callback=buffers.append)
+    return Payload(pickled, [buffer.raw() for buffer in buffers])
 
 
 def _encode_in_band(call: Call) -> bytes:

@@ -11,12 +11,16 @@ from . import _channel, _task
 from ._channel import Channel, Frame, Payload
 from ._checkpoint import Child
 from ._output import OutputSender, use_standard_streams
+from ._pickling import CallPickling, load_call
+from ._shared import SharedObjects
 
 #: How a worker ends whose channel is at its end, and one that cannot work.
 _EXIT_OK, _EXIT_FAILED = 0, 1
 
 
-def run_worker(child: Child, calls: Sequence[_task.Call], initializer: Callable[[], object] | None) -> NoReturn:
+def run_worker(
+    child: Child, calls: Sequence[_task.Call], initializer: Callable[[], object] | None, pickling: CallPickling
+) -> NoReturn:
     """Runs calls until the channel ends. ``calls`` are those that its seed was made for."""
     status = _EXIT_FAILED
     try:
@@ -29,7 +33,7 @@ def run_worker(child: Child, calls: Sequence[_task.Call], initializer: Callable[
         if initializer is None or _initialize(channel, initializer):
             while (frame := channel.receive_one()) is not None:
                 output.begin_call()
-                payload = _task.encode_outcome(_find_call(frame, calls))
+                payload = _task.encode_outcome(_find_call(frame, calls, pickling.shared), pickling.cloudpickle)
                 _task.flush_streams()
                 output.end_call()
                 channel.send(_channel.OUTCOME, frame.task, payload)
@@ -62,8 +66,8 @@ def _initialize(channel: Channel, initializer: Callable[[], object]) -> bool:
         return False
 
 
-def _find_call(frame: Frame, calls: Sequence[_task.Call]) -> _task.Call:
+def _find_call(frame: Frame, calls: Sequence[_task.Call], shared: SharedObjects) -> _task.Call:
     if frame.kind == _channel.CALL_OF_SEED:
         return calls[int(frame.payload.pickle)]
     # Within the call, so that what cannot be unpickled here is its outcome.
-    return lambda: frame.payload.load()()
+    return lambda: load_call(frame.payload, shared)()

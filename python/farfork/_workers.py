@@ -25,7 +25,7 @@ from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed
 from ._future import ChildFuture
 from ._options import ExecutorOptions
 from ._output import OutputPrinter
-from ._pickling import ForkedModules
+from ._pickling import ForkedState
 from ._protocol import Message
 from ._task_queue import TaskQueue
 
@@ -42,7 +42,7 @@ class WorkerSeed:
 
     batch: int
     id: str
-    modules: ForkedModules
+    state: ForkedState
     #: Workers that were asked for and have not ended, by their index.
     workers: dict[int, Worker] = field(default_factory=dict)
     next_index: int = 0

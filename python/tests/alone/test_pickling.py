@@ -12,11 +12,14 @@ from types import FunctionType
 from typing import Any, Callable
 
 from farfork._channel import Payload
-from farfork._pickling import PICKLED_BYTES_MAX, ForkedModules, NotShared, pickle_calls
+from farfork._pickling import PICKLED_BYTES_MAX, CallPickling, ForkedState, NotShared, load_call
+from farfork._shared import SharedObjects
+
+NO_OBJECTS = SharedObjects()
 
 
-def pickle_one(call: Callable[[], Any], modules: ForkedModules) -> Payload:
-    [payload] = pickle_calls([call], modules)
+def pickle_one(call: Callable[[], Any], state: ForkedState, shared: SharedObjects = NO_OBJECTS) -> Payload:
+    [payload] = CallPickling(shared).pickle_calls([call], state)
     return payload
 
 
@@ -42,49 +45,49 @@ def main_function(text: str) -> FunctionType:
 
 
 class Pickling(unittest.TestCase):
-    def refuse(self, call: Callable[[], Any], modules: ForkedModules) -> None:
+    def refuse(self, call: Callable[[], Any], state: ForkedState) -> None:
         with self.assertRaises(NotShared):
-            pickle_one(call, modules)
+            pickle_one(call, state)
 
     def test_a_call_of_a_module_is_pickled(self) -> None:
-        modules = ForkedModules()
-        self.assertEqual(pickle_one(partial(module_function, 4), modules).load()(), 5)
-        self.assertEqual(pickle_one(partial(math.gcd, 4, 6), modules).load()(), 2)
-        self.assertEqual(pickle_one(partial(sorted, [2, 1]), modules).load()(), [1, 2])
+        state = ForkedState(NO_OBJECTS)
+        self.assertEqual(pickle_one(partial(module_function, 4), state).load()(), 5)
+        self.assertEqual(pickle_one(partial(math.gcd, 4, 6), state).load()(), 2)
+        self.assertEqual(pickle_one(partial(sorted, [2, 1]), state).load()(), [1, 2])
 
     def test_what_cannot_be_pickled_or_is_too_large_is_not_shared(self) -> None:
-        modules = ForkedModules()
-        self.refuse(lambda: 1, modules)
+        state = ForkedState(NO_OBJECTS)
+        self.refuse(lambda: 1, state)
         with open(os.devnull) as file:
-            self.refuse(partial(module_function, file), modules)  # type: ignore[arg-type]
-        self.refuse(partial(len, bytes(PICKLED_BYTES_MAX)), modules)
-        self.refuse(partial(len, [bytes(PICKLED_BYTES_MAX // 4) for _ in range(4)]), modules)
+            self.refuse(partial(module_function, file), state)  # type: ignore[arg-type]
+        self.refuse(partial(len, bytes(PICKLED_BYTES_MAX)), state)
+        self.refuse(partial(len, [bytes(PICKLED_BYTES_MAX // 4) for _ in range(4)]), state)
 
     def test_a_function_that_was_defined_since_is_not_shared(self) -> None:
         first, second = main_function("first"), main_function("second")
         define_in_main("defined_in_main", first)
         try:
-            modules = ForkedModules()
-            self.assertEqual(pickle_one(first, modules).load()(), "first")
-            self.refuse(second, modules)
+            state = ForkedState(NO_OBJECTS)
+            self.assertEqual(pickle_one(first, state).load()(), "first")
+            self.refuse(second, state)
             define_in_main("defined_in_main", second)
-            self.refuse(first, modules)
-            self.refuse(second, modules)
-            self.assertEqual(pickle_one(second, ForkedModules()).load()(), "second")
+            self.refuse(first, state)
+            self.refuse(second, state)
+            self.assertEqual(pickle_one(second, ForkedState(NO_OBJECTS)).load()(), "second")
         finally:
             delattr(sys.modules["__main__"], "defined_in_main")
 
     def test_any_new_definition_in_main_may_be_used_by_a_call(self) -> None:
-        modules = ForkedModules()
+        state = ForkedState(NO_OBJECTS)
         first = main_function("first")
         define_in_main("helper_in_main", first)
         try:
             # A call of no function of __main__ does not use it.
-            pickle_one(partial(module_function, 4), modules)
-            modules = ForkedModules()
+            pickle_one(partial(module_function, 4), state)
+            state = ForkedState(NO_OBJECTS)
             first.__code__ = main_function("changed").__code__
             define_in_main("other_in_main", main_function("other"))
-            self.refuse(first, modules)
+            self.refuse(first, state)
         finally:
             for name in ("helper_in_main", "other_in_main"):
                 if hasattr(sys.modules["__main__"], name):
@@ -93,17 +96,30 @@ class Pickling(unittest.TestCase):
     def test_names_of_other_objects_are_compared_too(self) -> None:
         module = sys.modules[__name__]
         before = cached_function
-        modules = ForkedModules()
-        self.assertEqual(pickle_one(partial(cached_function, 1), modules).load()(), 1)
+        state = ForkedState(NO_OBJECTS)
+        self.assertEqual(pickle_one(partial(cached_function, 1), state).load()(), 1)
         try:
             setattr(module, "cached_function", functools.lru_cache(module_function))
             getattr(module, "cached_function").__qualname__ = "cached_function"
-            self.refuse(partial(getattr(module, "cached_function"), 1), modules)
+            self.refuse(partial(getattr(module, "cached_function"), 1), state)
         finally:
             setattr(module, "cached_function", before)
 
+    def test_a_shared_object_is_a_number(self) -> None:
+        table = [bytes(PICKLED_BYTES_MAX)]
+        shared = SharedObjects([table])
+        state = ForkedState(shared)
+        payload = pickle_one(partial(len, table), state, shared)
+        self.assertLess(len(payload.pickle), 100)
+        self.assertIs(load_call(payload, shared).args[0], table)
+        later = [1]
+        shared.add(later)
+        with self.assertRaises(NotShared):
+            pickle_one(partial(len, later), state, shared)
+        self.assertIs(load_call(pickle_one(partial(len, later), ForkedState(shared), shared), shared).args[0], later)
+
     def test_a_module_that_was_imported_or_reloaded_since_is_not_shared(self) -> None:
-        before = ForkedModules()
+        before = ForkedState(NO_OBJECTS)
         with tempfile.TemporaryDirectory() as directory:
             name = "farfork_test_imported_since"
             with open(os.path.join(directory, f"{name}.py"), "w") as file:
@@ -112,7 +128,7 @@ class Pickling(unittest.TestCase):
             try:
                 module = importlib.import_module(name)
                 self.refuse(module.make, before)
-                after = ForkedModules()
+                after = ForkedState(NO_OBJECTS)
                 pickle_one(module.make, after)
                 pickle_one(partial(str, module.Thing()), after)
                 importlib.reload(module)

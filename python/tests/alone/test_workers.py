@@ -11,7 +11,8 @@ from farfork._channel import Channel, Payload
 from farfork._future import ChildFuture
 from farfork._options import ExecutorOptions
 from farfork._output import LOG
-from farfork._pickling import ForkedModules
+from farfork._pickling import ForkedState
+from farfork._shared import SharedObjects
 from farfork._workers import Completion, Worker, WorkerPool, WorkerSeed
 
 
@@ -57,7 +58,7 @@ class Pool(unittest.TestCase):
     def start_pool(self, retries: int) -> None:
         self.host = Host()
         self.pool = WorkerPool(self.host, options(2, retries))
-        self.seed = WorkerSeed(1, "s1", ForkedModules())
+        self.seed = WorkerSeed(1, "s1", ForkedState(SharedObjects()))
         self.pool.add_seed(self.seed)
         self.ends: dict[int, Channel] = {}
 
@@ -178,7 +179,7 @@ class Pool(unittest.TestCase):
         self.start(1)
         self.answer(0, None)
         self.answer(1, None)
-        newer = WorkerSeed(2, "s2", ForkedModules())
+        newer = WorkerSeed(2, "s2", ForkedState(SharedObjects()))
         self.pool.add_seed(newer)
         self.pool.add_task(Payload(b"0"), newer)
         self.pool.schedule()
@@ -207,7 +208,7 @@ class Descriptors(unittest.TestCase):
     def test_a_worker_that_is_not_wanted_any_more_leaves_no_descriptor(self) -> None:
         host = Host()
         pool = WorkerPool(host, options(1))
-        seed = WorkerSeed(1, "s1", ForkedModules())
+        seed = WorkerSeed(1, "s1", ForkedState(SharedObjects()))
         pool.add_seed(seed)
         pool.add_task(Payload(b"0"), seed)
         pool.schedule()

@@ -52,6 +52,11 @@ def toss_a_coin() -> str:
     return "heads"
 
 
+def measure(table: list[bytes], lock: Any, number: int) -> tuple[int, int]:
+    with lock:
+        return len(table[0]), number
+
+
 def executor(**options: Any) -> farfork.Executor:
     return farfork.Executor(nodes(), **options)
 
@@ -143,6 +148,15 @@ class Workers(unittest.TestCase):
                 futures = [workers.submit(bytes.__add__, data, bytes([last])) for last in range(3)]
                 for last, future in enumerate(futures):
                     self.assertEqual(future.result(PATIENCE_S), data + bytes([last]))
+
+    def test_shared_objects_are_not_pickled(self) -> None:
+        lock = threading.Lock()
+        table = [bytes(32 << 20)]
+        with executor(max_workers=2, shared=[table, lock]) as workers:
+            calls = [workers.submit(measure, table, lock, number) for number in range(8)]
+            self.assertEqual([call.result(PATIENCE_S) for call in calls], [(32 << 20, number) for number in range(8)])
+            seeds = [seed for seed in command("seeds")["seeds"] if seed["parent_pid"] == os.getpid()]
+        self.assertEqual(len(seeds), 1)
 
     def test_exceptions_keep_their_class_and_traceback(self) -> None:
         with executor(max_workers=2) as workers:

@@ -75,34 +75,29 @@ impl ChildRun {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::{ChildOutcome, ChildRun};
 
-    fn run(script: &str, is_interrupted: &dyn Fn() -> bool) -> ChildOutcome {
-        let arguments = ["-c".to_owned(), script.to_owned()];
-        ChildRun::start(Path::new("/bin/sh"), &arguments, Path::new("/")).unwrap().wait(is_interrupted).unwrap()
+    /// A shell cannot trap a signal that it was started to ignore, as in a background job of a script.
+    fn run(script: &str, directory: &Path, is_interrupted: &dyn Fn() -> bool) -> ChildOutcome {
+        let arguments = ["--default-signal=INT", "sh", "-c", script].map(str::to_owned);
+        ChildRun::start(Path::new("/usr/bin/env"), &arguments, directory).unwrap().wait(is_interrupted).unwrap()
     }
 
     #[test]
     fn the_output_is_a_document() {
-        let outcome = run("pwd >&2; echo '{\"figures\": 3}'; exit 1", &|| false);
+        let outcome = run("pwd >&2; echo '{\"figures\": 3}'; exit 1", Path::new("/"), &|| false);
         assert_eq!((outcome.status.code(), outcome.is_interrupted), (Some(1), false));
         assert_eq!(outcome.document.unwrap()["figures"], 3);
-        assert!(run("echo no", &|| false).document.is_none());
+        assert!(run("echo no", Path::new("/"), &|| false).document.is_none());
     }
 
     #[test]
     fn an_interrupt_is_passed_on_once() {
-        let is_asked = AtomicBool::new(false);
-        // The second look: by then the shell has set its trap.
-        let script = "trap 'echo 7; exit 5' INT; while :; do sleep 0.02; done";
-        let started = std::time::Instant::now();
-        let outcome = run(script, &|| {
-            let is_ready = started.elapsed() > std::time::Duration::from_millis(300);
-            is_asked.fetch_or(is_ready, Ordering::Relaxed);
-            is_ready
-        });
+        let directory = tempfile::tempdir().unwrap();
+        let trap_is_set = directory.path().join("trap-is-set");
+        let script = "trap 'echo 7; exit 5' INT; touch trap-is-set; while :; do sleep 0.02; done";
+        let outcome = run(script, directory.path(), &|| trap_is_set.exists());
         assert_eq!((outcome.status.code(), outcome.is_interrupted), (Some(5), true));
         assert_eq!(outcome.document, Some(7.into()));
     }

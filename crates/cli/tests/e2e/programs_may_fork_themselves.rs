@@ -18,6 +18,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_python_checkpoint_returns_twice", python_checkpoint),
     Test::shared("a_python_executor_calls_functions_in_children", python_executor),
     Test::shared("python_workers_run_many_calls", python_workers),
+    Test::shared("joblib_calls_run_in_children", python_joblib),
+    Test::shared("dask_tasks_run_in_children", python_dask),
     Test::shared("no_two_children_share_python_random_numbers", python_random_numbers),
     Test::shared("children_end_with_their_program", program_killed),
     Test::shared("children_being_started_end_with_their_program", program_killed_early),
@@ -75,6 +77,14 @@ fn python_executor(cluster: &Cluster) {
 
 fn python_workers(cluster: &Cluster) {
     run_module(Some(cluster), &["tests.cluster.test_workers"]);
+}
+
+fn python_joblib(cluster: &Cluster) {
+    run_module(Some(cluster), &["tests.cluster.test_joblib"]);
+}
+
+fn python_dask(cluster: &Cluster) {
+    run_module(Some(cluster), &["tests.cluster.test_dask"]);
 }
 
 fn python_random_numbers(cluster: &Cluster) {

@@ -18,6 +18,7 @@ use script::{PageOutput, PageScript};
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("in_the_first_fork_guide", first_fork),
     Test::shared("in_the_python_guide", python),
+    Test::shared("in_the_python_libraries_guide", python_libraries),
     Test::shared("in_the_c_guide", c_program),
     Test::shared("in_the_independence_guide", independence),
     Test::shared("in_the_lifetimes_guide", lifetimes),
@@ -107,6 +108,12 @@ fn python(cluster: &Cluster) {
     let output = PageCluster::new(cluster).run(PageScript::new("python.md").after(is_at_checkpoint));
     output.require("python3 squares.py", &["[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]\n"]);
     require_squares(&output, |number| format!("{number} squared is {}", number * number), 1);
+}
+
+fn python_libraries(cluster: &Cluster) {
+    let output = PageCluster::new(cluster).run(PageScript::new("python-libraries.md"));
+    output.require("python3 powers.py", &["[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]\n"]);
+    output.require("python3 sums.py", &["499999500000\n", "94999950000\n"]);
 }
 
 fn c_program(cluster: &Cluster) {

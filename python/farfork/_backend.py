@@ -1,0 +1,56 @@
+"""What the back ends for other libraries share."""
+
+from __future__ import annotations
+
+import weakref
+from concurrent.futures import Future
+from typing import Any, Callable, Iterable
+
+from . import _connection
+from ._executor import Executor
+from ._future import ChildFuture
+
+
+def is_child() -> bool:
+    """Whether this process is a child, which cannot fork children of its own."""
+    return _connection.child_id is not None
+
+
+class BackendExecutor(Executor):
+    """An executor for the calls of one job, whose workers are forked with its first call.
+
+    Later calls are pickled by cloudpickle if the standard library cannot pickle them: jobs of these libraries have
+    lambdas and local functions. They may be submitted by a thread that completes other calls. A fork at that moment would
+    find the program's own thread within the program's own code, and each child would go on with it.
+    """
+
+    def __init__(self, cloudpickle: Any, **options: Any) -> None:
+        self._cloudpickle = cloudpickle
+        super().__init__(**options)
+        self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+
+    @property
+    def max_workers(self) -> int:
+        """How many workers may live at once."""
+        return self._children_max
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers have been forked, which have the shared objects of that moment."""
+        return self._collector.has_workers
+
+    def share(self, objects: Iterable[object]) -> None:
+        """Has calls refer to these objects, rather than carry them. They must not change."""
+        for value in objects:
+            self._pickling.shared.add(value)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ChildFuture[Any]:
+        future = super().submit(fn, *args, **kwargs)
+        self._futures.add(future)
+        return future
+
+    def abort(self) -> None:
+        """Cancels all calls, and kills the workers of those that run."""
+        for future in list(self._futures):
+            future.cancel()
+        self.shutdown()

@@ -1,0 +1,97 @@
+"""A scheduler for Dask: the tasks of a graph run in children of this process, on the nodes of the cluster.
+
+::
+
+    import farfork.dask
+
+    dask.compute(frame, scheduler=farfork.dask.get, nodes=["n2", "n3"])
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from typing import Any, Callable, Mapping, Sequence
+
+import cloudpickle
+from dask import config
+from dask._task_spec import convert_legacy_graph, fuse_linear_task_spec
+from dask.core import flatten
+from dask.local import get_async, get_sync
+from dask.optimization import cull
+from dask.utils import ensure_dict
+
+from . import _connection, _task
+from ._backend import BackendExecutor, is_child
+from ._errors import RemoteTraceback
+from ._executor import Executor
+
+#: A task of a graph may be tiny, so several are sent to a worker together. Dask's scheduler for processes has the same number.
+_CHUNK_SIZE = 6
+
+_EXECUTOR_OPTIONS = frozenset(inspect.signature(Executor).parameters) - {"max_workers", "shared", "reuse_workers"}
+
+
+def get(
+    dsk: Mapping[Any, Any],
+    keys: Sequence[Any] | Any,
+    num_workers: int | None = None,
+    optimize_graph: bool = True,
+    chunksize: int | None = None,
+    **options: Any,
+) -> Any:
+    """Computes the values of keys of a graph, as the schedulers of Dask do.
+
+    Takes the arguments of :class:`farfork.Executor`, apart from ``max_workers``, which is ``num_workers``, ``shared`` and
+    ``reuse_workers``. Workers are forked at the beginning of each computation. They have the graph in memory, with all
+    data in it: a task is sent as a number, with what it needs of other tasks' results.
+
+    In a child, which cannot fork, the graph is computed in the child itself.
+    """
+    if is_child():
+        return get_sync(dsk, keys)
+    executor_options = {name: options.pop(name) for name in list(options) if name in _EXECUTOR_OPTIONS}
+    graph = _prepare_graph(dsk, keys, optimize_graph)
+    max_workers = num_workers or config.get("num_workers", None)
+    executor = BackendExecutor(cloudpickle, max_workers=max_workers, **executor_options)
+    executor.share(graph.values())
+    try:
+        return get_async(
+            executor.submit,
+            executor.max_workers,
+            graph,
+            keys,
+            get_id=_worker_name,
+            pack_exception=_pack_exception,
+            raise_exception=_raise_exception,
+            chunksize=chunksize or config.get("chunksize", None) or _CHUNK_SIZE,
+            **options,
+        )
+    finally:
+        # After an error or an interrupt, tasks are left that are of no use.
+        executor.abort()
+
+
+def _prepare_graph(dsk: Any, keys: Any, optimize_graph: bool) -> dict[Any, Any]:
+    """The tasks that the keys need. Tasks that only follow one another are one."""
+    needed, _ = cull(ensure_dict(dsk.__dask_graph__() if hasattr(dsk, "__dask_graph__") else dsk), keys)
+    # As the scheduler would do it: so it keeps these very objects, which workers have.
+    graph = convert_legacy_graph(needed)
+    if optimize_graph:
+        graph = fuse_linear_task_spec(graph, set(flatten(keys) if isinstance(keys, list) else [keys]))
+    return dict(graph)
+
+
+def _worker_name() -> str | None:
+    return _connection.child_id
+
+
+def _pack_exception(error: BaseException, _dumps: Callable[[Any], Any]) -> tuple[BaseException, str]:
+    """An exception that can be pickled, and its traceback."""
+    _, packed = pickle.loads(_task.encode_failure(error))
+    return packed  # type: ignore[no-any-return]
+
+
+def _raise_exception(error: BaseException, traceback: str) -> None:
+    error.__cause__ = RemoteTraceback(traceback)
+    raise error
