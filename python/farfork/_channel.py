@@ -13,8 +13,9 @@ import struct
 from collections import deque
 from typing import Any, Iterator, NamedTuple, Sequence
 
-#: What a frame is: to a worker a call of its seed's, or a pickled one; from it an outcome, output, or why it cannot work.
-CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED, OUTPUT = 1, 2, 3, 4, 5
+#: What a frame is: to a worker a call of its seed's, or a pickled one; from it an outcome, output, a record of :mod:`logging`, or why it
+#: cannot work.
+CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED, OUTPUT, LOG_RECORD = 1, 2, 3, 4, 5, 6
 
 #: Kind, number of buffers, number of the task, bytes of the pickle. The buffers' lengths follow, then the pickle, then the buffers.
 _HEADER = struct.Struct("<IIQQ")

@@ -53,7 +53,7 @@ class Executor(_Executor):
     children are taken first. A child whose call runs for longer than ``timeout`` seconds is killed, and the call's future
     raises :class:`ChildTimeout`. A call whose worker died is run again up to ``retries`` times. What workers
     print is printed here with the worker's name before each line (``output="tagged"``), as it is (``"plain"``), or is only in
-    the children's logs (``"log"``, and without ``reuse_workers``). ``strategy`` says how
+    the children's logs (``"log"``, and without ``reuse_workers``). What they log is handled by this process's loggers, or likewise. ``strategy`` says how
     memory comes, as ``farfork fork --strategy`` does: ``"cow"``, ``"prefetch"`` (the default) or ``"eager"``, and behind
     commas ``"cache"`` and ``"first"``. A child may use ``memory`` bytes of memory, which may be a text such as ``"512MiB"``,
     and ``cpus`` processors (0.5 is half of one); one that needs more memory is killed, and its call raises
@@ -105,6 +105,7 @@ class Executor(_Executor):
         self._children_max = max_workers or default_max
         self._reuse_workers = reuse_workers
         self._initializer = partial(initializer, *initargs) if initializer else None
+        self._sends_records = output != _output.LOG
         self._pickling = CallPickling(SharedObjects(shared), self._cloudpickle)
         options = ExecutorOptions(nodes, fields, self._children_max, timeout, retries, output)
         self._collector = Collector(options, self._pickling)
@@ -182,7 +183,7 @@ class Executor(_Executor):
             child = make_seed()
             if child.is_child:
                 if self._reuse_workers:
-                    _worker.run_worker(child, calls, self._initializer, self._pickling)
+                    _worker.run_worker(child, calls, self._initializer, self._pickling, self._sends_records)
                 # Nothing but this number crosses: the call is here already.
                 index = int(child.payload) if child.has_payload else child.index
                 _task.run_in_child(child, calls[index])

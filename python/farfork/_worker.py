@@ -10,6 +10,7 @@ from typing import Callable, NoReturn, Sequence
 from . import _channel, _task
 from ._channel import Channel, Frame, Payload
 from ._checkpoint import Child
+from ._logging import send_records
 from ._output import OutputSender, use_standard_streams
 from ._pickling import CallPickling, load_call
 from ._shared import SharedObjects
@@ -19,9 +20,16 @@ _EXIT_OK, _EXIT_FAILED = 0, 1
 
 
 def run_worker(
-    child: Child, calls: Sequence[_task.Call], initializer: Callable[[], object] | None, pickling: CallPickling
+    child: Child,
+    calls: Sequence[_task.Call],
+    initializer: Callable[[], object] | None,
+    pickling: CallPickling,
+    sends_records: bool,
 ) -> NoReturn:
-    """Runs calls until the channel ends. ``calls`` are those that its seed was made for."""
+    """Runs calls until the channel ends. ``calls`` are those that its seed was made for.
+
+    With ``sends_records``, the program's loggers handle what is logged here.
+    """
     status = _EXIT_FAILED
     try:
         channel = _LockedChannel(child.take_channel(), blocking=True)
@@ -30,18 +38,24 @@ def run_worker(
         use_standard_streams()
         output = OutputSender(lambda stream, data: channel.send(_channel.OUTPUT, stream, Payload(data)))
         output.begin_call()
+        if sends_records:
+            send_records(lambda record: channel.send(_channel.LOG_RECORD, 0, Payload(record)))
         if initializer is None or _initialize(channel, initializer):
-            while (frame := channel.receive_one()) is not None:
-                output.begin_call()
-                payload = _task.encode_outcome(_find_call(frame, calls, pickling.shared), pickling.cloudpickle)
-                _task.flush_streams()
-                output.end_call()
-                channel.send(_channel.OUTCOME, frame.task, payload)
+            _run_calls(channel, output, calls, pickling)
             status = _EXIT_OK
     except BaseException:
         traceback.print_exc()
     finally:
         _task.end_child(status)
+
+
+def _run_calls(channel: Channel, output: OutputSender, calls: Sequence[_task.Call], pickling: CallPickling) -> None:
+    while (frame := channel.receive_one()) is not None:
+        output.begin_call()
+        payload = _task.encode_outcome(_find_call(frame, calls, pickling.shared), pickling.cloudpickle)
+        _task.flush_streams()
+        output.end_call()
+        channel.send(_channel.OUTCOME, frame.task, payload)
 
 
 class _LockedChannel(Channel):

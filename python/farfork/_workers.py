@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Iterable, Protocol
 
-from . import _channel, _protocol, _task
+from . import _channel, _logging, _protocol, _task
 from ._batch import death_error
 from ._channel import Channel, Frame, Payload
 from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed
@@ -247,6 +247,8 @@ class WorkerPool:
         assert worker.output is not None
         if frame.kind == _channel.OUTPUT:
             return [partial(worker.output.print, frame.task, bytes(frame.payload.pickle))]
+        if frame.kind == _channel.LOG_RECORD:
+            return [partial(_logging.handle_record, frame.payload.pickle, str(worker.child))]
         if frame.kind == _channel.INITIALIZER_FAILED:
             self._broken = InitializerFailed(str(worker.child))
             self._broken.__cause__ = _task.value_or_error(frame.payload.pickle)

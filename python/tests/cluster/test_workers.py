@@ -1,6 +1,7 @@
 """Calls in workers: who runs what, what workers keep and see, how they end and are replaced."""
 
 import io
+import logging
 import os
 import signal
 import subprocess
@@ -50,6 +51,16 @@ def toss_a_coin() -> str:
     if os.urandom(1)[0] & 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return "heads"
+
+
+def log(number: int) -> None:
+    logger = logging.getLogger("farfork.test")
+    logger.debug("not enabled")
+    logger.info("number %d", number, extra={"unpicklable": threading.Lock()})
+    try:
+        number // 0
+    except ZeroDivisionError:
+        logger.getChild("deep").exception("it failed")
 
 
 def measure(table: list[bytes], lock: Any, number: int) -> tuple[int, int]:
@@ -297,6 +308,18 @@ class Workers(unittest.TestCase):
             if mode == "log":
                 expected = [], []
             self.assertEqual((sorted(texts[mode][0]), texts[mode][1]), expected)
+
+    def test_records_are_handled_by_the_loggers_of_the_program(self) -> None:
+        with self.assertLogs("farfork.test") as caught, executor(max_workers=1) as workers:
+            workers.submit(log, 1).result(PATIENCE_S)
+            call = workers.submit(log, 2)
+            call.result(PATIENCE_S)
+        said = [(record.name, record.levelname, record.getMessage().splitlines()[0]) for record in caught.records]
+        of_a_call = [("farfork.test", "INFO", "number {}"), ("farfork.test.deep", "ERROR", "it failed")]
+        expected = [(name, level, text.format(number)) for number in (1, 2) for name, level, text in of_a_call]
+        self.assertEqual(said, expected)
+        self.assertIn("ZeroDivisionError", caught.records[3].getMessage())
+        self.assertEqual(getattr(caught.records[3], "worker"), call.child)
 
     def test_what_a_call_forks_runs_no_other_calls(self) -> None:
         def fork_both() -> int:

@@ -1,0 +1,44 @@
+"""Records of :mod:`logging`: workers send theirs, and the program's own loggers handle them."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from logging.handlers import QueueHandler
+from typing import Any, Callable
+
+#: What every record has. The rest was given with ``extra``, and may be anything.
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({})))
+
+
+class _RecordSender(QueueHandler):
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self._send = send
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Sends a record whose message is formatted, with its traceback."""
+        attributes = dict(vars(record))
+        try:
+            pickled = pickle.dumps(attributes)
+        except Exception:  # Any object may raise anything when it is pickled.
+            standard = {name: value for name, value in attributes.items() if name in _STANDARD_ATTRIBUTES}
+            pickled = pickle.dumps(standard)
+        self._send(pickled)
+
+
+def send_records(send: Callable[[bytes], None]) -> None:
+    """In a worker: sends what its loggers would handle. Their handlers are the program's: its files are not here."""
+    sender = _RecordSender(send)
+    loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    for logger in [logging.root, *loggers]:
+        logger.handlers = [sender] if logger is logging.root or not logger.propagate else []
+
+
+def handle_record(pickled: bytes | bytearray, worker: str) -> None:
+    """In the program: has its loggers handle a record, whose attribute ``worker`` says where it is from."""
+    attributes: dict[str, Any] = pickle.loads(pickled)
+    record = logging.makeLogRecord({**attributes, "worker": worker})
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
