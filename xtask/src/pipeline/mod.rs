@@ -37,8 +37,9 @@ const END_TO_END_TESTS: [&str; 4] = ["test", "--workspace", "--test", END_TO_END
 /// Builds `farfork-bench` next to `farfork`, which executes it. The end-to-end test is named so that the features are those of the tests.
 const PROGRAMS: [&str; 5] = ["build", "--workspace", "--bins", "--test", END_TO_END];
 
-/// Integration tests that mostly wait, for limits of time above all. They run next to the other tests.
-const WAITING_TESTS: [&str; 3] = ["daemon", "fabric", "tcp"];
+/// Integration tests that run next to the others because they mostly wait, for limits of time and for each other.
+const LANES: [(&str, &[&str]); 2] =
+    [("tests that wait", &["daemon", "fabric", "tcp"]), ("tests of mounted volumes", &["mount"])];
 
 /// How many tests of one program run at once: more than there are cores, because many tests wait.
 const TEST_THREADS: &str = "4";
@@ -97,7 +98,7 @@ pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()>
     let arguments: Vec<&str> = ["--", "--ignored"].into_iter().chain(filters).collect();
     let mut summary = RunSummary::new(&logs(workspace));
     if build(workspace, &mut summary) {
-        let unit = [unit_tests(&integration), arguments.clone()].concat();
+        let unit = [unit_tests(integration.iter().map(String::as_str)), arguments.clone()].concat();
         summary.command("long unit and integration tests", &mut cargo::command(workspace, &unit), LONG_TESTS_LIMIT);
         summary.check("fuzz targets", || fuzz::run(workspace, &[]));
         let end_to_end = [&END_TO_END_TESTS[..], &arguments].concat();
@@ -157,28 +158,30 @@ fn build(workspace: &Workspace, summary: &mut RunSummary) -> bool {
 }
 
 /// Arguments of cargo for the unit tests and for integration tests of these names.
-fn unit_tests<'a>(integration: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
+fn unit_tests<'a>(integration: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let mut arguments = UNIT_TESTS.to_vec();
     arguments.extend(named_tests(integration));
     arguments
 }
 
-fn named_tests<'a>(names: impl IntoIterator<Item = &'a String>) -> impl Iterator<Item = &'a str> {
-    names.into_iter().flat_map(|name| ["--test", name.as_str()])
+fn named_tests<'a>(names: impl IntoIterator<Item = &'a str>) -> impl Iterator<Item = &'a str> {
+    names.into_iter().flat_map(|name| ["--test", name])
 }
 
-/// Runs the unit and integration tests in two lanes, and the fuzz targets at a lower priority.
+/// Runs the unit and integration tests in lanes, and the fuzz targets at a lower priority.
 fn test_next_to_fuzz_targets(workspace: &Workspace, summary: &mut RunSummary, integration: &[String]) {
-    let (waiting, others): (Vec<_>, Vec<_>) =
-        integration.iter().partition(|name| WAITING_TESTS.contains(&name.as_str()));
-    let waiting: Vec<&str> =
-        ["test", "--workspace", "--no-fail-fast"].into_iter().chain(named_tests(waiting)).collect();
     let lane = |arguments: &[&str]| {
         let mut command = cargo::command(workspace, arguments);
         command.env("RUST_TEST_THREADS", TEST_THREADS);
         command
     };
-    let lanes = vec![("unit and integration tests", lane(&unit_tests(others))), ("tests that wait", lane(&waiting))];
+    let is_in_lane = |name: &str| LANES.iter().any(|(_, tests)| tests.contains(&name));
+    let others = integration.iter().map(String::as_str).filter(|name| !is_in_lane(name));
+    let mut lanes = vec![("unit and integration tests", lane(&unit_tests(others)))];
+    for (name, tests) in LANES {
+        let arguments = ["test", "--workspace", "--no-fail-fast"].into_iter().chain(named_tests(tests.iter().copied()));
+        lanes.push((name, lane(&arguments.collect::<Vec<_>>())));
+    }
     let is_over = AtomicBool::new(false);
     let fuzzed = thread::scope(|scope| {
         let fuzz = scope.spawn(|| fuzz::run_in_background(workspace, FUZZ_SECONDS, &is_over));
