@@ -20,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("python_workers_run_many_calls", python_workers),
     Test::shared("joblib_calls_run_in_children", python_joblib),
     Test::shared("dask_tasks_run_in_children", python_dask),
+    Test::shared("pytest_tests_run_in_children", python_pytest),
     Test::shared("no_two_children_share_python_random_numbers", python_random_numbers),
     Test::shared("children_end_with_their_program", program_killed),
     Test::shared("children_being_started_end_with_their_program", program_killed_early),
@@ -85,6 +86,10 @@ fn python_joblib(cluster: &Cluster) {
 
 fn python_dask(cluster: &Cluster) {
     run_module(Some(cluster), &["tests.cluster.test_dask"]);
+}
+
+fn python_pytest(cluster: &Cluster) {
+    run_module(Some(cluster), &["tests.cluster.test_pytest"]);
 }
 
 fn python_random_numbers(cluster: &Cluster) {

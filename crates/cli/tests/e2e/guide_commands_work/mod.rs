@@ -113,6 +113,7 @@ fn python(cluster: &Cluster) {
 fn python_libraries(cluster: &Cluster) {
     let output = PageCluster::new(cluster).run(PageScript::new("python-libraries.md"));
     output.require("python3 powers.py", &["[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]\n"]);
+    output.require("python3 -m pytest", &["20 passed"]);
     output.require("python3 sums.py", &["499999500000\n", "94999950000\n"]);
 }
 

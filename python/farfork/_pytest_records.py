@@ -1,0 +1,93 @@
+"""What a worker sends about the tests of a chunk. The program makes reports and warnings of it again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class WarningRecord:
+    """A call of the hook ``pytest_warning_recorded``."""
+
+    text: str
+    category: tuple[str, str]
+    filename: str
+    lineno: int
+    when: str
+    nodeid: str
+    location: tuple[str, int, str] | None
+
+    @classmethod
+    def of(
+        cls, message: warnings.WarningMessage, when: str, nodeid: str, location: tuple[str, int, str] | None
+    ) -> WarningRecord:
+        category = (message.category.__module__, message.category.__qualname__)
+        return cls(str(message.message), category, message.filename, message.lineno, when, nodeid, location)
+
+    def hook_arguments(self) -> dict[str, Any]:
+        """The arguments of the hook, in the program."""
+        message = warnings.WarningMessage(Warning(self.text), self._find_category(), self.filename, self.lineno)
+        return {"warning_message": message, "when": self.when, "nodeid": self.nodeid, "location": self.location}
+
+    def _find_category(self) -> type[Warning]:
+        module, name = self.category
+        found = getattr(sys.modules.get(module), name, None)
+        # The program may not have imported its module.
+        return found if isinstance(found, type) and issubclass(found, Warning) else type(name, (Warning,), {})
+
+
+@dataclass
+class TestRecord:
+    """What a worker reports about a test."""
+
+    __test__ = False
+
+    index: int
+    #: Reports in pytest's own form for other processes.
+    reports: list[Any] = field(default_factory=list)
+    #: How many of its subtests failed: if any did, pytest counts the test as failed.
+    subtests_failed: int = 0
+
+
+@dataclass
+class ExitRequest:
+    """A test has called :func:`pytest.exit`, or raised :class:`KeyboardInterrupt`."""
+
+    reason: str
+    returncode: int | None
+    is_interrupt: bool
+
+
+@dataclass
+class ChunkRecord:
+    """What a worker sends after a chunk."""
+
+    tests: list[TestRecord] = field(default_factory=list)
+    warnings: list[WarningRecord] = field(default_factory=list)
+    coverage: bytes | None = None
+    #: Why the session is to end, if it is: as the session's attributes of these names.
+    shouldfail: bool | str = False
+    shouldstop: bool | str = False
+    exit: ExitRequest | None = None
+
+    @property
+    def ends_session(self) -> bool:
+        return bool(self.shouldfail or self.shouldstop or self.exit)
+
+
+def plain_data(value: Any) -> Any:
+    """A report's data without objects that the program may lack: their text is in their place."""
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if isinstance(value, dict):
+        return {plain_data(key): plain_data(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [plain_data(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return str(value) if isinstance(value, str) else repr(value)

@@ -1,0 +1,217 @@
+"""The program of ``pytest --farfork``: sends chunks of tests to workers, and passes their reports to pytest's plugins.
+
+::
+
+    collection ─▶ session fixtures ─▶ checkpoint ─▶ chunks in workers ─▶ reports ─▶ finalizers
+
+``_pytest_fixtures`` sets up and tears down, ``_pytest_worker`` runs the chunks.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from typing import Any, Callable, Iterable
+
+import pytest
+
+from ._connection import Connection
+from ._errors import ChildDied, ChildNotStarted, ConnectionLost, Error
+from ._executor import Executor
+from ._pytest_coverage import MeasuredCoverage
+from ._pytest_fixtures import SessionFixtures
+from ._pytest_records import ChunkRecord, ExitRequest
+from ._pytest_subtests import set_failed_subtests
+from ._pytest_worker import ChunkWorker, install_worker, run_chunk
+
+#: How many chunks each worker gets: the last ones take about equally long.
+_CHUNKS_PER_WORKER = 4
+
+#: The exit status of a run that the cluster could not finish: pytest's own for internal errors.
+_STATUS_FAILED = int(pytest.ExitCode.INTERNAL_ERROR)
+
+
+class WorkerRun:
+    """A session whose tests run in workers. A plugin of pytest."""
+
+    def __init__(self, config: pytest.Config, workers: int | None) -> None:
+        self._mode: str = config.getoption("farfork_dist")
+        self._nodes = [name for name in config.getoption("farfork_nodes").split(",") if name]
+        # Without capture, tests print to the terminal.
+        is_captured = config.getoption("capture") != "no"
+        self._executor = Executor(
+            self._nodes,
+            max_workers=workers,
+            reuse_workers=self._mode != "each",
+            output="log" if is_captured else "tagged",
+        )
+        self._workers_max = self._executor._children_max
+        self._coverage = MeasuredCoverage()
+        #: The tests of each chunk that is not over.
+        self._chunks: dict[Future[ChunkRecord], list[int]] = {}
+        self._unreported: set[int] = set()
+        #: Of the last test, until the session fixtures are torn down.
+        self._last_reports: list[Any] | None = None
+
+    def pytest_report_header(self) -> str:
+        workers = "worker" if self._workers_max == 1 else "workers"
+        return f"farfork: {self._workers_max} {workers} on {', '.join(self._nodes) or 'any node'}"
+
+    def pytest_sessionstart(self) -> None:
+        try:
+            # Before the work of collection and fixtures.
+            Connection().close()
+        except Error as error:
+            raise pytest.UsageError(f"farfork: {error}") from None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        has_errors = session.testsfailed and not session.config.option.continue_on_collection_errors
+        if has_errors or not session.items:
+            return None  # pytest itself reports this.
+        fixtures = SessionFixtures(session)
+        session.config.pluginmanager.register(fixtures, "farfork-session-fixtures")
+        fixtures.set_up()
+        self._run_tests(session, fixtures)
+        self._finish(session, fixtures)
+        return True
+
+    def _run_tests(self, session: pytest.Session, fixtures: SessionFixtures) -> None:
+        worker = ChunkWorker(session, fixtures)
+        session.config.pluginmanager.register(worker, "farfork-worker")
+        install_worker(worker)
+        _make_base_directory(session.config)
+        self._unreported = set(range(len(session.items)))
+        try:
+            self._submit(split_tests(session.items, self._mode, self._workers_max))
+            while self._chunks:
+                self._handle_ended(session)
+        except BaseException:
+            if self._last_reports is not None:
+                _send_reports(session.items[-1], self._last_reports)
+            raise
+        finally:
+            for future in self._chunks:
+                future.cancel()
+            self._executor.shutdown()
+            self._coverage.merge()
+
+    def _submit(self, chunks: list[list[int]]) -> None:
+        try:
+            if self._mode == "each":
+                # One seed for all.
+                calls: list[Callable[[], Any]] = [partial(run_chunk, chunk) for chunk in chunks]
+                futures: Iterable[Future[ChunkRecord]] = self._executor._submit_calls(calls)
+                self._chunks.update(zip(futures, chunks))
+            else:
+                for chunk in chunks:
+                    self._chunks[self._executor.submit(run_chunk, chunk)] = chunk
+        except Error as error:
+            raise pytest.exit.Exception(f"farfork: {error}", _STATUS_FAILED) from None
+
+    def _handle_ended(self, session: pytest.Session) -> None:
+        """Waits until a chunk is over, and reports its tests."""
+        ended, _ = wait(self._chunks, return_when=FIRST_COMPLETED)
+        for future in sorted(ended, key=lambda future: self._chunks[future][0]):
+            chunk = self._chunks.pop(future)
+            try:
+                record = future.result()
+            except ChildDied as error:
+                self._handle_death(session, chunk, error)
+            except (ChildNotStarted, ConnectionLost) as error:
+                raise pytest.exit.Exception(f"farfork: {error}", _STATUS_FAILED) from None
+            else:
+                self._report_chunk(session, record)
+
+    def _handle_death(self, session: pytest.Session, chunk: list[int], error: ChildDied) -> None:
+        """The tests of a chunk run again, each by itself. One that was by itself has killed its worker."""
+        if len(chunk) > 1:
+            self._submit([[index] for index in chunk])
+        else:
+            self._report_test(session, chunk[0], _death_reports(session.items[chunk[0]], f"farfork: {error}"))
+
+    def _report_chunk(self, session: pytest.Session, record: ChunkRecord) -> None:
+        self._coverage.add(record.coverage)
+        for warning in record.warnings:
+            session.config.hook.pytest_warning_recorded.call_historic(kwargs=warning.hook_arguments())
+        from_data = session.config.hook.pytest_report_from_serializable
+        for test in record.tests:
+            set_failed_subtests(session.items[test.index], test.subtests_failed)
+            reports = [from_data(config=session.config, data=data) for data in test.reports]
+            self._report_test(session, test.index, reports, is_held=not record.ends_session)
+        if record.exit is not None:
+            raise _exit_exception(record.exit)
+        session.shouldfail = session.shouldfail or record.shouldfail
+        session.shouldstop = session.shouldstop or record.shouldstop
+        _raise_if_over(session)
+
+    def _report_test(self, session: pytest.Session, index: int, reports: list[Any], is_held: bool = True) -> None:
+        """Reports a test. The last one is held until the session fixtures are torn down, whose errors are its own."""
+        self._unreported.discard(index)
+        if is_held and index == len(session.items) - 1:
+            self._last_reports = reports
+        else:
+            _send_reports(session.items[index], reports)
+            _raise_if_over(session)
+
+    def _finish(self, session: pytest.Session, fixtures: SessionFixtures) -> None:
+        """Tears down the session fixtures, and reports the last test."""
+        item, reports = session.items[-1], self._last_reports
+        if self._unreported or reports is None:
+            raise session.Interrupted(f"farfork: {len(self._unreported)} tests have no outcome")
+        if error := fixtures.tear_down(item):
+            reports = [report for report in reports if report.when != "teardown" or not report.passed] + [error]
+        _send_reports(item, reports)
+        _raise_if_over(session)
+
+
+def split_tests(items: list[pytest.Item], mode: str, workers: int) -> list[list[int]]:
+    """The tests of each chunk, as positions in ``items``. A chunk has tests of one file."""
+    if mode == "each":
+        return [[index] for index in range(len(items))]
+    if mode == "file":
+        files: dict[Any, list[int]] = {}
+        for index, item in enumerate(items):
+            files.setdefault(item.path, []).append(index)
+        return list(files.values())
+    chunk_max = max(1, -(-len(items) // (_CHUNKS_PER_WORKER * workers)))
+    chunks: list[list[int]] = []
+    for index, item in enumerate(items):
+        if not chunks or len(chunks[-1]) == chunk_max or items[index - 1].path != item.path:
+            chunks.append([])
+        chunks[-1].append(index)
+    return chunks
+
+
+def _send_reports(item: pytest.Item, reports: list[Any]) -> None:
+    """As pytest does when it runs a test."""
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def _make_base_directory(config: pytest.Config) -> None:
+    """The base of temporary directories: a worker would remove one that ``--basetemp`` names and others use."""
+    factory: Any = getattr(config, "_tmp_path_factory", None)
+    if factory is not None:
+        factory.getbasetemp()
+
+
+def _death_reports(item: pytest.Item, text: str) -> list[pytest.TestReport]:
+    """The reports of a test that has killed its worker. It failed, also if it was expected to fail."""
+    died = pytest.CallInfo.from_call(lambda: pytest.fail(text, pytrace=False), when="call")
+    over: pytest.CallInfo[None] = pytest.CallInfo.from_call(lambda: None, when="teardown")
+    return [pytest.TestReport.from_item_and_call(item, call) for call in (died, over)]
+
+
+def _raise_if_over(session: pytest.Session) -> None:
+    """As pytest does after each test."""
+    if session.shouldfail:
+        raise session.Failed(session.shouldfail)
+    if session.shouldstop:
+        raise session.Interrupted(session.shouldstop)
+
+
+def _exit_exception(request: ExitRequest) -> BaseException:
+    return KeyboardInterrupt() if request.is_interrupt else pytest.exit.Exception(request.reason, request.returncode)

@@ -1,0 +1,81 @@
+"""The pytest plugin: ``pytest --farfork N`` runs tests in children that have the session's fixtures in memory.
+
+pytest loads it by the entry point ``farfork``, or by ``-p farfork.pytest_plugin``. It adds the options and checks them;
+``_pytest_run`` replaces pytest's loop over the tests if ``--farfork`` is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+#: Options of pytest that need a terminal in the process that runs the tests, or that print from there.
+_OPTIONS_REFUSED = {
+    "usepdb": "--pdb",
+    "trace": "--trace",
+    "setuponly": "--setup-only",
+    "setupplan": "--setup-plan",
+    "setupshow": "--setup-show",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("farfork", "children on this machine and on others (farfork)")
+    group.addoption(
+        "--farfork",
+        metavar="N",
+        type=_parse_workers,
+        default=0,
+        help="run tests in N workers, which are forked after the session's fixtures were set up; "
+        "`auto`: as many as the nodes have processors, 0: run them in this process",
+    )
+    group.addoption(
+        "--farfork-nodes",
+        metavar="NODES",
+        default="",
+        help="names of the nodes of the workers, with commas between them; default: any node",
+    )
+    group.addoption(
+        "--farfork-dist",
+        choices=("load", "file", "each"),
+        default="load",
+        help="load: consecutive tests of a file are sent to a worker together; file: all tests of a file are; "
+        "each: each test has a child of its own (default: %(default)s)",
+    )
+    parser.addini(
+        "farfork_worker_fixtures",
+        type="args",
+        default=[],
+        help="names of session fixtures that workers set up for themselves, for example connections to a server",
+    )
+
+
+def _parse_workers(text: str) -> int | None:
+    """``None`` for ``auto``."""
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"`{text}` is no number of workers: write a number, or `auto`")
+    return int(text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    workers = config.getoption("farfork")
+    if workers == 0 or config.option.collectonly:
+        return
+    _require_no_conflict(config)
+    # Not before: a run without the option does without the executor.
+    from ._pytest_run import WorkerRun
+
+    config.pluginmanager.register(WorkerRun(config, workers), "farfork-run")
+
+
+def _require_no_conflict(config: pytest.Config) -> None:
+    """Raises :class:`pytest.UsageError` if an option cannot be combined with ``--farfork``."""
+    for name, option in _OPTIONS_REFUSED.items():
+        if config.getoption(name, False):
+            raise pytest.UsageError(f"{option} needs a terminal, which workers of --farfork lack; add --farfork 0")
+    uses_xdist = config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no"
+    if uses_xdist or hasattr(config, "workerinput"):
+        raise pytest.UsageError("pytest-xdist cannot be used with --farfork; drop -n and --dist, or add --farfork 0")
