@@ -17,7 +17,7 @@ import time
 from functools import partial
 from typing import Any
 
-from . import _protocol, _task
+from . import _channel, _protocol, _task
 from ._batch import Batch
 from ._channel import Payload, WakePipe
 from ._checkpoint import checkpoint_lock
@@ -78,7 +78,7 @@ class Collector:
             payloads = self._pickling.pickle_calls(calls, seed.state)
         except NotShared:
             return None
-        futures = [self._pool.add_task(payload, None) for payload in payloads]
+        futures = [self._pool.add_task(payload, seed, _channel.PICKLED_CALL) for payload in payloads]
         self._wake_thread()
         return futures
 
@@ -91,7 +91,7 @@ class Collector:
         except OSError as error:
             raise _connection_lost(error) from None
         self._pool.add_seed(seed)
-        futures = [self._pool.add_task(Payload(str(index).encode()), seed) for index in range(calls_count)]
+        futures = [self._pool.add_task(Payload(str(index).encode()), seed, _channel.CALL_OF_SEED) for index in range(calls_count)]
         self._wake_thread()
         return futures
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import traceback
 from logging.handlers import QueueHandler
 from typing import Any, Callable
 
@@ -37,8 +38,12 @@ def send_records(send: Callable[[bytes], None]) -> None:
 
 def handle_record(pickled: bytes | bytearray, worker: str) -> None:
     """In the program: has its loggers handle a record, whose attribute ``worker`` says where it is from."""
-    attributes: dict[str, Any] = pickle.loads(pickled)
-    record = logging.makeLogRecord({**attributes, "worker": worker})
-    logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.levelno):
-        logger.handle(record)
+    try:
+        attributes: dict[str, Any] = pickle.loads(pickled)
+        record = logging.makeLogRecord({**attributes, "worker": worker})
+        logger = logging.getLogger(record.name)
+        if logger.isEnabledFor(record.levelno):
+            # Not `handle`: the logger's filters ran in the worker.
+            logger.callHandlers(record)
+    except Exception:  # Attributes and handlers are the program's, and may raise anything: calls go on.
+        traceback.print_exc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
+from collections import deque
 from typing import Callable, NoReturn, Sequence
 
 from . import _channel, _task
@@ -32,7 +33,7 @@ def run_worker(
     """
     status = _EXIT_FAILED
     try:
-        channel = _LockedChannel(child.take_channel(), blocking=True)
+        channel = _QueuedChannel(child.take_channel(), blocking=True)
         # A process that a call makes with os.fork would read the calls of this one.
         os.register_at_fork(after_in_child=channel.abandon)
         use_standard_streams()
@@ -58,16 +59,26 @@ def _run_calls(channel: Channel, output: OutputSender, calls: Sequence[_task.Cal
         channel.send(_channel.OUTCOME, frame.task, payload)
 
 
-class _LockedChannel(Channel):
-    """Frames are sent by the thread that runs calls, and by the one that sends output."""
+class _QueuedChannel(Channel):
+    """Any thread may send a frame, also from within another call of :meth:`send`: signal handlers and finalizers log.
+
+    One caller sends what all have queued. So no thread waits for a lock, which a process forked meanwhile would never get.
+    """
 
     def __init__(self, fd: int, blocking: bool) -> None:
         super().__init__(fd, blocking)
-        self._lock = threading.Lock()
+        self._frames: deque[tuple[int, int, Payload]] = deque()
+        self._sends = threading.Lock()
 
     def send(self, kind: int, task: int, payload: Payload) -> None:
-        with self._lock:
-            super().send(kind, task, payload)
+        self._frames.append((kind, task, payload))
+        # Looked at again after the release: a frame that was queued before it is this caller's.
+        while self._frames and self._sends.acquire(blocking=False):
+            try:
+                while self._frames:
+                    super().send(*self._frames.popleft())
+            finally:
+                self._sends.release()
 
 
 def _initialize(channel: Channel, initializer: Callable[[], object]) -> bool:

@@ -59,14 +59,12 @@ class TaskEntry:
 
     number: int
     future: ChildFuture[Any]
-    #: The seed whose workers can run it; ``None`` if all can, because it is pickled.
-    seed: WorkerSeed | None
+    #: The seed whose workers run it: the one that it was made for, or whose definitions its pickle names.
+    seed: WorkerSeed
+    #: As a frame.
+    kind: int
     payload: Payload
     retries: int
-
-    @property
-    def kind(self) -> int:
-        return _channel.PICKLED_CALL if self.seed is None else _channel.CALL_OF_SEED
 
 
 @dataclass(eq=False)
@@ -124,8 +122,6 @@ class WorkerPool:
     def __init__(self, host: WorkerHost, options: ExecutorOptions) -> None:
         self._host = host
         self._options = options
-        #: Pickled calls: workers of the newest seed run them.
-        self._pickled: TaskQueue[TaskEntry] = TaskQueue()
         self._tasks: dict[int, TaskEntry] = {}
         self._seeds: list[WorkerSeed] = []
         self._next_task = 0
@@ -152,16 +148,15 @@ class WorkerPool:
     def has_batch(self, batch: int) -> bool:
         return any(seed.batch == batch for seed in self._seeds)
 
-    def add_task(self, payload: Payload, seed: WorkerSeed | None) -> ChildFuture[Any]:
-        """Queues a call. ``seed`` is the seed of a call by reference."""
+    def add_task(self, payload: Payload, seed: WorkerSeed, kind: int) -> ChildFuture[Any]:
+        """Queues a call for the workers of a seed."""
         number = self._next_task
         self._next_task += 1
         future: ChildFuture[Any] = ChildFuture(partial(self._host.cancel_task, number))
-        if seed is not None:
-            seed.calls_left += 1
-        task = TaskEntry(number, future, seed, payload, self._options.retries)
+        seed.calls_left += 1
+        task = TaskEntry(number, future, seed, kind, payload, self._options.retries)
         self._tasks[number] = task
-        self._queue_of(task).append(task)
+        seed.queue.append(task)
         return future
 
     def cancel(self, number: int) -> None:
@@ -171,7 +166,7 @@ class WorkerPool:
             return
         worker = next((worker for worker in self._workers() if worker.task is task), None)
         if worker is None:
-            self._queue_of(task).remove(task)
+            task.seed.queue.remove(task)
         else:
             worker.task = worker.deadline = None
             worker.is_retired = True
@@ -181,15 +176,13 @@ class WorkerPool:
     @property
     def queued_futures(self) -> list[ChildFuture[Any]]:
         """Those of calls that have not begun."""
-        queues = [seed.queue for seed in self._seeds] + [self._pickled]
-        return [task.future for queue in queues for task in queue]
+        return [task.future for seed in self._seeds for task in seed.queue]
 
     def fail_all(self, error: Exception) -> list[Completion]:
         """The daemon has gone."""
         failed: list[Completion] = [partial(task.future.complete, partial(_raise, error)) for task in self._tasks.values()]
         for worker in self._workers():
             self._close_channel(worker)
-        self._pickled.take_all()
         self._tasks.clear()
         self._seeds.clear()
         return failed
@@ -254,7 +247,7 @@ class WorkerPool:
             self._broken.__cause__ = _task.value_or_error(frame.payload.pickle)
             # Its own was sent before the worker said so.
             failed = [worker.task] if worker.task is not None else []
-            failed += [task for seed in self._seeds for task in seed.queue.take_all()] + self._pickled.take_all()
+            failed += [task for seed in self._seeds for task in seed.queue.take_all()]
             worker.task = worker.deadline = None
             return self._fail(failed, self._broken)
         task = worker.task
@@ -287,7 +280,7 @@ class WorkerPool:
         if task.retries and not worker.is_late:
             task.retries -= 1
             task.future.child = None
-            self._queue_of(task).append_first(task)
+            task.seed.queue.append_first(task)
             return []
         return self._fail([task], error)
 
@@ -296,8 +289,7 @@ class WorkerPool:
         seed.is_short = bool(seed.workers)
         if seed.is_short:
             return []
-        needing = seed.queue.take_all() + (self._pickled.take_all() if seed is self.newest_seed else [])
-        return self._fail(needing, error)
+        return self._fail(seed.queue.take_all(), error)
 
     def _fail(self, tasks: Iterable[TaskEntry], error: Exception) -> list[Completion]:
         completions: list[Completion] = []
@@ -306,13 +298,9 @@ class WorkerPool:
             completions.append(partial(task.future.complete, partial(_raise, error)))
         return completions
 
-    def _queue_of(self, task: TaskEntry) -> TaskQueue[TaskEntry]:
-        return self._pickled if task.seed is None else task.seed.queue
-
     def _finish(self, task: TaskEntry) -> None:
         self._tasks.pop(task.number, None)
-        if task.seed is not None:
-            task.seed.calls_left -= 1
+        task.seed.calls_left -= 1
 
     # ---- scheduling
 
@@ -320,7 +308,7 @@ class WorkerPool:
         """Gives tasks to idle workers, forks workers for the others, and ends those that are of no more use."""
         for seed in list(self._seeds):
             for worker in [worker for worker in seed.workers.values() if worker.is_idle]:
-                if task := self._take_task(seed):
+                if task := seed.queue.take():
                     self._start_task(worker, task)
                 elif seed is not self.newest_seed and not seed.calls_left:
                     self._retire(worker)
@@ -345,11 +333,6 @@ class WorkerPool:
         """When :meth:`handle_deadlines` is to be called next."""
         return min((worker.next_deadline for worker in self._workers() if worker.next_deadline is not None), default=None)
 
-    def _take_task(self, seed: WorkerSeed) -> TaskEntry | None:
-        """The first task that a worker of this seed can run."""
-        task = seed.queue.take()
-        return self._pickled.take() if task is None and seed is self.newest_seed else task
-
     def _start_task(self, worker: Worker, task: TaskEntry) -> None:
         assert worker.channel is not None
         worker.task = task
@@ -360,13 +343,13 @@ class WorkerPool:
         if worker.channel.is_broken:
             # The worker has ended before: it has not begun the call.
             worker.task = worker.deadline = task.future.child = None
-            self._queue_of(task).append_first(task)
+            task.seed.queue.append_first(task)
         self._host.watch_channel(worker)
 
     def _fork_missing(self) -> None:
         room = self._options.children_max - sum(len(seed.workers) for seed in self._seeds)
         for seed in list(self._seeds):
-            waiting = len(seed.queue) + (len(self._pickled) if seed is self.newest_seed else 0)
+            waiting = len(seed.queue)
             missing = waiting - sum(1 for worker in seed.workers.values() if worker.is_starting)
             seed.is_short = seed.is_short and waiting > 0 and bool(seed.workers)
             if seed.is_short:

@@ -29,6 +29,10 @@ from ._executor import Executor
 #: A task of a graph may be tiny, so several are sent to a worker together. Dask's scheduler for processes has the same number.
 _CHUNK_SIZE = 6
 
+# Dask shuffles frames by files, which a child would write for itself alone.
+if config.get("dataframe.shuffle.method", None) in (None, "disk"):
+    config.set({"dataframe.shuffle.method": "tasks"})
+
 _EXECUTOR_OPTIONS = frozenset(inspect.signature(Executor).parameters) - {"max_workers", "shared", "reuse_workers"}
 
 

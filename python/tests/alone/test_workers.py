@@ -7,7 +7,7 @@ import unittest
 from typing import Any
 
 from farfork import ChildDied, ChildNotStarted, _channel, _protocol
-from farfork._channel import Channel, Payload
+from farfork._channel import CALL_OF_SEED, Channel, Payload
 from farfork._future import ChildFuture
 from farfork._options import ExecutorOptions
 from farfork._output import LOG
@@ -68,7 +68,7 @@ class Pool(unittest.TestCase):
             end.close()
 
     def add_tasks(self, count: int) -> list[ChildFuture[Any]]:
-        futures = [self.pool.add_task(Payload(b"0"), self.seed) for _ in range(count)]
+        futures = [self.pool.add_task(Payload(b"0"), self.seed, CALL_OF_SEED) for _ in range(count)]
         self.pool.schedule()
         return futures
 
@@ -181,7 +181,7 @@ class Pool(unittest.TestCase):
         self.answer(1, None)
         newer = WorkerSeed(2, "s2", ForkedState(SharedObjects()))
         self.pool.add_seed(newer)
-        self.pool.add_task(Payload(b"0"), newer)
+        self.pool.add_task(Payload(b"0"), newer, CALL_OF_SEED)
         self.pool.schedule()
         self.assertEqual([self.ends[index].receive_one() for index in (0, 1)], [None, None])
         self.assertEqual(self.host.forked[2:], [])
@@ -210,7 +210,7 @@ class Descriptors(unittest.TestCase):
         pool = WorkerPool(host, options(1))
         seed = WorkerSeed(1, "s1", ForkedState(SharedObjects()))
         pool.add_seed(seed)
-        pool.add_task(Payload(b"0"), seed)
+        pool.add_task(Payload(b"0"), seed, CALL_OF_SEED)
         pool.schedule()
         seed.workers[0].is_retired = True
         ours, theirs = socket.socketpair()

@@ -55,6 +55,9 @@ class Scheduler(unittest.TestCase):
         self.assertIn("divide_or_sleep", str(raised.exception.__cause__))
         self.assertLess(time.monotonic() - begin, 3600)
 
+    def test_frames_are_shuffled_without_files(self) -> None:
+        self.assertEqual(dask.config.get("dataframe.shuffle.method"), "tasks")
+
     def test_a_task_may_compute(self) -> None:
         self.assertEqual(dask.delayed(compute_sum)(10).compute(scheduler=get), 10.0)
 

@@ -63,6 +63,32 @@ def log(number: int) -> None:
         logger.getChild("deep").exception("it failed")
 
 
+class NeedsTwo(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__("one text")
+
+
+def log_error() -> str:
+    logging.getLogger("farfork.test").warning("odd", extra={"error": NeedsTwo(1, 2)})
+    return "logged"
+
+
+def log_in_signal_handler() -> str:
+    logger = logging.getLogger("farfork.test")
+    signal.signal(signal.SIGALRM, lambda *_: logger.warning("handler"))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    for number in range(1000):
+        logger.warning("call %d", number)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return "logged"
+
+
+def define(text: str) -> Any:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(f"def answer(): return {text!r}", namespace)
+    return namespace["answer"]
+
+
 def measure(table: list[bytes], lock: Any, number: int) -> tuple[int, int]:
     with lock:
         return len(table[0]), number
@@ -320,6 +346,28 @@ class Workers(unittest.TestCase):
         self.assertEqual(said, expected)
         self.assertIn("ZeroDivisionError", caught.records[3].getMessage())
         self.assertEqual(getattr(caught.records[3], "worker"), call.child)
+
+    def test_a_record_that_cannot_be_unpickled_ends_no_call(self) -> None:
+        with redirect_stderr(io.StringIO()) as said, executor(max_workers=1) as workers:
+            self.assertEqual(workers.submit(log_error).result(PATIENCE_S), "logged")
+        self.assertIn("NeedsTwo", said.getvalue())
+
+    def test_logging_within_logging_ends(self) -> None:
+        with redirect_stderr(io.StringIO()), executor(max_workers=1) as workers:
+            self.assertEqual(workers.submit(log_in_signal_handler).result(PATIENCE_S), "logged")
+
+    def test_a_call_that_waits_runs_the_definition_of_its_submission(self) -> None:
+        main = sys.modules["__main__"]
+        try:
+            with executor(max_workers=1) as workers:
+                setattr(main, "answer", define("old"))
+                workers.submit(getattr(main, "answer")).result(PATIENCE_S)
+                calls = [workers.submit(time.sleep, 1), *(workers.submit(getattr(main, "answer")) for _ in range(3))]
+                setattr(main, "answer", define("new"))
+                calls.append(workers.submit(getattr(main, "answer")))
+                self.assertEqual([call.result(PATIENCE_S) for call in calls], [None, "old", "old", "old", "new"])
+        finally:
+            delattr(main, "answer")
 
     def test_what_a_call_forks_runs_no_other_calls(self) -> None:
         def fork_both() -> int:
