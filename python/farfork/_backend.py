@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from concurrent.futures import Future
-from typing import Any, Callable, Iterable
+from typing import Any, Iterable
 
 from . import _connection
 from ._executor import Executor
-from ._future import ChildFuture
 
 
 def is_child() -> bool:
@@ -27,12 +24,6 @@ class BackendExecutor(Executor):
     def __init__(self, cloudpickle: Any, **options: Any) -> None:
         self._cloudpickle = cloudpickle
         super().__init__(**options)
-        self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
-
-    @property
-    def max_workers(self) -> int:
-        """How many workers may live at once."""
-        return self._children_max
 
     @property
     def has_workers(self) -> bool:
@@ -44,13 +35,7 @@ class BackendExecutor(Executor):
         for value in objects:
             self._pickling.shared.add(value)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ChildFuture[Any]:
-        future = super().submit(fn, *args, **kwargs)
-        self._futures.add(future)
-        return future
-
     def abort(self) -> None:
         """Cancels all calls, and kills the workers of those that run."""
-        for future in list(self._futures):
-            future.cancel()
+        self._collector.cancel_workers_calls()
         self.shutdown()

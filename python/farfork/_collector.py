@@ -110,6 +110,13 @@ class Collector:
             raise _connection_lost(error) from None
         return futures
 
+    def cancel_workers_calls(self) -> None:
+        """Cancels the calls of workers, and kills the workers of those that run."""
+        with self.lock:
+            futures = self._pool.futures
+        for future in futures:
+            future.cancel()
+
     def shutdown(self, wait: bool, cancel_futures: bool) -> None:
         """As :meth:`Executor.shutdown`."""
         with self.lock:
@@ -121,7 +128,7 @@ class Collector:
             future.cancel()
         with self.lock:
             self._end_if_idle()
-            # What is called back by the thread cannot wait for it.
+            # A callback that the thread runs cannot wait for the thread.
             wait = wait and self._thread is not threading.current_thread()
             while wait and not self._is_idle:
                 self._changed.wait()
@@ -289,7 +296,7 @@ class Collector:
             completions += self._pool.handle_deadlines()
             if is_connected and (ready or completions):
                 self._schedule()
-        # What is called back may wait for others that wait for the lock.
+        # Without the lock: a callback may wait for a thread that waits for the lock.
         for complete in completions:
             complete()
         return is_connected

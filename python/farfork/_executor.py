@@ -111,6 +111,11 @@ class Executor(_Executor):
         self._collector = Collector(options, self._pickling)
         _executors.add(self)
 
+    @property
+    def max_workers(self) -> int:
+        """How many children may live at once."""
+        return self._children_max
+
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ChildFuture[T]:
         """Calls ``fn`` in a worker."""
         return self._submit_calls([partial(fn, *args, **kwargs)])[0]

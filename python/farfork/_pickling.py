@@ -10,6 +10,7 @@ import io
 import pickle
 import sys
 from dataclasses import dataclass
+from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any, Callable, Iterable
 
@@ -19,6 +20,10 @@ from ._shared import SharedObjects
 
 #: A call that has more than this is not pickled: a fresh seed has its arguments in memory, and children fetch what they use.
 PICKLED_BYTES_MAX = 16 << 20
+
+
+#: The number of a shared object; ``None`` for any other.
+FindNumber = Callable[[object], "int | None"]
 
 
 class NotShared(Exception):
@@ -49,7 +54,10 @@ class CallPickling:
     def _pickle_call(self, call: Callable[[], Any], state: ForkedState, names: NameCheck) -> Payload:
         writer = _PayloadWriter(PICKLED_BYTES_MAX if self.cloudpickle is None else sys.maxsize)
         try:
-            _CallPickler(writer, names, self._find_numbers(state)).dump(call)
+            if self.shared:
+                _SharingPickler(writer, names, self._find_numbers(state)).dump(call)
+            else:
+                _CallPickler(writer, names).dump(call)
         except NotShared:
             raise
         except Exception as error:  # Any object may raise anything when it is pickled.
@@ -60,23 +68,11 @@ class CallPickling:
 
     def _pickle_by_value(self, call: Callable[[], Any], state: ForkedState, names: NameCheck) -> Payload:
         """Functions of ``__main__`` and those without a global name are pickled with their code and the variables that they use."""
-        find_number = self._find_numbers(state)
-
-        class ByValuePickler(self.cloudpickle.Pickler):  # type: ignore[misc, name-defined]
-            def persistent_id(self, value: Any) -> int | None:
-                return find_number(value)
-
-            def reducer_override(self, value: Any) -> Any:
-                reduced = super().reducer_override(value)
-                if reduced is NotImplemented and isinstance(value, (FunctionType, type)):
-                    names.require_not_replaced(value.__module__, value.__qualname__)
-                return reduced
-
         writer = _PayloadWriter(sys.maxsize)
-        ByValuePickler(writer.file, 5, buffer_callback=writer.take_buffer).dump(call)
+        _by_value_pickler(self.cloudpickle)(writer, names, self._find_numbers(state)).dump(call)
         return writer.payload
 
-    def _find_numbers(self, state: ForkedState) -> Callable[[object], int | None]:
+    def _find_numbers(self, state: ForkedState) -> FindNumber:
         """The numbers of shared objects that workers of a seed have; ``None`` for other objects."""
 
         def find_number(value: object) -> int | None:
@@ -91,13 +87,9 @@ class CallPickling:
 
 
 class _CallPickler(pickle.Pickler):
-    def __init__(self, writer: _PayloadWriter, names: NameCheck, find_number: Callable[[object], int | None]) -> None:
+    def __init__(self, writer: _PayloadWriter, names: NameCheck) -> None:
         super().__init__(writer.file, 5, buffer_callback=writer.take_buffer)
         self._names = names
-        self._find_number = find_number
-
-    def persistent_id(self, value: Any) -> int | None:
-        return self._find_number(value)
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (FunctionType, type)):
@@ -109,6 +101,37 @@ class _CallPickler(pickle.Pickler):
             # A global name.
             self._names.require_unchanged(pickle.whichmodule(value, reduced), reduced)  # type: ignore[attr-defined]
         return reduced
+
+
+class _SharingPickler(_CallPickler):
+    """Asks for a number of each object, which takes time."""
+
+    def __init__(self, writer: _PayloadWriter, names: NameCheck, find_number: FindNumber) -> None:
+        super().__init__(writer, names)
+        self._find_number = find_number
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._find_number(value)
+
+
+@cache
+def _by_value_pickler(cloudpickle: Any) -> Any:
+    class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, writer: _PayloadWriter, names: NameCheck, find_number: FindNumber) -> None:
+            super().__init__(writer.file, 5, buffer_callback=writer.take_buffer)
+            self._names = names
+            self._find_number = find_number
+
+        def persistent_id(self, value: Any) -> int | None:
+            return self._find_number(value)
+
+        def reducer_override(self, value: Any) -> Any:
+            reduced = super().reducer_override(value)
+            if reduced is NotImplemented and isinstance(value, (FunctionType, type)):
+                self._names.require_not_replaced(value.__module__, value.__qualname__)
+            return reduced
+
+    return ByValuePickler
 
 
 class _PayloadWriter:

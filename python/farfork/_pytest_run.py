@@ -45,7 +45,7 @@ class WorkerRun:
             reuse_workers=self._mode != "each",
             output="log" if is_captured else "tagged",
         )
-        self._workers_max = self._executor._children_max
+        self._workers_max = self._executor.max_workers
         self._coverage = MeasuredCoverage()
         #: The tests of each chunk that is not over.
         self._chunks: dict[Future[ChunkRecord], list[int]] = {}

@@ -22,8 +22,9 @@ class SharedObjects:
 
     def add(self, value: object) -> None:
         """Numbers an object. Workers that were forked before do not have it."""
-        self._numbers.setdefault(id(value), len(self._objects))
-        self._objects.append(value)
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._objects)
+            self._objects.append(value)
 
     def find(self, value: object) -> int | None:
         """The number of an object; ``None`` if it has none."""

@@ -19,6 +19,9 @@ from ._shared import SharedObjects
 #: How a worker ends whose channel is at its end, and one that cannot work.
 _EXIT_OK, _EXIT_FAILED = 0, 1
 
+#: For a thread to send its frame. In a process that the initializer forked, the thread may be missing.
+_FINISH_S = 10.0
+
 
 def run_worker(
     child: Child,
@@ -80,14 +83,24 @@ class _QueuedChannel(Channel):
             finally:
                 self._sends.release()
 
+    def finish(self) -> None:
+        """Before the end of the process: waits until another thread has sent what it is sending, and sends the rest."""
+        if self._sends.acquire(timeout=_FINISH_S):
+            try:
+                while self._frames:
+                    super().send(*self._frames.popleft())
+            finally:
+                self._sends.release()
 
-def _initialize(channel: Channel, initializer: Callable[[], object]) -> bool:
+
+def _initialize(channel: _QueuedChannel, initializer: Callable[[], object]) -> bool:
     try:
         initializer()
         return True
     except BaseException as error:
         traceback.print_exc()
         channel.send(_channel.INITIALIZER_FAILED, 0, Payload(_task.encode_failure(error)))
+        channel.finish()
         return False
 
 

@@ -174,6 +174,11 @@ class WorkerPool:
         self._finish(task)
 
     @property
+    def futures(self) -> list[ChildFuture[Any]]:
+        """Those of calls that are not over."""
+        return [task.future for task in self._tasks.values()]
+
+    @property
     def queued_futures(self) -> list[ChildFuture[Any]]:
         """Those of calls that have not begun."""
         return [task.future for seed in self._seeds for task in seed.queue]

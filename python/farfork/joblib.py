@@ -56,6 +56,8 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        #: With those of the present ``Parallel``.
+        self._options = self.backend_kwargs
         self._executor: BackendExecutor | None = None
         #: Those that workers have: filled before the workers are forked.
         self._arrays: list[Any] = []
@@ -74,7 +76,7 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     @property
     def _processors(self) -> int:
-        nodes = split_commas(self.backend_kwargs.get("nodes"))
+        nodes = split_commas(self._options.get("nodes"))
         return int(joblib.cpu_count()) * max(len(nodes), 1)
 
     def configure(
@@ -91,7 +93,7 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         **options: Any,
     ) -> int:
         """Makes the executor of one ``Parallel``. ``prefer`` and what follows is for other back ends."""
-        self.backend_kwargs = {**self.backend_kwargs, **options}
+        self._options = {**self.backend_kwargs, **options}
         self.parallel = parallel
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
@@ -102,7 +104,7 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return n_jobs
 
     def _make_executor(self, n_jobs: int) -> BackendExecutor:
-        options = dict(self.backend_kwargs)
+        options = dict(self._options)
         initializer = partial(options.pop("initializer", None) or _do_nothing, *options.pop("initargs", ()))
         self._arrays = []
         prepare = partial(_prepare_worker, self._arrays, self._inner_threads(n_jobs), initializer)

@@ -82,11 +82,9 @@ class Backend(unittest.TestCase):
                 self.assertEqual([total for _, total in sums], [value * 200_000.0] * 10)
 
     def test_an_exception_ends_the_calls_that_run(self) -> None:
-        begin = time.monotonic()
         with self.assertRaises(KeyError) as raised:
             self.parallel()(joblib.delayed(wait_for_interrupt)(number) for number in range(4))
         self.assertIn("wait_for_interrupt", str(raised.exception.__cause__))
-        self.assertLess(time.monotonic() - begin, 3600)
         deadline = time.monotonic() + PATIENCE_S
         while own_children() and time.monotonic() < deadline:
             time.sleep(0.1)

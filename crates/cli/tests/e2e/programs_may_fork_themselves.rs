@@ -15,13 +15,13 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("the_python_package_passes_its_tests_without_a_daemon", python_alone),
-    Test::shared("a_python_checkpoint_returns_twice", python_checkpoint),
-    Test::shared("a_python_executor_calls_functions_in_children", python_executor),
-    Test::shared("python_workers_run_many_calls", python_workers),
-    Test::shared("joblib_calls_run_in_children", python_joblib),
-    Test::shared("dask_tasks_run_in_children", python_dask),
-    Test::shared("pytest_tests_run_in_children", python_pytest),
-    Test::shared("no_two_children_share_python_random_numbers", python_random_numbers),
+    Test::shared("a_python_checkpoint_returns_twice", |cluster| run_cluster_tests(cluster, "checkpoint")),
+    Test::shared("a_python_executor_calls_functions_in_children", |cluster| run_cluster_tests(cluster, "executor")),
+    Test::shared("python_workers_run_many_calls", |cluster| run_cluster_tests(cluster, "workers")),
+    Test::shared("joblib_calls_run_in_children", |cluster| run_cluster_tests(cluster, "joblib")),
+    Test::shared("dask_tasks_run_in_children", |cluster| run_cluster_tests(cluster, "dask")),
+    Test::shared("pytest_tests_run_in_children", |cluster| run_cluster_tests(cluster, "pytest")),
+    Test::shared("no_two_children_share_python_random_numbers", |cluster| run_cluster_tests(cluster, "random_numbers")),
     Test::shared("children_end_with_their_program", program_killed),
     Test::shared("children_being_started_end_with_their_program", program_killed_early),
     Test::alone("a_program_is_notified_when_its_daemon_dies", daemon_killed),
@@ -64,36 +64,13 @@ fn run_module(cluster: Option<&Cluster>, arguments: &[&str]) {
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
 }
 
+/// The tests of `tests/cluster/test_NAME.py`.
+fn run_cluster_tests(cluster: &Cluster, name: &str) {
+    run_module(Some(cluster), &[&format!("tests.cluster.test_{name}")]);
+}
+
 fn python_alone() {
     run_module(None, &["discover", "-t", ".", "-s", "tests/alone"]);
-}
-
-fn python_checkpoint(cluster: &Cluster) {
-    run_module(Some(cluster), &["tests.cluster.test_checkpoint"]);
-}
-
-fn python_executor(cluster: &Cluster) {
-    run_module(Some(cluster), &["tests.cluster.test_executor"]);
-}
-
-fn python_workers(cluster: &Cluster) {
-    run_module(Some(cluster), &["tests.cluster.test_workers"]);
-}
-
-fn python_joblib(cluster: &Cluster) {
-    run_module(Some(cluster), &["tests.cluster.test_joblib"]);
-}
-
-fn python_dask(cluster: &Cluster) {
-    run_module(Some(cluster), &["tests.cluster.test_dask"]);
-}
-
-fn python_pytest(cluster: &Cluster) {
-    run_module(Some(cluster), &["tests.cluster.test_pytest"]);
-}
-
-fn python_random_numbers(cluster: &Cluster) {
-    run_module(Some(cluster), &["tests.cluster.test_random_numbers"]);
 }
 
 /// A program, whose lines are read one by one; it is killed when this is dropped.
