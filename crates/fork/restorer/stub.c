@@ -30,7 +30,9 @@ void mount_proc(void)
 		fail(STEP_MOUNT_PROC, error, 0);
 }
 
-/* Reaps processes, orphans included, until the child has ended. The container ends with the child. */
+/* Reaps processes, orphans included, until the child has ended. The container ends with the child. If there is no child,
+ * because a privileged forker was killed before it forked one, this process ends without a report: to the daemon, the
+ * stub has ended. */
 static __attribute__((noreturn)) void reap_until_exit(long child)
 {
 	i32 status = 0;
@@ -38,6 +40,8 @@ static __attribute__((noreturn)) void reap_until_exit(long child)
 	do
 		ended = CALL4(wait4, -1, &status, 0, 0);
 	while (ended != child && (ended > 0 || ended == -K_EINTR));
+	if (ended != child)
+		exit_process(1);
 	CALL4(pwrite64, STATUS_FD, &status, sizeof status, 0);
 	send_report(CONTROL_FD, REPORT_CHILD_ENDED, 0, 0, (u32)status);
 	exit_process(0);

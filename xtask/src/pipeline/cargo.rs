@@ -29,7 +29,18 @@ const OWN_PACKAGE_PREFIX: &str = "CARGO_PKG_";
 
 /// Cargo, as if it was called from the shell.
 pub(super) fn command(workspace: &Workspace, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO"));
+    run_in_root(workspace, Command::new(env!("CARGO")), arguments)
+}
+
+/// Cargo in a mount namespace of its own. Container pools watch the mounts of their namespace, and discard containers when others
+/// change them.
+pub(super) fn isolated_command(workspace: &Workspace, arguments: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--", env!("CARGO")]);
+    run_in_root(workspace, command, arguments)
+}
+
+fn run_in_root(workspace: &Workspace, mut command: Command, arguments: &[&str]) -> Command {
     command.current_dir(workspace.root()).args(arguments);
     forget_own_package(&mut command);
     command

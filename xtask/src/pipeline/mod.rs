@@ -171,7 +171,7 @@ fn named_tests<'a>(names: impl IntoIterator<Item = &'a str>) -> impl Iterator<It
 /// Runs the unit and integration tests in lanes, and the fuzz targets at a lower priority.
 fn test_next_to_fuzz_targets(workspace: &Workspace, summary: &mut RunSummary, integration: &[String]) {
     let lane = |arguments: &[&str]| {
-        let mut command = cargo::command(workspace, arguments);
+        let mut command = cargo::isolated_command(workspace, arguments);
         command.env("RUST_TEST_THREADS", TEST_THREADS);
         command
     };
