@@ -123,6 +123,9 @@ impl VolumeClient {
                     state.space.add_record(record.sequence, bytes);
                 }
                 state.namespace.apply(&planned.effects, record);
+                if let Some(caches) = self.kernel_caches.get() {
+                    caches.invalidate_changed(&planned.effects);
+                }
                 self.appended.notify_one();
                 Some(Ok(planned.result))
             }

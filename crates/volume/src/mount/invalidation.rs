@@ -1,9 +1,10 @@
-//! The kernel's caches, after another node has changed the volume. Two threads invalidate: one inodes, one entries.
+//! The kernel's caches, after the volume has changed. Two threads invalidate: one inodes, one entries.
 //!
 //! An invalidated entry needs the lock of its directory, which a program may hold while it waits for this client. So nothing
 //! waits for entries. An invalidated inode may have pages of a shared mapping to write first, which become requests to this
 //! client. So nothing that serves requests waits for inodes.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
@@ -16,7 +17,7 @@ use std::thread;
 use fuser::{INodeNo, Notifier};
 
 use super::stale_entries::StaleEntries;
-use crate::record::{EntryKey, InodeNumber};
+use crate::record::{EntryKey, InodeNumber, RecordEffect};
 use crate::view::CachedObjects;
 
 /// Invalidates attributes, and no data.
@@ -31,14 +32,20 @@ pub(super) struct KernelCaches {
     entries: Sender<EntryKey>,
     /// Entries that the thread has not invalidated.
     pub(super) stale_entries: Arc<StaleEntries>,
-    /// Tasks of the thread for inodes that are not done.
+    /// Tasks of the thread for inodes that are not done, and for which open(2) waits.
     pending_inodes: Arc<AtomicU64>,
     notifier: Notifier,
 }
 
 enum InodeTask {
     Invalidate(InodeNumber),
-    InvalidateData { inode: InodeNumber, offset: u64, bytes: u32 },
+    /// Of an own operation, for which no open(2) waits.
+    InvalidateAttributes(InodeNumber),
+    InvalidateData {
+        inode: InodeNumber,
+        offset: u64,
+        bytes: u32,
+    },
     Answer(DeferredAnswer),
 }
 
@@ -81,6 +88,27 @@ impl KernelCaches {
         self.queue(InodeTask::InvalidateData { inode, offset, bytes });
     }
 
+    /// Invalidates the attributes that an operation of this node has changed, except those of its answer. The view may be locked.
+    ///
+    /// The kernel invalidates them too when it has the answer. But a stat(2) by another thread may have read the old ones here,
+    /// and the kernel would cache them afterwards. It drops attributes that were requested before this invalidation
+    /// (`attr_version` in fs/fuse/inode.c). That of a directory waits for nothing, as a directory has no pages.
+    pub(super) fn invalidate_changed(&self, effects: &[RecordEffect]) {
+        let parents: BTreeSet<InodeNumber> = effects.iter().filter_map(changed_directory).collect();
+        let has_xattr = effects.iter().any(|effect| matches!(effect, RecordEffect::SetXattr { .. }));
+        if parents.is_empty() && !has_xattr {
+            return;
+        }
+        for effect in effects {
+            if let RecordEffect::SetAttributes { inode, .. } = effect
+                && !parents.contains(inode)
+            {
+                let _ = self.inodes.send(InodeTask::InvalidateAttributes(*inode));
+            }
+        }
+        parents.into_iter().for_each(|parent| self.invalidate_attributes(parent));
+    }
+
     /// Gives an answer when every inode is invalidated that is queued now.
     pub(super) fn answer_after_inodes(&self, answer: DeferredAnswer) {
         if self.pending_inodes.load(Ordering::Acquire) == 0 { answer() } else { self.queue(InodeTask::Answer(answer)) }
@@ -100,9 +128,20 @@ impl KernelCaches {
     }
 }
 
+fn changed_directory(effect: &RecordEffect) -> Option<InodeNumber> {
+    match effect {
+        RecordEffect::SetEntry { parent, .. } => Some(*parent),
+        _ => None,
+    }
+}
+
 fn run_inode_tasks(notifier: &Notifier, queue: &Receiver<InodeTask>, pending: &AtomicU64) {
     while let Ok(task) = queue.recv() {
         match task {
+            InodeTask::InvalidateAttributes(inode) => {
+                let _ = notifier.inval_inode(INodeNo(inode.0), ATTRIBUTES_ONLY, 0);
+                continue;
+            }
             InodeTask::Invalidate(inode) => {
                 let _ = notifier.inval_inode(INodeNo(inode.0), 0, 0);
             }

@@ -225,8 +225,9 @@ fn a_client_recovers_what_was_not_published() {
     let volume = MountedVolume::create();
     let offload = farfork_sys::pidfd::open(volume.process_id(ProcessRole::Offload) as i32).unwrap();
     for round in 0..3 {
-        // The client may write from now on; that is no more than a promise of the offload process.
-        fs::write(volume.path().join("written-before"), [round]).unwrap();
+        // The client may write from now on, and knows how much: it has asked for the free space, because this is more than a client may
+        // write without asking. Both are no more than promises of the offload process.
+        fs::write(volume.path().join("written-before"), vec![round; (1 << 20) + 1]).unwrap();
         stop(volume.process_id(ProcessRole::Offload));
         let name = format!("file-{round}");
         let data = vec![round; 1 << 20];

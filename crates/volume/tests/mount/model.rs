@@ -1,6 +1,6 @@
 //! Random operations on a volume and on a local directory. Every result, every errno and the final tree are the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -301,6 +301,20 @@ fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
+/// Compares two digests. A failure names paths that differ.
+fn require_equal_trees(found: &BTreeMap<String, Vec<u8>>, expected: &BTreeMap<String, Vec<u8>>, compared: &str) {
+    const PATHS_MAX: usize = 8;
+    let paths: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
+    let different = paths.into_iter().filter(|path| found.get(*path) != expected.get(*path));
+    let described = different.take(PATHS_MAX).map(|path| {
+        let [found, expected] =
+            [found, expected].map(|tree| tree.get(path).map(|value| value.escape_ascii().to_string()));
+        format!("{path}\n found    {found:.200?}\n expected {expected:.200?}")
+    });
+    let described = described.collect::<Vec<_>>();
+    assert!(described.is_empty(), "{compared}:\n{}", described.join("\n"));
+}
+
 fn run_sequence(volume: &MountedVolume, local: &Path, seed: u64) {
     let mut random = Rng::with_seed(seed);
     let name = format!("sequence-{seed}");
@@ -316,15 +330,7 @@ fn run_sequence(volume: &MountedVolume, local: &Path, seed: u64) {
     }
     drop(sides);
     let [found, expected] = roots.each_ref().map(|root| digest(root));
-    for (path, expected) in &expected {
-        let found = found.get(path).map(|value| value.escape_ascii().to_string());
-        let expected = expected.escape_ascii().to_string();
-        assert!(
-            found.as_ref() == Some(&expected),
-            "seed {seed}: {path}\n volume {found:.120?}\n local  {expected:.120?}"
-        );
-    }
-    assert_eq!(found.len(), expected.len(), "seed {seed}");
+    require_equal_trees(&found, &expected, &format!("seed {seed}, the volume and a local directory"));
     fs::remove_dir_all(&roots[1]).unwrap();
 }
 
@@ -350,7 +356,7 @@ fn run_sequences(seeds: Range<u64>) {
     let before = digest(&volume.path());
     volume.unmount();
     volume.mount();
-    assert!(digest(&volume.path()) == before, "the same after a remount");
+    require_equal_trees(&digest(&volume.path()), &before, "after a remount and before");
     println!("sequences {seeds:?} of {OPERATIONS} operations: {:.1} s", started.elapsed().as_secs_f64());
 }
 
@@ -381,10 +387,10 @@ fn concurrent_operations_are_published_as_they_were_seen() {
     let before = digest(&root);
     assert!(before.len() > 5, "{:?}", before.keys());
     volume.kill(&[ProcessRole::Client]);
-    assert!(digest(&root) == before, "the same after a killed client");
+    require_equal_trees(&digest(&root), &before, "after a killed client and before");
     volume.unmount();
     volume.mount();
-    assert!(digest(&root) == before, "the same after a remount");
+    require_equal_trees(&digest(&root), &before, "after a remount and before");
 }
 
 /// Waits until all nodes see the same tree: the kernel may have older attributes for some milliseconds.
