@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("children_end_with_their_program", program_killed),
     Test::shared("children_being_started_end_with_their_program", program_killed_early),
     Test::alone("a_program_is_notified_when_its_daemon_dies", daemon_killed),
+    Test::alone("children_that_were_just_started_end_with_the_daemon_of_their_program", daemon_killed_early),
     Test::shared("a_c_checkpoint_returns_twice", c_calls),
     Test::shared("the_c_examples_give_the_documented_results", examples),
 ];
@@ -170,6 +171,22 @@ fn daemon_killed() {
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
     // Those on the other node have lost who waited for them.
+    wait::wait_until("all children end", END_LIMIT, || (running_on(&cluster, 1) == 0).then_some(()));
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// Nothing may have asked the other node to wait for the last ones that it has started.
+fn daemon_killed_early() {
+    let cluster = Cluster::start(2);
+    let children = cluster.run_dir(1).join("children");
+    let count = || fs::read_dir(&children).map_or(0, Iterator::count);
+    let before = count();
+    let mut program = executor(&cluster, "many_children", "asked");
+    wait::wait_until("a child starts", END_LIMIT, || (count() > before).then_some(()));
+    cluster.kill_daemon(0);
+    program.kill();
+    cluster.restart_daemon(0);
+    cluster.wait_until_all_are_alive();
     wait::wait_until("all children end", END_LIMIT, || (running_on(&cluster, 1) == 0).then_some(()));
     assert_eq!(cluster.stop(), [""; 0]);
 }

@@ -1,20 +1,27 @@
 //! Tend: waits for children on behalf of a program on any node, and kills them when the program's stream ends.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use farfork_api::failure::Failure;
 use farfork_api::v1;
 use farfork_api::v1::tend_output::Event;
 use farfork_wire::ChildId;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::Status;
 
 use super::route::parse_child_id;
 use super::stream::{CallerDisconnected, ResponseSender, output_failure, send, spawn_stream};
-use crate::children::{Exit, HeldChild, OutputStream as File};
+use crate::children::{Child, Exit, HeldChild, OutputStream as File};
 use crate::node::Node;
+
+/// From the start of a child for a program until its Tend stream waits for it: so many times `WATCH_POLL_INTERVAL`, which a machine
+/// that stops for a while does not use up. The node of the program, which sends both requests, may end in between.
+const WATCH_POLLS_MAX: u32 = 20;
+const WATCH_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Waits for each child of this node that comes; see `Peer.Tend`.
 pub(crate) fn watch_children(
@@ -46,9 +53,31 @@ impl Drop for KillOnDrop {
     }
 }
 
+/// Kills a child if no stream waits for it in time. Must be called within the runtime.
+pub(super) fn kill_unless_watched(child: &Arc<Child>) {
+    let child = Arc::downgrade(child);
+    tokio::spawn(async move {
+        let is_unwatched = |child: &Arc<Child>| child.is_alive() && !child.is_exit_watched();
+        for _ in 0..WATCH_POLLS_MAX {
+            sleep(WATCH_POLL_INTERVAL).await;
+            if !child.upgrade().as_ref().is_some_and(is_unwatched) {
+                return;
+            }
+        }
+        if let Some(child) = child.upgrade().filter(is_unwatched) {
+            tracing::info!(child = %child.record().id, "killed: the node that started it for a program does not wait for it");
+            // It may have ended by itself.
+            let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
+        }
+    });
+}
+
 async fn watch_child(node: Arc<Node>, child: String, sink: ResponseSender<v1::TendOutput>) {
     let reported = match parse_child_id(&child).and_then(|id| node.children.hold(&id)) {
-        Ok(known) => report_exit(KillOnDrop(known), &sink).await,
+        Ok(known) => {
+            known.child().set_exit_watched();
+            report_exit(KillOnDrop(known), &sink).await
+        }
         Err(failure) => Err(failure),
     };
     match reported {

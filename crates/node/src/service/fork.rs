@@ -42,13 +42,24 @@ pub(crate) async fn fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
-    let answer = start_fork(node, request).await;
+    let answer = start_fork(node, request, false).await;
+    answer.inspect_err(|failure| node.metrics.record_failure(MeasuredOperation::Fork, failure))
+}
+
+/// As `fork`, of children for which `Peer.Tend` will wait. A node kills those that it is not asked to tend soon: this node may have
+/// ended since.
+pub(crate) async fn fork_watched(
+    node: &Arc<Node>,
+    request: v1::ForkRequest,
+) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
+    let answer = start_fork(node, request, true).await;
     answer.inspect_err(|failure| node.metrics.record_failure(MeasuredOperation::Fork, failure))
 }
 
 async fn start_fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
+    is_exit_watched: bool,
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
     let arrived = Instant::now();
     check_request(&request)?;
@@ -72,6 +83,7 @@ async fn start_fork(
             shared_payload: request.payloads.first().filter(|_| request.payloads.len() == 1).cloned(),
             profile: request.profile,
             batch,
+            exit_watched: is_exit_watched,
         };
         let span = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
         share_tasks.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(span));

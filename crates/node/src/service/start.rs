@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use tonic::Code;
 
 use super::stream::{ResponseReceiver, ResponseSender};
-use super::zygote;
+use super::{exit_watch, zygote};
 use crate::attended::AttendedBatch;
 use crate::children::Child;
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
@@ -48,6 +48,8 @@ struct StartBatch {
     is_fan_out: bool,
     /// Where who asked waits for them.
     attended: Option<Arc<AttendedBatch>>,
+    /// A Tend stream will wait for each.
+    is_exit_watched: bool,
     /// Until all are listed, or not to be.
     _pending_start: PendingStart,
     queue: Mutex<VecDeque<v1::ChildSpec>>,
@@ -72,7 +74,7 @@ pub(super) fn start_children(
             Failure::new(Code::Unavailable, format!("node `{}`", node.name), format!("it takes no children: {reason}"));
         return Err(refused.with_next_step(step));
     }
-    let v1::StartChildrenRequest { seed, children, options, shared_payload, profile, batch } = request;
+    let v1::StartChildrenRequest { seed, children, options, shared_payload, profile, batch, exit_watched } = request;
     let missing = || Failure::new(Code::InvalidArgument, "start children", "the request names no seed");
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let count = children.len();
@@ -93,6 +95,7 @@ pub(super) fn start_children(
         source,
         options,
         attended,
+        is_exit_watched: exit_watched,
         fan_out: FanOutNetwork::default(),
         shared_payload,
         profile,
@@ -245,6 +248,9 @@ fn start_one(
         && let Ok(held_child) = node.children.hold(&child.record().id)
     {
         attended.add(held_child);
+    }
+    if batch.is_exit_watched {
+        exit_watch::kill_unless_watched(&child);
     }
     Ok(child)
 }

@@ -92,7 +92,7 @@ impl KernelCaches {
     ///
     /// The kernel invalidates them too when it has the answer. But a stat(2) by another thread may have read the old ones here,
     /// and the kernel would cache them afterwards. It drops attributes that were requested before this invalidation
-    /// (`attr_version` in fs/fuse/inode.c). That of a directory waits for nothing, as a directory has no pages.
+    /// (`attr_version` in fs/fuse/inode.c). For a directory, it waits for nothing, because a directory has no pages.
     pub(super) fn invalidate_changed(&self, effects: &[RecordEffect]) {
         let parents: BTreeSet<InodeNumber> = effects.iter().filter_map(changed_directory).collect();
         let has_xattr = effects.iter().any(|effect| matches!(effect, RecordEffect::SetXattr { .. }));

@@ -89,6 +89,8 @@ pub(crate) struct Child {
     is_root_reuse_disabled: AtomicBool,
     /// Whether a client may pause it by itself.
     has_external_freezer: AtomicBool,
+    /// Whether a Tend stream has waited for it.
+    is_exit_watched: AtomicBool,
 }
 
 impl Child {
@@ -117,6 +119,7 @@ impl Child {
             is_killed,
             is_root_reuse_disabled: AtomicBool::new(false),
             has_external_freezer: AtomicBool::new(false),
+            is_exit_watched: AtomicBool::new(false),
         }
     }
 
@@ -128,6 +131,16 @@ impl Child {
     /// Whether nobody is to have that.
     pub(super) fn is_root_reuse_disabled(&self) -> bool {
         self.is_root_reuse_disabled.load(Ordering::Acquire)
+    }
+
+    /// A Tend stream waits for it.
+    pub(crate) fn set_exit_watched(&self) {
+        self.is_exit_watched.store(true, Ordering::Release);
+    }
+
+    /// Whether one has.
+    pub(crate) fn is_exit_watched(&self) -> bool {
+        self.is_exit_watched.load(Ordering::Acquire)
     }
 
     /// A child that an earlier daemon started. One that waited for its first step then has ended with that daemon; one that
