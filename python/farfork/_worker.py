@@ -77,20 +77,20 @@ class _QueuedChannel(Channel):
         self._frames.append((kind, task, payload))
         # Looked at again after the release: a frame that was queued before it is this caller's.
         while self._frames and self._sends.acquire(blocking=False):
-            try:
-                while self._frames:
-                    super().send(*self._frames.popleft())
-            finally:
-                self._sends.release()
+            self._send_queued()
 
     def finish(self) -> None:
         """Before the end of the process: waits until another thread has sent what it is sending, and sends the rest."""
         if self._sends.acquire(timeout=_FINISH_S):
-            try:
-                while self._frames:
-                    super().send(*self._frames.popleft())
-            finally:
-                self._sends.release()
+            self._send_queued()
+
+    def _send_queued(self) -> None:
+        """With the lock, which it releases."""
+        try:
+            while self._frames:
+                super().send(*self._frames.popleft())
+        finally:
+            self._sends.release()
 
 
 def _initialize(channel: _QueuedChannel, initializer: Callable[[], object]) -> bool:

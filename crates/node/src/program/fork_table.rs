@@ -143,7 +143,7 @@ fn to_api_network(network: RequestedNetwork) -> v1::Network {
 
 impl SharedForks {
     async fn run_fork(self: &Arc<Self>, fork: ForkOptions) {
-        match service::fork_watched(&self.node, to_fork_request(&fork)).await {
+        match service::fork(&self.node, to_fork_request(&fork), true).await {
             Ok(mut outcomes) => {
                 while let Some(Ok(v1::ForkOutcome { index, result, .. })) = outcomes.next().await {
                     let position = (fork.batch, fork.first + index);

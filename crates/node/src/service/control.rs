@@ -35,7 +35,7 @@ impl v1::node_server::Node for ControlService {
     }
 
     async fn fork(&self, request: Request<v1::ForkRequest>) -> UnaryResult<Self::ForkStream> {
-        Ok(Response::new(fork::fork(&self.0, request.into_inner()).await?))
+        Ok(Response::new(fork::fork(&self.0, request.into_inner(), false).await?))
     }
 
     async fn wait(&self, request: Request<v1::WaitRequest>) -> UnaryResult<Self::WaitStream> {

@@ -47,27 +47,30 @@ impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if self.0.is_alive() {
             tracing::info!(child = %self.0.record().id, "killed: who waited for it has gone");
-            // It may have ended by itself.
-            let _ = self.0.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
+            kill(self.0.child());
         }
     }
+}
+
+fn kill(child: &Child) {
+    // It may have ended by itself.
+    let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
 }
 
 /// Kills a child if no stream waits for it in time. Must be called within the runtime.
 pub(super) fn kill_unless_watched(child: &Arc<Child>) {
     let child = Arc::downgrade(child);
     tokio::spawn(async move {
-        let is_unwatched = |child: &Arc<Child>| child.is_alive() && !child.is_exit_watched();
+        let find_unwatched = || child.upgrade().filter(|child| child.is_alive() && !child.is_exit_watched());
         for _ in 0..WATCH_POLLS_MAX {
             sleep(WATCH_POLL_INTERVAL).await;
-            if !child.upgrade().as_ref().is_some_and(is_unwatched) {
+            if find_unwatched().is_none() {
                 return;
             }
         }
-        if let Some(child) = child.upgrade().filter(is_unwatched) {
+        if let Some(child) = find_unwatched() {
             tracing::info!(child = %child.record().id, "killed: the node that started it for a program does not wait for it");
-            // It may have ended by itself.
-            let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
+            kill(&child);
         }
     });
 }

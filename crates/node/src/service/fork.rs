@@ -38,21 +38,15 @@ use crate::phases::{self, PhaseRecording};
 ///                        │  └───── StartChildren ──▶ node C ── outcome, …
 ///    ◀── outcome, …, one for each child, whatever happens ──┘
 /// ```
+///
+/// `is_exit_watched`: the caller waits for each child by `Peer.Tend`. The node of a child kills it if no such request arrives soon,
+/// because this node may have ended since.
 pub(crate) async fn fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
+    is_exit_watched: bool,
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
-    let answer = start_fork(node, request, false).await;
-    answer.inspect_err(|failure| node.metrics.record_failure(MeasuredOperation::Fork, failure))
-}
-
-/// As `fork`, of children for which `Peer.Tend` will wait. A node kills those that it is not asked to tend soon: this node may have
-/// ended since.
-pub(crate) async fn fork_watched(
-    node: &Arc<Node>,
-    request: v1::ForkRequest,
-) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
-    let answer = start_fork(node, request, true).await;
+    let answer = start_fork(node, request, is_exit_watched).await;
     answer.inspect_err(|failure| node.metrics.record_failure(MeasuredOperation::Fork, failure))
 }
 

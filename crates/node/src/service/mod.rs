@@ -28,7 +28,7 @@ pub(crate) use children::{kill, remove};
 pub(crate) use control::ControlService;
 pub(crate) use dependents::run_lease_expiry;
 pub(crate) use exit_watch::watch_children;
-pub(crate) use fork::fork_watched;
+pub(crate) use fork::fork;
 pub(crate) use peer::PeerService;
 pub(crate) use seeds::{drop_seed, prepare_and_wait};
 pub(crate) use speculative_prewarm::{prewarm_first_seed, prewarm_next_seed};

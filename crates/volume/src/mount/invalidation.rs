@@ -4,7 +4,6 @@
 //! waits for entries. An invalidated inode may have pages of a shared mapping to write first, which become requests to this
 //! client. So nothing that serves requests waits for inodes.
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
@@ -94,16 +93,19 @@ impl KernelCaches {
     /// and the kernel would cache them afterwards. It drops attributes that were requested before this invalidation
     /// (`attr_version` in fs/fuse/inode.c). For a directory, it waits for nothing, because a directory has no pages.
     pub(super) fn invalidate_changed(&self, effects: &[RecordEffect]) {
-        let parents: BTreeSet<InodeNumber> = effects.iter().filter_map(changed_directory).collect();
+        let mut parents: Vec<InodeNumber> = effects.iter().filter_map(changed_directory).collect();
+        // A rename has two entries. The kernel itself drops older attributes of an inode that it has created, linked or unlinked.
+        let is_rename = parents.len() > 1;
         let has_xattr = effects.iter().any(|effect| matches!(effect, RecordEffect::SetXattr { .. }));
-        if parents.is_empty() && !has_xattr {
-            return;
-        }
-        for effect in effects {
-            if let RecordEffect::SetAttributes { inode, .. } = effect
-                && !parents.contains(inode)
-            {
-                let _ = self.inodes.send(InodeTask::InvalidateAttributes(*inode));
+        parents.dedup();
+        if is_rename || has_xattr {
+            for effect in effects {
+                if let RecordEffect::SetAttributes { inode, .. } = effect
+                    && !parents.contains(inode)
+                {
+                    // The thread lives as long as this process.
+                    let _ = self.inodes.send(InodeTask::InvalidateAttributes(*inode));
+                }
             }
         }
         parents.into_iter().for_each(|parent| self.invalidate_attributes(parent));
@@ -118,14 +120,18 @@ impl KernelCaches {
     ///
     /// The kernel may have received attributes of an inode that it did not know yet when they changed.
     pub(super) fn invalidate_attributes(&self, inode: InodeNumber) {
-        // An error means that the kernel does not know the inode.
-        let _ = self.notifier.inval_inode(INodeNo(inode.0), ATTRIBUTES_ONLY, 0);
+        invalidate_attributes(&self.notifier, inode);
     }
 
     fn queue(&self, task: InodeTask) {
         self.pending_inodes.fetch_add(1, Ordering::AcqRel);
         let _ = self.inodes.send(task);
     }
+}
+
+fn invalidate_attributes(notifier: &Notifier, inode: InodeNumber) {
+    // An error means that the kernel does not know the inode.
+    let _ = notifier.inval_inode(INodeNo(inode.0), ATTRIBUTES_ONLY, 0);
 }
 
 fn changed_directory(effect: &RecordEffect) -> Option<InodeNumber> {
@@ -139,7 +145,7 @@ fn run_inode_tasks(notifier: &Notifier, queue: &Receiver<InodeTask>, pending: &A
     while let Ok(task) = queue.recv() {
         match task {
             InodeTask::InvalidateAttributes(inode) => {
-                let _ = notifier.inval_inode(INodeNo(inode.0), ATTRIBUTES_ONLY, 0);
+                invalidate_attributes(notifier, inode);
                 continue;
             }
             InodeTask::Invalidate(inode) => {

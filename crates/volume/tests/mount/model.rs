@@ -301,18 +301,20 @@ fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// Compares two digests. A failure names paths that differ.
-fn require_equal_trees(found: &BTreeMap<String, Vec<u8>>, expected: &BTreeMap<String, Vec<u8>>, compared: &str) {
-    const PATHS_MAX: usize = 8;
-    let paths: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
-    let different = paths.into_iter().filter(|path| found.get(*path) != expected.get(*path));
-    let described = different.take(PATHS_MAX).map(|path| {
-        let [found, expected] =
-            [found, expected].map(|tree| tree.get(path).map(|value| value.escape_ascii().to_string()));
-        format!("{path}\n found    {found:.200?}\n expected {expected:.200?}")
+/// The paths that differ between digests, with what each digest has.
+fn find_differences(trees: &[&BTreeMap<String, Vec<u8>>]) -> Vec<String> {
+    let paths: BTreeSet<&String> = trees.iter().flat_map(|tree| tree.keys()).collect();
+    let differs = |path: &&String| trees.iter().any(|tree| tree.get(*path) != trees[0].get(*path));
+    let described = paths.into_iter().filter(differs).map(|path| {
+        let values = trees.iter().map(|tree| tree.get(path).map(|value| value.escape_ascii().to_string()));
+        format!("{path}: {:.100?}", values.collect::<Vec<_>>())
     });
-    let described = described.collect::<Vec<_>>();
-    assert!(described.is_empty(), "{compared}:\n{}", described.join("\n"));
+    described.collect()
+}
+
+fn require_equal_trees(found: &BTreeMap<String, Vec<u8>>, expected: &BTreeMap<String, Vec<u8>>, compared: &str) {
+    let differences = find_differences(&[found, expected]);
+    assert!(differences.is_empty(), "{compared}: {differences:#?}");
 }
 
 fn run_sequence(volume: &MountedVolume, local: &Path, seed: u64) {
@@ -398,17 +400,11 @@ pub(crate) fn wait_for_equal_trees(cluster: &VolumeCluster) -> BTreeMap<String, 
     let deadline = Instant::now() + WAIT_LIMIT;
     loop {
         let trees: Vec<_> = (0..cluster.nodes.len()).map(|node| digest(&cluster.path(node))).collect();
-        let Some(pair) = trees.windows(2).find(|pair| pair[0] != pair[1]) else {
+        let differences = find_differences(&trees.iter().collect::<Vec<_>>());
+        if differences.is_empty() {
             return trees.into_iter().next().unwrap();
-        };
-        let names = pair[0].keys().chain(pair[1].keys());
-        let different = names.filter(|name| pair[0].get(*name) != pair[1].get(*name));
-        let described = different.map(|name| {
-            let describe =
-                |tree: &BTreeMap<String, Vec<u8>>| tree.get(name).map(|value| value.escape_ascii().to_string());
-            format!("{name}: {:.100?}", trees.iter().map(describe).collect::<Vec<_>>())
-        });
-        assert!(Instant::now() < deadline, "nodes see different files: {:#?}", described.collect::<Vec<_>>());
+        }
+        assert!(Instant::now() < deadline, "nodes see different files: {differences:#?}");
     }
 }
 
