@@ -114,7 +114,7 @@ pub fn has_same_content(then: &FileIdentity, now: &FileIdentity) -> bool {
 /// A time of modification that no file has: of one that was changed before anybody looked at it.
 pub const CHANGED_MARKER_NS: i64 = i64::MIN;
 
-/// Marks a file that was changed since `moment_ns`, by the kernel's coarse clock: the time of change is the kernel's own.
+/// Marks a file that was changed since `moment_ns`, a [`file_time_ns`](farfork_sys::clock::file_time_ns).
 pub fn mark_if_changed_since(moment_ns: i64, identity: &mut FileIdentity) {
     if identity.changed_ns >= moment_ns && identity.modified_ns >= moment_ns {
         identity.modified_ns = CHANGED_MARKER_NS;

@@ -63,7 +63,7 @@ pub(super) fn describe_tree(
     deadline: &Deadline,
 ) -> Result<DescribedTree, CaptureError> {
     let SharedTreeState { shared_copies: mut copies, open_files, held_files, relations } = shared;
-    let paused_ns = processes[0].clocks.realtime_coarse_ns;
+    let paused_ns = processes[0].file_time_ns;
     let template_pids: Vec<i32> = templates.iter().map(TemplateProcess::pid).collect();
     let leftovers =
         LeftoverPages(processes.iter().map(|one| (one.pages.clone(), one.survey.syscall_address)).collect());

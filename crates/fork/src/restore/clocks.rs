@@ -34,7 +34,7 @@ mod tests {
             monotonic_ns: 1_500_000_000,
             boottime_ns: 9_000_000_000,
         };
-        let now = Clocks { monotonic_ns: 4_000_000_000, boottime_ns: 8_000_000_000, ..Clocks::default() };
+        let now = Clocks { monotonic_ns: 4_000_000_000, boottime_ns: 8_000_000_000 };
         assert_eq!(format_timens_offsets(&origin, now), "monotonic -3 500000000\nboottime 1 0\n");
     }
 }

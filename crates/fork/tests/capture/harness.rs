@@ -43,7 +43,20 @@ fn compile(name: &str) -> PathBuf {
 impl Parent {
     /// Starts a program of this folder and waits until it is ready.
     pub(crate) fn start(name: &str, arguments: &[&str]) -> Self {
-        let mut command = Command::new(compile(name));
+        Self::start_program(&compile(name), arguments)
+    }
+
+    /// Copies a program of this folder into a directory, starts the copy at once and waits until it is ready.
+    pub(crate) fn start_new_copy(name: &str, arguments: &[&str], directory: &Path) -> Self {
+        let copy = directory.join(name);
+        // By another process: a descriptor that is open for writing would be inherited by what other tests start.
+        let status = Command::new("cp").arg("--remove-destination").arg(compile(name)).arg(&copy).status();
+        assert!(status.expect("cp(1) starts").success());
+        Self::start_program(&copy, arguments)
+    }
+
+    fn start_program(program: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the parent starts");
         let lines = read_lines(child.stdout.take().expect("its output is a pipe"));

@@ -163,7 +163,7 @@ pub(in crate::capture) struct VersionCompletion<'a> {
     pub(in crate::capture) held_files: HeldFileMap,
     /// The processes that hold the memory, the first one's first.
     pub(in crate::capture) templates: &'a [i32],
-    /// When the processes stood, by the kernel's coarse clock.
+    /// The time of files that changed when the processes had been stopped ([`file_time_ns`](farfork_sys::clock::file_time_ns)).
     pub(in crate::capture) paused_ns: i64,
 }
 
@@ -189,8 +189,8 @@ impl VersionCompletion<'_> {
 
     fn set_mapped_versions(&self, descriptor: &mut Descriptor) {
         for file in &mut descriptor.mapped_files {
-            // Open files were looked at in the pause: one that is as it was then has not changed since. Linux 6.13 and later
-            // may stamp a file some milliseconds ahead of the coarse clock, so that the pause's moment alone would not tell.
+            // Open files were looked at in the pause: one that is as it was then has not changed since. Up to Linux 6.12 a
+            // file that changed before the pause in the same clock tick has its time, so that the time alone would not tell.
             let is_as_in_pause = |open: &FileVersion| has_same_times(&open.identity, &file.identity);
             let may_be_later = file.identity.changed_ns >= self.paused_ns;
             if may_be_later && !descriptor.file_versions.iter().any(is_as_in_pause) {
