@@ -7,7 +7,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use farfork_sys::clock::Clocks;
+use farfork_sys::clock::{self, Clocks};
 use farfork_sys::priority::RealTimeGuard;
 use farfork_sys::process;
 use farfork_wire::descriptor::PosixTimer;
@@ -137,6 +137,8 @@ pub(super) struct SharedTreeState {
     pub(super) open_files: OpenFileTable,
     pub(super) held_files: HeldFileMap,
     pub(super) relations: TreeRelations,
+    /// [`clock::file_time_ns`] when all processes were stopped.
+    pub(super) stopped_ns: i64,
 }
 
 /// All that had to be taken at once; nothing of it is refused.
@@ -144,8 +146,6 @@ pub(super) struct CapturedProcess {
     pub(super) snapshot: ProcessSnapshot,
     pub(super) survey: Survey,
     pub(super) clocks: Clocks,
-    /// The time that files had which changed just when the process had been stopped.
-    pub(super) file_time_ns: i64,
     pub(super) extended_states: Vec<state::ThreadExtendedState>,
     pub(super) answers: Vec<ThreadAnswers>,
     pub(super) pages: InjectionPages,
@@ -224,6 +224,7 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
     let paused_at = Instant::now();
     let tids = phase!("prepare.stop", tree.stop(options, &deadline, prepare))?;
     times.stop = paused_at.elapsed();
+    let stopped_ns = clock::file_time_ns();
     cpu_pin = cpu_pin.or_else(|| CpuPin::pin_to_busy(pid, times.stop / tree.processes.len() as u32));
     let mut paused_processes = pause_tree(&mut tree, &tids, options, &deadline, trace_lock, &mut times)?;
     let files = phase!("prepare.files", TreeFiles::read(&tree, &mut paused_processes));
@@ -243,7 +244,7 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
         .filter_map(|(paused, _)| paused.cloned.discarded.take())
         .for_each(|mut clone| clone.kill(Some(trace_lock)));
     let mut rollback = CaptureRollback { templates, pages: injection_pages(&tree, &released), lock: trace_lock };
-    let (processes, shared) = read_templates(tree, released, (&rollback.templates, files?), &deadline)?;
+    let (processes, shared) = read_templates(tree, released, (&rollback.templates, files?), stopped_ns, &deadline)?;
     times.threads = processes.iter().map(|captured_process| captured_process.snapshot.threads.len()).sum();
     times.total = started_at.elapsed();
     Ok(CaptureAttempt { templates: std::mem::take(&mut rollback.templates), processes, shared, times })
@@ -275,6 +276,7 @@ fn read_templates(
     tree: ProcessTree,
     released: Vec<ReleasedProcess>,
     (templates, files): (&[TemplateProcess], TreeFiles),
+    stopped_ns: i64,
     deadline: &Deadline,
 ) -> Result<(Vec<CapturedProcess>, SharedTreeState), CaptureError> {
     let TreeFiles { processes: file_tables, table: open_files, shared_copies, relations } = files;
@@ -295,7 +297,7 @@ fn read_templates(
     relations
         .check_reapers(&list_reapers(&processes))
         .map_err(|refusals| CaptureError::refused(processes[0].survey.pid, refusals))?;
-    Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations }))
+    Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations, stopped_ns }))
 }
 
 /// Of each process its id, and whether it is the parent of those that its descendants leave.
@@ -367,7 +369,6 @@ fn read_template(
         extended_states,
         pages,
         clocks,
-        file_time_ns,
         posix_timers: timers,
         filters,
         cloned,
@@ -399,7 +400,6 @@ fn read_template(
         snapshot,
         survey,
         clocks,
-        file_time_ns,
         extended_states,
         answers,
         pages,

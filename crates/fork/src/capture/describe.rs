@@ -62,8 +62,7 @@ pub(super) fn describe_tree(
     shared: SharedTreeState,
     deadline: &Deadline,
 ) -> Result<DescribedTree, CaptureError> {
-    let SharedTreeState { shared_copies: mut copies, open_files, held_files, relations } = shared;
-    let paused_ns = processes[0].file_time_ns;
+    let SharedTreeState { shared_copies: mut copies, open_files, held_files, relations, stopped_ns } = shared;
     let template_pids: Vec<i32> = templates.iter().map(TemplateProcess::pid).collect();
     let leftovers =
         LeftoverPages(processes.iter().map(|one| (one.pages.clone(), one.survey.syscall_address)).collect());
@@ -79,7 +78,7 @@ pub(super) fn describe_tree(
     let (semaphore_sets, message_queues) = copies.take_sysv_ipc();
     let first = Descriptor { semaphore_sets, message_queues, ..first };
     let mut descriptor = tree::merge_descriptors(first, descriptors, relations, open_files, (objects, extents));
-    let completion = VersionCompletion { held_files, templates: &template_pids, paused_ns };
+    let completion = VersionCompletion { held_files, templates: &template_pids, stopped_ns };
     let held_files = phase!("prepare.versions", completion.add_versions(&mut descriptor));
     memory::link_writable_files(&mut descriptor, written);
     descriptor.volumes = find_volumes(&descriptor, template_pids[0])?;

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use farfork_sys::clock::{self, Clocks};
+use farfork_sys::clock::Clocks;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
@@ -67,8 +67,6 @@ pub(super) struct PauseOutcome {
     pub(super) shared_copies: Result<SharedCopies, CaptureError>,
     pub(super) root: Result<ProcessRoot, CaptureError>,
     pub(super) clocks: Clocks,
-    /// The time that files had which changed just then.
-    pub(super) file_time_ns: i64,
     pub(super) posix_timers: Result<Vec<PosixTimer>, CaptureError>,
     pub(super) filters: SeccompFilters,
     pub(super) cloned: CloneOutcome,
@@ -119,7 +117,7 @@ pub(super) async fn run_pause(
     freeze: bool,
     times: &mut CaptureTimes,
 ) -> Result<PauseOutcome, CaptureError> {
-    let (started_at, clocks, file_time_ns) = (Instant::now(), Clocks::now(), clock::file_time_ns());
+    let (started_at, clocks) = (Instant::now(), Clocks::now());
     let extended_states: Result<Vec<ThreadExtendedState>, _> =
         stopped.snapshot.threads.iter().map(|one| ThreadExtendedState::read(one.tid)).collect();
     let extended_states = extended_states?;
@@ -148,7 +146,6 @@ pub(super) async fn run_pause(
         shared_copies,
         root,
         clocks,
-        file_time_ns,
         posix_timers,
         filters,
         cloned,

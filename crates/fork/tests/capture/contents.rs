@@ -172,8 +172,8 @@ fn file_mappings_are_the_files_until_they_are_written() {
     assert_eq!(exe.unwrap().identity.build_id.as_ref().unwrap().len(), 20);
 }
 
-/// Linux 6.13 and later gives files times that are up to a clock tick ahead of the coarse clock. Earlier kernels may give the
-/// program's file and the capture the same time.
+/// Linux 6.13 and later gives files times that are up to a clock tick ahead of the coarse clock. On earlier kernels
+/// the program's file may have the time of the stop, and a round shows nothing.
 #[test]
 fn a_program_that_was_written_just_before_is_not_changed() {
     let directory = TempDir::new().unwrap();

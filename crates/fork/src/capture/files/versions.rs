@@ -163,8 +163,8 @@ pub(in crate::capture) struct VersionCompletion<'a> {
     pub(in crate::capture) held_files: HeldFileMap,
     /// The processes that hold the memory, the first one's first.
     pub(in crate::capture) templates: &'a [i32],
-    /// The time of files that changed when the processes had been stopped ([`file_time_ns`](farfork_sys::clock::file_time_ns)).
-    pub(in crate::capture) paused_ns: i64,
+    /// [`file_time_ns`](farfork_sys::clock::file_time_ns) when all processes were stopped.
+    pub(in crate::capture) stopped_ns: i64,
 }
 
 impl VersionCompletion<'_> {
@@ -178,7 +178,7 @@ impl VersionCompletion<'_> {
             let version = &mut descriptor.file_versions[index];
             let file = self.held_files.take(&version.identity, &path);
             let opened = file.as_ref().and_then(|file| file.reopen().ok());
-            add_digest(&mut version.identity, opened, (&path, self.paused_ns));
+            add_digest(&mut version.identity, opened, (&path, self.stopped_ns));
             held_files.push(file);
         }
         self.add_mapped_versions(descriptor, &mut held_files);
@@ -192,14 +192,14 @@ impl VersionCompletion<'_> {
             // Open files were looked at in the pause: one that is as it was then has not changed since. Up to Linux 6.12 a
             // file that changed before the pause in the same clock tick has its time, so that the time alone would not tell.
             let is_as_in_pause = |open: &FileVersion| has_same_times(&open.identity, &file.identity);
-            let may_be_later = file.identity.changed_ns >= self.paused_ns;
+            let may_be_later = file.identity.changed_ns >= self.stopped_ns;
             if may_be_later && !descriptor.file_versions.iter().any(is_as_in_pause) {
-                file_identity::mark_if_changed_since(self.paused_ns, &mut file.identity);
+                file_identity::mark_if_changed_since(self.stopped_ns, &mut file.identity);
             }
             let link = self.map_files_link(file.owner_range);
             let opened = || File::open(&link).ok();
             let is_wanted = file.identity.build_id.is_none();
-            add_digest(&mut file.identity, is_wanted.then(opened).flatten(), (&file.path, self.paused_ns));
+            add_digest(&mut file.identity, is_wanted.then(opened).flatten(), (&file.path, self.stopped_ns));
         }
     }
 
@@ -238,8 +238,8 @@ impl VersionCompletion<'_> {
             }
             let Some(file) = HeldFile::open(&format!("/proc/{}/exe", self.templates[number])) else { continue };
             let Ok(mut identity) = file_identity::stat_identity(&file) else { continue };
-            file_identity::mark_if_changed_since(self.paused_ns, &mut identity);
-            set_node_numbers(&mut identity, (&process.exe, self.paused_ns));
+            file_identity::mark_if_changed_since(self.stopped_ns, &mut identity);
+            set_node_numbers(&mut identity, (&process.exe, self.stopped_ns));
             // Its code is mapped: the build id is known.
             let mut mapped = descriptor.mapped_files.iter().map(|mapped| &mapped.identity);
             let known = mapped.find(|mapped| (mapped.device, mapped.inode) == (identity.device, identity.inode));
@@ -257,9 +257,9 @@ fn has_same_times(one: &FileIdentity, other: &FileIdentity) -> bool {
     state(one) == state(other)
 }
 
-/// Takes a small file's digest, and the numbers that the node knows it by. `path_and_pause`: its path, and when the processes were
+/// Takes a small file's digest, and the numbers that the node knows it by. `path_and_stop`: its path, and when the processes were
 /// stopped.
-fn add_digest(version: &mut FileIdentity, file: Option<File>, path_and_pause: (&str, i64)) {
+fn add_digest(version: &mut FileIdentity, file: Option<File>, path_and_stop: (&str, i64)) {
     let digest = file.and_then(|file| {
         let is_as_then =
             || file_identity::stat_identity(&file).is_ok_and(|now| file_identity::has_same_content(version, &now));
@@ -268,13 +268,13 @@ fn add_digest(version: &mut FileIdentity, file: Option<File>, path_and_pause: (&
         digest.filter(|_| is_as_then())
     });
     version.digest = version.digest.or(digest);
-    set_node_numbers(version, path_and_pause);
+    set_node_numbers(version, path_and_stop);
 }
 
 /// A process in a container of its own knows files of the node by other numbers. Not of a file whose times may have changed since the processes
 /// stood: who replaces a file (rename(2)) gives it and the one that is gone the same time.
-fn set_node_numbers(version: &mut FileIdentity, (path, paused_ns): (&str, i64)) {
-    if version.changed_ns >= paused_ns {
+fn set_node_numbers(version: &mut FileIdentity, (path, stopped_ns): (&str, i64)) {
+    if version.changed_ns >= stopped_ns {
         return;
     }
     let Ok(on_node) = file_identity::stat_path_identity(Path::new(path)) else { return };
