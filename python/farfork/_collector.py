@@ -122,6 +122,25 @@ class Collector:
         if wait and self._thread is not None:
             self._thread.join()
 
+    def cancel_all(self) -> None:
+        """Cancels all calls, also those that run."""
+        with self.lock:
+            futures = self._pool.unfinished_futures
+            futures += [future for batch in self._batches.values() for future in batch.futures]
+        for future in futures:
+            future.cancel()
+
+    def interrupt(self, future: ChildFuture[Any]) -> None:
+        """Has a worker's call interrupted."""
+        with self.lock:
+            self._pool.request_interrupt(future)
+            self._wake_thread()
+
+    def disconnect(self) -> None:
+        """Ends the connection, and so all children. Takes no lock; in a child it does nothing."""
+        if self._connection is not None:
+            self._connection.shutdown()
+
     @property
     def _is_idle(self) -> bool:
         return not self._batches and self._pool.is_idle
