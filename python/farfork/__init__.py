@@ -15,12 +15,16 @@
         for result in executor.map(predict, requests):
             ...
 
+:func:`branch` makes a child that runs cells of code, one after the other.
+
 What a child needs is simply there: its memory is the parent's. Only results are pickled.
 """
 
 from ._binary import binary
+from ._branch import Branch, branch
 from ._checkpoint import Child, Seed, checkpoint
 from ._errors import (
+    BranchClosed,
     CheckpointError,
     ChildDied,
     ChildNotStarted,
@@ -34,8 +38,11 @@ from ._errors import (
 )
 from ._executor import Executor
 from ._future import ChildFuture
+from ._magics import load_ipython_extension
 
 __all__ = [
+    "Branch",
+    "BranchClosed",
     "CheckpointError",
     "Child",
     "ChildDied",
@@ -51,7 +58,9 @@ __all__ = [
     "RemoteTraceback",
     "Seed",
     "binary",
+    "branch",
     "checkpoint",
+    "load_ipython_extension",
 ]
 
 __version__ = "0.1.0"

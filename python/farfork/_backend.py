@@ -37,5 +37,5 @@ class BackendExecutor(Executor):
 
     def abort(self) -> None:
         """Cancels all calls, and kills the workers of those that run."""
-        self._collector.cancel_workers_calls()
+        self.cancel_all()
         self.shutdown()

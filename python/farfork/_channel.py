@@ -13,9 +13,9 @@ import struct
 from collections import deque
 from typing import Any, Iterator, NamedTuple, Sequence
 
-#: What a frame is: to a worker a call of its seed's, or a pickled one; from it an outcome, output, a record of :mod:`logging`, or why it
-#: cannot work.
-CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED, OUTPUT, LOG_RECORD = 1, 2, 3, 4, 5, 6
+#: What a frame is: to a worker a call of its seed's, a pickled one, or an interrupt of its call; from it an outcome, output, a record of
+#: :mod:`logging`, what was displayed, or why it cannot work.
+CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED, OUTPUT, LOG_RECORD, INTERRUPT, DISPLAY = 1, 2, 3, 4, 5, 6, 7, 8
 
 #: Kind, number of buffers, number of the task, bytes of the pickle. The buffers' lengths follow, then the pickle, then the buffers.
 _HEADER = struct.Struct("<IIQQ")
@@ -71,7 +71,9 @@ class Channel:
         buffers = [memoryview(buffer).cast("B") for buffer in payload.buffers]
         lengths = b"".join(_LENGTH.pack(len(buffer)) for buffer in buffers)
         header = _HEADER.pack(kind, len(buffers), task, len(payload.pickle)) + lengths
-        self._outgoing.extend([memoryview(header), memoryview(payload.pickle), *(buffer for buffer in buffers if len(buffer))])
+        pieces = [memoryview(header), memoryview(payload.pickle), *buffers]
+        # An empty one would never be sent.
+        self._outgoing.extend(piece for piece in pieces if len(piece))
         self.flush()
 
     def flush(self) -> None:

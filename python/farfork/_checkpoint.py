@@ -11,7 +11,10 @@ from typing import ClassVar, Literal, Union
 from . import _connection, _pages, _processor, _protocol
 from ._connection import Connection
 from ._errors import CheckpointError, PayloadMissing
+from ._history import ClosedHistory
 from ._hooks import AtFork
+from ._own_streams import OwnStreams
+from ._parent_id import KeptParentId
 from ._protocol import Message
 from ._reseed import Reseeding
 
@@ -133,7 +136,10 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
             stream.flush()
     pages, pages_bytes = _pages.offer_pages()
     reseeding = Reseeding()
+    keepers = (KeptParentId(), OwnStreams(), ClosedHistory())
     hooks.before()
+    for keeper in keepers:
+        keeper.before()
     # Without a collection before: the holes that it leaves are where children would write.
     was_frozen = gc.get_freeze_count() > _frozen_at_import
     gc.freeze()
@@ -151,6 +157,8 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
             _processor.unpin_thread(pinned_thread)
             if not was_frozen:
                 gc.unfreeze()
+            for keeper in keepers:
+                keeper.in_parent()
             hooks.in_parent()
     if answer is None:
         raise CheckpointError("the node's daemon: it ended before it answered; see its log")
@@ -160,6 +168,8 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
         channel_fd = fds[-1] if len(fds) > 1 + message["has_payload"] else None
         child = Child(message["child"], message["seed"], message["index"], payload, fds[0], channel_fd)
         _connection.child_id = child.id
+        for keeper in keepers:
+            keeper.in_child()
         reseeding.in_child()
         hooks.in_child()
         return child

@@ -110,13 +110,6 @@ class Collector:
             raise _connection_lost(error) from None
         return futures
 
-    def cancel_workers_calls(self) -> None:
-        """Cancels the calls of workers, and kills the workers of those that run."""
-        with self.lock:
-            futures = self._pool.futures
-        for future in futures:
-            future.cancel()
-
     def shutdown(self, wait: bool, cancel_futures: bool) -> None:
         """As :meth:`Executor.shutdown`."""
         with self.lock:
@@ -134,6 +127,25 @@ class Collector:
                 self._changed.wait()
         if wait and self._thread is not None:
             self._thread.join()
+
+    def cancel_all(self) -> None:
+        """Cancels all calls, also those that run."""
+        with self.lock:
+            futures = self._pool.futures
+            futures += [future for batch in self._batches.values() for future in batch.futures]
+        for future in futures:
+            future.cancel()
+
+    def interrupt(self, future: ChildFuture[Any]) -> None:
+        """Has a worker's call interrupted."""
+        with self.lock:
+            self._pool.request_interrupt(future)
+            self._wake_thread()
+
+    def disconnect(self) -> None:
+        """Ends the connection, and so all children. Takes no lock; in a child it does nothing."""
+        if self._connection is not None:
+            self._connection.shutdown()
 
     @property
     def _is_idle(self) -> bool:

@@ -71,6 +71,18 @@ class ChildDied(Error):
         return f"child {self.child}: {self.cause}; see `farfork logs {self.child}`"
 
 
+class BranchClosed(Error):
+    """A cell was to be run in a branch that has ended."""
+
+    def __init__(self, child: str) -> None:
+        super().__init__(child)
+        #: The child's id.
+        self.child = child
+
+    def __str__(self) -> str:
+        return f"child {self.child}: this branch has ended; make another one with farfork.branch()"
+
+
 class ChildTimeout(ChildDied, FutureTimeoutError):
     """A child was killed because it ran for longer than the executor allows."""
 

@@ -12,7 +12,7 @@ import time
 import weakref
 from concurrent.futures import Executor as _Executor
 from functools import partial
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, Callable, Iterable, Iterator, Literal, ParamSpec, Sequence, TypeVar, overload
 
 from . import _output, _results, _task, _worker
@@ -173,6 +173,37 @@ class Executor(_Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Takes no more calls. With ``cancel_futures``, cancels those that have not begun. With ``wait``, returns when all are over."""
         self._collector.shutdown(wait, cancel_futures)
+
+    def cancel_all(self) -> None:
+        """Cancels all calls; the children of those that run are killed."""
+        self._collector.cancel_all()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        """Waits for all calls. After an interrupt of the block, or of the wait, the calls are cancelled."""
+        try:
+            if exc_type is not None and not issubclass(exc_type, Exception):
+                self.cancel_all()
+            self.shutdown()
+        except BaseException:
+            self.cancel_all()
+            self.shutdown()
+            raise
+
+    # ---- for branches
+
+    def submit_to_workers(self, call: Callable[[], T]) -> ChildFuture[T] | None:
+        """Pickles a call for workers that are there; ``None`` if this is not possible."""
+        with self._collector.lock:
+            self._collector.require_open()
+            require_no_child()
+            queued = self._collector.queue_pickled([call])
+            return None if queued is None else queued[0]
+
+    def interrupt(self, future: ChildFuture[Any]) -> None:
+        """Raises :class:`KeyboardInterrupt` in a worker's call, if the worker allows it."""
+        self._collector.interrupt(future)
 
     def _submit_calls(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
         collector = self._collector

@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from typing import Callable
+from typing import Any, Callable, TextIO
 
 #: How an executor treats output: lines with the worker's name, as it is, or only in the child's log.
 TAGGED, PLAIN, LOG = "tagged", "plain", "log"
@@ -50,15 +50,15 @@ class OutputSender:
     def end_call(self) -> None:
         """Sends the rest."""
         self._works.clear()
-        self._send_new()
+        self.send_new()
 
     def _run(self) -> None:
         while True:
             self._works.wait()
             time.sleep(_INTERVAL_S)
-            self._send_new()
+            self.send_new()
 
-    def _send_new(self) -> None:
+    def send_new(self) -> None:
         with self._lock:
             for stream, fd in self._files.items():
                 while piece := os.pread(fd, _PIECE_BYTES, self._offsets[stream]):
@@ -75,7 +75,18 @@ def use_standard_streams() -> None:
         except Exception:  # It is the program's own, or none.
             is_standard = False
         if not is_standard:
-            setattr(sys, name, open(fd, "w", buffering=1, errors="backslashreplace", closefd=False))
+            stream = open(fd, "w", buffering=1, errors="backslashreplace", closefd=False)
+            _redirect(getattr(sys, name), stream)
+            setattr(sys, name, stream)
+
+
+def _redirect(replaced: Any, stream: TextIO) -> None:
+    """Leads a program's own stream to a standard one: handlers of logging keep the stream that they were made with."""
+    for method in ("write", "flush"):
+        try:
+            setattr(replaced, method, getattr(stream, method))
+        except AttributeError:
+            pass  # There is none, or it is a built-in.
 
 
 class OutputPrinter:

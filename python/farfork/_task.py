@@ -9,6 +9,7 @@ import traceback
 from functools import partial
 from typing import Any, Callable, NoReturn
 
+from . import _output
 from ._channel import Payload
 from ._checkpoint import Child
 from ._errors import RemoteTraceback
@@ -23,6 +24,7 @@ def run_in_child(child: Child, call: Call) -> NoReturn:
     """Runs a call and ends the child, whatever comes of it."""
     status = 1
     try:
+        _output.use_standard_streams()
         child.write_result(_encode_in_band(call))
         status = 0
     except BaseException:
@@ -77,9 +79,9 @@ def _encode_in_band(call: Call) -> bytes:
         return encode_failure(error)
 
 
-def encode_failure(error: BaseException) -> bytes:
-    """What a call raised, with its traceback."""
-    text = _safe_text(lambda: "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+def encode_failure(error: BaseException, text: str | None = None) -> bytes:
+    """What a call raised, with its traceback, or with this text for it."""
+    text = text or _safe_text(lambda: "".join(traceback.format_exception(type(error), error, error.__traceback__)))
     try:
         error.__traceback__ = None
         pickled = pickle.dumps((False, (error, text)), _PROTOCOL)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import builtins
 import os
+import pickle
+import sys
 import threading
 import traceback
 from collections import deque
 from typing import Callable, NoReturn, Sequence
 
-from . import _channel, _task
+from . import _channel, _display, _task
 from ._channel import Channel, Frame, Payload
 from ._checkpoint import Child
+from ._history import running_shell
+from ._interrupts import CallInterrupts
 from ._logging import send_records
 from ._output import OutputSender, use_standard_streams
 from ._pickling import CallPickling, load_call
-from ._shared import SharedObjects
 
 #: How a worker ends whose channel is at its end, and one that cannot work.
 _EXIT_OK, _EXIT_FAILED = 0, 1
 
 #: For a thread to send its frame. In a process that the initializer forked, the thread may be missing.
 _FINISH_S = 10.0
+
+_current: Worker | None = None
 
 
 def run_worker(
@@ -34,18 +40,12 @@ def run_worker(
 
     With ``sends_records``, the program's loggers handle what is logged here.
     """
+    global _current
     status = _EXIT_FAILED
     try:
-        channel = _QueuedChannel(child.take_channel(), blocking=True)
-        # A process that a call makes with os.fork would read the calls of this one.
-        os.register_at_fork(after_in_child=channel.abandon)
-        use_standard_streams()
-        output = OutputSender(lambda stream, data: channel.send(_channel.OUTPUT, stream, Payload(data)))
-        output.begin_call()
-        if sends_records:
-            send_records(lambda record: channel.send(_channel.LOG_RECORD, 0, Payload(record)))
-        if initializer is None or _initialize(channel, initializer):
-            _run_calls(channel, output, calls, pickling)
+        _current = Worker(child.take_channel(), calls, pickling, sends_records)
+        if initializer is None or _current.initialize(initializer):
+            _current.run_calls()
             status = _EXIT_OK
     except BaseException:
         traceback.print_exc()
@@ -53,13 +53,79 @@ def run_worker(
         _task.end_child(status)
 
 
-def _run_calls(channel: Channel, output: OutputSender, calls: Sequence[_task.Call], pickling: CallPickling) -> None:
-    while (frame := channel.receive_one()) is not None:
-        output.begin_call()
-        payload = _task.encode_outcome(_find_call(frame, calls, pickling.shared), pickling.cloudpickle)
+def current() -> Worker:
+    """The worker that this process is."""
+    assert _current is not None, "this is called by calls of a worker"
+    return _current
+
+
+class Worker:
+    """A worker in its own process."""
+
+    def __init__(self, channel_fd: int, calls: Sequence[_task.Call], pickling: CallPickling, sends_records: bool) -> None:
+        self._calls = calls
+        self._pickling = pickling
+        self._interrupts: CallInterrupts | None = None
+        self._channel = channel = _QueuedChannel(channel_fd, blocking=True)
+        # A process that a call makes with os.fork would read the calls of this one.
+        os.register_at_fork(after_in_child=channel.abandon)
+        use_standard_streams()
+        builtins.input = _read_standard_input
+        self._output = OutputSender(lambda stream, data: channel.send(_channel.OUTPUT, stream, Payload(data)))
+        self._output.begin_call()
+        if sends_records:
+            send_records(lambda record: channel.send(_channel.LOG_RECORD, 0, Payload(record)))
+        if (shell := running_shell()) is not None:
+            _display.forward_displays(shell, self._send_display)
+
+    def initialize(self, initializer: Callable[[], object]) -> bool:
+        """Runs the initializer. Returns whether it succeeded; otherwise the executor knows why."""
+        try:
+            initializer()
+            return True
+        except BaseException as error:
+            traceback.print_exc()
+            self._channel.send(_channel.INITIALIZER_FAILED, 0, Payload(_task.encode_failure(error)))
+            self._channel.finish()
+            return False
+
+    def run_calls(self) -> None:
+        """Runs what the executor sends until the channel ends."""
+        while (frame := self._channel.receive_one()) is not None:
+            if frame.kind == _channel.INTERRUPT:
+                continue  # Its call is over.
+            self._output.begin_call()
+            payload = self._run_call(frame)
+            _task.flush_streams()
+            self._output.end_call()
+            self._channel.send(_channel.OUTCOME, frame.task, payload)
+
+    def allow_interrupts(self) -> None:
+        """From the next call on, the executor can interrupt calls."""
+        if threading.current_thread() is threading.main_thread():
+            self._interrupts = CallInterrupts(self._channel.fileno())
+
+    def _run_call(self, frame: Frame) -> Payload:
+        call, cloudpickle = self._find_call(frame), self._pickling.cloudpickle
+        if self._interrupts is None:
+            return _task.encode_outcome(call, cloudpickle)
+        try:
+            return self._interrupts.run(lambda: _task.encode_outcome(call, cloudpickle))
+        except KeyboardInterrupt as error:
+            # It came when the outcome was there.
+            return Payload(_task.encode_failure(error))
+
+    def _find_call(self, frame: Frame) -> _task.Call:
+        if frame.kind == _channel.CALL_OF_SEED:
+            return self._calls[int(frame.payload.pickle)]
+        # Within the call, so that what cannot be unpickled here is its outcome.
+        return lambda: load_call(frame.payload, self._pickling.shared)()
+
+    def _send_display(self, display: _display.Display) -> None:
+        # In the order in which the call printed and displayed.
         _task.flush_streams()
-        output.end_call()
-        channel.send(_channel.OUTCOME, frame.task, payload)
+        self._output.send_new()
+        self._channel.send(_channel.DISPLAY, 0, Payload(pickle.dumps(display)))
 
 
 class _QueuedChannel(Channel):
@@ -93,19 +159,10 @@ class _QueuedChannel(Channel):
             self._sends.release()
 
 
-def _initialize(channel: _QueuedChannel, initializer: Callable[[], object]) -> bool:
-    try:
-        initializer()
-        return True
-    except BaseException as error:
-        traceback.print_exc()
-        channel.send(_channel.INITIALIZER_FAILED, 0, Payload(_task.encode_failure(error)))
-        channel.finish()
-        return False
-
-
-def _find_call(frame: Frame, calls: Sequence[_task.Call], shared: SharedObjects) -> _task.Call:
-    if frame.kind == _channel.CALL_OF_SEED:
-        return calls[int(frame.payload.pickle)]
-    # Within the call, so that what cannot be unpickled here is its outcome.
-    return lambda: load_call(frame.payload, shared)()
+def _read_standard_input(prompt: object = "") -> str:
+    """``input`` of workers: the one of a notebook would wait for an answer forever."""
+    print(prompt, end="", flush=True)
+    line = sys.stdin.readline() if sys.stdin is not None else ""
+    if not line:
+        raise EOFError("a worker has no standard input")
+    return line.removesuffix("\n")

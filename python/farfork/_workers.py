@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import time
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Iterable, Protocol
 
-from . import _channel, _logging, _protocol, _task
+from . import _channel, _display, _logging, _protocol, _task
 from ._batch import death_error
 from ._channel import Channel, Frame, Payload
 from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed
@@ -65,6 +66,10 @@ class TaskEntry:
     kind: int
     payload: Payload
     retries: int
+    #: Of the caller: a notebook shows output in the cell whose context it is printed in.
+    context: Context = field(default_factory=copy_context)
+    #: Whether its worker is to interrupt it.
+    is_interrupted: bool = False
 
 
 @dataclass(eq=False)
@@ -90,6 +95,14 @@ class Worker:
     has_worked: bool = False
     #: Whether its channel was opened, and has ended since.
     is_closed: bool = False
+
+    #: Where output is printed between calls.
+    last_context: Context = field(default_factory=copy_context)
+
+    @property
+    def context(self) -> Context:
+        """Where its output is printed: as if the caller of its call did so."""
+        return self.last_context if self.task is None else self.task.context
 
     @property
     def is_idle(self) -> bool:
@@ -173,6 +186,12 @@ class WorkerPool:
             self._host.kill_worker(worker)
         self._finish(task)
 
+    def request_interrupt(self, future: ChildFuture[Any]) -> None:
+        """A call is to be interrupted by its worker, once it has begun."""
+        for task in self._tasks.values():
+            if task.future is future:
+                task.is_interrupted = True
+
     @property
     def futures(self) -> list[ChildFuture[Any]]:
         """Those of calls that are not over."""
@@ -244,9 +263,11 @@ class WorkerPool:
     def _handle_frame(self, worker: Worker, frame: Frame) -> list[Completion]:
         assert worker.output is not None
         if frame.kind == _channel.OUTPUT:
-            return [partial(worker.output.print, frame.task, bytes(frame.payload.pickle))]
+            return [partial(worker.context.run, worker.output.print, frame.task, bytes(frame.payload.pickle))]
         if frame.kind == _channel.LOG_RECORD:
-            return [partial(_logging.handle_record, frame.payload.pickle, str(worker.child))]
+            return [partial(worker.context.run, _logging.handle_record, frame.payload.pickle, str(worker.child))]
+        if frame.kind == _channel.DISPLAY:
+            return [partial(worker.context.run, _display.show, frame.payload)]
         if frame.kind == _channel.INITIALIZER_FAILED:
             self._broken = InitializerFailed(str(worker.child))
             self._broken.__cause__ = _task.value_or_error(frame.payload.pickle)
@@ -262,7 +283,7 @@ class WorkerPool:
         worker.has_worked = True
         self._finish(task)
         complete = partial(task.future.complete, partial(_task.decode_outcome, frame.payload))
-        return [worker.output.end_call, complete]
+        return [partial(task.context.run, worker.output.end_call), complete]
 
     # ---- ends
 
@@ -317,6 +338,7 @@ class WorkerPool:
                     self._start_task(worker, task)
                 elif seed is not self.newest_seed and not seed.calls_left:
                     self._retire(worker)
+        self._send_interrupts()
         self._fork_missing()
         self._drop_unneeded_seeds()
 
@@ -350,6 +372,14 @@ class WorkerPool:
             worker.task = worker.deadline = task.future.child = None
             task.seed.queue.append_first(task)
         self._host.watch_channel(worker)
+
+    def _send_interrupts(self) -> None:
+        for worker in self._workers():
+            task, channel = worker.task, worker.channel
+            if task is not None and channel is not None and task.is_interrupted:
+                task.is_interrupted = False
+                channel.send(_channel.INTERRUPT, task.number, Payload(b""))
+                self._host.watch_channel(worker)
 
     def _fork_missing(self) -> None:
         room = self._options.children_max - sum(len(seed.workers) for seed in self._seeds)

@@ -18,7 +18,7 @@ class Frames(unittest.TestCase):
     def test_frames_arrive_whole_and_in_order(self) -> None:
         sender, receiver = pair()
         large = os.urandom(3_000_000)
-        payloads = [Payload(b"first"), Payload(b"", [b"", b"x"]), Payload(large, [large[1:], bytearray(large[2:])])]
+        payloads = [Payload(b"first"), Payload(b""), Payload(b"", [b"", b"x"]), Payload(large, [large[1:], bytearray(large[2:])])]
 
         def send() -> None:
             for number, payload in enumerate(payloads):

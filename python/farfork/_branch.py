@@ -1,0 +1,122 @@
+""":func:`branch`: a child of this process that runs cells, one after the other, and keeps its state."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from functools import partial
+from types import TracebackType
+from typing import Any, Callable
+
+from . import _cells, _output, _task
+from ._collector import Collector
+from ._errors import BranchClosed, ChildDied, ConnectionLost
+from ._executor import Executor
+from ._future import ChildFuture
+
+
+_OPTIONS = {"strategy", "memory", "cpus", "processes", "net", "egress", "untrusted", "user_namespace"}
+
+
+def branch(node: str | None = None, **options: Any) -> Branch:
+    """Forks this process onto ``node``, or onto the node with the fewest children, and returns the child to run code in.
+
+    ``options`` are ``strategy``, ``memory``, ``cpus``, ``processes``, ``net``, ``egress``, ``untrusted`` and
+    ``user_namespace`` of :class:`Executor`. Raises :class:`CheckpointError` and :class:`ChildNotStarted`.
+    """
+    if unknown := options.keys() - _OPTIONS:
+        raise TypeError(f"branch() has no argument {', '.join(sorted(unknown))}")
+    nodes = None if node is None else [node]
+    executor = Executor(nodes, max_workers=1, output=_output.PLAIN, **options)
+    try:
+        begun = executor.submit(_cells.begin)
+        begun.result()
+    except BaseException:
+        executor.cancel_all()
+        executor.shutdown()
+        raise
+    return Branch(executor, str(begun.child))
+
+
+class Branch:
+    """A child of this process that runs cells.
+
+    In IPython and Jupyter it has all that the shell has: variables, ``In`` and ``Out``, imported modules, magics. Elsewhere
+    its cells run in ``__main__``. Changes in the branch do not show here, nor changes here in the branch.
+    """
+
+    def __init__(self, executor: Executor, child: str) -> None:
+        #: The child's id.
+        self.child = child
+        self._executor = executor
+        self._is_closed = False
+        # Without locks: the garbage collector calls it anywhere.
+        weakref.finalize(self, Collector.disconnect, executor._collector).atexit = False
+
+    @property
+    def node(self) -> str:
+        """The node that the branch runs on."""
+        return self.child.partition(".")[0]
+
+    def run(self, code: str) -> None:
+        """Runs a cell in the branch, and shows its output and the value of its last expression here.
+
+        Raises what the cell raises. An interrupt here (Ctrl-C) interrupts the cell; a second one closes the branch.
+        """
+        failure = self._call(partial(_cells.run, code))
+        if failure is not None:
+            _task.decode_result(failure)
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression in the branch, which is pickled."""
+        return self._call(partial(_cells.evaluate, expression))
+
+    def close(self) -> None:
+        """Ends the branch, also if a cell runs in it."""
+        self._is_closed = True
+        self._executor.cancel_all()
+        self._executor.shutdown()
+
+    def __enter__(self) -> Branch:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Branch {self.child}{', closed' if self._is_closed else ''}>"
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        if self._is_closed:
+            raise BranchClosed(self.child)
+        future = self._executor.submit_to_workers(call)
+        if future is None:
+            raise ValueError("the cell is larger than 16 MiB, or the package farfork was reloaded")
+        try:
+            return self._wait(future)
+        except _cells.BranchNotBegun:
+            self.close()
+            raise ChildDied(self.child, "it ended between two cells") from None
+        except (ChildDied, ConnectionLost) as error:
+            if not isinstance(error, ChildDied) or error.child == self.child:
+                self.close()
+            raise
+
+    def _wait(self, future: ChildFuture[Any]) -> Any:
+        try:
+            return future.result()
+        except KeyboardInterrupt as interrupt:
+            if future.done() or threading.current_thread() is not threading.main_thread():
+                # The cell itself raised it.
+                raise
+            self._executor.interrupt(future)
+            try:
+                future.result()
+            except KeyboardInterrupt:
+                if not future.done():
+                    self.close()
+                raise
+            # The cell has caught it, or was over.
+            raise interrupt from None

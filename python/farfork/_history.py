@@ -1,0 +1,46 @@
+"""Closes IPython's database of inputs around a checkpoint.
+
+IPython writes each cell to it. A seed that has the file open could not be forked after the next cell, because the file
+has changed. IPython itself ends its thread that writes the file before each fork (``os.register_at_fork``).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+
+class ClosedHistory:
+    """The database around one checkpoint."""
+
+    def __init__(self) -> None:
+        manager: Any = getattr(running_shell(), "history_manager", None)
+        sqlite3 = sys.modules.get("sqlite3")
+        is_open = sqlite3 is not None and isinstance(getattr(manager, "db", None), sqlite3.Connection)
+        self._manager: Any = manager if is_open and str(manager.hist_file) != ":memory:" else None
+
+    def before(self) -> None:
+        if self._manager is not None:
+            self._manager.db.close()
+
+    def in_parent(self) -> None:
+        if (manager := self._manager) is not None:
+            import sqlite3
+
+            types = sqlite3.PARSE_DECLTYPES | sqlite3.PARSE_COLNAMES
+            manager.db = sqlite3.connect(str(manager.hist_file), detect_types=types, **manager.connection_options)
+            # As IPython does: it closes the connection with its manager.
+            weakref.finalize(manager, manager.db.close)
+
+    def in_child(self) -> None:
+        """A child keeps its inputs in memory alone."""
+        if self._manager is not None:
+            self._manager.enabled = False
+
+
+def running_shell() -> Any:
+    """IPython's shell that runs this program, or ``None``."""
+    ipython = sys.modules.get("IPython")
+    get_shell = getattr(ipython, "get_ipython", None)
+    return get_shell() if get_shell else None
