@@ -18,6 +18,8 @@ const EXCEPTIONS: &[GuideException] = &[
     except("python.md", "python3 -m venv", "makes an environment in the home directory"),
     except("python.md", "pip install", "installs packages; PYTHONPATH names the package instead"),
     except("python.md", "farfork up --nodes 3", "the shared cluster of the tests is there instead"),
+    except("python-libraries.md", "%load_ext", "a cell of a notebook; `notebooks_call_and_branch` runs one like it"),
+    except("python-libraries.md", "%%branch", "a cell of a notebook; `notebooks_call_and_branch` runs one like it"),
     except("c.md", "ldconfig", "changes the machine's linker cache; LD_LIBRARY_PATH names the library instead"),
     except("observing.md", "farfork up --nodes 3", "a cluster of the test serves metrics instead"),
     except("observing.md", "rate(", "an expression for Prometheus"),
