@@ -15,7 +15,7 @@ use std::thread;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::workspace::Workspace;
-use target::{Ended, Target, Turn};
+use target::{Ended, Priority, Target};
 
 /// What makes the compiler count which edges ran, and tell libFuzzer what was compared.
 const FLAGS: [&str; 7] = [
@@ -37,7 +37,7 @@ const SECONDS: u32 = 60;
 /// Runs the targets that are named, or all; `--seconds N` says how long each.
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     let (seconds, named) = parse(arguments)?;
-    let plan = Plan { seconds, turn: Turn::Equal, tell: &|line| println!("{line}") };
+    let plan = Plan { seconds, priority: Priority::Normal, tell: &|line| println!("{line}") };
     plan.run(workspace, &named, &AtomicBool::new(false)).map(|report| println!("{report}"))
 }
 
@@ -50,14 +50,14 @@ pub(crate) fn run_in_background(workspace: &Workspace, seconds: u32, is_over: &A
         *lines += &line;
         *lines += "\n";
     };
-    let report = Plan { seconds, turn: Turn::Behind, tell: &tell }.run(workspace, &[], is_over)?;
+    let report = Plan { seconds, priority: Priority::Background, tell: &tell }.run(workspace, &[], is_over)?;
     Ok(lines.into_inner().expect("no thread panics with it") + &report)
 }
 
 /// How targets are run.
 struct Plan<'a> {
     seconds: u32,
-    turn: Turn,
+    priority: Priority,
     tell: &'a (dyn Fn(String) + Sync),
 }
 
@@ -69,7 +69,7 @@ impl Plan<'_> {
         }
         let folder = workspace.root().join("fuzz");
         let products = products(workspace);
-        build(&folder, &products, self.turn)?;
+        build(&folder, &products, self.priority)?;
         let names = if named.is_empty() { known } else { named.to_vec() };
         let programs = products.join(PLATFORM).join("release");
         let target = |name: String| Target { program: programs.join(&name), name, folder: folder.clone() };
@@ -78,7 +78,7 @@ impl Plan<'_> {
 
     /// Runs as many at once as there are cores; all of them, also where one fails.
     fn side_by_side(&self, targets: Vec<Target>, is_over: &AtomicBool) -> Result<String> {
-        let Self { seconds, turn, tell } = *self;
+        let Self { seconds, priority, tell } = *self;
         let (count, at_once) = (targets.len(), thread::available_parallelism().map_or(1, usize::from));
         tell(format!("{count} fuzz targets, {seconds} s each, {at_once} at once"));
         let (waiting, ended) = (Mutex::new(targets.into_iter()), Mutex::new(Vec::<Ended>::new()));
@@ -87,7 +87,7 @@ impl Plan<'_> {
             for _ in 0..at_once {
                 scope.spawn(|| {
                     while let Some(target) = next().filter(|_| !is_over.load(Ordering::Relaxed)) {
-                        let outcome = target.run(seconds, turn);
+                        let outcome = target.run(seconds, priority);
                         tell(outcome.to_string());
                         ended.lock().expect("no thread panics with it").push(outcome);
                     }
@@ -134,12 +134,12 @@ fn products(workspace: &Workspace) -> PathBuf {
     all.join("fuzz")
 }
 
-fn build(folder: &Path, products: &Path, turn: Turn) -> Result<()> {
-    let status = turn
+fn build(folder: &Path, products: &Path, priority: Priority) -> Result<()> {
+    let status = priority
         .command(Path::new(env!("CARGO")))
         .current_dir(folder)
         .args(["build", "--release", "--target", PLATFORM])
-        .args(matches!(turn, Turn::Behind).then_some("--quiet"))
+        .args(matches!(priority, Priority::Background).then_some("--quiet"))
         .env("CARGO_TARGET_DIR", products)
         .env("RUSTFLAGS", FLAGS.join(" "))
         .status()

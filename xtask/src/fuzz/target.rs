@@ -13,8 +13,8 @@ const MEMORY_MIB_MAX: u32 = 1024;
 /// Longest time of one input, in seconds: what takes milliseconds where nobody else wants the cores.
 const INPUT_SECONDS_MAX: u32 = 30;
 
-/// Niceness of what runs behind everything else: a tenth of a core where two want it.
-const BACKGROUND: &str = "10";
+/// Niceness of what runs in the background: a hundredth of a core where a test wants it.
+const BACKGROUND: &str = "19";
 
 /// Lines of a target that failed that are shown: the panic, its stack and the input.
 const LINES_SHOWN: usize = 60;
@@ -22,21 +22,21 @@ const LINES_SHOWN: usize = 60;
 /// What libFuzzer says before the number of inputs that it tried.
 const INPUTS_LABEL: &str = "stat::number_of_executed_units:";
 
-/// Who comes first where others want the cores.
+/// The priority of targets and of their build.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Turn {
-    /// As anybody.
-    Equal,
-    /// The others.
-    Behind,
+pub(super) enum Priority {
+    /// As other programs.
+    Normal,
+    /// Below other programs.
+    Background,
 }
 
-impl Turn {
-    /// A program that takes such turns.
+impl Priority {
+    /// A program with this priority.
     pub(super) fn command(self, program: &Path) -> Command {
         match self {
-            Self::Equal => Command::new(program),
-            Self::Behind => {
+            Self::Normal => Command::new(program),
+            Self::Background => {
                 let mut nice = Command::new("nice");
                 nice.args(["-n", BACKGROUND]).arg(program);
                 nice
@@ -62,18 +62,18 @@ pub(super) struct Ended {
 impl Target {
     /// Runs it. What it finds beyond the corpus in the repository goes to a folder that git ignores, where it begins the
     /// next time.
-    pub(super) fn run(self, seconds: u32, turn: Turn) -> Ended {
-        let outcome = self.count_inputs(seconds, turn);
+    pub(super) fn run(self, seconds: u32, priority: Priority) -> Ended {
+        let outcome = self.count_inputs(seconds, priority);
         Ended { name: self.name, outcome }
     }
 
-    fn count_inputs(&self, seconds: u32, turn: Turn) -> Result<u64> {
+    fn count_inputs(&self, seconds: u32, priority: Priority) -> Result<u64> {
         let Self { name, program, folder } = self;
         let [found, failures, scratch] = ["found", "failures", "scratch"].map(|kind| folder.join(kind).join(name));
         for made in [&found, &failures, &scratch] {
             fs::create_dir_all(made).with_context(|| format!("{} cannot be made", made.display()))?;
         }
-        let output = turn
+        let output = priority
             .command(program)
             .current_dir(folder)
             .env("TMPDIR", &scratch)

@@ -44,9 +44,9 @@ const LANES: [(&str, &[&str]); 2] =
 /// How many tests of one program run at once: more than there are cores, because many tests wait.
 const TEST_THREADS: &str = "4";
 
-/// For each fuzz target while the other tests run. A long campaign is `cargo xtask fuzz --seconds N`; here the corpus counts above all, which
-/// every run replays.
-const FUZZ_SECONDS: u32 = 20;
+/// For each fuzz target while the other tests run, which leave it a quarter of this. A long campaign is `cargo xtask fuzz --seconds N`; here
+/// the corpus counts above all, which every run replays.
+const FUZZ_SECONDS: u32 = 40;
 
 /// For a build from nothing on a slow machine.
 const BUILD_LIMIT: Duration = Duration::from_secs(40 * 60);
@@ -70,10 +70,12 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     check_sources(workspace, &mut summary);
     summary.check("licences, bans, sources", || deny::run(workspace, deny::Scope::Offline));
     if build(workspace, &mut summary) {
-        test_next_to_fuzz_targets(workspace, &mut summary, &integration);
-        run_fresh(workspace, &mut summary);
-        let mut end_to_end = cargo::command(workspace, &END_TO_END_TESTS);
-        run_end_to_end(&mut summary, &mut end_to_end, END_TO_END_LIMIT);
+        run_next_to_fuzz_targets(workspace, &mut summary, |summary, has_failed| {
+            has_failed.store(!run_integration(workspace, summary, &integration), Ordering::Relaxed);
+            run_fresh(workspace, summary);
+            let mut end_to_end = cargo::command(workspace, &END_TO_END_TESTS);
+            run_end_to_end(summary, &mut end_to_end, END_TO_END_LIMIT);
+        });
     }
     summary.finish()
 }
@@ -168,8 +170,27 @@ fn named_tests<'a>(names: impl IntoIterator<Item = &'a str>) -> impl Iterator<It
     names.into_iter().flat_map(|name| ["--test", name])
 }
 
-/// Runs the unit and integration tests in lanes, and the fuzz targets at a lower priority.
-fn test_next_to_fuzz_targets(workspace: &Workspace, summary: &mut RunSummary, integration: &[String]) {
+/// Runs tests, and the fuzz targets at a lower priority: tests wait a quarter of their time. `run_tests` says when some have failed; no
+/// other target is started then.
+fn run_next_to_fuzz_targets(
+    workspace: &Workspace,
+    summary: &mut RunSummary,
+    run_tests: impl FnOnce(&mut RunSummary, &AtomicBool),
+) {
+    let has_failed = AtomicBool::new(false);
+    let fuzzed = thread::scope(|scope| {
+        let fuzz = scope.spawn(|| fuzz::run_in_background(workspace, FUZZ_SECONDS, &has_failed));
+        run_tests(summary, &has_failed);
+        fuzz.join().expect("the fuzz targets' thread does not panic")
+    });
+    match fuzzed {
+        Ok(report) => println!("\n{report}"),
+        Err(error) => summary.fail("fuzz targets", format!("{error:#}"), None),
+    }
+}
+
+/// Runs the unit and integration tests in lanes. Returns whether they passed.
+fn run_integration(workspace: &Workspace, summary: &mut RunSummary, integration: &[String]) -> bool {
     let lane = |arguments: &[&str]| {
         let mut command = cargo::isolated_command(workspace, arguments);
         command.env("RUST_TEST_THREADS", TEST_THREADS);
@@ -182,17 +203,7 @@ fn test_next_to_fuzz_targets(workspace: &Workspace, summary: &mut RunSummary, in
         let arguments = ["test", "--workspace", "--no-fail-fast"].into_iter().chain(named_tests(tests.iter().copied()));
         lanes.push((name, lane(&arguments.collect::<Vec<_>>())));
     }
-    let is_over = AtomicBool::new(false);
-    let fuzzed = thread::scope(|scope| {
-        let fuzz = scope.spawn(|| fuzz::run_in_background(workspace, FUZZ_SECONDS, &is_over));
-        let has_passed = summary.commands("tests, fuzz targets behind them", lanes, UNIT_TESTS_LIMIT);
-        is_over.store(!has_passed, Ordering::Relaxed);
-        fuzz.join().expect("the fuzz targets' thread does not panic")
-    });
-    match fuzzed {
-        Ok(report) => println!("\n{report}"),
-        Err(error) => summary.fail("fuzz targets", format!("{error:#}"), None),
-    }
+    summary.commands("unit and integration tests", lanes, UNIT_TESTS_LIMIT)
 }
 
 /// Runs in seconds and in every run, so that no test depends on files that another one left on the machine.
