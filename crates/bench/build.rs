@@ -8,7 +8,7 @@ use std::process::Command;
 /// Static, so that a program's memory map is its own on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "src/workload/micro.cpp",
     "src/baseline/link_copy.cpp",
     "src/baseline/echo.cpp",
@@ -22,8 +22,12 @@ const SOURCES: [&str; 14] = [
     "src/baseline/local_fanout.cpp",
     "src/baseline/container.cpp",
     "src/workload/warm_function.cpp",
+    "src/workload/leveldb.cpp",
     "src/baseline/paused_forks.cpp",
 ];
+
+/// What a program links to besides.
+const LIBRARIES: [(&str, &[&str]); 1] = [("leveldb.cpp", &["-lleveldb", "-lsnappy", "-pthread"])];
 
 /// The C library, for the program that makes seeds of itself.
 const LIBRARY: [&str; 6] = ["callbacks.c", "checkpoint.c", "connection.c", "error.c", "pages.c", "processor.c"];
@@ -53,7 +57,10 @@ fn programs() {
         let mut command = Command::new(&compiler);
         command.args(FLAGS).arg("-I../../include").arg("-o").arg(out.join(name)).arg(&source);
         // The linker takes what the program calls: of the floors' programs, none does.
-        run(command.arg(&library), "g++");
+        command
+            .arg(&library)
+            .args(LIBRARIES.iter().filter(|(program, _)| source.ends_with(program)).flat_map(|(_, of)| *of));
+        run(&mut command, "g++, libleveldb-dev and libsnappy-dev");
     }
 }
 

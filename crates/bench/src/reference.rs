@@ -1,12 +1,14 @@
 //! Published figures of MITOSIS, the first remote fork in a kernel, and of LineFS, a replicated file system. Summaries print
 //! them next to farfork's. The file `reference.toml` has the figures, and says how they were measured.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
 use crate::figure::ForkFigure;
 use crate::parameters::volume::ReplicaLoad;
+use crate::workload::leveldb::LeveldbWorkload;
 
 /// Sizes for which fork figures are published, in MiB; a run measures them by default.
 pub(crate) const SIZES_MIB: [u64; 10] = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
@@ -146,6 +148,7 @@ pub(crate) struct VolumeReference {
     pub(crate) source: String,
     latency: Vec<VolumeLatencyReference>,
     pub(crate) interference: InterferenceReference,
+    leveldb_busy_us: BTreeMap<String, f64>,
     idle_mib_per_s: ReferenceColumn,
     busy_mib_per_s: ReferenceColumn,
 }
@@ -183,6 +186,11 @@ impl VolumeReference {
     /// Times with idle or busy replicas.
     pub(crate) fn latency(&self, load: ReplicaLoad) -> Option<&VolumeLatencyReference> {
         self.latency.iter().find(|reference| reference.load == load.name())
+    }
+
+    /// Time of an operation of a LevelDB; published for busy replicas only.
+    pub(crate) fn leveldb_us(&self, load: ReplicaLoad, workload: LeveldbWorkload) -> Option<f64> {
+        self.leveldb_busy_us.get(workload.name()).copied().filter(|_| load == ReplicaLoad::Busy)
     }
 
     /// The rate of so many processes.

@@ -25,7 +25,9 @@ pub struct VolumeParameters {
     pub mail_files: u64,
     /// Files of a file server.
     pub server_files: u64,
-    /// For how long each of them works, in seconds.
+    /// Entries of a LevelDB.
+    pub entries: u64,
+    /// For how long a mail server and a file server work, in seconds.
     pub seconds: f64,
     /// Time of a fault and of the recovery from it, in seconds.
     pub period_s: f64,
@@ -54,6 +56,8 @@ pub enum VolumeExperiment {
     Varmail,
     /// The loop of a file server.
     Fileserver,
+    /// The workloads of LevelDB's db_bench.
+    Leveldb,
     /// A process on each node computes, alone and next to a writer.
     Interference,
     /// A mail server works while processes of the nodes are stopped or killed.
@@ -91,6 +95,7 @@ impl VolumeExperiment {
             Self::Throughput => "throughput",
             Self::Varmail => "varmail",
             Self::Fileserver => "fileserver",
+            Self::Leveldb => "leveldb",
             Self::Interference => "interference",
             Self::Availability => "availability",
         }
@@ -133,7 +138,9 @@ impl VolumeCase {
     /// Whether a system is measured: sockets run no loop of file operations, and neighbours are measured next to a volume only.
     fn includes(&self, system: StorageSystem) -> bool {
         match self.experiment {
-            VolumeExperiment::Varmail | VolumeExperiment::Fileserver => system != StorageSystem::SocketChain,
+            VolumeExperiment::Varmail | VolumeExperiment::Fileserver | VolumeExperiment::Leveldb => {
+                system != StorageSystem::SocketChain
+            }
             VolumeExperiment::Interference => system == StorageSystem::Volume,
             _ => true,
         }
@@ -171,6 +178,13 @@ pub(crate) enum VolumeFigure {
     WriteMibPerS,
     /// Operations of a loop per second, the mean of a run.
     OperationsPerS,
+    /// An operation of a workload of LevelDB, the mean of a run, in µs.
+    FillseqUs,
+    ReadseqUs,
+    ReadrandomUs,
+    ReadhotUs,
+    FillrandomUs,
+    FillsyncUs,
     /// A computation on the first node, and on the next one, in s, while nothing is written.
     FirstNodeAloneS,
     ReplicaAloneS,
@@ -211,6 +225,11 @@ impl VolumeParameters {
         let with_systems = |case: VolumeCase| StorageSystem::ALL.map(|system| (case, system));
         let points = self.cases().into_iter().flat_map(with_systems);
         points.filter(|(case, system)| case.includes(*system)).collect()
+    }
+
+    /// Synced writes of a LevelDB: ten times as slow as others, and more.
+    pub(crate) fn synced_entries(&self) -> u64 {
+        (self.entries / 10).max(1)
     }
 
     /// Writes of one process in a run.

@@ -14,6 +14,7 @@ use crate::parameters::volume::{
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
+use crate::workload::leveldb::LeveldbWorkload;
 
 /// All figures of a run.
 #[derive(Debug)]
@@ -64,6 +65,7 @@ impl VolumeSummary {
             self.throughput_table(),
             self.interference_table(),
             self.filebench_table(),
+            self.leveldb_table(),
             self.availability_table(),
         ];
         let tables = tables.into_iter().flatten();
@@ -159,6 +161,29 @@ impl VolumeSummary {
         (!cases.is_empty()).then_some(table)
     }
 
+    fn leveldb_table(&self) -> Option<FigureTable> {
+        let cases = self.cases(VolumeExperiment::Leveldb);
+        let mut table =
+            FigureTable::new(&self.leveldb_title(), &["replicas", "workload", "volume", "ref.", "tmpfs", "disk"]);
+        for (case, workload) in cases.iter().flat_map(|case| LeveldbWorkload::ALL.map(|workload| (case, workload))) {
+            let time = |system| format_spread(self.spread(case, system, workload.figure()));
+            table.add_row([
+                case.load.name().to_owned(),
+                workload.name().to_owned(),
+                time(StorageSystem::Volume),
+                reference_text(StorageSystem::Volume, PUBLISHED_FIGURES.volume.leveldb_us(case.load, workload)),
+                time(StorageSystem::Tmpfs),
+                time(StorageSystem::Disk),
+            ]);
+        }
+        (!cases.is_empty()).then_some(table)
+    }
+
+    pub(super) fn leveldb_title(&self) -> String {
+        let (entries, synced) = (self.plan.entries, self.plan.synced_entries());
+        format!("LevelDB with {entries} entries of 1 KiB ({synced} in fillsync), µs per operation")
+    }
+
     pub(super) fn files_of(&self, experiment: VolumeExperiment) -> u64 {
         match experiment {
             VolumeExperiment::Fileserver => self.plan.server_files,
@@ -235,6 +260,7 @@ mod tests {
             points: 600,
             mail_files: 50,
             server_files: 500,
+            entries: 5000,
             seconds: 3.0,
             period_s: 4.0,
             log_mib: 64,

@@ -8,6 +8,7 @@ pub(crate) mod filebench;
 pub(crate) mod fork_workload;
 pub(crate) mod functions;
 pub(crate) mod handshakes;
+pub(crate) mod leveldb;
 pub(crate) mod memory_walk;
 pub(crate) mod micro;
 pub(crate) mod page_touch;

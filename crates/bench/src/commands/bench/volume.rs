@@ -26,6 +26,7 @@ Experiments:
   throughput   1, 2, 4 and 8 processes that start together, and sync once at the end
   interference a process on each node that clusters points, alone and next to a writer
   filebench    the loops of a mail server and of a file server, as Filebench has them
+  leveldb      LevelDB with the workloads of its db_bench; synced writes are a tenth of the entries
   availability a mail server, while processes of each node in turn are stopped or killed
 
 Examples:
@@ -56,7 +57,10 @@ pub(crate) struct BenchVolume {
     /// Number of files of the file server; the mail server has a tenth [default: 5000, or 500 with --quick].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(50..=1_000_000))]
     files: Option<u64>,
-    /// Time for which these two work, in seconds [default: 20, or 3 with --quick].
+    /// Number of entries of 1 KiB of a LevelDB [default: 100000, or 5000 with --quick].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
+    entries: Option<u64>,
+    /// Time for which the mail server and the file server work, in seconds [default: 20, or 3 with --quick].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     seconds: Option<f64>,
     /// Time of each fault and of the recovery from it, in seconds. A process is stopped, and a node away, for half of it
@@ -90,6 +94,7 @@ enum ExperimentName {
     Throughput,
     Interference,
     Filebench,
+    Leveldb,
     Availability,
 }
 
@@ -109,10 +114,12 @@ impl ExperimentName {
                 VolumeExperiment::Interference,
                 VolumeExperiment::Varmail,
                 VolumeExperiment::Fileserver,
+                VolumeExperiment::Leveldb,
                 VolumeExperiment::Availability,
             ],
             Self::Interference => vec![VolumeExperiment::Interference],
             Self::Filebench => vec![VolumeExperiment::Varmail, VolumeExperiment::Fileserver],
+            Self::Leveldb => vec![VolumeExperiment::Leveldb],
             Self::Availability => vec![VolumeExperiment::Availability],
             Self::Latency => vec![VolumeExperiment::Latency],
             Self::Throughput => vec![VolumeExperiment::Throughput],
@@ -136,6 +143,7 @@ impl BenchVolume {
             points: self.points.unwrap_or(sized(60_000, 6_000)),
             mail_files: server_files / 10,
             server_files,
+            entries: self.entries.unwrap_or(sized(100_000, 5_000)),
             seconds: seconds(self.seconds, 20.0, 3.0),
             period_s: seconds(self.period, 10.0, 4.0),
             loads: match self.replicas {

@@ -6,11 +6,14 @@ pub(crate) mod storage;
 use std::path::PathBuf;
 use std::process::Command;
 
+use tempfile::TempDir;
+
 use self::availability::run_availability;
 use self::storage::{MountedStorage, REPLICAS, StorageTestbed};
 use crate::baseline::socket_chain::SocketChain;
 use crate::embedded_program::ChildProgram;
 use crate::error::BenchError;
+use crate::experiment::local_cluster::SCRATCH_PARENT;
 use crate::figure::MIB_BYTES;
 use crate::machine;
 use crate::parameters::volume::{
@@ -22,11 +25,14 @@ use crate::summary::volume::VolumeSummary;
 use crate::workload::clustering::{ClusteringProcesses, ClusteringSpec};
 use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, FileWriters, OperationLatency};
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
+use crate::workload::leveldb::{LEVELDB, VALUE_BYTES, run_leveldb};
 
 /// Chunks of a stream of points: as published, three.
 const CLUSTERING_CHUNKS: u64 = 3;
 /// Memory for the processes of the nodes and for what the kernel needs.
 const SPARE_MIB: u64 = 1024;
+/// Times that a LevelDB has each value at most: of two databases, each while it compacts.
+const LEVELDB_COPIES: u64 = 4;
 /// Most messages of a floor: more do not change it.
 const CHAIN_MESSAGES_MAX: u64 = 20_000;
 
@@ -43,7 +49,10 @@ pub async fn run_volume(
     require_memory(plan)?;
     let testbed = StorageTestbed::start(plan, farfork.clone()).await?;
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
-    let mut run = VolumeRun { plan, farfork, testbed, samples };
+    let failed = |cause| BenchError::File { path: SCRATCH_PARENT.into(), cause };
+    let programs = tempfile::Builder::new().prefix("farfork-bench-").tempdir_in(SCRATCH_PARENT).map_err(failed)?;
+    LEVELDB.install(programs.path())?;
+    let mut run = VolumeRun { plan, farfork, programs, testbed, samples };
     let has_availability = plan.experiments.contains(&VolumeExperiment::Availability);
     let (points, mut done) = (plan.points_to_measure(), 0);
     let steps = points.len() * plan.runs + usize::from(has_availability);
@@ -65,18 +74,28 @@ pub async fn run_volume(
 
 /// All replicas are in memory.
 fn require_memory(plan: &VolumeParameters) -> Result<(), BenchError> {
-    for case in plan.cases().iter().filter(|case| case.experiment.filebench_loop().is_none()) {
-        let mib = (plan.operations_of(case) * case.processes * plan.operation_bytes) >> 20;
+    for case in plan.cases() {
+        let (mib, option) = match case.experiment {
+            VolumeExperiment::Varmail | VolumeExperiment::Fileserver => continue,
+            VolumeExperiment::Leveldb => ((LEVELDB_COPIES * plan.entries * VALUE_BYTES) >> 20, "--entries"),
+            VolumeExperiment::Latency => (written_mib(plan, &case), "--operations"),
+            _ => (written_mib(plan, &case), "--mib"),
+        };
         let needed_mib = REPLICAS as u64 * (mib + plan.log_mib) + SPARE_MIB;
-        let option = if case.experiment == VolumeExperiment::Latency { "--operations" } else { "--mib" };
         machine::require_memory(mib, needed_mib, option)?;
     }
     Ok(())
 }
 
+fn written_mib(plan: &VolumeParameters, case: &VolumeCase) -> u64 {
+    (plan.operations_of(case) * case.processes * plan.operation_bytes) >> 20
+}
+
 struct VolumeRun<'a> {
     plan: &'a VolumeParameters,
     farfork: PathBuf,
+    /// Programs that are not `farfork` itself.
+    programs: TempDir,
     testbed: StorageTestbed,
     samples: Samples<VolumeSampleKey>,
 }
@@ -94,6 +113,7 @@ impl VolumeRun<'_> {
             let figures = match (case.experiment.filebench_loop(), case.experiment) {
                 (Some(operations), _) => self.measure_loop(operations, &storage),
                 (None, VolumeExperiment::Interference) => self.measure_interference(case, &storage),
+                (None, VolumeExperiment::Leveldb) => self.measure_leveldb(&storage),
                 (None, _) => self.measure_files(case, &storage),
             };
             // Also after an error: the volume would outlive the run.
@@ -173,6 +193,11 @@ impl VolumeRun<'_> {
         let intervals = FilebenchProcess::start(&self.farfork, &spec)?.finish()?;
         let mean = intervals.iter().map(|interval| interval.per_s).sum::<f64>() / intervals.len() as f64;
         Ok(vec![(VolumeFigure::OperationsPerS, mean)])
+    }
+
+    fn measure_leveldb(&self, storage: &MountedStorage) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+        let program = self.programs.path().join(LEVELDB.name);
+        run_leveldb(&program, &storage.directory, self.plan.entries, self.plan.synced_entries())
     }
 
     /// Along the chain, without storage.

@@ -8,6 +8,7 @@ use crate::report::section::{ReportSection, SectionSource};
 use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
 use crate::summary::volume::{INTERFERENCE_FIGURES, VolumeSummary};
 use crate::workload::filebench::INTERVAL_S;
+use crate::workload::leveldb::LeveldbWorkload;
 
 impl SectionSource for VolumeSummary {
     fn section(&self) -> ReportSection {
@@ -17,6 +18,7 @@ impl SectionSource for VolumeSummary {
             .with_table(self.throughput_section_table())
             .with_table(self.interference_section_table())
             .with_table(self.filebench_section_table())
+            .with_table(self.leveldb_section_table())
             .with_table(self.availability_section_table())
             .with_plot(self.throughput_plot());
         let section = self.availability_plot().into_iter().fold(section, ReportSection::with_plot);
@@ -118,6 +120,27 @@ impl VolumeSummary {
                     rate(StorageSystem::Volume),
                     rate(StorageSystem::Tmpfs),
                     rate(StorageSystem::Disk),
+                ]);
+            }
+        }
+        table
+    }
+
+    fn leveldb_section_table(&self) -> ReportTable {
+        let columns = ["replicas", "workload", "volume", "tmpfs", "disk"];
+        let mut table = ReportTable::new("leveldb", self.leveldb_title(), &columns);
+        for case in self.cases(VolumeExperiment::Leveldb) {
+            for workload in LeveldbWorkload::ALL {
+                let time = |system| self.spread(&case, system, workload.figure());
+                let reference = PUBLISHED_FIGURES.volume.leveldb_us(case.load, workload);
+                let volume = time(StorageSystem::Volume);
+                let volume = volume.map(|spread| ReportFigure::lower(spread, "µs").with_reference(reference));
+                table.add_row([
+                    ReportCell::text(case.load.name()),
+                    ReportCell::text(workload.name()),
+                    volume.into(),
+                    time_cell(time(StorageSystem::Tmpfs), "µs"),
+                    time_cell(time(StorageSystem::Disk), "µs"),
                 ]);
             }
         }

@@ -16,20 +16,35 @@ pub(super) fn refuses_large_sizes() {
         let refused = farfork.run_failing(&["bench", "volume", experiment, option, "1048576", "--bytes", "1048576"]);
         refused.require_mentions(&["1048576 MiB", "free memory", option]);
     }
+    let refused = farfork.run_failing(&["bench", "volume", "leveldb", "--entries", "100000000"]);
+    refused.require_mentions(&["390625 MiB", "free memory", "--entries"]);
 }
 
 /// Volumes, sockets and local file systems are measured, and a mail server works through each fault.
 pub(super) fn prints_every_figure() {
     let sizes = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "1"];
-    let times = ["--files", "100", "--points", "300", "--seconds", "1", "--period", "2", "--replicas", "busy"];
+    let times = [
+        "--files",
+        "100",
+        "--points",
+        "300",
+        "--entries",
+        "200",
+        "--seconds",
+        "1",
+        "--period",
+        "2",
+        "--replicas",
+        "busy",
+    ];
     let document = run_benchmark("volume", &[&sizes[..], &times].concat());
     let figures = document["figures"].as_array().expect("a list of figures");
     let keys =
         |figure: &Value| ["experiment", "load", "processes", "system", "figure"].map(|key| figure[key].to_string());
     let found: BTreeSet<_> = figures.iter().map(keys).collect();
-    // Five times of four systems and the sync of three, the rate of four systems by processes, two loops on three systems, and
-    // five figures of a neighbour.
-    assert_eq!((found.len(), figures.len()), (4 * 5 + 3 + 4 * 2 + 2 * 3 + 5, 42), "{document}");
+    // Five times of four systems and the sync of three, the rate of four systems by processes, two loops and six workloads
+    // of a database on three systems, and five figures of a neighbour.
+    assert_eq!((found.len(), figures.len()), (4 * 5 + 3 + 4 * 2 + (2 + 6) * 3 + 5, 60), "{document}");
     assert!(figures.iter().all(|figure| figure["p50"].as_f64() > Some(0.0)), "{document}");
     let run = &document["availability"];
     let rates = run["per_s"].as_array().expect("a list of rates");

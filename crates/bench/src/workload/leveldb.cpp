@@ -1,0 +1,159 @@
+// A program that measures LevelDB in a directory, with the workloads of its db_bench: keys of 16 digits, values of 1 KiB that
+// Snappy halves, default options, one thread.
+//
+// It prints `ready`. For each letter that it reads, it runs one workload and prints `took NS OPERATIONS`, or `failed REASON`. The
+// reads verify every value.
+#include "../baseline/endpoint.h"
+
+#include <cinttypes>
+#include <leveldb/db.h>
+#include <memory>
+#include <random>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+namespace {
+
+constexpr size_t VALUE_BYTES = 1024;
+constexpr size_t POOL_BYTES = 1 << 20;
+// Random bytes, each run of them twice: Snappy finds the second one.
+constexpr size_t RUN_BYTES = 64;
+// As db_bench: the hot keys are the first hundredth.
+constexpr uint64_t HOT_PART = 100;
+
+using Database = std::unique_ptr<leveldb::DB>;
+
+[[noreturn]] void fail_with(const std::string &reason) {
+    printf("failed %s\n", reason.c_str());
+    fflush(stdout);
+    _exit(1);
+}
+
+void require(const leveldb::Status &status) {
+    if (!status.ok()) fail_with(status.ToString());
+}
+
+// The values of all keys: pieces of one pool, so that making them costs nothing.
+class Values {
+public:
+    Values() : pool(POOL_BYTES, 0) {
+        std::mt19937_64 generator(301);
+        for (size_t begin = 0; begin < POOL_BYTES; begin += 2 * RUN_BYTES) {
+            for (size_t i = 0; i < RUN_BYTES; i++) pool[begin + i] = pool[begin + RUN_BYTES + i] = char(generator());
+        }
+    }
+
+    leveldb::Slice of(uint64_t key) const {
+        size_t begin = key * 2 * RUN_BYTES % (POOL_BYTES - VALUE_BYTES);
+        return leveldb::Slice(pool.data() + begin, VALUE_BYTES);
+    }
+
+private:
+    std::string pool;
+};
+
+class Key {
+public:
+    explicit Key(uint64_t number) { length = snprintf(text, sizeof text, "%016" PRIu64, number); }
+    leveldb::Slice slice() const { return leveldb::Slice(text, length); }
+
+private:
+    char text[32];
+    size_t length;
+};
+
+class Bench {
+public:
+    Bench(std::string directory, uint64_t entries, uint64_t synced_entries)
+        : directory(std::move(directory)), entries(entries), synced_entries(synced_entries) {}
+
+    // Runs a workload. Returns the number of its operations.
+    uint64_t run(char letter) {
+        switch (letter) {
+        case 's': return fill("sequential", entries, false, false);
+        case 'f': return fill("random", entries, true, false);
+        case 'y': return fill("synced", synced_entries, true, true);
+        case 'q': return read_sequentially();
+        case 'r': return read_random(entries);
+        case 'h': return read_random(std::max<uint64_t>(entries / HOT_PART, 1));
+        default: fail_with("there is no such workload");
+        }
+    }
+
+private:
+    uint64_t fill(const std::string &name, uint64_t count, bool is_random, bool is_synced) {
+        leveldb::Options options;
+        options.create_if_missing = options.error_if_exists = true;
+        leveldb::DB *opened;
+        database.reset();
+        require(leveldb::DB::Open(options, directory + "/" + name, &opened));
+        database.reset(opened);
+        leveldb::WriteOptions write;
+        write.sync = is_synced;
+        for (uint64_t i = 0; i < count; i++) {
+            uint64_t key = is_random ? generator() % count : i;
+            require(database->Put(write, Key(key).slice(), values.of(key)));
+        }
+        return count;
+    }
+
+    uint64_t read_sequentially() {
+        std::unique_ptr<leveldb::Iterator> iterator(filled().NewIterator(leveldb::ReadOptions()));
+        uint64_t key = 0;
+        for (iterator->SeekToFirst(); iterator->Valid(); iterator->Next()) verify(key++, iterator->key(), iterator->value());
+        require(iterator->status());
+        if (key != entries) fail_with("an iterator found " + std::to_string(key) + " of " + std::to_string(entries) + " entries");
+        return entries;
+    }
+
+    // Reads keys below a limit at random.
+    uint64_t read_random(uint64_t limit) {
+        leveldb::DB &filled_database = filled();
+        std::string value;
+        for (uint64_t i = 0; i < entries; i++) {
+            uint64_t number = generator() % limit;
+            Key key(number);
+            require(filled_database.Get(leveldb::ReadOptions(), key.slice(), &value));
+            verify(number, key.slice(), value);
+        }
+        return entries;
+    }
+
+    leveldb::DB &filled() {
+        if (!database) fail_with("a read needs a fill before it");
+        return *database;
+    }
+
+    void verify(uint64_t number, leveldb::Slice key, leveldb::Slice value) const {
+        Key expected(number);
+        if (key != expected.slice() || value != values.of(number)) fail_with("entry " + std::to_string(number) + " is wrong");
+    }
+
+    const std::string directory;
+    const uint64_t entries, synced_entries;
+    const Values values;
+    std::mt19937_64 generator{17};
+    Database database;
+};
+
+} // namespace
+
+// usage: leveldb DIRECTORY ENTRIES SYNCED_ENTRIES
+int main(int count, char **arguments) {
+    if (count != 4) {
+        fputs("usage: leveldb DIRECTORY ENTRIES SYNCED_ENTRIES\n", stderr);
+        return 2;
+    }
+    Bench bench(arguments[1], strtoull(arguments[2], nullptr, 10), strtoull(arguments[3], nullptr, 10));
+    puts("ready");
+    fflush(stdout);
+    char letter;
+    while (read(STDIN_FILENO, &letter, 1) == 1) {
+        int64_t began_ns = now_ns();
+        uint64_t operations = bench.run(letter);
+        printf("took %" PRId64 " %" PRIu64 "\n", now_ns() - began_ns, operations);
+        fflush(stdout);
+    }
+    return 0;
+}

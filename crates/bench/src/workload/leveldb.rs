@@ -1,0 +1,94 @@
+//! LevelDB in a directory, with the workloads of its db_bench. `leveldb.cpp` is the program.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::embedded_program::{ChildProgram, EmbeddedProgram};
+use crate::error::BenchError;
+use crate::parameters::volume::VolumeFigure;
+
+/// The program.
+pub(crate) const LEVELDB: EmbeddedProgram =
+    EmbeddedProgram { name: "leveldb", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/leveldb")) };
+
+/// Bytes of a value. Snappy halves them.
+pub(crate) const VALUE_BYTES: u64 = 1024;
+
+/// A workload. Those that read use the database of the sequential fill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeveldbWorkload {
+    /// Writes keys in order.
+    FillSequential,
+    /// Reads all in order.
+    ReadSequential,
+    /// Reads random keys.
+    ReadRandom,
+    /// Reads random keys of the first hundredth.
+    ReadHot,
+    /// Writes random keys.
+    FillRandom,
+    /// Writes random keys, each synced.
+    FillSync,
+}
+
+impl LeveldbWorkload {
+    /// In the order in which they run.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::FillSequential, Self::ReadSequential, Self::ReadRandom, Self::ReadHot, Self::FillRandom, Self::FillSync];
+
+    /// As db_bench calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::FillSequential => "fillseq",
+            Self::ReadSequential => "readseq",
+            Self::ReadRandom => "readrandom",
+            Self::ReadHot => "readhot",
+            Self::FillRandom => "fillrandom",
+            Self::FillSync => "fillsync",
+        }
+    }
+
+    /// Its time per operation.
+    pub(crate) fn figure(self) -> VolumeFigure {
+        match self {
+            Self::FillSequential => VolumeFigure::FillseqUs,
+            Self::ReadSequential => VolumeFigure::ReadseqUs,
+            Self::ReadRandom => VolumeFigure::ReadrandomUs,
+            Self::ReadHot => VolumeFigure::ReadhotUs,
+            Self::FillRandom => VolumeFigure::FillrandomUs,
+            Self::FillSync => VolumeFigure::FillsyncUs,
+        }
+    }
+
+    fn command(self) -> u8 {
+        match self {
+            Self::FillSequential => b's',
+            Self::ReadSequential => b'q',
+            Self::ReadRandom => b'r',
+            Self::ReadHot => b'h',
+            Self::FillRandom => b'f',
+            Self::FillSync => b'y',
+        }
+    }
+}
+
+/// Runs all workloads in an empty directory. Returns the mean time of an operation of each, in µs. `program` is [`LEVELDB`], installed.
+///
+/// # Errors
+/// LevelDB failed, or read something else than was written.
+pub(crate) fn run_leveldb(
+    program: &Path,
+    directory: &Path,
+    entries: u64,
+    synced_entries: u64,
+) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+    let mut command = Command::new(program);
+    command.arg(directory).args([entries.to_string(), synced_entries.to_string()]);
+    let mut process = ChildProgram::start(LEVELDB.name, &command)?;
+    let [] = process.read_answer("ready")?;
+    let measure = |workload: LeveldbWorkload| {
+        let [ns, operations] = process.request(workload.command(), "took")?;
+        Ok((workload.figure(), ns as f64 / 1e3 / operations as f64))
+    };
+    LeveldbWorkload::ALL.into_iter().map(measure).collect()
+}
