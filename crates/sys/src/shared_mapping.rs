@@ -130,6 +130,21 @@ impl SharedMapping {
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
+    /// pwrite(2) straight from the mapping: the kernel copies the bytes, and nothing else does.
+    ///
+    /// # Errors
+    /// As pwrite(2).
+    ///
+    /// # Panics
+    /// Outside the mapping.
+    pub fn write_to(&self, offset: usize, bytes: usize, file: impl AsFd, file_offset: u64) -> io::Result<usize> {
+        let from = self.pointer_to(offset, bytes);
+        let file_offset = file_offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: `pointer_to` checked that `bytes` bytes are mapped from `from` on. The kernel only reads them.
+        let written = unsafe { libc::pwrite(file.as_fd().as_raw_fd(), from.as_ptr().cast(), bytes, file_offset) };
+        usize::try_from(written).map_err(|_| io::Error::last_os_error())
+    }
+
     /// The address of a range, for a system call that stores there.
     ///
     /// # Panics
@@ -177,6 +192,21 @@ mod tests {
         let mut bytes = [0; 6];
         other.load(9, &mut bytes);
         assert_eq!((&bytes, other.load_u64(16)), (b"record", 7));
+    }
+
+    #[test]
+    fn a_range_is_written_to_another_file() {
+        use std::os::unix::fs::FileExt as _;
+        let [file, copy] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        file.set_len(4096).unwrap();
+        let mapping = SharedMapping::map_file(&file, 4096).unwrap();
+        mapping.store(100, b"record");
+        assert_eq!(mapping.write_to(100, 6, &copy, 3).unwrap(), 6);
+        let mut bytes = [1; 9];
+        copy.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"\0\0\0record");
+        let error = mapping.write_to(0, 1, &copy, u64::MAX).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -82,6 +82,8 @@ impl VolumeSummary {
             format!("tmpfs, disk ({}): one copy on this machine.", self.plan.disk.display()),
             "Busy: a program on each replica computes all the time. All nodes share the processors of this machine."
                 .to_owned(),
+            "LevelDB: each write of fillsync waits for all replicas. In the published run it waits for none."
+                .to_owned(),
             "Slow seconds: those from a fault to the next one with less than half of the median.".to_owned(),
             format!("Reference: {}.", PUBLISHED_FIGURES.volume.source),
         ]

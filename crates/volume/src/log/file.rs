@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
@@ -58,6 +59,14 @@ impl LogFile {
     /// The header.
     pub fn header(&self) -> &LogHeader {
         &self.header
+    }
+
+    /// Writes bytes at an offset of the log to another file, without a copy of them in this process. Returns how many.
+    ///
+    /// # Errors
+    /// As pwrite(2).
+    pub fn write_to(&self, offset: u64, bytes: usize, file: impl AsFd, file_offset: u64) -> io::Result<usize> {
+        self.mapping.write_to(offset as usize, bytes, file, file_offset)
     }
 
     /// A handle for flushing the log while others use the mapping.

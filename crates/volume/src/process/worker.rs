@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 use super::channel::{MessageChannel, listen};
 use super::message::{PublishRequest, WorkerAnswer};
 use super::store::VolumeStore;
-use crate::log::{LogFile, LogStorage as _, file_offset};
+use crate::log::{LogFile, file_offset};
 use crate::publish::{CallBudget, LogData, PublishError, PublishedMark, Publisher};
 
 /// The name of the lock. Only the process that holds it changes the shared trees.
@@ -24,8 +25,9 @@ pub(super) const WORKER: &str = "worker";
 pub(super) const WORKER_ALIVE_INTERVAL: Duration = Duration::from_millis(100);
 
 impl LogData for LogFile {
-    fn load_data(&self, position: u64, into: &mut [u8]) {
-        self.load(file_offset(position, self.header().ring_bytes), into);
+    fn write_data(&self, position: u64, bytes: usize, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
+        let written = self.write_to(file_offset(position, self.header().ring_bytes), bytes, file, offset);
+        written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 }
 

@@ -9,7 +9,7 @@ use rustix::fs::{
     fremovexattr, fsetxattr, ftruncate, futimens, linkat, lremovexattr, lsetxattr, mkdirat, mknodat, renameat,
     symlinkat, unlinkat, utimensat,
 };
-use rustix::io::{Errno, pwrite};
+use rustix::io::Errno;
 
 use super::inode_record::XATTR_NAME;
 
@@ -129,11 +129,16 @@ impl CallBudget {
         self.make("remove a directory", Some(Errno::NOENT), || unlinkat(parent, name, AtFlags::REMOVEDIR))
     }
 
-    pub(super) fn write(&self, file: impl AsFd + Copy, offset: u64, bytes: &[u8]) -> Result<(), PublishError> {
+    /// Writes bytes. `write` continues after those that are written already, and returns how many more are.
+    pub(super) fn write(
+        &self,
+        bytes: usize,
+        write: impl Fn(usize) -> Result<usize, Errno>,
+    ) -> Result<(), PublishError> {
         self.make("write data", None, || {
             let mut written = 0;
-            while written < bytes.len() {
-                match pwrite(file, &bytes[written..], offset + written as u64) {
+            while written < bytes {
+                match write(written) {
                     Ok(count) => written += count,
                     Err(Errno::INTR) => {}
                     Err(error) => return Err(error),

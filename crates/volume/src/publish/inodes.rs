@@ -115,11 +115,12 @@ impl Publisher {
         log_position: u64,
         log: &impl LogData,
     ) -> Result<(), PublishError> {
-        let mut buffer = vec![0; bytes.min(COPY_BYTES)];
-        for start in (0..bytes).step_by(COPY_BYTES) {
-            let part = &mut buffer[..COPY_BYTES.min(bytes - start)];
-            log.load_data(log_position + start as u64, part);
-            self.calls.write(file.as_fd(), offset + start as u64, part)?;
+        for start in (0..bytes as u64).step_by(COPY_BYTES) {
+            let count = COPY_BYTES.min(bytes - start as usize);
+            self.calls.write(count, |done| {
+                let position = start + done as u64;
+                log.write_data(log_position + position, count - done, file.as_fd(), offset + position)
+            })?;
         }
         Ok(())
     }

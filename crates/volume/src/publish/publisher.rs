@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::os::fd::BorrowedFd;
 
 use farfork_cluster::catalog::Durability;
+use rustix::io::Errno;
 
 use super::calls::{CallBudget, PublishError};
 use super::directory_table::DirectoryTable;
@@ -11,10 +13,13 @@ use super::layout::SharedTree;
 use super::mark::{MarkFile, PublishedMark};
 use crate::change::ChangeSet;
 
-/// Reads data of records that are not published yet.
+/// Data of records that are not published yet.
 pub trait LogData {
-    /// Copies bytes from a position of the endless log.
-    fn load_data(&self, position: u64, into: &mut [u8]);
+    /// Writes bytes from a position of the endless log on to a file, at an offset. Returns how many, as pwrite(2).
+    ///
+    /// # Errors
+    /// As pwrite(2).
+    fn write_data(&self, position: u64, bytes: usize, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno>;
 }
 
 /// Applies change sets to one shared tree.

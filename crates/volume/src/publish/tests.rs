@@ -3,9 +3,11 @@
 
 use std::collections::HashMap;
 use std::io::Read as _;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use fastrand::Rng;
+use rustix::io::{Errno, pwrite};
 use tempfile::TempDir;
 
 use super::{
@@ -32,9 +34,9 @@ const RECORD_BYTES: u64 = 1 << 20;
 struct TestLog(HashMap<u64, Vec<u8>>);
 
 impl LogData for TestLog {
-    fn load_data(&self, position: u64, into: &mut [u8]) {
+    fn write_data(&self, position: u64, bytes: usize, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
         let base = position / RECORD_BYTES * RECORD_BYTES;
-        into.copy_from_slice(&self.0[&base][(position - base) as usize..][..into.len()]);
+        pwrite(file, &self.0[&base][(position - base) as usize..][..bytes], offset)
     }
 }
 

@@ -192,8 +192,11 @@ mod tests {
     use std::os::unix::fs::FileExt as _;
     use std::path::{Path, PathBuf};
 
+    use std::os::fd::BorrowedFd;
+
     use farfork_cluster::catalog::Durability;
     use rustix::fs::FallocateFlags;
+    use rustix::io::Errno;
     use tempfile::TempDir;
 
     use super::*;
@@ -207,7 +210,13 @@ mod tests {
     struct NoData;
 
     impl LogData for NoData {
-        fn load_data(&self, _position: u64, _into: &mut [u8]) {
+        fn write_data(
+            &self,
+            _position: u64,
+            _bytes: usize,
+            _file: BorrowedFd<'_>,
+            _offset: u64,
+        ) -> Result<usize, Errno> {
             panic!("the change set has no data");
         }
     }

@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
 use rustix::fs::{SeekFrom, seek};
+use rustix::io::{Errno, pwrite};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
@@ -38,8 +39,8 @@ pub struct TreePart {
 }
 
 impl LogData for TreePart {
-    fn load_data(&self, position: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.data[position as usize..][..into.len()]);
+    fn write_data(&self, position: u64, bytes: usize, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
+        pwrite(file, &self.data[position as usize..][..bytes], offset)
     }
 }
 
