@@ -25,11 +25,6 @@ class BackendExecutor(Executor):
         self._cloudpickle = cloudpickle
         super().__init__(**options)
 
-    @property
-    def has_workers(self) -> bool:
-        """Whether workers have been forked, which have the shared objects of that moment."""
-        return self._collector.has_workers
-
     def share(self, objects: Iterable[object]) -> None:
         """Has calls refer to these objects, rather than carry them. They must not change."""
         for value in objects:

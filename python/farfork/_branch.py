@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
+from concurrent.futures import CancelledError
 from functools import partial
 from types import TracebackType
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from . import _cells, _output, _task
 from ._collector import Collector
-from ._errors import BranchClosed, ChildDied, ConnectionLost
+from ._errors import BranchClosed, ChildDied, ConnectionLost, RemoteTraceback
 from ._executor import Executor
 from ._future import ChildFuture
 
+T = TypeVar("T")
 
 _OPTIONS = {"strategy", "memory", "cpus", "processes", "net", "egress", "untrusted", "user_namespace"}
 
@@ -24,6 +26,8 @@ def branch(node: str | None = None, **options: Any) -> Branch:
     ``options`` are ``strategy``, ``memory``, ``cpus``, ``processes``, ``net``, ``egress``, ``untrusted`` and
     ``user_namespace`` of :class:`Executor`. Raises :class:`CheckpointError` and :class:`ChildNotStarted`.
     """
+    if node is not None and not isinstance(node, str):
+        raise TypeError(f"node must be the name of one node, not {type(node).__name__}")
     if unknown := options.keys() - _OPTIONS:
         raise TypeError(f"branch() has no argument {', '.join(sorted(unknown))}")
     nodes = None if node is None else [node]
@@ -63,13 +67,23 @@ class Branch:
 
         Raises what the cell raises. An interrupt here (Ctrl-C) interrupts the cell; a second one closes the branch.
         """
-        failure = self._call(partial(_cells.run, code))
+        failure, interrupt = self._call(partial(_cells.run, code))
         if failure is not None:
             _task.decode_result(failure)
+        if interrupt is not None:
+            raise interrupt
 
     def value(self, expression: str) -> Any:
-        """The value of an expression in the branch, which is pickled."""
-        return self._call(partial(_cells.evaluate, expression))
+        """The value of an expression in the branch, which is pickled. Its class must exist here too."""
+        try:
+            value, interrupt = self._call(partial(_cells.evaluate, expression))
+        except (AttributeError, ImportError) as error:
+            if isinstance(error.__cause__, RemoteTraceback):
+                raise
+            raise TypeError(f"the value of `{expression}` cannot be unpickled here, as if its class is only in the branch: {error}") from error
+        if interrupt is not None:
+            raise interrupt
+        return value
 
     def close(self) -> None:
         """Ends the branch, also if a cell runs in it."""
@@ -88,8 +102,9 @@ class Branch:
     def __repr__(self) -> str:
         return f"<Branch {self.child}{', closed' if self._is_closed else ''}>"
 
-    def _call(self, call: Callable[[], Any]) -> Any:
-        if self._is_closed:
+    def _call(self, call: Callable[[], T]) -> tuple[T, KeyboardInterrupt | None]:
+        """What a call in the branch returned, and an interrupt of the program that the call did not answer."""
+        if self._is_closed or not self._executor.has_workers:
             raise BranchClosed(self.child)
         future = self._executor.submit_to_workers(call)
         if future is None:
@@ -99,24 +114,25 @@ class Branch:
         except _cells.BranchNotBegun:
             self.close()
             raise ChildDied(self.child, "it ended between two cells") from None
+        except CancelledError:
+            # Another thread has closed the branch.
+            raise BranchClosed(self.child) from None
         except (ChildDied, ConnectionLost) as error:
             if not isinstance(error, ChildDied) or error.child == self.child:
                 self.close()
             raise
 
-    def _wait(self, future: ChildFuture[Any]) -> Any:
+    def _wait(self, future: ChildFuture[T]) -> tuple[T, KeyboardInterrupt | None]:
         try:
-            return future.result()
+            return future.result(), None
         except KeyboardInterrupt as interrupt:
             if future.done() or threading.current_thread() is not threading.main_thread():
                 # The cell itself raised it.
                 raise
             self._executor.interrupt(future)
             try:
-                future.result()
+                return future.result(), interrupt
             except KeyboardInterrupt:
                 if not future.done():
                     self.close()
                 raise
-            # The cell has caught it, or was over.
-            raise interrupt from None

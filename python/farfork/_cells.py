@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import itertools
 import linecache
 import os
@@ -12,7 +11,7 @@ import traceback
 from types import TracebackType
 from typing import Any, Callable
 
-from . import _task, _worker
+from . import _display, _task, _worker
 from ._history import running_shell
 
 #: Runs one cell. Returns what it raised, and the text of its traceback.
@@ -25,7 +24,6 @@ _run: CellRunner | None = None
 def begin() -> None:
     """Makes this child a branch."""
     global _run
-    _leave_event_loop()
     _worker.current().allow_interrupts()
     shell = running_shell()
     _run = _run_in_main if shell is None else _shell_runner(shell)
@@ -39,7 +37,15 @@ def run(code: str) -> bytes | None:
     if _run is None:
         raise BranchNotBegun
     failure = _run(code)
-    return None if failure is None else _task.encode_failure(*failure)
+    if failure is None:
+        return None
+    error, text = failure
+    frames = error.__traceback__
+    try:
+        return _task.encode_failure(error, text)
+    finally:
+        # For a debugger in the next cell.
+        error.__traceback__ = frames
 
 
 def evaluate(expression: str) -> Any:
@@ -55,33 +61,42 @@ class BranchNotBegun(Exception):
     """This child has not the state of the branch."""
 
 
-def _leave_event_loop() -> None:
-    """Has this thread leave the event loop that runs the program's cell: a cell of the branch may run its own."""
-    if (loop := asyncio._get_running_loop()) is not None:
-        task = asyncio.current_task(loop)
-        if task is not None:
-            asyncio.tasks._leave_task(loop, task)
-        asyncio._set_running_loop(None)
-        asyncio.set_event_loop(asyncio.new_event_loop())
-
-
 def _shell_runner(shell: Any) -> CellRunner:
-    texts: list[str] = []
-
-    def keep_traceback(_type: Any, _value: Any, lines: Any) -> None:
-        texts.append(shell.InteractiveTB.stb2text(lines))
-
-    shell._showtraceback = keep_traceback
+    shown = _ShownTracebacks(shell)
     # The cell that made the branch has this number, and runs.
     shell.execution_count = max(shell.execution_count, len(shell.history_manager.input_hist_raw))
 
     def run_cell(code: str) -> tuple[BaseException, str] | None:
-        texts.clear()
         result = shell.run_cell(code, store_history=True)
         error = result.error_before_exec or result.error_in_exec
-        return None if error is None else (error, "\n".join(texts) or repr(error))
+        if error is None:
+            shown.print()
+            return None
+        return error, shown.take() or repr(error)
 
     return run_cell
+
+
+class _ShownTracebacks:
+    """What the shell shows: the program raises the error of a cell, and the others are printed, as that of ``%run``."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._last = ""
+        shell._showtraceback = self._show
+
+    def _show(self, _type: Any, _value: Any, lines: Any) -> None:
+        # Only at the end of the cell is it known whether it is the error of the cell.
+        self.print()
+        self._last = _display.traceback_text(self._shell, lines)
+
+    def take(self) -> str:
+        text, self._last = self._last, ""
+        return text
+
+    def print(self) -> None:
+        if text := self.take():
+            print(text, file=sys.stderr)
 
 
 _numbers = itertools.count(1)

@@ -6,13 +6,15 @@ import gc
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import ClassVar, Literal, Union
 
 from . import _connection, _pages, _processor, _protocol
 from ._connection import Connection
-from ._errors import CheckpointError, PayloadMissing
+from ._errors import CheckpointError, Error, PayloadMissing
 from ._history import ClosedHistory
 from ._hooks import AtFork
+from ._interrupts import HeldInterrupts
 from ._own_streams import OwnStreams
 from ._parent_id import KeptParentId
 from ._protocol import Message
@@ -120,12 +122,26 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
     :class:`DaemonNotFound` where there is no daemon.
     """
     ttl_ms = 0 if ttl is None else max(1, round(ttl * 1000))
+    interrupts = HeldInterrupts()
     with checkpoint_lock:
         connection = Connection()
+        interrupts.begin()
+        seed_or_child: Seed | Child | None = None
         try:
-            return _request_checkpoint(connection, ttl_ms, name or "")
+            seed_or_child = _request_checkpoint(connection, ttl_ms, name or "")
         finally:
+            interrupts.end()
             connection.close()
+            if seed_or_child is None:
+                interrupts.deliver()
+    if not seed_or_child.is_child:
+        try:
+            interrupts.deliver()
+        except BaseException:
+            with suppress(Error, OSError):
+                seed_or_child.drop()
+            raise
+    return seed_or_child
 
 
 def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:

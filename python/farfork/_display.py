@@ -11,6 +11,10 @@ from ._channel import Payload
 from ._history import running_shell
 
 
+#: The type of a widget among the representations of a display.
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
 class Display(dict[str, Any]):
     """The arguments of one ``DisplayPublisher.publish``: ``data`` has a representation for each MIME type."""
 
@@ -21,7 +25,12 @@ def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
     publishers: Any = importlib.import_module("IPython.core.displaypub")
 
     class ForwardingPublisher(publishers.DisplayPublisher):  # type: ignore[misc]
+        set_parent = _ignore_parent
+
         def publish(self, data: Any, metadata: Any = None, **details: Any) -> None:
+            if len(data) > 1:
+                # A page has the widgets of the program only.
+                data = {kind: value for kind, value in data.items() if kind != _WIDGET}
             named = {name: details[name] for name in ("transient", "update") if details.get(name)}
             send(Display(data=dict(data), metadata=dict(metadata or {}), **named))
 
@@ -29,6 +38,10 @@ def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
             pass  # The cell has output of others.
 
     class ForwardingHook(hooks.DisplayHook):  # type: ignore[misc]
+        # As that of a Jupyter kernel.
+        topic = None
+        set_parent = _ignore_parent
+
         def write_output_prompt(self) -> None:
             pass
 
@@ -38,9 +51,34 @@ def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
         def finish_displayhook(self) -> None:
             self._is_active = False
 
+    def print_traceback(_type: Any, _value: Any, lines: Any) -> None:
+        print(traceback_text(shell, lines), file=sys.stderr)
+
+    # A new hook makes the variables of the latest outputs empty.
+    names = ("_", "__", "___")
+    variables = {name: shell.user_ns[name] for name in names if name in shell.user_ns}
+    hook = ForwardingHook(shell=shell)
+    shell.user_ns.update(variables)
+    for name in names:
+        setattr(hook, name, getattr(shell.displayhook, name, ""))
     shell.display_pub = ForwardingPublisher(shell=shell)
     # A cell of the program runs: the hook is set already.
-    shell.displayhook = shell.display_trap.hook = sys.displayhook = ForwardingHook(shell=shell)
+    shell.displayhook = shell.display_trap.hook = sys.displayhook = hook
+    shell._showtraceback = print_traceback
+    shell.set_hook("show_in_pager", _print_page, 0)
+
+
+def traceback_text(shell: Any, lines: Any) -> str:
+    """What the shell would show."""
+    return str(shell.InteractiveTB.stb2text(lines))
+
+
+def _ignore_parent(_self: Any, _parent: Any) -> None:
+    """The cell that output belongs to is the program's matter."""
+
+
+def _print_page(_shell: Any, page: Any, start: int = 0, screen_lines: int = 0) -> None:
+    print(page["text/plain"] if isinstance(page, dict) else page)
 
 
 def show(payload: Payload) -> None:

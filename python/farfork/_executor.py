@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from concurrent.futures import Executor as _Executor
+from contextlib import suppress
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, Callable, Iterable, Iterator, Literal, ParamSpec, Sequence, TypeVar, overload
@@ -19,6 +20,7 @@ from . import _output, _results, _task, _worker
 from ._checkpoint import checkpoint_lock
 from ._collector import Collector
 from ._connection import require_no_child
+from ._errors import Error
 from ._future import ChildFuture
 from ._options import ExecutorOptions, fork_fields, split_commas
 from ._pickling import CallPickling, ForkedState
@@ -191,7 +193,12 @@ class Executor(_Executor):
             self.shutdown()
             raise
 
-    # ---- for branches
+    # ---- for branches and back ends
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers have been forked, which have the shared objects of that moment."""
+        return self._collector.has_workers
 
     def submit_to_workers(self, call: Callable[[], T]) -> ChildFuture[T] | None:
         """Pickles a call for workers that are there; ``None`` if this is not possible."""
@@ -223,9 +230,14 @@ class Executor(_Executor):
                 # Nothing but this number crosses: the call is here already.
                 index = int(child.payload) if child.has_payload else child.index
                 _task.run_in_child(child, calls[index])
-            if self._reuse_workers:
-                return collector.start_workers(child.id, state, len(calls))
-            return collector.start_batch(child.id, len(calls))
+            try:
+                if self._reuse_workers:
+                    return collector.start_workers(child.id, state, len(calls))
+                return collector.start_batch(child.id, len(calls))
+            except BaseException:
+                with suppress(Error, OSError):
+                    child.drop()
+                raise
 
 
 #: Those of this process.

@@ -37,6 +37,8 @@ class ClosedHistory:
         """A child keeps its inputs in memory alone."""
         if self._manager is not None:
             self._manager.enabled = False
+            self._manager.hist_file = ":memory:"
+            self._manager.init_db()
 
 
 def running_shell() -> Any:

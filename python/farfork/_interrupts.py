@@ -1,18 +1,50 @@
-"""Interrupts of calls in a worker: the executor sends a frame, and the call raises :class:`KeyboardInterrupt`."""
+"""Interrupts: of calls in a worker, to which the executor sends a frame, and of the program, which a checkpoint holds back."""
 
 from __future__ import annotations
 
 import select
 import signal
+import sys
 import threading
 import time
 from types import FrameType
-from typing import Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
 T = TypeVar("T")
 
 #: Between two looks at whether the call still runs, in seconds.
 _INTERVAL_S = 0.1
+
+
+class HeldInterrupts:
+    """Holds interrupts (SIGINT) back while the program's handler must not raise: in the middle of a checkpoint.
+
+    Only the main thread runs handlers. In another one, and where Python does not handle the signal, this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        #: The number of the signal, once one has come.
+        self._held: int | None = None
+
+    def begin(self) -> None:
+        if threading.current_thread() is threading.main_thread() and callable(handler := signal.getsignal(signal.SIGINT)):
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._hold)
+
+    def end(self) -> None:
+        """Restores the handler, also in a child."""
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+
+    def deliver(self) -> None:
+        """Has the handler run for an interrupt that was held. Raises what it raises."""
+        if (number := self._held) is not None:
+            self._held = None
+            self._handler(number, sys._getframe())
+
+    def _hold(self, number: int, _frame: FrameType | None) -> None:
+        self._held = number
 
 
 class CallInterrupts:

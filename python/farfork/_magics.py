@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import shlex
 from typing import Any
 
@@ -14,7 +16,12 @@ def load_ipython_extension(shell: Any) -> None:
     def run_magic(line: str, cell: str | None = None) -> None:
         words = shlex.split(line)
         if cell is None and 1 <= len(words) <= 2:
-            shell.user_ns[words[0]] = branch(*words[1:])
+            name = words[0]
+            if not name.isidentifier() or keyword.iskeyword(name) or hasattr(builtins, name):
+                raise ValueError(f"`{name}` is no name for a variable that is a branch")
+            replaced, shell.user_ns[name] = shell.user_ns.get(name), branch(*words[1:])
+            if isinstance(replaced, Branch):
+                replaced.close()
         elif cell is not None and len(words) == 1:
             target = shell.user_ns.get(words[0])
             if not isinstance(target, Branch):

@@ -14,6 +14,8 @@ import threading
 import time
 from typing import Any, Callable, TextIO
 
+from ._standard_input import use_standard_input
+
 #: How an executor treats output: lines with the worker's name, as it is, or only in the child's log.
 TAGGED, PLAIN, LOG = "tagged", "plain", "log"
 MODES = (TAGGED, PLAIN, LOG)
@@ -67,8 +69,9 @@ class OutputSender:
 
 
 def use_standard_streams() -> None:
-    """In a worker: ``sys.stdout`` and ``sys.stderr`` write to the standard streams, also where the program has others, as a
+    """In a child: ``sys.stdout``, ``sys.stderr`` and ``input`` use the standard streams, also where the program has others, as a
     notebook does."""
+    use_standard_input()
     for name, fd in (("stdout", 1), ("stderr", 2)):
         try:
             is_standard = getattr(sys, name).fileno() == fd

@@ -159,10 +159,10 @@ def _is_skipped(item: pytest.Item) -> bool:
 def _request_fixture(item: _Item, name: str) -> None:
     try:
         item._request.getfixturevalue(name)
-    except pytest.exit.Exception:
+    except (pytest.exit.Exception, KeyboardInterrupt):
         raise
-    except (Exception, pytest.fail.Exception, pytest.skip.Exception):
-        pass  # The tests that use it report it.
+    except BaseException:
+        pass  # The tests that use it report it, also SystemExit.
 
 
 @contextmanager

@@ -79,14 +79,36 @@ class ChunkRecord:
         return bool(self.shouldfail or self.shouldstop or self.exit)
 
 
-def plain_data(value: Any) -> Any:
+#: Levels of lists and dicts in a property of a test. A list may contain itself.
+_DEPTH_MAX = 20
+
+
+def plain_report(data: dict[str, Any]) -> dict[str, Any]:
     """A report's data without objects that the program may lack: their text is in their place."""
+    properties = data.get("user_properties", ())
+    # JUnit files have the text of a property as a whole.
+    texts = [(str(name), value if _is_plain(value, 0) else str(value)) for name, value in properties]
+    plain: dict[str, Any] = _plain_data({name: value for name, value in data.items() if name != "user_properties"})
+    return plain if not properties else {**plain, "user_properties": texts}
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if depth > _DEPTH_MAX:
+        return False
+    if type(value) in (list, tuple):
+        return all(_is_plain(item, depth + 1) for item in value)
+    if type(value) is dict:
+        return all(_is_plain(part, depth + 1) for item in value.items() for part in item)
+    return value is None or type(value) in (bool, int, float, str, bytes)
+
+
+def _plain_data(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, dict):
-        return {plain_data(key): plain_data(item) for key, item in value.items()}
+        return {_plain_data(key): _plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [plain_data(item) for item in value]
+        items = [_plain_data(item) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, os.PathLike):
         return os.fspath(value)

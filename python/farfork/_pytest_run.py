@@ -38,7 +38,7 @@ class WorkerRun:
         self._mode: str = config.getoption("farfork_dist")
         self._nodes = [name for name in config.getoption("farfork_nodes").split(",") if name]
         # Without capture, tests print to the terminal.
-        is_captured = config.getoption("capture") != "no"
+        is_captured = config.getoption("capture", "no") != "no"
         self._executor = Executor(
             self._nodes,
             max_workers=workers,
@@ -107,7 +107,12 @@ class WorkerRun:
                 for chunk in chunks:
                     self._chunks[self._executor.submit(run_chunk, chunk)] = chunk
         except Error as error:
-            raise pytest.exit.Exception(f"farfork: {error}", _STATUS_FAILED) from None
+            raise self._failure(error) from None
+
+    def _failure(self, error: Error) -> BaseException:
+        """Ends the run: the cluster could not do its part."""
+        text = f"farfork: {error}; {len(self._unreported)} tests have no outcome"
+        return pytest.exit.Exception(text, _STATUS_FAILED)
 
     def _handle_ended(self, session: pytest.Session) -> None:
         """Waits until a chunk is over, and reports its tests."""
@@ -119,7 +124,7 @@ class WorkerRun:
             except ChildDied as error:
                 self._handle_death(session, chunk, error)
             except (ChildNotStarted, ConnectionLost) as error:
-                raise pytest.exit.Exception(f"farfork: {error}", _STATUS_FAILED) from None
+                raise self._failure(error) from None
             else:
                 self._report_chunk(session, record)
 
@@ -159,7 +164,12 @@ class WorkerRun:
         item, reports = session.items[-1], self._last_reports
         if self._unreported or reports is None:
             raise session.Interrupted(f"farfork: {len(self._unreported)} tests have no outcome")
-        if error := fixtures.tear_down(item):
+        try:
+            error = fixtures.tear_down(item)
+        except BaseException:
+            _send_reports(item, reports)
+            raise
+        if error:
             reports = [report for report in reports if report.when != "teardown" or not report.passed] + [error]
         _send_reports(item, reports)
         _raise_if_over(session)

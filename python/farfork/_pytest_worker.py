@@ -14,8 +14,20 @@ import pytest
 from . import _connection
 from ._pytest_coverage import dump_measured
 from ._pytest_fixtures import SessionFixtures
-from ._pytest_records import ChunkRecord, ExitRequest, TestRecord, WarningRecord, plain_data
+from ._pytest_records import ChunkRecord, ExitRequest, TestRecord, WarningRecord, plain_report
 from ._pytest_subtests import count_failed_subtests
+
+
+class _SilentReporter:
+    """The terminal's reporter without its hooks: plugins and tests ask for it, and write with it."""
+
+    def __init__(self, reporter: Any) -> None:
+        self._reporter = reporter
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("pytest_"):
+            raise AttributeError(name)
+        return getattr(self._reporter, name)
 
 
 class ChunkWorker:
@@ -32,7 +44,7 @@ class ChunkWorker:
         if self._chunk is not None:
             config = self._session.config
             data = config.hook.pytest_report_to_serializable(config=config, report=report)
-            self._chunk.tests[-1].reports.append(plain_data(data))
+            self._chunk.tests[-1].reports.append(plain_report(data))
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: tuple[str, int, str] | None
@@ -86,12 +98,12 @@ class ChunkWorker:
         plugins = self._session.config.pluginmanager
         if plugins.hasplugin("terminalreporter"):
             # The program reports. Output of this process is in the child's log.
-            plugins.unregister(name="terminalreporter")
+            plugins.register(_SilentReporter(plugins.unregister(name="terminalreporter")), "terminalreporter")
         self._fixtures.inherit()
         factory: Any = getattr(self._session.config, "_tmp_path_factory", None)
         if factory is not None:
-            # The directory may be missing on this node.
-            directory = factory.getbasetemp() / f"farfork-{_connection.child_id}"
+            # The directory may be missing on this node. A short name: paths of sockets have 108 bytes at most.
+            directory = factory.getbasetemp() / f"w{str(_connection.child_id)[-6:]}"
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             factory._basetemp = directory
 

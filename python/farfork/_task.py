@@ -13,6 +13,7 @@ from . import _output
 from ._channel import Payload
 from ._checkpoint import Child
 from ._errors import RemoteTraceback
+from ._event_loop import leave_event_loop
 
 #: What a child runs.
 Call = Callable[[], Any]
@@ -24,8 +25,13 @@ def run_in_child(child: Child, call: Call) -> NoReturn:
     """Runs a call and ends the child, whatever comes of it."""
     status = 1
     try:
+        leave_event_loop()
         _output.use_standard_streams()
-        child.write_result(_encode_in_band(call))
+        own_id = os.getpid()
+        result = _encode_in_band(call)
+        # A process that the call has made with os.fork may return from it too.
+        if os.getpid() == own_id:
+            child.write_result(result)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -82,15 +88,15 @@ def _encode_in_band(call: Call) -> bytes:
 def encode_failure(error: BaseException, text: str | None = None) -> bytes:
     """What a call raised, with its traceback, or with this text for it."""
     text = text or _safe_text(lambda: "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    description = f"{type(error).__module__}.{type(error).__qualname__}: {_safe_text(lambda: str(error))}"
     try:
         error.__traceback__ = None
-        pickled = pickle.dumps((False, (error, text)), _PROTOCOL)
+        # Pickled by itself: the program may not have its class.
+        pickled = pickle.dumps(error, _PROTOCOL)
         pickle.loads(pickled)  # An exception whose constructor wants more than its arguments says so only here.
-        return pickled
     except BaseException:  # Its class may do anything.
-        message = _safe_text(lambda: str(error))
-        stand_in = RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {message}")
-        return pickle.dumps((False, (stand_in, text)), _PROTOCOL)
+        pickled = pickle.dumps(RuntimeError(description), _PROTOCOL)
+    return pickle.dumps((False, (pickled, description, text)), _PROTOCOL)
 
 
 def _safe_text(describe: Callable[[], str]) -> str:
@@ -123,7 +129,11 @@ def decode_outcome(payload: Payload) -> Any:
     is_value, content = payload.load()
     if is_value:
         return content
-    error, text = content
+    pickled, description, text = content
+    try:
+        error = pickle.loads(pickled)
+    except Exception:  # As when it is pickled.
+        error = RuntimeError(description)
     try:
         error.__cause__ = RemoteTraceback(text)
     except Exception:

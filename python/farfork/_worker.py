@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import pickle
-import sys
 import threading
 import traceback
 from collections import deque
@@ -14,6 +12,7 @@ from typing import Callable, NoReturn, Sequence
 from . import _channel, _display, _task
 from ._channel import Channel, Frame, Payload
 from ._checkpoint import Child
+from ._event_loop import leave_event_loop
 from ._history import running_shell
 from ._interrupts import CallInterrupts
 from ._logging import send_records
@@ -69,8 +68,8 @@ class Worker:
         self._channel = channel = _QueuedChannel(channel_fd, blocking=True)
         # A process that a call makes with os.fork would read the calls of this one.
         os.register_at_fork(after_in_child=channel.abandon)
+        leave_event_loop()
         use_standard_streams()
-        builtins.input = _read_standard_input
         self._output = OutputSender(lambda stream, data: channel.send(_channel.OUTPUT, stream, Payload(data)))
         self._output.begin_call()
         if sends_records:
@@ -157,12 +156,3 @@ class _QueuedChannel(Channel):
                 super().send(*self._frames.popleft())
         finally:
             self._sends.release()
-
-
-def _read_standard_input(prompt: object = "") -> str:
-    """``input`` of workers: the one of a notebook would wait for an answer forever."""
-    print(prompt, end="", flush=True)
-    line = sys.stdin.readline() if sys.stdin is not None else ""
-    if not line:
-        raise EOFError("a worker has no standard input")
-    return line.removesuffix("\n")

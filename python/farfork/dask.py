@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 from typing import Any, Callable, Mapping, Sequence
 
 import cloudpickle
@@ -23,7 +22,6 @@ from dask.utils import ensure_dict
 
 from . import _connection, _task
 from ._backend import BackendExecutor, is_child
-from ._errors import RemoteTraceback
 from ._executor import Executor
 
 #: A task of a graph may be tiny, so several are sent to a worker together. Dask's scheduler for processes has the same number.
@@ -90,12 +88,10 @@ def _worker_name() -> str | None:
     return _connection.child_id
 
 
-def _pack_exception(error: BaseException, _dumps: Callable[[Any], Any]) -> tuple[BaseException, str]:
-    """An exception that can be pickled, and its traceback."""
-    _, packed = pickle.loads(_task.encode_failure(error))
-    return packed  # type: ignore[no-any-return]
+def _pack_exception(error: BaseException, _dumps: Callable[[Any], Any]) -> tuple[bytes, None]:
+    """An exception, pickled with its traceback."""
+    return _task.encode_failure(error), None
 
 
-def _raise_exception(error: BaseException, traceback: str) -> None:
-    error.__cause__ = RemoteTraceback(traceback)
-    raise error
+def _raise_exception(failure: bytes, _traceback: None) -> None:
+    _task.decode_result(failure)

@@ -10,13 +10,18 @@ import argparse
 
 import pytest
 
-#: Options of pytest that need a terminal in the process that runs the tests, or that print from there.
+_NEEDS_TERMINAL = "needs a terminal, which workers of --farfork lack"
+_NEEDS_ORDER = "needs the tests in order, which workers of --farfork do not keep"
+
+#: Options of pytest that workers cannot follow, by the name of their value, and why.
 _OPTIONS_REFUSED = {
-    "usepdb": "--pdb",
-    "trace": "--trace",
-    "setuponly": "--setup-only",
-    "setupplan": "--setup-plan",
-    "setupshow": "--setup-show",
+    "usepdb": ("--pdb", _NEEDS_TERMINAL),
+    "trace": ("--trace", _NEEDS_TERMINAL),
+    "setuponly": ("--setup-only", _NEEDS_TERMINAL),
+    "setupplan": ("--setup-plan", _NEEDS_TERMINAL),
+    "setupshow": ("--setup-show", _NEEDS_TERMINAL),
+    "stepwise": ("--stepwise", _NEEDS_ORDER),
+    "stepwise_skip": ("--stepwise-skip", _NEEDS_ORDER),
 }
 
 
@@ -73,9 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _require_no_conflict(config: pytest.Config) -> None:
     """Raises :class:`pytest.UsageError` if an option cannot be combined with ``--farfork``."""
-    for name, option in _OPTIONS_REFUSED.items():
+    for name, (option, reason) in _OPTIONS_REFUSED.items():
         if config.getoption(name, False):
-            raise pytest.UsageError(f"{option} needs a terminal, which workers of --farfork lack; add --farfork 0")
+            raise pytest.UsageError(f"{option} {reason}; add --farfork 0")
+    if config.getoption("farfork_dist") == "each" and config.getoption("capture", "") == "no":
+        raise pytest.UsageError("-s has no effect with --farfork-dist each: output of its children is in their logs; drop one of them")
     uses_xdist = config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no"
     if uses_xdist or hasattr(config, "workerinput"):
         raise pytest.UsageError("pytest-xdist cannot be used with --farfork; drop -n and --dist, or add --farfork 0")

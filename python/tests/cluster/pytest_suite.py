@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import unittest
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,20 +61,20 @@ class Suite:
         for name, text in files.items():
             (self.path / f"{name}.py").write_text(PRELUDE + dedent(text))
 
-    def command(self, *arguments: str) -> list[str]:
-        python = [sys.executable, "-m", "pytest", "-p", "farfork.pytest_plugin", "-p", "no:cacheprovider"]
-        return [*python, "--junitxml=junit.xml", *arguments]
+    def command(self, *arguments: str, has_cache: bool = False) -> list[str]:
+        python = [sys.executable, "-m", "pytest", "-p", "farfork.pytest_plugin", "--junitxml=junit.xml"]
+        return [*python, *([] if has_cache else ["-p", "no:cacheprovider"]), *arguments]
 
     @property
     def environment(self) -> dict[str, str]:
         package = str(Path(farfork.__file__).parents[1])
         return {**os.environ, "PYTHONPATH": package, "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def run(self, *arguments: str) -> Run:
+    def run(self, *arguments: str, has_cache: bool = False) -> Run:
         for left in ("notes", "junit.xml"):
             (self.path / left).unlink(missing_ok=True)
         ended = subprocess.run(
-            self.command(*arguments),
+            self.command(*arguments, has_cache=has_cache),
             cwd=self.path,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -97,6 +98,20 @@ class Suite:
             outcomes.setdefault(name, []).extend(kinds or ["passed"])
             properties[name] = {str(entry.get("name")): str(entry.get("value")) for entry in case.iter("property")}
         return outcomes, properties
+
+
+class SuiteTest(unittest.TestCase):
+    """A test whose suite is removed at its end."""
+
+    maxDiff = None
+
+    def suite(self, **files: str) -> Suite:
+        suite = Suite(**files)
+        self.addCleanup(subprocess.run, ["rm", "-rf", str(suite.path)], check=True)
+        return suite
+
+    def assert_counts(self, run: Run, status: int, **counts: int) -> None:
+        self.assertEqual((run.counts, run.status), (Counter(counts), status), run.output)
 
 
 def summary(run: Run) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,19 @@ os.register_at_fork(
     after_in_parent=lambda: events.append("parent"),
     after_in_child=lambda: events.append("child"),
 )
+
+#: How many interrupts come in the middle of the next checkpoints.
+interrupts_due = 0
+
+
+def interrupt_if_due() -> None:
+    global interrupts_due
+    if interrupts_due:
+        interrupts_due -= 1
+        signal.raise_signal(signal.SIGINT)
+
+
+os.register_at_fork(before=interrupt_if_due)
 
 
 def children_of(seed: farfork.Seed, count: int) -> list[Any]:
@@ -50,6 +64,27 @@ class Checkpoint(unittest.TestCase):
         ends = children_of(seed, count)
         self.assertEqual([child["exit_code"] for child in ends], [0] * count, ends)
         return [child["result"] for child in ends]
+
+    def test_an_interrupt_is_raised_after_the_checkpoint_and_leaves_no_seed(self) -> None:
+        global interrupts_due
+        interrupts_due = 1
+        with self.assertRaises(KeyboardInterrupt):
+            farfork.checkpoint()
+        left = [seed["seed"] for seed in command("seeds")["seeds"] if seed["parent_pid"] == os.getpid()]
+        self.assertEqual(left, [])
+        interrupts_due = 1
+        caught: list[int] = []
+        handler = signal.signal(signal.SIGINT, lambda number, _frame: caught.append(number))
+        try:
+            who = farfork.checkpoint()
+            if who.is_child:
+                os.kill(os.getpid(), signal.SIGINT)
+                end(who, str(caught))
+            else:
+                self.assertEqual(caught, [signal.SIGINT])
+                self.assertEqual(self.results(who, 1), [str([int(signal.SIGINT)])])
+        finally:
+            signal.signal(signal.SIGINT, handler)
 
     def test_it_returns_in_the_parent_and_in_each_child(self) -> None:
         table = {number: number * number for number in range(10_000)}

@@ -39,7 +39,36 @@ def executor(**options: Any) -> farfork.Executor:
     return farfork.Executor(nodes(), reuse_workers=False, **options)
 
 
+def fork_and_return() -> str:
+    if (pid := os.fork()) == 0:
+        return "of the copy"
+    os.waitpid(pid, 0)
+    return "of the call"
+
+
+def raise_own() -> None:
+    class Own(Exception):
+        pass
+
+    globals()["Own"] = Own
+    Own.__qualname__ = "Own"
+    raise Own("only here")
+
+
 class Executor(unittest.TestCase):
+    def test_a_process_that_a_call_forks_gives_no_result(self) -> None:
+        with executor() as children:
+            self.assertEqual(children.submit(fork_and_return).result(PATIENCE_S), "of the call")
+
+    def test_an_exception_of_a_class_that_only_the_child_has_keeps_its_text(self) -> None:
+        for reuse_workers in (True, False):
+            with farfork.Executor(nodes(), max_workers=1, reuse_workers=reuse_workers) as children:
+                error = children.submit(raise_own).exception(PATIENCE_S)
+            self.assertIsInstance(error, RuntimeError)
+            assert error is not None
+            self.assertIn("Own: only here", str(error))
+            self.assertIn("in raise_own", str(error.__cause__))
+
     def test_200_children_on_two_nodes(self) -> None:
         with executor() as children:
             outcomes = list(children.map(square, range(200), return_exceptions=True))

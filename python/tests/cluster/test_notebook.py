@@ -58,10 +58,11 @@ def run_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def new_notebook(*sources: str, raises: tuple[int, ...] = ()) -> Any:
+def new_notebook(*sources: str, raises: tuple[int, ...] = (), interrupted: tuple[int, ...] = ()) -> Any:
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    for index in raises:
-        cells[index].metadata["tags"] = ["raises-exception"]
+    for tag, indices in (("raises-exception", raises), ("interrupt", interrupted)):
+        for index in indices:
+            cells[index].metadata.setdefault("tags", []).append(tag)
     return nbformat.v4.new_notebook(cells=cells)
 
 
@@ -177,6 +178,79 @@ class Notebook(unittest.TestCase):
         self.assertEqual(values(cells[2]), ["(42, 'import asyncio')"])
         self.assertIn("exit status 3", error(cells[3]).evalue)
         self.assertEqual(error(cells[4]).ename, "BranchClosed")
+
+    def test_calls_ask_nobody_and_may_run_event_loops(self) -> None:
+        cells = run_cells(
+            new_notebook(
+                "import asyncio, farfork, getpass\n"
+                "async def seven():\n    await asyncio.sleep(0)\n    return 7\n"
+                "def run_loop():\n    return asyncio.run(seven())\n"
+                "def ask():\n    try:\n        input()\n    except EOFError:\n        getpass.getpass()\n"
+                "results = []",
+                *(
+                    f"with farfork.Executor({nodes()[:1]!r}, max_workers=2, reuse_workers={reuse}) as executor:\n"
+                    "    results.append(executor.submit(run_loop).result())\n"
+                    "    results.append(type(executor.submit(ask).exception()).__name__)"
+                    for reuse in (True, False)
+                ),
+                "results",
+            )
+        )
+        self.assertEqual(values(cells[3]), ["[7, 'EOFError', 7, 'EOFError']"])
+
+    def test_errors_that_are_not_those_of_the_cell_are_shown(self) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+            script.write("print('begins')\nmissing_name\n")
+            script.flush()
+            show = f"get_ipython().run_line_magic('run', {script.name!r})"
+            cells = run_cells(
+                new_notebook(
+                    f"import farfork\nbranch = farfork.branch({nodes()[0]!r})",
+                    f"branch.run('%run {script.name}')",
+                    f"with farfork.Executor({nodes()[:1]!r}, output='plain') as executor:\n"
+                    f"    executor.submit(lambda: {show}).result()",
+                )
+            )
+        for cell in cells[1:]:
+            self.assertIn("begins", printed(cell))
+            self.assertIn("missing_name", printed(cell))
+
+    def test_a_branch_continues_the_shell(self) -> None:
+        cells = run_cells(
+            new_notebook(
+                "import farfork\n40 + 2",
+                f"%load_ext farfork\n%branch trial {nodes()[0]}",
+                "%%branch trial\n_ + 1",
+                "%%branch trial\n_ + 1\n",
+                "%%branch trial\n%history -l 2\nlen?",
+                "%%branch trial\nclass Own(Exception):\n    pass\nraise Own('of the branch')",
+                "trial.value('Own()')",
+                f"first = trial\n%branch trial {nodes()[0]}\nfirst",
+                "%branch print",
+                raises=(5, 6, 8),
+            )
+        )
+        self.assertEqual((values(cells[2]), values(cells[3])), (["43"], ["44"]))
+        self.assertNotIn("corrupt", printed(cells[4]))
+        self.assertIn("number of items", printed(cells[4]))
+        self.assertEqual(error(cells[5]).evalue, "__main__.Own: of the branch")
+        self.assertIn("raise Own", "".join(error(cells[5]).traceback))
+        self.assertEqual((error(cells[6]).ename, error(cells[8]).ename), ("TypeError", "ValueError"))
+        self.assertIn("closed", values(cells[7])[0])
+
+    def test_what_a_branch_raises_in_answer_to_an_interrupt_is_raised(self) -> None:
+        code = "import time\nprint('asleep', flush=True)\ntry:\n    time.sleep(600)\nfinally:\n    1 / 0\n"
+        cells = run_cells(
+            new_notebook(
+                f"import farfork\nbranch = farfork.branch({nodes()[0]!r})",
+                f"branch.run({code!r})",
+                "branch.value('6 * 7')",
+                raises=(1,),
+                interrupted=(1,),
+            )
+        )
+        self.assertEqual(error(cells[1]).ename, "ZeroDivisionError")
+        self.assertEqual(values(cells[2]), ["42"])
 
 
 class BranchOfProgram(unittest.TestCase):

@@ -8,21 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from . import PATIENCE_S, command, nodes
-from .pytest_suite import RUN_S_MAX, Run, Suite, coverage_table, summary
-
-
-class SuiteTest(unittest.TestCase):
-    """A test whose suite is removed at its end."""
-
-    maxDiff = None
-
-    def suite(self, **files: str) -> Suite:
-        suite = Suite(**files)
-        self.addCleanup(subprocess.run, ["rm", "-rf", str(suite.path)], check=True)
-        return suite
-
-    def assert_counts(self, run: Run, status: int, **counts: int) -> None:
-        self.assertEqual((run.counts, run.status), (Counter(counts), status), run.output)
+from .pytest_suite import RUN_S_MAX, Run, SuiteTest, coverage_table, summary
 
 
 class SessionFixtures(SuiteTest):

@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("joblib_calls_run_in_children", |cluster| run_cluster_tests(cluster, "joblib")),
     Test::shared("dask_tasks_run_in_children", |cluster| run_cluster_tests(cluster, "dask")),
     Test::shared("pytest_tests_run_in_children", |cluster| run_cluster_tests(cluster, "pytest")),
+    Test::shared("pytest_runs_report_faults", |cluster| run_cluster_tests(cluster, "pytest_faults")),
     Test::shared("notebooks_call_and_branch", |cluster| run_cluster_tests(cluster, "notebook")),
     Test::shared("no_two_children_share_python_random_numbers", |cluster| run_cluster_tests(cluster, "random_numbers")),
     Test::shared("children_end_with_their_program", program_killed),

@@ -1,0 +1,15 @@
+"""The event loop of :mod:`asyncio` that runs the program at a checkpoint, as that of a notebook's cell."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+def leave_event_loop() -> None:
+    """In a child: has this thread leave the loop. The calls of the child may run their own."""
+    if (loop := asyncio._get_running_loop()) is not None:
+        task = asyncio.current_task(loop)
+        if task is not None:
+            asyncio.tasks._leave_task(loop, task)
+        asyncio._set_running_loop(None)
+        asyncio.set_event_loop(asyncio.new_event_loop())

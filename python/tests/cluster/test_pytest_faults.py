@@ -1,0 +1,91 @@
+"""``pytest --farfork`` with tests and fixtures that do what they should not: no failure is lost, and no run hangs."""
+
+import unittest
+
+from .pytest_suite import SuiteTest
+
+
+class Faults(SuiteTest):
+    def test_a_forked_copy_of_a_test_reports_nothing(self) -> None:
+        suite = self.suite(
+            test_one="""
+            def test_forks():
+                if (pid := os.fork()) == 0:
+                    return
+                os.waitpid(pid, 0)
+                assert False, "the assertion of the test"
+            """
+        )
+        for mode in ("load", "each"):
+            run = suite.run("--farfork", "2", "--farfork-dist", mode)
+            self.assert_counts(run, 1, failure=1)
+            self.assertIn("the assertion of the test", run.output)
+
+    def test_a_session_fixture_that_exits_is_an_error_of_its_tests(self) -> None:
+        suite = self.suite(
+            test_one="""
+            @pytest.fixture(scope="session")
+            def configuration():
+                raise SystemExit("no configuration")
+
+            def test_needs_it(configuration): pass
+            def test_passes(): pass
+            """
+        )
+        run = suite.run("--farfork", "2")
+        self.assert_counts(run, 1, error=1, passed=1)
+        self.assertIn("no configuration", run.output)
+
+    def test_a_failed_last_test_is_reported_if_a_teardown_ends_the_session(self) -> None:
+        suite = self.suite(
+            test_one="""
+            @pytest.fixture(scope="session")
+            def ending():
+                yield
+                pytest.exit("the teardown ends it", returncode=0)
+
+            def test_last(ending): assert False, "the last test"
+            """
+        )
+        run = suite.run("--farfork", "2")
+        self.assertEqual(run.counts["failure"], 1, run.output)
+        self.assertIn("the last test", run.output)
+
+    def test_tests_may_write_with_the_reporter_of_the_terminal(self) -> None:
+        suite = self.suite(
+            test_one="""
+            def test_writes(request):
+                request.config.pluginmanager.getplugin("terminalreporter").write_line("written")
+                request.config.get_terminal_writer().line("written")
+            """
+        )
+        self.assert_counts(suite.run("--farfork", "1"), 0, passed=1)
+
+    def test_properties_have_the_text_that_they_have_without_workers(self) -> None:
+        suite = self.suite(
+            test_one="""
+            from decimal import Decimal
+
+            def test_records(record_property):
+                record_property("price", Decimal("1.5"))
+                endless = []
+                endless.append(endless)
+                record_property("endless", endless)
+            """
+        )
+        self.assertEqual(suite.run("--farfork", "1").properties, suite.run().properties)
+
+    def test_options_that_workers_cannot_follow_are_refused(self) -> None:
+        suite = self.suite(test_one="def test_passes(): pass")
+        for options, words in (
+            (["--stepwise"], "needs the tests in order"),
+            (["-s", "--farfork-dist", "each"], "-s has no effect"),
+        ):
+            # Without its cache, pytest has no option --stepwise.
+            run = suite.run("--farfork", "1", *options, has_cache=True)
+            self.assertEqual(run.status, 4, run.output)
+            self.assertIn(words, run.output)
+
+
+if __name__ == "__main__":
+    unittest.main()
