@@ -17,7 +17,7 @@ fn config(name: &str, directory: &Path, nodes: usize) -> LocalClusterConfig {
     LocalClusterConfig::new(name, directory.join("run"), nodes, dummy)
 }
 
-/// A cluster that also goes when its test fails.
+/// A cluster that ends with its test, also if the test fails.
 struct Cluster(Option<LocalCluster>);
 
 impl Cluster {
@@ -46,7 +46,7 @@ impl DerefMut for Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.take().map(LocalCluster::down) {
-            eprintln!("left behind: {error}");
+            eprintln!("the cluster is not removed: {error}");
         }
     }
 }
@@ -157,7 +157,7 @@ fn what_a_crash_left_goes_with_the_next() {
         cluster.signal_node(index, Signal::KILL.as_raw()).unwrap();
         cluster.wait_node_exit(index, WAIT).unwrap();
     }
-    // Whoever made it is gone too.
+    // The process that made it has ended too.
     drop(cluster.0.take());
     cluster.0 = Some(LocalCluster::up(&config, &mut |_| ()).unwrap());
     let nodes = cluster.nodes().to_vec();

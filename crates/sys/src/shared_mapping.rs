@@ -90,6 +90,21 @@ impl SharedMapping {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
     }
 
+    /// As [`Self::copy_out`], to the end of a buffer, which is not filled with zeros first.
+    ///
+    /// # Panics
+    /// Outside the mapping.
+    pub fn append_to(&self, buffer: &mut Vec<u8>, offset: usize, bytes: usize) {
+        let from = self.pointer_to(offset, bytes);
+        buffer.reserve(bytes);
+        let used = buffer.len();
+        // SAFETY: as in `copy_out`: the spare capacity has room for `bytes` bytes, and they are written before they count.
+        unsafe {
+            ptr::copy_nonoverlapping(from.as_ptr(), buffer.as_mut_ptr().add(used), bytes);
+            buffer.set_len(used + bytes);
+        }
+    }
+
     /// Copies many bytes in, in any order: a process killed half-way has stored any part of them.
     ///
     /// # Panics
@@ -192,6 +207,18 @@ mod tests {
         let mut bytes = [0; 6];
         other.load(9, &mut bytes);
         assert_eq!((&bytes, other.load_u64(16)), (b"record", 7));
+    }
+
+    #[test]
+    fn a_range_is_appended_to_a_buffer() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let mapping = SharedMapping::map_file(&file, 4096).unwrap();
+        mapping.store(4090, b"record");
+        let mut buffer = b"a ".to_vec();
+        mapping.append_to(&mut buffer, 4090, 6);
+        mapping.append_to(&mut buffer, 4096, 0);
+        assert_eq!(buffer, b"a record");
     }
 
     #[test]

@@ -7,8 +7,7 @@ use farfork_api::failure::Failure;
 
 use crate::output;
 
-/// The status that a shell reports for a program killed by SIGPIPE, which is what a command has whose output nobody
-/// reads.
+/// The status that a shell reports for a program killed by SIGPIPE: the reader of its output has ended.
 const EXIT_SIGPIPE: u8 = 128 + 13;
 
 /// The exit status of a command that ended with `outcome`. Reports a failure, with `json` as a document too.

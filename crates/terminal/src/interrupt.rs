@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Returns when Ctrl-C was pressed, the terminal was closed, or somebody sent SIGTERM.
+/// Returns when Ctrl-C was pressed, the terminal was closed, or SIGTERM was sent.
 pub async fn wait_for_interrupt() {
     let handlers = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
     let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = handlers else {
@@ -41,7 +41,7 @@ impl InterruptFlag {
         Ok(Self(came))
     }
 
-    /// Whether somebody wants this command to end.
+    /// Whether a signal has asked this command to end.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

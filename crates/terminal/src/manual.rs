@@ -99,7 +99,7 @@ impl ManualPage<'_> {
         let version = self.command.get_version().unwrap_or_default();
         let man = Man::new(self.command.clone());
         let mut page = Vec::new();
-        // Its date would be that of the build: none.
+        // No date: it would be the date of the build.
         writeln!(page, ".TH {} {SECTION} \"\" \"farfork {version}\" \"User Commands\"", self.name)?;
         man.render_name_section(&mut page)?;
         man.render_synopsis_section(&mut page)?;
@@ -210,7 +210,7 @@ fn write_files(roff: &mut Roff) {
     let files = [
         (run.socket(), "The daemon's socket, which commands speak to; root's alone."),
         (run.program_socket(), "Where programs ask for their own checkpoint; root's alone."),
-        (root.join("children/ID"), "What is known of a child, and what it wrote, until it is removed."),
+        (root.join("children/ID"), "The record of a child and its output, until the child is removed."),
         (run.pager_log(), "What the process that serves children's memory has to say."),
         (root.join("NODE"), "The run directory of a node that `farfork up` started, with its log, node.log."),
     ];

@@ -25,8 +25,8 @@ pub fn print_report<Document: Serialize>(
     }
 }
 
-/// Prints a line on standard output. Who reads it may have gone; then there is nobody to tell. Where it is lost otherwise, as on a full disk,
-/// the command fails in the end ([`is_output_lost`]).
+/// Prints a line on standard output. A closed pipe is not an error: its reader wants no more. If the line is lost
+/// otherwise, as on a full disk, the command fails at its end ([`is_output_lost`]).
 pub fn print_line(text: &str) {
     let mut stdout = io::stdout().lock();
     let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
@@ -41,7 +41,7 @@ pub fn print_line(text: &str) {
 /// Whether something that was to be printed was not.
 static OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Whether something that was to be printed was not, though somebody might read it.
+/// Whether output was lost although its reader is still there.
 pub fn is_output_lost() -> bool {
     OUTPUT_LOST.load(Ordering::Relaxed)
 }
@@ -53,12 +53,12 @@ pub fn write_bytes(bytes: &[u8]) -> io::Result<()> {
     written.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}")))
 }
 
-/// Whether a command failed because nobody reads what it prints.
+/// Whether a command failed because the reader of its output has ended.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Tells of a failure on standard error: object and cause on a line, the next step on another.
+/// Prints a failure on standard error: object and cause on one line, the next step on another.
 pub fn print_failure(failure: &Failure) {
     let mut text = format!("farfork: {}: {}", failure.object(), failure.cause());
     if !failure.next_step().is_empty() {

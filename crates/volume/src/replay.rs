@@ -3,7 +3,10 @@
 //! The offload process reads new records this way, and a mount reads what an earlier mount left.
 
 use crate::log::{LogPoint, LogStorage, file_offset};
-use crate::record::{HEADER_BYTES, RecordEffect, RecordError, RecordHeader, RecordKind, decode_body, verify_checksum};
+use crate::record::{HEADER_BYTES, RecordChecksum, RecordEffect, RecordError, RecordHeader, RecordKind, decode_body};
+
+/// Data is copied in such pieces for its checksum, so that it stays in the processor's cache.
+const PIECE_BYTES: usize = 4096;
 
 /// A record that was read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,17 +91,22 @@ impl LogReplay {
         header_bytes: &[u8; HEADER_BYTES as usize],
     ) -> Result<Vec<RecordEffect>, RecordError> {
         if header.kind == RecordKind::Filler {
-            verify_checksum(header_bytes, &[], &[])?;
+            RecordChecksum::new(header_bytes, &[]).verify(header_bytes)?;
             return Ok(Vec::new());
         }
         let offset = |position| file_offset(position, self.ring_bytes);
         let mut body = vec![0; header.shape.body_bytes as usize];
         storage.load(offset(header.position) + HEADER_BYTES, &mut body);
-        let mut data = vec![0; header.shape.data_bytes as usize];
-        if !data.is_empty() {
-            storage.load(offset(header.shape.data_position(header.position)), &mut data);
+        let mut checksum = RecordChecksum::new(header_bytes, &body);
+        let data_bytes = u64::from(header.shape.data_bytes);
+        // Without data, its position may be the end of the ring.
+        let mut piece = [0; PIECE_BYTES];
+        for begin in (0..data_bytes).step_by(PIECE_BYTES) {
+            let piece = &mut piece[..PIECE_BYTES.min((data_bytes - begin) as usize)];
+            storage.load(offset(header.shape.data_position(header.position)) + begin, piece);
+            checksum.append(piece);
         }
-        verify_checksum(header_bytes, &body, &data)?;
+        checksum.verify(header_bytes)?;
         Ok(decode_body(&body, header.shape.data_bytes)?.effects)
     }
 }

@@ -106,7 +106,7 @@ pub(super) fn remove_cgroups(plans: &[CgroupPlan]) -> Result<(), LocalError> {
     Ok(())
 }
 
-/// Again and again, since what is killed may just have started something.
+/// Repeats, because a killed process may just have started another one.
 fn kill_all(directories: &[PathBuf]) -> Result<(), LocalError> {
     let deadline = Instant::now() + Duration::from_millis(KILL_MS_MAX);
     loop {

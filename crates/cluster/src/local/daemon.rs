@@ -21,7 +21,7 @@ use super::node::{DaemonCommand, LocalNode};
 use super::run_dir::run_dir_error;
 use super::trust;
 
-/// Longest wait for a daemon to answer, in milliseconds: it compiles nothing and asks nobody far away, but several may
+/// Longest wait for a daemon to answer, in milliseconds: it compiles nothing and calls no other machine, but several may
 /// start at once on a slow machine.
 const READY_MS_MAX: u64 = 30_000;
 /// Pause between two attempts to reach it, in milliseconds.
@@ -41,7 +41,7 @@ shift
 exec setsid -- "$@"
 "#;
 
-/// What a start depends on beside the node.
+/// The settings of a start that are not the node's.
 #[derive(Debug)]
 pub(super) struct LaunchOptions<'a> {
     /// The node to join.
@@ -56,7 +56,7 @@ pub(super) struct LaunchOptions<'a> {
 
 /// Starts a node's daemon.
 pub(super) fn start_daemon(node: &LocalNode, launch: &LaunchOptions<'_>) -> Result<ProcessIdentity, LocalError> {
-    // That of a daemon that was killed is open for as long as what it was just starting has not begun its program, and answers nobody.
+    // The socket of a killed daemon stays open while a process that it was starting has not executed its program. It answers no call.
     let _ = fs::remove_file(&node.socket);
     let log = node.log_path();
     let log_file = File::options().create(true).append(true).open(&log).map_err(run_dir_error("open", &log))?;
@@ -96,7 +96,7 @@ fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
     command
 }
 
-/// A process is born in the network namespace of the thread that starts it.
+/// A process starts in the network namespace of the thread that starts it.
 fn spawn_in_netns(netns: &str, mut command: Command) -> io::Result<Child> {
     let netns = File::open(Path::new("/run/netns").join(netns))?;
     let body = move || {

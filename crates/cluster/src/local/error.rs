@@ -19,7 +19,7 @@ pub enum LocalError {
     NodeCount {
         /// What was asked for.
         nodes: usize,
-        /// What is possible.
+        /// The limit.
         nodes_max: usize,
     },
     /// A cluster runs there.
@@ -50,26 +50,26 @@ pub enum LocalError {
         /// What was asked for.
         wanted: String,
     },
-    /// Somebody else's network namespace has the name.
+    /// A network namespace that this cluster did not make has the name.
     #[error("network namespace {netns} exists, and this cluster did not make it; choose another name for the cluster")]
     NetnsTaken {
         /// The namespace.
         netns: String,
     },
-    /// `cluster.json`, or a directory beside it, cannot be used.
+    /// `cluster.json`, or a directory next to it, cannot be used.
     #[error("cannot {action} {}: {cause}", path.display())]
     State {
         /// What was tried.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         cause: io::Error,
     },
     /// The cluster's authority and its members' keys cannot be made.
     #[error("the cluster's keys cannot be made: {cause}")]
     Trust {
-        /// What is wrong.
+        /// The cause.
         cause: farfork_trust::member::MemberError,
     },
     /// `ip` fails.
@@ -95,7 +95,7 @@ pub enum LocalError {
         action: &'static str,
         /// The group's directory.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         cause: io::Error,
     },
     /// A daemon cannot be started.

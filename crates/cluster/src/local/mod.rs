@@ -28,10 +28,10 @@ use self::daemon::LaunchOptions;
 use self::network::NetnsLock;
 use self::state::ClusterState;
 
-/// Where containers with a shared root find what is theirs: the last daemon removes the directory, unless it was killed.
+/// The files of containers with a shared root. The last daemon removes the directory, unless it was killed.
 const CONTAINER_PRIVATE_DIR: &str = "/run/farfork";
 
-/// What `up` is doing, for whoever shows it.
+/// A step of `up`, for a progress display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpProgress<'a> {
     /// What an earlier cluster left is being removed.
@@ -44,7 +44,7 @@ pub enum UpProgress<'a> {
     Ready(&'a str),
 }
 
-/// A cluster of this machine. It goes on when this value is dropped; [`LocalCluster::down`] ends it.
+/// A cluster of this machine. It continues when this value is dropped; [`LocalCluster::down`] ends it.
 ///
 /// ```text
 ///   ff-NAME-n1        ff-NAME-n2        ff-NAME-n3        network namespaces, with a loopback each
@@ -145,7 +145,7 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Makes sure that it is the cluster that somebody means.
+    /// Makes sure that it is the cluster that the caller names.
     ///
     /// # Errors
     /// [`LocalError::OtherName`].
@@ -235,7 +235,7 @@ impl LocalCluster {
         }
     }
 
-    /// Writes down what is going to be made.
+    /// Records the plan before anything is made.
     fn write_planned_state(config: &LocalClusterConfig, made_run_dir: bool) -> Result<Self, LocalError> {
         let run_dir = run_dir::real_path(&config.run_dir)?;
         let state = ClusterState::planned(config, &run_dir, made_run_dir, cgroups::plan_cgroups(&config.name)?);

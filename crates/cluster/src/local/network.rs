@@ -36,7 +36,7 @@ pub(super) struct NetnsLock {
     _lock: File,
 }
 
-/// Makes sure that none of these namespaces exists; what is held has to be there until they do.
+/// Makes sure that none of these namespaces exists. The caller holds the result until they do.
 pub(super) fn lock_new_names(namespaces: &[String]) -> Result<NetnsLock, LocalError> {
     let names = lock_netns_dir()?;
     match namespaces.iter().find(|netns| netns_exists(netns)) {
@@ -66,7 +66,7 @@ pub(super) fn create_network(state: &ClusterState, names: NetnsLock) -> Result<(
     Ok(())
 }
 
-/// Removes all namespaces, and with them what is in them once their processes have ended.
+/// Removes all namespaces. Their contents are removed once their processes have ended.
 pub(super) fn remove_network(state: &ClusterState) -> Result<(), LocalError> {
     let _lock = lock_netns_dir()?;
     // One that cannot be deleted does not keep the others.
@@ -96,7 +96,7 @@ fn add_namespaces(state: &ClusterState, _held: &NetnsLock) -> Result<(), LocalEr
     namespaces(state).try_for_each(|netns| run_ip(&["netns", "add", netns], ""))
 }
 
-/// Undoes what the first `ip netns add` did, when it was ours and nobody has a namespace any more.
+/// Undoes what the first `ip netns add` did, if this cluster made it and no namespace is left.
 fn unmount_netns_dir() -> Result<(), LocalError> {
     let names_dir = Path::new(NETNS_DIR);
     let empty = || fs::read_dir(names_dir).is_ok_and(|mut entries| entries.next().is_none());

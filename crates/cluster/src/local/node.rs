@@ -98,14 +98,14 @@ impl LocalNode {
     }
 
     /// The daemon that runs: the one that was started last, or, where that has ended, who listens at its socket, as one that
-    /// somebody has started by hand.
+    /// a user has started by hand.
     pub(super) fn open_daemon(&self) -> Option<OwnedFd> {
         let started = self.process().and_then(|process| process.open().ok()?);
         started.or_else(|| self.socket_listener()?.open().ok()?)
     }
 
     fn socket_listener(&self) -> Option<ProcessIdentity> {
-        // One that stands still, and whose queue is full, is not waited for.
+        // A stopped daemon with a full queue is not waited for.
         let socket = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::STREAM,

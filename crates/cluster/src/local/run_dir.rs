@@ -12,8 +12,8 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::error::LocalError;
 
-/// Removes the run directory, unless somebody has put something else there. One that another daemon's containers are mounted on goes with
-/// the last of them.
+/// Removes the run directory, unless it has other files. If containers of another daemon are mounted on it, it is removed
+/// with the last of them.
 pub(super) fn remove_run_dir(path: &Path) {
     point::remove_when_unused(path);
 }
@@ -47,7 +47,7 @@ pub(super) fn run_dir_error<'a>(action: &'static str, path: &'a Path) -> impl Fn
     move |cause| LocalError::State { action, path: path.to_owned(), cause }
 }
 
-/// Locked by whoever makes or removes the cluster. Not the directory itself: a daemon's containers with a shared root have one of
+/// The process that makes or removes the cluster locks it. Not the directory itself: a daemon's containers with a shared root have one of
 /// the same name for their mounts, and lock it ([`farfork_sys::mount::point`]).
 const LOCK: &str = "cluster.lock";
 
@@ -78,7 +78,7 @@ pub(super) fn lock_run_dir(run_dir: &Path) -> Result<RunDirLock, LocalError> {
             Err(rustix::io::Errno::WOULDBLOCK) => break,
             Err(errno) => return Err(run_dir_error("lock", &path)(errno.into())),
         }
-        // Whoever had it may have removed it.
+        // The process that held the lock may have removed it.
         let locked = file.metadata().map_err(run_dir_error("lock", &path))?;
         if fs::metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino())) {
             return Ok(RunDirLock { path, _file: file });

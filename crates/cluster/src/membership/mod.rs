@@ -55,7 +55,7 @@ pub struct Member {
 /// Whether a member answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberState {
-    /// It was heard of lately.
+    /// A message of it, or about it, arrived lately.
     Alive,
     /// It has been silent for [`UNREACHABLE_AFTER`].
     Unreachable,
@@ -77,7 +77,7 @@ pub struct MemberView {
 /// What changed; for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MembershipEvent {
-    /// A member was heard of for the first time, or after it had been forgotten.
+    /// The first message of a member, or about it, arrived: since the start, or since it was forgotten.
     Joined(NodeName),
     /// The daemon of a member was started anew.
     Restarted(NodeName),
@@ -149,15 +149,15 @@ impl Membership {
     /// A heartbeat has come.
     ///
     /// # Errors
-    /// The sender cannot be a member; it should be told so.
+    /// The sender cannot be a member. The caller should answer so.
     pub fn handle_heartbeat(&mut self, from: Member, now: Instant) -> Result<Option<MembershipEvent>, JoinError> {
         self.record_heartbeat(from, now)
     }
 
-    /// The answer to a heartbeat has come: the answering member first, then those that it hears from.
+    /// The answer to a heartbeat has arrived: the answering member first, then the members whose messages it receives.
     ///
     /// # Errors
-    /// The answering node cannot be a member beside this one.
+    /// The answering node and this one cannot both be members.
     pub fn handle_answer(&mut self, members: Vec<Member>, now: Instant) -> Result<Option<MembershipEvent>, JoinError> {
         let mut members = members.into_iter();
         let Some(answering) = members.next() else {
@@ -207,7 +207,7 @@ impl Membership {
         due.collect()
     }
 
-    /// What to answer to a heartbeat: this node first, then those that it hears from.
+    /// The answer to a heartbeat: this node first, then the members whose messages it receives.
     pub fn known_members(&self, now: Instant) -> Vec<Member> {
         let now = now - self.missed_time(now);
         let alive_peers = self.peers.values().filter(|peer| peer.is_alive(now));

@@ -7,7 +7,7 @@ use super::{HEARTBEAT_INTERVAL, JoinError, Member, MemberState, MemberView, Memb
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) member: Member,
-    /// Whether it has spoken itself; else somebody named it.
+    /// Whether it has sent a message itself. Otherwise another member has named it.
     is_confirmed: bool,
     /// When it last spoke, or was named.
     last_heard: Instant,
@@ -54,12 +54,12 @@ impl Peer {
         now.saturating_duration_since(self.last_heard)
     }
 
-    /// Time in which nobody would have heard it is no silence of its.
+    /// Time in which this node could not receive does not count as its silence.
     pub(super) fn discount_missed(&mut self, missed: Duration, now: Instant) {
         self.last_heard = now.min(self.last_heard + missed);
     }
 
-    /// Whether this node itself hears from it.
+    /// Whether this node itself receives its messages.
     pub(super) fn is_alive(&self, now: Instant) -> bool {
         self.is_confirmed && self.silence(now) < UNREACHABLE_AFTER
     }

@@ -14,7 +14,7 @@ use farfork_wire::{NodeName, SeedId, Token};
 use super::calls::{AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
 use super::path::PathVersion;
 use super::peers::{PeerClient, PeerClients, PeerError};
-use crate::log::{LogFile, LogPoint, LogStorage as _, file_offset};
+use crate::log::{LogFile, LogPoint, file_offset};
 
 /// So many bytes are sent with the call that announces them. Above, a write without a copy into the call is faster.
 const INLINE_BYTES_MAX: u64 = 64 << 10;
@@ -122,8 +122,8 @@ impl ChainLink {
             while position < to && in_flight < WRITES_IN_FLIGHT_MAX {
                 let offset = position % ring_bytes;
                 let bytes = (to - position).min(WRITE_BYTES).min(ring_bytes - offset);
-                let mut data = vec![0; bytes as usize];
-                log.load(file_offset(position, ring_bytes), &mut data);
+                let mut data = Vec::with_capacity(bytes as usize);
+                log.append_to(&mut data, file_offset(position, ring_bytes), bytes);
                 let spans = vec![Span { extent: ExtentId(0), offset, bytes: bytes as u32 }];
                 let key = Arc::clone(&self.key);
                 connection.submit_write(WriteRequest { tag: position, key, spans, data, deadline })?;
@@ -147,9 +147,8 @@ impl ChainLink {
 fn read_ring(log: &LogFile, from: u64, to: u64) -> Vec<u8> {
     let ring_bytes = log.header().ring_bytes;
     let lap_end = to.min(from - from % ring_bytes + ring_bytes);
-    let mut data = vec![0; (to - from) as usize];
-    let (until_end, rest) = data.split_at_mut((lap_end - from) as usize);
-    log.load(file_offset(from, ring_bytes), until_end);
-    log.load(file_offset(lap_end, ring_bytes), rest);
+    let mut data = Vec::with_capacity((to - from) as usize);
+    log.append_to(&mut data, file_offset(from, ring_bytes), lap_end - from);
+    log.append_to(&mut data, file_offset(lap_end, ring_bytes), to - lap_end);
     data
 }

@@ -61,6 +61,11 @@ impl LogFile {
         &self.header
     }
 
+    /// Copies bytes at an offset of the log to the end of a buffer.
+    pub fn append_to(&self, buffer: &mut Vec<u8>, offset: u64, bytes: u64) {
+        self.mapping.append_to(buffer, offset as usize, bytes as usize);
+    }
+
     /// Writes bytes at an offset of the log to another file, without a copy of them in this process. Returns how many.
     ///
     /// # Errors

@@ -133,7 +133,7 @@ pub struct RecordBody {
 }
 
 impl RecordHeader {
-    /// Reads a header and checks its bounds. The checksum needs body and data: see `verify_checksum`.
+    /// Reads a header and checks its bounds. The checksum needs body and data: see `RecordChecksum`.
     ///
     /// # Errors
     /// `HeaderBounds`.
@@ -178,13 +178,29 @@ pub fn seal_header(header: &RecordHeader, body: &[u8], data: &[u8]) -> [u8; HEAD
     bytes
 }
 
-/// Whether the bytes of a record are those that were written.
-///
-/// # Errors
-/// `Checksum`.
-pub fn verify_checksum(header: &[u8; HEADER_BYTES as usize], body: &[u8], data: &[u8]) -> Result<(), RecordError> {
-    let stored = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
-    if stored == checksum(header, body, data) { Ok(()) } else { Err(RecordError::Checksum) }
+/// The checksum of a record that is read back. Its data may come in pieces.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordChecksum(u32);
+
+impl RecordChecksum {
+    /// Of a record without data.
+    pub fn new(header: &[u8; HEADER_BYTES as usize], body: &[u8]) -> Self {
+        Self(checksum(header, body, &[]))
+    }
+
+    /// Adds the next bytes of the data.
+    pub fn append(&mut self, data: &[u8]) {
+        self.0 = crc32c::crc32c_append(self.0, data);
+    }
+
+    /// Whether the bytes of the record are those that were written.
+    ///
+    /// # Errors
+    /// `Checksum`.
+    pub fn verify(self, header: &[u8; HEADER_BYTES as usize]) -> Result<(), RecordError> {
+        let stored = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+        if stored == self.0 { Ok(()) } else { Err(RecordError::Checksum) }
+    }
 }
 
 /// Encodes effects. The caller has validated them, as `decode_body` does again.
@@ -234,11 +250,16 @@ mod tests {
         let (body, data) = (b"body".to_vec(), b"data".to_vec());
         let sealed = seal_header(&header(&body, &data), &body, &data);
         assert_eq!(RecordHeader::parse(&sealed), Ok(header(&body, &data)));
-        assert_eq!(verify_checksum(&sealed, &body, &data), Ok(()));
+        let verify = |header, body: &[u8], data: &[u8]| {
+            let mut checksum = RecordChecksum::new(header, body);
+            data.chunks(3).for_each(|piece| checksum.append(piece));
+            checksum.verify(header)
+        };
+        assert_eq!(verify(&sealed, &body, &data), Ok(()));
         for bit in 0..sealed.len() * 8 {
             let mut flipped = sealed;
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(verify_checksum(&flipped, &body, &data), Err(RecordError::Checksum), "bit {bit}");
+            assert_eq!(verify(&flipped, &body, &data), Err(RecordError::Checksum), "bit {bit}");
         }
     }
 
