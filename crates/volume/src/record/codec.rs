@@ -250,7 +250,7 @@ mod tests {
         let (body, data) = (b"body".to_vec(), b"data".to_vec());
         let sealed = seal_header(&header(&body, &data), &body, &data);
         assert_eq!(RecordHeader::parse(&sealed), Ok(header(&body, &data)));
-        let verify = |header, body: &[u8], data: &[u8]| {
+        let verify = |header: &[u8; HEADER_BYTES as usize], body: &[u8], data: &[u8]| {
             let mut checksum = RecordChecksum::new(header, body);
             data.chunks(3).for_each(|piece| checksum.append(piece));
             checksum.verify(header)

@@ -9,8 +9,8 @@ mod entry_name;
 
 pub use attributes::{FileKind, InodeAttributes, InodeNumber, Timestamp};
 pub use codec::{
-    DATA_ALIGNED_MIN, HEADER_BYTES, PAGE_BYTES, RECORD_ALIGNMENT, RecordBody, RecordError, RecordHeader, RecordKind,
-    RecordChecksum, RecordShape, decode_body, encode_body, seal_header,
+    DATA_ALIGNED_MIN, HEADER_BYTES, PAGE_BYTES, RECORD_ALIGNMENT, RecordBody, RecordChecksum, RecordError,
+    RecordHeader, RecordKind, RecordShape, decode_body, encode_body, seal_header,
 };
 pub use effect::{
     DATA_BYTES_MAX, EFFECTS_MAX, EffectError, FILE_BYTES_MAX, RecordEffect, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX,
