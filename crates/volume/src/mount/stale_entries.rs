@@ -5,13 +5,16 @@
 //! waits for the lock of the directory, which the kernel holds until the operation is answered. So the answer is ESTALE. The
 //! kernel looks the names up again and repeats the operation (`retry_estale` in fs/namei.c).
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
 use crate::record::{EntryKey, InodeNumber};
+
+/// Inodes in [`StaleTable::not_found_since`]. It is emptied when there are so many.
+const NOT_FOUND_MAX: usize = 1 << 16;
 
 /// The entries.
 #[derive(Debug, Default)]
@@ -22,6 +25,9 @@ struct StaleTable {
     entries: HashMap<EntryKey, StaleEntry>,
     /// How often each inode is in `previous` of an entry.
     previous_counts: HashMap<InodeNumber, usize>,
+    /// Inodes that the kernel has not looked up since an entry of theirs was invalidated. A call of open(2) for one of them
+    /// walked its path before the invalidation, however late it arrives.
+    not_found_since: HashSet<InodeNumber>,
     /// Calls of open(2) that are not answered, by number.
     openings: HashMap<u64, WatchedOpening>,
     next_opening: u64,
@@ -47,7 +53,8 @@ impl OpeningWatch {
     pub(super) fn is_stale(&self) -> bool {
         let table = self.stale_entries.lock();
         let opening = &table.openings[&self.number];
-        opening.is_stale || table.previous_counts.contains_key(&opening.inode)
+        let inode = &opening.inode;
+        opening.is_stale || table.previous_counts.contains_key(inode) || table.not_found_since.contains(inode)
     }
 }
 
@@ -106,6 +113,10 @@ impl StaleEntries {
                     count.remove();
                 }
             }
+            if table.not_found_since.len() >= NOT_FOUND_MAX {
+                table.not_found_since.clear();
+            }
+            table.not_found_since.insert(previous);
         }
     }
 
@@ -120,7 +131,11 @@ impl StaleEntries {
 
     /// A lookup by a thread is answered, or with no thread the creation of an entry.
     pub(super) fn note_answer(&self, thread: Option<u32>, key: &EntryKey, inode: Option<InodeNumber>) {
-        if let Some(entry) = self.lock().entries.get_mut(key) {
+        let mut table = self.lock();
+        if let Some(inode) = inode {
+            table.not_found_since.remove(&inode);
+        }
+        if let Some(entry) = table.entries.get_mut(key) {
             entry.found = Some(FoundEntry { inode, thread });
         }
     }
@@ -203,10 +218,15 @@ mod tests {
         let (before, other) = (stale.watch_opening(OLD), stale.watch_opening(NEW));
         stale.remove(&key("b"));
         stale.remove(&key("b"));
-        assert!(!is_stale(OLD) && !is_stale(NEW) && !before.is_stale(), "all are invalidated");
+        assert!(is_stale(OLD) && is_stale(NEW) && before.is_stale(), "the paths were walked before the invalidations");
+        for inode in [OLD, NEW] {
+            stale.note_answer(Some(1), &key("c"), Some(inode));
+        }
+        assert!(!is_stale(OLD) && !is_stale(NEW) && !before.is_stale(), "they were looked up since");
         stale.add(key("a"), OLD);
         stale.remove(&key("a"));
-        assert!(before.is_stale(), "the path was walked before the invalidation");
+        stale.note_answer(Some(1), &key("c"), Some(OLD));
+        assert!(before.is_stale(), "this path was walked before the invalidation");
         assert!(!is_stale(OLD) && !other.is_stale());
     }
 }
