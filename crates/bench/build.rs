@@ -26,7 +26,7 @@ const SOURCES: [&str; 15] = [
     "src/baseline/paused_forks.cpp",
 ];
 
-/// What a program links to besides.
+/// The system libraries that a program is linked with.
 const LIBRARIES: [(&str, &[&str]); 1] = [("leveldb.cpp", &["-lleveldb", "-lsnappy", "-pthread"])];
 
 /// The C library, for the program that makes seeds of itself.

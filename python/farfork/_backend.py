@@ -29,8 +29,3 @@ class BackendExecutor(Executor):
         """Has calls refer to these objects, rather than carry them. They must not change."""
         for value in objects:
             self._pickling.shared.add(value)
-
-    def abort(self) -> None:
-        """Cancels all calls, and kills the workers of those that run."""
-        self.cancel_all()
-        self.shutdown()

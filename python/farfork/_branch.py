@@ -36,8 +36,7 @@ def branch(node: str | None = None, **options: Any) -> Branch:
         begun = executor.submit(_cells.begin)
         begun.result()
     except BaseException:
-        executor.cancel_all()
-        executor.shutdown()
+        executor.abort()
         raise
     return Branch(executor, str(begun.child))
 
@@ -88,8 +87,7 @@ class Branch:
     def close(self) -> None:
         """Ends the branch, also if a cell runs in it."""
         self._is_closed = True
-        self._executor.cancel_all()
-        self._executor.shutdown()
+        self._executor.abort()
 
     def __enter__(self) -> Branch:
         return self

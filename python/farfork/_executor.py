@@ -189,11 +189,15 @@ class Executor(_Executor):
                 self.cancel_all()
             self.shutdown()
         except BaseException:
-            self.cancel_all()
-            self.shutdown()
+            self.abort()
             raise
 
     # ---- for branches and back ends
+
+    def abort(self) -> None:
+        """Cancels all calls, and ends the executor."""
+        self.cancel_all()
+        self.shutdown()
 
     @property
     def has_workers(self) -> bool:

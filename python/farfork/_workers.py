@@ -68,8 +68,6 @@ class TaskEntry:
     retries: int
     #: Of the caller: a notebook shows output in the cell whose context it is printed in.
     context: Context = field(default_factory=copy_context)
-    #: Whether its worker is to interrupt it.
-    is_interrupted: bool = False
 
 
 @dataclass(eq=False)
@@ -96,13 +94,13 @@ class Worker:
     #: Whether its channel was opened, and has ended since.
     is_closed: bool = False
 
-    #: Where output is printed between calls.
-    last_context: Context = field(default_factory=copy_context)
+    #: Where output is printed between calls: as if the thread that forked it did so.
+    idle_context: Context = field(default_factory=copy_context)
 
     @property
     def context(self) -> Context:
         """Where its output is printed: as if the caller of its call did so."""
-        return self.last_context if self.task is None else self.task.context
+        return self.idle_context if self.task is None else self.task.context
 
     @property
     def is_idle(self) -> bool:
@@ -136,6 +134,8 @@ class WorkerPool:
         self._host = host
         self._options = options
         self._tasks: dict[int, TaskEntry] = {}
+        #: Calls whose workers are to interrupt them, once they have begun.
+        self._interrupts_due: list[TaskEntry] = []
         self._seeds: list[WorkerSeed] = []
         self._next_task = 0
         self._broken: InitializerFailed | None = None
@@ -188,9 +188,7 @@ class WorkerPool:
 
     def request_interrupt(self, future: ChildFuture[Any]) -> None:
         """A call is to be interrupted by its worker, once it has begun."""
-        for task in self._tasks.values():
-            if task.future is future:
-                task.is_interrupted = True
+        self._interrupts_due += [task for task in self._tasks.values() if task.future is future]
 
     @property
     def futures(self) -> list[ChildFuture[Any]]:
@@ -374,12 +372,14 @@ class WorkerPool:
         self._host.watch_channel(worker)
 
     def _send_interrupts(self) -> None:
-        for worker in self._workers():
-            task, channel = worker.task, worker.channel
-            if task is not None and channel is not None and task.is_interrupted:
-                task.is_interrupted = False
-                channel.send(_channel.INTERRUPT, task.number, Payload(b""))
+        due, self._interrupts_due = self._interrupts_due, []
+        for task in due:
+            worker = next((worker for worker in self._workers() if worker.task is task), None)
+            if worker is not None and worker.channel is not None:
+                worker.channel.send(_channel.INTERRUPT, task.number, Payload(b""))
                 self._host.watch_channel(worker)
+            elif task.number in self._tasks:
+                self._interrupts_due.append(task)
 
     def _fork_missing(self) -> None:
         room = self._options.children_max - sum(len(seed.workers) for seed in self._seeds)

@@ -15,7 +15,7 @@ use std::thread;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::workspace::Workspace;
-use target::{Ended, Priority, Target};
+use target::{Ended, FuzzPriority, Target};
 
 /// What makes the compiler count which edges ran, and tell libFuzzer what was compared.
 const FLAGS: [&str; 7] = [
@@ -37,7 +37,7 @@ const SECONDS: u32 = 60;
 /// Runs the targets that are named, or all; `--seconds N` says how long each.
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     let (seconds, named) = parse(arguments)?;
-    let plan = Plan { seconds, priority: Priority::Normal, tell: &|line| println!("{line}") };
+    let plan = Plan { seconds, priority: FuzzPriority::Normal, tell: &|line| println!("{line}") };
     plan.run(workspace, &named, &AtomicBool::new(false)).map(|report| println!("{report}"))
 }
 
@@ -50,14 +50,14 @@ pub(crate) fn run_in_background(workspace: &Workspace, seconds: u32, is_over: &A
         *lines += &line;
         *lines += "\n";
     };
-    let report = Plan { seconds, priority: Priority::Background, tell: &tell }.run(workspace, &[], is_over)?;
+    let report = Plan { seconds, priority: FuzzPriority::Background, tell: &tell }.run(workspace, &[], is_over)?;
     Ok(lines.into_inner().expect("no thread panics with it") + &report)
 }
 
 /// How targets are run.
 struct Plan<'a> {
     seconds: u32,
-    priority: Priority,
+    priority: FuzzPriority,
     tell: &'a (dyn Fn(String) + Sync),
 }
 
@@ -134,12 +134,12 @@ fn products(workspace: &Workspace) -> PathBuf {
     all.join("fuzz")
 }
 
-fn build(folder: &Path, products: &Path, priority: Priority) -> Result<()> {
+fn build(folder: &Path, products: &Path, priority: FuzzPriority) -> Result<()> {
     let status = priority
         .command(Path::new(env!("CARGO")))
         .current_dir(folder)
         .args(["build", "--release", "--target", PLATFORM])
-        .args(matches!(priority, Priority::Background).then_some("--quiet"))
+        .args(matches!(priority, FuzzPriority::Background).then_some("--quiet"))
         .env("CARGO_TARGET_DIR", products)
         .env("RUSTFLAGS", FLAGS.join(" "))
         .status()

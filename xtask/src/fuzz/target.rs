@@ -24,14 +24,14 @@ const INPUTS_LABEL: &str = "stat::number_of_executed_units:";
 
 /// The priority of targets and of their build.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Priority {
+pub(super) enum FuzzPriority {
     /// As other programs.
     Normal,
     /// Below other programs.
     Background,
 }
 
-impl Priority {
+impl FuzzPriority {
     /// A program with this priority.
     pub(super) fn command(self, program: &Path) -> Command {
         match self {
@@ -62,12 +62,12 @@ pub(super) struct Ended {
 impl Target {
     /// Runs it. What it finds beyond the corpus in the repository goes to a folder that git ignores, where it begins the
     /// next time.
-    pub(super) fn run(self, seconds: u32, priority: Priority) -> Ended {
+    pub(super) fn run(self, seconds: u32, priority: FuzzPriority) -> Ended {
         let outcome = self.count_inputs(seconds, priority);
         Ended { name: self.name, outcome }
     }
 
-    fn count_inputs(&self, seconds: u32, priority: Priority) -> Result<u64> {
+    fn count_inputs(&self, seconds: u32, priority: FuzzPriority) -> Result<u64> {
         let Self { name, program, folder } = self;
         let [found, failures, scratch] = ["found", "failures", "scratch"].map(|kind| folder.join(kind).join(name));
         for made in [&found, &failures, &scratch] {

@@ -36,7 +36,7 @@ impl LeveldbWorkload {
     pub(crate) const ALL: [Self; 6] =
         [Self::FillSequential, Self::ReadSequential, Self::ReadRandom, Self::ReadHot, Self::FillRandom, Self::FillSync];
 
-    /// As db_bench calls it.
+    /// As db_bench and the program call it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::FillSequential => "fillseq",
@@ -59,17 +59,6 @@ impl LeveldbWorkload {
             Self::FillSync => VolumeFigure::FillsyncUs,
         }
     }
-
-    fn command(self) -> u8 {
-        match self {
-            Self::FillSequential => b's',
-            Self::ReadSequential => b'q',
-            Self::ReadRandom => b'r',
-            Self::ReadHot => b'h',
-            Self::FillRandom => b'f',
-            Self::FillSync => b'y',
-        }
-    }
 }
 
 /// Runs all workloads in an empty directory. Returns the mean time of an operation of each, in µs. `program` is [`LEVELDB`], installed.
@@ -87,7 +76,8 @@ pub(crate) fn run_leveldb(
     let mut process = ChildProgram::start(LEVELDB.name, &command)?;
     let [] = process.read_answer("ready")?;
     let measure = |workload: LeveldbWorkload| {
-        let [ns, operations] = process.request(workload.command(), "took")?;
+        process.send_text(&format!("{}\n", workload.name()))?;
+        let [ns, operations] = process.read_answer("took")?;
         Ok((workload.figure(), ns as f64 / 1e3 / operations as f64))
     };
     LeveldbWorkload::ALL.into_iter().map(measure).collect()

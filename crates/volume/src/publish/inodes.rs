@@ -12,9 +12,6 @@ use super::publisher::{LogData, Publisher};
 use crate::change::{ChangeSet, DataChange, InodeChange};
 use crate::record::{FileKind, InodeAttributes, InodeNumber, Timestamp};
 
-/// Bytes that are copied with one call.
-const COPY_BYTES: usize = 1 << 20;
-
 impl Publisher {
     /// Every inode that is not dropped exists, without an entry if it is new.
     pub(super) fn create_inodes(&mut self, changes: &ChangeSet) -> Result<(), PublishError> {
@@ -115,14 +112,9 @@ impl Publisher {
         log_position: u64,
         log: &impl LogData,
     ) -> Result<(), PublishError> {
-        for start in (0..bytes as u64).step_by(COPY_BYTES) {
-            let count = COPY_BYTES.min(bytes - start as usize);
-            self.calls.write(count, |done| {
-                let position = start + done as u64;
-                log.write_data(log_position + position, count - done, file.as_fd(), offset + position)
-            })?;
-        }
-        Ok(())
+        self.calls.write(bytes, |done| {
+            log.write_data(log_position + done as u64, bytes - done, file.as_fd(), offset + done as u64)
+        })
     }
 
     /// Extended attributes, then owner, mode and timestamps. After entries and data: both change timestamps.

@@ -6,14 +6,11 @@ pub(crate) mod storage;
 use std::path::PathBuf;
 use std::process::Command;
 
-use tempfile::TempDir;
-
 use self::availability::run_availability;
 use self::storage::{MountedStorage, REPLICAS, StorageTestbed};
 use crate::baseline::socket_chain::SocketChain;
 use crate::embedded_program::ChildProgram;
 use crate::error::BenchError;
-use crate::experiment::local_cluster::SCRATCH_PARENT;
 use crate::figure::MIB_BYTES;
 use crate::machine;
 use crate::parameters::volume::{
@@ -49,10 +46,7 @@ pub async fn run_volume(
     require_memory(plan)?;
     let testbed = StorageTestbed::start(plan, farfork.clone()).await?;
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
-    let failed = |cause| BenchError::File { path: SCRATCH_PARENT.into(), cause };
-    let programs = tempfile::Builder::new().prefix("farfork-bench-").tempdir_in(SCRATCH_PARENT).map_err(failed)?;
-    LEVELDB.install(programs.path())?;
-    let mut run = VolumeRun { plan, farfork, programs, testbed, samples };
+    let mut run = VolumeRun { plan, farfork, testbed, samples };
     let has_availability = plan.experiments.contains(&VolumeExperiment::Availability);
     let (points, mut done) = (plan.points_to_measure(), 0);
     let steps = points.len() * plan.runs + usize::from(has_availability);
@@ -94,8 +88,6 @@ fn written_mib(plan: &VolumeParameters, case: &VolumeCase) -> u64 {
 struct VolumeRun<'a> {
     plan: &'a VolumeParameters,
     farfork: PathBuf,
-    /// Programs that are not `farfork` itself.
-    programs: TempDir,
     testbed: StorageTestbed,
     samples: Samples<VolumeSampleKey>,
 }
@@ -196,7 +188,7 @@ impl VolumeRun<'_> {
     }
 
     fn measure_leveldb(&self, storage: &MountedStorage) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
-        let program = self.programs.path().join(LEVELDB.name);
+        let program = LEVELDB.install(self.testbed.memory())?;
         run_leveldb(&program, &storage.directory, self.plan.entries, self.plan.synced_entries())
     }
 

@@ -56,6 +56,11 @@ impl StorageTestbed {
         &self.cluster
     }
 
+    /// A directory in memory. It is removed with the nodes.
+    pub(crate) fn memory(&self) -> &Path {
+        self.memory.path()
+    }
+
     /// The same, for faults of nodes.
     pub(crate) fn cluster_mut(&mut self) -> &mut BenchCluster {
         &mut self.cluster

@@ -23,21 +23,9 @@ pub(super) fn refuses_large_sizes() {
 /// Volumes, sockets and local file systems are measured, and a mail server works through each fault.
 pub(super) fn prints_every_figure() {
     let sizes = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "1"];
-    let times = [
-        "--files",
-        "100",
-        "--points",
-        "300",
-        "--entries",
-        "200",
-        "--seconds",
-        "1",
-        "--period",
-        "2",
-        "--replicas",
-        "busy",
-    ];
-    let document = run_benchmark("volume", &[&sizes[..], &times].concat());
+    let counts = ["--files", "100", "--points", "300", "--entries", "200", "--replicas", "busy"];
+    let times = ["--seconds", "1", "--period", "2"];
+    let document = run_benchmark("volume", &[&sizes[..], &counts, &times].concat());
     let figures = document["figures"].as_array().expect("a list of figures");
     let keys =
         |figure: &Value| ["experiment", "load", "processes", "system", "figure"].map(|key| figure[key].to_string());

@@ -178,7 +178,7 @@ impl VersionCompletion<'_> {
             let version = &mut descriptor.file_versions[index];
             let file = self.held_files.take(&version.identity, &path);
             let opened = file.as_ref().and_then(|file| file.reopen().ok());
-            add_digest(&mut version.identity, opened, (&path, self.stopped_ns));
+            add_digest(&mut version.identity, opened, &path, self.stopped_ns);
             held_files.push(file);
         }
         self.add_mapped_versions(descriptor, &mut held_files);
@@ -199,7 +199,7 @@ impl VersionCompletion<'_> {
             let link = self.map_files_link(file.owner_range);
             let opened = || File::open(&link).ok();
             let is_wanted = file.identity.build_id.is_none();
-            add_digest(&mut file.identity, is_wanted.then(opened).flatten(), (&file.path, self.stopped_ns));
+            add_digest(&mut file.identity, is_wanted.then(opened).flatten(), &file.path, self.stopped_ns);
         }
     }
 
@@ -239,7 +239,7 @@ impl VersionCompletion<'_> {
             let Some(file) = HeldFile::open(&format!("/proc/{}/exe", self.templates[number])) else { continue };
             let Ok(mut identity) = file_identity::stat_identity(&file) else { continue };
             file_identity::mark_if_changed_since(self.stopped_ns, &mut identity);
-            set_node_numbers(&mut identity, (&process.exe, self.stopped_ns));
+            set_node_numbers(&mut identity, &process.exe, self.stopped_ns);
             // Its code is mapped: the build id is known.
             let mut mapped = descriptor.mapped_files.iter().map(|mapped| &mapped.identity);
             let known = mapped.find(|mapped| (mapped.device, mapped.inode) == (identity.device, identity.inode));
@@ -257,9 +257,8 @@ fn has_same_times(one: &FileIdentity, other: &FileIdentity) -> bool {
     state(one) == state(other)
 }
 
-/// Takes a small file's digest, and the numbers that the node knows it by. `path_and_stop`: its path, and when the processes were
-/// stopped.
-fn add_digest(version: &mut FileIdentity, file: Option<File>, path_and_stop: (&str, i64)) {
+/// Takes a small file's digest, and the numbers that the node knows it by.
+fn add_digest(version: &mut FileIdentity, file: Option<File>, path: &str, stopped_ns: i64) {
     let digest = file.and_then(|file| {
         let is_as_then =
             || file_identity::stat_identity(&file).is_ok_and(|now| file_identity::has_same_content(version, &now));
@@ -268,12 +267,12 @@ fn add_digest(version: &mut FileIdentity, file: Option<File>, path_and_stop: (&s
         digest.filter(|_| is_as_then())
     });
     version.digest = version.digest.or(digest);
-    set_node_numbers(version, path_and_stop);
+    set_node_numbers(version, path, stopped_ns);
 }
 
-/// A process in a container of its own knows files of the node by other numbers. Not of a file whose times may have changed since the processes
-/// stood: who replaces a file (rename(2)) gives it and the one that is gone the same time.
-fn set_node_numbers(version: &mut FileIdentity, (path, stopped_ns): (&str, i64)) {
+/// Gives a file the numbers of the node: a process in a container of its own knows it by others. A file whose times may have changed
+/// since the processes were stopped keeps its own: rename(2) gives the new file of a path and the old one the same time.
+fn set_node_numbers(version: &mut FileIdentity, path: &str, stopped_ns: i64) {
     if version.changed_ns >= stopped_ns {
         return;
     }
