@@ -15,7 +15,7 @@ readonly LOCK_SECONDS_MAX=600 # another setup may be installing; it takes a minu
 # No versions: Debian removes a package's old version from its servers with each security update, so the release is
 # what pins them.
 readonly packages=(gcc g++ libc6-dev make groff-base iproute2 pkg-config python3 python3-venv ca-certificates
-    redis-server nginx-light postgresql curl jq git sqlite3 rsync fio rocksdb-tools libleveldb-dev libsnappy-dev)
+    redis-server nginx-light postgresql curl jq git sqlite3 rsync fio rocksdb-tools libleveldb-dev libsnappy-dev xfsprogs)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 pub use farfork_container::{CACHED_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
 use farfork_trust::{Encryption, JoinToken};
+use farfork_volume::process::{CopyMethod, OffloadMode};
 use farfork_wire::NodeName;
 
 pub use crate::seeds::SeedBudget;
@@ -67,6 +68,12 @@ pub struct VolumeOptions {
     pub detection_ms: u64,
     /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
     pub scrub_hours: u32,
+    /// How data gets from logs into shared trees.
+    pub copy_method: CopyMethod,
+    /// Where the work of replicating and publishing is done.
+    pub offload_mode: OffloadMode,
+    /// CPUs of the offload process, such as `1` or `2-3`; none for all.
+    pub offload_cpus: Option<String>,
 }
 
 impl VolumeOptions {
@@ -80,7 +87,15 @@ impl VolumeOptions {
     pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<PathBuf>) -> Self {
         let store = store.unwrap_or_else(|| Path::new(STATE_DIR).join(node.as_str()).join("volumes"));
         let catalog = catalog.unwrap_or_else(|| store.with_file_name("catalog"));
-        Self { store, catalog, detection_ms: Self::DETECTION_MS, scrub_hours: Self::SCRUB_HOURS }
+        Self {
+            store,
+            catalog,
+            detection_ms: Self::DETECTION_MS,
+            scrub_hours: Self::SCRUB_HOURS,
+            copy_method: CopyMethod::default(),
+            offload_mode: OffloadMode::default(),
+            offload_cpus: None,
+        }
     }
 }
 

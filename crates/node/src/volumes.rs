@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use farfork_cluster::catalog::{Catalog as _, FileCatalog};
 use farfork_trust::Credentials;
-use farfork_volume::process::{NodeSupervisor, ProcessRole, STORE_PATH_BYTES_MAX};
+use farfork_volume::process::{
+    NodeSupervisor, OffloadMode, OffloadOptions, ProcessRole, STORE_PATH_BYTES_MAX, run_offload,
+};
 use farfork_wire::NodeName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -137,8 +139,12 @@ impl VolumeServiceThread {
             }
         }
         loop {
-            let failure = match self.start_processes() {
-                Ok(supervisor) => return self.supervise(supervisor),
+            let started = match self.config.options.offload_mode {
+                OffloadMode::On => self.start_processes().map(|supervisor| self.supervise(supervisor)),
+                OffloadMode::Inline => self.start_inline().map(|offload| self.wait_for_inline(&offload)),
+            };
+            let failure = match started {
+                Ok(ended) => return ended,
                 Err(failure) => failure,
             };
             tracing::error!(failure, "this node serves no volumes: it is tried again");
@@ -158,6 +164,19 @@ impl VolumeServiceThread {
                 return Ok(());
             }
             supervisor.check();
+        }
+    }
+
+    /// Answers commands while the threads of the volumes run.
+    fn wait_for_inline(&self, offload: &JoinHandle<()>) -> io::Result<()> {
+        tracing::info!(store = %self.config.options.store.display(), "this node serves volumes in threads of the daemon");
+        loop {
+            // Threads that have failed cannot be started again: others of them may still run.
+            let failure = offload.is_finished().then_some("its threads have ended, see the log: restart the daemon");
+            self.answer_all(failure);
+            if self.wait(CATALOG_INTERVAL)? == ServiceWakeup::Stop {
+                return Ok(());
+            }
         }
     }
 
@@ -192,6 +211,37 @@ impl VolumeServiceThread {
 
     /// Starts the processes; an error says why they cannot run.
     fn start_processes(&self) -> Result<NodeSupervisor<impl Fn(ProcessRole) -> Command>, String> {
+        self.prepare_store()?;
+        let started = NodeSupervisor::start(|role| self.command(role));
+        started.map_err(|error| format!("cannot start its processes: {error}"))
+    }
+
+    /// Starts the work of the processes in threads of the daemon; an error says why it cannot run.
+    fn start_inline(&self) -> Result<JoinHandle<()>, String> {
+        self.prepare_store()?;
+        let VolumeServiceConfig { node, options, listen, credentials } = &self.config;
+        let options = OffloadOptions {
+            node: node.clone(),
+            store: options.store.clone(),
+            catalog: options.catalog.clone(),
+            listen: *listen,
+            detection_time: Duration::from_millis(options.detection_ms),
+            scrub_interval: Duration::from_secs(3600 * u64::from(options.scrub_hours)),
+            mode: OffloadMode::Inline,
+            copy_method: options.copy_method,
+            credentials: credentials.clone(),
+        };
+        let run = move || {
+            if let Err(error) = run_offload(&options) {
+                tracing::error!(%error, "the threads of the volumes have ended");
+            }
+        };
+        let started = thread::Builder::new().name("volume offload".to_owned()).spawn(run);
+        started.map_err(|error| format!("cannot start its threads: {error}"))
+    }
+
+    /// Makes the directories, and checks that they can be used.
+    fn prepare_store(&self) -> Result<(), String> {
         let VolumeOptions { store, catalog, .. } = &self.config.options;
         let length = store.as_os_str().len();
         if length > STORE_PATH_BYTES_MAX {
@@ -204,8 +254,7 @@ impl VolumeServiceThread {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
             made.map_err(|error| format!("cannot make the directory {}: {error}", directory.display()))?;
         }
-        let started = NodeSupervisor::start(|role| self.command(role));
-        started.map_err(|error| format!("cannot start its processes: {error}"))
+        self.config.options.copy_method.check(store).map_err(|error| error.to_string())
     }
 
     fn command(&self, role: ProcessRole) -> Command {
@@ -214,11 +263,15 @@ impl VolumeServiceThread {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("farfork");
         command.args(["volume", role.name(), "--store"]).arg(&options.store);
+        command.args(["--copy", options.copy_method.name()]);
         if role == ProcessRole::Offload {
             command.arg("--catalog").arg(&options.catalog);
             command.args(["--name", node.as_str(), "--listen", &listen.to_string()]);
             command.args(["--detect-ms", &options.detection_ms.to_string()]);
             command.args(["--scrub-hours", &options.scrub_hours.to_string()]);
+            if let Some(cpus) = &options.offload_cpus {
+                command.args(["--cpus", cpus]);
+            }
             // The process reads the trust directory by itself: no secret is handed over.
             if let Some(credentials) = credentials {
                 command.arg("--trust").arg(credentials.directory().root());

@@ -28,6 +28,18 @@ pub fn cpuset_of_process(pid: i32) -> Option<Vec<u32>> {
     parse_cpu_list(files.find_map(|file| fs::read_to_string(file).ok())?.trim())
 }
 
+/// Restricts the calling thread, and those that it starts, to a list of CPUs such as `0-3,6`.
+///
+/// # Errors
+/// `InvalidInput` when it is no such list; as sched_setaffinity(2).
+pub fn restrict_to_cpus(list: &str) -> io::Result<()> {
+    let words = parse_cpu_list(list).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut cpus = CpuSet::new();
+    let is_listed = |cpu: &usize| words.get(cpu / 32).is_some_and(|word| word & 1 << (cpu % 32) != 0);
+    (0..CpuSet::MAX_CPU).filter(is_listed).for_each(|cpu| cpus.set(cpu));
+    Ok(sched_setaffinity(None, &cpus)?)
+}
+
 /// A list such as `0-3,6`.
 fn parse_cpu_list(list: &str) -> Option<Vec<u32>> {
     let mut words = Vec::new();

@@ -176,7 +176,7 @@ impl SharedMapping {
         unsafe { AtomicU64::from_ptr(self.pointer_to(offset, 8).as_ptr().cast()) }
     }
 
-    fn pointer_to(&self, offset: usize, bytes: usize) -> NonNull<u8> {
+    pub(crate) fn pointer_to(&self, offset: usize, bytes: usize) -> NonNull<u8> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         assert!(inside, "{bytes} bytes at {offset} of a mapping of {}", self.bytes);
         // SAFETY: within the one mapping, as just checked.

@@ -22,7 +22,7 @@ const PAGING_MS: &str = "700";
 
 fn under_children() {
     let disk = Disk::of_mib(DISK_MIB);
-    let cluster = Cluster::start_on(&disk, 2);
+    let cluster = Cluster::start_on(&disk, 2, &[]);
     let mut parent = Parent::start(Program::Situation("paging"), &[PARENT_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];

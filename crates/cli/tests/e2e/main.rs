@@ -67,6 +67,7 @@ mod seeds_may_be_sealed;
 mod strategies_fetch_as_documented;
 mod test;
 mod test_programs_pass_without_farfork;
+mod volume_copy_methods;
 mod volume_files_are_forked;
 mod volumes_are_replicated;
 mod zygotes_are_forked;
@@ -96,6 +97,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("files_and_streams", files_and_streams::TESTS),
     ("files_have_contents_of_prepare", files_have_contents_of_prepare::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),
+    ("volumes_are_copied_by_each_method", volume_copy_methods::TESTS),
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
     ("volume_files_are_forked", volume_files_are_forked::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),

@@ -26,12 +26,12 @@ pub(crate) const TESTS: &[Test] = &[
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A mounted volume, which is unmounted also when the test fails.
-struct VolumeMount {
+pub(crate) struct VolumeMount {
     directory: PathBuf,
 }
 
 impl VolumeMount {
-    fn new(cluster: &Cluster, node: usize, volume: &str, directory: &Path) -> Self {
+    pub(crate) fn new(cluster: &Cluster, node: usize, volume: &str, directory: &Path) -> Self {
         let directory = directory.join(format!("mount-{node}"));
         fs::create_dir(&directory).expect("a directory to mount at");
         let answer = cluster.node(node).json(&["volume", "mount", volume, &directory.to_string_lossy()]);
@@ -40,12 +40,12 @@ impl VolumeMount {
         mount
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
     /// Unmounts it as a user does, and waits until the processes that served it have ended.
-    fn end(self) {
+    pub(crate) fn end(self) {
         unmount_volume(&self.directory);
         wait::wait_until("the processes of a mount end with it", SETTLE_LIMIT, || {
             volume_processes(&self.directory).is_empty().then_some(())

@@ -46,7 +46,7 @@ struct LogMetric {
     bytes: fn(&LogStatus) -> u64,
 }
 
-const LOG_METRICS: [LogMetric; 3] = [
+const LOG_METRICS: [LogMetric; 4] = [
     LogMetric { name: "volume_logged", help: "Bytes of a client's log that a replica has.", bytes: |log| log.logged },
     LogMetric {
         name: "volume_committed",
@@ -57,6 +57,11 @@ const LOG_METRICS: [LogMetric; 3] = [
         name: "volume_published",
         help: "Bytes of a client's log that a replica has published to its shared tree.",
         bytes: |log| log.published,
+    },
+    LogMetric {
+        name: "volume_coalesced",
+        help: "Bytes of data that a replica did not copy to its shared tree, because later records overwrite or drop them.",
+        bytes: |log| log.coalesced,
     },
 ];
 
@@ -195,7 +200,7 @@ mod tests {
         let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
         let mut record = VolumeRecord::new(1, vec![n1.clone(), n2.clone()], 8 << 20, Durability::Memory);
         record.clients = vec![n2.clone()];
-        let log = LogStatus { logged: 4096, committed: 4096, published: 0 };
+        let log = LogStatus { logged: 4096, committed: 4096, published: 0, coalesced: 0 };
         let unknown = ReplicaStatus::unknown(n2, "it is down".to_owned());
         let replicas = vec![
             ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(4096), ..unknown.clone() },

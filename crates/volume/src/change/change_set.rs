@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use super::overwritten::remove_overwritten;
 use crate::log::LogPoint;
 use crate::record::{EntryKey, InodeAttributes, InodeNumber, RecordEffect, XattrName};
 use crate::replay::ReplayedRecord;
@@ -42,6 +43,16 @@ pub enum DataChange {
     },
 }
 
+impl DataChange {
+    /// How many bytes it copies from the log.
+    fn copied_bytes(&self) -> u64 {
+        match self {
+            Self::Copy { bytes, .. } => u64::from(*bytes),
+            Self::PunchHole { .. } | Self::AllocateSpace { .. } | Self::SetSize { .. } => 0,
+        }
+    }
+}
+
 /// The final state of one inode, as far as it was touched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeChange {
@@ -72,6 +83,8 @@ pub struct ChangeSet {
     pub entries: BTreeMap<EntryKey, Option<InodeNumber>>,
     record_count: usize,
     data_bytes: u64,
+    coalesced_bytes: u64,
+    is_coalesced: bool,
 }
 
 impl ChangeSet {
@@ -85,6 +98,8 @@ impl ChangeSet {
             entries: BTreeMap::new(),
             record_count: 0,
             data_bytes: 0,
+            coalesced_bytes: 0,
+            is_coalesced: false,
         }
     }
 
@@ -93,7 +108,7 @@ impl ChangeSet {
         self.record_count
     }
 
-    /// How many bytes it copies.
+    /// Bytes of data of its records.
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
@@ -107,6 +122,24 @@ impl ChangeSet {
         self.end = record.end;
         self.epoch = record.epoch;
         self.record_count += 1;
+        self.is_coalesced = false;
+    }
+
+    /// Bytes of data of its records that are not copied, because later records drop or overwrite them.
+    pub fn coalesced_bytes(&self) -> u64 {
+        self.coalesced_bytes
+    }
+
+    /// Drops data that later records of the set overwrite, punch or cut off. Copies of a file then do not overlap.
+    pub fn coalesce(&mut self) {
+        let removed = self.inodes.values_mut().map(|change| remove_overwritten(&mut change.data));
+        self.coalesced_bytes += removed.sum::<u64>();
+        self.is_coalesced = true;
+    }
+
+    /// Whether copies of a file do not overlap, so that they may be executed in any order.
+    pub fn is_coalesced(&self) -> bool {
+        self.is_coalesced
     }
 
     fn fold_effect(&mut self, effect: RecordEffect, log_position: u64) {
@@ -129,7 +162,9 @@ impl ChangeSet {
             RecordEffect::SetSize { inode, bytes } => self.change_of(inode).data.push(DataChange::SetSize { bytes }),
             RecordEffect::SetXattr { inode, name, value } => _ = self.change_of(inode).xattrs.insert(name, value),
             RecordEffect::DropInode { inode } => {
-                *self.change_of(inode) = InodeChange { is_dropped: true, ..Default::default() }
+                let change = self.change_of(inode);
+                let dropped = std::mem::replace(change, InodeChange { is_dropped: true, ..Default::default() });
+                self.coalesced_bytes += dropped.data.iter().map(DataChange::copied_bytes).sum::<u64>();
             }
         }
     }

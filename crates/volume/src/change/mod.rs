@@ -4,6 +4,7 @@
 //! be applied again, also over the half of itself that was applied before a crash.
 
 mod change_set;
+mod overwritten;
 
 pub use change_set::{ChangeSet, DataChange, InodeChange};
 

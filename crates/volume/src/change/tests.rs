@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::ChangeSet;
 use super::model::ModelVolume;
+use super::{ChangeSet, DataChange};
 use crate::log::LogPoint;
 use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, Timestamp};
 use crate::replay::ReplayedRecord;
@@ -78,6 +78,15 @@ fn load(position: u64, bytes: usize) -> Vec<u8> {
     vec![(position / RECORD_BYTES) as u8 + 1; bytes]
 }
 
+/// Whether two copies write the same byte.
+fn has_overlapping_copies(changes: &[DataChange]) -> bool {
+    let mut written = BTreeSet::new();
+    changes.iter().any(|change| match *change {
+        DataChange::Copy { offset, bytes, .. } => (offset..offset + u64::from(bytes)).any(|byte| !written.insert(byte)),
+        _ => false,
+    })
+}
+
 fn fold(records: &[Vec<RecordEffect>], first: usize) -> ChangeSet {
     let point = |index: usize| LogPoint { sequence: index as u64 + 1, position: index as u64 * RECORD_BYTES };
     let mut changes = ChangeSet::new(point(first), 1);
@@ -123,6 +132,21 @@ proptest! {
             let mut volume = state.clone();
             volume.apply_change_set(&changes, load);
             prop_assert_eq!(&volume, last);
+        }
+    }
+
+    #[test]
+    fn a_coalesced_change_set_converges_as_well(effects in vec(effect(), 1..40), published in 0..40_usize) {
+        let records = with_attributes(effects);
+        let published = published.min(records.len());
+        let states = states(&records);
+        let mut changes = fold(&records, published);
+        changes.coalesce();
+        prop_assert!(changes.inodes.values().all(|change| !has_overlapping_copies(&change.data)));
+        for state in &states[published..] {
+            let mut volume = state.clone();
+            volume.apply_change_set(&changes, load);
+            prop_assert_eq!(Some(&volume), states.last());
         }
     }
 

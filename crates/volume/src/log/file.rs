@@ -74,6 +74,16 @@ impl LogFile {
         self.mapping.write_to(offset as usize, bytes, file, file_offset)
     }
 
+    /// The file.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The mapping of the whole file.
+    pub(crate) fn mapping(&self) -> &SharedMapping {
+        &self.mapping
+    }
+
     /// A handle for flushing the log while others use the mapping.
     ///
     /// # Errors

@@ -238,6 +238,8 @@ pub struct LogStatus {
     pub committed: u64,
     /// The shared tree has the log up to here.
     pub published: u64,
+    /// Bytes of data that the replica did not copy to its shared tree, because later records overwrite or drop them.
+    pub coalesced: u64,
 }
 
 /// Sends one command to the offload process of the node with this store, and waits for the answer.

@@ -6,6 +6,7 @@
 mod channel;
 mod client;
 mod control;
+mod data_copier;
 mod message;
 mod offload;
 mod store;
@@ -19,7 +20,8 @@ pub use control::{
     LogStatus, NewVolume, ReplicaDifference, ReplicaReplacement, ReplicaStatus, VolumeCheck, VolumeStatus,
     check_volume, send_control_request, send_control_request_within,
 };
-pub use offload::{OffloadError, OffloadOptions, run_offload};
+pub use data_copier::CopyMethod;
+pub use offload::{OffloadError, OffloadMode, OffloadOptions, run_offload};
 pub use store::{STORE_PATH_BYTES_MAX, VolumeStore};
 pub use supervisor::{CLIENT_ENDED, MountSupervisor, NodeSupervisor, ProcessRole, end_with_supervisor};
 pub use volume_directory::{CreateError, VolumeDirectory};

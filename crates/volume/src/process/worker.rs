@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,26 +13,21 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::channel::{MessageChannel, listen};
+use super::data_copier::{CopyMethod, DataCopier};
 use super::message::{PublishRequest, WorkerAnswer};
 use super::store::VolumeStore;
-use crate::log::{LogFile, file_offset};
-use crate::publish::{CallBudget, LogData, PublishError, PublishedMark, Publisher};
+use crate::log::LogFile;
+use crate::publish::{CallBudget, PublishError, PublishedMark, Publisher};
 
 /// The name of the lock. Only the process that holds it changes the shared trees.
 pub(super) const WORKER: &str = "worker";
 /// How often a worker says that it still executes a request. A change set of a whole log takes seconds on a busy machine.
 pub(super) const WORKER_ALIVE_INTERVAL: Duration = Duration::from_millis(100);
 
-impl LogData for LogFile {
-    fn write_data(&self, position: u64, bytes: usize, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
-        let written = self.write_to(file_offset(position, self.header().ring_bytes), bytes, file, offset);
-        written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
-    }
-}
-
 /// The publishers of the volumes. One that failed is opened again, because the state on disk is then unknown.
-pub(super) struct PublisherTable<'s> {
-    store: &'s VolumeStore,
+pub(super) struct PublisherTable {
+    store: VolumeStore,
+    copy_method: CopyMethod,
     volumes: HashMap<String, OpenVolume>,
 }
 
@@ -43,12 +37,13 @@ struct OpenVolume {
     /// Inode number of the shared tree's directory: a replica that catches up replaces the tree.
     tree: u64,
     publisher: Publisher,
+    copier: DataCopier,
     logs: HashMap<u16, LogFile>,
 }
 
-impl<'s> PublisherTable<'s> {
-    pub(super) fn new(store: &'s VolumeStore) -> Self {
-        Self { store, volumes: HashMap::new() }
+impl PublisherTable {
+    pub(super) fn new(store: VolumeStore, copy_method: CopyMethod) -> Self {
+        Self { store, copy_method, volumes: HashMap::new() }
     }
 
     /// Applies a change set.
@@ -72,14 +67,16 @@ impl<'s> PublisherTable<'s> {
             }
             let publisher = Publisher::open(directory.open_shared()?, request.durability, CallBudget::default());
             let publisher = publisher.map_err(io::Error::other)?;
-            self.volumes.insert(request.volume.clone(), OpenVolume { id, tree, publisher, logs: HashMap::new() });
+            let copier = DataCopier::new(self.copy_method)?;
+            let open = OpenVolume { id, tree, publisher, copier, logs: HashMap::new() };
+            self.volumes.insert(request.volume.clone(), open);
         }
         let volume = self.volumes.get_mut(&request.volume).expect("it was opened above");
         let log = match volume.logs.entry(request.client) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(directory.open_log(request.client).map_err(io::Error::other)?),
         };
-        let published = volume.publisher.publish(request.client, &request.changes, log);
+        let published = volume.publisher.publish(request.client, &request.changes, &mut volume.copier.data_of(log));
         published.map_err(|error| match error {
             PublishError::Call { source: Errno::NOSPC | Errno::DQUOT, .. } => {
                 io::Error::new(io::ErrorKind::StorageFull, error)
@@ -93,13 +90,13 @@ impl<'s> PublisherTable<'s> {
 ///
 /// # Errors
 /// When the store cannot be used.
-pub fn run_worker(store: &VolumeStore) -> io::Result<()> {
+pub fn run_worker(store: &VolumeStore, copy_method: CopyMethod) -> io::Result<()> {
     let _lock = store.lock(WORKER)?;
     let listener = listen(&store.worker_socket())?;
     loop {
         let mut requests = MessageChannel::accept(&listener)?;
         let answers = AnswerChannel::new(requests.try_clone()?);
-        let mut publishers = PublisherTable::new(store);
+        let mut publishers = PublisherTable::new(store.clone(), copy_method);
         thread::scope(|scope| {
             scope.spawn(|| answers.report_work());
             while let Ok(request) = requests.receive::<PublishRequest>() {
@@ -113,7 +110,7 @@ pub fn run_worker(store: &VolumeStore) -> io::Result<()> {
     }
 }
 
-fn execute(publishers: &mut PublisherTable<'_>, request: &PublishRequest) -> WorkerAnswer {
+fn execute(publishers: &mut PublisherTable, request: &PublishRequest) -> WorkerAnswer {
     match publishers.publish(request) {
         Ok(mark) => WorkerAnswer::Done(mark),
         Err(error) => {

@@ -129,25 +129,6 @@ impl CallBudget {
         self.make("remove a directory", Some(Errno::NOENT), || unlinkat(parent, name, AtFlags::REMOVEDIR))
     }
 
-    /// Writes bytes. `write` continues after those that are written already, and returns how many more are.
-    pub(super) fn write(
-        &self,
-        bytes: usize,
-        write: impl Fn(usize) -> Result<usize, Errno>,
-    ) -> Result<(), PublishError> {
-        self.make("write data", None, || {
-            let mut written = 0;
-            while written < bytes {
-                match write(written) {
-                    Ok(count) => written += count,
-                    Err(Errno::INTR) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(())
-        })
-    }
-
     pub(super) fn truncate(&self, file: impl AsFd, bytes: u64) -> Result<(), PublishError> {
         self.make("truncate a file", None, || ftruncate(file, bytes))
     }

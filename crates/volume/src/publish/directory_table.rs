@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FileType, fgetxattr, unlinkat};
 use rustix::io::Errno;
@@ -25,7 +25,7 @@ type DirectoryLocation = Option<EntryKey>;
 pub(super) struct DirectoryTable {
     locations: HashMap<InodeNumber, DirectoryLocation>,
     by_entry: HashMap<EntryKey, InodeNumber>,
-    open: HashMap<InodeNumber, Rc<OwnedFd>>,
+    open: HashMap<InodeNumber, Arc<OwnedFd>>,
 }
 
 impl DirectoryTable {
@@ -75,7 +75,7 @@ impl DirectoryTable {
         &mut self,
         shared: &SharedTree,
         inode: InodeNumber,
-    ) -> Result<(Rc<OwnedFd>, Vec<u8>), PublishError> {
+    ) -> Result<(Arc<OwnedFd>, Vec<u8>), PublishError> {
         match self.locations.get(&inode) {
             Some(Some(EntryKey { parent, name })) => {
                 let (parent, name) = (*parent, name.as_bytes().to_vec());
@@ -83,7 +83,7 @@ impl DirectoryTable {
             }
             Some(None) if inode != InodeNumber::ROOT => {
                 let orphans = shared.orphans.try_clone().map_err(|_| PublishError::Mismatch("too many open files"))?;
-                Ok((Rc::new(orphans), orphan_name(inode).into_bytes()))
+                Ok((Arc::new(orphans), orphan_name(inode).into_bytes()))
             }
             _ => Err(PublishError::Mismatch("a directory is missing")),
         }
@@ -107,12 +107,12 @@ impl DirectoryTable {
     }
 
     /// Opens a directory. An open directory stays valid when it is renamed.
-    pub(super) fn open(&mut self, shared: &SharedTree, inode: InodeNumber) -> Result<Rc<OwnedFd>, PublishError> {
+    pub(super) fn open(&mut self, shared: &SharedTree, inode: InodeNumber) -> Result<Arc<OwnedFd>, PublishError> {
         let mut missing = Vec::new();
         let mut current = inode;
         let mut directory = loop {
             if let Some(open) = self.open.get(&current) {
-                break Rc::clone(open);
+                break Arc::clone(open);
             }
             let location = self.locations.get(&current).ok_or(PublishError::Mismatch("a directory is missing"))?;
             match location {
@@ -128,8 +128,8 @@ impl DirectoryTable {
         }
         for (number, name) in missing.into_iter().rev() {
             let child = open_directory(&directory, name.as_slice());
-            directory = Rc::new(child.map_err(PublishError::call("open a directory"))?);
-            self.open.insert(number, Rc::clone(&directory));
+            directory = Arc::new(child.map_err(PublishError::call("open a directory"))?);
+            self.open.insert(number, Arc::clone(&directory));
         }
         Ok(directory)
     }
@@ -139,13 +139,13 @@ impl DirectoryTable {
         self.open.clear();
     }
 
-    fn open_top(&mut self, shared: &SharedTree, inode: InodeNumber) -> Result<Rc<OwnedFd>, PublishError> {
+    fn open_top(&mut self, shared: &SharedTree, inode: InodeNumber) -> Result<Arc<OwnedFd>, PublishError> {
         let opened = match inode {
             InodeNumber::ROOT => open_directory(&shared.tree, b"."),
             _ => open_directory(&shared.orphans, orphan_name(inode).as_bytes()),
         };
-        let directory = Rc::new(opened.map_err(PublishError::call("open a directory"))?);
-        self.open.insert(inode, Rc::clone(&directory));
+        let directory = Arc::new(opened.map_err(PublishError::call("open a directory"))?);
+        self.open.insert(inode, Arc::clone(&directory));
         Ok(directory)
     }
 }

@@ -2,7 +2,7 @@
 //! directories on the path to it are open.
 
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ pub(super) struct DirectoryWalk {
 #[derive(Debug)]
 struct PendingDirectory {
     inode: InodeNumber,
-    parent: Rc<OwnedFd>,
+    parent: Arc<OwnedFd>,
     /// None for the directory `parent` itself.
     name: Option<EntryName>,
 }
@@ -30,18 +30,18 @@ struct PendingDirectory {
 #[derive(Debug)]
 pub(super) struct WalkedDirectory {
     pub(super) inode: InodeNumber,
-    pub(super) file: Rc<OwnedFd>,
+    pub(super) file: Arc<OwnedFd>,
 }
 
 impl DirectoryWalk {
     /// Begins at a directory.
     pub(super) fn start(inode: InodeNumber, top: OwnedFd) -> Self {
-        Self { pending: vec![PendingDirectory { inode, parent: Rc::new(top), name: None }] }
+        Self { pending: vec![PendingDirectory { inode, parent: Arc::new(top), name: None }] }
     }
 
     /// A directory in one that was walked.
     pub(super) fn add(&mut self, parent: &WalkedDirectory, name: EntryName, inode: InodeNumber) {
-        self.pending.push(PendingDirectory { inode, parent: Rc::clone(&parent.file), name: Some(name) });
+        self.pending.push(PendingDirectory { inode, parent: Arc::clone(&parent.file), name: Some(name) });
     }
 
     /// The next directory: the one that was added last.
@@ -51,7 +51,7 @@ impl DirectoryWalk {
     pub(super) fn next(&mut self) -> Result<Option<WalkedDirectory>, Errno> {
         let Some(PendingDirectory { inode, parent, name }) = self.pending.pop() else { return Ok(None) };
         let file = match name {
-            Some(name) => Rc::new(open_directory(&parent, name.as_bytes())?),
+            Some(name) => Arc::new(open_directory(&parent, name.as_bytes())?),
             None => parent,
         };
         Ok(Some(WalkedDirectory { inode, file }))

@@ -1,15 +1,15 @@
-//! Inodes of a change set: creation, data, attributes, removal.
+//! Inodes of a change set: creation, attributes, removal.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, Timespec, Timestamps, fstat, openat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Timespec, Timestamps, openat, statat};
 use rustix::io::Errno;
 
 use super::calls::PublishError;
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::layout::{SharedTree, inode_path, number_of_name, orphan_name};
-use super::publisher::{LogData, Publisher};
-use crate::change::{ChangeSet, DataChange, InodeChange};
+use super::publisher::Publisher;
+use crate::change::{ChangeSet, InodeChange};
 use crate::record::{FileKind, InodeAttributes, InodeNumber, Timestamp};
 
 impl Publisher {
@@ -57,64 +57,6 @@ impl Publisher {
             FileKind::BlockDevice => FileType::BlockDevice,
         };
         self.calls.make_node(inodes, path.as_bytes(), kind, attributes.device)
-    }
-
-    /// Files have their data and size.
-    pub(super) fn change_data(&self, changes: &ChangeSet, log: &impl LogData) -> Result<(), PublishError> {
-        for (inode, change) in &changes.inodes {
-            match &change.attributes {
-                Some(InodeAttributes { kind: FileKind::Regular, size, .. }) => {
-                    self.change_file(*inode, change, *size, log)?;
-                }
-                _ if !change.data.is_empty() => {
-                    return Err(PublishError::Mismatch("data of an inode that is no file"));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn change_file(
-        &self,
-        inode: InodeNumber,
-        change: &InodeChange,
-        size: u64,
-        log: &impl LogData,
-    ) -> Result<(), PublishError> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = openat(&self.shared.inodes, inode_path(inode).as_bytes(), flags, Mode::empty())
-            .map_err(PublishError::call("open a file"))?;
-        for data_change in &change.data {
-            match *data_change {
-                DataChange::Copy { offset, bytes, log_position } => {
-                    self.copy(&file, offset, bytes as usize, log_position, log)?;
-                }
-                DataChange::PunchHole { offset, bytes } => {
-                    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                    self.calls.allocate(&file, mode, offset, bytes)?;
-                }
-                DataChange::AllocateSpace { offset, bytes } => {
-                    self.calls.allocate(&file, FallocateFlags::KEEP_SIZE, offset, bytes)?;
-                }
-                DataChange::SetSize { bytes } => self.calls.truncate(&file, bytes)?,
-            }
-        }
-        let current = fstat(&file).map_err(PublishError::call("stat a file"))?;
-        if current.st_size as u64 == size { Ok(()) } else { self.calls.truncate(&file, size) }
-    }
-
-    fn copy(
-        &self,
-        file: &OwnedFd,
-        offset: u64,
-        bytes: usize,
-        log_position: u64,
-        log: &impl LogData,
-    ) -> Result<(), PublishError> {
-        self.calls.write(bytes, |done| {
-            log.write_data(log_position + done as u64, bytes - done, file.as_fd(), offset + done as u64)
-        })
     }
 
     /// Extended attributes, then owner, mode and timestamps. After entries and data: both change timestamps.

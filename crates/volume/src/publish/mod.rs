@@ -5,6 +5,7 @@
 //! no directory. `orphans` has directories on their way. `published` says how far the log is applied.
 
 mod calls;
+mod data_changes;
 mod directory_table;
 mod directory_walk;
 mod entries;
@@ -19,13 +20,15 @@ mod tree_digest;
 mod tree_reader;
 
 pub use calls::{CallBudget, PublishError};
+pub(crate) use data_changes::write_fully;
+pub use data_changes::{DataCopy, LogData};
 pub use farfork_cluster::catalog::Durability;
 pub(crate) use file_data::read_up_to;
 pub use inodes::find_unlinked_inodes;
 pub use layout::{SharedTree, available_bytes};
 pub use load::load_namespace;
 pub use mark::{MarkFile, PublishedMark, is_damaged_mark};
-pub use publisher::{LogData, Publisher};
+pub use publisher::Publisher;
 pub use tree_digest::{
     DATA_PART_BYTES, DataDigester, DataPart, Digest, DigestedInodes, InodeDigest, TreeDigest, digest_inodes,
 };

@@ -2,25 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::os::fd::BorrowedFd;
-
-use farfork_cluster::catalog::Durability;
-use rustix::io::Errno;
 
 use super::calls::{CallBudget, PublishError};
+use super::data_changes::LogData;
 use super::directory_table::DirectoryTable;
 use super::layout::SharedTree;
 use super::mark::{MarkFile, PublishedMark};
 use crate::change::ChangeSet;
-
-/// Data of records that are not published yet.
-pub trait LogData {
-    /// Writes bytes from a position of the endless log on to a file, at an offset. Returns how many, as pwrite(2).
-    ///
-    /// # Errors
-    /// As pwrite(2).
-    fn write_data(&self, position: u64, bytes: usize, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno>;
-}
+use farfork_cluster::catalog::Durability;
 
 /// Applies change sets to one shared tree.
 #[derive(Debug)]
@@ -60,7 +49,7 @@ impl Publisher {
         &mut self,
         client: u16,
         changes: &ChangeSet,
-        log: &impl LogData,
+        log: &mut impl LogData,
     ) -> Result<PublishedMark, PublishError> {
         let mark = self.mark(client)?;
         if changes.end <= mark.point {
@@ -97,7 +86,7 @@ impl Publisher {
     ///
     /// # Errors
     /// As `publish`.
-    pub fn apply(&mut self, changes: &ChangeSet, data: &impl LogData) -> Result<(), PublishError> {
+    pub fn apply(&mut self, changes: &ChangeSet, data: &mut impl LogData) -> Result<(), PublishError> {
         self.create_inodes(changes)?;
         self.change_data(changes, data)?;
         self.move_entries(changes)?;

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::io::Read as _;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use fastrand::Rng;
@@ -11,8 +10,8 @@ use rustix::io::{Errno, pwrite};
 use tempfile::TempDir;
 
 use super::{
-    CallBudget, DataDigester, DataPart, Durability, LogData, PublishError, Publisher, SharedTree, TreeReader,
-    digest_inodes, find_unlinked_inodes, load_namespace,
+    CallBudget, DataCopy, DataDigester, DataPart, Durability, LogData, PublishError, Publisher, SharedTree, TreeReader,
+    digest_inodes, find_unlinked_inodes, load_namespace, write_fully,
 };
 use crate::change::ChangeSet;
 use crate::change::model::ModelVolume;
@@ -33,10 +32,19 @@ const RECORD_BYTES: u64 = 1 << 20;
 #[derive(Default)]
 struct TestLog(HashMap<u64, Vec<u8>>);
 
-impl LogData for TestLog {
-    fn write_data(&self, position: u64, bytes: usize, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
-        let base = position / RECORD_BYTES * RECORD_BYTES;
-        pwrite(file, &self.0[&base][(position - base) as usize..][..bytes], offset)
+impl LogData for &TestLog {
+    /// So that several copies of several files may wait for one call.
+    fn copies_max(&self) -> usize {
+        3
+    }
+
+    fn copy(&mut self, copies: &[DataCopy<'_>]) -> Result<(), Errno> {
+        // Any order will do.
+        copies.iter().rev().try_for_each(|copy| {
+            let base = copy.log_position / RECORD_BYTES * RECORD_BYTES;
+            let data = &self.0[&base][(copy.log_position - base) as usize..][..copy.bytes];
+            write_fully(copy.bytes, |done| pwrite(copy.file, &data[done..], copy.offset + done as u64))
+        })
     }
 }
 
@@ -185,6 +193,7 @@ impl Scenario {
             .iter()
             .filter(|record| record.point >= from)
             .for_each(|record| changes.fold(record.clone()));
+        changes.coalesce();
         changes
     }
 }
@@ -249,7 +258,7 @@ fn run_scenario(seed: u64) -> u32 {
         let mut publisher = open(&tree, calls).unwrap();
         while let Err(error) = {
             let changes = scenario.fold(publisher.mark(0).unwrap().point, record_count);
-            publisher.publish(0, &changes, &scenario.log)
+            publisher.publish(0, &changes, &mut &scenario.log)
         } {
             assert_eq!(error, PublishError::InjectedCrash, "seed {seed}");
             crashes += 1;
@@ -299,7 +308,7 @@ fn copy_tree(from: &Path, to: &Path) {
     let mut reader = TreeReader::new(SharedTree::open(from).unwrap()).unwrap();
     loop {
         let part = reader.next_part().unwrap();
-        publisher.apply(&part.changes, &part).unwrap();
+        publisher.apply(&part.changes, &mut &part).unwrap();
         if part.is_last {
             break;
         }
@@ -325,7 +334,7 @@ fn compare_tree(scenario: &Scenario, tree: &Path, seed: u64) {
 fn publish_rest(scenario: &mut Scenario, tree: &Path) {
     let mut publisher = open(tree, CallBudget::default()).unwrap();
     let changes = scenario.fold(publisher.mark(0).unwrap().point, scenario.records.len());
-    publisher.publish(0, &changes, &scenario.log).unwrap();
+    publisher.publish(0, &changes, &mut &scenario.log).unwrap();
 }
 
 fn compare_links(loaded: &VolumeNamespace, expected: &VolumeNamespace, seed: u64) {

@@ -192,8 +192,6 @@ mod tests {
     use std::os::unix::fs::FileExt as _;
     use std::path::{Path, PathBuf};
 
-    use std::os::fd::BorrowedFd;
-
     use farfork_cluster::catalog::Durability;
     use rustix::fs::FallocateFlags;
     use rustix::io::Errno;
@@ -202,7 +200,7 @@ mod tests {
     use super::*;
     use crate::change::{ChangeSet, InodeChange};
     use crate::log::LogPoint;
-    use crate::publish::{CallBudget, LogData, Publisher};
+    use crate::publish::{CallBudget, DataCopy, LogData, Publisher};
     use crate::record::{EntryKey, EntryName, InodeAttributes, Timestamp};
 
     const FILE: InodeNumber = InodeNumber(2);
@@ -210,13 +208,7 @@ mod tests {
     struct NoData;
 
     impl LogData for NoData {
-        fn write_data(
-            &self,
-            _position: u64,
-            _bytes: usize,
-            _file: BorrowedFd<'_>,
-            _offset: u64,
-        ) -> Result<usize, Errno> {
+        fn copy(&mut self, _copies: &[DataCopy<'_>]) -> Result<(), Errno> {
             panic!("the change set has no data");
         }
     }
@@ -244,7 +236,7 @@ mod tests {
         changes.entries.insert(key, Some(FILE));
         let shared = || SharedTree::open(&path).unwrap();
         let mut publisher = Publisher::open(shared(), Durability::Memory, CallBudget::default()).unwrap();
-        publisher.apply(&changes, &NoData).unwrap();
+        publisher.apply(&changes, &mut NoData).unwrap();
         (directory, shared(), path.join("tree/file"))
     }
 

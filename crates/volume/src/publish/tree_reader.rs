@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 
 use rustix::fs::{SeekFrom, seek};
@@ -12,11 +12,11 @@ use rustix::io::{Errno, pwrite};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use super::data_changes::{DataCopy, LogData, write_fully};
 use super::file_data::find_data;
 use super::inodes::{UnenteredFiles, find_unentered};
 use super::layout::{SharedTree, inode_path, orphan_name};
 use super::load::{load_inode, load_namespace};
-use super::publisher::LogData;
 use crate::change::{ChangeSet, DataChange, InodeChange};
 use crate::log::LogPoint;
 use crate::record::{EntryKey, EntryName, InodeNumber};
@@ -38,9 +38,12 @@ pub struct TreePart {
     pub is_last: bool,
 }
 
-impl LogData for TreePart {
-    fn write_data(&self, position: u64, bytes: usize, file: BorrowedFd<'_>, offset: u64) -> Result<usize, Errno> {
-        pwrite(file, &self.data[position as usize..][..bytes], offset)
+impl LogData for &TreePart {
+    fn copy(&mut self, copies: &[DataCopy<'_>]) -> Result<(), Errno> {
+        copies.iter().try_for_each(|copy| {
+            let data = &self.data[copy.log_position as usize..][..copy.bytes];
+            write_fully(copy.bytes, |done| pwrite(copy.file, &data[done..], copy.offset + done as u64))
+        })
     }
 }
 

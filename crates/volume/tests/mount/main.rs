@@ -23,7 +23,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use farfork_volume::process::{OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker};
+use farfork_volume::process::{
+    CopyMethod, OffloadMode, OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker,
+};
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -97,7 +99,7 @@ fn run_process(arguments: &[String]) -> ExitCode {
             run_client(&store, test_node::VOLUME, arguments[2].as_ref(), ready).map_err(|e| e.to_string())
         }
         "offload" => run_offload(&offload_options(arguments)).map_err(|e| e.to_string()),
-        _ => run_worker(&store).map_err(|e| e.to_string()),
+        _ => run_worker(&store, copy_method()).map_err(|e| e.to_string()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -108,6 +110,11 @@ fn run_process(arguments: &[String]) -> ExitCode {
     }
 }
 
+/// The method that the tests run with: FARFORK_VOLUME_COPY, or else the default.
+fn copy_method() -> CopyMethod {
+    std::env::var("FARFORK_VOLUME_COPY").map_or_else(|_| CopyMethod::default(), |name| name.parse().expect("a method"))
+}
+
 fn offload_options(arguments: &[String]) -> OffloadOptions {
     OffloadOptions {
         node: NodeName::new(&arguments[3]).expect("a node name"),
@@ -116,6 +123,8 @@ fn offload_options(arguments: &[String]) -> OffloadOptions {
         listen: arguments[5].parse().expect("an address"),
         detection_time: Duration::from_millis(arguments[4].parse().expect("a number")),
         scrub_interval: SCRUB_INTERVAL,
+        mode: OffloadMode::On,
+        copy_method: copy_method(),
         credentials: None,
     }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use farfork_cluster::catalog::Durability;
+use farfork_volume::process::LogStatus;
 use tempfile::TempDir;
 
 use super::mounted_volume::{LOG_BYTES, SmallDisk, create_volume};
@@ -93,7 +94,8 @@ impl VolumeCluster {
         observer.wait_for("the shared trees are equal", || {
             let logs: Vec<_> = observer.status().replicas.into_iter().map(|replica| replica.logs).collect();
             let is_published = logs.iter().flatten().all(|log| log.published == log.logged);
-            is_published && logs.windows(2).all(|pair| pair[0] == pair[1])
+            let ends = |logs: &[LogStatus]| logs.iter().map(|log| log.logged).collect::<Vec<_>>();
+            is_published && logs.windows(2).all(|pair| ends(&pair[0]) == ends(&pair[1]))
         });
         let trees: Vec<_> = self.nodes.iter().map(tree).collect();
         for pair in trees.windows(2) {

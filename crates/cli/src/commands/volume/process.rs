@@ -9,8 +9,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use farfork_sys::affinity::restrict_to_cpus;
 use farfork_trust::{Credentials, Encryption};
-use farfork_volume::process::{OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker};
+use farfork_volume::process::{
+    CopyMethod, OffloadMode, OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker,
+};
 use farfork_wire::NodeName;
 
 use crate::GlobalArgs;
@@ -51,6 +54,12 @@ pub(crate) struct OffloadArguments {
     /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
     #[arg(long, value_name = "HOURS")]
     scrub_hours: u32,
+    /// How data gets into shared trees while the worker does not run.
+    #[arg(long, value_name = "METHOD", default_value_t = CopyMethod::default())]
+    copy: CopyMethod,
+    /// CPUs that it may use, such as 1 or 2-3.
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<String>,
     /// Encrypt transfers between nodes. Without this option, other nodes are not authenticated.
     #[arg(long, value_name = "on|off")]
     encryption: Option<Encryption>,
@@ -64,6 +73,9 @@ pub(crate) struct WorkerArguments {
     /// Store of the node.
     #[arg(long, value_name = "DIR")]
     store: PathBuf,
+    /// How data gets into shared trees.
+    #[arg(long, value_name = "METHOD", default_value_t = CopyMethod::default())]
+    copy: CopyMethod,
     #[command(flatten)]
     log: LogOptions,
 }
@@ -87,6 +99,9 @@ impl OffloadArguments {
     pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         start(&self.log)?;
         let object = format!("offload process of node {}", self.name);
+        if let Some(cpus) = &self.cpus {
+            restrict_to_cpus(cpus).with_context(|| format!("--offload-cpus {cpus}"))?;
+        }
         let credentials = self.encryption.map(|encryption| Credentials::open(&global.trust(), encryption)).transpose();
         let options = OffloadOptions {
             node: self.name,
@@ -95,6 +110,8 @@ impl OffloadArguments {
             listen: self.listen,
             detection_time: Duration::from_millis(self.detect_ms),
             scrub_interval: Duration::from_secs(3600 * u64::from(self.scrub_hours)),
+            mode: OffloadMode::On,
+            copy_method: self.copy,
             credentials: credentials.with_context(|| object.clone())?,
         };
         run_offload(&options).context(object)?;
@@ -106,7 +123,7 @@ impl WorkerArguments {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         start(&self.log)?;
         let object = format!("worker of {}", self.store.display());
-        run_worker(&VolumeStore::new(&self.store)).context(object)?;
+        run_worker(&VolumeStore::new(&self.store), self.copy).context(object)?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -63,6 +63,8 @@ pub(super) struct LogView {
     pub(super) logged: u64,
     pub(super) committed: u64,
     pub(super) published: u64,
+    /// Bytes of data that publishing did not copy, because later changes overwrote or dropped them.
+    pub(super) coalesced: u64,
 }
 
 impl LogView {
@@ -105,6 +107,7 @@ impl ReplicaView {
             logged: log.logged,
             committed: log.committed,
             published: log.published,
+            coalesced: log.coalesced,
         });
         Self {
             node: replica.node.clone(),
@@ -196,7 +199,7 @@ pub(super) mod tests {
         let mut record = VolumeRecord::new(9, vec![n1.clone(), n2.clone()], 64 << 20, Durability::Disk);
         (record.state, record.chain) = (VolumeState::Ready, vec![n1.clone()]);
         (record.clients, record.writer) = (vec![n2.clone()], Some(0));
-        let log = LogStatus { logged: 8192, committed: 4096, published: 0 };
+        let log = LogStatus { logged: 8192, committed: 4096, published: 0, coalesced: 512 };
         let unknown = ReplicaStatus::unknown(n2, "it is down".to_owned());
         let replicas = vec![
             ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(1 << 30), ..unknown.clone() },
@@ -214,7 +217,8 @@ pub(super) mod tests {
         });
         assert_eq!(volume, expected);
         let replicas = serde_json::to_value(ReplicaView::all(&status())).unwrap();
-        let log = serde_json::json!({ "client": "n2", "logged": 8192, "committed": 4096, "published": 0 });
+        let log =
+            serde_json::json!({ "client": "n2", "logged": 8192, "committed": 4096, "published": 0, "coalesced": 512 });
         let expected = serde_json::json!([
             { "node": "n1", "live": true, "failure": null, "free_bytes": 1 << 30, "full": false, "logs": [log] },
             { "node": "n2", "live": false, "failure": "it is down", "free_bytes": null, "full": false, "logs": [] },

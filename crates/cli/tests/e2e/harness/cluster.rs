@@ -69,9 +69,9 @@ impl Cluster {
         Self::start_at(run_dir, scratch, nodes, node_arguments)
     }
 
-    /// As [`Self::start`], with its run directory in another place, which must outlive it.
-    pub(crate) fn start_on(disk: &Disk, nodes: usize) -> Self {
-        Self::start_at(disk.path().join("run"), super::scratch::directory(), nodes, &[])
+    /// As [`Self::start_with`], with its run directory in another place, which must outlive it.
+    pub(crate) fn start_on(disk: &Disk, nodes: usize, node_arguments: &[&str]) -> Self {
+        Self::start_at(disk.path().join("run"), super::scratch::directory(), nodes, node_arguments)
     }
 
     fn start_at(run_dir: PathBuf, scratch: TempDir, nodes: usize, node_arguments: &[&str]) -> Self {

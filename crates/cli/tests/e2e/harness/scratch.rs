@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::{NamedTempFile, TempDir};
@@ -19,18 +20,28 @@ pub(crate) fn directory() -> TempDir {
     tempfile::tempdir().expect("the temporary directory can be written")
 }
 
-/// A file system in memory, with little room. It goes away with the value.
+/// A file system with little room. It is removed with the value.
 pub(crate) struct Disk {
     directory: TempDir,
 }
 
 impl Disk {
-    /// Of so many MiB.
+    /// In memory, of so many MiB.
     pub(crate) fn of_mib(mib: u64) -> Self {
         let directory = directory();
         let options = std::ffi::CString::new(format!("size={mib}m")).expect("no NUL");
         mount("farfork-test", directory.path(), "tmpfs", MountFlags::empty(), Some(options.as_c_str()))
             .expect("root may mount");
+        Self { directory }
+    }
+
+    /// An XFS in a sparse file, of so many MiB: at least 300.
+    pub(crate) fn with_reflinks(mib: u64) -> Self {
+        let (directory, image) = (directory(), NamedTempFile::new().expect("the temporary directory can be written"));
+        image.as_file().set_len(mib << 20).expect("a sparse file takes no room");
+        run_command(Command::new("mkfs.xfs").arg("-q").arg(image.path()));
+        // The loop device keeps the file, and is removed with the mount.
+        run_command(Command::new("mount").args(["-t", "xfs", "-o", "loop"]).arg(image.path()).arg(directory.path()));
         Self { directory }
     }
 
@@ -69,4 +80,9 @@ impl Drop for Disk {
             eprintln!("the file system of a test is still there: {error}");
         }
     }
+}
+
+fn run_command(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -241,8 +241,9 @@ fn describe_volume(volume: &ReplicatedVolume) -> ReplicaDescription {
     let status = |client| state.logs.get(&client).map_or_else(LogStatus::default, LogProgress::status);
     let logs = (0..clients).map(status).collect();
     let (is_stuck, is_checked) = (state.is_full(), state.hold.is_some());
+    let reserved_bytes = volume.reserved_bytes(&state);
     drop(state);
-    let (free_bytes, last_check) = (volume.free_space(), volume.directory.last_check());
+    let (free_bytes, last_check) = (volume.free_space(reserved_bytes), volume.directory.last_check());
     let is_full = is_stuck || free_bytes < RESERVE_BYTES + RECORD_BYTES;
     ReplicaDescription { logs, free_bytes, is_full, last_check, is_checked }
 }

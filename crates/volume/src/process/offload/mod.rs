@@ -18,10 +18,12 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +36,7 @@ use farfork_wire::NodeName;
 
 use self::node::OffloadNode;
 use super::channel::{MessageChannel, listen};
+use super::data_copier::CopyMethod;
 use super::store::VolumeStore;
 use crate::chain::PeerClients;
 
@@ -41,6 +44,41 @@ use crate::chain::PeerClients;
 const OFFLOAD: &str = "offload";
 /// Threads that receive calls; each call is answered by another thread.
 const RPC_THREADS: usize = 1;
+
+/// Where the work of replicating and publishing is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OffloadMode {
+    /// In a process of its own, which has the host worker publish.
+    #[default]
+    On,
+    /// In threads of the process that calls `run_offload`, without a host worker: the baseline of measurements.
+    Inline,
+}
+
+impl OffloadMode {
+    /// The name, as in options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Inline => "inline",
+        }
+    }
+}
+
+impl fmt::Display for OffloadMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for OffloadMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let modes = [Self::On, Self::Inline];
+        modes.into_iter().find(|mode| mode.name() == text).ok_or_else(|| "choose on or inline".to_owned())
+    }
+}
 
 /// The configuration of an offload process.
 #[derive(Clone, Debug)]
@@ -57,6 +95,10 @@ pub struct OffloadOptions {
     pub detection_time: Duration,
     /// Each volume is checked by the node of its head once in this time; zero for never.
     pub scrub_interval: Duration,
+    /// Whether there is a host worker.
+    pub mode: OffloadMode,
+    /// How data gets into shared trees while the host worker does not run.
+    pub copy_method: CopyMethod,
     /// The identity that other nodes authenticate; none for connections in clear.
     pub credentials: Option<Credentials>,
 }
@@ -96,14 +138,7 @@ pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
     let catalog: Arc<dyn Catalog> = Arc::new(FileCatalog::new(&options.catalog));
     let peers = PeerClients::new(Arc::clone(&catalog), options.credentials.clone());
     let regions = RegionRegistry::new(None);
-    let node = OffloadNode::new(
-        options.node.clone(),
-        store.clone(),
-        catalog,
-        peers,
-        Arc::clone(&regions),
-        options.detection_time,
-    );
+    let node = OffloadNode::new(options, store.clone(), catalog, peers, Arc::clone(&regions)).map_err(store_failed)?;
     let node = Arc::new(node);
 
     let listen_failed = |source| OffloadError::Listen { address: options.listen, source };

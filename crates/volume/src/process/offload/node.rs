@@ -12,12 +12,14 @@ use farfork_cluster::catalog::{
 use farfork_fabric::RegionRegistry;
 use farfork_wire::NodeName;
 
+use super::OffloadOptions;
 use super::log_copier;
 use super::publishing::{self, WorkerLink};
 use super::rejoin;
 use super::volume::ReplicatedVolume;
 use crate::chain::calls::{HasClient, VolumeKey};
 use crate::chain::{PeerClients, membership};
+use crate::process::data_copier::CopyMethod;
 use crate::process::message::OffloadMessage;
 use crate::process::store::VolumeStore;
 
@@ -37,6 +39,7 @@ pub(super) struct OffloadNode {
     pub(super) worker: Mutex<WorkerLink>,
     /// A node that does not answer for so long leaves the chain.
     pub(super) detection_time: Duration,
+    pub(super) copy_method: CopyMethod,
     volumes: Mutex<HashMap<VolumeName, Arc<ReplicatedVolume>>>,
 }
 
@@ -55,15 +58,25 @@ pub(super) enum ReplicaError {
 
 impl OffloadNode {
     pub(super) fn new(
-        name: NodeName,
+        options: &OffloadOptions,
         store: VolumeStore,
         catalog: Arc<dyn Catalog>,
         peers: PeerClients,
         regions: Arc<RegionRegistry>,
-        detection_time: Duration,
-    ) -> Self {
-        let worker = Mutex::new(WorkerLink::new(store.clone()));
-        Self { name, store, catalog, peers, regions, worker, detection_time, volumes: Mutex::default() }
+    ) -> io::Result<Self> {
+        let OffloadOptions { node: name, detection_time, copy_method, mode, .. } = options.clone();
+        let worker = Mutex::new(WorkerLink::new(store.clone(), mode, copy_method)?);
+        Ok(Self {
+            name,
+            store,
+            catalog,
+            peers,
+            regions,
+            worker,
+            detection_time,
+            copy_method,
+            volumes: Mutex::default(),
+        })
     }
 
     /// The record of a volume.

@@ -3,15 +3,18 @@
 //! While the host worker does not run, this process takes the lock of the shared trees and applies change sets by itself.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::OffloadMode;
 use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
 use crate::change::ChangeSet;
 use crate::log::{LogFile, LogPoint};
 use crate::process::channel::{MessageChannel, kill_silent_process};
+use crate::process::data_copier::CopyMethod;
 use crate::process::message::{ForeignChange, OffloadMessage, PublishRequest, WorkerAnswer};
 use crate::process::store::VolumeStore;
 use crate::process::worker::{PublisherTable, WORKER};
@@ -143,6 +146,7 @@ impl VolumePublisher {
             }
         }
         self.logs.insert(client, open);
+        changes.coalesce();
         Ok(changes)
     }
 
@@ -173,6 +177,7 @@ impl VolumePublisher {
             let mut worker = volume.node.worker.lock().unwrap_or_else(PoisonError::into_inner);
             worker.publish(&request)?
         };
+        let coalesced_bytes = request.changes.coalesced_bytes();
         let own_client = volume.lock().client.as_ref().map(|local| (local.number, local.sender.clone()));
         if let Some((number, sender)) = own_client
             && number != client
@@ -184,6 +189,7 @@ impl VolumePublisher {
         let mut state = volume.lock();
         let log = state.log(client);
         log.chain.publish(mark);
+        log.coalesced_bytes += coalesced_bytes;
         log.update_window();
         Ok(())
     }
@@ -217,16 +223,37 @@ pub(super) fn is_due(log: &LogProgress) -> bool {
 /// The connection to the worker, which all volumes share.
 pub(super) struct WorkerLink {
     store: VolumeStore,
+    copy_method: CopyMethod,
     worker: Option<MessageChannel>,
+    /// With `OffloadMode::Inline`, which has no worker.
+    own: Option<OwnPublishers>,
+}
+
+/// The publishers of this process, and the lock of the shared trees.
+struct OwnPublishers {
+    publishers: PublisherTable,
+    _lock: File,
 }
 
 impl WorkerLink {
-    pub(super) fn new(store: VolumeStore) -> Self {
-        Self { store, worker: None }
+    /// # Errors
+    /// As flock(2).
+    pub(super) fn new(store: VolumeStore, mode: OffloadMode, copy_method: CopyMethod) -> io::Result<Self> {
+        let own = match mode {
+            OffloadMode::On => None,
+            OffloadMode::Inline => Some(OwnPublishers {
+                _lock: store.lock(WORKER)?,
+                publishers: PublisherTable::new(store.clone(), copy_method),
+            }),
+        };
+        Ok(Self { store, copy_method, worker: None, own })
     }
 
     /// Has a request executed: by the worker, or here while there is none. After an error it may be repeated.
     fn publish(&mut self, request: &PublishRequest) -> io::Result<PublishedMark> {
+        if let Some(own) = &mut self.own {
+            return own.publishers.publish(request);
+        }
         if self.worker.is_none() {
             self.worker = MessageChannel::connect(&self.store.worker_socket()).ok();
         }
@@ -257,6 +284,6 @@ impl WorkerLink {
         let Some(_lock) = self.store.try_lock(WORKER)? else {
             return Err(io::Error::other("the worker starts"));
         };
-        PublisherTable::new(&self.store).publish(request)
+        PublisherTable::new(self.store.clone(), self.copy_method).publish(request)
     }
 }

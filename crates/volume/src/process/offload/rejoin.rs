@@ -171,7 +171,7 @@ fn copy_tree(
     loop {
         let request = ReadTree { volume: volume.key.clone(), loan };
         let part: TreePart = peers.call::<ReadTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
-        publisher.apply(&part.changes, &part).map_err(io::Error::other)?;
+        publisher.apply(&part.changes, &mut &part).map_err(io::Error::other)?;
         if part.is_last {
             break;
         }

@@ -7,6 +7,7 @@ use super::log_copier;
 use super::volume::{LocalClient, ReplicaState, ReplicatedVolume};
 use crate::chain::{AMPLE_BYTES, TreeSpace};
 use crate::log::LogPoint;
+use crate::process::data_copier::CopyMethod;
 
 /// Most time until the later nodes have reported at the begin of a term. The client asks again.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -112,15 +113,23 @@ impl ReplicatedVolume {
         } else if state.is_full() {
             TreeSpace::Full
         } else {
-            TreeSpace::Free(self.free_space())
+            TreeSpace::Free(self.free_space(self.reserved_bytes(state)))
         };
         let later = state.logs.get(&client).map_or(TreeSpace::UNLIMITED, |log| log.later_space.reported);
         own.min(later)
     }
 
     /// Free space of the file system of the shared tree. One that cannot be asked limits nothing: publishing will say why.
-    pub(super) fn free_space(&self) -> u64 {
-        self.directory.free_space().unwrap_or(u64::MAX)
+    pub(super) fn free_space(&self, reserved_bytes: u64) -> u64 {
+        self.directory.free_space().map_or(u64::MAX, |free| free.saturating_sub(reserved_bytes))
+    }
+
+    /// Space that the logs may need. Blocks that a log shares with files are replaced when the log is overwritten.
+    pub(super) fn reserved_bytes(&self, state: &ReplicaState) -> u64 {
+        match self.node.copy_method {
+            CopyMethod::None => state.logs.len() as u64 * state.record.log_bytes,
+            CopyMethod::Memcpy | CopyMethod::Async | CopyMethod::AsyncBatch | CopyMethod::Event => 0,
+        }
     }
 
     /// The least space for a log at the begin of a term, when everything is published. None where it was ample in the last

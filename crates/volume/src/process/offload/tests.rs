@@ -9,11 +9,12 @@ use farfork_cluster::catalog::{Catalog, FileCatalog, VolumeName};
 use farfork_wire::NodeName;
 use tempfile::TempDir;
 
-use super::{OffloadOptions, run_offload};
+use super::{OffloadMode, OffloadOptions, run_offload};
 use crate::chain::PeerClients;
 use crate::chain::calls::{HoldTree, LendTree, ReadTree, ReleaseTree, VolumeKey};
 use crate::log::{AppendedRecord, LogAppender, LogFile, LogPoint};
 use crate::process::channel::MessageChannel;
+use crate::process::data_copier::CopyMethod;
 use crate::process::message::{AttachedClient, ClientMessage, ForeignChange, OffloadMessage};
 use crate::process::store::VolumeStore;
 use crate::process::{ControlAnswer, ControlRequest, NewVolume, send_control_request};
@@ -47,6 +48,8 @@ impl TestCluster {
                 listen,
                 detection_time,
                 scrub_interval: Duration::ZERO,
+                mode: OffloadMode::default(),
+                copy_method: CopyMethod::default(),
                 credentials: None,
             };
             thread::spawn(move || run_offload(&options).unwrap());

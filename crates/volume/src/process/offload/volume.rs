@@ -138,6 +138,8 @@ pub(super) struct LogProgress {
     pub(super) later_space: LaterSpace,
     /// A thread waits until the log is published up to here, so publishing does not wait for more records.
     pub(super) urgent_end: LogPoint,
+    /// Bytes of data that publishing did not copy, because later records overwrite or drop them.
+    pub(super) coalesced_bytes: u64,
     /// Requests of the predecessor that are not answered.
     pub(super) appends: Vec<PendingAppend>,
     /// None when its thread has ended.
@@ -205,6 +207,7 @@ impl LogProgress {
             looks_done: 0,
             later_space: LaterSpace::default(),
             urgent_end: LogPoint::START,
+            coalesced_bytes: 0,
             appends: Vec::new(),
             copier: Some(copier),
             copier_wakes_at: Instant::now(),
@@ -231,6 +234,7 @@ impl LogProgress {
             logged: self.chain.stored().position,
             committed: self.chain.committed().position,
             published: self.chain.published().point.position,
+            coalesced: self.coalesced_bytes,
         }
     }
 

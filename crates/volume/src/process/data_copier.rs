@@ -1,0 +1,264 @@
+//! Copies the data of logs to files of the shared tree, by one of the methods that `--volume-copy` names. The publisher of a
+//! volume calls it.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::str::FromStr;
+
+use farfork_sys::reflink::{CloneRange, clone_range};
+use farfork_sys::write_ring::{CompletionWait, MappedWrite, WriteRing};
+use rustix::io::Errno;
+
+use crate::log::{LogFile, file_offset};
+use crate::publish::{DataCopy, LogData, write_fully};
+use crate::record::PAGE_BYTES;
+
+/// Copies of one submission, as LineFS has them ("LineFS", SOSP 2021).
+const BATCH_COPIES: usize = 30;
+
+/// How data of a log gets into the files of a shared tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyMethod {
+    /// pwrite(2), one call for each copy.
+    #[default]
+    Memcpy,
+    /// io_uring(7), one copy at a time. The thread polls for its end.
+    Async,
+    /// io_uring(7), up to 30 copies at once. The thread polls for their end.
+    AsyncBatch,
+    /// io_uring(7), up to 30 copies at once. The thread sleeps until they end.
+    Event,
+    /// Whole blocks are shared with the log (ioctl_ficlonerange(2)), and the rest is copied.
+    None,
+}
+
+impl CopyMethod {
+    /// In the order of the documentation.
+    pub const ALL: [Self; 5] = [Self::Memcpy, Self::Async, Self::AsyncBatch, Self::Event, Self::None];
+
+    /// The name, as in options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memcpy => "memcpy",
+            Self::Async => "async",
+            Self::AsyncBatch => "async-batch",
+            Self::Event => "event",
+            Self::None => "none",
+        }
+    }
+
+    /// Whether a node can use the method for replicas in a directory.
+    ///
+    /// # Errors
+    /// When the kernel or the file system cannot. The text says what to do.
+    pub fn check(self, store: &Path) -> io::Result<()> {
+        let failed = |cause: &str, error: io::Error| {
+            let name = self.name();
+            io::Error::other(format!("--volume-copy {name} {cause} ({error}): choose --volume-copy memcpy"))
+        };
+        match self {
+            Self::Memcpy => Ok(()),
+            Self::Async | Self::AsyncBatch | Self::Event => DataCopier::new(self).map(drop).map_err(|error| {
+                failed("needs io_uring, which this machine does not allow: see kernel.io_uring_disabled", error)
+            }),
+            Self::None => check_reflinks(store).map_err(|error| {
+                let cause = "needs a file system with reflinks, such as XFS or Btrfs";
+                failed(&format!("{cause}; {} has none", store.display()), error)
+            }),
+        }
+    }
+}
+
+impl fmt::Display for CopyMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for CopyMethod {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = || Self::ALL.map(Self::name).join(", ");
+        Self::ALL.into_iter().find(|method| method.name() == text).ok_or_else(|| format!("choose one of {}", names()))
+    }
+}
+
+/// Shares a block of two files that have no names.
+fn check_reflinks(store: &Path) -> io::Result<()> {
+    let [source, target] = [tempfile_in(store)?, tempfile_in(store)?];
+    write_fully(PAGE_BYTES as usize, |_| rustix::io::pwrite(&source, &[1; PAGE_BYTES as usize], 0))?;
+    clone_range(&source, &target, CloneRange { from_offset: 0, bytes: PAGE_BYTES, to_offset: 0 })
+}
+
+fn tempfile_in(directory: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR)?.into())
+}
+
+/// Copies data from logs by one method.
+pub(super) struct DataCopier {
+    method: CopyMethod,
+    /// For the methods that use io_uring.
+    ring: Option<WriteRing>,
+}
+
+impl DataCopier {
+    /// # Errors
+    /// As io_uring_setup(2).
+    pub(super) fn new(method: CopyMethod) -> io::Result<Self> {
+        let ring = match method {
+            CopyMethod::Memcpy | CopyMethod::None => None,
+            CopyMethod::Async => Some(WriteRing::new(1, CompletionWait::Poll)?),
+            CopyMethod::AsyncBatch => Some(WriteRing::new(BATCH_COPIES as u32, CompletionWait::Poll)?),
+            CopyMethod::Event => Some(WriteRing::new(BATCH_COPIES as u32, CompletionWait::Event)?),
+        };
+        Ok(Self { method, ring })
+    }
+
+    /// The data of one log.
+    pub(super) fn data_of<'a>(&'a mut self, log: &'a LogFile) -> CopiedLog<'a> {
+        CopiedLog { log, copier: self }
+    }
+}
+
+/// A log whose data is copied.
+pub(super) struct CopiedLog<'a> {
+    log: &'a LogFile,
+    copier: &'a mut DataCopier,
+}
+
+impl LogData for CopiedLog<'_> {
+    fn copies_max(&self) -> usize {
+        match self.copier.method {
+            CopyMethod::AsyncBatch | CopyMethod::Event => BATCH_COPIES,
+            CopyMethod::Memcpy | CopyMethod::Async | CopyMethod::None => 1,
+        }
+    }
+
+    fn copy(&mut self, copies: &[DataCopy<'_>]) -> Result<(), Errno> {
+        let log = self.log;
+        let Some(ring) = &mut self.copier.ring else {
+            let is_shared = self.copier.method == CopyMethod::None;
+            return copies.iter().try_for_each(|copy| {
+                let shared = if is_shared { share_blocks(log, copy)? } else { 0..0 };
+                let rest = [0..shared.start, shared.end..copy.bytes];
+                rest.into_iter().try_for_each(|part| write_part(log, copy, part))
+            });
+        };
+        let writes = copies.iter().map(|copy| MappedWrite {
+            mapping: log.mapping(),
+            offset: log_offset(log, copy) as usize,
+            bytes: copy.bytes,
+            file: copy.file,
+            file_offset: copy.offset,
+        });
+        ring.write(&writes.collect::<Vec<_>>()).map_err(errno_of)
+    }
+}
+
+/// Shares all whole blocks of a copy. Their range among its bytes: empty when the bytes have other places in their blocks.
+fn share_blocks(log: &LogFile, copy: &DataCopy<'_>) -> Result<std::ops::Range<usize>, Errno> {
+    let from = log_offset(log, copy);
+    let before = from.next_multiple_of(PAGE_BYTES) - from;
+    let bytes = (copy.bytes as u64).saturating_sub(before) / PAGE_BYTES * PAGE_BYTES;
+    let is_aligned = from % PAGE_BYTES == copy.offset % PAGE_BYTES;
+    if bytes == 0 || !is_aligned {
+        return Ok(0..0);
+    }
+    let range = CloneRange { from_offset: from + before, bytes, to_offset: copy.offset + before };
+    clone_range(log.file(), copy.file, range).map_err(errno_of)?;
+    Ok(before as usize..(before + bytes) as usize)
+}
+
+fn write_part(log: &LogFile, copy: &DataCopy<'_>, part: std::ops::Range<usize>) -> Result<(), Errno> {
+    let from = log_offset(log, copy);
+    write_fully(part.len(), |done| {
+        let at = (part.start + done) as u64;
+        log.write_to(from + at, part.len() - done, copy.file.as_fd(), copy.offset + at).map_err(errno_of)
+    })
+}
+
+/// Of the first byte of a copy, in the file of the log.
+fn log_offset(log: &LogFile, copy: &DataCopy<'_>) -> u64 {
+    file_offset(copy.log_position, log.header().ring_bytes)
+}
+
+fn errno_of(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use fastrand::Rng;
+
+    use super::*;
+    use crate::log::{LOG_BYTES_MIN, LogHeader, LogStorage as _, RING_OFFSET};
+
+    const RING_BYTES: u64 = LOG_BYTES_MIN;
+
+    /// A log with random bytes.
+    fn create_log(directory: &Path, random: &mut Rng) -> LogFile {
+        let path = directory.join("log");
+        LogFile::create(&path, &LogHeader { volume: 1, client: 0, ring_bytes: RING_BYTES }).unwrap();
+        let mut log = LogFile::open(&path).unwrap();
+        let bytes: Vec<u8> = (0..RING_BYTES).map(|_| random.u8(..)).collect();
+        log.store(RING_OFFSET, &bytes);
+        log
+    }
+
+    #[test]
+    fn every_method_copies_every_byte() {
+        let mut random = Rng::with_seed(7);
+        let directory = tempfile::tempdir().unwrap();
+        let log = create_log(directory.path(), &mut random);
+        let methods = CopyMethod::ALL.into_iter().filter(|method| *method != CopyMethod::None);
+        for method in methods {
+            method.check(directory.path()).unwrap();
+            let mut copier = DataCopier::new(method).unwrap();
+            for round in 0..20 {
+                let path = |file: u64| directory.path().join(format!("{method}-{round}-{file}"));
+                let files: Vec<File> = (0..3).map(|file| File::create(path(file)).unwrap()).collect();
+                let count = copier.data_of(&log).copies_max() as u64;
+                let copies: Vec<DataCopy<'_>> = (0..count)
+                    .map(|index| {
+                        let bytes = random.usize(1..60_000);
+                        let log_position = 5 * RING_BYTES + random.u64(..RING_BYTES - bytes as u64);
+                        let file = files[(index % 3) as usize].as_fd();
+                        DataCopy { log_position, bytes, file, offset: index * 60_000 }
+                    })
+                    .collect();
+                copier.data_of(&log).copy(&copies).unwrap();
+                for (index, copy) in copies.iter().enumerate() {
+                    let file = fs::read(path(index as u64 % 3)).unwrap();
+                    let mut expected = vec![0; copy.bytes];
+                    log.load(log_offset(&log, copy), &mut expected);
+                    assert!(file[copy.offset as usize..][..copy.bytes] == expected, "{method}, round {round}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_system_without_reflinks_is_named() {
+        // A tmpfs has none.
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let error = CopyMethod::None.check(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("XFS or Btrfs") && error.contains("--volume-copy memcpy"), "{error}");
+        assert!(error.contains(&directory.path().display().to_string()), "{error}");
+    }
+
+    #[test]
+    fn methods_are_known_by_their_names() {
+        for method in CopyMethod::ALL {
+            assert_eq!(method.name().parse(), Ok(method));
+        }
+        assert!("dma".parse::<CopyMethod>().unwrap_err().contains("async-batch"));
+    }
+}
