@@ -1,5 +1,5 @@
-//! A volume with three replicas: what one node writes is read on another, and is in the shared tree of each replica.
-//! `ls`, `status`, metrics and errors say so; umount(8) and `drop` end everything.
+//! A volume with three replicas: data that one node writes is read on another, and is in the shared tree of each
+//! replica. `ls`, `status`, metrics and errors report it; umount(8) and `drop` end everything.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// For changes to be published on each node, or for processes to end.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A mounted volume, which is unmounted also when the test fails.
+/// A mounted volume, which is unmounted even if the test fails.
 struct VolumeMount {
     directory: PathBuf,
 }
@@ -44,7 +44,7 @@ impl VolumeMount {
         self.directory.join(name)
     }
 
-    /// Unmounts it as a user does, and waits until the processes that served it have ended.
+    /// Unmounts it like a user, and waits until the processes that served it have ended.
     fn end(self) {
         unmount_volume(&self.directory);
         wait::wait_until("the processes of a mount end with it", SETTLE_LIMIT, || {
@@ -55,7 +55,7 @@ impl VolumeMount {
 
 impl Drop for VolumeMount {
     fn drop(&mut self) {
-        // An error means that it is not mounted any more.
+        // Fails if it is not mounted any more.
         let _ = unmount(&self.directory, UnmountFlags::DETACH);
     }
 }
@@ -198,7 +198,7 @@ fn down_after_umount() {
     let run_dir = cluster.run_dir(0).parent().expect("a directory for each node").to_string_lossy().into_owned();
     thread::scope(|scope| {
         let down = scope.spawn(|| cluster.first().run(&["down", "--run-dir", &run_dir]));
-        // The command finds the client meanwhile.
+        // Until then `down` finds the client.
         thread::sleep(Duration::from_millis(500));
         drop(file);
         let ended = down.join().expect("the thread ends");

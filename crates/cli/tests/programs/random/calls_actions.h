@@ -12,7 +12,7 @@ struct action {
     int is_refused; /* prepare may refuse such a process */
 };
 
-/* Must run before there are threads and children, because unshare(2) does not affect those. */
+/* Must run before there are threads and children: those would stay in the old namespaces. */
 static const struct action first_actions[] = {
     {"other names", rename_host, 1},
     {"own namespaces", enter_own_names, 0},
