@@ -46,7 +46,7 @@ impl ChildFreezer {
         Ok(Self { child: child.to_owned(), files, process })
     }
 
-    /// Stops the child where it is, with all that it has forked. Blocks until all of it has stopped, at most 5 s.
+    /// Stops the child and all processes that it forked. Blocks until all have stopped, at most 5 s.
     ///
     /// # Errors
     /// The child has ended, or does not stop; then it runs on.

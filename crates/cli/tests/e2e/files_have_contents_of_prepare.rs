@@ -275,7 +275,7 @@ fn mapped_array(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Replaces a program that runs, like a package manager.
+/// Replaces a running program, as a package manager does.
 fn installed_anew(cluster: &Cluster) {
     let directory = scratch::directory();
     let program = directory.path().join("program");

@@ -68,7 +68,7 @@ fn child_exit_code(child: &Child) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Copies the child's output to this command's, and stops the child when it has no reader any more.
+/// Ends the child when this command's output has no reader any more.
 struct OutputRelay<'a> {
     client: &'a Client,
     child: &'a [String],

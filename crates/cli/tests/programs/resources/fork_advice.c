@@ -1,5 +1,5 @@
-/* Advice for fork(2) by madvise(2): memory that a child sees as zeroes, memory that a forked process lacks but a copy
- * of the whole process has, and memory that no copy and no core has.
+/* Advice for fork(2) by madvise(2): memory that a child sees as zeroes, and memory that no copy and no core has. Memory
+ * with MADV_DONTFORK alone is in a copy of the whole process, but not in a process that it forks.
  *
  * Without farfork this program fails, as it should.
  */
