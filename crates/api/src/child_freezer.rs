@@ -33,7 +33,8 @@ impl ChildFreezer {
     /// Opens the freezer of a child, by a client of the child's node at its Unix socket.
     ///
     /// # Errors
-    /// The node refuses: the child has ended, has not run yet, is on another node, or the node has no freezer of cgroup version 2.
+    /// The node refuses: the child has ended, has not run yet, or is on another node, or the node has no freezer of
+    /// cgroup version 2.
     pub async fn open(client: &mut Client, child: &str) -> Result<Self, Failure> {
         let request = v1::OpenFreezerRequest { child: child.to_owned() };
         let answer = client.open_freezer(client::request_with_timeout(QUERY_TIMEOUT, request)).await;
