@@ -33,7 +33,8 @@ impl ChildFreezer {
     /// Opens the freezer of a child, by a client of the child's node at its Unix socket.
     ///
     /// # Errors
-    /// The node refuses: the child has ended, has not run yet, is on another node, or the node has no freezer of cgroup version 2.
+    /// The node refuses: the child has ended, has not run yet, or is on another node, or the node has no freezer of
+    /// cgroup version 2.
     pub async fn open(client: &mut Client, child: &str) -> Result<Self, Failure> {
         let request = v1::OpenFreezerRequest { child: child.to_owned() };
         let answer = client.open_freezer(client::request_with_timeout(QUERY_TIMEOUT, request)).await;
@@ -46,7 +47,7 @@ impl ChildFreezer {
         Ok(Self { child: child.to_owned(), files, process })
     }
 
-    /// Stops the child where it is, with all that it has forked. Blocks until all of it has stopped, at most 5 s.
+    /// Stops the child and all processes that it forked. Blocks until all have stopped, at most 5 s.
     ///
     /// # Errors
     /// The child has ended, or does not stop; then it runs on.

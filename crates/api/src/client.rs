@@ -24,7 +24,7 @@ use crate::v1::GetRosterRequest;
 use crate::v1::node_client::NodeClient;
 use crate::v1::peer_client::PeerClient;
 
-/// Where a daemon listens.
+/// The address of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DaemonAddress {
     /// Its Unix socket.
@@ -42,16 +42,16 @@ impl fmt::Display for DaemonAddress {
     }
 }
 
-/// A client of a daemon's API for what concerns the cluster's members.
+/// A client of the part of a daemon's API that manages the cluster's members.
 pub type ClusterClient = crate::v1::cluster_client::ClusterClient<Channel>;
 
 /// A client of a daemon's API for users.
 pub type Client = NodeClient<Channel>;
 
-/// Connects to the daemon behind a Unix socket.
+/// Connects to the daemon that listens on a Unix socket.
 ///
 /// # Errors
-/// Nobody listens there, or the caller may not connect.
+/// No process listens there, or the caller may not connect.
 pub async fn connect(socket: &Path) -> Result<Client, Failure> {
     Ok(node_client(socket_channel(socket).await?))
 }
@@ -80,7 +80,7 @@ fn is_permission_denied(error: &(dyn Error + 'static)) -> bool {
     cause.is_some_and(|cause| cause.kind() == io::ErrorKind::PermissionDenied)
 }
 
-/// Connects to the daemon behind a Unix socket, for what concerns the cluster's members.
+/// Connects to the daemon that listens on a Unix socket, to manage the cluster's members.
 ///
 /// # Errors
 /// As [`connect`].
@@ -88,16 +88,16 @@ pub async fn connect_cluster(socket: &Path) -> Result<ClusterClient, Failure> {
     Ok(cluster_client(socket_channel(socket).await?))
 }
 
-/// Connects to a node of the caller's cluster at its control port, and takes from it whom the cluster trusts by now: the
-/// next node that the caller speaks to is judged by that.
+/// Connects to a node of the caller's cluster at its control port, and installs the roster of that node if it is newer.
+/// Later connections use the newer roster.
 ///
 /// # Errors
-/// Nobody listens there; it is no node of the cluster, or was revoked; or it does not accept the caller. What it said of
-/// whom the cluster trusts does not count, or cannot be written down.
+/// No process listens there; it is not a node of the cluster, or was revoked; or it does not accept the caller. The
+/// roster that it sends is not valid, or cannot be written.
 pub async fn connect_network(address: SocketAddr, credentials: &Credentials) -> Result<Client, Failure> {
     let channel = member_channel(address, credentials).await?;
     if adopt_newer_roster(channel.clone(), address, credentials).await? {
-        // It may revoke the node itself.
+        // The newer roster may revoke this node.
         return Ok(node_client(member_channel(address, credentials).await?));
     }
     Ok(node_client(channel))
@@ -117,7 +117,7 @@ async fn member_channel(address: SocketAddr, credentials: &Credentials) -> Resul
     })
 }
 
-/// Puts the roster of a node in force, if it is newer than the caller's; tells whether it was.
+/// Installs the roster of a node, if it is newer than the caller's. Returns whether it was.
 pub async fn adopt_newer_roster(
     channel: Channel,
     address: SocketAddr,
@@ -135,34 +135,34 @@ pub async fn adopt_newer_roster(
     })
 }
 
-/// A connection to the daemon behind a control port, made when it is first used and again when it breaks. It has to be
-/// the expected node, if one is.
+/// A connection to the daemon at a control port. It is made on first use, and again after it breaks. If `expected` is
+/// given, the server must be that node.
 pub fn network_channel(address: SocketAddr, expected: Option<NodeName>, proof: TlsMode) -> Channel {
     with_timeouts(endpoint(address)).connect_with_connector_lazy(MtlsConnector::new(address, expected, proof))
 }
 
-/// What protects the connection is the connector's business: to HTTP it looks like one in clear.
+/// The scheme is `http`: the connector does TLS, and HTTP sees plaintext.
 fn endpoint(address: SocketAddr) -> Endpoint {
     let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
     Endpoint::from(uri.expect("an address is a valid authority"))
 }
 
-/// A client for what concerns the cluster's members.
+/// A client of the cluster service.
 pub fn cluster_client(channel: Channel) -> ClusterClient {
     ClusterClient::new(channel)
 }
 
-/// A client for what users request, with the API's limits on messages.
+/// A client of the service for users, with the API's limits on message sizes.
 pub fn node_client(channel: Channel) -> Client {
     NodeClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// A client for what nodes request of each other, with the API's limits on messages.
+/// A client of the service between nodes, with the API's limits on message sizes.
 pub fn peer_client(channel: Channel) -> PeerClient<Channel> {
     PeerClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// A request that must be answered, or whose stream must begin, in time.
+/// A request with a time limit. A stream must begin within it.
 pub fn request_with_timeout<T>(limit: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(limit);

@@ -1,5 +1,5 @@
-//! A failed request as its user sees it: which object, why, and what to do next. It travels in the details of a gRPC
-//! status, so that the client prints the same words on whichever node the failure arose.
+//! A failed request as its user sees it: the object, the cause, and the next step. It travels in the details of a gRPC
+//! status, so that the client prints the same text on whichever node the failure arose.
 
 use std::error::Error;
 use std::fmt::{self, Display};
@@ -10,13 +10,14 @@ use tonic::{Code, Status};
 use crate::limits::CONNECT_TIMEOUT;
 use crate::v1;
 
-/// Most bytes of a failure's parts where they travel in a status: HTTP/2 has a status in headers, of which a client takes 16 KiB, and
-/// details grow by a third there. What is longer is cut. In a message of its own (`v1::Error`) nothing is.
+/// Most bytes of a failure's parts in a gRPC status. HTTP/2 carries a status in headers, of which a client accepts 16
+/// KiB, and base64 makes details a third longer. Longer parts are cut. In a message (`v1::Error`) nothing is cut.
 const OBJECT_BYTES_MAX: usize = 256;
 const CAUSE_BYTES_MAX: usize = 5 << 10;
 const NEXT_STEP_BYTES_MAX: usize = 1 << 10;
 
-/// Most bytes of the words beside the details, for clients that know nothing of these: each may take three in a header.
+/// Most bytes of the status message, for clients that do not decode the details. A header may need three bytes for
+/// each.
 const MESSAGE_BYTES_MAX: usize = 512;
 
 /// A request that failed.
@@ -29,7 +30,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// `object` could not be dealt with because of `cause`, a lower-case clause.
+    /// `object` failed because of `cause`, a lower-case clause.
     pub fn new(code: Code, object: impl Display, cause: impl Display) -> Self {
         let (object, cause) = (object.to_string(), cause.to_string());
         Self { code, object, cause, next_step: String::new() }
@@ -47,12 +48,12 @@ impl Failure {
         self.code
     }
 
-    /// What it happened to.
+    /// The object that the request concerned.
     pub fn object(&self) -> &str {
         &self.object
     }
 
-    /// What went wrong.
+    /// Why it failed.
     pub fn cause(&self) -> &str {
         &self.cause
     }
@@ -62,7 +63,7 @@ impl Failure {
         &self.next_step
     }
 
-    /// Reads what the other side said about `object`. A status without our details comes from the transport: the
+    /// Reads a status that answers a request about `object`. A status without our details is from the transport: the
     /// connection broke, or a deadline passed.
     pub fn from_status(object: impl Display, status: &Status) -> Self {
         match v1::Error::decode(status.details()) {
@@ -84,7 +85,7 @@ impl Failure {
                 Self::new(Code::Unavailable, object, format!("no connection ({})", transport_cause(status)))
                     .with_next_step("see whether its daemon runs: `farfork nodes`")
             }
-            // Only the transport has a cause of its own: the connection broke while the answer was awaited.
+            // Only a status of the transport has a source: the connection broke while the answer was awaited.
             Code::Unknown | Code::Internal if status.source().is_some() => {
                 let cause = format!("the connection ended before there was an answer ({})", transport_cause(status));
                 Self::new(Code::Unavailable, object, cause)
@@ -95,16 +96,16 @@ impl Failure {
     }
 }
 
-/// What a user can do where nobody takes a connection.
+/// What a user can do if no connection is accepted in time.
 pub const CONNECT_TIMEOUT_STEP: &str =
     "see whether its daemon runs, or was stopped (SIGSTOP), and whether the network leads there: `farfork nodes`";
 
-/// Whether the limit on connecting was met: the transport's own words say neither whose nor of what.
+/// Whether the time limit on connecting expired. The transport's own text names neither the limit nor the object.
 pub fn is_connect_timeout(error: &(dyn Error + 'static)) -> bool {
     innermost_error(error).to_string() == "deadline has elapsed"
 }
 
-/// That in words.
+/// The cause to report for it.
 pub fn connect_timeout_cause() -> String {
     format!(
         "no connection within {} s: its daemon does not take it, or the network loses it",
@@ -112,12 +113,12 @@ pub fn connect_timeout_cause() -> String {
     )
 }
 
-/// What the transport met, where it tells.
+/// The error of the transport, or else the status message.
 fn transport_cause(status: &Status) -> String {
     status.source().map_or_else(|| status.message().to_owned(), |error| innermost_error(error).to_string())
 }
 
-/// The innermost error, which alone says what happened (`Connection refused`).
+/// The innermost error, which alone names the cause (`Connection refused`).
 pub fn innermost_error<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
@@ -160,7 +161,7 @@ impl From<Failure> for Status {
 }
 
 impl Failure {
-    /// Cut where it would be too long; then this node's log has all of it.
+    /// Cuts parts that are too long. This node's log then has the whole text.
     fn truncated_for_header(self) -> Self {
         let fits = self.object.len() <= OBJECT_BYTES_MAX
             && self.cause.len() <= CAUSE_BYTES_MAX
@@ -182,7 +183,7 @@ impl Failure {
     }
 }
 
-/// The beginning of a text that is too long, and how much is missing.
+/// The beginning of a text that is too long, and how many bytes are missing.
 fn truncate_text(mut text: String, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text;
@@ -221,7 +222,7 @@ mod tests {
         let long = "å".repeat(100_000);
         let failure = Failure::new(Code::InvalidArgument, &long, &long).with_next_step(&long);
         let status = Status::from(failure);
-        // As they are encoded: three bytes for each of the message, four for three of the details.
+        // As encoded: three bytes for each of the message, four for three of the details.
         assert!(3 * status.message().len() + status.details().len() * 4 / 3 < 12 << 10);
         let decoded = Failure::from_status("ignored", &status);
         assert!(decoded.object().starts_with("åå") && decoded.object().contains("bytes more"), "{}", decoded.object());

@@ -1,4 +1,4 @@
-//! Converts what a node knows of a member of the cluster to and from messages.
+//! Converts the record of a cluster member to and from API messages.
 
 use std::fmt::Display;
 
@@ -53,7 +53,7 @@ fn truncate_reason(reason: String) -> String {
     reason.chars().take(REASON_CHARACTERS_MAX).collect()
 }
 
-/// What a node says of its processor; `None` where it speaks of another number of registers than this release.
+/// Parses a node's processor features; `None` if it sent another number of registers than this release expects.
 fn parse_processor(processor: v1::Processor) -> Option<ProcessorFeatures> {
     let state = ExtendedState { xcr0: processor.xcr0, bytes: processor.xstate_bytes };
     Some(ProcessorFeatures { state, features: processor.features.try_into().ok()? })

@@ -19,11 +19,11 @@ pub const DEFAULT_RUN_DIR: &str = "/run/farfork";
 /// Longest path of a Unix socket, in bytes (unix(7): 108 with the final zero).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// How long the lock of a daemon that was killed may stay: what it was just starting has it, and the daemon's sockets, until it
-/// begins its own program, for which a busy machine lets it wait.
+/// How long to wait for the lock of a daemon that was killed. A process that it was just starting holds the lock, and
+/// the daemon's sockets, until execve(2). On a busy machine that takes a while.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two looks at it.
+/// Between two attempts to lock.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why a run directory cannot be used.
@@ -32,22 +32,22 @@ pub enum RunDirError {
     /// Another daemon has it.
     #[error("another daemon uses it; stop that one, or choose another directory with --run-dir")]
     InUse,
-    /// Somebody else made it.
+    /// Another user owns it.
     #[error(
         "it belongs to user {uid}, who could read and change what is in it; name one in a directory of your own with --run-dir"
     )]
     WrongOwner {
-        /// Whose it is.
+        /// The owner.
         uid: u32,
     },
-    /// Somebody else may put another directory in its place.
+    /// Another user could put another directory in its place.
     #[error(
         "{} above it {who}, who could put another directory in its place; name one with --run-dir below directories of root's and your own, like /run, that nobody else can write", path.display()
     )]
     UnsafeAncestor {
-        /// The directory above.
+        /// A directory on the path.
         path: PathBuf,
-        /// To whom it is open, as a clause.
+        /// Who can write to it, as a clause.
         who: String,
     },
     /// The path of the socket in it would be too long for the kernel.
@@ -55,12 +55,12 @@ pub enum RunDirError {
         "its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes; choose a shorter one with --run-dir"
     )]
     PathTooLong,
-    /// It could not be made or opened.
+    /// It could not be created or opened.
     #[error("cannot {action}: {cause}; see its owner and its file system, or choose another directory with --run-dir")]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// What the system said.
+        /// The error of the system.
         cause: io::Error,
     },
 }
@@ -88,14 +88,15 @@ pub fn volume_socket_near(node_socket: &Path) -> PathBuf {
     node_socket.with_file_name("volumes.sock")
 }
 
-/// Held as long as the daemon runs; the kernel lets go when it dies.
+/// Held while the daemon runs; the kernel releases it when the daemon dies.
 #[derive(Debug)]
 pub struct RunDirLock {
     file: File,
 }
 
 impl RunDirLock {
-    /// Whether it is still that of the directory: somebody may have removed that, and another daemon have made it again.
+    /// Whether the lock file is still the directory's: the directory may have been removed, and created again by
+    /// another daemon.
     pub fn is_current(&self, run_dir: &RunDir) -> bool {
         let numbers = |metadata: Metadata| (metadata.dev(), metadata.ino());
         let (held, there) = (self.file.metadata(), fs::metadata(run_dir.lock_file()));
@@ -114,14 +115,14 @@ impl RunDir {
         &self.root
     }
 
-    /// Whether it is in memory: a dozen files are made and removed for each child, and a disk's file system takes long over that.
+    /// Whether it is on a tmpfs. Each child creates and removes a dozen files, which is slow on a disk.
     pub fn is_in_memory(&self) -> bool {
-        /// What statfs(2) says of a tmpfs.
+        /// The file system type of a tmpfs in statfs(2).
         const TMPFS: u64 = 0x0102_1994;
         statfs(&self.root).is_ok_and(|found| found.f_type as u64 == TMPFS)
     }
 
-    /// What its daemon holds.
+    /// The file that its daemon locks.
     fn lock_file(&self) -> PathBuf {
         self.root.join("lock")
     }
@@ -131,17 +132,17 @@ impl RunDir {
         self.root.join("node.sock")
     }
 
-    /// Where programs ask for their own checkpoint.
+    /// The socket where programs request their own checkpoint.
     pub fn program_socket(&self) -> PathBuf {
         self.root.join("program.sock")
     }
 
-    /// Where `farfork volume` learns where the volumes are.
+    /// The socket where `farfork volume` learns where the volumes are.
     pub fn volume_socket(&self) -> PathBuf {
         volume_socket_near(&self.socket())
     }
 
-    /// Where this host reads the memory of its seeds.
+    /// The socket for readers on this host of its seeds' memory.
     pub fn fabric_socket(&self) -> PathBuf {
         self.root.join("fabric.sock")
     }
@@ -151,17 +152,17 @@ impl RunDir {
         self.root.join("members.json")
     }
 
-    /// Where the pager's own messages go.
+    /// The pager's log.
     pub fn pager_log(&self) -> PathBuf {
         self.root.join("pager.log")
     }
 
-    /// Where sealed seeds are, unless the node keeps them elsewhere.
+    /// The sealed seeds, unless the node keeps them elsewhere.
     pub fn images_dir(&self) -> PathBuf {
         self.root.join("images")
     }
 
-    /// Where the children's directories are.
+    /// The children's directories.
     pub fn children_dir(&self) -> PathBuf {
         self.root.join("children")
     }
@@ -171,15 +172,15 @@ impl RunDir {
         self.children_dir().join(id.to_string())
     }
 
-    /// Where the zygotes' directories are.
+    /// The zygotes' directories.
     pub fn zygotes_dir(&self) -> PathBuf {
         self.root.join("zygotes")
     }
 
-    /// Makes the directory, for its owner alone, and takes it for this daemon.
+    /// Creates the directory with access for its owner only, and locks it for this daemon.
     ///
     /// # Errors
-    /// Another daemon has it, or it cannot be made.
+    /// Another daemon uses it, or it cannot be created.
     pub fn acquire(&self) -> Result<RunDirLock, RunDirError> {
         if self.program_socket().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(RunDirError::PathTooLong);
@@ -209,13 +210,13 @@ impl RunDir {
         }
     }
 
-    /// Who may write a directory above can rename what is in it: each must be root's or ours, and closed to others or sticky. What is not there
-    /// yet is made for us alone.
+    /// Refuses ancestors in which another user could replace an entry. Each must belong to root or to this user, and be
+    /// either writable by its owner only or sticky. Missing ones are created for this user alone.
     fn check_ancestors(&self) -> Result<(), RunDirError> {
         let io = |cause| RunDirError::Io { action: "see whose the directories above it are", cause };
         let absolute = std::path::absolute(&self.root).map_err(io)?;
         let Some(above) = absolute.parent() else { return Ok(()) };
-        // As it is written, and as links lead: each link is in a directory that counts, too.
+        // Checks the path as written and with all symbolic links resolved: the directory of each link counts too.
         let existing = above.ancestors().find(|path| path.exists()).unwrap_or(above);
         let real = existing.canonicalize().map_err(io)?;
         for directory in existing.ancestors().chain(real.ancestors()) {
@@ -228,7 +229,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// A directory that somebody else made, or a link that somebody else can turn, is open to that one, whatever its mode.
+    /// Refuses a directory or a symbolic link that another user owns: its owner can change it, whatever its mode.
     fn check_ownership(&self) -> Result<(), RunDirError> {
         let own = rustix::process::geteuid().as_raw();
         for metadata in [fs::symlink_metadata(&self.root), fs::metadata(&self.root)] {
@@ -241,7 +242,7 @@ impl RunDir {
     }
 }
 
-/// Whom a directory is open to, beside root and us, as a clause.
+/// Which users except root and the caller can write to a directory, as a clause.
 fn describe_writers(directory: &Metadata) -> Option<String> {
     const OTHERS_WRITE: u32 = 0o022;
     const STICKY: u32 = 0o1000;
@@ -249,7 +250,7 @@ fn describe_writers(directory: &Metadata) -> Option<String> {
     if uid != 0 && uid != rustix::process::geteuid().as_raw() {
         return Some(format!("belongs to user {uid}"));
     }
-    // The mode of a link says nothing.
+    // The mode of a symbolic link has no meaning.
     let is_open = directory.is_dir() && mode & OTHERS_WRITE != 0 && mode & STICKY == 0;
     is_open.then(|| format!("can be written by others (mode {:04o}, not sticky)", mode & 0o7777))
 }
@@ -291,7 +292,7 @@ mod tests {
         assert!(second.is_current(&run_dir) && !lock.is_current(&run_dir));
     }
 
-    /// As what a killed daemon was just starting does.
+    /// Like a process that a killed daemon was just starting.
     #[test]
     fn who_lets_go_in_a_moment_is_waited_for() {
         let parent = tempfile::tempdir().unwrap();
@@ -301,7 +302,7 @@ mod tests {
             thread::sleep(Duration::from_millis(100));
             drop(lock);
         });
-        // On a busy machine it may let go later than anybody waits for it.
+        // On a busy machine it may release the lock only after `acquire` has given up.
         loop {
             let has_let_go = holder.is_finished();
             let taken = run_dir.acquire();

@@ -42,12 +42,12 @@ impl ConnectionArgs {
         }
     }
 
-    /// Connects to the daemon of this machine, for what concerns the cluster's members.
+    /// Connects to the cluster service of this machine's daemon.
     pub(crate) async fn open_for_cluster(&self) -> anyhow::Result<ClusterClient> {
         Ok(client::connect_cluster(&self.socket_path()).await?)
     }
 
-    /// Who this machine is, and whom it trusts.
+    /// The identity of this machine, and the authorities that it trusts.
     pub(crate) fn trust_directory(&self) -> TrustDirectory {
         TrustDirectory::new(&self.trust)
     }
@@ -71,23 +71,23 @@ impl ConnectionArgs {
     }
 }
 
-/// Where a node listens: names of machines are not looked up.
+/// Parses an address and a port. Host names are not resolved.
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "write it like 10.0.0.1:7400, an address and a port, no name".to_owned())
 }
 
-/// The run directory that a user did not name.
+/// The default run directory.
 pub(crate) fn default_run_dir() -> PathBuf {
     std::env::var_os("FARFORK_RUN_DIR").map_or_else(|| DEFAULT_RUN_DIR.into(), PathBuf::from)
 }
 
-/// Runs a command that only talks; one thread is enough for it.
+/// Runs a command that only makes requests; one thread is enough for it.
 pub(crate) fn block_on(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     // One type for all commands, so that tokio's executor is compiled once.
     let command: Pin<&mut dyn Future<Output = anyhow::Result<ExitCode>>> = pin!(command);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(command);
-    // A thread may sit in read(2) on standard input: nobody waits for it.
+    // Does not wait for a thread that may be blocked in read(2) on standard input.
     runtime.shutdown_background();
     result
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// A duration in whole seconds, as people read it: `3h 12m 5s`.
+/// Formats a duration in whole seconds: `3h 12m 5s`.
 pub(crate) fn format_whole_seconds(duration: Duration) -> String {
     humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 
-/// A duration as a user writes it: a number with a unit, or several of these, or `0`.
+/// Parses a duration: a number with a unit, or several of these, or `0`.
 ///
 /// # Errors
 /// The message says what to write instead; clap names the option and the value.
@@ -21,7 +21,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Milliseconds of a duration as a user writes it; longer than zero.
+/// Parses a duration into milliseconds. It must not be zero.
 pub(crate) fn parse_ms(text: &str) -> Result<u64, String> {
     match u64::try_from(parse_duration(text)?.as_millis()) {
         Ok(0) => Err("it must be 1ms or longer".to_owned()),

@@ -20,7 +20,7 @@ pub(crate) struct LogOptions {
     log: String,
 }
 
-/// Begins to log on standard error.
+/// Starts logging to standard error.
 pub(crate) fn start_logging(options: &LogOptions) -> anyhow::Result<()> {
     let filter: Targets = options
         .log

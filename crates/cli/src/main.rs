@@ -57,7 +57,7 @@ pub(crate) struct GlobalArgs {
 }
 
 impl GlobalArgs {
-    /// Who this machine is, and whom it trusts.
+    /// The identity of this machine, and the authorities that it trusts.
     fn trust(&self) -> farfork_trust::TrustDirectory {
         self.connection.trust_directory()
     }

@@ -12,13 +12,13 @@ use tonic::Code;
 
 use crate::connection::default_run_dir;
 
-/// Longest name, in bytes: as long as one can be read at a glance; a file's may have 255.
+/// Longest name, in bytes. It can be read at a glance; a file name may have 255.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Whoever else takes the same name at the same moment is tried again so often.
+/// Attempts to create the file of a name. One is repeated if the file belongs to a process that has ended.
 const TRIES: usize = 3;
 
-/// A process as a user names it.
+/// A process as a user specifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ProcessName {
     /// By its id.
@@ -33,31 +33,31 @@ pub(crate) struct ProcessNames {
 }
 
 impl ProcessNames {
-    /// Those of the run directory that the environment says.
+    /// The names of the run directory that the environment selects.
     pub(crate) fn from_environment() -> Self {
         Self::in_run_dir(&default_run_dir())
     }
 
-    /// Those of a run directory.
+    /// The names of a run directory.
     pub(crate) fn in_run_dir(run_dir: &Path) -> Self {
         Self { directory: run_dir.join("parents") }
     }
 
-    /// Removes what is of processes that have ended, and the directory where no name is left.
+    /// Removes the names of processes that have ended, and the directory if it is then empty.
     pub(crate) fn remove_ended(&self) {
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
             if self.read(&entry.file_name().to_string_lossy()).is_none() {
                 let _ = fs::remove_file(entry.path());
             }
         }
-        // Refused while names are left.
+        // Fails while names are left.
         let _ = fs::remove_dir(&self.directory);
     }
 
-    /// Gives this process a name.
+    /// Registers this process under a name.
     ///
     /// # Errors
-    /// Another process that runs has it, or it cannot be written down.
+    /// Another running process has the name, or its file cannot be written.
     pub(crate) fn register(&self, name: &str) -> Result<(), Failure> {
         let own = i32::try_from(std::process::id()).map_err(io::Error::other).and_then(ProcessIdentity::of);
         let written = own.and_then(|own| {
@@ -81,15 +81,15 @@ impl ProcessNames {
         }
     }
 
-    /// Frees a name again.
+    /// Frees a name.
     pub(crate) fn unregister(&self, name: &str) {
         let _ = fs::remove_file(self.directory.join(name));
     }
 
-    /// The id of the process that a user means.
+    /// Returns the id of the process that a user specified.
     ///
     /// # Errors
-    /// No process that runs has that name.
+    /// No running process has that name.
     pub(crate) fn resolve_pid(&self, process: &ProcessName) -> Result<u32, Failure> {
         let name = match process {
             ProcessName::Pid(pid) => return Ok(*pid),
@@ -102,7 +102,7 @@ impl ProcessNames {
         })
     }
 
-    /// Writes a name down; gives the process that has it already.
+    /// Creates the file of a name. Returns the running process that has the name already, if any.
     fn write(&self, name: &str, own: ProcessIdentity) -> io::Result<Option<ProcessIdentity>> {
         let path = self.directory.join(name);
         for _ in 0..TRIES {
@@ -119,7 +119,7 @@ impl ProcessNames {
         Err(io::ErrorKind::ResourceBusy.into())
     }
 
-    /// The process of a name, if it runs.
+    /// The process of a name, if it still runs.
     fn read(&self, name: &str) -> Option<ProcessIdentity> {
         let text = fs::read_to_string(self.directory.join(name)).ok()?;
         let identity: ProcessIdentity = text.parse().ok()?;
@@ -127,7 +127,7 @@ impl ProcessNames {
     }
 }
 
-/// Understands a process's id, or its name.
+/// Parses a process id or a name.
 ///
 /// # Errors
 /// As [`parse_name`].
@@ -135,10 +135,10 @@ pub(crate) fn parse_process(text: &str) -> Result<ProcessName, String> {
     text.parse().map_or_else(|_| parse_name(text).map(ProcessName::Name), |pid| Ok(ProcessName::Pid(pid)))
 }
 
-/// Understands a name, which must not be taken for an id, or lead out of the directory.
+/// Checks a name. It must differ from a process id, and must not lead out of the directory.
 ///
 /// # Errors
-/// What a name is.
+/// The error says which names are valid.
 pub(crate) fn parse_name(text: &str) -> Result<String, String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let begins_right = text.starts_with(|first: char| first.is_ascii_alphabetic());
@@ -167,7 +167,7 @@ mod tests {
         parents.unregister("warm");
         assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
 
-        // Another process has had the number since.
+        // The process id was reused: the recorded process had an earlier start time.
         let gone = ProcessIdentity { start_ticks: 1, ..ProcessIdentity::of(std::process::id() as i32).unwrap() };
         fs::write(parents.directory.join("warm"), gone.to_string()).unwrap();
         assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-/// By number, from 1.
+/// The names of signals 1 to 31.
 const NAMES: [&str; 31] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
     "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
@@ -12,7 +12,7 @@ const NAMES: [&str; 31] = [
 /// Largest signal number, real-time ones included.
 const SIGNAL_MAX: u32 = 64;
 
-/// A signal, as a user names it.
+/// A signal, as a user specifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Signal(pub(crate) u32);
 
@@ -31,7 +31,7 @@ impl FromStr for Signal {
     }
 }
 
-/// `SIGTERM` for 15; the number where there is no name.
+/// `SIGTERM` for 15; `signal N` for a signal without a name.
 pub(crate) fn name(signal: u32) -> String {
     let known = signal.checked_sub(1).and_then(|index| NAMES.get(index as usize));
     known.map_or_else(|| format!("signal {signal}"), |name| format!("SIG{name}"))

@@ -3,7 +3,7 @@
 /// Units, with their powers of two.
 const UNITS: [(&str, u32); 4] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
 
-/// Number of bytes that a user wrote: a whole number with the unit KiB, MiB, GiB or TiB, or `0`.
+/// Parses a number of bytes: a whole number with the unit KiB, MiB, GiB or TiB, or `0`.
 ///
 /// # Errors
 /// The message says what to write instead; clap names the option and the value.
@@ -23,7 +23,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     count.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
-/// The same of an amount that must be more than zero.
+/// The same, but 0 is refused.
 pub(crate) fn parse_nonzero_size(text: &str) -> Result<u64, String> {
     match parse_size(text) {
         Ok(0) => Err("it must be more than 0: write a number and a unit, such as 512MiB or 2GiB".to_owned()),

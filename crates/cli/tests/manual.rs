@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_farfork");
 
-/// The binary, as users call it, without an environment that would show in what it says.
+/// Runs the binary like a user, without environment variables that would show in its output.
 fn farfork(arguments: &[&str]) -> Output {
     let mut command = Command::new(BINARY);
     command.args(arguments).env_remove("FARFORK_SOCKET").env_remove("FARFORK_RUN_DIR").env_remove("FARFORK_LOG");
@@ -33,7 +33,7 @@ fn commands() -> BTreeSet<String> {
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
 
-/// All pages, in a directory of their own.
+/// All manual pages, in a temporary directory.
 fn pages() -> (TempDir, BTreeSet<String>) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     farfork(&["man", "--output", &directory.path().to_string_lossy()]);
@@ -42,7 +42,7 @@ fn pages() -> (TempDir, BTreeSet<String>) {
     (directory, names)
 }
 
-/// What a tool says on both streams.
+/// The output of a tool on both streams, and whether it succeeded.
 fn said(command: &mut Command) -> (bool, String) {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = [output.stdout, output.stderr].concat();
@@ -122,7 +122,7 @@ fn pages_are_formatted_without_a_warning() {
         assert_eq!(said(&mut groff), (true, String::new()), "groff about {page}");
     }
     if is_installed("mandoc") {
-        // It warns of a page without a date, which would be that of the build.
+        // `error`, because mandoc warns of a page without a date. The date would be the build's.
         let mut mandoc = Command::new("mandoc");
         mandoc.args(["-T", "lint", "-W", "error"]).args(pages.iter().map(|page| directory.path().join(page)));
         assert_eq!(said(&mut mandoc), (true, String::new()));
@@ -140,14 +140,14 @@ fn a_page_can_be_printed_by_name() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// A file with what a shell is to read.
+/// Writes the completion script of a shell to a file.
 fn completions(directory: &Path, shell: &str, name: &str) -> String {
     let path = directory.join(name);
     fs::write(&path, farfork(&["completions", shell]).stdout).expect("a small file");
     path.to_string_lossy().into_owned()
 }
 
-/// What bash offers for the last of these words.
+/// The words that bash offers for the last of these words.
 fn offered_by_bash(script: &str, words: &[&str]) -> BTreeSet<String> {
     let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
     let ask = format!(

@@ -21,28 +21,28 @@ use tower::Service;
 use super::revalidated_stream::RevalidatedStream;
 use super::stream::{ControlStream, explain_tls_error};
 
-/// What this side shows, and what it wants to see.
+/// How each side proves its identity.
 #[derive(Debug, Clone)]
 pub enum TlsMode {
-    /// A member's certificate; a node of the cluster.
+    /// This side shows a member's certificate; the server must be a node of the cluster.
     Mutual(Credentials),
-    /// None yet; a node of the cluster whose authority has this fingerprint.
+    /// This side has no certificate yet; the server must be a node of the cluster whose authority has this fingerprint.
     PinnedAuthority(Fingerprint),
-    /// None, of nobody: in clear.
+    /// Neither side proves anything; the connection is not encrypted.
     Plaintext,
 }
 
-/// Makes the connections of a channel; each uses the credentials of its time.
+/// Makes the connections of a channel. Each uses the credentials that are current then.
 #[derive(Debug, Clone)]
 pub struct MtlsConnector {
     address: SocketAddr,
-    /// The node that must answer; any of the cluster where it is not known.
+    /// The node that must answer; `None` permits any node of the cluster.
     expected: Option<NodeName>,
     tls_mode: TlsMode,
 }
 
 impl MtlsConnector {
-    /// Connects to `address`. The server must be the node `expected`, if one is given, in the way that `proof` requires.
+    /// Connects to `address` by the rules of `proof`. If `expected` is given, the server must be that node.
     pub fn new(address: SocketAddr, expected: Option<NodeName>, proof: TlsMode) -> Self {
         Self { address, expected, tls_mode: proof }
     }
@@ -86,7 +86,7 @@ impl Service<Uri> for MtlsConnector {
         Poll::Ready(Ok(()))
     }
 
-    /// The address is the connector's own: a URI has no room for what is expected there.
+    /// Ignores the URI and uses the connector's address: a URI cannot name the expected node.
     fn call(&mut self, _: Uri) -> Self::Future {
         let connector = self.clone();
         Box::pin(async move { connector.connect().await.map(TokioIo::new) })

@@ -1,5 +1,5 @@
-//! A control-port connection that lasts only as long as its peer would be let in. Requests without an end of their own
-//! (attach, logs, wait, tend) end with it.
+//! A control-port connection that lasts only as long as its peer is trusted. Requests of unlimited length (attach,
+//! logs, wait, tend) end with it.
 //!
 //! Each read and write checks the peer; a timer checks idle connections.
 
@@ -15,35 +15,36 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::stream::ControlStream;
 
-/// Between two looks whether the peer is still welcome, as often as credentials are read anew: more would tell nothing
-/// more. A peer that is not is cut off within two of these.
+/// Between two checks whether the peer is still trusted. Credentials are reread as often, so a shorter interval gains
+/// nothing. A peer that is not is disconnected within two intervals.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A connection, and what it stands by.
+/// A connection, and the certificate that must stay valid.
 #[derive(Debug)]
 pub struct RevalidatedStream {
     stream: ControlStream,
-    /// Absent where nobody has shown anything.
+    /// `None` if the peer showed no certificate.
     check: Option<CertificateCheck>,
 }
 
 #[derive(Debug)]
 struct CertificateCheck {
     credentials: Credentials,
-    /// What the peer showed.
+    /// The peer's certificate.
     certificate: CertificateDer<'static>,
     ticks: Interval,
 }
 
 impl RevalidatedStream {
-    /// By what the peer has shown, for these credentials.
+    /// Checks the peer's certificate against these credentials while the connection lasts.
     pub fn with_check(
         credentials: &Credentials,
         shown: Option<CertificateDer<'static>>,
         stream: ControlStream,
     ) -> Self {
         let certificate_check = shown.map(|shown| {
-            // The handshake was a look. Whoever is thrown out meanwhile and asks something is told why (`auth`).
+            // The handshake was the first check. A peer that is revoked before the next one gets the reason from
+            // `auth`.
             let mut ticks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             CertificateCheck { credentials: credentials.clone(), certificate: shown, ticks }
@@ -51,12 +52,12 @@ impl RevalidatedStream {
         Self { stream, check: certificate_check }
     }
 
-    /// For as long as both ends want.
+    /// Never checks the peer.
     pub fn unchecked(stream: ControlStream) -> Self {
         Self { stream, check: None }
     }
 
-    /// The stream, if the peer is still welcome.
+    /// The stream, if the peer is still trusted.
     fn check_peer(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut ControlStream>> {
         if let Some(certificate_check) = &mut self.check {
             while certificate_check.ticks.poll_tick(context).is_ready() {
@@ -93,7 +94,7 @@ impl AsyncWrite for RevalidatedStream {
         true
     }
 
-    /// A peer that takes nothing is waited for here.
+    /// Checks here too: writes to a peer that reads nothing wait in this function.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check_peer(context)?.poll_flush(context)
     }

@@ -1,4 +1,4 @@
-//! A control-port connection: TLS, or plaintext on a node that trusts everyone. TLS errors are explained in words.
+//! A control-port connection: TLS, or plaintext on a node that trusts everyone. Replaces TLS errors by readable causes.
 
 use std::io;
 use std::pin::Pin;
@@ -12,25 +12,25 @@ use tokio_rustls::TlsStream;
 /// A connection of the control port.
 #[derive(Debug)]
 pub enum ControlStream {
-    /// Both ends have shown who they are; or the one that connected has not, which may only ask to join.
+    /// Both ends have proved their identity. A client that has not may only ask to join.
     Tls(Box<TlsStream<TcpStream>>),
-    /// The same, behind the first bytes that the peer sent, which were read to learn whether this side is welcome.
+    /// The same, with the first bytes of the server, which were read to learn whether it accepted this side.
     TlsConfirmed(Vec<u8>, Box<TlsStream<TcpStream>>),
-    /// In clear.
+    /// Not encrypted.
     Plain(TcpStream),
 }
 
-/// Room for the first bytes of a server: its settings.
+/// Buffer for the first bytes of a server: its HTTP/2 settings.
 const FIRST_READ_BYTES_MAX: usize = 256;
 
 const CONNECTION_CLOSED_CAUSE: &str = "it ended the connection";
 
 impl ControlStream {
-    /// Waits for the server's first word. TLS lets a client speak before it knows whether its certificate was accepted;
-    /// the server's settings say that it was, an alert in their place why not.
+    /// Waits for the first bytes of the server. TLS lets a client send before it knows whether its certificate was
+    /// accepted. The server then sends its settings, or an alert with the reason.
     ///
     /// # Errors
-    /// It was not, or the connection broke.
+    /// The certificate was not accepted, or the connection broke.
     pub(super) async fn wait_server_accepted(mut stream: TlsStream<TcpStream>) -> io::Result<Self> {
         let mut first = vec![0; FIRST_READ_BYTES_MAX];
         let count = stream.read(&mut first).await.map_err(explain_tls_error)?;
@@ -42,11 +42,11 @@ impl ControlStream {
     }
 }
 
-/// In words, where the peer is the reason.
+/// Replaces an error that the peer caused by a readable one.
 pub fn explain_tls_error(error: io::Error) -> io::Error {
     match PeerError::from_io_error(&error) {
         Some(found) => io::Error::new(error.kind(), found),
-        // As a process that was killed leaves its connections. What TLS says of it is about TLS.
+        // A killed process closes its connections like this. The text of the TLS error would only mention TLS.
         None if error.kind() == io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), CONNECTION_CLOSED_CAUSE),
         None => error,
     }

@@ -97,7 +97,7 @@ fn describe_volume_object(pid: u32, object: &VolumeObject) -> String {
 fn print_check(pid: u32, answer: &CheckResponse) {
     let (threads, memory) = (output::format_threads(answer.threads), output::format_bytes(answer.memory_bytes));
     let command = format!("process {pid}: {}", output::shorten_command(&answer.command));
-    // A thread of the kernel has none.
+    // A kernel thread has no command line.
     output::print_line(command.trim_end_matches(": "));
     output::print_line(&format!("  would be carried: {threads}, {memory} of memory"));
     if answer.refusals.is_empty() {

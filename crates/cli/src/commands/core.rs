@@ -46,10 +46,10 @@ pub(crate) struct Core {
 struct CoreView {
     child: String,
     file: String,
-    /// Its length, holes included.
+    /// Its length, including holes.
     file_bytes: u64,
     threads: u32,
-    /// How long the child stood still.
+    /// How long the child was stopped.
     stopped_us: u64,
 }
 
@@ -58,7 +58,7 @@ impl Core {
         let output = self.output.unwrap_or_else(|| format!("core.{}", self.child).into());
         let unwritable = || format!("core file {} cannot be written", output.display());
         let directory = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Readable by its owner alone from the start; removed where this ends before it is whole.
+        // Only its owner may read the file, from the start. It is removed unless it is completed.
         let draft = NamedTempFile::new_in(directory).with_context(unwritable)?;
         let client = global.connection.open().await?;
         let CoreEnd { file_bytes, threads, stopped_us } = tokio::select! {
@@ -84,7 +84,7 @@ impl Core {
     }
 }
 
-/// Writes pieces to their places until the last has come.
+/// Writes each piece at its offset until the end arrives.
 async fn write_core(mut client: Client, child: &str, file: &File) -> anyhow::Result<CoreEnd> {
     let failed = |status| Failure::from_status(format!("child {child}"), &status);
     let request = CoreRequest { child: child.to_owned() };

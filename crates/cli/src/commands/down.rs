@@ -16,7 +16,7 @@ use super::up::LocalClusterArgs;
 use crate::process_names::ProcessNames;
 use crate::{GlobalArgs, output};
 
-/// The client of a volume ends within this after umount(8): it drops what it has in memory.
+/// For the client of a volume to end after umount(8): it only drops its memory.
 const CLIENT_END_LIMIT: Duration = Duration::from_secs(5);
 const CLIENT_END_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -55,8 +55,8 @@ impl Down {
     }
 }
 
-/// Programs may write to a mounted volume, and all of it would be lost. umount(8) returns before the client has ended, so
-/// this waits for a while.
+/// Refuses to destroy data: programs may still write to a mounted volume. umount(8) returns before the client has
+/// ended, so this waits for a while.
 fn refuse_mounted_volumes(cluster: &LocalCluster) -> anyhow::Result<()> {
     let deadline = Instant::now() + CLIENT_END_LIMIT;
     loop {
@@ -74,7 +74,7 @@ fn refuse_mounted_volumes(cluster: &LocalCluster) -> anyhow::Result<()> {
     }
 }
 
-/// Says of each volume that has a client on a node where it is mounted.
+/// Names each volume that has a client, and the node where it is mounted.
 fn mounted_volumes(cluster: &LocalCluster) -> io::Result<Vec<String>> {
     let mut mounts = Vec::new();
     for node in cluster.nodes() {

@@ -46,23 +46,23 @@ pub(crate) struct Inspect {
     against: Option<u32>,
 }
 
-/// A child with what its pager counted.
+/// A child with the counters of its pager.
 #[derive(Debug, Serialize)]
 struct ChildDetailView {
     #[serde(flatten)]
     child: ChildView,
-    /// Null where the pager no longer counts for it; so the next two.
+    /// Null if the pager has no counters for it any more; the next two fields too.
     faults: Option<u64>,
     pages_fetched: Option<u64>,
     bytes_fetched: Option<u64>,
     pager: Option<PagerView>,
     memory: Option<MemoryView>,
     directory: String,
-    /// CPUs that its threads may run on, each set once.
+    /// CPUs on which its threads may run; each distinct set is listed once.
     affinity: Vec<String>,
 }
 
-/// A seed with its parts.
+/// A seed with its details.
 #[derive(Debug, Serialize)]
 struct SeedDetailView {
     #[serde(flatten)]
@@ -70,32 +70,32 @@ struct SeedDetailView {
     mappings: u32,
     file_descriptors: u32,
     shared_memory_bytes: u64,
-    /// Process that holds its memory, on its node.
+    /// Process that holds its memory; a process id of its node.
     template_pid: u32,
-    /// What its children are known to touch, and get at once.
+    /// Size of the working set: the pages that children get at once.
     working_set_bytes: u64,
-    /// What its template alone holds; null where it has none.
+    /// Memory that only its template holds; null if it has no template.
     own_bytes: Option<u64>,
-    /// Most that it may come to hold alone; of a node of an earlier release 0.
+    /// Most memory that its template can come to hold; 0 from a node of an earlier release.
     held_bytes_max: u64,
-    /// Files that its owner holds for children.
+    /// Number of files that its owner keeps open for children.
     held_files: u64,
-    /// Files that others may write to without anybody's notice.
+    /// Paths of files that the parent could write to: that they did not change since prepare cannot be proved.
     unproved_files: Vec<String>,
-    /// CPUs that its threads have chosen, each set once.
+    /// CPUs that its threads selected; each distinct set is listed once.
     affinity: Vec<String>,
 }
 
-/// A node with what it keeps.
+/// A node with its caches and limits.
 #[derive(Debug, Serialize)]
 struct NodeDetailView {
     #[serde(flatten)]
     node: NodeView,
-    /// Null where its pager does not answer.
+    /// Null if its pager does not answer.
     cache: Option<CacheView>,
-    /// Null of a node of an earlier release.
+    /// Null from a node of an earlier release.
     zygotes: Option<ZygotesView>,
-    /// So it is.
+    /// Null from a node of an earlier release.
     memory: Option<BudgetView>,
 }
 
@@ -158,7 +158,7 @@ fn seed_view(detail: SeedDetail) -> SeedDetailView {
     }
 }
 
-/// One field a line, under the names that scripts know; those within another have its name in front, as `jq` has it.
+/// Prints one field per line with its JSON name. Nested fields have the outer name in front, like a path of `jq`.
 fn print_fields(document: &serde_json::Value, within: &str) {
     let fields = document.as_object().into_iter().flatten();
     for (name, value) in fields.filter(|(_, value)| !value.is_null()) {

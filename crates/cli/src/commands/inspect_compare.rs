@@ -25,7 +25,7 @@ struct DifferenceView {
 struct ToleratedView {
     pattern: String,
     reason: String,
-    /// They should be the same, and are not yet.
+    /// They should be equal, but are not yet.
     known_gap: bool,
     count: u32,
     first: Option<DifferenceView>,
@@ -41,7 +41,7 @@ struct ComparisonView {
     tolerated: Vec<ToleratedView>,
 }
 
-/// Compares, and prints what differs.
+/// Compares the two, and prints the differences.
 pub(super) async fn run_comparison(global: &GlobalArgs, child: String, pid: u32) -> anyhow::Result<ExitCode> {
     let mut client = global.connection.open().await?;
     let request = CompareRequest { child: child.clone(), pid, place: None };

@@ -45,7 +45,8 @@ impl Man {
     }
 }
 
-/// Writes the pages of this program, then those of `farfork-bench`, if it is installed: it knows more of its commands.
+/// Writes the pages of this program, then those of `farfork-bench` if it is installed. It overwrites pages that both
+/// have, because it has more detail on its commands.
 fn write_all(directory: &Path, pages: &[ManualPage<'_>], json: bool) -> anyhow::Result<()> {
     let mut names = manual::write_pages(directory, pages)?;
     if let Some(program) = bench_program::installed_program()? {
@@ -59,7 +60,7 @@ fn write_all(directory: &Path, pages: &[ManualPage<'_>], json: bool) -> anyhow::
     Ok(())
 }
 
-/// Has `farfork-bench` write its pages; their names.
+/// Runs `farfork-bench` to write its pages. Returns their names.
 fn pages_of_bench_program(program: &Path, directory: &Path) -> anyhow::Result<Vec<String>> {
     let mut command = Command::new(program);
     command.args(["--json", "man", "--output"]).arg(directory).stderr(Stdio::inherit());

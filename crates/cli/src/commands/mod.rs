@@ -101,7 +101,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Does it; the exit status is the command's own.
+    /// Runs the command. The result is its exit status.
     pub(crate) fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         match self {
             Command::Up(command) => command.run(&global),

@@ -27,7 +27,7 @@ use crate::connection::parse_address;
 use crate::log::{self, LogOptions};
 use crate::size::parse_size;
 
-/// More than a token's file has, in bytes.
+/// A token file is smaller than this, in bytes.
 const TOKEN_BYTES_MAX: u64 = 1024;
 
 /// How long an idle blocking thread lives. Idle threads take turns, so a call every half second keeps each thread that
@@ -183,7 +183,7 @@ impl Node {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces processes, and makes namespaces and control groups")?;
         log::start_logging(&self.log)?;
-        // Always the same port by default, so that a daemon that was started again is known to be another.
+        // A fixed port by default, so that other nodes recognize the restarted daemon as a new process.
         let behind = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let xcr0 = self.xcr0.filter(|(name, _)| *name == self.name.as_str()).map(|(_, mask)| mask);
@@ -222,7 +222,7 @@ impl Node {
             },
         };
         let object = format!("node {}", options.name);
-        // No more threads than that run at once; those that wait need no pool of free memory of their own.
+        // No more threads than CPUs run at once. Further ones need no malloc arenas of their own.
         allocator::limit_arenas(thread::available_parallelism().map_or(1, usize::from));
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.enable_all().thread_keep_alive(BLOCKING_THREAD_KEEPALIVE).build()?;
@@ -231,7 +231,8 @@ impl Node {
     }
 }
 
-/// A secret comes from a file that nobody else can read, or from a pipe: a command line can be read by everybody.
+/// Reads the join token from a file that only its owner can read, or from a pipe. A command line would be visible to
+/// all users.
 fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
     let object = || format!("token file {}", path.display());
     let bytes = if path == Path::new("-") {
@@ -244,13 +245,13 @@ fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
     std::str::from_utf8(&bytes).with_context(object)?.parse().with_context(object)
 }
 
-/// A port alone is of this machine only: the metrics have no authentication.
+/// A port alone means 127.0.0.1, because the metrics have no authentication.
 fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
     let local = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     local.or_else(|_| text.parse()).map_err(|_| "write it like 9470 or 10.0.0.1:9470".to_owned())
 }
 
-/// `NODE=MASK`, the mask in hexadecimal.
+/// Parses `NODE=MASK`. The mask is hexadecimal.
 fn parse_xcr0(text: &str) -> Result<(String, u64), String> {
     let malformed = || format!("`{text}` is not NODE=0xMASK");
     let (name, mask) = text.split_once("=0x").ok_or_else(malformed)?;

@@ -9,7 +9,7 @@ use tonic::Status;
 
 use crate::output;
 
-/// What came of one object.
+/// The result for one object.
 pub(super) struct ObjectOutcome {
     kind: &'static str,
     id: String,
@@ -17,7 +17,7 @@ pub(super) struct ObjectOutcome {
 }
 
 impl ObjectOutcome {
-    /// The answer about the `kind` (child, seed) of this id.
+    /// The result of a request about the `kind` (child, seed) with this id.
     pub(super) fn new(kind: &'static str, id: String, answer: Result<(), Status>) -> Self {
         let result = answer.map_err(|status| Failure::from_status(format!("{kind} {id}"), &status));
         Self { kind, id, result }
@@ -33,7 +33,7 @@ impl ObjectOutcome {
     }
 }
 
-/// Tells all outcomes under the key `plural`; exit status 1 when one of them is a failure.
+/// Reports all outcomes; JSON has them under the key `plural`. The exit status is 1 if one of them is a failure.
 pub(super) fn report_outcomes(plural: &str, outcomes: &[ObjectOutcome], json: bool) -> ExitCode {
     let failures = || outcomes.iter().filter_map(|outcome| outcome.result.as_ref().err());
     failures().for_each(output::print_failure);

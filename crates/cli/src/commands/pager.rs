@@ -25,9 +25,10 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
-    /// Runs on the only thread of this process: the pager copies itself by clone(2).
+    /// Must be the only thread of this process: the pager copies itself by clone(2).
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        // Apart from the daemon's session, so that what ends that does not end the pager. It fails where we lead one.
+        // A session of its own, so that a signal to the daemon's session does not end the pager. Fails if this process
+        // leads one already.
         let _ = rustix::process::setsid();
         log::start_logging(&self.log)?;
         let object = format!("pager of {}", self.run_dir.display());

@@ -79,10 +79,10 @@ pub(crate) struct Prepare {
     profile: bool,
 }
 
-/// Between two looks at a seed that is being sealed: as often as people see it change.
+/// Between two queries of a seed that is being sealed: as often as people notice a change.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A new seed, with its phases where they were asked for.
+/// A new seed, with its phases if they were requested.
 #[derive(Serialize)]
 struct PrepareView<'a> {
     #[serde(flatten)]
@@ -136,7 +136,7 @@ impl Prepare {
 }
 
 impl Prepare {
-    /// Before anything is asked: what is far too long is not repeated.
+    /// Checks lengths before the request. The error has the length instead of the long text.
     fn check_lengths(&self) -> Result<(), Failure> {
         let refuse = |object: String, bytes_max: usize| {
             let failure = Failure::new(Code::InvalidArgument, object, format!("it may have {bytes_max} bytes at most"));
@@ -155,7 +155,7 @@ impl Prepare {
     }
 }
 
-/// The id alone on standard output, for `SEED=$(farfork prepare …)`; the figures beside it, for people.
+/// Prints the id alone on standard output, for `SEED=$(farfork prepare …)`. Figures for people are on standard error.
 fn print(seed: &Seed) {
     eprintln!(
         "{}: {}, {} of memory; it stood still for {}, all took {}",
@@ -169,7 +169,7 @@ fn print(seed: &Seed) {
     output::print_line(&seed.id);
 }
 
-/// Waits until a seed is sealed, or cannot be.
+/// Waits until the seed is sealed, or sealing fails.
 async fn wait_until_sealed(client: &mut Client, id: &str) -> anyhow::Result<Seal> {
     let bar = ByteProgressBar::new("sealing");
     loop {

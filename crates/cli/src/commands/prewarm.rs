@@ -36,13 +36,13 @@ pub(crate) struct Prewarm {
     to: Vec<String>,
 }
 
-/// What came of one node.
+/// The result for one node.
 #[derive(Debug, Serialize)]
 struct PrewarmView {
     node: String,
-    /// The seed's working set; null where the node is not ready.
+    /// Size of the seed's working set; null if the node failed.
     set_bytes: Option<u64>,
-    /// What of it the node keeps.
+    /// The part of it that the node keeps.
     cached_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,

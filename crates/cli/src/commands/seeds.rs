@@ -59,7 +59,7 @@ impl Seeds {
     }
 }
 
-/// A label as a user writes it.
+/// Parses a label.
 pub(super) fn parse_label(text: &str) -> Result<Label, String> {
     let label = text.split_once('=').filter(|(name, _)| !name.is_empty());
     label.map(|(name, value)| (name.to_owned(), value.to_owned())).ok_or_else(|| "write it like team=blue".to_owned())
@@ -99,7 +99,7 @@ fn seeds_table(seeds: Vec<Seed>) -> Table {
     table
 }
 
-/// `sealed`, `sealing 43 %`; nothing for a seed that is not to be sealed.
+/// `sealed`, `sealing 43 %`; empty for a seed without sealing.
 fn seal_text(seal: Option<Seal>) -> String {
     let Some(SealView { state, done_bytes, total_bytes, .. }) = seal.map(SealView::from) else { return String::new() };
     match state {

@@ -43,9 +43,9 @@ pub(crate) struct Settle {
 struct SettleView {
     child: String,
     settled: bool,
-    /// Memory of the seed that holds data.
+    /// Memory of the seed that has data.
     memory_bytes: u64,
-    /// Of this, what was not there when the command began.
+    /// The part of it that the child did not have when the command began.
     fetched_bytes: u64,
     elapsed_us: u64,
 }
@@ -54,7 +54,7 @@ impl Settle {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         let began = Instant::now();
-        // Not before it has begun does anything go on without this command.
+        // The node continues without this command only after it has accepted the request.
         let mut progress = SettleUpdates::start(&mut client, &self.child).await?;
         let limit = self.timeout.map_or(Duration::MAX, Duration::from_millis);
         let settled = tokio::select! {
@@ -95,7 +95,7 @@ struct SettledMemory {
     fetched_bytes: u64,
 }
 
-/// What is told of a child that settles.
+/// The progress reports of a child that settles.
 struct SettleUpdates<'a> {
     child: &'a str,
     stream: Streaming<SettleProgress>,
@@ -103,7 +103,7 @@ struct SettleUpdates<'a> {
 }
 
 impl<'a> SettleUpdates<'a> {
-    /// Has the child begin.
+    /// Requests that the child settles.
     async fn start(client: &mut Client, child: &'a str) -> anyhow::Result<Self> {
         let request = SettleRequest { child: child.to_owned() };
         let mut told = client.settle(request).await.map_err(settle_failure(child))?.into_inner();
@@ -111,7 +111,7 @@ impl<'a> SettleUpdates<'a> {
         Ok(Self { child, stream: told, first })
     }
 
-    /// Shows how far the child is until it has settled.
+    /// Shows the progress until the child has settled.
     async fn wait_settled(&mut self) -> anyhow::Result<SettledMemory> {
         let bar = ByteProgressBar::new("settling");
         let mut now = self.first;

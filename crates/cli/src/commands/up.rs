@@ -19,10 +19,10 @@ use crate::GlobalArgs;
 use crate::connection::{block_on, default_run_dir};
 use crate::output::{self, Table};
 
-/// For all nodes of a new cluster to know each other: a few heartbeats.
+/// For all nodes of a new cluster to discover each other: a few heartbeats.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
 
-/// Between two questions whether they do.
+/// Between two queries of the nodes.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Start a cluster of several nodes on this machine, to try or to test farfork.
@@ -172,7 +172,7 @@ async fn poll_until_all_alive(sockets: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many nodes a node hears of.
+/// How many alive nodes a node lists.
 async fn count_alive_nodes(socket: &Path) -> anyhow::Result<usize> {
     let mut client = client::connect(socket).await?;
     let answer = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await?;

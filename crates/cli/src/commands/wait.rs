@@ -58,17 +58,17 @@ impl Wait {
     }
 }
 
-/// How one child ended.
+/// The outcome of waiting for one child.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum WaitOutcome {
     Ended {
         #[serde(flatten)]
         child: Box<ChildView>,
-        /// With --results: what it wrote to its standard output, unless it gave a result; as UTF-8.
+        /// With --results: its standard output as UTF-8, unless it returned a result.
         #[serde(skip_serializing_if = "Option::is_none")]
         stdout: Option<String>,
-        /// With --results: what it gave as its result; as UTF-8.
+        /// With --results: the result that it returned, as UTF-8.
         #[serde(skip_serializing_if = "Option::is_none")]
         result: Option<String>,
     },
@@ -78,13 +78,13 @@ pub(crate) enum WaitOutcome {
     },
 }
 
-/// Exit status 0 when all children ended with 0.
+/// Exit status 0 if all children ended with 0.
 pub(crate) fn exit_code_of_all(ends: &[WaitOutcome]) -> ExitCode {
     let is_well = |end: &WaitOutcome| matches!(end, WaitOutcome::Ended { child, .. } if child.exit_code == Some(0));
     if ends.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Waits for all children. Without `quiet`, prints each answer as it comes.
+/// Waits for all children. Without `quiet`, prints each outcome when it arrives.
 pub(crate) async fn wait_for_all(
     client: &mut Client,
     children: &[String],
@@ -120,13 +120,14 @@ pub(crate) async fn wait_for_all(
     Ok(ends)
 }
 
-/// What has come, if anything, and then nothing any more.
+/// Takes the bytes as text; `None` if there are none.
 fn take_text(bytes: &mut Vec<u8>) -> Option<String> {
     let bytes = std::mem::take(bytes);
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// With results, standard output is the children's alone, and only what went wrong is told.
+/// Prints how a child ended. With results, standard output is the children's alone: only failures are printed, on
+/// standard error.
 fn print_outcome(child: &Child, results: bool, quiet: bool) {
     let is_well = child.exit.as_ref().and_then(output::exit_code) == Some(0);
     let text = format!("{}  {}", child.id, exit_text(child.exit.as_ref()));

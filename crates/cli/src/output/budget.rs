@@ -3,11 +3,11 @@
 use farfork_api::v1::MemoryBudget;
 use serde::Serialize;
 
-/// The API says what each is.
+/// The API documents the fields.
 #[derive(Debug, Serialize)]
 pub(crate) struct BudgetView {
     pub(crate) seeds_bytes: u64,
-    /// Null for no bound.
+    /// Null if unlimited.
     pub(crate) seeds_bytes_max: Option<u64>,
     pub(crate) children_bytes: u64,
     pub(crate) children_bytes_max: Option<u64>,

@@ -3,7 +3,7 @@
 use farfork_api::v1::CacheUse;
 use serde::Serialize;
 
-/// The API says what each is.
+/// The API documents the fields.
 #[derive(Debug, Serialize)]
 pub(crate) struct CacheView {
     pub(crate) bytes_max: u64,

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{format_bytes, format_microseconds};
 
-/// What a pager counted; the API says what each is.
+/// The counters of a pager; the API documents the fields.
 #[derive(Debug, Serialize)]
 pub(crate) struct PagerView {
     pub(crate) faults: u64,
@@ -27,7 +27,7 @@ pub(crate) struct PagerView {
     pub(crate) pages_inherited: u64,
 }
 
-/// Where a child's memory is; null where that is not known, as for one that has ended.
+/// Where a child's memory is. A field is null if it is not known, as for a child that has ended.
 #[derive(Debug, Serialize)]
 pub(crate) struct MemoryView {
     pub(crate) shared_bytes: Option<u64>,
@@ -67,7 +67,7 @@ impl From<MemoryUse> for MemoryView {
     }
 }
 
-/// What several pagers counted together.
+/// Adds up the counters of several pagers.
 pub(crate) fn sum_pager_stats<'a>(counted: impl IntoIterator<Item = &'a PagerStats>) -> PagerStats {
     let add = |sum: PagerStats, one: &PagerStats| PagerStats {
         faults: sum.faults + one.faults,
@@ -91,7 +91,7 @@ pub(crate) fn sum_pager_stats<'a>(counted: impl IntoIterator<Item = &'a PagerSta
     counted.into_iter().fold(PagerStats::default(), add)
 }
 
-/// The memory of several children together, as far as it is known.
+/// Adds up the memory of several children, as far as it is known.
 pub(crate) fn sum_memory_use<'a>(used: impl IntoIterator<Item = &'a MemoryUse>) -> MemoryUse {
     let add = |sum: Option<u64>, one: Option<u64>| sum.map(|sum| sum + one.unwrap_or(0)).or(one);
     used.into_iter().fold(MemoryUse::default(), |sum, one| MemoryUse {
@@ -102,7 +102,7 @@ pub(crate) fn sum_memory_use<'a>(used: impl IntoIterator<Item = &'a MemoryUse>) 
     })
 }
 
-/// The counts as sentences, a line each.
+/// The counters as sentences, one per line.
 pub(crate) fn pager_text(stats: &PagerStats) -> String {
     let network_pages = stats.pages_fetched.saturating_sub(stats.pages_same_host);
     let network_bytes = stats.bytes_fetched.saturating_sub(stats.bytes_same_host);
@@ -137,7 +137,7 @@ pub(crate) fn pager_text(stats: &PagerStats) -> String {
     )
 }
 
-/// Where the memory is, on a line.
+/// The location of the memory, as one line.
 pub(crate) fn memory_text(memory: &MemoryUse) -> String {
     let told = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), format_bytes);
     let resident = match (memory.shared_bytes, memory.private_bytes) {

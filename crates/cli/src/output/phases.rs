@@ -8,7 +8,7 @@ use super::{Table, format_microseconds};
 /// Width of a bar, in characters: the table then fits the usual eighty columns.
 const BAR_CHARACTERS: usize = 32;
 
-/// Time in no part of a phase is told from this share of the whole request on, in percent; less is noise.
+/// Time outside of a phase's parts is shown only from this share of the whole request on, in percent; less is noise.
 const REST_PERCENT_MIN: u64 = 1;
 
 /// A phase.
@@ -16,9 +16,9 @@ const REST_PERCENT_MIN: u64 = 1;
 pub(crate) struct PhaseView<'a> {
     pub(crate) name: &'a str,
     pub(crate) node: &'a str,
-    /// 0 for the whole request; a phase is part of the next one before it of less depth.
+    /// 0 for the whole request. The parent of a phase is the last phase before it with a lower depth.
     pub(crate) depth: u32,
-    /// Since the request's arrival.
+    /// Microseconds since the request's arrival.
     pub(crate) start_us: u64,
     pub(crate) duration_us: u64,
 }
@@ -30,12 +30,12 @@ impl<'a> From<&'a Phase> for PhaseView<'a> {
     }
 }
 
-/// The phases as scripts read them.
+/// The phases in JSON output.
 pub(crate) fn phase_views(phases: &[Phase]) -> Vec<PhaseView<'_>> {
     phases.iter().map(PhaseView::from).collect()
 }
 
-/// A line for each phase: its time, its share of the whole, and a bar from its begin to its end. What is in none of a
+/// One line for each phase: its time, its share of the whole, and a bar from its start to its end. Time outside of a
 /// phase's parts has a line of its own.
 pub(crate) fn phase_table(phases: &[Phase]) -> String {
     let Some(whole) = phases.first() else {
@@ -56,7 +56,7 @@ pub(crate) fn phase_table(phases: &[Phase]) -> String {
     table.render()
 }
 
-/// What the first of these phases took beside its parts; 0 where it has none.
+/// Time of the first phase that none of its parts accounts for; 0 if it has no parts.
 fn unaccounted_us(phases: &[Phase]) -> u64 {
     let (first, others) = phases.split_first().expect("a phase");
     let inside = others.iter().take_while(|phase| phase.depth > first.depth);
@@ -71,14 +71,14 @@ fn percent(part_us: u64, whole_us: u64) -> String {
     format!("{:.1} %", part_us as f64 * 100.0 / whole_us.max(1) as f64)
 }
 
-/// At least one character, within the bar of the whole.
+/// A bar of at least one character, within the bar of the whole.
 fn phase_bar(phase: &Phase, whole: &Phase) -> String {
     let whole_us = whole.duration_us.max(1) as f64;
     let place = |us: u64| (us as f64 / whole_us * BAR_CHARACTERS as f64).round() as usize;
     let begin_us = phase.start_us.saturating_sub(whole.start_us);
     let begin = place(begin_us).min(BAR_CHARACTERS - 1);
     let end = place(begin_us + phase.duration_us).clamp(begin + 1, BAR_CHARACTERS);
-    // No space at the left of a cell survives a table without frames but a character of its own.
+    // A table without frames trims spaces at the left of a cell, so the padding is another character.
     format!("{}{}", "·".repeat(begin), "█".repeat(end - begin))
 }
 

@@ -5,22 +5,22 @@ use std::io::{self, IsTerminal as _, stdout};
 
 use farfork_terminal::output;
 
-/// To the corner; the rest of a line; the rest of the screen (ECMA-48).
+/// Move to the top left corner; clear the rest of a line; clear the rest of the screen (ECMA-48).
 const CURSOR_HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
-/// Of a terminal that does not say how large it is.
+/// Assumed for a terminal that does not report its size.
 const SIZE_DEFAULT: TerminalSize = TerminalSize { lines: 24, columns: 80 };
 
-/// Of a terminal, in characters.
+/// The size of a terminal, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TerminalSize {
     pub(crate) lines: usize,
     pub(crate) columns: usize,
 }
 
-/// The terminal's size; `None` where standard output is none.
+/// The terminal's size; `None` if standard output is no terminal.
 pub(crate) fn terminal_size() -> Option<TerminalSize> {
     let stdout = stdout();
     stdout.is_terminal().then(|| match rustix::termios::tcgetwinsize(&stdout) {
@@ -31,7 +31,7 @@ pub(crate) fn terminal_size() -> Option<TerminalSize> {
     })
 }
 
-/// Draws a picture over the one before.
+/// Draws a picture over the previous one.
 ///
 /// # Errors
 /// As write(2).

@@ -9,25 +9,26 @@ use super::{Table, format_microseconds};
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PhaseSummary {
     pub(crate) name: String,
-    /// As of a phase of one child.
+    /// As in `PhaseView`.
     pub(crate) depth: u32,
     /// Children that have this phase.
     pub(crate) children: usize,
-    /// Of their times; of an even number, the upper one of the two in the middle.
+    /// Median of their times; of an even number of them, the upper of the middle two.
     pub(crate) median_us: u64,
     pub(crate) max_us: u64,
-    /// Where it took longest.
+    /// The node where it took longest.
     pub(crate) max_node: String,
 }
 
-/// A phase in its place, with the times of all children that have it.
+/// A phase at its place in the tree, with the times of all children that have it.
 struct SummaryRow {
-    /// The names of the phases that it is part of, and its own.
+    /// The names of its ancestors, and its own.
     path: Vec<String>,
     times: Vec<(u64, String)>,
 }
 
-/// The phases of these children, each behind the one that it is part of. What a child does several times is summed up.
+/// Merges the phases of several children; parts follow the phase that contains them. A phase that a child has several
+/// times counts as one, with the sum of their times.
 pub(crate) fn summarize<'a>(children: impl IntoIterator<Item = &'a [Phase]>) -> Vec<PhaseSummary> {
     let mut rows: Vec<SummaryRow> = Vec::new();
     for phases in children {
@@ -53,7 +54,7 @@ pub(crate) fn summary_table(phases: &[PhaseSummary]) -> String {
     table.render()
 }
 
-/// The phases of one child.
+/// The rows of one child.
 fn rows_of(phases: &[Phase]) -> Vec<SummaryRow> {
     let mut rows: Vec<SummaryRow> = Vec::new();
     let mut path: Vec<String> = Vec::new();
@@ -68,8 +69,7 @@ fn rows_of(phases: &[Phase]) -> Vec<SummaryRow> {
     rows
 }
 
-/// Makes a row for a phase that came behind the one of row `before`: behind all that is part of that one or of a phase
-/// beside it.
+/// Inserts a row after row `before`, and after the rows that follow it and are deeper than the new one.
 fn insert_row(rows: &mut Vec<SummaryRow>, before: Option<usize>, path: Vec<String>) -> usize {
     let mut at = before.map_or(0, |before| before + 1);
     while rows.get(at).is_some_and(|row| row.path.len() > path.len()) {

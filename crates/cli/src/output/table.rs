@@ -11,7 +11,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table with these headings; a heading that begins with `>` is of a column of figures.
+    /// A table with these headings. A heading that begins with `>` aligns its column to the right.
     pub(crate) fn new(headings: &[&str]) -> Self {
         let mut grid = Grid::new();
         grid.load_preset(NOTHING);
@@ -26,7 +26,7 @@ impl Table {
         Self { grid }
     }
 
-    /// Adds a row; as many cells as headings.
+    /// Adds a row, with as many cells as headings.
     pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.grid.add_row(cells.into_iter().collect::<Vec<_>>());
     }

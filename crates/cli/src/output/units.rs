@@ -43,9 +43,10 @@ const INTERPRETERS: [&str; 18] = [
     "Rscript", "ruby", "sh", "zsh",
 ];
 
-/// A command line as far as it fits: the program and its script without their directories, and the other arguments.
+/// Shortens a command line: the program and its script without their directories, and the other arguments as far as
+/// they fit.
 ///
-/// It is the process's own text. What would move the reader's cursor is shown as a dot.
+/// The process chooses this text. Control characters, which could move the cursor, are shown as dots.
 pub(crate) fn shorten_command(text: &str) -> String {
     let text = remove_directories(text);
     let mut shown: String =
@@ -69,7 +70,7 @@ fn remove_directories(command: &str) -> String {
     words.join(" ")
 }
 
-/// The text after the last slash; all of a text that ends with one.
+/// The text after the last slash; the whole text if it ends with a slash.
 fn base_name(path: &str) -> &str {
     path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(path)
 }

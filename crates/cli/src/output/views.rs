@@ -22,32 +22,32 @@ pub(crate) struct SeedView {
     pub(crate) prepare_us: u64,
     pub(crate) frozen: bool,
     pub(crate) created_unix_ms: u64,
-    /// 0 for never.
+    /// 0 if it never expires.
     pub(crate) expires_unix_ms: u64,
-    /// How long it lives after the last that needs it; 0 for ever.
+    /// Time to live after its last user; 0 if it never expires.
     pub(crate) ttl_ms: u64,
-    /// Of files that no path leads to any more.
+    /// Size of held files that no path leads to any more.
     pub(crate) held_file_bytes: u64,
     pub(crate) labels: BTreeMap<String, String>,
-    /// Who needs it, some of them, and how many there are.
+    /// Some of the objects that need it, and the number of all.
     pub(crate) needed_by: Vec<String>,
     pub(crate) needed_by_count: u32,
-    /// Null where it is not to be sealed.
+    /// Null if the seed is not sealed on request.
     pub(crate) seal: Option<SealView>,
-    /// What stays behind or will differ in its children.
+    /// What its children will lack, or find changed.
     pub(crate) notes: Vec<String>,
 }
 
-/// How a seed's sealing stands.
+/// The progress of a seed's sealing.
 #[derive(Debug, Serialize)]
 pub(crate) struct SealView {
     /// `sealing`, `sealed` or `failed`.
     pub(crate) state: &'static str,
     pub(crate) done_bytes: u64,
     pub(crate) total_bytes: u64,
-    /// Why it failed.
+    /// Why sealing failed.
     pub(crate) failure: Option<String>,
-    /// The file on its node, once it is sealed.
+    /// Path of the image on its node, once it is sealed.
     pub(crate) image: Option<String>,
 }
 
@@ -98,41 +98,41 @@ pub(crate) struct ChildView {
     pub(crate) child: String,
     pub(crate) node: String,
     pub(crate) seed: String,
-    /// On the host.
+    /// Process id on the host.
     pub(crate) pid: u32,
     pub(crate) state: &'static str,
-    /// As a shell gives it: the child's own, or 128 + the signal; null while it runs and when it is lost.
+    /// As in a shell: the child's own status, or 128 + the signal. Null while it runs, and for a lost child.
     pub(crate) exit_code: Option<u32>,
     /// The signal that killed it.
     pub(crate) signal: Option<u32>,
-    /// Which limit it was killed for.
+    /// The limit that it was killed for, as a sentence.
     pub(crate) limit: Option<String>,
-    /// The same as a word: `time`, `memory` or `node_memory`.
+    /// The same as a keyword: `time`, `memory` or `node_memory`.
     pub(crate) limit_met: Option<&'static str>,
     pub(crate) resume_us: u64,
     pub(crate) started_unix_ms: u64,
     /// 0 while it runs.
     pub(crate) ended_unix_ms: u64,
     pub(crate) command: String,
-    /// Why its memory is lost; null while it is served.
+    /// Why its memory is lost; null if it is not.
     pub(crate) memory_lost: Option<String>,
-    /// Whether it has all of its memory, and needs its seed no more.
+    /// Whether it has all of its memory, and no longer needs its seed.
     pub(crate) settled: bool,
-    /// Null for no limit of its own; so the next one.
+    /// Null if it has no limit of its own; the next fields too.
     pub(crate) memory_bytes_max: Option<u64>,
     pub(crate) cpus_max: Option<f64>,
     pub(crate) processes_max: Option<u64>,
-    /// Whether it is kept from what could lead out of its container.
+    /// Whether it is denied what could lead out of its container.
     pub(crate) untrusted: bool,
-    /// Whether its users and groups are its own.
+    /// Whether it has its own user namespace.
     pub(crate) user_namespace: bool,
     /// Whether it cannot write files.
     pub(crate) read_only: bool,
     /// `private`, `shared` or `host`.
     pub(crate) network: &'static str,
-    /// Ports of its node and its own, as `--publish` takes them.
+    /// Published ports of its node and its own, in the format of `--publish`.
     pub(crate) publish: Vec<String>,
-    /// Where it gets to from its private network, as `--egress` takes it.
+    /// Destinations that it may reach from its private network, in the format of `--egress`.
     pub(crate) egress: Vec<String>,
 }
 
@@ -192,7 +192,7 @@ fn limit_name(limit: v1::Limit) -> Option<&'static str> {
     }
 }
 
-/// The exit status that a shell would give; none for a child that is lost.
+/// The exit status that a shell would report; `None` for a lost child.
 pub(crate) fn exit_code(exit: &v1::Exit) -> Option<u32> {
     match exit.how {
         Some(How::Code(code)) => Some(code),
@@ -222,7 +222,7 @@ pub(crate) struct NodeView {
     pub(crate) state: &'static str,
     pub(crate) silent_ms: u64,
     pub(crate) is_self: bool,
-    /// Why it takes no children; empty where it does.
+    /// Why it takes no children; empty if it takes them.
     pub(crate) not_ready: String,
 }
 

@@ -3,7 +3,7 @@
 use farfork_api::v1::ZygoteUse;
 use serde::Serialize;
 
-/// The API says what each is.
+/// The API documents the fields.
 #[derive(Debug, Serialize)]
 pub(crate) struct ZygotesView {
     pub(crate) kept: u32,

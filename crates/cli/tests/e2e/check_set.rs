@@ -1,10 +1,10 @@
 //! The end-to-end tests of `cargo xtask check`: quick tests that together use every path of a fork once.
 //! `FARFORK_TEST_SET=check` selects them.
 
-/// Names a set of tests. Without it, all tests are in.
+/// Environment variable that names a set of tests. Without it, all tests are selected.
 const SET_VARIABLE: &str = "FARFORK_TEST_SET";
 
-/// Whether the set of this run has a test; `name` is `sentence::test`.
+/// Whether the selected set contains a test; `name` is `sentence::test`.
 pub(crate) fn contains(name: &str) -> bool {
     match std::env::var(SET_VARIABLE) {
         Err(_) => true,
@@ -15,7 +15,7 @@ pub(crate) fn contains(name: &str) -> bool {
     }
 }
 
-/// Each is `sentence::test`.
+/// Tests of the set, as `sentence::test`.
 pub(crate) const NAMES: &[&str] = &[
     "children_equal_their_parent::a_go_program",
     "children_equal_their_parent::python_with_numpy",

@@ -14,13 +14,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("when_the_parent_is_frozen", frozen),
 ];
 
-/// A program whose whole memory is compared has at least this many pages: what a libc alone has, ten times over.
+/// Least number of pages of a program whose memory is compared: ten times what libc alone has.
 const PAGES_MIN: usize = 5000;
 
 fn check(cluster: &Cluster, program: Program, arguments: &[&str]) {
     let mut parent = Parent::start(program, arguments);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // The second one is a copy of a zygote.
+    // The second child is a copy of a zygote.
     for _ in 0..2 {
         check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
     }
@@ -44,7 +44,7 @@ fn on_own_node(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A seed is what the parent was at prepare, however much later the child is made: the parent has written meanwhile.
+/// A seed has the parent's state at prepare, however much later a child is made. The parent has written meanwhile.
 fn later_children(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &["32"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -53,7 +53,7 @@ fn later_children(cluster: &Cluster) {
     check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
 }
 
-/// With `--freeze` the parent itself is the template: it stops, and runs on when the seed is dropped.
+/// With `--freeze` the parent itself is the template. It stops, and continues when the seed is dropped.
 fn frozen(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["32"]);
     let seed = Seed::prepare_with(cluster.first(), &parent, &["--freeze"]);

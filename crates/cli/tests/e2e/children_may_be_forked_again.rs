@@ -29,26 +29,26 @@ pub(crate) const TESTS: &[Test] = &[
 const MEMORY_MIB: &str = "16";
 const MEMORY_PAGES: u64 = 4096;
 
-/// For a child to do what a signal tells it.
+/// For a child to handle a signal.
 const TOLD_LIMIT: Duration = Duration::from_secs(60);
 
-/// Each page by its own fault, so that it can be said which came from where.
+/// Fetches each page by its own fault, so that the source of each page is known.
 const COW: [&str; 2] = ["--strategy", "cow"];
 
-/// A child, and the command of the node it is on.
+/// A child that is forked again, and the command of its node.
 struct Middle {
     farfork: Farfork,
     child: StartedChild,
 }
 
 impl Middle {
-    /// A child that goes on as its parent does.
+    /// Starts a child that continues like its parent.
     fn of(cluster: &Cluster, seed: &Seed, index: usize, options: &[&str]) -> Self {
         let child = seed.fork_idle(1, &[&["--to", cluster.name(index)], options].concat()).remove(0);
         Self { farfork: cluster.node(index).clone(), child }
     }
 
-    /// Has it do what a signal means to it; the number that it says then.
+    /// Sends it a signal. Returns the number that it prints with `word` in answer.
     fn tell(&self, signal: i32, word: &str) -> u64 {
         let before = self.said(word).len();
         signal_to(self.child.pid, signal);
@@ -58,7 +58,7 @@ impl Middle {
         })
     }
 
-    /// The numbers behind a word in what it wrote.
+    /// The numbers that it printed with a word.
     fn said(&self, word: &str) -> Vec<u64> {
         let output = self.farfork.run(&["logs", &self.child.id]).stdout;
         let lines = output.lines().filter(|line| line.split(' ').next() == Some(word));
@@ -81,7 +81,7 @@ impl Middle {
     }
 }
 
-/// Children of what a middle child forked end with it.
+/// Processes that a middle child forked end with it.
 impl Drop for Middle {
     fn drop(&mut self) {
         self.farfork.run(&["kill", "--signal", "KILL", &self.child.id]);
@@ -107,7 +107,7 @@ fn generations() -> Parent {
     Parent::start(Program::Situation("generations"), &[MEMORY_MIB])
 }
 
-/// A grandchild finds everything as it must be, after so many generations.
+/// Requires that a grandchild finds everything right after this many generations.
 fn check(seed: &Seed, number: u64, generation: u64, options: &[&str]) {
     let ended = seed.fork_attached(&number.to_string(), options);
     let expected = format!("result {number} {}", number + generation);
@@ -120,7 +120,7 @@ fn counted(farfork: &Farfork, child: &str, what: &str) -> u64 {
     said["pager"][what].as_u64().unwrap_or_else(|| panic!("no {what} in {said}"))
 }
 
-/// Every page, by its bytes, of a child that stands still while it is looked at.
+/// Compares every page, byte by byte, of a child that is stopped meanwhile.
 fn changed_pages(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -141,7 +141,7 @@ fn changed_pages(cluster: &Cluster) {
     check(&second, 8, 1, &["--to", cluster.name(2)]);
 }
 
-/// Real programs with threads, in three languages.
+/// Real programs with threads, in four languages.
 fn four_languages(cluster: &Cluster) {
     for (program, arguments) in [
         (Program::Arrays, &[][..]),
@@ -177,7 +177,7 @@ fn sixteen_times(cluster: &Cluster) {
     check(last, 101, 16, &["--to", cluster.name(0), "--strategy", "cow"]);
 }
 
-/// What lies in a child's own layer is on no node, and its payload in no other container.
+/// Files in a child's overlay are on no other node, and its payload is in no other container.
 fn own_files(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("file");
@@ -192,7 +192,7 @@ fn own_files(cluster: &Cluster) {
     });
     let second = middle.prepare();
     for index in [0, 1, 2] {
-        // The second of them is a zygote's copy.
+        // The second one is a copy of a zygote.
         for number in [47, 48] {
             second.fork_and_check(&parent, number, &["--to", cluster.name(index)]);
         }
@@ -219,7 +219,7 @@ fn forked_process(cluster: &Cluster) {
     check(&middle.prepare(), 9, 1, &["--to", cluster.name(2)]);
 }
 
-/// The template is told apart from all that others fork at the same moment, and nobody is harmed by being looked at for it.
+/// The template is found among the processes that others fork at the same time. The search harms none of them.
 fn descendants_fork(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -234,7 +234,7 @@ fn descendants_fork(cluster: &Cluster) {
     assert!(!(errors.stdout + &errors.stderr).contains("wrong"), "somebody found a wrong page");
 }
 
-/// What the middle never touched comes from the node that owns it, and nothing else does.
+/// Pages that the middle child never touched are fetched from the node that owns them; only those are.
 fn not_through_middle(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -249,19 +249,19 @@ fn not_through_middle(cluster: &Cluster) {
         counted(&apart.farfork, &apart.child.id, "pages_inherited"),
     );
     assert!(inherited >= untouched && all - inherited < MEMORY_PAGES / 10, "{all}, {inherited} of them inherited");
-    // Beside the middle, what it owns crosses no network, and all else does.
+    // On the middle child's node, its own pages cross no network, and all others do.
     let beside = Middle::of(cluster, &second, 1, &COW);
     beside.tell(libc_signal::USR2, "untouched");
     let count = |what| counted(&beside.farfork, &beside.child.id, what);
     assert_eq!(count("pages_fetched") - count("pages_inherited"), count("pages_same_host"));
-    // Beside the first, the other way about.
+    // On the first seed's node it is the reverse.
     let before = Middle::of(cluster, &second, 0, &COW);
     before.tell(libc_signal::USR2, "untouched");
     let count = |what| counted(&before.farfork, &before.child.id, what);
     assert_eq!(count("pages_inherited"), count("pages_same_host"));
 }
 
-/// A middle child that has all of its pages hands down nothing of its seed's.
+/// A middle child that has all of its pages inherits none from its seed.
 fn settled(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -273,8 +273,8 @@ fn settled(cluster: &Cluster) {
     check(&second, 10, 1, &["--to", cluster.name(2)]);
 }
 
-/// The image of a seed has what it inherits, too: its children need neither the middle, nor the first seed, nor its parent, and a
-/// node that knew the seed before does not go on asking there.
+/// The image of a seed includes inherited pages. Its children need neither the middle child, nor the first seed, nor
+/// its parent. A node that knew the seed before does not ask its former owner again.
 fn sealed(cluster: &Cluster) {
     let mut parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -298,7 +298,8 @@ fn sealed(cluster: &Cluster) {
     assert_eq!(grandchild.live(), 2, "and a generation more");
 }
 
-/// The first seed is gone: who misses its pages hears so by its name, whoever does not goes on.
+/// The first seed is dropped. A process that misses its pages ends, and the error names the seed. A process that does
+/// not continues.
 fn lost(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -318,8 +319,8 @@ fn lost(cluster: &Cluster) {
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&name)), "{ended}");
 }
 
-/// A template is in the pid namespace of its child, which ends with it, and at once: whoever forks it then is told, and so is who
-/// misses a page that only it had.
+/// A template is in the pid namespace of its child, so it ends with the child. After that, a fork is refused with the
+/// reason. A process that touches a missing page of the template ends, and its record names the seed.
 fn seeds_end(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -346,7 +347,7 @@ fn seeds_end(cluster: &Cluster) {
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&id)), "{ended}");
 }
 
-/// A child cannot be its own template: its missing pages would be read.
+/// A child cannot be its own template, because its missing pages would be read.
 fn freeze_refused(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -358,7 +359,7 @@ fn freeze_refused(cluster: &Cluster) {
     assert_eq!(middle.live(), 1, "it runs on");
 }
 
-/// A new pager knows as much of the middle as the old one did.
+/// A new pager knows as much of the middle child as the previous one.
 fn pagers_die() {
     let cluster = Cluster::start(3);
     let parent = generations();
@@ -382,7 +383,8 @@ fn pagers_die() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// The middle's daemon is killed, and with it the memory that the middle owned. What the first seed owns still comes.
+/// The middle child's daemon is killed, and with it the memory that the child owned. Pages of the first seed are still
+/// fetched.
 fn middle_dies() {
     let cluster = Cluster::start(3);
     let parent = generations();

@@ -24,7 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("limits_below_the_minimum_are_refused", below_minimum),
 ];
 
-/// What the parent holds, in MiB: a child touches all of it to answer.
+/// Memory of the parent, in MiB: a child touches all of it to answer.
 const PARENT_MIB: &str = "128";
 
 const SIGKILL: i32 = 9;
@@ -32,17 +32,18 @@ const SIGUSR2: i32 = 12;
 const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;
 
-/// For a child that needs too much to be killed.
+/// For a child that exceeds its limit to be killed.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// A trusted child's processes may trace the first process of its container, which then reaps nobody and tells no end.
+/// A trusted child's process may trace the first process of its container, which then reaps no process and reports no
+/// exit.
 fn first_process_traced(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("tracing"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let to = cluster.name(1);
     let has_traced = |child: &StartedChild| cluster.first().run(&["logs", &child.id]).stdout.contains("traced");
     let is_over = |child: &StartedChild| cluster.first().json(&["inspect", &child.id])["state"] == "exited";
-    // On a slow machine the time of one may be over before it has come to that.
+    // On a slow machine the time limit may expire before the child traces.
     let start = |options: &[&str]| {
         wait::wait_until("the first process stands still", END_LIMIT, || {
             let child = seed.fork_detached(&["7 traces".to_owned()], &[&["--to", to], options].concat()).remove(0);
@@ -92,18 +93,18 @@ fn in_memory(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A child's process, and its container's own.
+/// A child's process, and the first process of its container.
 fn process_and_init(child: &StartedChild) -> [OwnedFd; 2] {
     living_process_and_init(child).expect("it lives")
 }
 
-/// The same, where it has not ended by then.
+/// The same; `None` if one has ended.
 fn living_process_and_init(child: &StartedChild) -> Option<[OwnedFd; 2]> {
     let init = ProcStat::read(child.pid).ok()?.parent;
     Some([pidfd::open(child.pid).ok()?, pidfd::open(init).ok()?])
 }
 
-/// Its container ends with it, before the next daemon comes.
+/// Its container ends with it, before the next daemon starts.
 fn without_daemon() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("generations"), &[PARENT_MIB]);
@@ -112,7 +113,7 @@ fn without_daemon() {
     let limited = seed.fork_idle(1, &options).remove(0);
     let [child, init] = process_and_init(&limited);
     cluster.kill_daemon(1);
-    // It looks at all of its pages then.
+    // Makes it check all of its pages.
     pidfd::send_signal(&child, SIGUSR2).expect("it lives");
     assert!(pidfd::wait_exit(&init, END_LIMIT).expect("poll works"), "it was not killed");
     cluster.restart_daemon(1);
@@ -137,8 +138,8 @@ fn in_processor_time(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A child that forks as often as it can, and so do all that it forks: how many there were, once the kernel refused every further
-/// one with EAGAIN.
+/// Runs a child that forks as often as it can, as do all its descendants. Returns how many tasks there were when the
+/// kernel had refused each further one with EAGAIN.
 fn multiply(seed: &Seed, options: &[&str]) -> u64 {
     let ended = seed.fork_attached("7 multiply", options);
     assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
@@ -179,17 +180,17 @@ fn in_run_time(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// The kernel may take a container's own process too, before that has told of the child's end. Here we do.
+/// The kernel may also kill a container's first process, before that has reported the child's exit. Here the test does.
 fn with_container(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // Where a slow machine is too late for that, the child's time was over before its container stood still.
+    // If a slow machine is too late, the child's time limit expires before its container is stopped.
     let halted = |options: &[&str]| {
         let child = seed.fork_idle(1, options).remove(0);
         let [process, init] = living_process_and_init(&child)?;
         pidfd::send_signal(&init, SIGSTOP).ok()?;
         if pidfd::wait_exit(&process, Duration::ZERO).expect("poll works") {
-            // It may have ended as well.
+            // It may have ended too.
             let _ = pidfd::send_signal(&init, SIGCONT);
             return None;
         }
@@ -230,7 +231,7 @@ fn kill(farfork: &Farfork, id: &str) {
     farfork.run(&["wait", id]);
 }
 
-/// Processor time that the group of a process may use in each tenth of a second; none for all there is.
+/// CPU time that the control group of a process may use in each tenth of a second; `None` if unlimited.
 fn quota_us(pid: i32) -> Option<u64> {
     let table = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("the child lives");
     let group = |prefix: &str, line: &str| {

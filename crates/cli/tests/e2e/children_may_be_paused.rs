@@ -21,18 +21,18 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "64";
-/// How long a child goes on touching memory.
+/// How long a child touches memory.
 const PAGING_MS: u64 = 1500;
-/// Many times what lies between two lines of a child.
+/// Many times the interval between two lines of a child.
 const MOMENT: Duration = Duration::from_millis(60);
-/// For a child to do what it does every two milliseconds, or to end, on a busy machine.
+/// For a child to print its next line, or to end, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn state(farfork: &Farfork, child: &StartedChild) -> String {
     farfork.json(&["inspect", &child.id])["state"].as_str().expect("a state").to_owned()
 }
 
-/// Processor time of all its threads, and what it has written: neither grows while it stands still.
+/// CPU times of all its threads, and the length of its output: neither grows while it is paused.
 fn doings(farfork: &Farfork, child: &StartedChild) -> (Vec<String>, usize) {
     let tasks = fs::read_dir(format!("/proc/{}/task", child.pid)).expect("a child that lives");
     let mut times: Vec<String> = tasks
@@ -44,8 +44,8 @@ fn doings(farfork: &Farfork, child: &StartedChild) -> (Vec<String>, usize) {
     (times, farfork.json(&["logs", &child.id])["stdout"].as_str().expect("output").len())
 }
 
-/// A paused child writes nothing, and uses no processor time once it sleeps. The kernel counts a thread as frozen just
-/// before it sleeps, and wakes a frozen thread for each signal only to put it back (`do_freezer_trap`). On a busy machine
+/// A paused child writes nothing, and uses no CPU time once it sleeps. The kernel counts a thread as frozen just before
+/// it sleeps, and wakes a frozen thread for each signal only to freeze it again (`do_freezer_trap`). On a busy machine
 /// these microseconds may fall between two readings, so another pair of readings has to agree.
 fn require_still(farfork: &Farfork, child: &StartedChild) {
     let (_, written) = doings(farfork, child);
@@ -63,7 +63,7 @@ fn require_going_on(farfork: &Farfork, child: &StartedChild) {
     wait::wait_until("a child goes on", LIMIT, || (doings(farfork, child).1 > before).then_some(()));
 }
 
-/// A program with four workers beside its main thread, asked by another node than its own.
+/// A program with four workers and a main thread. The request is sent to another node than the child's.
 fn stand_still(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -89,7 +89,7 @@ fn stand_still(cluster: &Cluster) {
     farfork.run_failing(&["unpause", &child.id]).require_mentions(&[&child.id, "it has ended"]);
 }
 
-/// Again and again, in the middle of faults, in loads and in system calls.
+/// Pauses repeatedly, in the middle of faults, in loads and in system calls.
 fn while_paging(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -107,7 +107,7 @@ fn while_paging(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// What needs no step of the child is done, and it stays paused.
+/// Requests that need no instruction of the child are done, and it stays paused.
 fn settled_and_looked_at(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -132,7 +132,8 @@ fn settled_and_looked_at(cluster: &Cluster) {
     seed.check_answers(&parent, &[child], &[73]);
 }
 
-/// The node reports what the client did, and requests and the client may alternate. A child that was killed or is elsewhere has no freezer.
+/// The node reports what the client did, and requests and the client may alternate. A child that was killed or is on
+/// another node has no freezer.
 fn by_freezer(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -175,13 +176,13 @@ fn ended(farfork: &Farfork, child: &StartedChild) -> Value {
     farfork.json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &child.id])["children"][0].clone()
 }
 
-/// KILL at once, by hand or when its time is over; TERM when it goes on.
+/// KILL acts at once, by hand or when the time limit expires. TERM acts when the child continues.
 fn killed(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let farfork = cluster.first();
     let children = seed.fork_idle(2, &["--to", cluster.name(1)]);
-    // On a slow machine its time may be over before it is paused: then there is another one.
+    // On a slow machine the time limit may expire before the pause: then another child is started.
     let limited = wait::wait_until("a child with a time limit is paused", LIMIT, || {
         let limited = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "2s"]).remove(0);
         let paused = farfork.run(&["pause", &limited.id]);
@@ -200,7 +201,7 @@ fn killed(cluster: &Cluster) {
     assert_eq!(ended(farfork, &limited)["signal"], 9);
 }
 
-/// The next daemon finds it paused, and lets it go on.
+/// The next daemon finds it paused, and can unpause it.
 fn outlive_daemon() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &["16"]);

@@ -20,7 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("the_file_system_is_read_only_on_request", read_only),
 ];
 
-/// Read at a time.
+/// Bytes to read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
 fn escaping(cluster: &Cluster) -> Parent {
@@ -28,7 +28,7 @@ fn escaping(cluster: &Cluster) -> Parent {
     Parent::start(Program::Situation("escaping"), &[&socket])
 }
 
-/// The ways out that a child finds, which must find all else right.
+/// The ways out that a child finds. It must find everything else right.
 fn ways(seed: &Seed, options: &[&str]) -> Vec<String> {
     let ended = seed.fork_attached("7", options);
     assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
@@ -52,7 +52,7 @@ fn no_escape(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// The tries are real: where nothing is closed, many are open.
+/// The attempts are real: without protection, many ways are open.
 fn trusted_child(cluster: &Cluster) {
     let mut parent = escaping(cluster);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -87,7 +87,7 @@ fn tokens(cluster: &Cluster) {
     assert!(!has_in_memory(child.pid, b"PRIVATE KEY-----"), "the child has a key in its memory");
     let process = |file: &str| fs::read(format!("/proc/{}/{file}", child.pid)).expect("the child lives");
     assert_eq!(process("environ"), fs::read(format!("/proc/{}/environ", parent.pid())).expect("the parent lives"));
-    // A descriptor of the daemon's would be one that the parent has not.
+    // A descriptor that leaked from the daemon would be one that the parent lacks.
     let files = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives").count();
     assert!(
         files(child.pid) <= files(parent.pid()),
@@ -98,7 +98,7 @@ fn tokens(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Whether a process has these bytes anywhere that can be read.
+/// Whether a readable page of a process has these bytes.
 fn has_in_memory(pid: i32, wanted: &[u8]) -> bool {
     let areas = read_maps(pid).expect("its maps can be read").into_iter().filter(|area| area.protection & 1 != 0);
     areas.filter(|area| !area.path.starts_with(b"[v")).any(|area| {
@@ -111,7 +111,7 @@ fn has_in_memory(pid: i32, wanted: &[u8]) -> bool {
     })
 }
 
-/// Rights that a process has not cannot be in its seed.
+/// Rights that a process lacks cannot be in its seed.
 fn children_of_one(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);

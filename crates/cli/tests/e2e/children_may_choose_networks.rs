@@ -21,7 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("contradicting_network_options_are_refused", contradicting_options),
 ];
 
-/// For a child to be where it serves, and for a port to be free again.
+/// For a child to serve, and for a port to be free again.
 const LIMIT: Duration = Duration::from_secs(60);
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 
@@ -29,7 +29,7 @@ fn parent(kind: &str) -> Parent {
     Parent::start(Program::Situation("networks"), &[kind])
 }
 
-/// What a server says to a request, made in the network of a node.
+/// The answer of a server to a request from the network of a node.
 fn ask(cluster: &Cluster, node: usize, ip: IpAddr, port: u16, path: &str) -> io::Result<String> {
     cluster.in_network_of(node, || request(SocketAddr::new(ip, port), path))
 }
@@ -37,7 +37,7 @@ fn ask(cluster: &Cluster, node: usize, ip: IpAddr, port: u16, path: &str) -> io:
 fn request(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, REQUEST_LIMIT)?;
     stream.set_read_timeout(Some(REQUEST_LIMIT))?;
-    // At once: a server that has read the first piece answers, and closes.
+    // One write: a server answers and closes after it has read the first piece.
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -46,7 +46,7 @@ fn request(address: SocketAddr, path: &str) -> io::Result<String> {
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// The parent's own server, in the network of the tests.
+/// Checks the parent's own server, in the network of the tests.
 fn check_parents_server(port: u16) {
     let answer = request(SocketAddr::new(LOOPBACK, port), "/");
     assert_eq!(answer.expect("the parent's server answers"), "parent");
@@ -62,7 +62,7 @@ fn published(cluster: &Cluster) {
     let ports = format!("18080:{port}");
     let child = seed.fork_detached(&["7 serve".to_owned()], &["--to", cluster.name(1), "--publish", &ports]);
     for (from, ip) in [(1, LOOPBACK), (1, cluster.ip(1)), (0, cluster.ip(1))] {
-        // The program answers as its parent does until it has looked for its payload.
+        // Until the program has found its payload, it answers like its parent.
         wait::wait_until(&format!("the child answers from node {from} to {ip}"), LIMIT, || {
             ask(cluster, from, ip, 18_080, "/").ok().filter(|answer| answer == "child 7")
         });
@@ -136,7 +136,7 @@ fn shared(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Whether a process of the daemon's, or a descriptor of it, keeps a network from ending.
+/// Whether a process or a descriptor of the daemon keeps a network alive.
 fn is_held(cluster: &Cluster, network: &Path) -> bool {
     let links = |directory: String| fs::read_dir(directory).into_iter().flatten().flatten();
     let of_daemon = links(format!("/proc/{}/fd", cluster.daemon_pid(1))).map(|entry| entry.path());
@@ -144,7 +144,7 @@ fn is_held(cluster: &Cluster, network: &Path) -> bool {
     of_daemon.chain(of_processes).any(|link| fs::read_link(link).is_ok_and(|found| found == network))
 }
 
-/// Children of all networks by turns, forked from one zygote.
+/// Children with each kind of network in turn, forked from one zygote.
 fn copies() {
     const EACH: usize = 3;
     let cluster = Cluster::start(2);
@@ -164,7 +164,7 @@ fn copies() {
         (children, networks)
     };
     let mut seen: Vec<PathBuf> = vec![of_node.clone()];
-    // The number of a network that has ended may be another's, unless that is open.
+    // The inode number of a network that has ended may be reused, unless the network is still open.
     let mut open = Vec::new();
     for _ in 0..2 {
         let (ended, shared) = in_turn("shared");
@@ -190,7 +190,7 @@ fn copies() {
         });
     }
     assert_eq!(cluster.zygote_count(1, "children") - before, 6 * EACH as u64, "each is a copy");
-    // Those that meet talk, copies or not.
+    // Children that share a network can connect, copies of a zygote or not.
     let meeting = ["1 host 7000", "2 meet 7000"].map(str::to_owned);
     let children = seed.fork_detached(&meeting, &[&to[..], &["--net", "shared"]].concat());
     seed.check_answers(&parent, &children, &[1, 2]);

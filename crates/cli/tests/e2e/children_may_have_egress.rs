@@ -35,7 +35,8 @@ fn on_node<T: Send>(cluster: &Cluster, node: usize, make: impl FnOnce() -> io::R
     cluster.in_network_of(node, make).expect("it is made")
 }
 
-/// A server in the network of a node, which says who calls, and whether it has been called often enough. It ends with the test run.
+/// A server in the network of a node. It answers with the caller's address, and whether it was called often enough. It
+/// ends with the test run.
 struct Server {
     port: u16,
     calls: Arc<AtomicUsize>,
@@ -50,12 +51,12 @@ impl Server {
         let (calls, is_done) = (server.calls.clone(), server.is_done.clone());
         thread::spawn(move || {
             for stream in listener.incoming() {
-                // Who is gone meanwhile hears nothing.
+                // Fails if the caller has closed the connection.
                 let _ = stream.and_then(|mut stream| {
                     stream.read_exact(&mut [0])?;
                     calls.fetch_add(1, Ordering::Relaxed);
                     let word = if is_done.load(Ordering::Relaxed) { "done" } else { "again" };
-                    // At once: a child hears the first piece.
+                    // One write: a child reads only the first piece.
                     let ip = stream.peer_addr()?.ip();
                     stream.write_all(format!("{word} {ip}").as_bytes())
                 });
@@ -65,7 +66,7 @@ impl Server {
     }
 }
 
-/// What a child that is attached heard.
+/// The answers that an attached child received.
 fn heard(seed: &Seed, payload: &str, options: &[&str]) -> Vec<String> {
     let ended = seed.fork_attached(payload, options);
     assert_eq!(ended.status.code(), Some(42), "{payload} {options:?}: {}{}", ended.stdout, ended.stderr);
@@ -79,7 +80,7 @@ fn connected_from_node(cluster: &Cluster) {
     let server = Server::start(cluster, 0, true);
     let to = ["--to", cluster.name(1), "--egress", "any"];
     let call = format!("5 call {ip} {}", server.port);
-    // The first is restored, others are copies.
+    // The first child is restored, the others are copies of a zygote.
     for _ in 0..4 {
         assert_eq!(heard(&seed, &call, &to), [format!("done {own}")]);
     }
@@ -108,14 +109,14 @@ fn allowed_addresses(cluster: &Cluster) {
     for may_not in [other.as_str(), "192.0.2.0/24"] {
         assert!(with(may_not).starts_with("nothing: Connection reset"), "{may_not}");
     }
-    // Who is on the node's loopback interface takes the node for itself.
+    // A server at the node's loopback interface would take the connection for a local one.
     let on_loopback = heard(&seed, &format!("5 call 127.0.0.1 {}", server.port), &["--egress", "0.0.0.0/0"]);
     assert!(on_loopback[0].starts_with("nothing: Connection refused"), "{on_loopback:?}");
     assert_eq!(server.calls.load(Ordering::Relaxed), calls, "nobody else got there");
     parent.require_unharmed();
 }
 
-/// Answers what it is asked for with one address, as a resolver would.
+/// Answers each query with one address, like a resolver.
 fn answer_names(socket: &UdpSocket, address: Ipv4Addr) {
     const HEADER_BYTES: usize = 12;
     const OF_ADDRESSES: [u8; 2] = [0, 1];
@@ -127,7 +128,7 @@ fn answer_names(socket: &UdpSocket, address: Ipv4Addr) {
         let mut answer = [&buffer[..2], &[0x81, 0x80, 0, 1, 0, u8::from(is_of_addresses), 0, 0, 0, 0]].concat();
         answer.extend(&buffer[HEADER_BYTES..end]);
         if is_of_addresses {
-            // The name as above, an address, for a minute.
+            // The name of the query, an address, valid for a minute.
             answer.extend([0xc0, 0x0c, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
             answer.extend(address.octets());
         }
@@ -135,7 +136,7 @@ fn answer_names(socket: &UdpSocket, address: Ipv4Addr) {
     }
 }
 
-/// Has datagrams answered on the first node, at the port that it gives.
+/// Starts a UDP echo server on the first node. Returns its port.
 fn echo(cluster: &Cluster) -> u16 {
     let socket = on_node(cluster, 0, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)));
     let port = socket.local_addr().expect("it is bound").port();
@@ -244,7 +245,7 @@ fn shared(cluster: &Cluster) {
         let options = [&["--to", cluster.name(1), "--egress", "any"], options].concat();
         let children = seed.fork_detached(&payloads, &options);
         seed.check_answers(&parent, &children[..1], &[5]);
-        // Who is left calls on.
+        // The remaining child keeps calling.
         let before = server.calls.load(Ordering::Relaxed);
         wait::wait_until("the other is heard", LIMIT, || (server.calls.load(Ordering::Relaxed) > before).then_some(()));
         server.is_done.store(true, Ordering::Relaxed);

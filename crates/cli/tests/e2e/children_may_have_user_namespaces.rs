@@ -24,23 +24,23 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const OPTIONS: [&str; 2] = ["--untrusted", "--user-namespace"];
-/// The first number that containers have, and how many each has.
+/// The first user id that containers use, and the number of ids of each.
 const FIRST: u32 = 1_879_048_192;
 const COUNT: u32 = 65_536;
 
-/// For the end of some children that were killed.
+/// For some killed children to end.
 const GIVEN_BACK_LIMIT: Duration = Duration::from_secs(60);
 
-/// More than containers wait in a pool.
+/// More than the containers in a pool.
 const FORKS_MAX: usize = 20;
 
-/// Whether a container has the numbers from this one on.
+/// Whether a container uses the range of ids that begins here.
 fn is_taken(cluster: &Cluster, first: u32) -> bool {
     let locks = File::options().write(true).open(cluster.user_ranges()).expect("there were containers with users");
     !try_lock_byte(&locks, (first - FIRST) / COUNT).expect("bytes of files can be locked")
 }
 
-/// Where a process's numbers begin outside, as the node sees it.
+/// The first id of a process's range, as the node sees it.
 fn first_of(pid: i32) -> u32 {
     let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).expect("the child lives");
     let numbers: Vec<u32> = map.split_whitespace().map(|number| number.parse().expect("a number")).collect();
@@ -101,7 +101,7 @@ fn own_ranges(cluster: &Cluster) {
     wait::wait_until("their numbers are free", GIVEN_BACK_LIMIT, || {
         firsts.iter().all(|first| !is_taken(cluster, *first)).then_some(())
     });
-    // As many as it has: who bears it does not count.
+    // As many as the child has: its privileged forker does not count.
     let tasks = fs::read_dir(format!("/proc/{}/task", parent.pid())).expect("the parent lives").count().to_string();
     seed.fork_idle(1, &[&OPTIONS[..], &["--processes", &tasks]].concat());
     seed.fork_and_check(&parent, 5, &OPTIONS);
@@ -140,7 +140,7 @@ fn shared_files(cluster: &Cluster) {
     let options = [&OPTIONS[..], &["--to", cluster.name(1), "--shared", &path]].concat();
     let ended = seed.fork_attached("7", &options);
     assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
-    // What it wrote there is the node's, and of those who are root and root's group inside.
+    // The child's writes are in the node's files, owned by root and root's group.
     assert_eq!(fs::read_to_string(&secret).expect("it is there"), "public");
     let made = fs::metadata(directory.path().join("made")).expect("the child has made it");
     assert_eq!((made.uid(), made.gid(), made.mode() & 0o777), (0, 0, 0o600));
@@ -160,14 +160,14 @@ fn refused(cluster: &Cluster) {
 fn daemon_killed() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    // The second node forks it itself: the first one's connections to it end with its daemon.
+    // The second node forks it itself, because the first one's connections to it end with its daemon.
     let said = cluster.first().json(&["prepare", &parent.pid().to_string()]);
     let seed = Seed::from_json(cluster.node(1), &said.to_string());
     let child = &seed.fork_idle(1, &OPTIONS)[0];
     let first = first_of(child.pid);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    // The numbers of those that waited in the pool are free again, those of the child are not.
+    // The ids of pooled containers are free again, but not the child's.
     for other in seed.fork_idle(4, &OPTIONS) {
         assert_ne!(first_of(other.pid), first);
         cluster.node(1).json(&["kill", "-s", "KILL", &other.id]);
@@ -195,7 +195,7 @@ fn processes_killed() {
         bearers.iter().for_each(|pid| kill(*pid));
         (!bearers.is_empty()).then_some(())
     });
-    // Whoever is given such a container is told; then come those that were built since.
+    // A fork that gets such a container fails with the reason. Later forks get containers that were built since.
     let good = (0..FORKS_MAX).map(|_| seed.fork_attached("7", &OPTIONS)).find(|ended| {
         let is_told = ended.stderr.contains("container's stub ended") || ended.stderr.contains("cannot be talked to");
         assert!(ended.status.code() == Some(42) || is_told, "{}", ended.stderr);
@@ -210,7 +210,8 @@ fn await_free(cluster: &Cluster, first: u32) {
     wait::wait_until("its numbers are free", GIVEN_BACK_LIMIT, || (!is_taken(cluster, first)).then_some(()));
 }
 
-/// Those who bear children of containers with users of their own: alone of all init programs they are in the node's pid namespace.
+/// The privileged forkers of containers with user namespaces. Of all init processes, only they are in the node's pid
+/// namespace.
 fn bearers(cluster: &Cluster) -> Vec<i32> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
     let of_node = |pid: &i32| namespace(&pid.to_string()) == namespace("self");

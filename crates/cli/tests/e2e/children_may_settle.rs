@@ -18,19 +18,20 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "256";
-/// How long a child touches memory; it lives until it is told to end.
+/// How long a child touches memory; it then lives until it is signalled.
 const PAGING_MS: u64 = 4000;
-/// For all of that to come, on a busy machine.
+/// For all of that to be fetched, on a busy machine.
 const SETTLED_LIMIT: Duration = Duration::from_secs(100);
 
-/// The daemon of the parent is killed once the child has settled; the child goes on and answers, by system calls too.
+/// The daemon of the parent is killed after the child has settled. The child continues and answers, by system calls
+/// too.
 fn outlive_owner() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let numbers = [51, 52];
     let payloads = ["51 500".to_owned(), "52 500 calls".to_owned()];
-    // Before their first step, so that next to nothing is there.
+    // Paused before their first instruction, so that they have almost no pages.
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1), "--paused"]);
     for child in &children {
         let said = cluster.first().json(&["settle", &child.id]);
@@ -101,7 +102,7 @@ fn while_pager_dies() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Children that fork, move, unmap and discard memory, and are told to settle meanwhile.
+/// Children fork, move, unmap and discard memory, and are settled meanwhile.
 fn while_changing(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Resource("memory_operations"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -116,7 +117,7 @@ fn while_changing(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Every page, by its bytes; and the areas are the kernel's alone then, so that nothing waits for a pager.
+/// Every page has the right bytes. No area is registered with userfaultfd any more, so no access waits for a pager.
 fn have_all(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["32"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -129,11 +130,11 @@ fn have_all(cluster: &Cluster) {
     cluster.first().json(&["kill", "--signal", "KILL", &children[0].id]);
 }
 
-/// Who does not wait for it finds it done.
+/// A command that stops waiting leaves the node to finish.
 fn in_background(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // It touches nothing, and nothing else is fetched, however late a slow machine asks.
+    // It touches nothing, and nothing else is fetched, however late a slow machine sends the request.
     let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
     let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &options);
     let id = children[0].id.as_str();
@@ -147,7 +148,8 @@ fn in_background(cluster: &Cluster) {
     cluster.first().run_failing(&["settle", id]).require_mentions(&[id, "ended"]);
 }
 
-/// A child whose seed is gone cannot settle, is told why, and goes on with what it has until it touches more.
+/// A child whose seed is gone cannot settle. The error has the reason, and the child continues until it touches a
+/// missing page.
 fn not_without_seed(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -18,16 +18,16 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("no_root_is_leaked", no_leak),
 ];
 
-/// For a root to have its next container.
+/// For the next container to use a root.
 const SOON: Duration = Duration::from_secs(60);
 
-/// The mount namespace that a child was in. Held, so that no later one has its number.
+/// The mount namespace of a child. It is kept open, so that no later one gets its inode number.
 struct Root {
     name: String,
     _held: File,
 }
 
-/// Starts a child, has `act` do something to it, and ends it.
+/// Starts a child, calls `act` with its process id, and ends it.
 fn root_of(cluster: &Cluster, seed: &Seed, options: &[&str], act: impl FnOnce(i32)) -> Root {
     let child = seed.fork_idle(1, options).remove(0);
     let path = format!("/proc/{}/ns/mnt", child.pid);
@@ -40,7 +40,7 @@ fn root_of(cluster: &Cluster, seed: &Seed, options: &[&str], act: impl FnOnce(i3
     root
 }
 
-/// Executes a command where the child is, with its view of files.
+/// Executes a command in the child's mount namespace.
 fn within(pid: i32, command: &str) {
     let target = ["--target".to_owned(), pid.to_string()];
     let status = Command::new("nsenter").args(target).args(["--mount", "sh", "-c", command]).status();
@@ -63,7 +63,7 @@ fn left_clean() {
         [&["--untrusted"], &["--memory", "256MiB"], &["--bind", "/tmp:/mnt"], &["--net", "host"], &["--read-only"]];
     let mut former = vec![spoilt, captured];
     former.extend(kinds.map(|options| root(&seed, options, &|_| ())));
-    // One fan-out each: another is in another network.
+    // Each of these forks has a shared network of its own.
     former.push(root(&seed, &["--net", "shared"], &|_| ()));
     for options in [&[][..], &["--net", "shared"], &["--untrusted"], &["--net", "host"]] {
         for _ in 0..3 {
@@ -75,7 +75,7 @@ fn left_clean() {
     parent.require_unharmed();
 }
 
-/// Makes seeds of a process until a child of one has the root of one of another. Gives the roots of all.
+/// Makes seeds of a process until a child of one has the root of a child of another. Returns the roots of all.
 fn reuse_across_seeds(cluster: &Cluster, parent: &Parent, options: &[&str]) -> Vec<Root> {
     let next = Seed::prepare(cluster.first(), parent);
     let (mut of_others, mut of_next) = (Vec::<Root>::new(), Vec::new());

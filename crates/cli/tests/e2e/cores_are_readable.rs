@@ -21,13 +21,13 @@ pub(crate) const TESTS: &[Test] = &[
 
 const LOAD: u32 = 1;
 
-/// Headers and notes of a core with few threads are within.
+/// Enough for the headers and notes of a core with few threads.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// How long children touch memory: many times what a core takes. They live until they are told to end.
+/// How long children touch memory: many times the duration of a core. They live until they are signalled.
 const PAGING_MS: u64 = 4_000;
 
-/// A loadable part of a core file: offset, address, bytes in the file, bytes in memory.
+/// A loadable segment of a core file: offset, address, bytes in the file, bytes in memory.
 struct Segment {
     offset: u64,
     address: u64,
@@ -53,7 +53,7 @@ fn segments(core: &File) -> Vec<Segment> {
     headers.map(segment).collect()
 }
 
-/// Byte by byte, of a child that has not made its first step, and so had next to none of it.
+/// Compares byte by byte. The child is paused before its first instruction, so it has almost no pages.
 fn all_memory(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -72,7 +72,7 @@ fn all_memory(cluster: &Cluster) {
         mapped_bytes += segment.memory_bytes;
         let (mut expected, mut found) = (vec![0; 4096], vec![0; 4096]);
         for at in (0..segment.file_bytes).step_by(4096) {
-            // What nobody may read, and a file's pages beyond its end, cannot be compared.
+            // Inaccessible pages, and pages past the end of a file, cannot be compared.
             if read_process(child.pid, segment.address + at, &mut expected).is_ok() {
                 core.read_exact_at(&mut found, segment.offset + at).expect("it is as long as it says");
                 compared.add("a segment", segment.address + at, &expected, &found);
@@ -112,7 +112,7 @@ fn by_debuggers(cluster: &Cluster) {
         assert_eq!(notes.matches(note).count(), count, "{note}");
     }
     assert!(notes.contains("NT_AUXV") && notes.contains("NT_FILE"), "no note of auxv and files");
-    // Not every readelf understands that note: which program is mapped where.
+    // Not every readelf decodes NT_FILE, the note on mapped files.
     let head = fs::read(&path).expect("the core").into_iter().take(HEAD_BYTES).collect::<Vec<u8>>();
     assert!(head.windows(7).any(|bytes| bytes == b"/waits\0"), "the program's path is in no note");
     require_gdb_to_understand(&path, parent.pid(), threads);
@@ -134,7 +134,7 @@ fn require_gdb_to_understand(core: &Path, parent: i32, threads: usize) {
     }
 }
 
-/// In the midst of touching memory: it goes on, and is right.
+/// A child that touches memory meanwhile continues, and finds everything right.
 fn run_on(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("paging"), &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -1,4 +1,4 @@
-//! Killed daemons and pagers: children go on fetching pages after their own daemon or pager is killed. If the owner is
+//! Killed daemons and pagers: children continue to fetch pages after their own daemon or pager is killed. If the owner is
 //! gone, a missing page is an error, never a wrong byte.
 
 use std::thread;
@@ -22,16 +22,16 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("up_restart_starts_only_ended_daemons", up_restart),
 ];
 
-/// Deaths that leave only the stubs of the containers.
+/// Victims that leave only the stubs of the containers.
 const DEATHS_OF_ALL: &[&[NodeProcess]] = &[
     &[NodeProcess::Keeper, NodeProcess::Pager, NodeProcess::FdHolder],
     &[NodeProcess::Daemon, NodeProcess::Keeper, NodeProcess::Pager, NodeProcess::FdHolder],
 ];
 
-/// For a pager to be there again, or not.
+/// For a pager to be replaced, or not.
 const REPLACEMENT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Deaths that leave one of those that hold descriptors, on the children's node.
+/// Victims on the children's node that leave one process with the pager's descriptors.
 const DEATHS: &[&[NodeProcess]] = &[
     &[NodeProcess::Keeper, NodeProcess::Pager],
     &[NodeProcess::Daemon, NodeProcess::Keeper, NodeProcess::Pager],
@@ -42,33 +42,34 @@ const DEATHS: &[&[NodeProcess]] = &[
     &[NodeProcess::FdHolder, NodeProcess::Keeper],
 ];
 
-/// How long children fork while those die.
+/// How long children fork while those processes are killed.
 const FORKING_MS: u64 = 1500;
-/// So long after their start.
+/// When they are killed, after the children's start.
 const FORKING_MOMENT: Duration = Duration::from_millis(400);
 
-/// How long each child goes on touching memory.
+/// How long each child touches memory.
 const PAGING_MS: u64 = 3000;
-/// The same of one that is to miss some of it in the end: however late a slow machine is with what happens to it. It ends long before.
+/// The same for a child that must still miss pages at the end, however late a slow machine kills its owner. It ends
+/// long before.
 const MISSING_MS: u64 = 60_000;
-/// Well into it.
+/// Well into that time.
 const MOMENT: Duration = Duration::from_millis(800);
-/// So much memory that no readahead has fetched it all by then: the children begin slowly.
+/// So much memory that readahead has not fetched it all by then: the children start slowly.
 const MEMORY_MIB: &str = "256";
-/// For children whose owner is gone to find that out: the pager asks for a minute, in case the node comes back.
+/// For children whose owner is gone to get an error. The pager retries for a minute, in case the node returns.
 const VERDICT_TIMEOUT: &str = "200s";
 const VERDICT_LIMIT: Duration = Duration::from_secs(220);
 
-/// For what was killed to be gone.
+/// For killed processes to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// The children touch memory by loads, or let system calls read it.
+/// The children touch memory by loads, or by system calls that read it.
 const HOW: [&str; 3] = ["", "", "calls"];
 const NUMBERS: [u64; 3] = [11, 12, 13];
-/// 128 + SIGBUS for a load; what the program says of EFAULT.
+/// 128 + SIGBUS for a load; the program's own status for EFAULT.
 const VERDICTS: [u64; 3] = [135, 135, 14];
 
-/// A cluster with children on its second node that page from the first.
+/// A cluster with children on its second node that fetch pages from the first.
 struct Paging {
     cluster: Cluster,
     parent: Parent,
@@ -98,7 +99,7 @@ impl Paging {
         self.stop();
     }
 
-    /// Each child has ended by the error that its way of touching memory gets, and the log says why.
+    /// Requires that each child has ended with the error for its kind of access, and that the log has the reason.
     fn require_verdict(&mut self) {
         let second = self.cluster.node(1);
         let ids: Vec<&str> = self.children.iter().map(|child| child.id.as_str()).collect();
@@ -146,7 +147,7 @@ fn daemon_of_parent() {
     paging.cluster.kill_daemon(0);
     paging.require_verdict();
     paging.cluster.restart_daemon(0);
-    // It knows where the others are, and lists them once they have answered.
+    // It knows the addresses of the others, and lists them when they have answered.
     paging.cluster.wait_until_all_are_alive();
     let seed = Seed::prepare(paging.cluster.first(), &paging.parent);
     let children = seed.fork_detached(&["21 100".to_owned()], &["--to", paging.cluster.name(1)]);
@@ -162,7 +163,7 @@ fn dropped_seed() {
     paging.stop();
 }
 
-/// The others do not notice.
+/// The death of one child does not affect the others.
 fn child() {
     let mut paging = Paging::start();
     let victim = paging.children.remove(0);
@@ -177,7 +178,7 @@ fn child() {
     paging.stop();
 }
 
-/// Children, copies of a zygote among them, fork others all the while, and these again.
+/// Children, including copies of a zygote, fork meanwhile, and so do their processes.
 fn killed_together() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("forking_descendants"), &["64"]);
@@ -199,7 +200,7 @@ fn killed_together() {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// Kills processes of the children's node; a daemon is started again.
+/// Kills processes of the children's node. A killed daemon is restarted.
 fn kill_while_they_fork(cluster: &Cluster, victims: &[NodeProcess]) {
     thread::sleep(FORKING_MOMENT);
     cluster.kill_together(1, victims);
@@ -209,7 +210,7 @@ fn kill_while_they_fork(cluster: &Cluster, victims: &[NodeProcess]) {
     }
 }
 
-/// What was forked before is served again from what the stubs hold; and the node takes children.
+/// Existing children are served again with the userfaultfds that the stubs hold, and the node accepts new children.
 fn all_holders() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("forking_descendants"), &["64"]);
@@ -237,7 +238,7 @@ fn all_holders() {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// A pager that cannot be started: its log cannot be opened.
+/// The pager cannot start, because its log cannot be opened.
 fn not_ready() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("forking_descendants"), &["1"]);
@@ -271,7 +272,7 @@ fn not_ready() {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// `farfork up --restart` starts those that have ended, and no others.
+/// `farfork up --restart` starts the daemons that have ended, and no others.
 fn up_restart() {
     let cluster = Cluster::start(3);
     let mut parent = Parent::start(Program::Arrays, &["16"]);

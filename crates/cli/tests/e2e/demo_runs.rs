@@ -1,5 +1,5 @@
-//! `farfork demo` and `farfork demo agent` come to their end, report what they measured, and leave nothing. The values
-//! are not tested.
+//! `farfork demo` and `farfork demo agent` end, report what they measured, and leave nothing. The values are not
+//! tested.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::Path;
@@ -24,16 +24,16 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("the_end_of_the_parent_is_reported", parent_killed),
 ];
 
-/// A small index, sixteen children, or some branches, on a busy machine.
+/// For a small index and sixteen children, or some branches, on a busy machine.
 const RUN_LIMIT: Duration = Duration::from_secs(240);
 
-/// For what the demo has killed to be gone from `/proc`.
+/// For killed processes to disappear from `/proc`.
 const REMAINS_LIMIT: Duration = Duration::from_secs(60);
 
 /// A small demo of an index.
 const SMALL_INDEX: [&str; 3] = ["demo", "--documents", "1000"];
 
-/// A demo that runs, with temporary files in a directory of its own.
+/// A running demo, with temporary files in a directory of its own.
 struct RunningDemo {
     process: Child,
     temporary: TempDir,
@@ -48,7 +48,7 @@ impl RunningDemo {
         Self { process: command.spawn().expect("the binary"), temporary }
     }
 
-    /// Waits for its end, and for its traces to be gone.
+    /// Waits for its end, and until nothing is left of it.
     fn wait(self) -> wait::CommandOutput {
         let Self { process, temporary } = self;
         let pid = process.id();
@@ -60,7 +60,7 @@ impl RunningDemo {
     }
 }
 
-/// The traces of a demo's nodes.
+/// The markers of a demo's nodes.
 fn marks(pid: u32, temporary: &TempDir) -> RunMarkers {
     let name = format!("demo-{pid}");
     let run_dir = temporary.path().join(format!("farfork-{name}"));

@@ -1,4 +1,4 @@
-//! The file system of a node's run directory is full: running children go on and their ends are reported. New children
+//! The file system of a node's run directory is full: running children continue and their ends are reported. New children
 //! are refused with the reason. When there is space again, forks succeed.
 
 use std::thread;
@@ -10,14 +10,14 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[Test::alone("while_children_fetch_pages", under_children)];
 
-/// What the parent holds, and the room for two nodes' run directories.
+/// Memory of the parent, and size of the disk with the run directories of two nodes.
 const PARENT_MIB: &str = "16";
 const DISK_MIB: u64 = 64;
 
-/// For who starts a daemon to write down that it does, beside the nodes' run directories.
+/// Space for the state file that is written when a daemon starts, next to the nodes' run directories.
 const STATE_BYTES: u64 = 16 << 10;
 
-/// How long children page for, at least, in ms.
+/// How long children touch memory at least, in ms.
 const PAGING_MS: &str = "700";
 
 fn under_children() {
@@ -33,7 +33,7 @@ fn under_children() {
     let directory = cluster.run_dir(1).join("children");
     let told = ["no space left", &directory.to_string_lossy().to_lowercase()];
     cluster.first().run_failing(&["fork", seed.id(), "--detach", to[0], to[1]]).require_mentions(&told);
-    // Whoever waits for it to have room again is not harmed by a daemon that is killed meanwhile.
+    // Children that wait until there is space again survive the death of a daemon meanwhile.
     thread::sleep(Duration::from_millis(300));
     cluster.kill_daemon(1);
     disk.free(STATE_BYTES);

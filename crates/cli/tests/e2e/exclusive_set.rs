@@ -1,6 +1,5 @@
-//! Tests that run with nothing next to them: they keep all CPUs busy, stop or starve nodes, change a setting of the
-//! machine, or count what nodes prewarm within seconds. The others run in lanes, because most of them wait most of the
-//! time.
+//! Tests that run alone: they keep all CPUs busy, stop or starve nodes, change a setting of the machine, or count what
+//! nodes prewarm within seconds. The others run in lanes, because most of them wait most of the time.
 
 /// Names of modules, or of single tests.
 pub(crate) const NAMES: &[&str] = &[

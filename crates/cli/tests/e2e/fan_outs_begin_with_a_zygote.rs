@@ -18,14 +18,15 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// Children of one fan-out on each node: more than start at once.
 const EACH: u64 = 16;
-/// The first of them is restored, as a rule, where the fork begins; where the machine is so busy that nobody waits any longer, some others are.
+/// The first child of the node that got the fork is usually restored. On a machine so busy that the wait for the zygote
+/// times out, some others are restored too.
 const COPIES_MIN: u64 = EACH - 4;
 const ROUNDS: u64 = 10;
-/// A busy machine is given several fan-outs to show it.
+/// A busy machine may need several fan-outs.
 const COPIES_LIMIT: Duration = Duration::from_secs(200);
-/// Hang guard, for a fan-out whose zygote is no more: it waits for that for some seconds.
+/// Guard against hangs, for a fan-out whose zygote is lost: it waits for the zygote for some seconds.
 const FAN_OUT_LIMIT: Duration = Duration::from_secs(90);
-/// For what is left of one to be gone.
+/// For the remains of one to disappear.
 const SOON: Duration = Duration::from_secs(60);
 
 fn numbers(nodes: u64) -> Vec<u64> {
@@ -70,7 +71,7 @@ fn fresh_seeds() {
     parent.require_unharmed();
 }
 
-/// Where the machine has time for it, of every fan-out.
+/// Needs an idle machine: requires the copies of every fan-out.
 fn every_fan_out() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let parent = Parent::start(Program::Waits, &["16"]);

@@ -63,7 +63,7 @@ fn signals(cluster: &Cluster) {
     let payload = scratch::file("13");
     let payload_path = payload.path().to_string_lossy();
     let arguments = ["fork", seed.id(), "--to", cluster.name(1), "--payload", &payload_path];
-    // Its input stays open, so that it waits there.
+    // Its input stays open, so that it waits for more.
     let mut child = cluster.first().command(&arguments).stdin(Stdio::piped()).spawn().expect("the binary");
     let stdin = child.stdin.take();
     let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
@@ -80,7 +80,7 @@ fn signals(cluster: &Cluster) {
     assert_eq!(ended.status.code(), Some(7));
 }
 
-/// Children that go on for ever are waited for by the command that is then sent SIGINT.
+/// Children that never end. The command that waits for them is sent SIGINT.
 fn several_signalled(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -108,7 +108,7 @@ fn no_reader_of_several(cluster: &Cluster) {
     end_without_reader(cluster, "3");
 }
 
-/// Of children that write for ever, one line is read.
+/// Reads one line of children that write without end, and closes the pipe.
 fn end_without_reader(cluster: &Cluster, count: &str) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -159,7 +159,7 @@ fn independent_ends(cluster: &Cluster) {
     assert_eq!(codes, [0, 3, 6, 9, 12, 15].map(Some), "{said}");
 }
 
-/// A parent that has a file open, and what the file has after a child has written to it.
+/// Starts a parent with an open file, and returns the file's contents after a child has written to it.
 fn write_with(cluster: &Cluster, options: &[&str]) -> String {
     let directory = scratch::directory();
     let path = directory.path().join("file");
@@ -183,7 +183,7 @@ fn shared_files(cluster: &Cluster) {
     assert_eq!(write_with(cluster, &["--shared", "/"]), "parent\nchild 8\n");
 }
 
-/// The parent's file lies in a directory that the child sees elsewhere's contents in.
+/// The directory of the parent's file is the target of a bind mount in the child.
 fn bound_directory(cluster: &Cluster) {
     let (seen, bound) = (scratch::directory(), scratch::directory());
     let path = seen.path().join("file");

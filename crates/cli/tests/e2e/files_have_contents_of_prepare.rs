@@ -29,19 +29,19 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_shared_path_has_its_current_contents", shared_path),
 ];
 
-/// As the program names them.
+/// The names of the files in the program.
 const KINDS: [&str; 8] = ["read", "both", "shared", "private", "copied", "written", "log", "plain_log"];
 
-/// The files that the program may write to, by name: a change of these leaves no trace.
+/// The files that the program may write to, by name: a change of them cannot be detected.
 const UNPROVED_KINDS: [&str; 4] = ["both", "log", "plain_log", "written"];
 
-/// Those whose bytes a child reads.
+/// The number of kinds whose contents a child reads.
 const READ_KINDS: usize = 6;
 
-/// How often a file is changed in the moment in which a prepare has its answer.
+/// How often a file is changed just when a prepare answers.
 const AT_ONCE_ROUNDS: usize = 12;
 
-/// The payload of a child that is to find what was changed.
+/// The payload of a child that must find the change.
 const TAKES_CHANGES: u64 = 900;
 
 fn parent(directory: &Path, kind: Option<&str>) -> Parent {
@@ -50,7 +50,7 @@ fn parent(directory: &Path, kind: Option<&str>) -> Parent {
     Parent::start(Program::Situation("kept_files"), &arguments)
 }
 
-/// A child on the owner's node and one on another.
+/// Checks children on the owner's node and on another one.
 fn check_everywhere(cluster: &Cluster, seed: &Seed, parent: &Parent) {
     for (number, node) in [(31, 0), (32, 1), (33, 0)] {
         seed.fork_and_check(parent, number, &["--to", cluster.name(node)]);
@@ -88,7 +88,7 @@ fn replaced(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// The seed is promised before all of it was read; what was replaced has the same length and times.
+/// The prepare answers before all files are read. The replaced file has the same length and times.
 fn replaced_at_once(cluster: &Cluster) {
     for kind in ["shared", "private"].into_iter().cycle().take(AT_ONCE_ROUNDS) {
         let directory = scratch::directory();
@@ -117,7 +117,7 @@ fn changed_at_once(cluster: &Cluster) {
     }
 }
 
-/// What was not written through a private mapping comes from the file of then, whatever its path leads to.
+/// Pages that were not written through a private mapping come from the file at prepare, whatever its path leads to now.
 fn replaced_mapping_changed(cluster: &Cluster) {
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("copied")), directory.path().join("copied"));
@@ -161,7 +161,7 @@ fn changed(cluster: &Cluster) {
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("read")), directory.path().join("read"));
     let seed = Seed::prepare(cluster.first(), &parent);
-    // What the program finds in the file of kind 0 when the change is 7.
+    // The words that the program expects in the file of kind 0 after the change.
     let words = (7..7 + fs::metadata(&path).expect("it is there").len() / 8).flat_map(|at| word_of(at).to_ne_bytes());
     fs::write(&path, words.collect::<Vec<u8>>()).expect("it is there");
     require_refused(cluster, &seed, &path);
@@ -171,7 +171,7 @@ fn changed(cluster: &Cluster) {
     }
 }
 
-/// SplitMix64, as the programs' `word_of`.
+/// SplitMix64, like `word_of` of the programs.
 fn word_of(index: u64) -> u64 {
     let mut z = (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -179,7 +179,7 @@ fn word_of(index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Replaced, and then the old one was changed by who has it open still.
+/// The file is replaced. Then a process that still has the old file open changes that.
 fn changed_after_replacement(cluster: &Cluster) {
     for kind in &KINDS[..READ_KINDS] {
         let directory = scratch::directory();
@@ -192,7 +192,7 @@ fn changed_after_replacement(cluster: &Cluster) {
     }
 }
 
-/// The image has them, and a file that was changed before it was written is refused.
+/// The image includes the files. A fork is refused if a file changed before the image was written.
 fn sealed(cluster: &Cluster) {
     let directory = scratch::directory();
     let parent = parent(directory.path(), None);
@@ -201,7 +201,7 @@ fn sealed(cluster: &Cluster) {
     check_everywhere(cluster, &seed, &parent);
 }
 
-/// Copies are taken while the parent stands, of what it can read and has mapped shared.
+/// Copies are taken while the parent is stopped, of files that it can read or has mapped shared.
 fn copied(cluster: &Cluster) {
     for kind in ["read", "both", "shared", "written"] {
         let directory = scratch::directory();
@@ -216,7 +216,7 @@ fn copied(cluster: &Cluster) {
     }
 }
 
-/// A database that its own process goes on writing to.
+/// A database to which its own process continues to write.
 fn database(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("database");
@@ -246,17 +246,17 @@ fn added_to(cluster: &Cluster) {
     }
 }
 
-/// Neither counts as a change: mode and names, and the same bytes once more.
+/// Changes of mode and names do not count, nor does writing the same bytes again.
 fn touched(cluster: &Cluster) {
     let directory = scratch::directory();
     let parent = parent(directory.path(), None);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // Digests are taken when the parent runs again.
+    // Digests are computed after the parent has resumed.
     seed.template_pid();
     for kind in KINDS {
         let path = directory.path().join(kind);
         fs::hard_link(&path, path.with_extension("link")).expect("a directory of ours");
-        // A truncation takes what was written to a private mapping.
+        // A truncation discards the pages of a private mapping.
         if kind != "copied" {
             fs::read(&path).and_then(|bytes| fs::write(&path, bytes)).expect("it is there");
         }
@@ -275,7 +275,7 @@ fn mapped_array(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// What a package manager does to a program that runs.
+/// Replaces a running program, as a package manager does.
 fn installed_anew(cluster: &Cluster) {
     let directory = scratch::directory();
     let program = directory.path().join("program");
@@ -292,7 +292,7 @@ fn installed_anew(cluster: &Cluster) {
     }
 }
 
-/// Whoever shares a path wants the file of now.
+/// A child with a shared path gets the current file.
 fn shared_path(cluster: &Cluster) {
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("read")), directory.path().join("read"));

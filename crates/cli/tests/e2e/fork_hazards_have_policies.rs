@@ -1,5 +1,5 @@
-//! Hazards of a program that goes on in two places, as far as no other test covers them. `docs/fork-correctness.md` has
-//! the table of all hazards.
+//! Hazards of a program that continues in two places, if no other test covers them. `docs/fork-correctness.md` has the
+//! table of all hazards.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -50,7 +50,7 @@ fn situation(name: &'static str, arguments: &[&str]) -> Parent {
     Parent::start(Program::Situation(name), arguments)
 }
 
-/// Two children, one after the other: the first has changed nothing for the second.
+/// Checks two children, one after the other: the first must change nothing for the second.
 fn check_twice(cluster: &Cluster, mut parent: Parent, options: &[&str]) {
     let seed = Seed::prepare(cluster.first(), &parent);
     for number in [31, 32] {
@@ -59,7 +59,7 @@ fn check_twice(cluster: &Cluster, mut parent: Parent, options: &[&str]) {
     parent.require_unharmed();
 }
 
-/// A directory with three names for files to lock.
+/// The names of three files to lock, in a directory.
 fn lock_files(directory: &Path) -> [String; 3] {
     ["flock", "posix", "ofd"].map(|name| directory.join(name).to_string_lossy().into_owned())
 }
@@ -69,7 +69,7 @@ fn file_locks(cluster: &Cluster) {
     let paths = lock_files(directory.path());
     let mut parent = situation("file_locks", &paths.each_ref().map(String::as_str));
     let seed = Seed::prepare(cluster.first(), &parent);
-    // Shared, or else a child would lock a file of its own.
+    // Shared, because otherwise a child would lock a file of its own.
     let shared = directory.path().to_string_lossy();
     let options = ["--to", cluster.name(1), "--shared", &shared];
     cluster
@@ -81,7 +81,7 @@ fn file_locks(cluster: &Cluster) {
     seed.fork_and_check(&parent, 31, &options);
 }
 
-/// A lock of flock(2) goes with the open file, which a fork would share: the parent's end must end it all the same.
+/// A flock(2) lock belongs to the open file, which a fork would share. The parent's end must release it nevertheless.
 fn seed_and_locks(cluster: &Cluster) {
     let directory = scratch::directory();
     let paths = lock_files(directory.path());
@@ -108,7 +108,7 @@ fn host_names(cluster: &Cluster) {
     assert_eq!(name(), before, "a child has renamed its node");
 }
 
-/// The node has another file of the same size at the path by the time of the fork, as after an upgrade.
+/// At the time of the fork, the node has another file of the same size at the path, as after an upgrade.
 fn mapped_file(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("file");
@@ -122,8 +122,8 @@ fn mapped_file(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// What a process has not written through a private mapping shows in a child what is written to the child's own object there, and what the parent's
-/// object held at the prepare, not what was written to it since.
+/// In a child, pages that were not written through a private mapping show writes to the child's own object. Otherwise
+/// they show the parent's object as it was at prepare, without later writes.
 fn private_mapping(cluster: &Cluster, arguments: &[&str], is_written_since: bool) {
     let mut parent = situation("private_mapping", arguments);
     let checked = cluster.first().run(&["check", &parent.pid_text()]);
@@ -168,7 +168,7 @@ fn private_posix_memory(cluster: &Cluster) {
     fs::remove_file(&path).expect("the parent made it");
 }
 
-/// On the parent's node, too: there the child's path leads to the very file.
+/// On the parent's node too, where the child's path leads to the same file.
 fn private_file(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("file");
@@ -184,7 +184,7 @@ fn private_file(cluster: &Cluster) {
     );
 }
 
-/// What cannot follow is named before a prepare, by the prepare and by the seed.
+/// A mapping that cannot follow its object is named by check, by prepare and by the seed.
 fn private_copy(cluster: &Cluster) {
     for (kind, name) in [("segment", "/SYSV00000000 (deleted)"), ("huge", "/memfd:huge (deleted)")] {
         let mut parent = situation("private_copy", &[kind]);
@@ -202,7 +202,8 @@ fn private_copy(cluster: &Cluster) {
     }
 }
 
-/// An overlay shows who has a file only for reading what it was: a child that opens it for writing later writes to a copy.
+/// A file that is open only for reading does not change through an overlay: a child that opens it for writing later
+/// writes to a copy.
 fn private_file_opened_later(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("file");
@@ -228,7 +229,7 @@ fn held_lock(cluster: &Cluster) {
     check_twice(cluster, situation("held_lock", &[]), &[]);
 }
 
-/// On one node, at the same time.
+/// Runs all of them on one node at the same time.
 fn temporary_files(cluster: &Cluster) {
     let directory = scratch::directory();
     let mut parent = situation("temporary_file", &[&directory.path().to_string_lossy()]);
@@ -241,7 +242,7 @@ fn temporary_files(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Changed and removed between the prepare and the forks, as a program does with its temporary files.
+/// Files that are changed and removed between prepare and fork, like a program's temporary files.
 fn files_later(cluster: &Cluster) {
     let directory = scratch::directory();
     let [changed, removed] = ["changed", "removed"].map(|name| directory.path().join(name));
@@ -272,7 +273,7 @@ fn encrypted_connection(cluster: &Cluster) {
     check_twice(cluster, Parent::start_command(Command::new(programs::python()).arg(program)), &[]);
 }
 
-/// `/proc/PID/mem` and ptrace(2) cannot wait for a page: they get an error for it, not zeroes. process_vm_readv(2) can.
+/// `/proc/PID/mem` and ptrace(2) cannot wait for a page: they fail, and return no zeroes. process_vm_readv(2) waits.
 fn memory_of_a_child(cluster: &Cluster) {
     let mut parent = situation("paging", &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -12,10 +12,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("an_impossible_comparison_is_refused", refused),
 ];
 
-/// Least fields of the smallest program: each signal, socket option and file of /proc is one.
+/// Minimum number of fields of the smallest program: each signal, socket option and file of /proc is one.
 const FIELDS_MIN: u64 = 300;
 
-/// Asked of a node that has neither.
+/// The request is sent to a node that has neither the child nor the parent.
 fn same(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -28,12 +28,12 @@ fn same(cluster: &Cluster) {
     let tolerated = said["tolerated"].as_array().expect("a list");
     assert!(tolerated.iter().all(|row| row["reason"].as_str().is_some_and(|reason| !reason.is_empty())), "{said}");
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
-    // A comparison stops both for a moment, and changes nothing.
+    // A comparison stops both briefly, and changes nothing.
     parent.wait_for_ticks(1);
     parent.require_unharmed();
 }
 
-/// The parent changes behind the seed; and a file of its own is another process's.
+/// The parent changes after the prepare. The comparison reports that difference, and fails.
 fn change(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -52,7 +52,7 @@ fn change(cluster: &Cluster) {
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }
 
-/// A process that there is not, and a child that stands still.
+/// A process that does not exist, and a paused child.
 fn refused(cluster: &Cluster) {
     const NOBODY: &str = "4194303";
     let parent = Parent::start(Program::Situation("idle"), &[]);

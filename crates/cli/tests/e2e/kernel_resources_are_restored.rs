@@ -24,7 +24,7 @@ fn check(cluster: &Cluster, resource: &'static str) {
     let seed = Seed::prepare(cluster.first(), &parent);
     require_forked_child_same(cluster.first(), &seed, cluster.name(1), parent.pid());
     seed.fork_and_check(&parent, 71, &["--to", cluster.name(1)]);
-    // A second child finds the same: the first has changed nothing that they share.
+    // A second child finds the same: the first has not changed anything that they share.
     seed.fork_and_check(&parent, 72, &["--to", cluster.name(1)]);
     parent.require_unharmed();
 }

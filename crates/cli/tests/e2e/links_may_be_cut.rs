@@ -1,4 +1,4 @@
-//! A cut link: children wait for pages while their node cannot reach the owner, and go on when it can again.
+//! A cut link: children wait for pages while their node cannot reach the owner, and continue when it can again.
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +10,7 @@ pub(crate) const TESTS: &[Test] =
     &[Test::alone("while_children_fetch_pages", while_paging), Test::alone("while_a_fork_is_requested", while_forking)];
 
 const PAGING_MS: u64 = 3000;
-/// Shorter than the fabric takes to give a page up, longer than any single request.
+/// Shorter than the fabric takes to give up on a page, longer than any single request.
 const CUT: Duration = Duration::from_millis(1500);
 
 fn while_paging() {
@@ -30,7 +30,7 @@ fn while_paging() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A node that cannot be reached is an error that names it, in bounded time; afterwards it serves again.
+/// The error of an unreachable node names it, within a time limit. Later the node serves again.
 fn while_forking() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["16"]);

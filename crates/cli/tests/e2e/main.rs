@@ -81,7 +81,7 @@ use libtest_mimic::Arguments;
 use runner::{JANITOR_ARGUMENT, Selection, WORKER_ARGUMENT, self_test};
 use test::Test;
 
-/// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
+/// All test files. Basic functions are tested first, which makes later failures easier to understand.
 const TEST_FILES: &[(&str, &[Test])] = &[
     ("test_programs_pass_without_farfork", test_programs_pass_without_farfork::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
@@ -146,7 +146,8 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
 ];
 
-/// Tests that run at once, each lane with a cluster of its own. The tests need two CPUs: each waits for part of its time.
+/// Tests that run at once. Each lane has its own cluster. Two CPUs are enough, because each test waits for part of its
+/// time.
 const LANES_COUNT: usize = 3;
 
 fn main() -> ExitCode {
@@ -170,7 +171,7 @@ fn main() -> ExitCode {
     runner::run(select(sentences, &arguments), arguments.test_threads.unwrap_or(lanes_count), &self_test::settings())
 }
 
-/// A set that names a test or a module that was renamed would silently lose it.
+/// Requires that each set names existing tests and modules: a renamed one would silently be lost.
 fn require_known_names() {
     let is_known = |name: &str| {
         named_tests(TEST_FILES).any(|(sentence, test)| name == sentence || name == test.full_name(sentence))
@@ -180,7 +181,7 @@ fn require_known_names() {
     assert!(unknown.is_empty(), "sets of tests name tests that there are not: {unknown:?}");
 }
 
-/// Tests with the names of their sentences.
+/// All tests, with the names of their files.
 fn named_tests(
     sentences: &'static [(&'static str, &'static [Test])],
 ) -> impl Iterator<Item = (&'static str, &'static Test)> {
@@ -204,7 +205,7 @@ fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &Arg
     named.filter(|selection| check_set::contains(&selection.name)).collect()
 }
 
-/// Ends the run at once, with the reason, where these tests cannot run: none of them is skipped in silence.
+/// Ends the run with the reason if these tests cannot run: none is skipped silently.
 fn require_root() {
     if !rustix::process::geteuid().is_root() {
         eprintln!(
@@ -214,13 +215,13 @@ fn require_root() {
     }
 }
 
-/// Closes descriptors that this process inherited, for example the pipe of a job server. Parents would inherit them,
-/// and be refused for them.
+/// Closes descriptors that this process inherited, such as the pipe of a job server. Parents would inherit them, and
+/// prepare would refuse these parents.
 fn close_inherited_descriptors() {
     farfork_sys::fork::close_all_except(&[0, 1, 2]).expect("/proc/self/fd can be read");
 }
 
-/// A run of everything says how many long tests it left out, and how to run them: none is skipped in silence.
+/// A run of all tests reports how many long tests it omitted, and how to run them: none is skipped silently.
 fn print_skipped_tests(arguments: &Arguments) {
     let is_everything = arguments.filter.is_none();
     if is_everything && !arguments.ignored && !arguments.include_ignored {

@@ -16,26 +16,26 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_start_from_a_pool_of_one_container", small_pool),
 ];
 
-/// How many children live at once: by default as many as a machine for tests bears beside others.
+/// Number of children that live at once. The default suits a test machine that runs other tests too.
 const ALIVE_VARIABLE: &str = "FARFORK_ALIVE";
 const ALIVE: usize = 200;
-/// Children that one command asks for.
+/// Children of one command.
 const PORTION: usize = 50;
-/// Of a test with so many, most of which is what their start takes on a busy machine.
+/// For a test with that many children. Most of it is their start on a busy machine.
 const ALIVE_LIMIT: Duration = Duration::from_secs(180);
 const ALIVE_LIMIT_EACH: Duration = Duration::from_millis(100);
-/// Threads that a daemon or a pager may have more than without children, however many there are of these: what starts
-/// them at once stays for a while.
+/// Number of threads by which a daemon or a pager may exceed its number without children, however many children there
+/// are. Threads that start many children at once live a little longer.
 const THREADS_SLACK: usize = 64;
 
 const ROUNDS: u64 = 10;
 const AT_ONCE: u64 = 20;
 const DESCRIPTORS_EACH_MAX: usize = 2;
 
-/// For a daemon to let go of what belonged to children that have ended.
+/// For a daemon to close the descriptors of ended children.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Connections to other nodes and the like that come and go by themselves.
+/// Descriptors such as connections to other nodes, whose number varies.
 const DESCRIPTORS_SLACK: usize = 8;
 
 fn two_hundred(cluster: &Cluster) {
@@ -93,8 +93,8 @@ fn alive_limit() -> Duration {
     ALIVE_LIMIT + ALIVE_LIMIT_EACH * u32::try_from(alive()).expect("not so many children")
 }
 
-/// Copies of a zygote, children that were restored, and some that share a network, all at once: each lives, further ones are right,
-/// and the daemon and its pager pay in descriptors only.
+/// Copies of a zygote, restored children, and children that share a network, all at once. Each lives, and further ones
+/// answer correctly. The daemon and its pager need only descriptors for them.
 fn alive_at_once() {
     let all = alive();
     let cluster = Cluster::start(1);
@@ -133,7 +133,7 @@ fn alive_at_once() {
     assert_eq!(cluster.stop(), Vec::<String>::new(), "the others end with their node");
 }
 
-/// More children at once than containers that wait: they wait their turn.
+/// More children at once than pooled containers: the others wait for a container.
 fn small_pool() {
     let cluster = Cluster::start_with(2, &["--pool", "1"]);
     let mut parent = Parent::start(Program::Waits, &["4"]);

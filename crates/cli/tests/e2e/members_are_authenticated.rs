@@ -20,10 +20,10 @@ pub(crate) const TESTS: &[Test] = &[
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the nodes have learnt by then.
+/// For nodes to learn of a change.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Runs the binary in a node's network, where its addresses are reached.
+/// Runs the binary in a node's network, where its addresses are reachable.
 fn farfork(cluster: &Cluster, index: usize, arguments: &[&str]) -> CommandOutput {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &cluster.netns(index), BINARY]).args(arguments);
@@ -50,7 +50,7 @@ fn trust(cluster: &Cluster, index: usize) -> PathBuf {
     cluster.node(index).socket().with_file_name("trust")
 }
 
-/// Runs `farfork cluster …` on a node's directory.
+/// Runs `farfork cluster …` on a node's trust directory.
 fn manage(cluster: &Cluster, index: usize, arguments: &[&str]) -> Value {
     let directory = trust(cluster, index);
     cluster.node(index).json(&[&["cluster"], arguments, &["--trust", directory.to_str().expect("text")]].concat())
@@ -73,7 +73,7 @@ fn roles() {
     }
     let refused = remote(&cluster, &reader, &["drop", seed.id()]);
     assert!(!refused.status.success() && refused.stderr.contains("takes client"), "{}", refused.stderr);
-    // The nodes of another cluster are no members of this one.
+    // The nodes of another cluster are not members of this one.
     let other = Cluster::start(1);
     let refused = remote(&cluster, &trust(&other, 0), &["seeds"]);
     assert!(!refused.status.success() && refused.stderr.contains("not signed by an authority"), "{}", refused.stderr);
@@ -101,14 +101,14 @@ fn revoked() {
     assert!(refused.stderr.contains("revoked"), "{}", refused.stderr);
     let shown = manage(&cluster, 0, &["show"]);
     assert_eq!(shown["revoked"][0].as_str().map(|bearer| bearer.ends_with("/client/somebody")), Some(true), "{shown}");
-    // The other node hears of it.
+    // The other node learns of it.
     while manage(&cluster, 1, &["show"])["roster"] != shown["roster"] {
         assert!(Instant::now() < give_up + SOON, "the second node does not hear of it");
     }
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A child whose pages come meanwhile notices nothing.
+/// A child that fetches pages meanwhile is not affected.
 fn rotated() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
@@ -125,13 +125,13 @@ fn rotated() {
         assert!(Instant::now() < give_up, "not all nodes have new certificates");
     }
     manage(&cluster, 0, &["rotate", "--finish"]);
-    // Connections that were made with old certificates end now, and whoever waited by one asks again.
+    // Connections with old certificates end now, so an interrupted `wait` is repeated.
     wait::wait_until("the child is waited for", SOON, || {
         let said = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
         said["children"][0]["error"].is_null().then_some(())
     });
     seed.check_answers(&parent, &children, &[41]);
-    // Whoever comes now has only the new ones to show.
+    // New connections use only the new certificates.
     let children = seed.fork_detached(&["42 100".to_owned()], &["--to", cluster.name(1)]);
     seed.check_answers(&parent, &children, &[42]);
     parent.require_unharmed();

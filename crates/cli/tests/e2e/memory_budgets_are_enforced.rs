@@ -1,5 +1,5 @@
 //! Memory budgets of a node: a seed or child that does not fit is refused before memory is promised. The refusal names
-//! what uses the budget. Admitted seeds and children go on.
+//! what uses the budget. Admitted seeds and children continue.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_child_above_the_budget_is_refused", child_above_budget),
 ];
 
-/// What each parent holds, in MiB; two seeds of it fit, a third does not.
+/// Memory of each parent, in MiB. Two seeds of it fit, a third does not.
 const PARENT_MIB: &str = "32";
 const SEEDS_BOUND: &str = "90MiB";
 
-/// For an image of that to be written.
+/// For an image of that size to be written.
 const SEAL_LIMIT: Duration = Duration::from_secs(120);
 
 fn seed_above_budget() {
@@ -25,7 +25,7 @@ fn seed_above_budget() {
     let pid = parent.pid_text();
     let first = Seed::prepare_with(node, &parent, &["--name", "first"]);
     let second = Seed::prepare(node, &parent);
-    // Pages are counted when a seed is complete, for which this waits.
+    // Pages are counted when a seed is complete; inspect waits for that.
     let bytes = [&first, &second].map(|seed| node.json(&["inspect", seed.id()])["held_bytes_max"].as_u64());
     let bytes = bytes.map(|bytes| bytes.expect("a number"));
     assert!(bytes.iter().all(|bytes| (32 << 20..45 << 20).contains(bytes)), "{bytes:?}");
@@ -45,7 +45,7 @@ fn seed_above_budget() {
         "--sealed",
     ]);
     assert_eq!(node.json(&["seeds"])["seeds"].as_array().map(Vec::len), Some(2), "nothing of it is left");
-    // Its parent is the template of a frozen one, which holds nothing more; it is let go by the drop.
+    // A frozen parent is its own template, and holds no further memory. The drop releases it.
     let frozen = Seed::prepare_with(node, &parent, &["--freeze"]);
     node.json(&["drop", frozen.id()]);
 

@@ -9,15 +9,16 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_are_killed_before_templates", children_first),
 ];
 
-/// What the parent holds, in MiB, and what the node's group may grow by: a child cannot fit, one of a small seed can.
+/// Memory of the parent, in MiB, and how much the node's group may grow: a child does not fit, a child of a small seed
+/// does.
 const PARENT_MIB: &str = "128";
 const ROOM_KB: u64 = 48 << 10;
 
-/// What the group of a parent's node may grow by. A child that takes all of it holds less than the template, by less than half
-/// of what the group may have.
+/// How much the group of a parent's node may grow. A child that takes all of it holds less than the template, by less
+/// than half of the group's limit.
 const ROOM_BESIDE_TEMPLATE_KB: u64 = 104 << 10;
 
-/// Signals that end a child without memory: the kernel's killer, or a page that could not be installed.
+/// Signals that end a child without memory: from the kernel's OOM killer, or for a page that could not be installed.
 const SIGKILL: i64 = 9;
 const SIGBUS: i64 = 7;
 
@@ -37,7 +38,7 @@ fn in_the_group() {
     assert_eq!(said["state"], "exited", "{said}");
     assert!([SIGKILL, SIGBUS].map(Some).contains(&said["signal"].as_i64()), "{said}");
 
-    // The node serves on, in the same room: daemon and pager were not the ones to go.
+    // The node still serves with the same limit: daemon and pager were not killed.
     small_seed.fork_and_check(&small, 3, &["--to", cluster.name(1)]);
     cluster.limit_memory(1, None);
     seed.fork_and_check(&large, 4, &["--to", cluster.name(1)]);
@@ -70,7 +71,7 @@ fn children_first() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A process's place in the order of the kernel's victims.
+/// The oom_score_adj of a process.
 fn oom_score_adj(pid: i32) -> i32 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("the process lives");
     text.trim().parse().expect("a number")

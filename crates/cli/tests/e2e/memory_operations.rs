@@ -1,4 +1,4 @@
-//! A child may use memory that has not arrived yet as any process may: fork, mremap, munmap, madvise, mprotect, and
+//! A child may use memory that is not fetched yet like any other memory: fork, mremap, munmap, madvise, mprotect, and
 //! system calls that read and write it. The heads of the programs say what they check.
 
 use std::time::Duration;
@@ -39,7 +39,7 @@ fn at_once(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// By each way that the kernel has, with each strategy.
+/// In each way that the kernel has, with each strategy.
 fn emptied(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("emptied_memory"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -50,7 +50,7 @@ fn emptied(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Before that the kernel refuses it, and the child has what it had.
+/// Before the child has settled, the kernel refuses it, and the child keeps its memory.
 fn several(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("mremap_several"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -64,7 +64,7 @@ fn several(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Go's collector marks, sweeps, grows its heap and gives it back, all of it in memory that has not come yet.
+/// Go's collector marks, sweeps, grows its heap and returns memory, all in memory that is not fetched yet.
 fn collected_heap(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Heap, &["32"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -14,13 +14,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("only_with_the_metrics_option", only_with_option),
 ];
 
-/// In each node's namespace by itself, so that no other cluster is in the way.
+/// Each node listens in its own network namespace, so clusters do not conflict.
 pub(crate) const PORT: &str = "9470";
 
-/// Where users read what each metric is.
+/// The guide that documents each metric.
 const GUIDE: &str = include_str!("../../../../docs/guide/observing.md");
 
-/// For a scrape: far more than a pager needs to answer for a handful of children.
+/// For a scrape: far longer than a pager needs to answer for a few children.
 const SCRAPE_LIMIT: Duration = Duration::from_secs(60);
 
 fn a_fork_changes_counters() {
@@ -30,7 +30,7 @@ fn a_fork_changes_counters() {
     let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 7, &["--to", cluster.name(1)]);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
-    // A process of this test, which is refused wherever it runs.
+    // A process that prepare refuses on any machine.
     let refused = Parent::start(Program::Situation("refused"), &["socket"]);
     cluster.first().run_failing(&["prepare", &refused.pid_text()]).require_mentions(&["socket"]);
     let after = [scrape(&cluster, 0), scrape(&cluster, 1)];
@@ -57,7 +57,7 @@ fn a_fork_changes_counters() {
     assert!(rose(0, "farfork_seed_memory_bytes") > 0.0 && rose(1, "farfork_resume_seconds_sum") > 0.0);
     assert!((after[0].value("farfork_nodes{state=\"alive\"}") - 2.0).abs() < 1e-9);
 
-    // What a child cost is told still when nothing else is known of it.
+    // The counters of a child remain after the child is removed.
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
     cluster.first().json_ignoring_status(&["wait", &child.id]);
     let ended = scrape(&cluster, 1);
@@ -103,12 +103,12 @@ fn only_with_option(cluster: &Cluster) {
     assert_eq!(ask(cluster, 0, "GET /metrics HTTP/1.1"), None, "somebody listens who was not asked to");
 }
 
-/// What a node told.
+/// The metrics of a node.
 struct Metrics {
     head: String,
-    /// By family.
+    /// Help texts by family.
     helps: BTreeMap<String, String>,
-    /// By name and labels.
+    /// Values by name and labels.
     values: BTreeMap<String, f64>,
 }
 
@@ -140,9 +140,10 @@ fn scrape(cluster: &Cluster, node: usize) -> Metrics {
     Metrics { head: head.to_lowercase(), helps, values }
 }
 
-/// One request from within a node's namespace, and all that comes back; `None` where nobody listens.
+/// Sends one request from within a node's namespace. Returns the answer; `None` if no process listens.
 pub(crate) fn ask(cluster: &Cluster, node: usize, request: &str) -> Option<String> {
-    // Not the shell's own printf, which writes line by line: who is refused at the first line closes before the second.
+    // Not the shell's own printf, which writes line by line: a server that refuses the first line closes before the
+    // second.
     let script =
         "exec 3<>/dev/tcp/127.0.0.1/$0 || exit 9; env printf '%s\\r\\nHost: x\\r\\n\\r\\n' \"$1\" >&3; cat <&3";
     let child = Command::new("ip")

@@ -1,4 +1,5 @@
-//! A FUSE file system of the machine does not answer, as when its server is stopped: nodes start, fork children and stop all the same.
+//! A FUSE file system of the machine does not answer, as when its server is stopped. Nodes still start, fork children
+//! and stop.
 
 use crate::harness::{Cluster, Parent, Program, Seed, UnresponsiveMount, run_in_own_mounts};
 use crate::test::Test;
@@ -9,7 +10,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("although_their_servers_take_requests", || run_in_own_mounts(taken)),
 ];
 
-/// One that containers overlay while it answers; and a volume, which they show as it is.
+/// A file system that containers would overlay if it answered, and a volume, which they bind mount.
 const UNRESPONSIVE: [&str; 2] = ["fuse", "fuse.farfork"];
 
 fn from_the_beginning() {
@@ -20,7 +21,7 @@ fn from_the_beginning() {
     mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
 }
 
-/// Containers that were built before show the file system. Those that are built next are without it.
+/// Containers that were built before include the file system. Those that are built later do not.
 fn later() {
     let cluster = Cluster::start(2);
     require_forks(&cluster);
@@ -34,7 +35,8 @@ fn later() {
     mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
 }
 
-/// As a file system of a machine that is out of reach: its server waits for that, and what waits for the server cannot be killed.
+/// Like a file system whose machine is unreachable: its server has taken the requests, and processes that wait for them
+/// cannot be killed.
 fn taken() {
     let mut mounts = UNRESPONSIVE.map(UnresponsiveMount::new);
     mounts.iter().for_each(UnresponsiveMount::take_requests);
@@ -44,7 +46,7 @@ fn taken() {
     mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
 }
 
-/// Children with all kinds of containers, on both nodes.
+/// Forks children with all kinds of containers, on both nodes.
 fn require_forks(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     cluster.first().json(&["check", &parent.pid_text()]);

@@ -28,10 +28,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_private_root_directory_is_refused", root_directory),
 ];
 
-/// Namespaces of all kinds that a parent may have for itself.
+/// All kinds of namespaces that a parent may have of its own.
 const ALL: [&str; 5] = ["--mount", "--uts", "--ipc", "--net", "--cgroup"];
 
-/// A parent in new namespaces, in which a shell does something before it becomes the program.
+/// Starts a parent in new namespaces. A shell runs a script there before it executes the program.
 fn start(namespaces: &[&str], script: &str) -> Parent {
     let program = Program::Waits.command();
     let mut command = Command::new("unshare");
@@ -62,7 +62,7 @@ fn refused(cluster: &Cluster, namespaces: &[&str], script: &str, words: &[&str])
     parent.require_unharmed();
 }
 
-/// Its children lack nothing, and what they have otherwise is noted. A child is in namespaces like its children's.
+/// Its children lack nothing, and differences are noted. A child is in namespaces like those of its own children.
 fn unchanged(cluster: &Cluster) {
     let mut parent = start(&ALL, "true");
     let checked = cluster.first().json(&["check", &parent.pid_text()]);
@@ -86,7 +86,7 @@ fn unchanged(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// As in a container: its files are carried, and its root is not the node's.
+/// As in a container: its files are carried, although its root is not the node's.
 fn root_directory(cluster: &Cluster) {
     let script = "mount -t tmpfs own-mount /mnt && mkdir /mnt/upper /mnt/work /mnt/top \
          && mount -t overlay own-mount -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/top \

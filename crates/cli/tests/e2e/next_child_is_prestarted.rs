@@ -19,17 +19,18 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_prestarted_child_sees_the_nodes_current_files", current_files),
 ];
 
-/// For one to stand by, or to be gone.
+/// For a prestarted child to exist, or to end.
 const SOON: Duration = Duration::from_secs(100);
 const SIGKILL: i32 = 9;
-/// How long the next standby child may take. An idle machine needs some milliseconds.
+/// How long the next prestarted child may take. An idle machine needs some milliseconds.
 const STANDBY_WAIT: Duration = Duration::from_secs(2);
-/// Children that must have stood by before it counts.
+/// Least number of children that must have been prestarted.
 const ENOUGH: u64 = 4;
-/// Of a parent that nothing is to stand by of: so many children of others stood by as soon as they had a zygote.
+/// Number of forks of a parent that must not get prestarted children. Other parents get one within as many forks, as
+/// soon as they have a zygote.
 const FORKS: u64 = 8;
 
-/// Processes of a parent's program in containers.
+/// Processes in containers that run a parent's program.
 pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
     let line = fs::read(format!("/proc/{}/cmdline", parent.pid())).expect("it runs");
     let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
@@ -38,8 +39,8 @@ pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
     all.into_iter().filter(|pid| groups(*pid).contains("/pool-")).collect()
 }
 
-/// Forks children one by one until a standby child exists, and returns it. Each child must answer correctly. The standby child needs
-/// time: a fork that comes at once takes it as its own child.
+/// Forks children one by one until a prestarted child exists, and returns it. Each child must answer correctly. The
+/// prestarted child needs time: a fork that follows at once uses it.
 fn fork_until_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     let mut number = 1000;
     wait::wait_until("a child stands by", SOON, || {
@@ -49,12 +50,12 @@ fn fork_until_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     })
 }
 
-/// Kills a standby child. If it has ended by itself before that, another one is made.
+/// Kills a prestarted child. If it has ended by itself before that, another one is made.
 fn kill_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     wait::wait_until("one that stands by is killed", SOON, || {
         let pid = fork_until_standby(cluster, parent, seed);
         let process = pidfd::open(pid).ok()?;
-        // Its number is not another's by now.
+        // Checks after the open that its process id was not reused.
         let stands_by = in_containers(cluster, parent).contains(&pid);
         (stands_by && pidfd::send_signal(&process, SIGKILL).is_ok()).then_some(pid)
     })
@@ -72,7 +73,7 @@ fn next_forks() {
     let mut number = 0;
     wait::wait_until("children that stood by", SOON, || {
         number += 1;
-        // With other limits, ports and networks they are others.
+        // Children with other limits, ports or networks are of other kinds.
         let options: &[&str] = match number % 5 {
             0 => &["--memory", "256MiB"],
             1 => &["--net", "shared"],
@@ -81,7 +82,7 @@ fn next_forks() {
         seed.fork_and_check(&parent, number, options);
         (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
     });
-    // Without a payload, and more than one at a time.
+    // Without a payload, and several at a time.
     let idle = seed.fork_idle(1, &[]);
     let (numbers, payloads) = (500..503, |number: u64| number.to_string());
     let children = seed.fork_detached(&numbers.clone().map(payloads).collect::<Vec<_>>(), &[]);
@@ -134,7 +135,7 @@ fn unused_standby() {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// Who replaces a directory and forks then, has the new one in the child.
+/// If a directory is replaced before a fork, the child has the new one.
 fn current_files() {
     let cluster = Cluster::start(1);
     let place = scratch::directory();
@@ -164,7 +165,7 @@ fn current_files() {
     seed.check_answers(&parent, &children, &[number + 1]);
 }
 
-/// A file that an overlay would copy when it is opened, and the same one where it is only read.
+/// A file that is open for writing, which an overlay would copy on open, and the same file open only for reading.
 fn open_for_writing() {
     let cluster = Cluster::start(1);
     let file = scratch::file("contents");

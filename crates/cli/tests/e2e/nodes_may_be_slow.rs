@@ -1,4 +1,4 @@
-//! Slow nodes and links: children wait for their pages and go on, and none finds a wrong byte.
+//! Slow nodes and links: children wait for their pages and continue, and none finds a wrong byte.
 
 use std::process::Command;
 use std::thread;
@@ -14,13 +14,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_run_on_after_daemon_and_pager_were_stopped", stopped_processes),
 ];
 
-/// Of the owner's node: 16 MiB take four seconds.
+/// For the owner's node: 16 MiB take four seconds.
 const SLOW_LINK: [&str; 7] = ["tbf", "rate", "32mbit", "burst", "64kb", "latency", "200ms"];
 
-/// As long as a machine may be halted for its migration, or swap.
+/// As long as a machine may stop for live migration or swapping.
 const STANDSTILL: Duration = Duration::from_secs(5);
 
-/// For a daemon that stood still to say so.
+/// For a stopped daemon to log the standstill.
 const TOLD_LIMIT: Duration = Duration::from_secs(60);
 
 const SIGCONT: i32 = 18;
@@ -43,7 +43,7 @@ fn slow_link() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Changes what the first node sends with.
+/// Changes the queueing discipline of the first node.
 fn shape(cluster: &Cluster, what: &str, how: &[&str]) {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &cluster.netns(0), "tc", "qdisc", what, "dev", "eth0", "root"]).args(how);

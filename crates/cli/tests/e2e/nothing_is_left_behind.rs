@@ -18,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("in_the_memory_control_groups_of_ended_children", memory_is_uncharged),
 ];
 
-/// An empty node's groups hold what the kernel itself needs for the containers that are ready, 200 KiB each; a forgotten child has
+/// Limit for an empty node's control groups: the kernel needs 200 KiB for each ready container. A forgotten child has
 /// hundreds of pages.
 const GROUP_KB_MAX: u64 = 2048;
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ fn require_nothing_left(cluster: Cluster) {
     assert!(remains.is_empty(), "left behind: {remains:#?}");
 }
 
-/// Running, paused, ended, and a seed that was never dropped.
+/// Running, paused and ended children, and a seed that was never dropped.
 fn with_children() {
     let cluster = Cluster::start(3);
     let mut parent = Parent::start(Program::Arrays, &["16"]);
@@ -38,14 +38,14 @@ fn with_children() {
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(2)]);
     std::mem::forget(seed);
     parent.require_unharmed();
-    // While the seed lives, the parent has a template; both go before the count.
+    // While the seed lives, the parent has a template. Both must end before the count.
     let pid = parent.pid();
     drop(parent);
     assert!(!std::fs::exists(format!("/proc/{pid}/maps")).unwrap_or(true));
     require_nothing_left(cluster);
 }
 
-/// Every process of the cluster is killed; what lies about is then removed.
+/// Every process of the cluster is killed. `down` then removes what they left.
 fn after_a_crash() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["16"]);
@@ -59,7 +59,7 @@ fn after_a_crash() {
     require_nothing_left(cluster);
 }
 
-/// `farfork down` finds a daemon by the socket that the daemon listens at, and ends it.
+/// `farfork down` finds a daemon by the socket at which it listens, and ends it.
 fn started_by_hand() {
     let cluster = Cluster::start(2);
     cluster.kill_daemon(1);
@@ -70,13 +70,15 @@ fn started_by_hand() {
     command.arg("--run-dir").arg(&run_dir).arg("--trust").arg(run_dir.join("trust"));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut daemon = cluster.in_network_of(1, || command.spawn()).expect("it starts");
-    // A process that the killed daemon was just starting may still hold the old socket open, so a connection alone proves nothing.
+    // A process that the killed daemon was just starting may still hold the old socket open, so a connection alone
+    // proves nothing.
     wait::wait_until("the daemon listens", SETTLE_LIMIT, || cluster.has_live_daemon(1).then_some(()));
     require_nothing_left(cluster);
     let _ = daemon.wait();
 }
 
-/// As `/run/farfork` is, where a cluster is by default: by its own daemons, once they have had such a container, or by others'.
+/// The cluster's directory is in use as a mount point, like the default `/run/farfork`. Its own daemons use it, once they
+/// have had a container that needs it, or those of other clusters.
 fn mounted_run_dir() {
     let cluster = Cluster::start(1);
     let run_dir = cluster.node(0).socket().ancestors().nth(2).expect("a node is in the cluster's directory").to_owned();

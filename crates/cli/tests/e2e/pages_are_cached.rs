@@ -29,23 +29,23 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "16";
-/// Pages that each child touches, one by one in no order.
+/// Pages that each child touches, one by one in random order.
 const PAGES: u64 = 4096;
-/// How long it goes on touching them.
+/// How long it touches them.
 const PAGING_MS: u64 = 300;
 const PAGE_BYTES: u64 = 4096;
 
-/// For what is remembered to get about: reports are sent every second, owners are asked every five.
+/// For learnt pages to reach all nodes: reports are sent every second, owners are queried every five.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Forks a child that must answer this number; gives what its pager counted.
+/// Forks a child that must answer this number. Returns the counters of its pager.
 fn child(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, options: &[&str]) -> Counted {
     let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], options);
     seed.check_answers(parent, &children, &[number]);
     Counted::of(cluster, &children[0])
 }
 
-/// What a child's pager counted.
+/// The counters of a child's pager.
 struct Counted(Value);
 
 impl Counted {
@@ -58,10 +58,11 @@ impl Counted {
     }
 }
 
-/// How a child begins that a set is known for: the seed, the child's number, its node, and how many pages the set has.
+/// Starts a child of a seed with a known working set. Arguments: the seed, the child's number, its node, and the number
+/// of pages of the set.
 type Begin = fn(&Cluster, &Parent, &Seed, u64, usize, u64) -> Counted;
 
-/// The child is paused until its set has arrived, however long that takes.
+/// The child is paused until its working set has arrived, however long that takes.
 fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, set: u64) -> Counted {
     let options = ["--to", cluster.name(node), "--paused"];
     let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);
@@ -75,18 +76,18 @@ fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, 
     Counted::of(cluster, &children[0])
 }
 
-/// The child runs at once, so the test depends on the speed of the set.
+/// The child runs at once, so the test depends on the speed of the prefetch.
 fn child_at_once(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, _set: u64) -> Counted {
     child(cluster, parent, seed, number, &["--to", cluster.name(node)])
 }
 
-/// A number of what a node keeps.
+/// A counter of a node's page cache.
 fn cache(cluster: &Cluster, node: usize, name: &str) -> u64 {
     let told = cluster.first().json(&["inspect", cluster.name(node)]);
     told["cache"][name].as_u64().unwrap_or_else(|| panic!("no cache.{name} in {told}"))
 }
 
-/// Waits until a seed knows of so many pages that its children touch.
+/// Waits until a seed's working set has at least this many pages.
 fn wait_for_set(cluster: &Cluster, seed: &Seed, pages: u64) -> u64 {
     wait::wait_until("a working set", SOON, || {
         let told = cluster.first().json(&["inspect", seed.id()]);

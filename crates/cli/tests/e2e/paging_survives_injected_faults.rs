@@ -13,12 +13,12 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("for_five_minutes_with_each_kind_of_fault", five_minutes).long(),
 ];
 
-/// Rounds begin for the seconds that are asked for. The last round may have to wait for another, and for two minutes at most nodes let go
-/// of things and are timed.
+/// Rounds start for the requested seconds. The last round may have to wait for another one. Then, for up to two
+/// minutes, nodes release memory and are timed.
 const RUN_LIMIT: Duration = Duration::from_secs(900);
 
-/// The choices follow from a number, the same in each run, so that what fails can be looked at again.
-/// Gives what a soak did.
+/// Runs the soak test, and returns its report. The random choices follow from a fixed seed, so that a failure can be
+/// reproduced.
 fn soak(seconds: &str) -> Value {
     let arguments = ["stress", "paging", "--seconds", seconds, "--seed", "1", "--json"];
     let ended = Farfork::at("/nonexistent".as_ref()).run_within(RUN_LIMIT, &arguments);
@@ -32,7 +32,7 @@ fn soak(seconds: &str) -> Value {
     outcome
 }
 
-/// Five minutes have time for each kind of round.
+/// Five minutes are enough for each kind of round.
 fn five_minutes() {
     let outcome = soak("300");
     let deeds = outcome["deeds"].as_object().expect("deeds by kind");

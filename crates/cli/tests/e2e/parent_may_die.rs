@@ -17,10 +17,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("with_its_session", with_session),
 ];
 
-/// Moments within a prepare of a small parent, which takes a millisecond or two after the command has started.
+/// Number of times within a prepare of a small parent, which takes a millisecond or two after the command has started.
 const MOMENTS: u64 = 24;
 
-/// For such a prepare to say what came of it, on a busy machine.
+/// For such a prepare to report its result, on a busy machine.
 const PREPARE_LIMIT: Duration = Duration::from_secs(60);
 
 fn before(cluster: &Cluster) {
@@ -31,7 +31,7 @@ fn before(cluster: &Cluster) {
     cluster.first().run_failing(&["check", &pid]).require_mentions(&[&pid]);
 }
 
-/// Whatever comes of it, it is a seed that works or an error that names the parent.
+/// The result is either a seed that works or an error that names the parent.
 fn during(cluster: &Cluster) {
     for moment in 0..MOMENTS {
         let mut parent = Parent::start(Program::Waits, &["4"]);
@@ -56,7 +56,7 @@ fn after(cluster: &Cluster) {
     check_outlives(cluster, &parent, &seed);
 }
 
-/// What kill(0, SIGKILL) by the parent itself, or a shell's `kill %1`, does.
+/// Like kill(0, SIGKILL) by the parent itself, or a shell's `kill %1`.
 fn with_group(cluster: &Cluster) {
     let mut parent = Parent::start_in_own_session(Program::Waits, &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -66,7 +66,7 @@ fn with_group(cluster: &Cluster) {
     check_outlives(cluster, &parent, &seed);
 }
 
-/// What the end of a terminal or of a log-in does.
+/// Like the end of a terminal or of a login session.
 fn with_session(cluster: &Cluster) {
     let mut parent = Parent::start_in_own_session(Program::Waits, &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);

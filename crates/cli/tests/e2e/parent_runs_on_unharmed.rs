@@ -41,40 +41,40 @@ pub(crate) const TESTS: &[Test] = &[
 
 const PROGRAMS: [Program; 4] = [Program::Waits, Program::Threads, Program::Goroutines, Program::Arrays];
 
-/// Of memory that each of them has.
+/// Memory of each program, in MiB.
 const PROGRAM_MIB: &str = "32";
 
 /// Ticks that show how regular the parent is without farfork.
 const BASELINE_TICKS: usize = 150;
 
-/// What the scheduler of a machine with two cores does to a thread that wakes every 2 ms, prepare's own work beside it included.
+/// How late the scheduler of a machine with two cores wakes a thread that sleeps 2 ms, while prepare works too.
 const SCHEDULER_SLACK: Duration = Duration::from_millis(20);
 
-/// By how much a wait may last longer than its limit, beside the machine's own delays, in milliseconds.
+/// By how much a wait may exceed its limit, in addition to the machine's own delays, in milliseconds.
 const WAIT_SLACK_MS: &str = "10";
 
-/// Prepares in a row: in each wait there are several.
+/// Prepares in a row: each wait sees several of them.
 const PREPARES_BESIDE_WAITS: usize = 20;
 const MANY_PREPARES: usize = 300;
 
-/// Daemons that are killed in the middle of a prepare, each at another moment of the pause.
+/// Daemons that are killed during a prepare, each at another time of the pause.
 const KILLED_PREPARES: u32 = 12;
 const KILL_STEP: Duration = Duration::from_micros(60);
 /// For a thread to be stopped.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const SIGKILL: i32 = 9;
 
-/// A busy machine makes a gap between two ticks longer, and never shorter: the best of so many prepares tells.
+/// Prepares of which the best counts: a busy machine makes a gap between two ticks longer, never shorter.
 const PREPARES_MAX: usize = 8;
 
-/// Prepares of a parent of which only the ticks are looked at.
+/// Prepares of a parent of which only the ticks are checked.
 const PREPARES_BESIDE_TICKS: usize = 3;
 
-/// Longest that a process may stand still for nothing.
+/// Longest stop of a process whose prepare is refused.
 const REFUSAL_STOP_MAX: Duration = Duration::from_millis(100);
 const REFUSAL_TICKS: usize = 40;
 
-/// It ticks after each prepare as before, and finds nothing wrong with itself.
+/// The parent ticks after each prepare as before, and reports no error.
 fn ticks_on(cluster: &Cluster, program: Program) {
     let mut parent = Parent::start(program, &[PROGRAM_MIB]);
     for _ in 0..PREPARES_BESIDE_TICKS {
@@ -133,8 +133,8 @@ fn refusals_are_short(cluster: &Cluster) {
     }
 }
 
-/// The template is a child of the parent for the kernel: while the seed lives it must not show in a wait, and
-/// afterwards nothing must stay.
+/// For the kernel the template is a child of the parent. It must not show in a wait while the seed lives, and nothing
+/// must remain afterwards.
 fn no_unknown_child(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     for _ in 0..5 {
@@ -146,7 +146,7 @@ fn no_unknown_child(cluster: &Cluster) {
     assert_eq!(living, 0, "children of the parent: {children}");
 }
 
-/// What `/proc` shows of a process that a prepare might have changed.
+/// Checks the state in `/proc` that a prepare might have changed.
 fn unchanged_proc_files(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     let before = proc_snapshot::read_proc_snapshot(parent.pid());
@@ -168,8 +168,8 @@ fn children_fetch_pages(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A thread in each kind of wait: however often it is interrupted, none sees EINTR, none is shorter than its limit, and each ends. With a
-/// slack, none is longer than its limit and that.
+/// A thread in each kind of wait: however often the wait is interrupted, none sees EINTR, none is shorter than its
+/// limit, and each ends. With a slack, none exceeds its limit by more than that.
 fn check_waits(cluster: &Cluster, prepares: usize, slack: &[&str]) {
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["400"], slack].concat());
     for _ in 0..prepares {
@@ -180,7 +180,8 @@ fn check_waits(cluster: &Cluster, prepares: usize, slack: &[&str]) {
     parent.require_unharmed();
 }
 
-/// Its waits have the right results and end; with a slack, those that the fork interrupted have the time that was left.
+/// The waits of a child have the right results and end. With a slack, a wait that the fork interrupted lasts only the
+/// time that was left.
 fn waits_of_a_child(cluster: &Cluster, slack: &[&str]) {
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["1500"], slack].concat());
     parent.wait_for_ticks(BASELINE_TICKS);
@@ -190,7 +191,7 @@ fn waits_of_a_child(cluster: &Cluster, slack: &[&str]) {
     parent.require_unharmed();
 }
 
-/// The daemon is killed as soon as the parent is seen to be traced, or a little later.
+/// The daemon is killed when the parent is first seen to be traced, or a little later.
 fn check_waits_with_killed_daemon(slack: &[&str]) {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["400"], slack].concat());
@@ -214,8 +215,8 @@ fn check_waits_with_killed_daemon(slack: &[&str]) {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// A prepare whose parent was just seen to be traced. On a busy machine one may be over before anybody has looked: then another begins,
-/// and the seeds of those that are over end with the daemon.
+/// Starts a prepare, and returns when the parent is seen to be traced. On a busy machine a prepare may end unseen: then
+/// another one starts. The seeds of earlier ones end with the daemon.
 fn seen_prepare(cluster: &Cluster, parent: &mut Parent) -> Child {
     let begun = Instant::now();
     loop {
@@ -234,7 +235,7 @@ fn is_traced(pid: i32) -> bool {
     ProcStatus::read(pid).is_ok_and(|status| status.tracer != 0)
 }
 
-/// By thread, call and reason, before a prepare; a wait that is kept has no note.
+/// `check` names them by thread, call and reason, before a prepare. It has no note on a wait that is preserved.
 fn inexact_waits(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("inexact_waits"), &[]);
     let checked = cluster.first().run(&["check", &parent.pid_text()]).stdout;

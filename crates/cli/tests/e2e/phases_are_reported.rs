@@ -19,7 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// For a child to touch its program.
 const FILES_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a phase has in JSON; a promise to scripts.
+/// The JSON keys of a phase: a stable interface for scripts.
 const KEYS: [&str; 5] = ["depth", "duration_us", "name", "node", "start_us"];
 
 fn of_a_prepare(cluster: &Cluster) {
@@ -123,8 +123,8 @@ impl Phases {
         Self(list.as_array().unwrap_or_else(|| panic!("no phases: {list}")).iter().map(phase).collect())
     }
 
-    /// The first is the whole; each other lies within the one it is part of, and those of one phase that follow each other
-    /// take no longer than that one.
+    /// The first phase is the whole. Each other phase lies within its parent, and the consecutive parts of a phase take
+    /// no longer than the phase.
     fn check(&self, whole: &str, node: &str) {
         let phases = &self.0;
         assert_eq!((phases[0].name.as_str(), phases[0].depth), (whole, 0));

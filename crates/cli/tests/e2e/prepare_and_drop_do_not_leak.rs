@@ -12,31 +12,31 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("in_a_thousand_rounds", |cluster| nothing_grows(cluster, &LONG)).long(),
 ];
 
-/// How many rounds of prepare and drop are compared with how many before.
+/// Numbers of rounds of prepare and drop: before the first measurement, and between measurements.
 struct Campaign {
     warm_up_rounds: usize,
     rounds: usize,
     memory_growth_kb_max: u64,
 }
 
-/// Less than a page for each round: one page that is forgotten each time is found.
+/// Less than a page for each round: a leak of one page per round is found.
 const SHORT: Campaign = Campaign { warm_up_rounds: 100, rounds: 200, memory_growth_kb_max: 400 };
 
-/// A tenth of a page for each round: less than one record that is forgotten each time. The warm-up lasts until connections and the
-/// allocator have what they keep: each of its arenas grows to what its threads once needed at a time, and there are eight for each
-/// processor. Of 3,600 rounds, memory grew in the first 1,600 and stood still from there.
+/// A tenth of a page for each round: less than a leak of one record per round. The warm-up lasts until connections and
+/// the allocator have all memory that they keep. Each malloc arena grows to what its threads once needed at a time, and
+/// there are eight arenas for each CPU. Of 3,600 rounds, memory grew in the first 1,600 and then stayed the same.
 const LONG: Campaign = Campaign { warm_up_rounds: 500, rounds: 1000, memory_growth_kb_max: 400 };
 
-/// How often so many rounds are looked at: what is forgotten in each grows every time, and what is only kept stands still once. A
-/// busy machine has other threads run at a time, which use arenas that were not used before.
+/// How often the rounds are repeated: a leak grows every time, and memory that is only kept stops growing. On a busy
+/// machine other threads run at a time, and use new arenas.
 const LOOKS_MAX: usize = 3;
-/// Connections that come and go by themselves.
+/// Connections whose number varies.
 const COUNT_SLACK: usize = 4;
-/// For a command, ten times what one takes on a machine that does nothing else: thousands are run.
+/// Ten times what a command takes on an idle machine: thousands of commands run.
 const COMMAND_LIMIT: Duration = Duration::from_millis(200);
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 
-/// What could grow.
+/// Resources that could grow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Usage {
     memory_kb: u64,

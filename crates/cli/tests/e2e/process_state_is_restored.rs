@@ -1,5 +1,5 @@
 //! One program per kind of process state (`tests/resources/` at the root) sets it up and is forked to another node.
-//! Parent and child must both find it unchanged, also when the parent ended before the child ran. State that cannot be
+//! Parent and child must both find it unchanged, even if the parent ended before the child ran. State that cannot be
 //! carried is refused by name, and the parent stays as it was. `docs/process-state.md` lists all of them.
 
 use std::fs;
@@ -196,7 +196,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_sealed_area", |cluster| refused(cluster, "refused_sealed_area", &["mapping", "sealed"])),
 ];
 
-/// A running program, and how it is told to check itself.
+/// A running program, and the file whose creation makes it check itself.
 struct Subject {
     parent: Parent,
     told: PathBuf,
@@ -222,10 +222,10 @@ impl Subject {
     }
 }
 
-/// By each way in which memory comes: a kernel object must not care.
+/// All ways to fetch memory: kernel objects must not depend on them.
 const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
 
-/// Trees that change by themselves are another one when the child is read.
+/// Trees that change by themselves differ by the time the child is read.
 const CHANGING: [&str; 2] = ["process_loop", "program_loop"];
 
 fn restored(cluster: &Cluster, name: &'static str) {
@@ -242,7 +242,7 @@ fn by_each_strategy(cluster: &Cluster, name: &'static str) {
     }
 }
 
-/// All that the kernel shows of the child is what it shows of the parent.
+/// The state that the kernel shows of the child is the same as the parent's.
 fn as_the_kernel_shows_it(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
     let seed = Seed::prepare(cluster.first(), &subject.parent);
@@ -251,7 +251,7 @@ fn as_the_kernel_shows_it(cluster: &Cluster, name: &'static str) {
     subject.check();
 }
 
-/// Twice: the first child has changed nothing that they share.
+/// Two children: the first has not changed anything that they share.
 fn while_its_parent_lives(cluster: &Cluster, name: &'static str, options: &[&str]) {
     let subject = Subject::start(name);
     let seed = Seed::prepare(cluster.first(), &subject.parent);
@@ -272,7 +272,7 @@ fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&
     require_pass(cluster.first(), &children);
 }
 
-/// It is its own template, and goes on with its huge pages when the seed is dropped.
+/// The frozen parent is its own template, and continues with its huge pages when the seed is dropped.
 fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
     for name in ["private_huge_pages", "hugetlbfs_files"] {
         let subject = Subject::start(name);
@@ -286,7 +286,7 @@ fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
     }
 }
 
-/// As from a kernel of another build; and a child of a child, which is led twice.
+/// As from a kernel of another build. Includes a child of a child, whose vDSO functions are redirected twice.
 fn other_kernel_vdso() {
     let others = Cluster::start_with(2, &["--bridge-vdso"]);
     by_each_strategy(&others, "vdso");
@@ -305,7 +305,7 @@ fn vdso_mapping(pid: i32) -> String {
     maps.lines().find(|line| line.ends_with("[vdso]")).expect("a vdso").to_owned()
 }
 
-/// A tree that is a child itself, whose pages are still elsewhere, and a child of that.
+/// A tree that is a child itself, whose pages are still on other nodes, and a child of that.
 fn forked_again(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
     let first = Seed::prepare(cluster.first(), &subject.parent);
@@ -327,7 +327,7 @@ fn forked_again(cluster: &Cluster, name: &'static str) {
     subject.check();
 }
 
-/// From an image, with all of its pages before its first instruction.
+/// From an image, with all pages fetched before the first instruction.
 fn settled(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
     let seed = Seed::prepare_with(cluster.first(), &subject.parent, &["--sealed", "--wait"]);
@@ -341,7 +341,7 @@ fn settled(cluster: &Cluster, name: &'static str) {
     subject.check();
 }
 
-/// A look at a tree whose processes end all the time finds nothing against them, whoever has ended while it was looked at.
+/// A comparison of a tree whose processes end all the time finds no difference, whichever process ended meanwhile.
 fn keep_changing(cluster: &Cluster) {
     const LOOKS: usize = 60;
     for name in ["process_loop", "program_loop"] {
@@ -354,7 +354,7 @@ fn keep_changing(cluster: &Cluster) {
     }
 }
 
-/// It would be its own template twice.
+/// It would have to be its own template twice.
 fn freeze_refused(cluster: &Cluster) {
     let subject = Subject::start("shared_memory_of_processes");
     let pid = subject.parent.pid_text();
@@ -362,7 +362,7 @@ fn freeze_refused(cluster: &Cluster) {
     subject.check();
 }
 
-/// Two threads have chosen a CPU each, the third has not.
+/// Two threads have selected a CPU each, the third has not.
 fn affinity_is_reported(cluster: &Cluster) {
     let subject = Subject::start("affinity");
     let seed = Seed::prepare(cluster.first(), &subject.parent);
@@ -377,13 +377,13 @@ fn affinity_is_reported(cluster: &Cluster) {
     subject.check();
 }
 
-/// Somebody kills a process of a tree that waits for a file, while the others wait for it. It is told at once, not when there was time
-/// enough to be complete.
+/// A process of a tree is killed while it opens a file, and the others wait for it. The fork fails at once, not only
+/// after the time limit of a restore.
 fn dies_during_restore(cluster: &Cluster) {
     let files = scratch::directory();
     let path = files.path().join("file");
     fs::write(&path, "").expect("a scratch directory can be written");
-    // Ready only once the other process has the file: until then a seed could be made without it.
+    // Ready only when the other process has the file open: before that, a seed could be made without it.
     let script = r#"sleep 60 3< "$0" & until [ -e /proc/$!/fd/3 ]; do :; done; echo ready $$ 0; wait"#;
     let mut command = Command::new("bash");
     command.args(["-c", script]).arg(&path);
@@ -391,10 +391,10 @@ fn dies_during_restore(cluster: &Cluster) {
     let sleeper = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("it waits");
     let sleeper = sleeper.trim();
     let seed = Seed::prepare(cluster.first(), &parent);
-    // Nobody ever writes into it, so that nobody is done with opening it.
+    // No process ever opens it for writing, so open(2) for reading blocks.
     fs::remove_file(&path).expect("it was there");
     rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("mkfifo(3)");
-    // Below a path that is shared a child opens what is there now.
+    // Below a shared path, a child opens the file that is there now.
     let shared = files.path().to_string_lossy();
     let fork = cluster.first().spawn(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--shared", &shared]);
     let opening = wait::wait_until("a process of the child opens the file", OPEN_LIMIT, || opens_as(sleeper));
@@ -410,7 +410,7 @@ fn dies_during_restore(cluster: &Cluster) {
 /// For a child to be restored up to its files, on a busy machine.
 const OPEN_LIMIT: Duration = Duration::from_secs(60);
 
-/// The process that is in open(2), and has this id in a pid namespace inside of ours.
+/// The process that is in open(2) and has this id in a nested pid namespace.
 fn opens_as(inner_id: &str) -> Option<i32> {
     const OPEN: &str = "2";
     let ids = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
@@ -424,7 +424,7 @@ fn opens_as(inner_id: &str) -> Option<i32> {
     })
 }
 
-/// Started by unshare(1), which is not of the tree.
+/// Started by unshare(1), which is not part of the tree.
 fn first_of_a_namespace(cluster: &Cluster) {
     let files = scratch::directory();
     let program = Program::ProcessState("init_of_a_namespace").command();
@@ -448,12 +448,12 @@ fn first_of_a_namespace(cluster: &Cluster) {
     assert!(outside.0.wait().expect("it is ours").success());
 }
 
-/// Killed when this is dropped, with what it started (`unshare --kill-child`).
+/// A process outside of the tree. Dropping it kills it, with its children (`unshare --kill-child`).
 struct Outside(std::process::Child);
 
 impl Drop for Outside {
     fn drop(&mut self) {
-        // It has ended, unless the test has failed.
+        // Fails if it has ended; it has unless the test failed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -467,7 +467,7 @@ fn require_pass(farfork: &Farfork, children: &[StartedChild]) {
     assert!(end["exit_code"] == 0 && words.contains(&"PASS"), "the child: {}, {words:?}, {end}", end["exit_code"]);
 }
 
-/// Prepare and check say the same, and have changed nothing.
+/// Prepare and check give the same refusal, and change nothing.
 fn refused(cluster: &Cluster, name: &'static str, words: &[&str]) {
     let subject = Subject::start(name);
     let pid = subject.parent.pid_text();
@@ -478,16 +478,16 @@ fn refused(cluster: &Cluster, name: &'static str, words: &[&str]) {
     require_refusal(cluster, subject, words);
 }
 
-/// What shows only when the process stands still: a check, which does not touch it, cannot tell.
+/// State that is visible only when the process is stopped: check, which does not stop it, cannot find it.
 fn refused_at_stop(cluster: &Cluster, name: &'static str, words: &[&str]) {
     require_refusal(cluster, Subject::start(name), words);
 }
 
-/// Ticks of a parent that goes on.
+/// Ticks of a parent that continues.
 const TICKS: usize = 40;
 
-/// The object is named; the process looks as before, ticks on, and finds itself as it was. How long it stood still:
-/// `parent_runs_on_unharmed::a_refused_prepare_stops_it_only_briefly`.
+/// The error names the object. The process looks as before, continues to tick, and finds its state unchanged. The time
+/// for which it is stopped is tested by `parent_runs_on_unharmed::a_refused_prepare_stops_it_only_briefly`.
 fn require_refusal(cluster: &Cluster, mut subject: Subject, words: &[&str]) {
     let parent = &mut subject.parent;
     parent.wait_for_ticks(TICKS);

@@ -1,4 +1,4 @@
-//! Programs that fork themselves with the C library and the Python package. The package's own tests run here, too.
+//! Programs that fork themselves with the C library and the Python package. The package's own tests run here too.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -32,7 +32,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("the_c_examples_give_the_documented_results", examples),
 ];
 
-/// For the tests of one module, below the limit of a test here.
+/// For the tests of one module, below the time limit of a test here.
 const MODULE_LIMIT: Duration = Duration::from_secs(280);
 
 /// For two small builds.
@@ -41,7 +41,7 @@ const MAKE_LIMIT: Duration = Duration::from_secs(120);
 /// For a line of a program that has little to do.
 const LINE_LIMIT: Duration = Duration::from_secs(60);
 
-/// For what belonged to a program to be gone after it.
+/// For the seeds and children of a program to end after it.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn root() -> PathBuf {
@@ -67,7 +67,7 @@ fn run_module(cluster: Option<&Cluster>, arguments: &[&str]) {
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
 }
 
-/// The tests of `tests/cluster/test_NAME.py`.
+/// Runs the tests of `tests/cluster/test_NAME.py`.
 fn run_cluster_tests(cluster: &Cluster, name: &str) {
     run_module(Some(cluster), &[&format!("tests.cluster.test_{name}")]);
 }
@@ -76,7 +76,7 @@ fn python_alone() {
     run_module(None, &["discover", "-t", ".", "-s", "tests/alone"]);
 }
 
-/// A program, whose lines are read one by one; it is killed when this is dropped.
+/// A program whose lines are read one by one. Dropping it kills it.
 struct RunningProgram {
     process: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -90,7 +90,7 @@ impl RunningProgram {
         Self { process, lines }
     }
 
-    /// Its next line.
+    /// Returns its next line.
     fn line(&mut self) -> String {
         let line = self.lines.next().expect("it says something").expect("a line");
         assert!(!line.is_empty());
@@ -98,7 +98,7 @@ impl RunningProgram {
     }
 
     fn kill(&mut self) {
-        // It may have ended by itself.
+        // Fails if it has ended already.
         let _ = self.process.kill();
         wait::wait_exit(&mut self.process, "a killed program", LINE_LIMIT);
     }
@@ -111,12 +111,12 @@ impl Drop for RunningProgram {
     }
 }
 
-/// Four children on two nodes, who sleep.
+/// Four sleeping children on two nodes.
 fn sleepers(cluster: &Cluster) -> RunningProgram {
     executor(cluster, "sleepers", "running")
 }
 
-/// A Python program with an executor on two nodes, which has said this line.
+/// A Python program with an executor on two nodes, which has printed this line.
 fn executor(cluster: &Cluster, name: &str, line: &str) -> RunningProgram {
     let mut command = python(Some(cluster));
     command.arg(programs::sources().join(format!("cooperative/{name}.py"))).args([cluster.name(0), cluster.name(1)]);
@@ -125,7 +125,7 @@ fn executor(cluster: &Cluster, name: &str, line: &str) -> RunningProgram {
     running
 }
 
-/// How many children of seeds of a process run, and how many of its seeds there are.
+/// The number of running children of a process's seeds, and the number of these seeds.
 fn belongings(cluster: &Cluster, pid: u32) -> (usize, usize) {
     let (seeds, children) = (cluster.first().json(&["seeds"]), cluster.first().json(&["ps", "--running"]));
     let list = |said: &Value, key: &str| said[key].as_array().cloned().unwrap_or_default();
@@ -135,7 +135,7 @@ fn belongings(cluster: &Cluster, pid: u32) -> (usize, usize) {
     (list(&children, "children").iter().filter(is_of_mine).count(), seeds.len())
 }
 
-/// Whatever ends it: nobody is left to take the results.
+/// However the program ends, its children end: no process would read their results.
 fn program_killed(cluster: &Cluster) {
     let mut program = sleepers(cluster);
     let pid = program.process.id();
@@ -158,7 +158,7 @@ fn program_killed_early(cluster: &Cluster) {
     }
 }
 
-/// How many children run.
+/// The number of running children.
 fn running(cluster: &Cluster) -> usize {
     cluster.first().json(&["ps", "--running"])["children"].as_array().map_or(0, Vec::len)
 }
@@ -172,12 +172,12 @@ fn daemon_killed() {
     }
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
-    // Those on the other node have lost who waited for them.
+    // Children on the other node have lost the daemon that waited for them.
     wait::wait_until("all children end", END_LIMIT, || (running_on(&cluster, 1) == 0).then_some(()));
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// Nothing may have asked the other node to wait for the last ones that it has started.
+/// The daemon may die before it has requested to wait for the last children that it started on the other node.
 fn daemon_killed_early() {
     let cluster = Cluster::start(2);
     let children = cluster.run_dir(1).join("children");
@@ -199,8 +199,8 @@ fn running_on(cluster: &Cluster, index: usize) -> usize {
     said["children"].as_array().map_or(0, |children| children.iter().filter(is_there).count())
 }
 
-/// Builds the C library and its examples, and installs them as a user would. Returns the prefix. Each test has a prefix of its own, because
-/// tests run at the same time and `install` replaces files.
+/// Builds the C library and its examples, and installs them like a user. Returns the prefix. Each test has its own
+/// prefix, because tests run in parallel and `install` replaces files.
 fn install_library(test: &str) -> PathBuf {
     let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("library").join(test);
     let build = format!("BUILD={}", prefix.join("build").display());
@@ -213,7 +213,7 @@ fn install_library(test: &str) -> PathBuf {
     prefix
 }
 
-/// Starts what speaks to the first node.
+/// Starts a program that connects to the first node.
 fn start(cluster: &Cluster, program: &Path, input: Stdio) -> RunningProgram {
     RunningProgram::start(Command::new(program).env("FARFORK_SOCKET", cluster.first().socket()).stdin(input))
 }
@@ -241,8 +241,8 @@ fn c_calls(cluster: &Cluster) {
     }
 }
 
-/// Waits until the coarse clock is past the last change of a file. The kernel stamps files up to a tick ahead of that clock (Linux 6.13 and
-/// later), and a prepare within this tick must take the file for one that was changed after it.
+/// Waits until the coarse clock has passed the last change of a file. The kernel stamps files up to a tick ahead of
+/// that clock (Linux 6.13 and later). A prepare within this tick must assume that the file was changed after it.
 fn wait_for_clock_to_pass(path: &Path) {
     let changed = fs::metadata(path).expect("it was made");
     let changed = (changed.mtime(), changed.mtime_nsec());
@@ -267,7 +267,7 @@ fn examples(cluster: &Cluster) {
     }
 }
 
-/// What children of a seed give for these payloads, on two nodes.
+/// The results of a seed's children for these payloads, on two nodes.
 fn results(cluster: &Cluster, seed: &str, payloads: &[&str]) -> Vec<(String, String)> {
     let file = scratch::file(&payloads.join("\n"));
     let path = file.path().to_string_lossy();

@@ -12,10 +12,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("lists_name_programs_without_directories", short_commands),
 ];
 
-/// Lists in which a child that runs must have shown: one comes each second.
+/// Lists within which a running child must appear: one is printed each second.
 const LISTS_MAX: usize = 10;
 
-/// For a watcher to see that nobody reads: it notices when it writes the next list.
+/// For a watcher to notice that its output has no reader, when it writes the next list.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn new_children(cluster: &Cluster) {

@@ -1,5 +1,5 @@
 //! Programs make state by every x86-64 system call that leaves any, and are forked to another node. The differ must
-//! find no difference outside its table. What a prepare refuses, `check` refuses, too.
+//! find no difference outside its table. If prepare refuses a program, `check` refuses it too.
 //!
 //! `calls.c` has the actions that make the calls. Each round deals all actions to its programs in a new combination.
 //! `FARFORK_RANDOM_SEED` repeats the program that failed.
@@ -29,33 +29,34 @@ pub(crate) const TESTS: &[Test] = &[
 /// The kernel's calls by name and number.
 const HEADER: &str = "/usr/include/x86_64-linux-gnu/asm/unistd_64.h";
 
-/// Processors may have no protection keys; pkey_alloc(2) fails there.
+/// Not all processors have protection keys; pkey_alloc(2) fails without them.
 const KEYS_FLAG: &str = " ospke";
 
 const PROGRAMS_PER_ROUND: u64 = 24;
-/// Of a round, programs that have actions for which they may be refused: the others must be carried.
+/// Programs of a round with actions that may be refused. The other programs must be carried.
 const REFUSED_PER_ROUND: u64 = 5;
 const ROUNDS_LONG: u64 = 42;
-/// Besides those that are dealt.
+/// Random actions in addition to the dealt ones.
 const MORE_ACTIONS_MAX: u64 = 5;
 
-/// By these a node refuses what another machine may carry, of a process that is none to refuse: real-time threads.
+/// Refusals that depend on the node, not on the process: real-time threads.
 const NODE_REFUSALS: [&str; 1] = ["a kernel with RT_GROUP_SCHED gives real-time threads of containers no time"];
 
-/// Two actions that are carried may not be so together: a filter and the end of the capability that installs it; a lease and another user.
+/// Pairs of actions that are carried one by one but refused together: a filter and the loss of the capability to
+/// install it; a lease and another user.
 const REFUSALS_OF_TWO: [&str; 2] =
     ["(seccomp) that it may not install any more", "it has a lease (F_SETLEASE) of a file of user"];
 
 const AT_ONCE: usize = 3;
 const PROGRAM_LIMIT: Duration = Duration::from_secs(100);
-/// Two hundred actions and more are traced call by call: within the limit of a test.
+/// More than two hundred actions are traced call by call, within the time limit of a test.
 const COVERAGE_LIMIT: Duration = Duration::from_secs(280);
 const REPORTS_MAX: usize = 30;
 
-/// The actions that `calls.c` knows, in its order.
+/// The actions of `calls.c`, in its order.
 struct Actions {
     names: Vec<String>,
-    /// For which a process may be refused.
+    /// Actions for which a process may be refused.
     refused: BTreeSet<String>,
 }
 
@@ -69,7 +70,7 @@ impl Actions {
         }
     }
 
-    /// Those of a program, by its number: its share of its round's deal, and some more.
+    /// The actions of a program, by its number: its share of the round's deal, and some more.
     fn of_program(&self, number: u64) -> Vec<&str> {
         let (round, place) = (number / PROGRAMS_PER_ROUND, number % PROGRAMS_PER_ROUND);
         let may_be_refused = place < REFUSED_PER_ROUND;
@@ -88,7 +89,7 @@ impl Actions {
     }
 }
 
-/// SplitMix64, as the programs have it.
+/// SplitMix64, as in the programs.
 fn word_of(index: u64) -> u64 {
     let z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -112,7 +113,8 @@ fn output_of_calls(arguments: &[&str]) -> String {
     ended.stdout
 }
 
-/// Every call of the header is made by some action, as a tracer sees it, or left out with a reason.
+/// Requires that each call of the header is made by an action, as seen by a tracer, or listed as left out with a
+/// reason.
 fn require_coverage() {
     let header = fs::read_to_string(HEADER).unwrap_or_else(|error| panic!("{HEADER}: {error}: install linux-libc-dev"));
     let call = |line: &str| {
@@ -132,7 +134,7 @@ fn require_coverage() {
     assert!(missing.is_empty(), "neither made by an action of calls.c nor in calls_left_out.txt: {missing:?}");
 }
 
-/// Each with its reason; those that depend on the machine only where it lacks them.
+/// Calls with the reasons why no action makes them. Calls that depend on the machine are listed only if it lacks them.
 fn calls_left_out() -> BTreeMap<String, String> {
     let path = sources().join("random/calls_left_out.txt");
     let text = fs::read_to_string(&path).expect("a source");
@@ -191,9 +193,9 @@ fn check_all(cluster: &Cluster, actions: &Actions, programs: &BTreeMap<u64, Vec<
 
 #[derive(Debug, PartialEq, Eq)]
 enum Judgement {
-    /// A child is as its parent.
+    /// The child equals its parent.
     Equal,
-    /// It is refused, by check and prepare, or by the node.
+    /// Check and prepare refuse the process, or the node refuses it.
     Refused,
 }
 
@@ -221,7 +223,7 @@ fn check_program(cluster: &Cluster, number: u64, names: &[&str], may_be_refused:
     if dropped.status.success() { Ok(judgement) } else { Err(format!("its seed stays: {}", dropped.stderr)) }
 }
 
-/// One child of two has not begun to run: the other one shows what a program has that goes on.
+/// Every second child is paused before its first instruction. The others show the state of a program that continues.
 fn compare_child(cluster: &Cluster, seed: &str, number: u64, parent: i32) -> Result<Judgement, String> {
     let node = cluster.name(1 + (number / 2 % 2) as usize);
     let options: &[&str] = if number.is_multiple_of(2) { &["--paused"] } else { &[] };

@@ -28,36 +28,36 @@ pub(crate) const TESTS: &[Test] = &[
 
 const QUARTERS: u64 = 4;
 
-/// Each at least once, in all quarters together.
+/// Enough that each resource appears at least once in all quarters together.
 const CASES_DEFAULT: u64 = 400;
 
-/// Those of the long campaign, which begins behind the others.
+/// Cases of the long campaign, which start after the others.
 const CASES_LONG: u64 = 11_000;
 
-/// Of so many cases there is one for check and prepare to agree upon.
+/// One in this many cases tests that check and prepare agree.
 const CASES_TO_AGREE: u64 = 20;
 
-/// At once: the commands of one wait while another's child runs, and there may be two cores.
+/// Concurrent cases: the commands of one wait while another's child runs, and there may be two cores.
 const AT_ONCE: usize = 4;
 
-/// Far above what a case takes, also where the machine is busy.
+/// Far above what a case takes, even on a busy machine.
 const CASE_LIMIT: Duration = Duration::from_secs(100);
 
-/// For all of a quarter's cases, each of which takes a small part of this.
+/// For all of a quarter's cases; most take a small part of this.
 const CASE_LIMIT_ON_AVERAGE: Duration = Duration::from_secs(2);
 
-/// Seeds are dropped by so many: each holds a process.
+/// Number of seeds that are dropped at a time: each holds a process.
 const DROPPED_AT_ONCE: usize = 16;
 
-/// Reports of so many cases are printed; more would say the same.
+/// Number of reports that are printed; more would repeat the same.
 const REPORTS_MAX: usize = 8;
 
-/// Times that are left, in milliseconds: they were asked for one after the other.
+/// Tolerance for remaining times, in milliseconds: they are read one after the other.
 const NEAR_MS: u64 = 60_000;
 
 const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
 
-/// Of so many cases, one in which the parent has ended when its child begins.
+/// In one of this many cases, the parent ends before its child starts.
 const ENDED_PARENTS: u64 = 8;
 
 fn number_of(variable: &str) -> Option<u64> {
@@ -86,7 +86,7 @@ fn check(cluster: &Cluster, quarter: u64) {
 
 fn check_seeds(cluster: &Cluster, seeds: &[u64]) {
     let (next, reports) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-    // Compiled once, not by each.
+    // Compiled once, before the cases start.
     Program::Random.command();
     let work = || {
         let mut prepared = Vec::new();
@@ -121,10 +121,10 @@ fn drop_seeds(cluster: &Cluster, prepared: &mut Vec<String>) {
     }
 }
 
-/// What a process says at one time: first what it is, then what only using it up tells.
+/// The statements of a process at one time: first its state, then the state that only using it up shows.
 type Statement = Vec<String>;
 
-/// One process and its child; how they differ, and how to see it again.
+/// Runs one process and its child. Returns how they differ, and how to repeat the case.
 fn case(cluster: &Cluster, seed: u64, prepared: &mut Vec<String>) -> Result<(), String> {
     let mut made = String::new();
     let outcome = RandomProcess::start(seed, &[]).and_then(|mut parent| {
@@ -136,8 +136,8 @@ fn case(cluster: &Cluster, seed: u64, prepared: &mut Vec<String>) -> Result<(), 
     outcome.map_err(|error| format!("seed {seed}, which {made}: {error}again: {again}\n"))
 }
 
-/// Processes that may have something that is not carried: what check refuses, prepare does, and names nothing else; of what is
-/// prepared, children stand.
+/// Processes that may have state that is not carried. Prepare refuses what check refuses, and nothing else. If prepare
+/// succeeds, children can start.
 fn check_and_prepare_agree(cluster: &Cluster) {
     let seeds =
         number_of("FARFORK_RANDOM_SEED").map_or_else(|| (0..cases() / CASES_TO_AGREE).collect(), |seed| vec![seed]);
@@ -157,29 +157,29 @@ fn compare_check_with_prepare(cluster: &Cluster, seed: u64) -> Result<(), String
         if !started.status.success() {
             return Err(format!("it was prepared, and no child stands: {}", started.stderr));
         }
-        // It may have ended by itself.
+        // Fails if it has ended already.
         cluster.first().run(&["kill", "--signal", "KILL", started.stdout.trim()]);
         cluster.first().json(&["drop", "--force", &id]);
     }
-    // What is refused need not be used up.
+    // Refused state need not be used up.
     parent.talker.write_input("\n")?;
     require_same("the parent is not what it was", &parent.before, &parent.talker.read_until(":", CASE_LIMIT)?)
 }
 
-/// What check refuses of a process, as prepare would say it.
+/// The refusals of check for a process, in prepare's format.
 pub(crate) fn refusals_of_check(farfork: &Farfork, pid: &str) -> Vec<String> {
     let checked = farfork.json_ignoring_status(&["check", pid]);
     checked["refusals"].as_array().into_iter().flatten().map(|refusal| named(pid, refusal)).collect()
 }
 
-/// Prepare refuses what check refuses, and names nothing else.
+/// Requires that prepare refuses what check refuses, and names nothing else.
 pub(crate) fn require_agreement(refusals: &[String], prepared: &Result<String, String>) -> Result<(), String> {
     match (prepared, refusals.is_empty()) {
         (Ok(_), true) => Ok(()),
         (Ok(_), false) => Err(format!("check refuses {refusals:?}, and prepare does not")),
         (Err(error), true) => Err(format!("check refuses nothing, and prepare does: {error}")),
         (Err(error), false) => {
-            // Prepare may stop at the first; what it names is what check has named.
+            // Prepare may stop at the first refusal. Those that it names must be check's.
             let message = error.split_once("cannot be carried: ").map_or(&**error, |(_, refused)| refused).to_owned();
             let rest = refusals.iter().fold(message, |rest, refusal| rest.replace(refusal, ""));
             if rest.chars().any(char::is_alphabetic) {
@@ -190,7 +190,7 @@ pub(crate) fn require_agreement(refusals: &[String], prepared: &Result<String, S
     }
 }
 
-/// A refusal as prepare has it, which names the process once.
+/// A refusal in prepare's format, which names the process once.
 fn named(pid: &str, refusal: &serde_json::Value) -> String {
     let text = |field: &str| refusal[field].as_str().unwrap_or_default().to_owned();
     format!("{}: {}", text("object").replace(&format!("pid {pid}, "), ""), text("reason"))
@@ -242,7 +242,7 @@ fn until_colon(statement: &[String]) -> Statement {
     statement.iter().take_while(|line| *line != ":").cloned().collect()
 }
 
-/// Lines that only one of them has, but for times that are near, and what is not at its place.
+/// Lines that only one of them has, apart from times that are close, and lines in another order.
 fn differences(expected: &[String], found: &[String]) -> String {
     let only_in = |one: &[String], other: &[String]| -> Vec<String> {
         one.iter().filter(|line| !other.iter().any(|known| is_near(line, known))).cloned().collect()
@@ -287,7 +287,7 @@ impl RandomProcess {
         Ok(Self { talker, made, before, _files: files })
     }
 
-    /// Tells it to say again what it is.
+    /// Makes it print its statement again.
     fn after(&mut self) -> Result<Statement, String> {
         self.talker.write_input("\n")?;
         let mut statement = self.talker.read_until(".", CASE_LIMIT)?;

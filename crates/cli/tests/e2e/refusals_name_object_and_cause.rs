@@ -37,10 +37,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_missing_daemon", no_daemon),
 ];
 
-/// Hang guard: a target that never stops costs prepare its own time limit, no more.
+/// Guard against hangs: for a target that never stops, prepare takes its own time limit at most.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(30);
 
-/// For a control group to stand still.
+/// For a control group to freeze.
 const FROZEN_LIMIT: Duration = Duration::from_secs(60);
 
 fn unknown_node(cluster: &Cluster) {
@@ -74,7 +74,7 @@ fn unknown_ids(cluster: &Cluster) {
 }
 
 fn no_process(cluster: &Cluster) {
-    // Above the largest process id of any Linux.
+    // Above the largest process id of Linux.
     let pid = (1_u32 << 22) + 5;
     cluster.first().run_failing(&["prepare", &pid.to_string()]).require_mentions(&[&pid.to_string()]);
     cluster
@@ -92,7 +92,7 @@ fn kernel_thread(cluster: &Cluster) {
     cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "kernel"]);
 }
 
-/// Prepare and check say the same.
+/// Prepare and check give the same refusal.
 fn refused(cluster: &Cluster, reason: &str, words: &[&str]) {
     let mut parent = Parent::start(Program::Situation("refused"), &[reason]);
     parent.wait_for_ticks(5);
@@ -107,7 +107,7 @@ fn refused(cluster: &Cluster, reason: &str, words: &[&str]) {
     parent.require_unharmed();
 }
 
-/// By whichever freezer the machine has. (Not the program that checks for EINTR: the freezer of version 1 causes it.)
+/// With the freezer that the machine has. (Not the program that checks for EINTR: the freezer of version 1 causes it.)
 fn frozen(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &["4"]);
     let freezer = Freezer::of(&parent);
@@ -121,29 +121,29 @@ fn frozen(cluster: &Cluster) {
     seed.fork_and_check(&parent, 3, &["--to", cluster.name(1)]);
 }
 
-/// Killed when this is dropped, with what it started.
+/// A process that is killed, with its children, when this is dropped.
 struct KilledOnDrop(Child);
 
 impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // It may have ended by itself, which the test has noticed.
+        // Fails if it has ended already, which the test has noticed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A root with something bound into it is no zygote's copy's: its container's first process is asked for the child.
+/// A root with a bind mount is not copied from a zygote: the container's first process forks the child.
 fn stopped_container(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let mut containers = BTreeSet::new();
     let signal_containers = |containers: &BTreeSet<i32>, signal| {
         for pid in containers {
-            // ESRCH: it is another child's, or of a pool that was too large.
+            // ESRCH: it belonged to another child, or to a pool that was too large.
             let _ = kill_process(Pid::from_raw(*pid).expect("a process"), signal);
         }
     };
-    // The pool may have built one since the containers were listed; the child then starts in that one.
+    // The pool may have built a container after they were listed; then the child starts there.
     let refused = wait::poll_within(REFUSAL_LIMIT, || {
         containers.extend(cluster.processes("farfork-init"));
         signal_containers(&containers, Signal::STOP);
@@ -186,7 +186,7 @@ fn missing_file(cluster: &Cluster) {
     fs::create_dir(&path).expect("a directory of ours");
     let parent = Parent::start_command(Program::Waits.command().arg("4").current_dir(&path));
     let seed = Seed::prepare(cluster.first(), &parent);
-    // The seed is complete: before, the directory would be one that was deleted.
+    // Waits until the seed is complete: before that, the directory would count as deleted.
     seed.template_pid();
     fs::remove_dir(&path).expect("the directory was there");
     require_missing(cluster, &seed, &path, "No such file or directory");
@@ -197,17 +197,17 @@ fn missing_file(cluster: &Cluster) {
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
 }
 
-/// Another file at its path would be read, or written to.
+/// A different file at its path would be read, or written to.
 fn missing_pipe(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("pipe").to_string_lossy().into_owned();
     assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
-    // Not a standard stream, which would be the command's in the child.
+    // Not a standard stream, because an attached child has the command's streams.
     let mut shell = Command::new("sh");
     shell.args(["-c", "exec \"$@\" 3<>\"$0\"", &path]).arg(Program::Waits.command().get_program()).arg("4");
     let parent = Parent::start_command(&mut shell);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // The seed is complete: before, the pipe would be one that was deleted.
+    // Waits until the seed is complete: before that, the pipe would count as deleted.
     seed.template_pid();
     fs::remove_file(&path).expect("the pipe was there");
     require_missing(cluster, &seed, &path, "No such file or directory");
@@ -215,7 +215,7 @@ fn missing_pipe(cluster: &Cluster) {
     require_missing(cluster, &seed, &path, "not a named pipe");
 }
 
-/// A fork fails, and says what the child's node lacks, why, and what to do.
+/// Requires that a fork fails, and names what the child's node lacks, the cause and the next step.
 fn require_missing(cluster: &Cluster, seed: &Seed, path: &str, cause: &str) {
     let node = format!("on node {}", cluster.name(1));
     cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]).require_mentions(&[
@@ -227,7 +227,7 @@ fn require_missing(cluster: &Cluster, seed: &Seed, path: &str, cause: &str) {
     ]);
 }
 
-/// A refusal repeats what it is about, and a status of HTTP/2 has room for 16 KiB.
+/// A refusal repeats its object, and the status of HTTP/2 has room for 16 KiB.
 fn too_long(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let (long, pid) = ("x".repeat(70_000), parent.pid_text());
@@ -247,10 +247,10 @@ fn too_long(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Process 1 of the machine, where even root may not look into it: then the refusal says why, and what else to prepare.
+/// Process 1 of a machine on which even root may not read it. The refusal has the reason, and what to prepare instead.
 fn unreadable_process(cluster: &Cluster) {
     if fs::read("/proc/1/auxv").is_ok() {
-        // It could be prepared here, and stand still for that.
+        // This machine could prepare it, which would stop it.
         return;
     }
     cluster.first().run_failing(&["prepare", "1"]).require_mentions(&[
@@ -282,7 +282,7 @@ fn wrong_usage(cluster: &Cluster) {
     }
 }
 
-/// The error names the option, and what to write.
+/// The error names the option and the expected format.
 fn missing_unit(cluster: &Cluster) {
     let node = ["node", "--name", "n9", "--listen", "127.0.0.1:9"];
     let duration = "5 has no unit: write 5ms, 5s or 5m";
@@ -304,7 +304,7 @@ fn missing_unit(cluster: &Cluster) {
     }
 }
 
-/// It is read before the node is asked for anything.
+/// The payload is read before the node gets a request.
 fn unreadable_payload(cluster: &Cluster) {
     let directory = scratch::directory();
     let (missing, step) = (directory.path().join("tasks.jsonl"), "or `-` for standard input");
@@ -324,7 +324,8 @@ fn unreadable_payload(cluster: &Cluster) {
     ]);
 }
 
-/// Whoever reads it later must not take a part for all. A reader that has gone has what he wanted.
+/// Output that cannot be written is an error, because a later reader must not take a part for the whole. A closed pipe
+/// is not an error.
 fn no_output(cluster: &Cluster) {
     for arguments in [&["nodes"][..], &["nodes", "--json"], &["inspect", cluster.name(0)], &["man", "fork"]] {
         let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("a device of every kernel");
@@ -341,7 +342,7 @@ fn no_output(cluster: &Cluster) {
     assert!(ended.status.success() && ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
-/// It goes on: whoever names a cluster means no other.
+/// The cluster continues to run: `down --name` must not stop a cluster with another name.
 fn other_cluster(cluster: &Cluster) {
     let directory = cluster.run_dir(0).parent().expect("the cluster's").to_string_lossy().into_owned();
     let down = ["down", "--name", "another", "--run-dir", &directory];
@@ -357,7 +358,7 @@ fn no_daemon(_: &Cluster) {
     farfork.run_failing(&["nodes"]).require_mentions(&[&socket.to_string_lossy()]);
 }
 
-/// A control group of our own, with one frozen process in it; dropping it thaws the process and puts it back.
+/// A control group with one frozen process. Dropping it thaws the process and moves it back.
 struct Freezer {
     group: PathBuf,
     home: PathBuf,
@@ -388,7 +389,7 @@ impl Freezer {
 
 impl Drop for Freezer {
     fn drop(&mut self) {
-        // Also while a test panics; what fails here shows in the parent's next tick.
+        // Also runs when a test panics. If this fails, the parent's next tick is missing.
         let _ = fs::write(self.group.join(self.switch.0), self.switch.1);
         let _ = fs::write(self.home.join("cgroup.procs"), &self.pid);
         let _ = fs::remove_dir(&self.group);

@@ -19,16 +19,16 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_survive_a_killed_daemon_of_the_waiting_command", daemon_killed),
 ];
 
-/// The number of quick children of one command: more than a node lists of children whose ends were reported.
+/// The number of short-lived children of one command: more than the ended children that a node lists without need.
 const QUICK: u64 = 1_300;
-/// Those of the long campaign.
+/// The same for the long campaign.
 const MANY_QUICK: u64 = 10_000;
 const QUICK_LIMIT: Duration = Duration::from_secs(600);
-/// Children that one command starts, or waits for, within its limit.
+/// Children that one command starts, or waits for, within its time limit.
 const PORTION: usize = 100;
 const QUICK_LIMIT_EACH: Duration = Duration::from_millis(60);
 
-/// For children to be gone after who waited for them.
+/// For children to end after the command that waited for them.
 const GONE_LIMIT: Duration = Duration::from_secs(60);
 
 fn quick_limit(count: u64) -> Duration {
@@ -39,7 +39,7 @@ fn lines(numbers: impl Iterator<Item = u64>) -> String {
     numbers.map(|number| number.to_string()).collect::<Vec<_>>().join("\n")
 }
 
-/// All on one node, and most have ended before the first is asked for.
+/// All are on one node, and most have ended before the first result is requested.
 fn quick_attached(count: u64) {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);
@@ -58,7 +58,7 @@ fn quick_attached(count: u64) {
     parent.require_unharmed();
 }
 
-/// Nobody waits while they end; then somebody does.
+/// No command waits while they end. Later one does.
 fn quick_detached() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);
@@ -75,7 +75,7 @@ fn quick_detached() {
     parent.require_unharmed();
 }
 
-/// The next daemon has what nobody has asked for yet.
+/// The next daemon still has the results that no command has requested.
 fn over_a_restart() {
     const ENDED: u64 = 20;
     let cluster = Cluster::start(2);
@@ -100,14 +100,14 @@ fn is_there(pid: i32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// The children that run, on all nodes.
+/// The number of running children on all nodes.
 fn running(cluster: &Cluster) -> usize {
     let said = cluster.first().json(&["ps"]);
     let children = said["children"].as_array().expect("ps lists children");
     children.iter().filter(|child| child["state"] == "running").count()
 }
 
-/// Starts a command that waits for so many children that do not end by themselves, and waits until all run.
+/// Starts a command that waits for this many children that do not end, and returns when all run.
 fn waiting_client(cluster: &Cluster, seed: &Seed, count: usize, options: &[&str]) -> std::process::Child {
     let file = scratch::file(&vec!["7 idle"; count].join("\n"));
     let path = file.path().to_string_lossy();
@@ -122,7 +122,8 @@ fn kill(client: &mut std::process::Child) {
     client.wait().expect("it was started here");
 }
 
-/// One attached child, and several on two nodes: nobody could collect what comes of them. Those of `--detach` go on.
+/// One attached child, and several on two nodes: no command could collect their results. Children of `--detach`
+/// continue.
 fn client_killed() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);
@@ -145,7 +146,7 @@ fn client_killed() {
     parent.require_unharmed();
 }
 
-/// What a daemon's own death breaks off is not the caller's end: children on another node go on.
+/// The death of a daemon does not count as the end of its clients: children on another node continue.
 fn daemon_killed() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);

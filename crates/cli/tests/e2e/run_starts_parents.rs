@@ -1,5 +1,5 @@
-//! `farfork run`: starts a program under a name and with its memory in huge pages. Apart from that the program behaves
-//! as if its user had started it.
+//! `farfork run`: starts a program under a name and with its memory in huge pages. Otherwise the program behaves as if
+//! its user had started it.
 
 use std::fs;
 use std::path::Path;
@@ -16,20 +16,20 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("with_the_programs_exit_status", own_status),
 ];
 
-/// For what looks after a process to find its memory and make huge pages of most of it, on a busy machine.
+/// For the collapser to find a process's memory and to collapse most of it, on a busy machine.
 const HUGE_LIMIT: Duration = Duration::from_secs(100);
 
-/// For what looks after a process to see its end.
+/// For the collapser to notice the end of its process.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// Private memory of the parent, in MiB.
 const MIB: &str = "32";
 
-/// How much of it must be huge: what lies beside the units at its ends may stay small, and one or another unit may be in use
-/// each time it is tried.
+/// How much of it must be huge: memory at the unaligned ends may stay small, and some ranges may be in use at each
+/// attempt.
 const HUGE_KB_MIN: u64 = 24 << 10;
 
-/// A program, as `farfork run` starts it, with names in a run directory of its own.
+/// A program started by `farfork run`, with names in a run directory of its own.
 fn run(run_dir: &Path, options: &[&str]) -> Command {
     let program = Program::Waits.command();
     let mut command = Command::new(BINARY);
@@ -51,7 +51,7 @@ fn under_a_name(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// The program is linked statically, and says nothing of huge pages itself.
+/// The program is linked statically, and does not use huge pages by itself.
 fn in_huge_pages(cluster: &Cluster) {
     let names = scratch::directory();
     let mut parent = Parent::start_command(&mut run(names.path(), &["--huge"]));
@@ -63,7 +63,7 @@ fn in_huge_pages(cluster: &Cluster) {
     let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 2, &[]);
-    // Its pages come small, and are put together again.
+    // Its pages are fetched as small pages, and then collapsed.
     let child = seed.fork_idle(1, &["--to", cluster.name(1), "--strategy", "eager"]).remove(0);
     wait::wait_until("a child's memory is in huge pages", HUGE_LIMIT, || {
         (huge_kb(child.pid) >= HUGE_KB_MIN).then_some(())
@@ -86,7 +86,7 @@ fn own_status(_: &Cluster) {
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert_eq!(ended.status.code(), Some(7), "{said}");
     assert!(said.starts_with("glibc.malloc.hugetlb=1\n"), "{said}");
-    // A program without children that it has not made: nothing but itself to wait for.
+    // The program has no child that it did not start.
     let children = shell("cat /proc/$$/task/$$/children; true");
     assert_eq!(String::from_utf8_lossy(&children.stdout).split_whitespace().count(), 1, "cat alone");
 
@@ -95,7 +95,7 @@ fn own_status(_: &Cluster) {
     assert!(String::from_utf8_lossy(&missing.stderr).contains("/no/such/program"));
 }
 
-/// The process that looks after a parent.
+/// The process that collapses the memory of a parent.
 fn tender_of(pid: i32) -> Option<i32> {
     let wanted = format!("tend\0{pid}@");
     let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

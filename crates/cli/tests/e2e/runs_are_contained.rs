@@ -1,5 +1,5 @@
 //! The runner's own tests: whatever a test does and however the run ends, the machine is as before, and the report of
-//! the run says what happened.
+//! the run describes what happened.
 
 use std::fs;
 use std::path::Path;
@@ -55,7 +55,7 @@ impl InnerRun {
         command
     }
 
-    /// Waits for the run to end, and returns its output. Nothing of the run is left on the machine.
+    /// Waits for the run to end, and returns its output. Requires that nothing of the run is left on the machine.
     fn end(self) -> (CommandOutput, TempDir) {
         let pid = self.process.id();
         let ended = wait::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
@@ -64,7 +64,7 @@ impl InnerRun {
     }
 }
 
-/// All that the run has made, and what its tests have noted, is gone.
+/// Requires that everything of the run, and every process that its tests noted, is gone.
 fn require_no_traces(supervisor: u32, directory: &Path) {
     let traces = runner::traces_of(supervisor);
     assert!(traces.is_empty(), "left of the run: {traces:?}");
@@ -86,7 +86,7 @@ fn is_of(netns: &std::ffi::OsStr, cluster: &str) -> bool {
     netns.to_string_lossy().starts_with(&format!("ff-{cluster}-"))
 }
 
-/// A zombie, which waits for process 1, runs no more.
+/// Whether a process runs; a zombie that waits for process 1 does not.
 fn is_running(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
@@ -104,7 +104,7 @@ fn require(ended: &CommandOutput, condition: bool, what: &str) {
     assert!(condition, "{what}: {}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
 }
 
-/// One passes, one fails and is not run again, one times out and then passes, one times out twice, one leaks.
+/// One passes, one fails and does not run again, one times out and then passes, one times out twice, one leaks.
 fn kinds_of_failure() {
     let (ended, directory) = InnerRun::start(&["kinds::"]).end();
     require(&ended, last_line(&ended) == "2 passed, 3 failed", "the last line");
@@ -126,7 +126,7 @@ fn kinds_of_failure() {
     assert!(log.is_ok_and(|log| log.contains("comm test-worker")), "the threads of the first run are recorded");
 }
 
-/// Each costs its own time and no other test; one that had failed before it hung is not run again.
+/// Each costs its own time and affects no other test. One that had failed before it hung does not run again.
 fn hanging_tests() {
     let (ended, directory) = InnerRun::start(&["hanging::"]).end();
     require(&ended, last_line(&ended) == "1 passed, 3 failed", "the last line");
@@ -140,7 +140,7 @@ fn hanging_tests() {
     assert!(log.contains("node.log") && log.contains("farfork"), "what the daemons do is recorded: {log}");
 }
 
-/// It gets no more processes than the run may have, and the machine others.
+/// It gets no more processes than the run may have, and other processes of the machine still get theirs.
 fn fork_bomb() {
     let (ended, directory) = InnerRun::start(&["multiplying::"]).end();
     require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
@@ -148,7 +148,7 @@ fn fork_bomb() {
     assert!((1..200).contains(&count), "{count} processes");
 }
 
-/// Three tests find that out, the fourth is not run, one that needs no cluster passes.
+/// Three tests fail without a cluster, and the fourth does not run. A test that needs no cluster passes.
 fn starved_run() {
     let mut command = InnerRun::command(&scratch::directory(), &["starved::"]);
     command.env(self_test::PIDS_VARIABLE, "20");
@@ -158,7 +158,7 @@ fn starved_run() {
     require(&ended, !ended.stdout.contains("starved::third: not run"), "the third");
 }
 
-/// The test that runs then is ended, and further ones are not run.
+/// The running test is ended, and further ones do not run.
 fn overdue_run() {
     let mut command = InnerRun::command(&scratch::directory(), &["overdue::"]);
     command.env(self_test::RUN_LIMIT_VARIABLE, "2");
@@ -169,7 +169,7 @@ fn overdue_run() {
     }
 }
 
-/// A run of a test that stays, with a cluster and a process, once it has both.
+/// Starts a test that does not end, and returns when it has a cluster and a process.
 fn start_staying() -> InnerRun {
     let inner = InnerRun::start(&["staying::"]);
     wait::wait_until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
@@ -183,7 +183,7 @@ fn terminated_run() {
     require(&ended, ended.status.code() == Some(128 + Signal::TERM.as_raw()), "the exit status names the signal");
 }
 
-/// By the kernel, where no memory is left; the janitor removes all.
+/// Like a kill by the kernel without free memory. The janitor removes everything.
 fn killed_run() {
     let InnerRun { mut process, directory } = start_staying();
     process.kill().expect("our own child");
@@ -193,7 +193,7 @@ fn killed_run() {
     require_no_traces(pid, directory.path());
 }
 
-/// The next run removes all.
+/// The next run removes everything.
 fn run_killed_with_its_janitor() {
     let InnerRun { mut process, directory } = start_staying();
     let pid = process.id();

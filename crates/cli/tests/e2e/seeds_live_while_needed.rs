@@ -1,4 +1,5 @@
-//! A seed whose pages a child needs is dropped neither without `--force` nor by its lease. Labels select seeds.
+//! A seed whose pages a child needs is dropped neither without `--force` nor when its lease expires. Labels select
+//! seeds.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,13 +20,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("unreachable_nodes_count_as_needing_a_seed", unreachable_nodes),
 ];
 
-/// A time to live, and far more than it may take to be renewed or to run out.
+/// A time to live, and far more than its renewal or its expiry may take.
 const TTL: &str = "2s";
 const TTL_MS: u64 = 2_000;
 const LEASE_LIMIT: Duration = Duration::from_secs(60);
-/// A start whose pager was halted for longer than this has failed.
+/// A start whose pager was stopped for longer than this has failed.
 const HALT_MAX: Duration = Duration::from_secs(4);
-/// A slow machine may be too late for a short lease, or a halt: then it shows nothing, and is tried again.
+/// A slow machine may be too late for a short lease, or stop for too long. Such an attempt proves nothing, and is
+/// repeated.
 const ATTEMPTS_MAX: u32 = 12;
 
 fn by_children(cluster: &Cluster) {
@@ -33,7 +35,7 @@ fn by_children(cluster: &Cluster) {
     let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[0, 1]), "--paused"]);
     let (first, second) = (children[0].id.as_str(), children[1].id.as_str());
-    // Whichever node is asked.
+    // Any node may be asked.
     for farfork in [cluster.first(), cluster.node(2)] {
         let listed = find(farfork, seed.id());
         assert_eq!(listed["needed_by_count"], 2, "{listed}");
@@ -68,7 +70,7 @@ fn by_children(cluster: &Cluster) {
 const SIGSTOP: i32 = 19;
 const SIGCONT: i32 = 18;
 
-/// A start that a halted pager holds up until the lease has been renewed.
+/// A start that a stopped pager delays until the lease has been renewed.
 fn by_starts() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["4"]);
@@ -78,7 +80,7 @@ fn by_starts() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Whether the machine was fast enough to show it; then the child has answered rightly.
+/// Whether the machine was fast enough. If so, the child has given the right answer.
 fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
     let seed = Seed::prepare_with(cluster.first(), parent, &["--ttl", TTL]);
     let pager = pidfd::open(cluster.pager_pid(1)).expect("it lives");
@@ -86,7 +88,7 @@ fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
     let halted = Instant::now();
     let (answer, is_renewed, halt) = thread::scope(|scope| {
         let asked = scope.spawn(|| seed.fork_attached("1", &["--to", cluster.name(1)]));
-        // A node that is asked renews nothing by that: only who needs the seed does.
+        // The query does not renew the lease. Only a process that needs the seed does.
         let is_over = || Instant::now() > halted + HALT_MAX || asked.is_finished();
         let is_renewed = wait::poll_within(LEASE_LIMIT, || {
             let expires_ms = find(cluster.first(), seed.id())["expires_unix_ms"].as_u64();
@@ -98,36 +100,37 @@ fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
         (asked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), is_renewed == Some(true), halt)
     });
     let is_right = answer.status.code() == Some(42);
-    // A lease that was renewed was needed: from then on only a halt that was too long is an excuse.
+    // After a renewal, only a pager that was stopped for too long excuses a wrong result.
     assert!(is_right || !is_renewed || halt > HALT_MAX, "after {halt:?}: {}{}", answer.stdout, answer.stderr);
     is_right && is_renewed
 }
 
-/// When a seed's first lease ends.
+/// When a seed's first lease expires.
 fn lease_end(seed: &Seed) -> u64 {
     seed.prepare_output["expires_unix_ms"].as_u64().expect("it has a lease")
 }
 
-/// Starts that their node has not heard of: who asked it for them knows.
+/// Starts that have not reached their node yet. The node that sent the request knows of them.
 fn by_requests_in_flight() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["4"]);
-    // The daemon that was asked may not have heard of it either when a slow machine asks it to drop the seed: it waits longer, then.
+    // On a slow machine the request may not even have reached its own node when the seed is dropped. So the wait grows
+    // with each attempt.
     let is_shown = (1..=ATTEMPTS_MAX).any(|attempt| refused_while_in_flight(&cluster, &parent, attempt * WAY_MIN));
     assert!(is_shown, "the seed was dropped {ATTEMPTS_MAX} times");
     drop(parent);
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// For a request to arrive at its own node.
+/// For a request to reach its own node.
 const WAY_MIN: Duration = Duration::from_millis(300);
 
-/// Whether the seed was not dropped; then the refusal says why, and the child has answered rightly.
+/// Whether the seed was not dropped. If so, the refusal has the reason, and the child has given the right answer.
 fn refused_while_in_flight(cluster: &Cluster, parent: &Parent, way: Duration) -> bool {
     cluster.wait_until_all_are_alive();
     let seed = Seed::prepare(cluster.first(), parent);
     let fork = || seed.fork_attached("1", &["--to", cluster.name(1)]);
-    // The nodes are connected then.
+    // This connects the nodes.
     assert_eq!(fork().status.code(), Some(42));
     let daemon = pidfd::open(cluster.daemon_pid(1)).expect("it lives");
     pidfd::send_signal(&daemon, SIGSTOP).expect("it lives");
@@ -168,7 +171,7 @@ fn leases(cluster: &Cluster) {
         let seed = Seed::prepare_with(cluster.first(), &parent, &["--ttl", TTL]);
         assert_eq!(seed.prepare_output["ttl_ms"], TTL_MS, "{}", seed.prepare_output);
         let started = cluster.first().run(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--paused"]);
-        // On a slow machine the lease may have run out before.
+        // On a slow machine the lease may have expired before.
         started.status.success().then(|| (seed, started.stdout.trim().to_owned()))
     };
     let (seed, child) = (0..ATTEMPTS_MAX).find_map(|_| leased()).expect("a child within the time of a lease");
@@ -213,7 +216,7 @@ fn unreachable_nodes() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A seed in the list of a node; null where it is not there.
+/// A seed in the list of a node; null if it is not there.
 fn find(farfork: &Farfork, id: &str) -> Value {
     let said = farfork.json(&["seeds"]);
     let seeds = said["seeds"].as_array().expect("a list").iter();

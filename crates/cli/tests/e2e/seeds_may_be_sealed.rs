@@ -1,5 +1,5 @@
 //! A sealed seed has its memory in a file. It outlives its template, its parent and its node's daemon. A damaged file
-//! is refused, and never gives a wrong byte.
+//! is refused, and never yields a wrong byte.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -26,9 +26,9 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "64";
-/// How long a child goes on touching memory: over the time without a daemon.
+/// How long a child touches memory: longer than the time without a daemon.
 const PAGING_MS: u64 = 6000;
-/// For an image to be on the disk, on which others write as well, and whatever follows from that.
+/// For an image to be written to a disk that other processes use too, and for the consequences.
 const SEALED_LIMIT: Duration = Duration::from_secs(120);
 
 fn sealed(cluster: &Cluster, parent: &Parent) -> Seed {
@@ -71,7 +71,7 @@ fn outlive_daemon() {
     assert_eq!((seeds.len(), &seeds[0]["seed"]), (1, &seed.id().into()), "the sealed one, and no other: {listed}");
     assert_eq!((&seeds[0]["name"], &seeds[0]["seal"]["state"]), (&"kept".into(), &"sealed".into()), "{listed}");
     cluster.node(1).run_failing(&["fork", unsealed.id(), "--detach"]).require_mentions(&[unsealed.id()]);
-    // One that paged over all this, and new ones, here and there.
+    // A child that fetched pages meanwhile, and new ones, on both nodes.
     seed.check_answers(&parent, &children, &[61]);
     for (number, node) in [(62, 0), (63, 1)] {
         let children = seed.fork_detached(&[format!("{number} 200")], &["--to", cluster.name(node)]);
@@ -83,7 +83,7 @@ fn outlive_daemon() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A daemon that is told to stop keeps images, too; and ends what is not whole.
+/// A daemon that is stopped keeps complete images, and removes incomplete ones.
 fn outlive_stop() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["16"]);
@@ -101,7 +101,7 @@ fn outlive_stop() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// The next daemon knows which pages children touch, and one that finds a set without its image removes it.
+/// The next daemon still has the working set. A working set without an image is removed.
 fn remember_touches() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["16"]);
@@ -113,7 +113,7 @@ fn remember_touches() {
         wait::wait_until("a working set", SEALED_LIMIT, || Some(told()).filter(|bytes| *bytes > 0 && set.exists()));
     assert_eq!(fs::metadata(&set).expect("the set").permissions().mode() & 0o777, 0o600);
     cluster.stop_daemon(0);
-    // The child may have told more of itself before it ended.
+    // The child may have reported more pages before it ended.
     let stray = set.with_file_name(format!("{}.s0123456789abcdef.set", cluster.name(0)));
     fs::copy(&set, &stray).expect("the directory is there");
     cluster.restart_daemon(0);
@@ -121,7 +121,7 @@ fn remember_touches() {
     assert!(told() >= known, "{} of {known} bytes are remembered", told());
     assert!(!stray.exists(), "a set without an image is removed");
     seed.fork_and_check(&parent, 70, &["--to", cluster.name(1)]);
-    // It is an advice, and nobody's bytes: whatever stands in it, children are right.
+    // A working set is only a hint: whatever the file has, children are right.
     cluster.stop_daemon(0);
     fs::write(&set, b"FFWSET1\nsomething else entirely").expect("the set");
     cluster.restart_daemon(0);
@@ -133,7 +133,7 @@ fn remember_touches() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// The template ends under children that page from it, by the network and on its own host.
+/// The template ends while children fetch pages from it, over the network and on its own host.
 fn while_paging() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
@@ -174,7 +174,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// The seed stays as it was, and says why it is not sealed; nothing is left of what was tried.
+/// The seed stays as it was, and reports why it is not sealed. Nothing is left of the attempt.
 fn no_room() {
     let disk = SmallDisk::mount(24);
     let directory = disk.path().to_string_lossy().into_owned();
@@ -209,7 +209,7 @@ fn damaged() {
     let open = |path: &Path| File::options().read(true).write(true).open(path).expect("an image");
     let file = open(&cut_image);
     file.set_len(file.metadata().expect("it is there").len() - 4096).expect("it can be cut");
-    // Only pages: 1 MiB in the midst of the parent's 16.
+    // Changes only pages: 1 MiB in the middle of the parent's 16 MiB.
     let file = open(&flipped_image);
     let middle = file.metadata().expect("it is there").len() / 2;
     let mut bytes = vec![0; 1 << 20];
@@ -235,7 +235,7 @@ fn damaged() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A child of the template and one of the image, by their bytes.
+/// Compares the bytes of a child of the template and of a child of the image.
 fn same_memory(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &["64"]);
     let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed"]);
@@ -253,7 +253,7 @@ fn same_memory(cluster: &Cluster) {
     }
 }
 
-/// What fork shares rather than copies is in the image, too.
+/// Memory that fork shares instead of copying is in the image too.
 fn shared_memory(cluster: &Cluster) {
     let parent = Parent::start(Program::Resource("shared_memory"), &[]);
     let seed = sealed(cluster, &parent);
@@ -261,7 +261,7 @@ fn shared_memory(cluster: &Cluster) {
     seed.fork_and_check(&parent, 73, &[]);
 }
 
-/// Nothing is left of an image that nobody wants any more.
+/// Nothing is left of the image of a dropped seed.
 fn dropped(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["256"]);
     for _ in 0..3 {
@@ -277,7 +277,7 @@ fn dropped(cluster: &Cluster) {
     assert_eq!(fs::read_dir(&directory).expect("the directory").count(), 0);
 }
 
-/// The parent stands still until its image is whole.
+/// The parent is stopped until its image is complete.
 fn frozen(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["64"]);
     let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed", "--freeze", "--wait"]);

@@ -10,7 +10,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "16";
-/// How long a child goes on touching memory.
+/// How long a child touches memory.
 const PAGING_MS: u64 = 300;
 
 /// It runs on another node without a fault, and without its seed.
@@ -30,7 +30,7 @@ fn eager(cluster: &Cluster) {
     assert_eq!(ended["faults"], standing["pager"]["faults"], "it had no fault after its start: {ended}");
 }
 
-/// Each page comes by itself, for the fault that needs it.
+/// Each page is fetched alone, for the fault that needs it.
 fn cow(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -8,10 +8,10 @@ use libtest_mimic::Trial;
 
 use crate::harness::Cluster;
 
-/// Far above what nearly any test takes, far below the patience of who waits for the run.
+/// Far above what nearly any test takes, and far below what a user waits for a run.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 
-/// For a long test, which says so by itself and is run by `cargo xtask test-long` alone.
+/// For a long test, which is marked as long and runs only in `cargo xtask test-long`.
 const LONG_TEST_LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 /// Nodes of the shared cluster: one for the parents, two for children.
@@ -35,27 +35,27 @@ enum Body {
 #[derive(Default)]
 pub(crate) struct SharedCluster {
     cluster: Mutex<Option<Arc<Cluster>>>,
-    /// Stays set when the start fails.
+    /// Stays set if the start fails.
     is_starting: AtomicBool,
 }
 
 impl Test {
-    /// Leaves the shared cluster as it found it.
+    /// A test that leaves the shared cluster as it was.
     pub(crate) const fn shared(name: &'static str, body: fn(&Cluster)) -> Self {
         Self { name, body: Body::Shared(body), limit: || TEST_LIMIT, is_long: false }
     }
 
-    /// Starts what it needs by itself.
+    /// A test that starts everything that it needs.
     pub(crate) const fn alone(name: &'static str, body: fn()) -> Self {
         Self { name, body: Body::Alone(body), limit: || TEST_LIMIT, is_long: false }
     }
 
-    /// The test, with another limit: one that may be asked to do more than usual.
+    /// The test with another time limit, for one that can be extended.
     pub(crate) const fn within(self, limit: fn() -> Duration) -> Self {
         Self { limit, ..self }
     }
 
-    /// A long campaign: the runner counts it as ignored, unless it is asked for (`--ignored`, `--include-ignored`).
+    /// A long test. The runner counts it as ignored, unless it is selected (`--ignored`, `--include-ignored`).
     pub(crate) const fn long(self) -> Self {
         Self { limit: || LONG_TEST_LIMIT, is_long: true, ..self }
     }
@@ -70,17 +70,17 @@ impl Test {
         matches!(self.body, Body::Shared(_))
     }
 
-    /// How long it may take.
+    /// Its time limit.
     pub(crate) fn limit(&self) -> Duration {
         (self.limit)()
     }
 
-    /// Its name, after that of its sentence.
+    /// Its name after the name of its file.
     pub(crate) fn full_name(&self, sentence: &str) -> String {
         format!("{sentence}::{}", self.name)
     }
 
-    /// The test as libtest's arguments select and list it.
+    /// The test in libtest's form, for selection and listing by arguments.
     pub(crate) fn trial(&self, sentence: &str) -> Trial {
         Trial::test(self.full_name(sentence), || Ok(())).with_ignored_flag(self.is_long)
     }
@@ -111,14 +111,14 @@ impl SharedCluster {
         self.is_starting.load(Ordering::Relaxed)
     }
 
-    /// The end of its daemons' logs, if it was started.
+    /// Prints the ends of its daemons' logs, if it was started.
     pub(crate) fn print_logs(&self) {
         if let Some(cluster) = &*self.lock() {
             cluster.print_logs();
         }
     }
 
-    /// Takes the cluster down; what it left, if it was ever started.
+    /// Takes the cluster down. Returns what it left; nothing if it was never started.
     pub(crate) fn stop(&self) -> Vec<String> {
         let cluster = self.lock().take();
         match cluster.map(Arc::try_unwrap) {
@@ -128,7 +128,7 @@ impl SharedCluster {
         }
     }
 
-    /// Whoever panicked with it had failed to start a cluster, and left none here.
+    /// A poisoned lock is usable: the start that panicked stored no cluster.
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Cluster>>> {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! The test programs are correct: each passes without a fork when the payload appears in its own mount namespace. So
-//! what a program finds wrong in a child is the child's fault. Dangerous programs refuse to run outside a container.
+//! The test programs are correct: each passes without a fork when the payload appears in its own mount namespace. So an
+//! error that a program finds in a child is the child's fault. Dangerous programs refuse to run outside a container.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// For Python, on a busy machine.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(120);
 
-/// Not among them: fork_advice, which only a fork makes right.
+/// Excludes fork_advice, which passes only in a fork.
 const PROGRAMS: [(Program, &str); 18] = [
     (Program::Waits, "4"),
     (Program::Threads, "4"),
@@ -39,11 +39,11 @@ const PROGRAMS: [(Program, &str); 18] = [
     (Program::Situation("time_limits"), "400"),
 ];
 
-/// In a mount namespace of its own, a program finds the directory that `$0` names at the payload's place.
+/// In its own mount namespace, a program finds the directory `$0` at the path of the payload.
 const WITH_PAYLOAD_AT_ITS_PLACE: &str =
     r#"mount -t tmpfs farfork-test /run && mkdir /run/farfork && mount --bind "$0" /run/farfork && exec "$@""#;
 
-/// Starts a program that finds its payload in this directory, as soon as that is there.
+/// Starts a program that finds its payload in this directory as soon as it exists.
 fn start(program: Program, argument: &str, payload: &Path) -> Child {
     let program = program.command();
     let mut command = Command::new("unshare");

@@ -1,5 +1,5 @@
-//! A process that has files of a volume is forked to each node that has the volume at the same path, and is refused elsewhere.
-//! `check` lists what a process has on volumes.
+//! A process with files of a volume is forked to each node that has the volume mounted at the same path, and is refused
+//! elsewhere. `check` lists the files of a process that are on volumes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// For the processes of a mount to end with it.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// Two nodes with a replica each; the second has mounts of its own. The first has the volume mounted.
+/// Two nodes with a replica each; the second has its own mounts. The first has the volume mounted.
 struct VolumeCluster {
     cluster: Cluster,
     directory: PathBuf,
@@ -64,7 +64,7 @@ impl VolumeCluster {
         Parent::start_command(command.arg(self.read()).arg(self.written()).args(options))
     }
 
-    /// Forks a child with this number, and checks what it finds.
+    /// Forks a child with this number, and checks the files that it finds.
     fn require_child(&self, seed: &Seed, number: &str, node: usize, rest: &str) {
         let ended = seed.fork_attached(number, &["--to", self.cluster.name(node)]);
         let expected = format!("rest {rest} mapped b'first' names read\n");
@@ -75,7 +75,7 @@ impl VolumeCluster {
         assert_eq!(fs::read_to_string(self.written()).expect("a file in the volume"), expected);
     }
 
-    /// Ends the mounts as a user does: no container that waits for a child keeps them in use.
+    /// Unmounts like a user. No container in a pool keeps the mounts in use.
     fn stop(self) {
         unmount_volume(&self.directory);
         self.wait_without_processes();
@@ -114,7 +114,7 @@ fn forked() {
     let second = cluster.daemon_pid(1);
     run_in_mounts_of(second, || mount_volume(cluster.node(1), directory));
     files.require_child(&seed, "2", 1, "second/");
-    // A file on a volume is as it is now, not as it was at the prepare.
+    // A file on a volume has its current content, not the content at prepare.
     let mut appended = OpenOptions::new().append(true).open(files.read()).expect("a file in the volume");
     appended.write_all(b"third\n").and_then(|()| appended.sync_all()).expect("the volume takes data");
     files.require_child(&seed, "3", 1, "second/third/");
@@ -129,14 +129,14 @@ fn forked() {
     files.stop();
 }
 
-/// Checks what `check` says of a parent.
+/// Checks the output of `check` for a parent.
 fn require_listed(node: &Farfork, parent: &Parent) {
     let checked = node.json(&["check", &parent.pid_text()]);
     let object = |kind: &str, fd: Value, path: &str| json!({ "kind": kind, "pid": parent.pid(), "fd": fd, "volume": "data", "path": path });
     let expected = json!([
         object("working directory", Value::Null, "/folder"),
         object("fd", json!(3), "/folder/read"),
-        // Python's mapping has a copy of the descriptor.
+        // Python's mapping has a duplicate of the descriptor.
         object("fd", json!(4), "/folder/read"),
         object("fd", json!(5), "/written"),
         object("mapping", Value::Null, "/folder/read"),
@@ -148,7 +148,7 @@ fn require_listed(node: &Farfork, parent: &Parent) {
     }
 }
 
-/// Locks are known on one node only.
+/// Locks exist on one node only.
 fn require_locked(files: &VolumeCluster) {
     let parent = files.parent(&["locked"]);
     let seed = Seed::prepare(files.cluster.first(), &parent);
@@ -158,7 +158,7 @@ fn require_locked(files: &VolumeCluster) {
     files.require_written("parent\nchild 5\n");
 }
 
-/// A volume is read-only for untrusted children, so that one that has a file of it open for writing is refused.
+/// A volume is read-only for untrusted children, so a parent that has a file of it open for writing is refused.
 fn require_read_only(files: &VolumeCluster) {
     let parent = files.parent(&[]);
     let seed = Seed::prepare(files.cluster.first(), &parent);
@@ -178,7 +178,7 @@ fn removed() {
     files.stop();
 }
 
-/// The containers of both children show the volume. One child uses it.
+/// Both children have the volume in their containers. One child uses it.
 fn unmounted() {
     let files = VolumeCluster::start();
     let node = files.cluster.first();
@@ -186,7 +186,7 @@ fn unmounted() {
     let [idle, using] = parents.each_ref().map(|parent| {
         let seed = Seed::prepare(node, parent);
         let child = seed.fork_idle(1, &["--to", files.cluster.name(0)]).remove(0);
-        // The seed uses the volume too, and the child needs it until then.
+        // The seed uses the volume too, and the child needs the seed until it has settled.
         node.json(&["settle", &child.id]);
         child.id
     });

@@ -1,5 +1,5 @@
-//! A volume with three replicas: what one node writes is read on another, and is in the shared tree of each replica.
-//! `ls`, `status`, metrics and errors say so; umount(8) and `drop` end everything.
+//! A volume with three replicas: data that one node writes is read on another, and is in the shared tree of each
+//! replica. `ls`, `status`, metrics and errors report it; umount(8) and `drop` end everything.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -55,7 +55,7 @@ impl VolumeMount {
 
 impl Drop for VolumeMount {
     fn drop(&mut self) {
-        // An error means that it is not mounted any more.
+        // Fails if it is not mounted any more.
         let _ = unmount(&self.directory, UnmountFlags::DETACH);
     }
 }
@@ -198,7 +198,7 @@ fn down_after_umount() {
     let run_dir = cluster.run_dir(0).parent().expect("a directory for each node").to_string_lossy().into_owned();
     thread::scope(|scope| {
         let down = scope.spawn(|| cluster.first().run(&["down", "--run-dir", &run_dir]));
-        // The command finds the client meanwhile.
+        // Until then `down` finds the client.
         thread::sleep(Duration::from_millis(500));
         drop(file);
         let ended = down.join().expect("the thread ends");

@@ -1,4 +1,4 @@
-//! Further children of a seed on a node are copies of a zygote. Each answers correctly and is independent, also when
+//! Further children of a seed on a node are copies of a zygote. Each answers correctly and is independent, even if
 //! pager or daemon are killed meanwhile, and nothing of the zygote remains in it.
 
 use std::fs;
@@ -15,17 +15,18 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("while_their_memory_becomes_huge_pages", in_huge_pages),
 ];
 
-/// For a zygote to stand, to be gone, or to have its memory in huge pages.
+/// For a zygote to be ready, to end, or to have its memory in huge pages.
 const SOON: Duration = Duration::from_secs(60);
-/// A zygote that was not used for longer than 20 s goes: how many copies there are tells only where that did not pass.
+/// An unused zygote ends after 20 s. A count of copies is valid only if this much time has not passed.
 const KEPT_FOR: Duration = Duration::from_secs(18);
 const ATTEMPTS_MAX: usize = 10;
-/// How long each child goes on touching memory; and well into it.
+/// How long each child touches memory, and a time well within that.
 const PAGING_MS: u64 = 1500;
 const MOMENT: Duration = Duration::from_millis(400);
 const AT_ONCE: u64 = 6;
 
-/// Runs something that uses zygotes, and returns its result. Runs it again if it took so long that an unused zygote may have expired.
+/// Runs something that uses zygotes, and returns its result. Runs it again if it took so long that an unused zygote may
+/// have expired.
 pub(crate) fn timely<T>(mut attempt: impl FnMut() -> T) -> T {
     for _ in 0..ATTEMPTS_MAX {
         let begun = Instant::now();
@@ -41,7 +42,7 @@ fn wait_for_zygote(cluster: &Cluster, node: usize) {
     wait::wait_until("a zygote", SOON, || (cluster.zygote_count(node, "kept") == 1).then_some(()));
 }
 
-/// A copy is its container's in every control group, and goes before its zygote where memory runs out.
+/// A copy is in its container's group in every hierarchy, and is killed before its zygote if memory runs out.
 fn require_own_place(pid: i32) {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).expect("it runs");
     assert_eq!(read("oom_score_adj").trim(), "900");
@@ -49,17 +50,17 @@ fn require_own_place(pid: i32) {
     assert!(groups.contains("/pool-") && !groups.contains("zygotes"), "{groups}");
 }
 
-/// Of the code that builds a child, the page stays that its threads leave from: it is each child's own.
+/// Of the restorer's code only one page remains: the page from which the child's threads start.
 fn require_little_left(pid: i32) {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     let own: Vec<u64> = maps.lines().filter_map(code_bytes_of_restorer).collect();
     assert_eq!(own, [4096], "{maps}");
 }
 
-/// The restorer's place is the highest below this that is free.
+/// The restorer is at the highest free address below this.
 const RESTORER_END: u64 = 0x2000_0000_0000;
 
-/// How large a mapping is, where it is of the restorer's code.
+/// The size of a mapping, if it has the restorer's code.
 fn code_bytes_of_restorer(line: &str) -> Option<u64> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
@@ -68,7 +69,7 @@ fn code_bytes_of_restorer(line: &str) -> Option<u64> {
     (is_near && rest.starts_with("r-xp")).then_some(end - start)
 }
 
-/// Children that touch memory while what they need is killed under them.
+/// Children touch memory while processes that they need are killed.
 fn processes_killed() {
     let cluster = Cluster::start_with(2, &["--zygotes", "8"]);
     let mut parent = Parent::start(Program::Situation("paging"), &["32"]);
@@ -129,7 +130,7 @@ fn processes_killed() {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// None where they are switched off, for children that are to be first ones, and of seeds that were dropped.
+/// Makes no copies if zygotes are disabled, for children with the strategy `first`, or of dropped seeds.
 fn limits_and_matching_forks() {
     let cluster = Cluster::start_with(1, &["--zygotes", "1"]);
     let parent = Parent::start(Program::Waits, &["4"]);
@@ -153,7 +154,7 @@ fn limits_and_matching_forks() {
     });
     assert_eq!(made, (1, 2), "who asks for another way has it");
 
-    // What a child lacks that has nothing to do with it.
+    // A refusal that has nothing to do with the zygote must not end it.
     let ports = ["--publish", "18091:80"];
     let made = timely(|| {
         seed.fork_and_check(&parent, 6, &[]);
@@ -192,7 +193,7 @@ fn limits_and_matching_forks() {
     assert_eq!((without.zygote_count(0, "kept_max"), without.zygote_count(0, "children")), (0, 0));
 }
 
-/// The zygotes of its nodes: beside it, others may run nodes of theirs.
+/// The zygotes of this cluster's nodes: other nodes may run on the machine too.
 fn zygotes(cluster: &Cluster) -> Vec<i32> {
     let group = format!("/{}/", cluster.group());
     let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -203,8 +204,8 @@ fn zygotes(cluster: &Cluster) -> Vec<i32> {
     pids.filter(is_zygote).collect()
 }
 
-/// A zygote's memory is put together while copies are made of it; those that were there keep what they have, those that come
-/// share it.
+/// A zygote's memory is collapsed while copies are made of it. Existing copies keep their pages; new ones share the
+/// huge pages.
 fn in_huge_pages() {
     let cluster = Cluster::start_with(1, &["--zygotes", "1"]);
     let mut parent = Parent::start(Program::Waits, &["8"]);

@@ -1,6 +1,6 @@
 //! A node makes a zygote before the first request: of the first seed of a process on its own node, and of a later seed
-//! where the previous one was forked. Each child has the memory of its own seed. An unused zygote is not made again,
-//! and leaves nothing.
+//! if the previous one was forked. Each child has the memory of its own seed. An unused zygote is not made again, and
+//! leaves nothing.
 
 use std::thread;
 use std::time::Duration;
@@ -22,18 +22,18 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_of_another_node_answer_correctly_when_processes_are_killed", processes_killed_elsewhere),
 ];
 
-/// For a zygote to stand, or to be gone.
+/// For a zygote to be ready, or to end.
 const SOON: Duration = Duration::from_secs(100);
-/// In which one would stand.
+/// Time within which a zygote would be ready.
 const MOMENT: Duration = Duration::from_secs(1);
-/// Children that must have been foretold before it counts.
+/// Least number of speculative children that must have been used.
 const ENOUGH: u64 = 3;
 /// More than start at once, on each of two nodes.
 const MANY: u64 = 32;
-/// After a prepare: before anything is made, while it is, and when it stands.
+/// Delays after a prepare, in milliseconds: before a zygote is made, while it is made, and when it is ready.
 const MOMENTS_MS: [u64; 4] = [0, 4, 12, 60];
 
-/// A parent whose memory is of another time for each of its seeds.
+/// A parent that rewrites its memory before each of its seeds.
 struct Changing {
     parent: Parent,
     times: u64,
@@ -44,17 +44,17 @@ impl Changing {
         Self { parent: Parent::start(Program::Situation("rewritten_memory"), &["8"]), times: 0 }
     }
 
-    /// A seed of what it is now.
+    /// Rewrites the memory, and makes a seed of it.
     fn seed(&mut self, cluster: &Cluster) -> Seed {
         self.times += 1;
         let pid = Pid::from_raw(self.parent.pid()).expect("a process id");
         kill_process(pid, Signal::USR1).expect("it runs");
-        // The first of them may be under way.
+        // The signal may arrive during the first tick.
         self.parent.wait_for_ticks(3);
         Seed::prepare(cluster.first(), &self.parent)
     }
 
-    /// Forks a child of its latest seed, which must have the memory of that.
+    /// Forks a child of its latest seed. The child must have the memory of that seed.
     fn fork(&self, seed: &Seed, number: u64, options: &[&str]) {
         let ended = seed.fork_attached(&number.to_string(), options);
         let expected = format!("result {number} {}", number + self.times);
@@ -62,7 +62,7 @@ impl Changing {
         assert!(is_right, "no `{expected}`: {}\n{}{}", ended.status, ended.stderr, ended.stdout);
     }
 
-    /// The same of one that was left to itself.
+    /// The same for a detached child.
     fn check(&self, cluster: &Cluster, children: &[StartedChild], number: u64) {
         let said =
             cluster.first().json_ignoring_status(&["wait", "--results", "--timeout", WAIT_TIMEOUT, &children[0].id]);
@@ -104,7 +104,7 @@ fn each_next_seed() {
         assert_eq!(made, 1, "the first child is a copy, of the first seed of all, too");
         (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
     });
-    // The one that is foretold may come later than the child that it is meant for.
+    // A speculative prestarted child may be made after the child for which it was meant.
     wait::wait_until("none that stands by where one was enough", SOON, || {
         let seed = changing.seed(&cluster);
         rounds += 1;
@@ -115,7 +115,7 @@ fn each_next_seed() {
         in_containers(&cluster, &changing.parent).is_empty().then_some(())
     });
 
-    // At once, and in another manner.
+    // Forks at once, some of them with other options.
     for number in 200..200 + ENOUGH {
         let seed = changing.seed(&cluster);
         changing.fork(&seed, number, if number % 2 == 0 { &[] } else { &["--memory", "256MiB"] });
@@ -128,12 +128,12 @@ fn each_next_seed() {
 fn unused_zygote() {
     let cluster = Cluster::start(1);
     let mut changing = Changing::start();
-    // Of its first seed one is made, and of another behind one that had children.
+    // A zygote is made for the first seed, and for a seed whose predecessor had children.
     for made in 1..=2 {
         let foretold = changing.seed(&cluster);
         wait_for(&cluster, 0, "foretold", made);
         drop(foretold);
-        // Of the seed before, one may be made just when that is dropped, which goes a little later.
+        // A zygote of the dropped seed may just have been made. It ends a little later.
         wait::wait_until("they go with their seeds", SOON, || (cluster.zygote_count(0, "kept") == 0).then_some(()));
         let not_again = changing.seed(&cluster);
         thread::sleep(MOMENT);
@@ -154,7 +154,7 @@ fn unused_zygote() {
     require_nothing_left(cluster);
 }
 
-/// What is made to be kept, and what stands still for its seed.
+/// No zygote is made for a seed that is being sealed, nor for a frozen one.
 fn sealed_or_frozen() {
     let cluster = Cluster::start(1);
     for options in [&["--sealed"][..], &["--freeze"]] {
@@ -178,7 +178,7 @@ fn fan_outs() {
     let mut fan_out = || {
         let seed = Seed::prepare(cluster.first(), &parent);
         rounds += 1;
-        // Of the first one where it is.
+        // For the first seed, only on its own node.
         [(0, rounds), (1, rounds - 1)]
             .into_iter()
             .for_each(|(node, count)| wait_for(&cluster, node, "foretold", count));
@@ -202,7 +202,7 @@ fn fan_outs() {
     require_nothing_left(cluster);
 }
 
-/// Whoever asks for the children, and wherever: their node has what is foretold, and lets go of it soon.
+/// Whichever node gets the fork: the children's node has the speculative zygote, and drops it soon after.
 fn on_other_nodes() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut changing = Changing::start();
@@ -222,7 +222,7 @@ fn on_other_nodes() {
             thread::sleep(Duration::from_millis(100));
             let (payload, of_node) =
                 ([rounds.to_string()], |node| Seed::from_json(cluster.node(node), &seed.prepare_output.to_string()));
-            // Of the seed's node, or of the one that they run on.
+            // The request is sent to the seed's node, or to the node of the child.
             let asked = of_node((rounds % 2) as usize);
             let children = asked.fork_detached(&payload, &there);
             changing.check(&cluster, &children, rounds);
@@ -234,7 +234,7 @@ fn on_other_nodes() {
     });
     assert_eq!(cluster.zygote_count(0, "foretold"), 1, "nobody asked for any there");
 
-    // Nobody asks.
+    // No fork is requested.
     let foretold = changing.seed(&cluster);
     wait_for(&cluster, 1, "foretold", rounds + 1);
     drop(foretold);

@@ -1,6 +1,8 @@
-/* What the test programs share. Each is a parent first: it sets something up, says `ready PID HASH`, and writes a time
- * stamp every 2 ms, so that a pause shows as a gap. Once it finds a payload it knows that it is a child: it checks what
- * it set up, says `result NUMBER VALUE` and exits with 42. What is wrong goes to stderr, and the exit status is 1.
+/* Shared by the test programs. Each starts as a parent: it sets something up, prints `ready PID HASH`, and then a
+ * timestamp every 2 ms, so that a pause shows as a gap.
+ *
+ * When it finds a payload, it is a child. It checks what it set up, prints `result NUMBER VALUE`, and exits with 42. On
+ * an error it prints the reason on stderr, and exits with 1.
  */
 #pragma once
 
@@ -28,7 +30,7 @@
 #define EXIT_RIGHT 42
 #define EXIT_WRONG 1
 
-/* Ends the program, saying where and why, when a condition does not hold. */
+/* If the condition does not hold, ends the program and reports the location and the reason. */
 #define REQUIRE(condition, ...)                                                                                        \
     do {                                                                                                               \
         if (!(condition)) wrong(__FILE__, __LINE__, #condition, " " __VA_ARGS__);                                       \
@@ -47,16 +49,17 @@ __attribute__((noreturn, format(printf, 4, 5), unused)) static void wrong(const 
     _exit(EXIT_WRONG);
 }
 
-/* For a forked process: it ends when its parent does, also if that has ended already. A killed parent leaves no process then. */
+/* Makes a forked process end with its parent, even if the parent has ended already. A killed parent then leaves no
+ * process. */
 __attribute__((unused)) static void end_with_parent(pid_t parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(EXIT_WRONG);
 }
 
-/* ---- what only a container may run ---- */
+/* ---- for code that only a container may run ---- */
 
 #define NAMESPACE_BYTES_MAX 64
 
-/* The pid namespace of the parent, which may be the machine's own. */
+/* The pid namespace of the parent, which may be the host's. */
 static char parents_namespace[NAMESPACE_BYTES_MAX];
 
 __attribute__((unused)) static void read_pid_namespace(char name[NAMESPACE_BYTES_MAX]) {
@@ -65,10 +68,10 @@ __attribute__((unused)) static void read_pid_namespace(char name[NAMESPACE_BYTES
     name[length] = 0;
 }
 
-/* To be called first: a child has the parent's memory, and so the name of the parent's namespace. */
+/* Must be called first. A child finds the name of the parent's namespace in its copy of the memory. */
 __attribute__((unused)) static void remember_pid_namespace(void) { read_pid_namespace(parents_namespace); }
 
-/* Ends the program, unless it is in another pid namespace than its parent: what follows would harm the machine. */
+/* Ends the program unless its pid namespace differs from its parent's: the code that follows would harm the host. */
 __attribute__((unused)) static void require_container(void) {
     char own[NAMESPACE_BYTES_MAX];
     read_pid_namespace(own);
@@ -76,7 +79,7 @@ __attribute__((unused)) static void require_container(void) {
             "refused: this is dangerous, and the program is not in a container: %s, as its parent", own);
 }
 
-/* One line, in one write: lines of several threads do not mix. A parent whose reader is gone ends. */
+/* Prints a line with one write(2), so that lines of several threads do not mix. A parent ends if its reader is gone. */
 __attribute__((format(printf, 1, 2), unused)) static void say(const char *format, ...) {
     char line[512];
     va_list arguments;
@@ -93,7 +96,7 @@ __attribute__((unused)) static uint64_t monotonic_us(void) {
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-/* SplitMix64: known data for any index without keeping any. */
+/* SplitMix64: known data for any index, without storing it. */
 __attribute__((unused)) static uint64_t word_of(uint64_t index) {
     uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -105,7 +108,7 @@ __attribute__((unused)) static void fill(uint64_t *words, size_t bytes, uint64_t
     for (size_t i = 0; i < bytes / sizeof *words; i++) words[i] = word_of(first + i);
 }
 
-/* Whether memory still holds what fill() wrote. */
+/* Whether memory still has the data that fill() wrote. */
 __attribute__((unused)) static int holds(const uint64_t *words, size_t bytes, uint64_t first) {
     for (size_t i = 0; i < bytes / sizeof *words; i++)
         if (words[i] != word_of(first + i)) return 0;
@@ -132,7 +135,7 @@ __attribute__((unused)) static void *map_anonymous(size_t bytes) {
     return at;
 }
 
-/* The payload, if this is a child. */
+/* Reads the payload. Returns 0 in a parent, which has none. */
 __attribute__((unused)) static int find_payload(char payload[PAYLOAD_BYTES_MAX]) {
     int fd = open(PAYLOAD_PATH, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return 0;
@@ -146,7 +149,7 @@ __attribute__((unused)) static int find_payload(char payload[PAYLOAD_BYTES_MAX])
 
 __attribute__((unused)) static void ready(uint64_t hash) { say("ready %d %llu", getpid(), (unsigned long long)hash); }
 
-/* Runs as a parent until it is a child. */
+/* Prints timestamps until this process is a child, that is, has a payload. */
 __attribute__((unused)) static void await_fork(char payload[PAYLOAD_BYTES_MAX]) {
     struct timespec tick = {.tv_sec = 0, .tv_nsec = TICK_NS};
     while (!find_payload(payload)) {
@@ -155,7 +158,7 @@ __attribute__((unused)) static void await_fork(char payload[PAYLOAD_BYTES_MAX]) 
     }
 }
 
-/* The child's answer: the hash it found, and the number its payload begins with, added. */
+/* Prints the child's answer: the number at the start of its payload, and the sum of that number and the hash. */
 __attribute__((noreturn, unused)) static void finish(const char *payload, uint64_t hash) {
     unsigned long long number = strtoull(payload, NULL, 10);
     say("result %llu %llu", number, (unsigned long long)(hash + number));

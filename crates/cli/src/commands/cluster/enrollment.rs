@@ -103,7 +103,7 @@ pub(crate) struct Issue {
     ttl: Duration,
 }
 
-/// Nodes join; nobody issues a node.
+/// A role that a certificate can be issued for: nodes join with a token instead.
 fn parse_role(text: &str) -> Result<Role, String> {
     match text.parse() {
         Ok(Role::Node) => Err("a node joins with a token: `farfork cluster token`".to_owned()),

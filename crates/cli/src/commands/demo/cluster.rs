@@ -13,15 +13,15 @@ use crate::commands::up;
 /// One for the parent, two for its children.
 const NODES: usize = 3;
 
-/// The interface that joins a node with the others.
+/// The interface that connects a node with the others.
 const INTERFACE: &str = "eth0:";
 
 /// Column of `/proc/PID/net/dev` with the bytes sent, counted after the interface's name.
 const SENT_COLUMN: usize = 8;
 
-/// Three nodes, gone when this is dropped.
+/// Three nodes, which end when this is dropped.
 pub(super) struct DemoCluster {
-    /// Taken when it is ended.
+    /// `None` after `stop`.
     local: Option<LocalCluster>,
 }
 

@@ -1,4 +1,4 @@
-//! `farfork demo`: two programs forked across nodes, and compared with what one would do without farfork.
+//! `farfork demo`: forks two programs across nodes, and compares the result with other ways to do the same.
 //!
 //! `index` forks a search index onto two other nodes; `agent` branches an interpreter. Both use `cluster` (three
 //! nodes), `program` (their Python process), `fork_round` (prepare, fork, first lines of the children) and `progress`.
@@ -27,7 +27,7 @@ use index::IndexDemo;
 /// Starts three nodes on this machine, and a Python process on the first node that builds a search index of some
 /// millions of objects. Then sixteen children on the two other nodes answer a query each. The demo compares them with
 /// os.fork(), with pickle and with a cold start, and checks every answer. It takes less than a minute. It needs root,
-/// and a Python with NumPy: FARFORK_PYTHON, that of `make setup`, or `python3`. It removes everything that it made.
+/// and a Python with NumPy: FARFORK_PYTHON, the one of `make setup`, or `python3`. It removes everything that it made.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

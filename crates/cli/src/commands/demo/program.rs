@@ -18,7 +18,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 use tonic::Code;
 
-/// For one line of a program: to build or to pickle a large index takes a loaded machine a minute.
+/// For one line of a program. On a loaded machine it takes a minute to build or to pickle a large index.
 const LINE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A directory of the demo's own, removed when this is dropped.
@@ -44,7 +44,7 @@ impl Drop for DemoDirectory {
     }
 }
 
-/// A Python that has NumPy: `FARFORK_PYTHON`, that of `make setup`, or the system's.
+/// A Python that has NumPy: `FARFORK_PYTHON`, the one of `make setup`, or the system's.
 ///
 /// # Errors
 /// There is none, or the one that `FARFORK_PYTHON` names is not one.
@@ -107,7 +107,7 @@ impl DemoScript {
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C is for the demo, which ends the program in its own time.
+            // Ctrl-C must reach only the demo, which ends the program itself.
             .process_group(0)
             .spawn()
             .context("nsenter, of the package util-linux")?;
@@ -124,9 +124,9 @@ impl DemoScript {
 /// A running program; killed when this is dropped.
 pub(super) struct DemoProgram {
     process: Child,
-    /// The name of its node.
+    /// The node on which it runs.
     node: String,
-    /// Its lines, as a thread reads them. The end of its output closes the channel.
+    /// Its output, line by line, from a thread that reads it. The channel closes at the end of the output.
     lines: UnboundedReceiver<String>,
 }
 
@@ -166,7 +166,7 @@ impl DemoProgram {
     /// Writes a line to its standard input.
     pub(super) fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
         let mut stdin = self.process.stdin.as_ref().context("its standard input is a pipe")?;
-        // Not as an I/O error: a broken pipe would be taken for that of this command's standard output.
+        // Not reported as an I/O error: the caller would mistake EPIPE for a closed standard output of its own.
         writeln!(stdin, "{line}").map_err(|error| self.ended_early(&error.to_string()).into())
     }
 
@@ -182,7 +182,7 @@ impl DemoProgram {
 
 impl Drop for DemoProgram {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if it has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -28,7 +28,7 @@ impl DemoProgress {
         match &self.spinner {
             Some(spinner) => spinner.set_message(step),
             None => {
-                // Without a reader of the log, the demo goes on: its result is on standard output.
+                // If the log has no reader, the demo continues: its result is on standard output.
                 let _ = writeln!(stderr(), "{:5.1} s  {step}", self.began.elapsed().as_secs_f64());
             }
         }

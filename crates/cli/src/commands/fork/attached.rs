@@ -19,10 +19,10 @@ use tonic::Code;
 use super::signals::{self, SIGPIPE, SIGTERM};
 use crate::output;
 
-/// For a child that was told that nobody reads what it writes, to write no more.
+/// Time after SIGPIPE within which the child must stop writing.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Stays with the child until it ends; gives its exit status.
+/// Serves the child until it ends. Returns its exit status.
 pub(super) async fn attach_child(client: &mut Client, child: &Child, with_stdin: bool) -> anyhow::Result<ExitCode> {
     let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
     inputs.send(attach_input(Input::Child(child.id.clone()))).await?;
@@ -68,11 +68,11 @@ fn child_exit_code(child: &Child) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Who reads what the child writes.
+/// Ends the child when this command's output has no reader any more.
 struct OutputRelay<'a> {
     client: &'a Client,
     child: &'a [String],
-    /// Since when one is not there any more, and the child has been told.
+    /// When the reader closed the pipe and the child was sent SIGPIPE.
     closed_at: Option<Instant>,
 }
 
@@ -98,7 +98,8 @@ impl OutputRelay<'_> {
     }
 }
 
-/// A thread of its own, since read(2) on a terminal or pipe cannot be given up. It ends with the process.
+/// Starts a thread that forwards standard input. read(2) on a terminal or pipe cannot be cancelled, so the thread ends
+/// with the process.
 fn forward_stdin(inputs: mpsc::Sender<AttachInput>) {
     thread::spawn(move || {
         let mut buffer = vec![0; OUTPUT_CHUNK_BYTES];

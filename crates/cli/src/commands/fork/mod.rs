@@ -24,10 +24,10 @@ use outcomes::{ChildOutcome, ForkedChildren};
 use profile::Profile;
 use signals::{SIGTERM, SignalForwarder};
 
-/// Most that a number of processors may say, in thousandths of one: more than any machine has.
+/// Upper limit of --cpus, in thousandths of a CPU: more than any machine has.
 const CPU_MILLICORES_MAX: f64 = 1e6;
 
-/// Most processes that may be asked for: more than Linux numbers.
+/// Upper limit of --processes: Linux has no larger process ids.
 const PROCESSES_MAX: u64 = 1 << 22;
 
 /// Network of a child.
@@ -296,7 +296,7 @@ impl Fork {
     }
 }
 
-/// Children that nobody waits for: what a script reads of them, or their ids for people at once.
+/// The result of a detached fork: the exit status and the JSON document. Without `json`, prints the ids now.
 fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCode, Value) {
     if !json {
         outcomes::print_outcomes(outcomes);
@@ -305,7 +305,7 @@ fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCo
     (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes))
 }
 
-/// Waits for children that share this terminal, and tells their results in order; gives what a script reads of them.
+/// Waits for the children, and prints their results in order. Returns the exit status and the JSON document.
 async fn wait_and_print(
     client: &mut farfork_api::client::Client,
     seed: &str,
@@ -337,7 +337,7 @@ fn parse_strategy(text: &str) -> Result<PagingStrategy, PagingStrategyError> {
     text.parse()
 }
 
-/// Thousandths of a processor.
+/// Parses a number of CPUs into thousandths.
 fn parse_millicores(text: &str) -> Result<u64, String> {
     let millicores = text.parse().ok().map(|cpus: f64| (cpus * 1000.0).round());
     match millicores {

@@ -12,7 +12,7 @@ use tonic::{Code, Streaming};
 
 use crate::output;
 
-/// Fewer children start faster than a progress bar is read.
+/// With fewer children, the fork is over before a progress bar could be read.
 const PROGRESS_CHILDREN_MIN: u32 = 16;
 
 /// A child, or why there is none.
@@ -21,25 +21,25 @@ pub(super) enum ChildOutcome {
     Failed { node: String, failure: Failure },
 }
 
-/// Where the time went; empty where nobody asked.
+/// The phases of a fork; empty if they were not requested.
 #[derive(Default)]
 pub(super) struct ForkPhases {
-    /// Of the request on the node that was asked.
+    /// Phases of the request on the node that received it.
     pub(super) request: Vec<Phase>,
-    /// Of each child on its node, in the children's order.
+    /// Phases of each child on its node, in the children's order.
     pub(super) children: Vec<Vec<Phase>>,
 }
 
-/// What came of a fork.
+/// The result of a fork request.
 pub(super) struct ForkedChildren {
     /// In the children's order.
     pub(super) outcomes: Vec<ChildOutcome>,
     pub(super) phases: ForkPhases,
-    /// Of a fork whose caller waits for the children: they end when this is dropped.
+    /// Ends attended children when it is dropped.
     pub(super) lifetime: Streaming<ForkOutcome>,
 }
 
-/// What a script reads of it.
+/// An outcome in JSON output.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum OutcomeView<'a> {
@@ -55,7 +55,7 @@ impl ChildOutcome {
         }
     }
 
-    /// The id of its seed, which the user may have named otherwise.
+    /// The seed's id; the user may have given its name.
     fn seed(&self) -> Option<&str> {
         match self {
             ChildOutcome::Started(child) => Some(&child.seed),
@@ -81,7 +81,7 @@ impl ChildOutcome {
     }
 }
 
-/// Forks, and gathers the outcomes in the children's order.
+/// Forks, and collects the outcomes in the children's order.
 pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) -> Result<ForkedChildren, Failure> {
     let (count, is_attended) = (request.count, request.attended);
     let object = format!("seed {}", request.seed);
@@ -96,7 +96,7 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
             Some(Answer::Error(error)) => ChildOutcome::Failed { node, failure: error.into() },
             None => {
                 told.request = phases;
-                // The stream of children that are waited for goes on, without anything to tell.
+                // For attended children the stream stays open, without further messages.
                 if is_attended {
                     break;
                 }
@@ -115,14 +115,14 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
     Ok(ForkedChildren { outcomes, phases: told, lifetime: answers })
 }
 
-/// The outcomes as scripts read them.
+/// The outcomes as a JSON document.
 pub(super) fn outcomes_json(seed: &str, outcomes: &[ChildOutcome]) -> serde_json::Value {
     let children: Vec<OutcomeView<'_>> = outcomes.iter().map(ChildOutcome::to_view).collect();
     let id = outcomes.iter().find_map(ChildOutcome::seed).unwrap_or(seed);
     serde_json::json!({ "seed": id, "children": children })
 }
 
-/// The ids, one a line; the failures on standard error.
+/// Prints one id per line, and the failures on standard error.
 pub(super) fn print_outcomes(outcomes: &[ChildOutcome]) {
     for outcome in outcomes {
         match outcome {

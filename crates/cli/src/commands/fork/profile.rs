@@ -14,14 +14,14 @@ use crate::output::{
     summarize, summary_table,
 };
 
-/// Children that are asked about at once; more would only wait for each other at the daemon.
+/// Concurrent inspect requests; more would only queue at the daemon.
 const CONCURRENT_REQUESTS_MAX: usize = 32;
 
-/// Where the time of a fork went, and its children's memory.
+/// The phases of a fork, and the memory counters of its children.
 pub(super) struct Profile {
-    /// Of the request on the node that was asked.
+    /// Phases of the request on the node that received it.
     request: Vec<Phase>,
-    /// Those that have started, in the order of the request.
+    /// The children that started, in the order of the request.
     children: Vec<ChildProfile>,
 }
 
@@ -34,7 +34,7 @@ struct ChildProfile {
 }
 
 impl Profile {
-    /// Asks about the children that have started: what their pagers have counted so far, or until their ends.
+    /// Collects the counters of the started children: up to now, or up to their ends.
     pub(super) async fn collect(client: &Client, outcomes: &[ChildOutcome], phases: ForkPhases) -> Self {
         let ForkPhases { request, mut children } = phases;
         let mut started = Vec::new();
@@ -50,7 +50,7 @@ impl Profile {
         Self { request, children: started }
     }
 
-    /// For people, on standard error: standard output is the children's.
+    /// Prints it for people. It uses standard error, because standard output is the children's.
     pub(super) fn print(&self) {
         if let Some(Phase { node, .. }) = self.request.first() {
             eprintln!("\nthe request, on {node}\n{}", phase_table(&self.request));
@@ -78,7 +78,7 @@ impl Profile {
         }
     }
 
-    /// For scripts: into the document of a fork, whose `children` are those that it was gathered of.
+    /// Adds it to the JSON document of the fork, for the same children.
     pub(super) fn add_to(&self, document: &mut Value) {
         document["phases"] = to_value(phase_views(&self.request));
         document["summary"] = to_value(summarize(self.children.iter().map(|child| &child.phases[..])));
@@ -91,7 +91,7 @@ impl Profile {
     }
 }
 
-/// A child that cannot be asked about, such as one that was forgotten meanwhile, stays without an answer.
+/// Fetches the details of each child. A child whose node does not answer, or has forgotten it, gets none.
 async fn fetch_details(client: &Client, children: &mut [ChildProfile]) {
     let mut asked = JoinSet::new();
     for (index, child) in children.iter().enumerate() {

@@ -17,7 +17,7 @@ pub(super) const SIGPIPE: u32 = 13;
 pub(super) const SIGTERM: u32 = 15;
 const SIGKILL: u32 = 9;
 
-/// Those that a user or a supervisor sends to a program; the first of them to have it end.
+/// Signals that users and supervisors send. The terminating ones are first.
 const FORWARDED_SIGNALS: [u32; 7] = [
     1,       // SIGHUP
     2,       // SIGINT
@@ -28,17 +28,17 @@ const FORWARDED_SIGNALS: [u32; 7] = [
     18,      // SIGCONT
 ];
 
-/// How many of [`FORWARDED_SIGNALS`] are to end a program.
+/// The number of terminating signals at the start of [`FORWARDED_SIGNALS`].
 const TERMINATING_COUNT: usize = 4;
 
-/// Children that are told at the same time: more wait in the daemon anyway.
+/// Concurrent signal requests; more would only queue in the daemon.
 const CONCURRENT_SENDS_MAX: usize = 64;
 
-/// What this command was sent, in order.
+/// The signals that this command received, in order.
 pub(super) struct SignalForwarder(mpsc::UnboundedReceiver<u32>);
 
 impl SignalForwarder {
-    /// Takes them from now on.
+    /// Handles the signals from now on.
     pub(super) fn start() -> io::Result<Self> {
         let (sent, arrived) = mpsc::unbounded_channel();
         for number in FORWARDED_SIGNALS {

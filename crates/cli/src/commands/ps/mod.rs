@@ -15,7 +15,7 @@ use farfork_api::v1::{Child, ListChildrenResponse, ListRequest};
 use crate::GlobalArgs;
 use crate::output::{self, ChildView, Table, exit_text, format_age, format_microseconds, screen, shorten_command};
 
-/// Between two pictures of `--watch`: as fast as people read.
+/// Between two lists of `--watch`: as fast as people read.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// List the children of all nodes.
@@ -71,7 +71,8 @@ impl Ps {
         Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    /// Until interrupted, or nobody reads any more. A node that does not answer for a while is no reason to end.
+    /// Prints lists until interrupted, or until no program reads the output. A node that does not answer is reported,
+    /// and asked again.
     async fn watch(&self, client: &mut Client, json: bool) -> anyhow::Result<ExitCode> {
         loop {
             let answer = self.list(client).await;
@@ -116,7 +117,7 @@ fn list_json(answer: ListChildrenResponse) -> serde_json::Value {
     serde_json::json!({ "children": children, "unanswered": unanswered })
 }
 
-/// Summary, failures and table; `fit` leaves out what there is no room for, and says how many.
+/// Renders summary, failures and table. `fit` removes the children that do not fit, and returns their number.
 fn render_list(answer: ListChildrenResponse, fit: impl FnOnce(&mut Vec<Child>) -> usize) -> String {
     let mut text = watch::summary(&answer.children) + "\n";
     for failure in node_failures(&answer) {

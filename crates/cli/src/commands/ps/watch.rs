@@ -5,10 +5,10 @@ use farfork_api::v1::{Child, ChildState};
 use crate::output::format_time_of_day;
 use crate::output::screen::TerminalSize;
 
-/// Lines of a picture that tell of no child: the summary, the headings, what was left out, and the cursor's own.
+/// Screen lines that show no child: the summary, the headings, the number of omitted children, and the cursor's line.
 const RESERVED_LINES: usize = 4;
 
-/// What there is, on a line, with the time of day in UTC: a picture that stands still looks like one that is current.
+/// Counts the children by state. The time of day, in UTC, shows how old the list is.
 pub(super) fn summary(children: &[Child]) -> String {
     let count = |states: &[ChildState]| children.iter().filter(|child| states.contains(&child.state())).count();
     let mut nodes: Vec<&str> = children.iter().map(|child| child.node.as_str()).collect();
@@ -24,7 +24,7 @@ pub(super) fn summary(children: &[Child]) -> String {
     )
 }
 
-/// Leaves what fits: those that run come first, then those that ended last. Gives how many were left out.
+/// Keeps the children that fit: running ones first, then those that ended last. Returns how many were removed.
 pub(super) fn truncate_to_fit(children: &mut Vec<Child>, size: TerminalSize) -> usize {
     children.sort_by_key(|child| (child.exit.is_some(), std::cmp::Reverse(child.ended_unix_ms), child.started_unix_ms));
     let room = size.lines.saturating_sub(RESERVED_LINES).max(1);

@@ -21,12 +21,13 @@ pub(crate) struct CollapserProcess {
 }
 
 impl CollapserProcess {
-    /// Has one thread, and no descriptor of its own when it begins.
+    /// Runs with one thread. First closes all inherited descriptors.
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        // Whatever waits for the end of a pipe that the program inherited must not wait for us.
+        // A process that waits for the end of a pipe that the program inherited must not wait for this one.
         close_all_except(&[]).context("descriptors")?;
         if self.alone {
-            // Apart from the program's session: what is sent to that is not for us. It fails where we lead one.
+            // A session of its own, so that signals to the program's session do not reach it. Fails if this process
+            // leads one already.
             let _ = rustix::process::setsid();
             return self.collapse_until_exit().context(self.process.to_string());
         }

@@ -7,13 +7,13 @@ use anyhow::Context as _;
 use farfork_sys::huge_page;
 use farfork_sys::process_identity::ProcessIdentity;
 
-/// What the GNU C library reads at a program's start (from 2.35 on; others ignore what they do not know).
+/// Environment variable that the GNU C library reads at a program's start, from 2.35 on. Other C libraries ignore it.
 const TUNABLES: &str = "GLIBC_TUNABLES";
 
-/// Has malloc(3) say MADV_HUGEPAGE of what it takes from the kernel.
+/// Makes malloc(3) use MADV_HUGEPAGE for the memory that it takes from the kernel.
 const MALLOC_TUNABLE: &str = "glibc.malloc.hugetlb";
 
-/// Has the program that is about to take this process's place run in huge pages.
+/// Enables huge pages for the program that is about to replace this process.
 pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
     program.env(TUNABLES, add_malloc_tunable(env::var(TUNABLES).ok()));
     huge_page::enable_thp().context("huge pages cannot be permitted")?;
@@ -25,7 +25,7 @@ pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
     }
     let own_pid = i32::try_from(std::process::id()).context("the own process id")?;
     let identity = ProcessIdentity::of(own_pid).context("/proc/self/stat")?;
-    // The first process starts another and ends, so that the program has no child that it does not know of.
+    // The first process starts a second one and ends. So the program gets no child that it did not start.
     let starter = Command::new("/proc/self/exe")
         .args(["tend", &identity.to_string()])
         .current_dir("/")
@@ -38,7 +38,7 @@ pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tunables with malloc's added, unless they say something of it already.
+/// Adds malloc's tunable, unless the variable sets it already.
 fn add_malloc_tunable(existing: Option<String>) -> String {
     let own = format!("{MALLOC_TUNABLE}=1");
     match existing.filter(|tunables| !tunables.is_empty()) {

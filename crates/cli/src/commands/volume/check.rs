@@ -82,7 +82,7 @@ impl CheckVolume {
     }
 }
 
-/// The result as it is shown.
+/// The result of a check, as printed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct CheckView {
     volume: String,
@@ -92,7 +92,7 @@ struct CheckView {
     differences: Vec<ReplicaDifferenceView>,
     repaired: Vec<NodeName>,
     remounting: Vec<NodeName>,
-    /// From the command line, for the command that is shown as the next step.
+    /// Selected by the user; repeated in the command of the next step.
     #[serde(skip)]
     good: Option<NodeName>,
 }
@@ -103,9 +103,9 @@ struct ReplicaDifferenceView {
     kind: &'static str,
     path: Option<String>,
     inode: Option<u64>,
-    /// Of the data of a file, or of a log.
+    /// An offset in the data of a file, or in a log.
     offset: Option<u64>,
-    /// The client of a log.
+    /// The client that owns the log.
     client: Option<NodeName>,
     reason: Option<String>,
     damaged: Vec<NodeName>,
@@ -145,7 +145,7 @@ impl CheckView {
         Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, remounting, good }
     }
 
-    /// Nothing is left to repair.
+    /// Whether nothing is left to repair.
     fn is_settled(&self) -> bool {
         let is_repaired = |difference: &ReplicaDifferenceView| {
             !difference.damaged.is_empty() && difference.damaged.iter().all(|node| self.repaired.contains(node))

@@ -74,7 +74,7 @@ impl VolumeArguments {
     }
 }
 
-/// Reads the name of a volume.
+/// Parses the name of a volume.
 fn parse_volume_name(text: &str) -> Result<VolumeName, String> {
     VolumeName::new(text).map_err(|error| error.to_string())
 }

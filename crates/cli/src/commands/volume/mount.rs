@@ -1,7 +1,7 @@
 //! `farfork volume mount NAME DIR`: mounts a volume. A supervisor serves the mount until it is unmounted: a background
 //! process of its own, or with `--foreground` the command itself.
 //!
-//! The supervisor is in the mount namespace of the command, because the mount has to be.
+//! The supervisor must be in the mount namespace of the command, because the mount is.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
@@ -26,7 +26,7 @@ use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line};
 
-/// How much of the log's end an error shows, in bytes.
+/// How many bytes of the log's end an error shows.
 const LOG_TAIL_BYTES: u64 = 2048;
 
 /// Mount a volume on this node.
@@ -59,7 +59,7 @@ impl MountVolume {
     pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it mounts a file system")?;
         if self.new_session {
-            // It fails where we lead a session already.
+            // Fails if this process leads a session already.
             let _ = rustix::process::setsid();
         }
         let object = format!("volume {}", self.name);
@@ -68,7 +68,7 @@ impl MountVolume {
             let cause = format!("cannot mount it at {}: {error}", self.directory.display());
             Failure::new(Code::NotFound, &object, cause).with_next_step("name a directory; mkdir -p creates one")
         })?;
-        // Waits until the offload process has started, and refuses a volume that is not there.
+        // Waits until the offload process has started, and refuses a volume that does not exist.
         node.request(&object, &ControlRequest::Status(self.name.clone()))?;
         let mount = MountTarget { volume: self.name.as_str(), store: node.store(), directory: &directory };
         if self.foreground {
@@ -82,7 +82,8 @@ impl MountVolume {
     }
 }
 
-/// The real path of a directory. A directory with the mount of a client that died answers ENOTCONN; it is mounted over.
+/// The real path of a directory. If it has the mount of a dead client, it answers ENOTCONN, and the new mount covers
+/// it.
 fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
     match directory.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotConnected => {
@@ -103,21 +104,21 @@ struct MountTarget<'a> {
 }
 
 impl MountTarget<'_> {
-    /// Mounts the volume, says so, and supervises its client until it is unmounted.
+    /// Mounts the volume, reports it, and supervises its client until it is unmounted.
     fn serve(&self, global: &GlobalArgs) -> anyhow::Result<()> {
         let command = |role: ProcessRole| {
-            // Not the path of the binary, which an upgrade may have replaced.
+            // Not the path of the binary: an upgrade may have replaced it.
             let mut command = Command::new("/proc/self/exe");
             command.arg0("farfork");
             command.args(["volume", role.name(), "--store"]).arg(self.store).arg(self.volume).arg(self.directory);
-            // Ctrl-C is for the supervisor, which unmounts the volume.
+            // Ctrl-C must reach only the supervisor, which unmounts the volume.
             command.process_group(0).current_dir("/").stdin(Stdio::null());
             command
         };
         unmount_on_signal(self.directory.to_owned())?;
         let mut supervisor = MountSupervisor::start(self.directory, command)?;
         report(global, self);
-        // An error means that the command that started this process has ended.
+        // Fails if the command that started this process has ended.
         let _ = io::stdout().flush();
         supervisor.run()?;
         Ok(())
@@ -143,13 +144,13 @@ fn start_in_background(global: &GlobalArgs, mount: &MountTarget<'_>, log: &Path,
     command.arg0("farfork");
     command.arg("--socket").arg(std::path::absolute(global.connection.socket_path())?);
     command.args(["volume", "mount", mount.volume]).arg(mount.directory).args(["--foreground", "--new-session"]);
-    // Its working directory keeps no file system busy.
+    // A working directory elsewhere would keep its file system busy.
     command.current_dir("/").env_remove("FARFORK_NODE");
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn();
     let mut process = started.map_err(|error| failure(format!("cannot start its background process: {error}")))?;
     let output = process.stdout.take().expect("standard output is a pipe");
     let mut line = String::new();
-    // The process says so in a line when the volume is mounted. It ends without one if that fails.
+    // The process prints a line when the volume is mounted. It ends without one if that fails.
     if BufReader::new(output).read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
         return Ok(());
     }
@@ -159,7 +160,7 @@ fn start_in_background(global: &GlobalArgs, mount: &MountTarget<'_>, log: &Path,
     Err(failure(cause).with_next_step(format!("correct this, then mount it again; see {}", log.display())).into())
 }
 
-/// Reads what was appended to a log since it had this length, at most its end.
+/// Reads the part of a log after `begin`, at most its last [`LOG_TAIL_BYTES`] bytes.
 fn read_log_since(log: &Path, begin: u64) -> io::Result<String> {
     let mut file = File::open(log)?;
     let length = file.metadata()?.len();
@@ -169,7 +170,8 @@ fn read_log_since(log: &Path, begin: u64) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&tail).into_owned())
 }
 
-/// The reasons in a log, without the names that the message has already. The supervisor says last that the client has ended.
+/// The causes in a log, without the names that the error already has. The supervisor's last line reports the end of the
+/// client.
 fn cause_of_failure(logged: &str, object: &str) -> String {
     let (client, object) = (format!("client of {object}: "), format!("{object}: "));
     let lines = logged.lines().map(|line| line.trim().trim_start_matches("farfork: "));
@@ -184,7 +186,7 @@ fn cause_of_failure(logged: &str, object: &str) -> String {
     causes.join("; ")
 }
 
-/// Unmounts the volume when this process is to end, which ends the client and the supervisor in good order.
+/// Unmounts the volume on a signal, so that the client and the supervisor end in order.
 fn unmount_on_signal(directory: PathBuf) -> io::Result<()> {
     let wait = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -197,7 +199,7 @@ fn unmount_on_signal(directory: PathBuf) -> io::Result<()> {
                     _ = terminate.recv() => {}
                     _ = interrupt.recv() => {}
                 }
-                // Programs that use the mount keep it until they end. An error means that it is not mounted yet.
+                // Programs that use the mount keep it until they end. Fails if it is not mounted yet.
                 if unmount(&directory, UnmountFlags::DETACH).is_err() {
                     std::process::exit(1);
                 }

@@ -84,7 +84,7 @@ impl ClientArguments {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         start(&self.log)?;
         let ready = || {
-            // Without a supervisor there is no reader.
+            // Fails if the supervisor, the only reader, has ended.
             let mut output = std::io::stdout();
             let _ = output.write_all(b"mounted\n").and_then(|()| output.flush());
         };

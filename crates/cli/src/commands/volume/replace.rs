@@ -1,4 +1,4 @@
-//! `farfork volume replace NAME OLD NEW`: gives the place of a replica to another node.
+//! `farfork volume replace NAME OLD NEW`: moves a replica to another node.
 
 use std::process::ExitCode;
 

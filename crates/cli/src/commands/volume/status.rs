@@ -1,4 +1,4 @@
-//! `farfork volume status NAME`: shows a volume and how far each replica is.
+//! `farfork volume status NAME`: shows a volume and the progress of each replica.
 
 use std::process::ExitCode;
 

@@ -45,7 +45,7 @@ impl LastCheckView {
         Self { unix_ms: check.at_seconds * 1000, differences, repaired }
     }
 
-    /// A sentence.
+    /// The result of the check as a sentence.
     pub(super) fn describe(&self) -> String {
         let found = match (self.differences, self.repaired.as_slice()) {
             (0, _) => "the replicas are equal".to_owned(),
@@ -166,7 +166,7 @@ pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
     table
 }
 
-/// Nodes as `--replicas` takes them.
+/// Nodes in the format of `--replicas`.
 pub(super) fn replicas_text(nodes: &[NodeName]) -> String {
     let names: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
     names.join(",")

@@ -1,4 +1,5 @@
-//! `VolumeNode`: the node that a `farfork volume` command asks, and the requests to its offload process.
+//! `VolumeNode`: the node of this machine that a `farfork volume` command uses, and the requests to its offload
+//! process.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,20 +20,20 @@ use crate::GlobalArgs;
 
 /// For the processes of volumes to start, on this node or on another one.
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// Between two questions whether they have.
+/// Between two attempts.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The node that a command asks.
+/// The node that a command uses.
 pub(super) struct VolumeNode {
     location: VolumeLocation,
     run_dir: PathBuf,
 }
 
 impl VolumeNode {
-    /// Finds the node of this machine that the options select. `object` is what the command is about.
+    /// Finds the node of this machine that the options select. `object` is what errors name.
     ///
     /// # Errors
-    /// When its daemon does not answer, or cannot serve volumes.
+    /// The daemon does not answer, or cannot serve volumes.
     pub(super) fn find(global: &GlobalArgs, object: &str) -> Result<Self, Failure> {
         let failure = |code, cause: String| Failure::new(code, object, cause);
         if let Some(address) = global.connection.node_address() {
@@ -67,7 +68,7 @@ impl VolumeNode {
     /// Sends a request.
     ///
     /// # Errors
-    /// When the offload process does not answer, or the request fails.
+    /// The offload process does not answer, or the request fails.
     pub(super) fn request(&self, object: &str, request: &ControlRequest) -> Result<Vec<VolumeStatus>, Failure> {
         match self.exchange(object, |store| send_control_request(store, request))? {
             ControlAnswer::Volumes(volumes) => Ok(volumes),
@@ -75,7 +76,7 @@ impl VolumeNode {
         }
     }
 
-    /// Checks a volume. `report_progress` is called now and then.
+    /// Checks a volume. Calls `report_progress` for each progress message.
     ///
     /// # Errors
     /// As `request`.
@@ -91,7 +92,7 @@ impl VolumeNode {
         }
     }
 
-    /// Sends a request when the offload process has started.
+    /// Sends a request. Waits first until the offload process has started.
     fn exchange(
         &self,
         object: &str,
@@ -100,7 +101,7 @@ impl VolumeNode {
         let deadline = Instant::now() + START_LIMIT;
         let answer = loop {
             match send(&self.location.store) {
-                // Nothing was sent.
+                // Nothing was sent, so a retry is safe.
                 Err(error) if is_not_listening(&error) && Instant::now() < deadline => thread::sleep(POLL_INTERVAL),
                 answer => break answer,
             }
@@ -121,7 +122,7 @@ impl VolumeNode {
     /// Waits until nodes serve volumes: each starts its processes when it sees another one in the catalog.
     ///
     /// # Errors
-    /// Names the nodes that do not.
+    /// Names the nodes that do not serve volumes in time.
     pub(super) fn wait_for_nodes(&self, object: &str, nodes: &[NodeName]) -> Result<(), Failure> {
         let catalog = FileCatalog::new(&self.location.catalog);
         let deadline = Instant::now() + START_LIMIT;
@@ -148,7 +149,7 @@ fn is_not_listening(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
-/// The volume is named once, also when the text begins with it.
+/// Removes the volume's name from the beginning of the text, because the failure already names it.
 pub(super) fn failure_of_text(object: &str, text: &str) -> Failure {
     let cause = text.strip_prefix(object).map_or(text, |rest| rest.trim_start_matches(':').trim_start());
     Failure::new(Code::FailedPrecondition, object, cause)

@@ -13,10 +13,11 @@ use super::view::ReplicaView;
 use crate::output::screen::{draw, terminal_size};
 use crate::output::{Table, format_bytes, format_time_of_day, print_failure, write_bytes};
 
-/// Between two pictures.
+/// Between two reports.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How fast the log of a client passes a replica. None before the second picture, and after a gap.
+/// The speed at which a client's log is written and published on a replica. `None` in the first report, and after a
+/// gap.
 #[derive(Debug, PartialEq, Serialize)]
 struct LogRate {
     node: NodeName,
@@ -26,14 +27,14 @@ struct LogRate {
     published_per_s: Option<u64>,
 }
 
-/// The replicas as they were, and when.
+/// The replicas and the time at which they were queried.
 struct StatusSnapshot {
     taken: Instant,
     replicas: Vec<ReplicaView>,
 }
 
-/// Shows the state that `read` returns until interrupted, or until no program reads the output. A node that does not answer for
-/// a while is no reason to end.
+/// Shows the state that `read` returns until interrupted, or until no program reads the output. A node that does not
+/// answer is reported, and asked again.
 pub(super) fn watch(
     read: impl Fn() -> Result<VolumeStatus, Failure>,
     document: impl Fn(&VolumeStatus) -> anyhow::Result<Value>,
@@ -68,7 +69,7 @@ pub(super) fn watch(
     }
 }
 
-/// Over the picture before on a terminal, else after it.
+/// Replaces the previous report on a terminal; otherwise appends the new one.
 fn show(picture: &str) -> std::io::Result<()> {
     match terminal_size() {
         Some(size) => draw(picture, size),
@@ -87,7 +88,7 @@ fn rates_between(earlier: Option<&StatusSnapshot>, now: &StatusSnapshot) -> Vec<
             let before = before.and_then(|(before, seconds)| {
                 Some((before.logs.iter().find(|before| before.client == log.client)?, seconds))
             });
-            // A replica that was copied again may be earlier than it was.
+            // A replica that is copied again may fall back.
             let rate = |now: u64, before: u64, seconds: f64| (now.saturating_sub(before) as f64 / seconds) as u64;
             rates.push(LogRate {
                 node: replica.node.clone(),

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::harness::{BINARY, Farfork, programs, scratch};
 
-/// `farfork help bench fork` says the same as `farfork bench fork --help`.
+/// `farfork help bench fork` prints the same as `farfork bench fork --help`.
 pub(super) fn explains_each_command() {
     let farfork = Farfork::at(Path::new("/nonexistent"));
     for command in [&["bench"][..], &["bench", "fork"], &["bench", "warm-start"], &["stress"], &["stress", "paging"]] {

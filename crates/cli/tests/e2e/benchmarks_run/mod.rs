@@ -40,13 +40,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_missing_bench_program_is_reported_with_a_remedy", help::missing_program),
 ];
 
-/// Of one benchmark on a busy machine.
+/// For one benchmark on a busy machine.
 const RUN_LIMIT: Duration = Duration::from_secs(240);
 
-/// For what `down` has killed to be gone from `/proc`.
+/// For killed processes to disappear from `/proc`.
 const REMAINS_LIMIT: Duration = Duration::from_secs(60);
 
-/// Every figure of a size: who, what, where, after what.
+/// Every figure of a size: system, operation, node, pace.
 const FIGURES: [(&str, &str, Option<&str>, &str); 28] = [
     ("farfork", "checkpoint", None, "back_to_back"),
     ("farfork", "checkpoint", None, "idle"),
@@ -93,11 +93,11 @@ fn fork() {
     }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    // The copy over the link is a sample, too, even where it was not believed.
+    // The raw copy over the link is a sample too, even if it was rejected.
     assert_eq!(lines.len(), 2 * 2 * (FIGURES.len() + 1));
 }
 
-/// What a document has at its top.
+/// The top-level keys of a document.
 const FORK_KEYS: [&str; 11] = [
     "benchmark",
     "elapsed_s",
@@ -131,7 +131,7 @@ fn require_figure(document: &Value, mib: u64, (by, name, node, pace): (&str, &st
     assert_eq!(figure["below_reference"].is_boolean(), is_compared, "{figure}");
 }
 
-/// Strategies are told apart: by what their first child asked for, and by what its node kept for the second.
+/// Strategies differ in the pages that their first child fetches, and in the pages that its node keeps for the second.
 fn fork_compares_strategies() {
     let document = run(&["--mib", "4", "--runs", "1", "--strategies", "cow", "--strategies", "cow,cache"]);
     let strategies = document["strategies"].as_array().expect("a list of strategies");
@@ -153,7 +153,7 @@ fn fork_writes_sequentially() {
     assert_eq!((&document["plan"]["order"], &document["plan"]["access"]), (&"sequential".into(), &"write".into()));
 }
 
-/// Each of the first children that nodes may have foretold is measured to its end, by a plan that says which.
+/// Measures children for which a node may hold a speculative zygote. The plan names the kind of first child.
 fn fork_measures_first_children() {
     for (option, told) in [("--foretold", [true, true, false]), ("--fresh", [true, false, true])] {
         let document = run(&["--mib", "1", "--runs", "2", "--first", option]);
@@ -203,7 +203,7 @@ fn function() {
     assert_eq!(document["reference"].as_array().map(Vec::len), Some(3), "{document}");
 }
 
-/// With and without zygotes: every second is counted, and each client.
+/// With and without zygotes: counts every second and every client.
 fn peak() {
     let python = programs::python().display().to_string();
     let arguments = ["helloworld", "--nodes", "1", "--clients", "2", "--seconds", "3", "--python", &python];
@@ -253,11 +253,11 @@ fn connect() {
     }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    // For each number of clients the floor, and three figures with each protection.
+    // For each number of clients: the floor, and three figures with each protection.
     assert_eq!(lines.len(), 2 * (1 + 3 * 3));
 }
 
-/// Programs that change their memory hard while it comes run right: else the benchmark fails.
+/// Programs that change memory while it is fetched compute correct results; otherwise the benchmark fails.
 fn churn() {
     let document = run_benchmark("churn", &["--mib", "8", "--runs", "1"]);
     let figures = document["figures"].as_array().expect("a list of figures");
@@ -267,7 +267,7 @@ fn churn() {
     assert!(figures.iter().all(|figure| figure["unforked_ratio"].as_f64() > Some(0.0)), "{document}");
 }
 
-/// Every result of every child is right: else the benchmark fails.
+/// Every result of every child is right; otherwise the benchmark fails.
 fn fanout() {
     for network in ["shared", "host"] {
         let few = ["--children", "4", "--mib", "4", "--runs", "1", "--nodes", "1", "--net", network];
@@ -300,11 +300,13 @@ fn fanout() {
         assert!(of("bare_container", name)["p50"].as_f64() > Some(0.0), "{name}: {document}");
     }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
-    // Of each who forks: each child's two times; a rate and a first result of each round; memory of five, in two parts and both.
+    // For each system: two times of each child, a rate and a first result of each round, and the memory of five
+    // children as two parts and their sum.
     assert_eq!(lines.lines().count(), 3 * (2 * 24 + 2 * 2 + 3 * 5) + bare * (2 * 24 + 2 * 2));
 }
 
-/// Clients fork for a while, and nothing is left; a floor that nobody reaches fails the run. A slow machine is given more time.
+/// Clients fork for a while, and nothing is left. A floor that is out of reach fails the run. A slow machine gets more
+/// time.
 fn stress_fork() {
     let python = programs::python().display().to_string();
     let cases = [
@@ -329,7 +331,8 @@ fn stress_fork() {
     }
 }
 
-/// One fault is timed alone and beside a stream, by farfork and by bare programs, and every page is right: else the benchmark fails.
+/// Times a fault alone and during a stream, in farfork and in bare programs. Every page is right; otherwise the
+/// benchmark fails.
 fn fault() {
     let arguments = ["--runs", "1", "--faults", "20", "--idle-faults", "1", "--stream-mib", "512", "--streams", "0"];
     let document = run_benchmark("fault", &arguments);
@@ -344,7 +347,7 @@ fn fault() {
     assert_eq!(streams, [true; 2], "both streams brought something: {document}");
 }
 
-/// Trees of each size have a pause, beside its floors.
+/// Trees of each size have a pause and its floors.
 fn tree() {
     let arguments = ["--processes", "1,3", "--mib", "1", "--shared-mib", "1", "--runs", "2"];
     let document = run_benchmark("tree", &arguments);
@@ -357,13 +360,14 @@ fn tree() {
     assert!(pauses.clone().count() == 2 && pauses.clone().all(|pause| pause["above_floor_ms"].is_number()));
 }
 
-/// Children are created and paused at both paces, beside their floors; every result is right: else the benchmark fails.
+/// Children are created and paused at both paces, next to their floors. Every result is right; otherwise the benchmark
+/// fails.
 fn pool() {
     let document = run_benchmark("pool", &["--pool", "2", "--mib", "4", "--runs", "2"]);
     let figures = document["figures"].as_array().expect("a list of figures");
     let keys = |figure: &Value| ["figure", "by", "pace"].map(|key| figure[key].to_string());
     let found: BTreeSet<_> = figures.iter().map(keys).collect();
-    // Three who create: two figures at two paces, and a burst; three who pause: three figures at two paces.
+    // Three systems create: two figures at two paces, and a burst. Three systems pause: three figures at two paces.
     assert_eq!((found.len(), figures.len()), (3 * (2 * 2 + 1) + 3 * 3 * 2, 33), "{document}");
     for figure in figures {
         assert_eq!((figure["samples"].as_u64(), figure["p50_us"].as_f64() > Some(0.0)), (Some(2), true), "{figure}");
@@ -375,7 +379,8 @@ fn pool() {
     assert!(of("unpause") <= of("unpause_to_answer"), "it answers when it was let go on: {document}");
 }
 
-/// More and more at once take turns until that brings no more; every answer is right: else the benchmark fails.
+/// The number of concurrent requests grows until the throughput does not. Every answer is right; otherwise the
+/// benchmark fails.
 fn warm_start() {
     let samples = scratch::file("");
     let path = samples.path().to_str().expect("temporary names are text");
@@ -399,7 +404,7 @@ fn warm_start() {
     assert!(document["figures"].as_array().is_some_and(|figures| figures.iter().all(is_given)), "{document}");
 }
 
-/// Two short benchmarks, and a report that has both with their commands; compared with itself, nothing differs.
+/// Runs two short benchmarks. The report has both, with their commands. Compared with itself, it has no differences.
 fn all() {
     let directory = scratch::directory();
     let out = directory.path().join("results");
@@ -446,7 +451,7 @@ fn missing_peer() {
     assert!(ended.stderr.contains("criu is not installed") && ended.stderr.contains("apt-get"), "{}", ended.stderr);
 }
 
-/// Runs the benchmark; nothing of it may be left.
+/// Runs the fork benchmark, and requires that it leaves nothing.
 fn run(arguments: &[&str]) -> Value {
     run_benchmark("fork", arguments)
 }
@@ -464,7 +469,7 @@ fn run_benchmark(name: &str, arguments: &[&str]) -> Value {
     serde_json::from_str(&ended.stdout).expect("JSON")
 }
 
-/// The traces of a benchmark's nodes.
+/// The markers of a benchmark's nodes.
 fn marks(pid: u32) -> RunMarkers {
     let name = format!("farfork-bench-{pid}");
     let directories = fs::read_dir("/run").into_iter().flatten().flatten().map(|entry| entry.path());

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::run_benchmark;
 use crate::harness::Farfork;
 
-/// Before it starts anything: three replicas in memory would fill the machine.
+/// Refused before anything starts: three replicas in memory would fill the machine.
 pub(super) fn refuses_large_sizes() {
     let farfork = Farfork::at(Path::new("/nonexistent"));
     for (experiment, option) in [("throughput", "--mib"), ("latency", "--operations")] {
@@ -20,7 +20,7 @@ pub(super) fn refuses_large_sizes() {
     refused.require_mentions(&["390625 MiB", "free memory", "--entries"]);
 }
 
-/// Volumes, sockets and local file systems are measured, and a mail server works through each fault.
+/// Measures volumes, sockets and local file systems. A mail server works through each fault.
 pub(super) fn prints_every_figure() {
     let sizes = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "1"];
     let counts = ["--files", "100", "--points", "300", "--entries", "200", "--replicas", "busy"];
@@ -30,14 +30,14 @@ pub(super) fn prints_every_figure() {
     let keys =
         |figure: &Value| ["experiment", "load", "processes", "system", "figure"].map(|key| figure[key].to_string());
     let found: BTreeSet<_> = figures.iter().map(keys).collect();
-    // Five times of four systems and the sync of three, the rate of four systems by processes, two loops and six workloads
-    // of a database on three systems, and five figures of a neighbour.
+    // Five times of four systems and the sync of three; the rate of four systems by processes; two loops and six
+    // database workloads on three systems; and five figures of a neighbour.
     assert_eq!((found.len(), figures.len()), (4 * 5 + 3 + 4 * 2 + (2 + 6) * 3 + 5, 60), "{document}");
     assert!(figures.iter().all(|figure| figure["p50"].as_f64() > Some(0.0)), "{document}");
     let run = &document["availability"];
     let rates = run["per_s"].as_array().expect("a list of rates");
     assert_eq!((rates.len(), run["faults"].as_array().map(Vec::len)), (14, Some(6)), "{document}");
-    // Its process ends with an operation after the last second: it has worked through all faults.
+    // Its process ends with an operation after the last second, so it has worked through all faults.
     assert!(rates.iter().filter_map(Value::as_f64).sum::<f64>() > 0.0, "{document}");
     let left = fs::read_to_string("/proc/self/mounts").expect("a list of mounts");
     assert!(!left.contains("/farfork-bench-"), "{left}");

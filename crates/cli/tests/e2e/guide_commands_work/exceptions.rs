@@ -3,7 +3,7 @@
 
 use super::page::Page;
 
-/// A command, or a block that is no command.
+/// A command, or a block without commands.
 pub(super) struct GuideException {
     page: &'static str,
     /// The beginning of its line, or of the first line of its block.
@@ -33,12 +33,12 @@ const fn except(page: &'static str, prefix: &'static str, reason: &'static str) 
     GuideException { page, prefix, reason }
 }
 
-/// Whether a line of a page is not run.
+/// Whether a line of a page is an exception.
 pub(super) fn contain(page: &Page, line: &str) -> bool {
     EXCEPTIONS.iter().any(|exception| exception.is_of(page, line))
 }
 
-/// Each exception is of a line that there is, and says why.
+/// Requires that each exception matches a line, and has a reason.
 pub(super) fn require_needed(pages: &[Page]) {
     for exception in EXCEPTIONS {
         let is_needed = pages.iter().any(|page| page.lines().any(|line| exception.is_of(page, line)));

@@ -1,5 +1,5 @@
-# Several machines, as namespaces of this process: an address for each in one network, and a /run and an /etc that
-# nobody else sees.
+# Several machines in the namespaces of this process. Each has an address of the same network. No other process sees
+# this /run and /etc.
 mount -t tmpfs tmpfs /run
 mkdir /run/etc /run/work
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work /etc
@@ -18,7 +18,7 @@ on_machine() {
 }
 ssh() { bash -c "$2"; }
 
-# The terminal of a daemon: it stays open while the page goes on.
+# The terminal of a daemon: it stays open while the page continues.
 farfork() {
     case "$*" in
         "node --name a --listen 10.0.0.1:7400")
@@ -35,13 +35,14 @@ farfork() {
             PID=$!
             wait_until grep -q ready job.log
             ;;
-        # In the background: the shell's job must be the daemon, to be ended with it.
+        # In the background: the shell's job must be the daemon itself, so that it ends with the shell.
         "node "*) exec farfork "$@" ;;
         *) command farfork "$@" ;;
     esac
 }
 
-# "Without a second machine" waits for each daemon after its start. A daemon that is ended earlier leaves its pager.
+# "Without a second machine" waits for each daemon after its start. A daemon that is killed earlier leaves its pager
+# running.
 sleep() {
     for name in a b; do
         if [[ $(jobs -r) == *"--run-dir /run/farfork-$name "* ]]; then

@@ -1,5 +1,5 @@
-//! All commands of all guides are taken from the pages as printed, and run, but for those that `exceptions.rs` lists. A
-//! page whose commands assume something has a few commands before them. A command that is added to a page runs too.
+//! All commands of all guides are taken from the pages as printed, and run, except those that `exceptions.rs` lists. A
+//! page whose commands need a setup has commands that run before them. A command that is added to a page runs too.
 
 mod exceptions;
 mod page;
@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("every_guide_is_run", every_guide),
 ];
 
-/// Before the commands of the page about several machines.
+/// Commands before those of the page about several machines.
 const MACHINES: &str = include_str!("machines.sh");
 
 /// Starts a web server: `$WEB` is its seed, and the file `web.port` has its port.
@@ -47,7 +47,7 @@ wait_until test -s web.port
 WEB=$(farfork prepare $WEB_PID)
 "#;
 
-/// The seeds and children of a page, which are removed with this: the shared cluster is left as it was found.
+/// The seeds and children of a page. Dropping it removes them, and leaves the shared cluster as it was.
 struct PageCluster<'a> {
     cluster: &'a Cluster,
     seeds: Vec<String>,
@@ -59,7 +59,7 @@ impl<'a> PageCluster<'a> {
         Self { cluster, seeds: ids(cluster, "seeds", "seed"), children: ids(cluster, "ps", "child") }
     }
 
-    /// Runs a page whose commands find the daemon of the first node.
+    /// Runs a page whose commands use the daemon of the first node.
     fn run(&self, script: PageScript) -> PageOutput {
         script.with("FARFORK_SOCKET", self.cluster.first().socket()).run()
     }
@@ -68,7 +68,7 @@ impl<'a> PageCluster<'a> {
 impl Drop for PageCluster<'_> {
     fn drop(&mut self) {
         let farfork = self.cluster.first();
-        // Some have ended.
+        // Fails for those that have ended.
         for child in ids(self.cluster, "ps", "child").iter().filter(|id| !self.children.contains(id)) {
             farfork.run(&["kill", "--signal", "KILL", child]);
             farfork.run(&["wait", "--timeout", WAIT_TIMEOUT, child]);
@@ -86,7 +86,7 @@ fn ids(cluster: &Cluster, command: &str, key: &str) -> Vec<String> {
     lists.flatten().filter_map(|item| item[key].as_str()).map(str::to_owned).collect()
 }
 
-/// Lines for the numbers that the pages give their children.
+/// Requires a line for each of the numbers that the pages give their children.
 fn require_squares(output: &PageOutput, line: impl Fn(u64) -> String, times: usize) {
     for number in 100..=107 {
         let expected = line(number);
@@ -205,13 +205,13 @@ fn several_machines() {
     output.require("FARFORK_RUN_DIR=/run/farfork-a farfork nodes", &["127.0.0.1:7400", "127.0.0.1:7410"]);
 }
 
-/// The two mount points of the page about volumes, which are unmounted also when the page fails.
+/// The two mount points of the page about volumes. They are unmounted even if the page fails.
 struct MountPoints([PathBuf; 2]);
 
 impl Drop for MountPoints {
     fn drop(&mut self) {
         for directory in &self.0 {
-            // An error means that it is not mounted.
+            // Fails if it is not mounted.
             let _ = unmount(directory, UnmountFlags::DETACH);
         }
     }
@@ -229,7 +229,7 @@ fn volumes() {
     require_nothing_left(cluster);
 }
 
-/// The commands of `add-….md` are `cargo` commands within sentences: they run the tests that this is one of.
+/// The commands of `add-….md` are `cargo` commands within sentences. They run the tests that include this one.
 fn every_guide() {
     let pages = Page::all();
     exceptions::require_needed(&pages);

@@ -1,9 +1,10 @@
-//! `Page`: a page of the guide, as its code blocks: files, commands with what the page prints below them, and text.
+//! `Page`: a page of the guide as a list of code blocks: files, commands with the output that the page shows, and other
+//! text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The beginning of a line with a command, in a block that also shows output.
+/// The beginning of a command line, in a block that also shows output.
 const PROMPT: &str = "$ ";
 
 /// A page of the guide.
@@ -12,17 +13,17 @@ pub(super) struct Page {
     pub(super) blocks: Vec<Block>,
 }
 
-/// The text between two lines of three back-ticks.
+/// The text between two lines with three back-ticks.
 pub(super) enum Block {
     /// A source file; its first line is a comment with its name.
     File { name: String, text: String },
-    /// Commands, one a line.
+    /// Commands, one per line.
     Commands(Vec<PageCommand>),
     /// Anything else, by its first line.
     Text(String),
 }
 
-/// A command, and the lines that the page prints below it.
+/// A command, and the output that the page shows for it.
 pub(super) struct PageCommand {
     pub(super) line: String,
     pub(super) printed: Vec<String>,
@@ -42,7 +43,7 @@ impl Page {
         names.filter(|name| name.ends_with(".md")).map(|name| Self::read(&name)).collect()
     }
 
-    /// The first lines of blocks that are no commands, and the commands.
+    /// The commands, and the first line of each other block.
     pub(super) fn lines(&self) -> impl Iterator<Item = &str> {
         self.blocks.iter().flat_map(|block| match block {
             Block::File { .. } => Vec::new(),
@@ -64,7 +65,7 @@ fn blocks(page: &str) -> Vec<Block> {
     let mut found = Vec::new();
     let mut open: Option<(&str, Vec<&str>)> = None;
     for line in page.lines() {
-        // Blocks of lists are indented.
+        // Blocks in lists are indented.
         match (line.trim_start().strip_prefix("```"), &mut open) {
             (Some(language), None) => open = Some((language, Vec::new())),
             (Some(_), Some(_)) => found.extend(open.take().map(|(language, lines)| block(language, &lines))),
@@ -91,7 +92,7 @@ fn is_file_name(text: &str) -> bool {
     text.contains('.') && !text.contains(['/', ' '])
 }
 
-/// Commands begin with a prompt where at least one does: the other lines are output.
+/// If at least one line has a prompt, lines without a prompt are output.
 fn commands(lines: &[&str]) -> Vec<PageCommand> {
     let has_prompts = lines.iter().any(|line| line.starts_with(PROMPT));
     let mut found: Vec<PageCommand> = Vec::new();

@@ -1,14 +1,14 @@
-# Before the commands of every page. It leaves nothing running, as a user who closes the terminal.
+# Runs before the commands of every page. At the end it kills all jobs, like a user who closes the terminal.
 set -eu -o pipefail
 exec 2>&1
 trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
 
-# Waits as a person does who takes his time, on a machine of any speed: until a command succeeds.
+# Waits until a command succeeds, on a machine of any speed.
 wait_until() {
     until "$@" >/dev/null 2>&1; do command sleep 0.1; done
 }
 
-# The parent of pages that do not show one. `job.py SECONDS` lets a child run for that long.
+# The parent for pages that do not show one. A child of `job.py SECONDS` runs for that long.
 cat > job.py <<'END'
 import os, sys, time
 table = list(range(1_000_000))
@@ -26,7 +26,7 @@ start_job() {
     SEED=$(farfork prepare $PID)
 }
 
-# `farfork node` has a network, a /run and an /etc/farfork of its own, and ends when it was ready.
+# `farfork node` gets its own network, /run and /etc/farfork, and ends as soon as it is ready.
 run_node() {
     unshare --net --mount bash -eu -c '
         mount -t tmpfs tmpfs /run
@@ -46,5 +46,5 @@ farfork() {
     if [ "$1" = node ]; then run_node "$@"; else command farfork "$@"; fi
 }
 
-# Tools that need not be on a machine that runs the tests.
+# Replaces tools that a test machine may lack.
 if ! command -v gdb >/dev/null; then gdb() { echo "Thread 1: gdb is not installed"; }; fi

@@ -15,13 +15,13 @@ use crate::harness::{BINARY, programs, scratch, wait};
 /// For all commands of a page.
 const PAGE_LIMIT: Duration = Duration::from_secs(240);
 
-/// Before the commands of every page.
+/// Commands before those of every page.
 const PROLOGUE: &str = include_str!("prologue.sh");
 
-/// A line of this before each command, so that its output can be told from that of others.
+/// A line with this mark precedes each command, and separates the outputs.
 const MARK: &str = "-- command: ";
 
-/// A page, and what its commands need.
+/// A page, and the setup of its commands.
 pub(super) struct PageScript {
     page: Page,
     prologue: String,
@@ -52,13 +52,14 @@ impl PageScript {
         }
     }
 
-    /// Runs it in namespaces of its own, where copies of mounted volumes do not keep these in use.
+    /// Runs the page in its own namespaces. Their copies of mounted volumes are unmounted, because they would keep the
+    /// volumes in use.
     pub(super) fn alone(mut self) -> Self {
         self.program = ["unshare", "--net", "--mount", "bash"].map(OsString::from).to_vec();
         self.after("umount --lazy --all --types fuse.farfork")
     }
 
-    /// Commands that set up what the page assumes.
+    /// Adds commands that set up what the page needs.
     pub(super) fn after(mut self, commands: &str) -> Self {
         self.prologue = format!("{}\n{commands}\n", self.prologue);
         self
@@ -69,7 +70,7 @@ impl PageScript {
         self
     }
 
-    /// Replaces what differs on this machine, such as an address.
+    /// Replaces text that differs on this machine, such as an address.
     pub(super) fn replace(mut self, printed: &str, real: &str) -> Self {
         let is_printed = self.page.lines().any(|line| line.contains(printed));
         assert!(is_printed, "{} does not contain `{printed}`", self.page.name);
@@ -133,7 +134,7 @@ impl PageOutput {
         Self(parts.map(text).collect())
     }
 
-    /// A command that begins so printed all of these.
+    /// Requires that a command with this prefix printed all of these parts.
     pub(super) fn require(&self, prefix: &str, parts: &[&str]) {
         let mut of_command = self.0.iter().filter(|text| text.command.starts_with(prefix)).peekable();
         assert!(of_command.peek().is_some(), "the page does not run `{prefix}`");
@@ -143,12 +144,12 @@ impl PageOutput {
         }
     }
 
-    /// All lines of all commands.
+    /// All output lines of all commands.
     pub(super) fn lines(&self) -> impl Iterator<Item = &str> {
         self.0.iter().flat_map(|text| text.printed.lines())
     }
 
-    /// Tables have the columns that the page shows.
+    /// Requires that tables have the columns that the page shows.
     fn require_tables(&self, command: &PageCommand) {
         for header in command.printed.iter().filter(|line| is_header(line)) {
             let columns: Vec<&str> = header.split_whitespace().collect();
@@ -159,12 +160,12 @@ impl PageOutput {
     }
 }
 
-/// Whether a line is made of names of columns.
+/// Whether a line consists of column names.
 fn is_header(line: &str) -> bool {
     line.contains("  ") && line.chars().all(|letter| letter.is_ascii_uppercase() || letter == ' ')
 }
 
-/// A block that is neither a file nor commands is listed.
+/// Requires that a block that is neither a file nor commands is an exception.
 pub(super) fn require_exception(page: &Page, first: &str) {
     assert!(exceptions::contain(page, first), "{}: nothing runs this block, which begins `{first}`", page.name);
 }

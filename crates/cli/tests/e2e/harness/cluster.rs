@@ -1,7 +1,7 @@
-//! `Cluster`: a cluster of one test on this machine, made by the code of `farfork up`. It also does the harm that tests
-//! need: it kills processes, cuts links and limits memory.
+//! `Cluster`: a cluster of one test on this machine, started like `farfork up` starts one. It can also kill processes,
+//! cut links and limit memory.
 //!
-//! Dropping it stops the nodes, also after a panic. [`Cluster::stop`] also returns what was left on the machine.
+//! Dropping it stops the nodes, even after a panic. [`Cluster::stop`] also returns what was left on the machine.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +25,7 @@ const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 const SIGSTOP: i32 = 19;
 
-/// A process of a node's own.
+/// A process that belongs to a node itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NodeProcess {
     Daemon,
@@ -34,16 +34,16 @@ pub(crate) enum NodeProcess {
     FdHolder,
 }
 
-/// For a killed daemon or pager to be gone.
+/// For a killed daemon or pager to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// For nodes to hear of each other again: some heartbeats.
+/// For nodes to exchange heartbeats again.
 const ALIVE_LIMIT: Duration = Duration::from_secs(60);
 
-/// For what `down` has killed to be gone from `/proc`.
+/// For processes that `down` killed to disappear from `/proc`.
 const LEFTOVERS_LIMIT: Duration = Duration::from_secs(60);
 
-/// How much of a daemon's log a failure shows.
+/// Number of log lines of a daemon that a failure shows.
 const LOG_LINES_MAX: usize = 20;
 
 /// Nodes on this machine.
@@ -52,7 +52,7 @@ pub(crate) struct Cluster {
     farforks: Vec<Farfork>,
     names: Vec<String>,
     marks: RunMarkers,
-    /// Holds the run directory; the test's, not the cluster's.
+    /// Contains the run directory. It belongs to the test, not to the cluster.
     scratch: TempDir,
 }
 
@@ -79,9 +79,9 @@ impl Cluster {
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
         let name = format!("e2e-{}-{number}", std::process::id());
         let mut config = LocalClusterConfig::new(&name, &run_dir, nodes, BINARY);
-        // Its own: other nodes of the machine may run out of theirs.
+        // A file of its own: other nodes of the machine may use up their ranges.
         config.node_arguments = vec!["--user-ranges".into(), user_ranges_in(&scratch).to_string_lossy().into_owned()];
-        // A busy machine is no failure of a node.
+        // A busy machine must not make a node count as failed.
         config.node_arguments.extend(["--detect-ms".to_owned(), "10000".to_owned()]);
         config.node_arguments.extend(node_arguments.iter().map(|argument| (*argument).to_owned()));
         let local = LocalCluster::up(&config, &mut |_| ()).unwrap_or_else(|error| fail_start(&error));
@@ -100,12 +100,12 @@ impl Cluster {
         }
     }
 
-    /// The command, speaking to the first node.
+    /// The command, connected to the first node.
     pub(crate) fn first(&self) -> &Farfork {
         &self.farforks[0]
     }
 
-    /// The command, speaking to a node, counted from 0.
+    /// The command, connected to a node, counted from 0.
     pub(crate) fn node(&self, index: usize) -> &Farfork {
         &self.farforks[index]
     }
@@ -115,7 +115,7 @@ impl Cluster {
         &self.names[index]
     }
 
-    /// Names of nodes, as `--to` takes them.
+    /// Names of nodes, in the format of `--to`.
     pub(crate) fn names(&self, indices: &[usize]) -> String {
         let names: Vec<&str> = indices.iter().map(|index| self.name(*index)).collect();
         names.join(",")
@@ -131,17 +131,17 @@ impl Cluster {
         self.local_node(index).netns
     }
 
-    /// A node's address, at which others reach it.
+    /// A node's address on the cluster's network.
     pub(crate) fn ip(&self, index: usize) -> IpAddr {
         self.address(index).ip()
     }
 
-    /// The same with its port.
+    /// The same, with its port.
     pub(crate) fn address(&self, index: usize) -> SocketAddr {
         self.local_node(index).address
     }
 
-    /// Does something in a node's network.
+    /// Calls a function in a node's network.
     pub(crate) fn in_network_of<T: Send>(
         &self,
         index: usize,
@@ -150,7 +150,7 @@ impl Cluster {
         self.local_node(index).run_in_network(to_do)
     }
 
-    /// The file by whose locks its nodes know which users children have.
+    /// The file whose locks reserve the user ids of its nodes' children.
     pub(crate) fn user_ranges(&self) -> PathBuf {
         user_ranges_in(&self.scratch)
     }
@@ -160,12 +160,12 @@ impl Cluster {
         self.local_node(index).pid().expect("the daemon was started")
     }
 
-    /// Whether `down` finds a daemon of a node: the one that was started last, or one that listens at its socket.
+    /// Whether `down` finds a daemon of a node: the last one that was started, or one that listens at its socket.
     pub(crate) fn has_live_daemon(&self, index: usize) -> bool {
         self.local_node(index).is_alive()
     }
 
-    /// How many descriptors each of a node's own processes has open: the daemon, the keeper, the pager.
+    /// The number of open descriptors of each of a node's own processes: daemon, keeper, pager.
     pub(crate) fn descriptors(&self, index: usize) -> BTreeMap<String, usize> {
         let count = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
         let mut own = self.local_node(index).pager_pids();
@@ -173,7 +173,7 @@ impl Cluster {
         own.into_iter().map(|pid| (format!("process {pid}"), count(pid))).collect()
     }
 
-    /// The name of the control group that all of its nodes are in, as no others are.
+    /// The name of the control group of all of its nodes.
     pub(crate) fn group(&self) -> &str {
         &self.marks.group
     }
@@ -188,9 +188,9 @@ impl Cluster {
         bytes.iter().sum::<u64>() >> 10
     }
 
-    /// Lets a node and all that it started grow by so many KiB at most, or as they like.
+    /// Limits the memory of a node and its processes to this much more than now, or removes the limit.
     pub(crate) fn limit_memory(&self, index: usize, room_kb: Option<u64>) {
-        // Version 1, then 2, with the file that says how much is used and the word for no limit.
+        // Version 1, then 2: the files of the limit and of the usage, and the word for no limit.
         const FILES: [(&str, &str, &str); 2] =
             [("memory.limit_in_bytes", "memory.usage_in_bytes", "-1"), ("memory.max", "memory.current", "max")];
         let groups = &self.local_node(index).cgroups;
@@ -204,19 +204,19 @@ impl Cluster {
         fs::write(group.join(limit), value).expect("the limit can be set");
     }
 
-    /// Kills a node's daemon, and nothing else.
+    /// Kills a node's daemon only.
     pub(crate) fn kill_daemon(&self, index: usize) {
         self.local().signal_node(index, SIGKILL).unwrap_or_else(|error| panic!("{error}"));
         self.wait_for_end(index);
     }
 
-    /// Waits until a daemon that was killed has ended.
+    /// Waits until a killed daemon has ended.
     pub(crate) fn wait_for_end(&self, index: usize) {
         let has_ended = self.local().wait_node_exit(index, END_LIMIT).expect("there is such a node");
         require_end(has_ended, "the daemon");
     }
 
-    /// Tells a node's daemon to stop, and waits until it has.
+    /// Stops a node's daemon by SIGTERM, and waits until it has ended.
     pub(crate) fn stop_daemon(&self, index: usize) {
         let local = self.local();
         local.signal_node(index, SIGTERM).unwrap_or_else(|error| panic!("{error}"));
@@ -228,7 +228,7 @@ impl Cluster {
         self.local().restart_node(index).unwrap_or_else(|error| fail_start(&error));
     }
 
-    /// Kills a node's pager; its keeper is left to notice.
+    /// Kills a node's pager. Its keeper detects that by itself.
     pub(crate) fn kill_pager(&self, index: usize) {
         let pager = self.pager_pid(index);
         let pidfd = pidfd::open(pager).expect("the pager lives");
@@ -236,7 +236,7 @@ impl Cluster {
         require_end(pidfd::wait_exit(&pidfd, END_LIMIT).expect("poll works"), "the pager");
     }
 
-    /// Kills some of a node's own processes, so that none of them sees another's end.
+    /// Kills several of a node's own processes, so that none of them sees another's end.
     pub(crate) fn kill_together(&self, index: usize, victims: &[NodeProcess]) {
         let pids = victims.iter().map(|victim| match victim {
             NodeProcess::Daemon => self.daemon_pid(index),
@@ -257,7 +257,7 @@ impl Cluster {
         }
     }
 
-    /// The process that a node's pager was cloned by.
+    /// The parent process of a node's pager.
     fn keeper_pid(&self, index: usize) -> i32 {
         wait::wait_until("a keeper", END_LIMIT, || {
             let pager = self.local_node(index).pager_pid()?;
@@ -265,7 +265,7 @@ impl Cluster {
         })
     }
 
-    /// The process that holds the pager's descriptors beside it.
+    /// The process that holds the pager's descriptors.
     pub(crate) fn fd_holder_pid(&self, index: usize) -> i32 {
         let is_holder = |pid: &i32| {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "farfork-holder")
@@ -274,33 +274,33 @@ impl Cluster {
         wait::wait_until("a holder", END_LIMIT, find)
     }
 
-    /// The process id of a node's pager. One that was just killed has a successor when its keeper had its turn.
+    /// The process id of a node's pager. A killed pager has a successor as soon as its keeper has run.
     pub(crate) fn pager_pid(&self, index: usize) -> i32 {
         wait::wait_until("a pager", END_LIMIT, || self.local_node(index).pager_pid())
     }
 
-    /// Cuts a node off the others.
+    /// Disconnects a node from the others.
     pub(crate) fn cut_link(&self, index: usize) {
         self.local().cut_link(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Joins a node with the others again.
+    /// Connects a node with the others again.
     pub(crate) fn restore_link(&self, index: usize) {
         self.local().restore_link(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// What a node says of its zygotes.
+    /// A counter of a node's zygotes.
     pub(crate) fn zygote_count(&self, index: usize, what: &str) -> u64 {
         let told = self.first().json(&["inspect", self.name(index)]);
         told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
     }
 
-    /// Processes of its nodes with that command line.
+    /// Processes of its nodes with this command line.
     pub(crate) fn processes(&self, command_line: &str) -> Vec<i32> {
         leftovers::marked_processes(&self.marks).filter(|(_, own)| own == command_line).map(|(pid, _)| pid).collect()
     }
 
-    /// Waits until the first node hears from every other.
+    /// Waits until the first node gets heartbeats from every other.
     pub(crate) fn wait_until_all_are_alive(&self) {
         wait::wait_until("all nodes hear of each other", ALIVE_LIMIT, || {
             let said = self.first().json(&["nodes"]);
@@ -310,7 +310,7 @@ impl Cluster {
         });
     }
 
-    /// Takes the cluster down; all that it has left on the machine.
+    /// Takes the cluster down. Returns all that it has left on the machine.
     pub(crate) fn stop(self) -> Vec<String> {
         self.print_standstills();
         if let Err(error) = LocalCluster::load(&self.marks.run_dir).and_then(LocalCluster::down) {
@@ -333,7 +333,7 @@ impl Cluster {
         self.local().nodes()[index].clone()
     }
 
-    /// Where each node's daemon is, and the end of what it and its pager told their logs: for a test that failed.
+    /// Prints where each daemon's threads are, and the ends of its log and its pager's log, for a test that failed.
     pub(crate) fn print_logs(&self) {
         for node in self.local().nodes() {
             if let Some(Ok(threads)) = node.pid().map(KernelStackSummary::read) {
@@ -348,14 +348,14 @@ impl Cluster {
         }
     }
 
-    /// What a node's daemon told its log of having stood still.
+    /// Log lines of a node's daemon about times in which it did not run.
     pub(crate) fn standstills(&self, index: usize) -> Vec<String> {
         let text = fs::read_to_string(self.local_node(index).log_path()).unwrap_or_default();
         let is_of_that = |line: &&str| line.contains("the daemon stands still") || line.contains("the daemon goes on");
         text.lines().filter(is_of_that).map(str::to_owned).collect()
     }
 
-    /// A standstill need not have failed a test.
+    /// A standstill is worth knowing even if the test passes.
     fn print_standstills(&self) {
         for (index, name) in self.names.iter().enumerate() {
             self.standstills(index).iter().for_each(|line| eprintln!("-- {name}: {line}"));
@@ -363,7 +363,7 @@ impl Cluster {
     }
 }
 
-/// Fails the test: as a wait that ran out where a daemon does not answer in time.
+/// Fails the test; as a timeout if a daemon does not answer in time.
 fn fail_start(error: &LocalError) -> ! {
     match error {
         LocalError::NoAnswer { .. } => wait::time_out(format!("a node does not start: {error}")),
@@ -383,13 +383,13 @@ fn user_ranges_in(scratch: &TempDir) -> PathBuf {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Not there any more after `stop`.
+        // Fails after `stop`.
         let Ok(local) = LocalCluster::load(&self.marks.run_dir) else { return };
         if thread::panicking() {
             self.print_logs();
         }
         self.print_standstills();
-        // The test that panicked has failed already; whoever forgot to stop the cluster finds the message.
+        // A test that panicked has failed already. If a test forgot to stop the cluster, its author sees the message.
         if let Err(error) = local.down() {
             eprintln!("the cluster of a test is not removed completely: {error}");
         }

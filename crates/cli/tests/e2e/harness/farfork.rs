@@ -1,4 +1,4 @@
-//! `Farfork`: runs the real binary as a user of one node does.
+//! `Farfork`: runs the real binary, like a user of one node.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,17 @@ use serde_json::Value;
 
 use super::wait::{self, CommandOutput};
 
-/// For any command that should end by itself; its own limits are shorter or meant for far larger parents. A busy machine is given time.
+/// For any command that ends by itself. Its own limits are shorter, or meant for far larger parents. It allows for a
+/// busy machine.
 pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long `wait` waits for children that end by themselves: less than the command may take.
+/// The time limit of `wait` for children that end by themselves: less than the command may take.
 pub(crate) const WAIT_TIMEOUT: &str = "100s";
 
-/// The message of a request that ran out of time. It counts as a wait that ran out, not as a refusal.
+/// Messages of requests that timed out. Such a failure counts as a timeout, not as a refusal.
 const TIMEOUT_TEXTS: [&str; 2] = ["no answer came in time", "operation timed out"];
 
-/// Fails the test with a message: by a timeout, after which it is run again, if the message is about one.
+/// Fails the test with a message. If the message is about a timeout, the failure is one, and the test runs again.
 #[track_caller]
 pub(super) fn fail_or_time_out(message: String) -> ! {
     match TIMEOUT_TEXTS.iter().any(|text| message.contains(text)) {
@@ -30,13 +31,13 @@ pub(super) fn fail_or_time_out(message: String) -> ! {
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_farfork");
 
-/// The command `farfork`, speaking to one node's daemon.
+/// The command `farfork`, connected to one node's daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Farfork {
     socket: PathBuf,
 }
 
-/// A failed command: what it printed for people, and its exit status.
+/// A failed command: its message and its exit status.
 #[derive(Debug)]
 pub(crate) struct FailedCommand {
     pub(crate) message: String,
@@ -44,17 +45,17 @@ pub(crate) struct FailedCommand {
 }
 
 impl Farfork {
-    /// Speaks to the daemon at a socket.
+    /// Connects to the daemon at a socket.
     pub(crate) fn at(socket: &Path) -> Self {
         Self { socket: socket.to_owned() }
     }
 
-    /// Where the daemon listens.
+    /// The daemon's socket.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// A command that was not started yet, with nothing on its standard input.
+    /// A command that is not started yet, with an empty standard input.
     pub(crate) fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(BINARY);
         command.args(arguments).env("FARFORK_SOCKET", &self.socket);
@@ -62,7 +63,7 @@ impl Farfork {
         command
     }
 
-    /// Starts a command and lets it run.
+    /// Starts a command without waiting for it.
     pub(crate) fn spawn(&self, arguments: &[&str]) -> Child {
         self.command(arguments).spawn().expect("the binary under test can be started")
     }
@@ -89,7 +90,7 @@ impl Farfork {
         document(&ended, arguments)
     }
 
-    /// Runs a command with `--json`, whatever becomes of it: children that end with 42 make `wait` fail.
+    /// Runs a command with `--json`, whatever its exit status: children that end with 42 make `wait` fail.
     pub(crate) fn json_ignoring_status(&self, arguments: &[&str]) -> Value {
         document(&self.run(&with_json(arguments)), arguments)
     }
@@ -104,12 +105,12 @@ impl Farfork {
 }
 
 impl FailedCommand {
-    /// Of a command that has failed.
+    /// The failure of a command that has ended.
     pub(crate) fn of(ended: CommandOutput) -> Self {
         Self { message: ended.stderr, status: ended.status.code().unwrap_or(-1) }
     }
 
-    /// The message names each of these (in any case), and the command failed rather than crashed.
+    /// Requires that the message contains each of these, in any case, and that the command failed without a crash.
     pub(crate) fn require_mentions(&self, parts: &[&str]) {
         assert_eq!(self.status, 1, "exit status 1 is what a failure has: {}", self.message);
         let message = self.message.to_lowercase();

@@ -1,15 +1,15 @@
-//! Finds what a run has left on the machine: processes, namespaces, mounts, control groups, files. It counts only what
-//! has the run's own marks, so that a user's nodes can run next to the tests.
+//! Finds what a run has left on the machine: processes, namespaces, mounts, control groups, files. It counts only
+//! objects with the markers of the run, so that a user's nodes can run next to the tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What tells one run's traces from everything else on the machine.
+/// Names that only one run's objects on the machine have.
 #[derive(Debug, Clone)]
 pub(crate) struct RunMarkers {
     /// The run's directory.
     pub(crate) run_dir: PathBuf,
-    /// What the names of its network namespaces begin with.
+    /// Prefix of the names of its network namespaces.
     pub(crate) network_prefix: String,
     /// Name of its control group in each hierarchy.
     pub(crate) group: String,
@@ -17,11 +17,11 @@ pub(crate) struct RunMarkers {
     pub(crate) cgroups: Vec<PathBuf>,
 }
 
-/// Control groups of a cluster are not deeper than this below a hierarchy's root, its own root included.
+/// Depth of a cluster's control groups below the root of a hierarchy, including the cluster's own root.
 const GROUP_DEPTH_MAX: usize = 6;
 
 impl RunMarkers {
-    /// Those of a cluster that a command has started for itself.
+    /// The markers of a cluster that a command has started for itself.
     pub(crate) fn of_local_cluster(name: &str, run_dir: PathBuf) -> Self {
         let group = format!("farfork-{name}");
         let mut cgroups = Vec::new();
@@ -41,7 +41,7 @@ fn find_groups(directory: &Path, name: &str, depth: usize, found: &mut Vec<PathB
     }
 }
 
-/// All that is left, each as one line; empty when nothing is.
+/// All that is left, one line each.
 pub(crate) fn find_leftovers(marks: &RunMarkers) -> Vec<String> {
     let mut found: Vec<String> =
         marked_processes(marks).map(|(pid, command)| format!("process {pid}: {command}")).collect();
@@ -56,8 +56,8 @@ pub(crate) fn find_leftovers(marks: &RunMarkers) -> Vec<String> {
     found
 }
 
-/// Processes that name the run's directory or are in its control groups, each with its command line: daemons, pagers, containers,
-/// templates.
+/// Processes whose command line names the run's directory, or which are in its control groups: daemons, pagers,
+/// containers, templates. Each with its command line.
 pub(crate) fn marked_processes(marks: &RunMarkers) -> impl Iterator<Item = (i32, String)> {
     let (run_dir, group) = (marks.run_dir.to_string_lossy().into_owned(), format!("/{}/", marks.group));
     let all = names_in("/proc").into_iter().filter_map(|name| name.parse::<i32>().ok());
@@ -87,18 +87,19 @@ fn names_in(directory: &str) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The command line of a process; empty once the process is gone.
+/// The command line of a process; empty if the process is gone.
 pub(crate) fn command_line(pid: i32) -> String {
     read_proc_file(pid, "cmdline").replace('\0', " ").trim_end().to_owned()
 }
 
-/// A file of `/proc/PID`; empty once the process is gone.
+/// A file of `/proc/PID`; empty if the process is gone.
 fn read_proc_file(pid: i32, file: &str) -> String {
     let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Neither a zombie nor gone: a zombie is its parent's to reap, and pid 1 takes its time with orphans.
+/// Whether a process has not ended. Zombies do not count: their parents must reap them, and pid 1 may be slow to reap
+/// orphans.
 fn is_alive(pid: i32) -> bool {
     let stat = read_proc_file(pid, "stat");
     stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']) && !rest.is_empty())

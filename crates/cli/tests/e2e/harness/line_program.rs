@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::wait;
 
-/// A running program; it is killed with its process group, which is its own, when this is dropped.
+/// A running program in a process group of its own. Dropping it kills the group.
 pub(crate) struct LineProgram {
     process: Child,
     lines: Receiver<String>,
@@ -19,13 +19,13 @@ pub(crate) struct LineProgram {
 }
 
 impl LineProgram {
-    /// Starts it, with a pipe as its standard input.
+    /// Starts a program, with a pipe as its standard input.
     pub(crate) fn start(command: &mut Command) -> Result<Self, String> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).process_group(0);
         let mut process = command.spawn().map_err(|error| format!("{command:?}: {error}: run scripts/setup.sh"))?;
         let (sender, lines) = mpsc::channel();
         let stdout = BufReader::new(process.stdout.take().expect("a pipe"));
-        // Names of files that a program tells of may be no UTF-8.
+        // File names in a program's output need not be UTF-8.
         let text = |line: Vec<u8>| String::from_utf8_lossy(&line).into_owned();
         thread::spawn(move || stdout.split(b'\n').map_while(Result::ok).try_for_each(|line| sender.send(text(line))));
         let input = process.stdin.take();
@@ -40,7 +40,7 @@ impl LineProgram {
         self.process.id().to_string()
     }
 
-    /// All that it says up to a line, without that; each line must come within `limit`.
+    /// Returns all lines before the line `last`. Each line must arrive within `limit`.
     pub(crate) fn read_until(&self, last: &str, limit: Duration) -> Result<Vec<String>, String> {
         let mut lines = Vec::new();
         loop {
@@ -63,7 +63,7 @@ impl LineProgram {
         kill_process(Pid::from_child(&self.process), signal).expect("our own child");
     }
 
-    /// Kills it, and waits until it is gone.
+    /// Kills it, and waits until it has ended.
     pub(crate) fn kill(&mut self, limit: Duration) {
         self.process.kill().expect("our own child can be killed");
         wait::wait_exit(&mut self.process, "a killed program", limit);

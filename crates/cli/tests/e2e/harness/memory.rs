@@ -1,5 +1,5 @@
-//! Compares the memory of two processes: every page that the first can read, except what the kernel itself keeps there
-//! (vvar, vdso and the rseq area of each thread). Also counts huge pages.
+//! Compares the memory of two processes: every page that the first can read, except what the kernel itself writes
+//! (vvar, vDSO and the rseq area of each thread). Also counts huge pages.
 
 use std::fs;
 use std::ops::Range;
@@ -7,12 +7,12 @@ use std::ops::Range;
 use farfork_sys::process::{MapEntry, read_maps, thread_ids};
 use farfork_sys::process_memory::read_process;
 
-/// Read at a time.
+/// Bytes to read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Size and alignment of `struct rseq`: its first 28 bytes are written by the kernel whenever a thread is moved.
+/// Size and alignment of `struct rseq`. The kernel writes its first 28 bytes whenever a thread moves to another CPU.
 const RSEQ_BYTES: usize = 32;
 
 /// PROT_READ.
@@ -21,16 +21,16 @@ const READABLE: u8 = 1;
 /// Mappings that belong to the kernel, or that no process reads.
 const KERNEL_MAPPINGS: [&[u8]; 4] = [b"[vvar]", b"[vvar_vclock]", b"[vdso]", b"[vsyscall]"];
 
-/// What was compared.
+/// The result of a comparison.
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
     pub(crate) pages: usize,
-    /// Pages in which nothing differs but one aligned block of the size of `struct rseq`.
+    /// Pages whose only difference is one aligned block of the size of `struct rseq`.
     pub(crate) pages_with_rseq: usize,
 }
 
 impl Comparison {
-    /// Takes in the page at `address` of what has this name, which must be as it is expected.
+    /// Compares the page at `address` of the mapping `name`.
     pub(crate) fn add(&mut self, name: &str, address: u64, expected: &[u8], found: &[u8]) {
         self.pages += 1;
         if expected != found {
@@ -43,7 +43,7 @@ impl Comparison {
         }
     }
 
-    /// No more pages have an rseq area in them than `child` has threads.
+    /// Requires that no more pages differ in an rseq area than `child` has threads.
     pub(crate) fn require_only_rseq(&self, child: i32) {
         let threads_count = thread_ids(child).expect("the child's threads can be listed").len();
         let count = self.pages_with_rseq;
@@ -51,12 +51,12 @@ impl Comparison {
     }
 }
 
-/// Compares all that is readable of `template` with the same addresses of `child`.
+/// Compares all readable memory of `template` with the same addresses of `child`.
 pub(crate) fn compare_memory(template: i32, child: i32) -> Comparison {
     compare_mappings_of(template, template, child)
 }
 
-/// As [`compare`], in the areas that a third process has: children that are paused have the restorer's besides.
+/// As [`compare_memory`], in the mappings of a third process: paused children also have the restorer's mappings.
 pub(crate) fn compare_mappings_of(of: i32, template: i32, child: i32) -> Comparison {
     let mut all = Comparison::default();
     for entry in read_maps(of).expect("the template can be read").iter().filter(|entry| is_comparable(entry)) {
@@ -110,7 +110,7 @@ fn describe(expected: &[u8], found: &[u8]) -> String {
     format!("{} bytes, offsets {:#x} to {:#x}, {kind}", differing.len(), differing[0], differing[differing.len() - 1])
 }
 
-/// How much of a process's memory is in huge pages, in KiB.
+/// The memory of a process that is in huge pages, in KiB.
 pub(crate) fn huge_kb(pid: i32) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let line = rollup.lines().find_map(|line| line.strip_prefix("AnonHugePages:"));

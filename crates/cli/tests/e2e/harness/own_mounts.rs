@@ -1,4 +1,5 @@
-//! Runs a part of a test in another mount namespace: a new one, or the one of a node's daemon. Whatever the part starts is in it, too.
+//! Runs a part of a test in another mount namespace: a new one, or the one of a node's daemon. Processes that the part
+//! starts are in it too.
 
 use std::panic;
 use std::path::Path;
@@ -7,7 +8,8 @@ use std::thread;
 use farfork_sys::mount::{self, table};
 use farfork_sys::{namespace, pidfd};
 
-/// In a copy of the calling thread's mounts. A mount that is made there is not seen elsewhere, and ends with the last process in it.
+/// Runs in a copy of the calling thread's mounts. A mount that is made there is not visible elsewhere, and ends with
+/// the last process in it.
 pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     run_in_thread(|| {
         namespace::unshare_container(false)
@@ -18,7 +20,7 @@ pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Volumes of other tests could not be dropped while a copy of their mounts is there.
+/// Volumes of other tests could not be dropped while this copy of their mounts exists.
 fn detach_volumes() {
     let mounts = table::read_thread_mounts().expect("the kernel tells its mounts");
     for volume in mounts.iter().filter(|mount| mount.is_volume()) {
@@ -26,7 +28,7 @@ fn detach_volumes() {
     }
 }
 
-/// With the mounts of a process.
+/// Runs with the mounts of a process.
 pub(crate) fn run_in_mounts_of<T: Send>(pid: i32, body: impl FnOnce() -> T + Send) -> T {
     let process = pidfd::open(pid).expect("the process runs");
     run_in_thread(|| {

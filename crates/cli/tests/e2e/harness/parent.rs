@@ -12,30 +12,30 @@ use std::time::Duration;
 use super::programs::Program;
 use super::wait;
 
-/// To set itself up: Python imports NumPy and fills its arrays, on a busy machine.
+/// For a program to be ready: Python imports NumPy and fills its arrays, on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Between two ticks of a parent that lives, however busy the machine is.
+/// Between two ticks of a living parent, however busy the machine is.
 const TICK_LIMIT: Duration = Duration::from_secs(60);
 
-/// Between the end of a parent and its last words, which a thread of ours reads.
+/// From the end of a parent until a thread has read its last output.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(60);
 
-/// For a parent to end: it may look at itself first, for which programs have a patience of 40 s each time they wait.
+/// For a parent to end. It may check itself first, and programs wait up to 40 s for each condition.
 const END_LIMIT: Duration = Duration::from_secs(100);
 
 /// The output of a parent so far.
 #[derive(Default)]
 struct ParentOutput {
     ready: Option<(i32, u64)>,
-    /// When it ticked, in microseconds of its own clock.
+    /// Times of its ticks, in microseconds of its own clock.
     ticks_us: Vec<u64>,
-    /// Any other line.
+    /// All other lines.
     others: Vec<String>,
     errors: String,
 }
 
-/// A parent; it is killed when this is dropped.
+/// A parent; dropping it kills it.
 pub(crate) struct Parent {
     process: Child,
     output: Arc<Mutex<ParentOutput>>,
@@ -49,14 +49,14 @@ impl Parent {
         Self::start_command(program.command().args(arguments))
     }
 
-    /// Starts a program in a session of its own, of which it is the leader.
+    /// Starts a program as the leader of a session of its own.
     pub(crate) fn start_in_own_session(program: Program, arguments: &[&str]) -> Self {
         let program = program.command();
         let mut command = Command::new("setsid");
         Self::start_command(command.arg(program.get_program()).args(program.get_args()).args(arguments))
     }
 
-    /// Starts what a command says.
+    /// Starts a command.
     pub(crate) fn start_command(command: &mut Command) -> Self {
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut process = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -71,27 +71,27 @@ impl Parent {
         parent
     }
 
-    /// Its process id, on the host.
+    /// Its process id on the host.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// As text, for a command line.
+    /// The same as text, for a command line.
     pub(crate) fn pid_text(&self) -> String {
         self.pid.to_string()
     }
 
-    /// What a child of it answers to a payload that begins with this number.
+    /// The answer of its child to a payload that begins with this number.
     pub(crate) fn expected_answer(&self, number: u64) -> u64 {
         self.hash.wrapping_add(number)
     }
 
-    /// How many ticks there were: a mark for [`Self::longest_gap_since`].
+    /// The number of ticks so far: a mark for [`Self::longest_gap_since`].
     pub(crate) fn ticks_count(&self) -> usize {
         self.output().ticks_us.len()
     }
 
-    /// The longest time between two neighbouring ticks since a mark.
+    /// The longest time between two consecutive ticks since a mark.
     pub(crate) fn longest_gap_since(&self, mark: usize) -> Duration {
         let parent_output = self.output();
         let ticks_us = &parent_output.ticks_us[mark.saturating_sub(1)..];
@@ -99,7 +99,7 @@ impl Parent {
         Duration::from_micros(longest.unwrap_or(0))
     }
 
-    /// Waits until it has ticked so many times more.
+    /// Waits for this many more ticks.
     pub(crate) fn wait_for_ticks(&mut self, count: usize) {
         let goal = self.ticks_count() + count;
         while self.ticks_count() < goal {
@@ -111,7 +111,7 @@ impl Parent {
         }
     }
 
-    /// It lives, ticks, and has never found anything wrong with itself.
+    /// Requires that it lives, ticks, and has reported no error.
     pub(crate) fn require_unharmed(&mut self) {
         self.wait_for_ticks(5);
         let parent_output = self.output();
@@ -123,19 +123,19 @@ impl Parent {
         );
     }
 
-    /// The first line of its output other than ready and ticks, once it has ended.
+    /// The first line of its output other than ready and ticks, after its end.
     pub(crate) fn last_line(&self) -> String {
         wait::wait_until("the parent's last words", LAST_WORDS_LIMIT, || self.output().others.first().cloned())
     }
 
-    /// Kills it, and waits until it is gone.
+    /// Kills it, and waits until it has ended.
     pub(crate) fn kill(&mut self) -> ExitStatus {
-        // It may have ended before; then there is nothing to kill.
+        // Fails if it has ended already.
         let _ = self.process.kill();
         wait::wait_exit(&mut self.process, "the killed parent ends", END_LIMIT)
     }
 
-    /// Waits until it has ended by itself or by another's signal.
+    /// Waits until it has ended by itself or by a signal of another process.
     pub(crate) fn wait_end(&mut self) -> ExitStatus {
         wait::wait_exit(&mut self.process, "the parent ends", END_LIMIT)
     }
@@ -144,7 +144,7 @@ impl Parent {
         self.output.lock().expect("readers do not panic")
     }
 
-    /// It has not ended.
+    /// Requires that it has not ended.
     pub(crate) fn require_alive(&mut self) {
         if let Some(status) = self.process.try_wait().expect("our own child") {
             let signal = status.signal();
@@ -155,7 +155,7 @@ impl Parent {
 
 impl Drop for Parent {
     fn drop(&mut self) {
-        // Fails where it has ended.
+        // Fails if it has ended already.
         let _ = self.process.kill();
         wait::reap_killed(&mut self.process);
     }

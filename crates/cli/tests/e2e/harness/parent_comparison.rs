@@ -11,24 +11,24 @@ use super::farfork::{Farfork, fail_or_time_out};
 use super::seed::{Seed, StartedChild};
 use super::wait;
 
-/// A difference that is still there after this time stays.
+/// A difference that remains for this time counts.
 const COMPARISON_LIMIT: Duration = Duration::from_secs(30);
-/// A program that is prepared so often, and still does something each time, is not at rest.
+/// A program that differs after this many prepares is not idle.
 const SEEDS_MAX: usize = 3;
 
 /// For a process to stop, on a busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// Compares a child that runs as its parent does.
+/// Compares a running child with its parent.
 pub(crate) fn require_same_as_parent(farfork: &Farfork, child: &StartedChild, parent: i32) {
     let said = comparison(farfork, &child.id, parent);
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
 }
 
-/// What `inspect --against` says, as soon as it finds nothing, or at last.
+/// The output of `inspect --against` when it finds no difference, or at the end of the time limit.
 fn comparison(farfork: &Farfork, child: &str, parent: i32) -> Value {
     let (pid, mut said) = (parent.to_string(), Value::Null);
-    // A process of a tree may still be on its last steps into its program when its fork is answered.
+    // When its fork is answered, a process of a tree may still execute its last restore steps.
     wait::poll_within(COMPARISON_LIMIT, || {
         said = farfork.json_ignoring_status(&["inspect", child, "--against", &pid]);
         (said["differences_count"] == 0).then_some(())
@@ -47,20 +47,20 @@ fn differences_text(said: &Value, parent: i32) -> String {
     format!("{child} differs from its parent {parent} in {count} of {fields} fields:\n{list}")
 }
 
-/// How a child differs from its parent, in words.
+/// Describes how a child differs from its parent.
 pub(crate) fn compare_with_parent(farfork: &Farfork, child: &str, parent: i32) -> Result<(), String> {
     let said = comparison(farfork, child, parent);
     if said["differences_count"] == 0 { Ok(()) } else { Err(differences_text(&said, parent)) }
 }
 
-/// The same of a child that is made for it, and ended.
+/// The same for a new child, which is ended afterwards.
 pub(crate) fn require_forked_child_same(farfork: &Farfork, seed: &Seed, node: &str, parent: i32) {
     let said = forked_comparison(farfork, seed, &["--to", node], parent);
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
 }
 
-/// The same of a program at rest that is prepared for it. What it still did when it was prepared shows as a difference: then it is
-/// prepared anew.
+/// The same for an idle program, which is prepared here. If it still did something at prepare, there is a difference;
+/// then it is prepared again.
 pub(crate) fn require_fresh_child_same(farfork: &Farfork, node: &str, parent: i32) {
     let mut said = Value::Null;
     for _ in 0..SEEDS_MAX {
@@ -80,8 +80,8 @@ fn forked_comparison(farfork: &Farfork, seed: &Seed, options: &[&str], parent: i
     said
 }
 
-/// A program that does not stand by itself is stopped with all that descends from it (SIGSTOP) before it is prepared, and its child is
-/// paused before its first step. Afterwards it goes on.
+/// The same for a program that is not idle. The program and its descendants are stopped by SIGSTOP before the prepare,
+/// and continued afterwards. The child is paused before its first instruction.
 pub(crate) fn require_stopped_child_same(farfork: &Farfork, node: &str, parent: i32) {
     let stopped = stop_tree(parent);
     let seed = Seed::prepare_process(farfork, &parent.to_string(), &[]);
@@ -89,12 +89,12 @@ pub(crate) fn require_stopped_child_same(farfork: &Farfork, node: &str, parent: 
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
     drop(seed);
     for pid in stopped.into_iter().rev() {
-        // One that is waited for meanwhile is gone.
+        // Fails if its parent has reaped it meanwhile.
         let _ = kill_process(pid, Signal::CONT);
     }
 }
 
-/// Who stands makes no others: from the top.
+/// Stops the tree from the top: a stopped process forks no others.
 fn stop_tree(root: i32) -> Vec<Pid> {
     let mut stopped = Vec::new();
     let mut next = vec![root];

@@ -1,4 +1,4 @@
-//! A snapshot of what `/proc` shows of a process, to compare before and after a capture. It has only values that a
+//! A snapshot of the state of a process in `/proc`, to compare before and after a capture. It has only values that a
 //! capture might change and the process itself does not.
 
 use std::fs;
@@ -27,16 +27,16 @@ const KEYS: [&str; 20] = [
     "THP_enabled:",
 ];
 
-/// Files that are the same as long as the process does nothing about them.
+/// Files that change only by the process's own actions.
 const FILES: [&str; 8] =
     ["maps", "cgroup", "limits", "timers", "oom_score_adj", "personality", "timerslack_ns", "coredump_filter"];
 
-/// All of it, line by line.
+/// The snapshot, line by line.
 pub(crate) fn read_proc_snapshot(pid: i32) -> Vec<String> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("{name}: {e}"));
     let status = read("status");
     let kept = status.lines().filter(|line| KEYS.iter().any(|key| line.starts_with(key)));
-    // Whether it sleeps or runs at this moment says nothing.
+    // Ignores whether it sleeps or runs at this moment.
     let mut lines: Vec<String> = kept.map(|line| line.replace("R (running)", "S (sleeping)")).collect();
     for file in FILES {
         lines.extend(read(file).lines().map(|line| format!("{file}: {line}")));

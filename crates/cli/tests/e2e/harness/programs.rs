@@ -16,7 +16,7 @@ const COMPILE_LIMIT: Duration = Duration::from_secs(180);
 /// A program that can be forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Program {
-    /// C, static, a thread in each kind of wait. Arguments: memory in MiB; `spin` for a spinner too.
+    /// C, static, with a thread in each kind of wait. Arguments: memory in MiB; `spin` for a spinner.
     Waits,
     /// C++, dynamic, worker threads.
     Threads,
@@ -26,17 +26,19 @@ pub(crate) enum Program {
     Heap,
     /// CPython with NumPy.
     Arrays,
-    /// One of the programs that check one kernel resource, by name.
+    /// A program that checks one kernel resource, by name.
     Resource(&'static str),
-    /// One of the programs that a test brings into a certain situation, by name.
+    /// A program for a certain situation of a test, by name.
     Situation(&'static str),
-    /// C, with resources that follow from a number. Arguments: the number, a directory.
+    /// C, with resources that follow from a seed. Arguments: the seed, a directory.
     Random,
-    /// C, with state that is made by the actions that are named. Arguments: `actions`, `coverage`, or `run`, a number, a directory, actions.
+    /// C, with state that is made by named actions. Arguments: `actions`, `coverage`, or `run`, a seed, a directory,
+    /// actions.
     Calls,
-    /// A program as people write them, by its file: its ending says in which language.
+    /// A realistic program, by its file; the extension selects the language.
     Real(&'static str),
-    /// One of the programs of `tests/resources/`, at the root, by name: each checks one thing that a process holds.
+    /// A program of `tests/resources/` at the repository's root, by name: each checks one part of the state of a
+    /// process.
     ProcessState(&'static str),
 }
 
@@ -55,7 +57,7 @@ impl Program {
         command
     }
 
-    /// The executable, compiled when it is older than its source.
+    /// The executable. It is compiled if it is older than its source.
     fn binary(self) -> PathBuf {
         let (source, compiler): (String, &[&str]) = match self {
             Self::Waits => ("parents/waits.c".into(), &["gcc", "-static"]),
@@ -81,7 +83,7 @@ impl Program {
             sources().join("forked.h"),
             sources().join(PROCESS_STATE_SOURCES).join("huge_setting.h"),
         ]);
-        // Tests run at the same time, and a second compilation would replace a binary that is running.
+        // Tests run in parallel, and a second compilation would replace a binary that is running.
         let lock = fs::File::create(binary.with_extension("lock")).expect("the build's directory can be written");
         lock.lock().expect("a lock on a local file");
         if !is_newer(&binary, &parts) {
@@ -91,22 +93,22 @@ impl Program {
     }
 }
 
-/// The interpreter of the environment that scripts/setup.sh made; NumPy is in it.
+/// The Python of the environment that scripts/setup.sh made, with NumPy.
 pub(crate) fn python() -> PathBuf {
     let from_environment = std::env::var_os("FARFORK_PYTHON").map(PathBuf::from);
     let found = from_environment.or_else(|| Some(find_cache_dir()?.join("python/bin/python3")));
     found.filter(|python| python.exists()).expect("no Python with NumPy: run scripts/setup.sh")
 }
 
-/// Where the sources of all these programs are.
+/// The directory with the sources of these programs.
 pub(crate) fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
 }
 
-/// From there to the programs of `tests/resources/` at the root.
+/// From there to the programs of `tests/resources/` at the repository's root.
 const PROCESS_STATE_SOURCES: &str = "../../../../tests/resources";
 
-/// Apart from the other binaries, some of which have the same names.
+/// A directory apart from the other binaries, some of which have the same names.
 fn process_state_dir() -> PathBuf {
     let dir = build_dir().join("whole");
     fs::create_dir_all(&dir).expect("the build's directory can be written");
@@ -122,7 +124,7 @@ fn build_dir() -> &'static Path {
     &DIR
 }
 
-/// What a program of several parts is made of.
+/// The headers of a program that has several parts.
 fn headers_next_to(source: &Path) -> Vec<PathBuf> {
     let folder = fs::read_dir(source.parent().expect("a source is in a folder")).expect("the sources can be read");
     let all = folder.map(|entry| entry.expect("the sources can be read").path());
@@ -135,14 +137,14 @@ fn is_newer(binary: &Path, sources: &[PathBuf]) -> bool {
     built.is_some() && sources.iter().all(|source| time(source) < built)
 }
 
-/// Copies a program by cp(1). A descriptor of this process that is open for writing would be inherited by what other tests
-/// start just then, and until that calls execve(2), running the copy fails with ETXTBSY.
+/// Copies a program by cp(1). A copy in this process would open the file for writing. A process that another test
+/// starts at that time would inherit the descriptor, and until its execve(2) the program fails with ETXTBSY.
 pub(crate) fn copy(program: impl AsRef<Path>, to: &Path) {
     let copied = Command::new("cp").arg(program.as_ref()).arg(to).status().expect("cp(1) can be started");
     assert!(copied.success(), "cp(1): {copied}");
 }
 
-/// Compiles under a name of its own first, so that a half-written binary is never run.
+/// Compiles to a temporary name first, so that an incomplete binary never runs.
 fn compile(compiler: &[&str], source: &Path, binary: &Path) {
     let unfinished = binary.with_extension(format!("unfinished-{}", std::process::id()));
     let mut command = Command::new(compiler[0]);

@@ -8,14 +8,14 @@ use std::process::Command;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::{NamedTempFile, TempDir};
 
-/// A file with this content, which goes away with the value.
+/// A file with this content, removed when the value is dropped.
 pub(crate) fn file(content: &str) -> NamedTempFile {
     let mut file = NamedTempFile::new().expect("the temporary directory can be written");
     file.write_all(content.as_bytes()).expect("a small file can be written");
     file
 }
 
-/// A directory, which goes away with the value.
+/// A directory, removed when the value is dropped.
 pub(crate) fn directory() -> TempDir {
     tempfile::tempdir().expect("the temporary directory can be written")
 }
@@ -50,21 +50,21 @@ impl Disk {
         self.directory.path()
     }
 
-    /// Takes all the room that is left.
+    /// Uses up all free space.
     pub(crate) fn fill(&self) {
         let mut file = File::create(self.filler_path()).expect("an empty file has room");
         let outcome = io::copy(&mut io::repeat(0), &mut file);
         assert_eq!(outcome.expect_err("it is full").kind(), io::ErrorKind::StorageFull);
     }
 
-    /// Gives so much of it back.
+    /// Frees this many of the bytes that `fill` took.
     pub(crate) fn free(&self, bytes: u64) {
         let file = File::options().write(true).open(self.filler_path()).expect("it was filled");
         let length = file.metadata().expect("a file").len();
         file.set_len(length.saturating_sub(bytes)).expect("to be shorter takes no room");
     }
 
-    /// Gives it back.
+    /// Frees all bytes that `fill` took.
     pub(crate) fn free_all(&self) {
         fs::remove_file(self.filler_path()).expect("it was filled");
     }

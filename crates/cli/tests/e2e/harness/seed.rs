@@ -13,17 +13,17 @@ use super::parent::Parent;
 use super::scratch;
 use super::wait::{self, CommandOutput};
 
-/// The exit status of a test program that found all right.
+/// The exit status of a test program that found everything right.
 pub(crate) const EXIT_VERIFIED: i64 = 42;
 
-/// A seed; it is dropped when this is.
+/// A seed; dropping the value drops the seed.
 pub(crate) struct Seed {
     farfork: Farfork,
-    /// What prepare said, with `--json`.
+    /// The output of `prepare --json`.
     pub(crate) prepare_output: Value,
 }
 
-/// A child that was left to itself.
+/// A detached child.
 #[derive(Debug, Clone)]
 pub(crate) struct StartedChild {
     pub(crate) id: String,
@@ -58,26 +58,26 @@ impl Seed {
         self.prepare_output["seed"].as_str().expect("prepare names the seed")
     }
 
-    /// How long the parent stood still.
+    /// How long the parent was stopped.
     pub(crate) fn pause(&self) -> Duration {
         Duration::from_micros(self.prepare_output["pause_us"].as_u64().expect("prepare tells the pause"))
     }
 
-    /// The process that holds the seed's memory, on the host.
+    /// The process that holds the seed's memory; a process id of the host.
     pub(crate) fn template_pid(&self) -> i32 {
         let inspected = self.farfork.json(&["inspect", self.id()]);
         let pid = inspected["template_pid"].as_i64().unwrap_or_else(|| panic!("no template_pid in {inspected}"));
         i32::try_from(pid).expect("a process id")
     }
 
-    /// One attached child, to its end.
+    /// Runs one attached child to its end.
     pub(crate) fn fork_attached(&self, payload: &str, options: &[&str]) -> CommandOutput {
         let file = scratch::file(payload);
         let payload_path = file.path().to_string_lossy();
         self.farfork.run(&[&["fork", self.id(), "--payload", &payload_path], options].concat())
     }
 
-    /// One attached child, which must answer rightly.
+    /// Runs one attached child, which must give the right answer.
     pub(crate) fn fork_and_check(&self, parent: &Parent, number: u64, options: &[&str]) {
         let ended = self.fork_attached(&number.to_string(), options);
         let expected = format!("result {number} {}", parent.expected_answer(number));
@@ -90,7 +90,7 @@ impl Seed {
         );
     }
 
-    /// Detached children, one for each payload.
+    /// Starts detached children, one for each payload.
     pub(crate) fn fork_detached(&self, payloads: &[String], options: &[&str]) -> Vec<StartedChild> {
         let file = scratch::file(&payloads.join("\n"));
         let path = file.path().to_string_lossy();
@@ -100,19 +100,19 @@ impl Seed {
         children.iter().map(StartedChild::from_json).collect()
     }
 
-    /// Detached children without a payload: they go on as their parent does.
+    /// Starts detached children without a payload: they continue like their parent.
     pub(crate) fn fork_idle(&self, count: usize, options: &[&str]) -> Vec<StartedChild> {
         let count_text = count.to_string();
         let said = self.farfork.json(&[&["fork", self.id(), "--detach", "-n", &count_text], options].concat());
         said["children"].as_array().expect("fork lists children").iter().map(StartedChild::from_json).collect()
     }
 
-    /// Tells children that were held (`situations/paging.c`) that they may end.
+    /// Lets held children (`situations/paging.c`) end.
     pub(crate) fn release_children(&self, children: &[StartedChild]) {
         signal_children_to_finish(&self.farfork, children);
     }
 
-    /// Waits for children whose payloads are these numbers, and checks every answer.
+    /// Waits for children with these numbers as payloads, and checks every answer.
     pub(crate) fn check_answers(&self, parent: &Parent, children: &[StartedChild], numbers: &[u64]) {
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
         let said =
@@ -130,7 +130,7 @@ impl Seed {
 
 impl Drop for Seed {
     fn drop(&mut self) {
-        // Its node may be gone, as some tests want it.
+        // Fails if its node is gone, which some tests intend.
         let mut command = self.farfork.command(&["drop", "--force", self.id()]);
         let Ok(mut child) = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() else { return };
         let dropped = wait::poll_within(COMMAND_LIMIT, || child.try_wait().transpose());
@@ -157,19 +157,19 @@ impl StartedChild {
     }
 }
 
-/// Tells children that run until they are told that it was enough.
+/// Ends children that run until SIGUSR2.
 pub(crate) fn signal_children_to_finish(farfork: &Farfork, children: &[StartedChild]) {
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     farfork.json(&[&["kill", "--signal", "USR2"], &ids[..]].concat());
 }
 
-/// What children that do not end wait for.
+/// The kernel functions in which children wait, for tests that time out.
 pub(crate) fn kernel_waits_text(children: &[StartedChild]) -> String {
     children.iter().map(StartedChild::kernel_waits).collect()
 }
 
 impl StartedChild {
-    /// Where each of its threads is in the kernel: what a hang is about.
+    /// The kernel function of each of its threads, to diagnose a hang.
     fn kernel_waits(&self) -> String {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
@@ -182,7 +182,7 @@ impl StartedChild {
     }
 }
 
-/// What a child wrote, but for its time stamps.
+/// The output of a child without its timestamps.
 pub(crate) fn without_ticks(output: &str) -> String {
     let lines = output.lines().filter(|line| !line.starts_with("tick "));
     lines.map(|line| format!("{line}\n")).collect()

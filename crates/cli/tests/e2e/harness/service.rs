@@ -1,5 +1,5 @@
-//! `Service`: a real server as a parent, reached by its port. The parent's server is in this network, a child's in the
-//! child's own network.
+//! `Service`: a real server as a parent, reached by its port. The parent's server is in the network of the tests, a
+//! child's in the child's own network.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -16,23 +16,23 @@ use tempfile::TempDir;
 
 use super::{scratch, wait};
 
-/// To listen, on a busy machine.
+/// For a server to listen, on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// For one answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// How much of a server's log a failure shows.
+/// Number of log lines of a server that a failure shows.
 const LOG_LINES_MAX: usize = 20;
 
-/// A running server; it is killed with its workers when this is dropped.
+/// A running server; dropping it kills it and its workers.
 pub(crate) struct Service {
     process: Child,
     files: TempDir,
 }
 
 impl Service {
-    /// Starts what `command` makes of a directory of the server's own, and waits until it listens.
+    /// Starts the command that `command` makes for the server's directory, and waits until it listens.
     pub(crate) fn start(port: u16, command: impl FnOnce(&std::path::Path) -> Command) -> Self {
         let files = scratch::directory();
         let mut command = command(files.path());
@@ -61,7 +61,7 @@ impl Service {
         kill_process(Pid::from_child(&self.process), signal).expect("our own child");
     }
 
-    /// Has it end by a signal that it takes as a wish.
+    /// Ends it by a signal that asks it to terminate.
     pub(crate) fn end(&mut self, signal: Signal) {
         self.signal(signal);
         let ended = || self.process.try_wait().expect("our own child");
@@ -69,7 +69,7 @@ impl Service {
         assert!(status.success(), "the server ended: {status}");
     }
 
-    /// It has not ended.
+    /// Requires that it has not ended.
     pub(crate) fn require_alive(&mut self) {
         if let Some(status) = self.process.try_wait().expect("our own child") {
             panic!("the server ended: {status}");
@@ -88,13 +88,13 @@ impl Drop for Service {
     }
 }
 
-/// A port that nobody listens at.
+/// A port without a listener.
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
     listener.local_addr().expect("it is bound").port()
 }
 
-/// A connection on which nothing waits for ever.
+/// A connection whose reads and writes have time limits.
 pub(crate) fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the server listens");
     stream.set_read_timeout(Some(ANSWER_LIMIT)).expect("a limit can be set");
@@ -102,7 +102,7 @@ pub(crate) fn connect(port: u16) -> TcpStream {
     stream
 }
 
-/// Does something in the network of a process.
+/// Calls a function in the network of a process.
 pub(crate) fn run_in_network_of<T: Send>(pid: i32, body: impl FnOnce() -> T + Send) -> T {
     let enter = || {
         let process = pidfd::open(pid).expect("the child lives");
@@ -113,14 +113,14 @@ pub(crate) fn run_in_network_of<T: Send>(pid: i32, body: impl FnOnce() -> T + Se
     outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Somebody who asks a server all the time.
+/// A thread that sends requests to a server continuously.
 pub(crate) struct RequestLoad {
     is_over: Arc<AtomicBool>,
     asking: Option<JoinHandle<u64>>,
 }
 
 impl RequestLoad {
-    /// Does `ask` again and again, on a connection of its own.
+    /// Calls `ask` repeatedly, on a connection of its own.
     pub(crate) fn start(port: u16, mut ask: impl FnMut(&mut TcpStream) + Send + 'static) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let (over, mut stream) = (Arc::clone(&is_over), connect(port));
@@ -135,7 +135,7 @@ impl RequestLoad {
         Self { is_over, asking: Some(asking) }
     }
 
-    /// How often it asked, and was answered each time.
+    /// Stops it. Returns the number of requests; each was answered.
     pub(crate) fn stop(mut self) -> u64 {
         self.is_over.store(true, Ordering::Relaxed);
         let asking = self.asking.take().expect("it is stopped once");

@@ -1,5 +1,5 @@
-//! `UnresponsiveMount`: a FUSE file system whose server answers nothing, as after SIGSTOP. Tests make it in mounts of their own, so that
-//! it stops nothing else on the machine.
+//! `UnresponsiveMount`: a FUSE file system whose server does not answer, as after SIGSTOP. Tests mount it in a mount
+//! namespace of their own, so that nothing else on the machine hangs.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::scratch;
 use super::wait::wait_until;
 
-/// The kernel refuses to read a request into a smaller buffer.
+/// The kernel does not read a request into a smaller buffer.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 
 /// `fuse_out_header` and `fuse_init_out` of protocol 7.31.
@@ -27,16 +27,16 @@ const STATFS: u64 = 137;
 /// For a process to make its call.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// A mounted file system that does not answer; it is aborted and unmounted when this is dropped.
+/// A mounted file system that does not answer. Dropping it aborts and unmounts it.
 pub(crate) struct UnresponsiveMount {
     directory: TempDir,
-    /// Waits for an answer to statfs(2).
+    /// Waits for the result of statfs(2).
     caller: Child,
     server: File,
 }
 
 impl UnresponsiveMount {
-    /// Mounts it as a file system of this type, `fuse` or `fuse.` with a name, and makes sure that calls hang.
+    /// Mounts a file system of this type, `fuse` or `fuse.` with a name, and makes sure that calls hang.
     pub(crate) fn new(filesystem: &str) -> Self {
         let directory = scratch::directory();
         let mut server = File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse");
@@ -61,7 +61,7 @@ impl UnresponsiveMount {
         });
     }
 
-    /// From now on the server takes requests, and answers none. A process that waits for one cannot be killed.
+    /// From now on the server reads requests, but answers none. A process that waits for one cannot be killed.
     pub(crate) fn take_requests(&self) {
         let mut server = self.server.try_clone().expect("a descriptor");
         // Ends when the file system is aborted.
@@ -71,7 +71,7 @@ impl UnresponsiveMount {
         });
     }
 
-    /// A call that was made at the beginning has not returned.
+    /// Requires that the call that was made at the start has not returned.
     pub(crate) fn require_hanging(&mut self) {
         let ended = self.caller.try_wait().expect("a child of ours");
         assert!(ended.is_none(), "statfs(2) has returned: {ended:?}");
@@ -81,7 +81,7 @@ impl UnresponsiveMount {
 fn answer_init(server: &mut File) -> io::Result<()> {
     let mut request = vec![0; REQUEST_BYTES_MAX];
     let length = server.read(&mut request)?;
-    // The header has length and opcode before the request's number.
+    // The header has the length and the opcode before the request's number.
     let number = request[..length].get(8..16).ok_or(io::ErrorKind::InvalidData)?;
     let mut reply = vec![0; INIT_REPLY_BYTES];
     reply[..4].copy_from_slice(&(INIT_REPLY_BYTES as u32).to_ne_bytes());
@@ -93,7 +93,7 @@ fn answer_init(server: &mut File) -> io::Result<()> {
 
 impl Drop for UnresponsiveMount {
     fn drop(&mut self) {
-        // Ends all calls with ENOTCONN first, so that unmounting waits for nothing.
+        // First fails all calls with ENOTCONN, so that unmounting does not wait.
         if let Err(error) = unmount(self.directory.path(), UnmountFlags::FORCE | UnmountFlags::DETACH) {
             eprintln!("the file system of a test is still there: {error}");
         }

@@ -1,4 +1,4 @@
-//! The end of a volume's mount.
+//! Unmounts volumes at the end of a test.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use super::wait;
 
-/// For descriptors that processes of other tests have inherited to be closed.
+/// For processes of other tests to close descriptors that they have inherited.
 const BUSY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Unmounts a volume with umount(8), as a user does.
+/// Unmounts a volume with umount(8), like a user.
 ///
-/// A process that another test starts has copies of this process's descriptors until it calls execve(2). The mount is busy
-/// meanwhile if a copy is of a file on it, also when the file was closed here.
+/// A process that another test starts has copies of this process's descriptors until it calls execve(2). The mount is
+/// busy meanwhile if a copy is of a file on it, even if the file was closed here.
 #[track_caller]
 pub(crate) fn unmount_volume(directory: &Path) {
     wait::wait_until("the volume is unmounted", BUSY_LIMIT, || {

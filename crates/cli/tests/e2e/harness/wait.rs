@@ -1,4 +1,5 @@
-//! Bounded waiting. No test waits for ever: a condition that is not met in time is a failure that names the condition.
+//! Waits with time limits. No test waits forever: a condition that is not met in time is a failure that names the
+//! condition.
 
 use std::io::Read;
 use std::panic::panic_any;
@@ -10,32 +11,34 @@ use std::time::{Duration, Instant};
 use farfork_sys::pidfd;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// Between two looks at a condition: short against what is measured, long against what it costs.
+/// Between two checks of a condition: short compared with the measured times, long compared with the cost of a check.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// For a killed process to end. The kernel frees its memory first, and a process in uninterruptible sleep ends only after that.
+/// For a killed process to end. The kernel frees its memory first, and a process in uninterruptible sleep ends only
+/// after that sleep.
 const KILLED_LIMIT: Duration = Duration::from_secs(60);
 
-/// For the pipes of an ended process to be closed. A descendant that it has left may still have them open.
+/// For the pipes of an ended process to close: a descendant may still have them open.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(60);
 
-/// The panic of a bounded wait that ran out. The runner tells it from wrong results by this type, and runs the test once more.
+/// The panic of a wait that timed out. The runner distinguishes it from wrong results by this type, and runs the test
+/// once more.
 pub(crate) struct TimedOut(pub(crate) String);
 
-/// Fails the test because a bounded wait ran out.
+/// Fails the test because a wait timed out.
 #[track_caller]
 pub(crate) fn time_out(message: String) -> ! {
     panic_any(TimedOut(message))
 }
 
-/// How a bounded command ended.
+/// The exit status and output of a command.
 pub(crate) struct CommandOutput {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// Waits until `condition` gives something.
+/// Waits until `condition` returns a value.
 #[track_caller]
 pub(crate) fn wait_until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
     match poll_within(limit, condition) {
@@ -44,7 +47,7 @@ pub(crate) fn wait_until<T>(what: &str, limit: Duration, condition: impl FnMut()
     }
 }
 
-/// What `condition` gives, if it does in time.
+/// The value of `condition`, if it returns one in time.
 pub(crate) fn poll_within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
@@ -58,19 +61,19 @@ pub(crate) fn poll_within<T>(limit: Duration, mut condition: impl FnMut() -> Opt
     }
 }
 
-/// Waits for a process of ours, and kills it when it takes longer than `limit`.
+/// Waits for a child process, and kills it if it takes longer than `limit`.
 #[track_caller]
 pub(crate) fn wait_exit(child: &mut Child, what: &str, limit: Duration) -> ExitStatus {
     let pidfd = pidfd::open(child.id().cast_signed()).expect("our own child has not been waited for");
     if !pidfd::wait_exit(&pidfd, limit).expect("poll works") {
-        // Killed by the unwinding: before that, the runner records where the process hangs.
+        // The unwinding kills it. Before that, the runner records where the process hangs.
         let _guard = KillGuard(child);
         time_out(format!("{what}: still running after {} s", limit.as_secs_f32()));
     }
     child.wait().expect("a child that has ended can be waited for")
 }
 
-/// As [`wait`], with what the process writes to its pipes meanwhile.
+/// As [`wait_exit`]. Also returns what the process writes to its pipes.
 #[track_caller]
 pub(crate) fn wait_with_output(mut child: Child, what: &str, limit: Duration) -> CommandOutput {
     let stdout = child.stdout.take().map(read_in_background);
@@ -87,8 +90,8 @@ pub(crate) fn wait_with_output(mut child: Child, what: &str, limit: Duration) ->
     CommandOutput { status, stdout: text(stdout), stderr: text(stderr) }
 }
 
-/// Kills a process that leads a group, with all that are in it, and waits for it; one that was waited for has given its number
-/// back, and nobody is killed.
+/// Kills the process group of a leader, and waits for the leader. If the leader was reaped already, its process id may
+/// be reused, so nothing is killed.
 pub(crate) fn kill_group(leader: &mut Child) {
     let pid = Pid::from_child(leader);
     let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -98,7 +101,7 @@ pub(crate) fn kill_group(leader: &mut Child) {
     }
 }
 
-/// Waits for a process that was killed. Fails the test if the process does not end, unless the test fails already.
+/// Waits for a killed process. Fails the test if the process does not end, unless the test fails already.
 pub(crate) fn reap_killed(child: &mut Child) {
     if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
         return;
@@ -117,7 +120,7 @@ pub(crate) fn reap_killed(child: &mut Child) {
     }
 }
 
-/// Kills a process when it is dropped, and waits for it.
+/// Kills a process and waits for it, when it is dropped.
 struct KillGuard<'a>(&'a mut Child);
 
 impl Drop for KillGuard<'_> {
@@ -131,9 +134,9 @@ fn read_in_background(mut pipe: impl Read + Send + 'static) -> Receiver<String> 
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read before an error still helps to understand it.
+        // Output that was read before an error is still useful.
         let _ = pipe.read_to_end(&mut bytes);
-        // The receiver has given up where it waited too long.
+        // Fails if the receiver has timed out.
         let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
     });
     receiver

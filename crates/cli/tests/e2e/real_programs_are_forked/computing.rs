@@ -15,7 +15,7 @@ use crate::harness::{
 /// From one line of a program to the next, on a busy machine.
 const LINE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Says that it was enough.
+/// The signal that ends the repetition.
 const ENOUGH: Signal = Signal::USR2;
 
 pub(super) fn numpy(cluster: &Cluster) {
@@ -26,7 +26,7 @@ pub(super) fn pool(cluster: &Cluster) {
     check_half_way(cluster, || without_threads_of_blas("pool.py"));
 }
 
-/// They would spin for each other beside the program's own.
+/// BLAS threads would spin while they wait for each other, and compete with the program's own threads.
 fn without_threads_of_blas(script: &'static str) -> Command {
     let mut command = Program::Real(script).command();
     command.env("OPENBLAS_NUM_THREADS", "1");
@@ -37,7 +37,7 @@ pub(super) fn node(cluster: &Cluster) {
     check_half_way(cluster, || Program::Real("timers.js").command());
 }
 
-/// What a child keeps from fork(2) is in its own children as well: pages that it has, and pages that it never touched.
+/// The grandchildren have what fork(2) preserves of a child: pages that it has, and pages that it never touched.
 pub(super) fn node_forked_again(cluster: &Cluster) {
     let parent = start(&mut Program::Real("timers.js").command());
     let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
@@ -62,8 +62,8 @@ pub(super) fn open_mp(cluster: &Cluster) {
     check_half_way(cluster, || Program::Real("parallel.cpp").command());
 }
 
-/// All that the kernel shows of a child, of programs of one process that were stopped half way. In a tree the restorer of a paused child
-/// still shares open files of others.
+/// Compares all that the kernel shows of a child, for single processes that were stopped half way. In a tree the
+/// restorer of a paused child still shares open files with others.
 pub(super) fn equal_parent(cluster: &Cluster) {
     let commands = ["timers.js", "parallel.cpp"].map(|script| Program::Real(script).command());
     for mut command in commands.into_iter().chain([without_threads_of_blas("matrices.py")]) {
@@ -72,7 +72,7 @@ pub(super) fn equal_parent(cluster: &Cluster) {
     }
 }
 
-/// Prepared when it is half way, while it runs.
+/// The program is prepared half way, while it runs.
 fn check_half_way(cluster: &Cluster, command: impl Fn() -> Command) {
     let parent = start(&mut command());
     let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
@@ -87,7 +87,7 @@ fn check_half_way(cluster: &Cluster, command: impl Fn() -> Command) {
     assert_eq!(result(&parent), expected, "the parent");
 }
 
-/// A child finds nothing to read where the parent is told to go on, and goes on.
+/// A child finds the end of its standard input where the parent waits for it, and continues.
 pub(super) fn shell_in_a_terminal(cluster: &Cluster) {
     let program = || start(&mut Program::Real("shell_in_a_terminal.py").command());
     let (mut parent, mut never_forked) = (program(), program());
@@ -100,7 +100,8 @@ pub(super) fn shell_in_a_terminal(cluster: &Cluster) {
     assert_eq!(result(&parent), expected, "the parent");
 }
 
-/// Its file is the parent's, too: the parent goes on behind the children, each of which has its own from then on.
+/// The file is the parent's too. The parent continues after the children; each child has its own copy since its first
+/// write.
 pub(super) fn sqlite(cluster: &Cluster) {
     let directories = [scratch::directory(), scratch::directory()];
     let program = |at: usize| {

@@ -11,19 +11,19 @@ use super::web::{children_of, end, get};
 use crate::harness::service::{self, RequestLoad};
 use crate::harness::{Cluster, Service, StartedChild, require_fresh_child_same, wait};
 
-/// What it serves: more than its buffers hold.
+/// Size of the served file: more than nginx's buffers.
 const FILE_BYTES: usize = 300_000;
 
 const WORKERS_COUNT: usize = 2;
 
-/// To start workers and let old ones end, on a busy machine.
+/// For nginx to start workers and end old ones, on a busy machine.
 const RELOAD_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn alone(cluster: &Cluster) {
     serve(cluster, "master_process off;", |_, _, _| {});
 }
 
-/// Workers are whose they were; told to, a server gets others, in the children and in the parent.
+/// A child's workers are its own processes. On a reload, children and parent replace their workers.
 pub(super) fn with_workers(cluster: &Cluster) {
     serve(cluster, &format!("user root;\nworker_processes {WORKERS_COUNT};"), |server, port, children| {
         let workers = workers_of(server);
@@ -40,7 +40,7 @@ pub(super) fn with_workers(cluster: &Cluster) {
     });
 }
 
-/// Serves a file in children and parent, under load; `further` is what is done with them then.
+/// Serves a file in children and parent, under load. `further` then runs with the server and the children.
 fn serve(cluster: &Cluster, processes: &str, further: impl FnOnce(&Service, u16, &[StartedChild])) {
     let port = service::free_port();
     let content: String = (0..FILE_BYTES).map(|at| char::from(b'a' + (at * at % 23) as u8)).collect();
@@ -57,13 +57,13 @@ fn serve(cluster: &Cluster, processes: &str, further: impl FnOnce(&Service, u16,
     let load = RequestLoad::start(port, move |stream| assert_eq!(get(stream, "/file"), expected));
     let (_seed, children) = children_of(cluster, &server, &[]);
     for child in &children {
-        // Each on a new connection, and two on one.
+        // Requests on two connections: one has two of them.
         let said = service::run_in_network_of(child.pid, || {
             let mut stream = service::connect(port);
             [get(&mut stream, "/file"), get(&mut stream, "/file"), get(&mut service::connect(port), "/count")]
         });
         assert!(said[0] == content && said[1] == content, "{}: another file", child.id);
-        // These three, and whatever the load had open at the fork, which was reset.
+        // These three requests, and those that the load had open at the fork, whose connections were reset.
         let counted = said[2].lines().nth(2).and_then(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
         assert!(counted.is_some_and(|requests| requests >= 3), "{}: {}", child.id, said[2]);
     }
@@ -83,7 +83,7 @@ fn configuration(port: u16, processes: &str) -> String {
     )
 }
 
-/// The ids of a server's workers, but for those that have ended and for what holds a seed.
+/// The ids of a server's workers, without zombies and without the templates of seeds.
 fn workers_of(server: &Service) -> BTreeSet<String> {
     let pid = server.pid_text();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("the server lives");
@@ -94,7 +94,7 @@ fn workers_of(server: &Service) -> BTreeSet<String> {
     children.split_whitespace().filter(|pid| !is_traced(pid)).map(str::to_owned).collect()
 }
 
-/// Waits until only workers answer that are none of these.
+/// Waits until only workers answer that are not in this set.
 fn require_others(port: u16, workers: &BTreeSet<String>) {
     let ask = || get(&mut service::connect(port), "/worker");
     wait::wait_until(&format!("others than {workers:?} answer"), RELOAD_LIMIT, || {

@@ -13,22 +13,22 @@ use crate::harness::{Cluster, Service, require_fresh_child_same, scratch, wait};
 
 const ACCOUNTS_COUNT: usize = 20_000;
 
-/// Who moves it, each with a process of the server's.
+/// Number of clients, each with a server process.
 const CLIENTS_COUNT: &str = "4";
 
-/// To connect and begin, on a busy machine.
+/// For clients to connect and make a transfer, on a busy machine.
 const MOVED_LIMIT: Duration = Duration::from_secs(60);
 
-/// From one account to another, so that nothing is lost where a move is whole.
+/// A transfer between two accounts in a transaction, so that it is applied as a whole.
 const MOVE: &str = "\\set from random(1, 20000)\n\\set to random(1, 20000)\nBEGIN;\n\
     UPDATE account SET balance = balance - 1 WHERE id = :from;\nUPDATE account SET balance = balance + 1 WHERE id = :to;\n\
     INSERT INTO move VALUES (:from, :to);\nCOMMIT;\n";
 
-/// What never changes of it, worked out by more than one process of the server's.
+/// Sums that transfers do not change, computed by more than one server process.
 const WHOLE: &str = "SET max_parallel_workers_per_gather = 2; SET min_parallel_table_scan_size = 0; SET parallel_setup_cost = 0; \
     SELECT count(*), sum(balance), sum(hashtext(note)::bigint) FROM account";
 
-/// Whether all that moved is in the accounts.
+/// Whether the accounts agree with all transfers.
 const AGREES: &str = "SELECT sum(abs(balance - 100 - coalesce(came, 0) + coalesce(went, 0))) FROM account \
     LEFT JOIN (SELECT whence, count(*) AS went FROM move GROUP BY 1) AS a ON whence = id \
     LEFT JOIN (SELECT whither, count(*) AS came FROM move GROUP BY 1) AS b ON whither = id";
@@ -50,7 +50,7 @@ pub(super) fn postgresql(cluster: &Cluster) {
     wait::wait_until("clients have moved something", MOVED_LIMIT, || {
         (ask("SELECT count(*) > 100 FROM move") == "t").then_some(())
     });
-    // Its log goes on being written to in place; what a child reads of it, its server wrote before.
+    // The server continues to write its log in place. A child reads only parts of it that were written before.
     let (_seed, children) = children_of(cluster, &server, &["--changed-files", "allow"]);
     for child in &children {
         let ask = |query: &str| service::run_in_network_of(child.pid, || ask(query));
@@ -64,11 +64,11 @@ pub(super) fn postgresql(cluster: &Cluster) {
     assert_eq!(ask("SELECT to_regclass('only_here') IS NULL"), "t", "a child's table is in the parent");
     drop(clients);
     end(cluster, &children);
-    // It takes its System V shared memory away only when it ends in good order.
+    // The server removes its System V shared memory only on a clean shutdown.
     server.end(Signal::INT);
 }
 
-/// A server with nothing in it yet, which writes nothing unless a client has it do so. It refuses to be root.
+/// An empty server, which writes only for clients. PostgreSQL refuses to run as root.
 fn prepared(directory: &Path, port: u16) -> Command {
     let data = directory.join("data");
     run(Command::new("chown").arg("postgres").arg(directory));
@@ -79,7 +79,7 @@ fn prepared(directory: &Path, port: u16) -> Command {
     command
 }
 
-/// One of the server's programs, which Debian keeps apart by version.
+/// A program of the server; Debian installs them by version.
 fn as_postgres(program: &str) -> Command {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut paths: Vec<_> = versions.map(|version| version.path().join("bin").join(program)).collect();
@@ -97,14 +97,14 @@ fn run(command: &mut Command) -> String {
     str::from_utf8(&output.stdout).expect("text").trim_end().to_owned()
 }
 
-/// What the server answers on a new connection, in the network that we are in.
+/// The server's answer on a new connection, in the current network namespace.
 fn ask(port: u16, query: &str) -> String {
     let mut command = Command::new("psql");
     command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", "postgres", "-X", "-q", "-A", "-t", "-c", query]);
     run(command.env("PGCONNECT_TIMEOUT", "20"))
 }
 
-/// Those who move money until this is dropped. They end when their connections do.
+/// Clients that make transfers until this is dropped. They also end with their connections.
 struct Clients {
     process: Child,
     _script: tempfile::NamedTempFile,

@@ -9,7 +9,7 @@ use crate::harness::{Cluster, Seed, Service, require_fresh_child_same};
 
 const KEYS: usize = 100_000;
 
-/// Sent at once, when the keys are set.
+/// Number of keys in one request.
 const KEYS_AT_ONCE: usize = 10_000;
 
 pub(super) fn redis(cluster: &Cluster) {
@@ -48,7 +48,7 @@ pub(super) fn redis(cluster: &Cluster) {
     cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
 }
 
-/// A child has all keys as a server has that was never forked; it is written to, and saves them.
+/// A child has the same keys as a server that was never forked. It accepts a write, and saves its keys.
 fn check_child(port: u16, id: &str, expected: &str) {
     let mut client = Client::new(port);
     let counted: u64 = client.ask(&["GET", "count"]).parse().expect("it was counted before the fork");
@@ -78,7 +78,7 @@ fn fill(client: &mut Client) {
     }
 }
 
-/// A connection that speaks the server's protocol.
+/// A client of the server's protocol.
 struct Client(BufReader<TcpStream>);
 
 impl Client {
@@ -92,12 +92,12 @@ impl Client {
         self.answer()
     }
 
-    /// Of all keys with their values, whatever their order.
+    /// A digest of all keys and values, which does not depend on their order.
     fn digest(&mut self) -> String {
         self.ask(&["DEBUG", "DIGEST"])
     }
 
-    /// A number, a word, or a string by its length.
+    /// Reads an answer: a number, a word, or a string by its length.
     fn answer(&mut self) -> String {
         let mut line = String::new();
         self.0.read_line(&mut line).expect("the server answers");

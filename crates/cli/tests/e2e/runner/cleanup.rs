@@ -1,5 +1,5 @@
-//! Removes what killed workers left: processes, clusters, mounts, files, control groups. It removes only what has the
-//! run's name, so that other runs and a user's nodes are not touched.
+//! Removes what killed workers left: processes, clusters, mounts, files, control groups. It removes only objects with
+//! the run's name, so that other runs and a user's nodes are not touched.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,23 +22,25 @@ const KILL_LIMIT: Duration = Duration::from_secs(60);
 /// For the namespaces, groups and files of one cluster to be removed, when its processes have ended.
 const DOWN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Where clusters are in a worker's directory: `SCRATCH/run/cluster.json`.
+/// Depth at which clusters are in a worker's directory: `SCRATCH/run/cluster.json`.
 const CLUSTER_DEPTH_MAX: usize = 3;
 
 /// The state file of a cluster.
 const CLUSTER_FILE: &str = "cluster.json";
 
-/// Where `farfork bench` makes its clusters.
+/// The directory in which `farfork bench` makes its clusters.
 const BENCH_PARENT: &str = "/run";
 
-/// Kills and removes all of a worker or a run. Its `mark` is in the paths of its groups. Returns what could not be removed.
+/// Kills and removes everything of a worker or a run. The paths of its groups contain `mark`. Returns what could not be
+/// removed.
 pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec<String> {
     let left = groups.kill(KILL_LIMIT);
     let mut problems: Vec<String> =
         left.iter().map(|pid| format!("process {pid} does not end: {}", leftovers::command_line(*pid))).collect();
     for cluster in clusters(directory, mark) {
         problems.extend(remove_cluster(&cluster).err());
-        // A benchmark that was killed did not remove it. The cluster in a worker's directory goes with that.
+        // A killed benchmark did not remove its run directory. A cluster in a worker's directory is removed with that
+        // directory.
         if cluster.starts_with(BENCH_PARENT) {
             let _ = fs::remove_dir_all(&cluster);
         }
@@ -54,7 +56,7 @@ pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec
     problems
 }
 
-/// Removes what dead supervisors left. Says what it removes.
+/// Removes what dead supervisors left, and prints what it removes.
 pub(super) fn remove_dead_runs(directories: &Path) -> io::Result<()> {
     let mut names: BTreeSet<String> = identity::dead_names_in(directories).into_iter().collect();
     names.extend(GroupSet::bases()?.iter().flat_map(|base| identity::dead_names_in(base)));
@@ -90,13 +92,14 @@ fn find_clusters(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// By the code of `farfork down`, which waits for `ip` and for locks: in a thread, which is given up after a time.
+/// Calls the code of `farfork down`, which waits for `ip` and for locks. It runs in a thread, which is abandoned after
+/// a time limit.
 fn remove_cluster(run_dir: &Path) -> Result<(), String> {
     let (sender, receiver) = mpsc::channel();
     let cluster = run_dir.to_owned();
     thread::spawn(move || {
         let outcome = LocalCluster::load(&cluster).and_then(LocalCluster::down);
-        // The receiver is gone if the time was up.
+        // Fails if the receiver has timed out.
         let _ = sender.send(outcome.map_err(|error| error.to_string()));
     });
     let outcome = receiver.recv_timeout(DOWN_LIMIT);

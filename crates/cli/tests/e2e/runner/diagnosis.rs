@@ -14,19 +14,19 @@ use farfork_cluster::local::LocalCluster;
 use super::cleanup;
 use super::group_set::GroupSet;
 
-/// For all of it: files of `/proc` may wait for locks that a hanging process holds.
+/// For the whole record: files of `/proc` may wait for locks that a hanging process holds.
 const RECORD_LIMIT: Duration = Duration::from_secs(20);
 
-/// A fork bomb has thousands.
+/// Limits the record of a fork bomb, which has thousands.
 const THREADS_MAX: usize = 1000;
 
 /// How much of the end of each daemon's log is recorded, in bytes.
 const LOG_BYTES_MAX: u64 = 64 << 10;
 
-/// Files of a thread that say where it is. None of them needs the lock of its address space.
+/// Files that show where a thread waits. None of them needs the lock of its address space.
 const THREAD_FILES: [&str; 3] = ["comm", "wchan", "syscall"];
 
-/// Appends all of it to a file.
+/// Appends the record to a file.
 pub(super) fn record(groups: &GroupSet, directory: &Path, mark: &str, path: &Path) {
     let (sender, receiver) = mpsc::channel();
     let (groups, directory, mark) = (groups.clone(), directory.to_owned(), mark.to_owned());
@@ -60,7 +60,7 @@ fn write_threads(groups: &GroupSet, log: &mut File) -> io::Result<()> {
         for line in stack.lines() {
             let _ = write!(text, "\n    {line}");
         }
-        // Line by line: a file of the next thread may never be read.
+        // Written line by line: reading a file of the next thread may never return.
         writeln!(log, "{text}")?;
     }
     Ok(())

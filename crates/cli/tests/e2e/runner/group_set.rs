@@ -21,7 +21,7 @@ use rustix::process::Signal;
 /// The controllers that limit a run.
 const LIMITING: [&str; 2] = ["memory", "pids"];
 
-/// Version 1 hierarchies without any of these are of no use here.
+/// A version 1 hierarchy without any of these is not used.
 const USEFUL: [&str; 3] = ["memory", "pids", "freezer"];
 
 /// With RT_GROUP_SCHED, a new group of this controller refuses real-time threads, which tests and nodes need.
@@ -33,7 +33,7 @@ const TEST_GROUP_PREFIX: &str = "farfork-test-";
 /// From one round of kills to the next.
 const KILL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// For the last processes of a group to let go of it.
+/// For the last processes of a group to leave it.
 const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 
 /// The limits of all processes of a run together.
@@ -74,7 +74,7 @@ impl GroupSet {
         Ok(set)
     }
 
-    /// The groups that a run of this name has, or would have.
+    /// The groups that a run of this name has or would have.
     pub(super) fn named(name: &str) -> io::Result<Self> {
         let groups = useful_hierarchies()?.into_iter().map(|hierarchy| {
             let base = hierarchy.creation_base(&LIMITING);
@@ -83,13 +83,13 @@ impl GroupSet {
         Ok(Self(groups.collect()))
     }
 
-    /// Where the groups of runs are.
+    /// The parent groups of all runs.
     pub(super) fn bases() -> io::Result<Vec<PathBuf>> {
         Ok(useful_hierarchies()?.iter().map(|hierarchy| hierarchy.creation_base(&LIMITING).directory).collect())
     }
 
-    /// Makes groups below these, each with a group for processes. A version 2 group cannot have both processes and
-    /// controllers for the groups below it; nodes know a group of that name, and make theirs next to it.
+    /// Makes a group below each of these, with a leaf group for processes. A version 2 group cannot have both processes
+    /// and controllers for its subgroups. Nodes recognize a leaf of that name, and make their groups next to it.
     pub(super) fn create_below(&self, name: &str) -> io::Result<Self> {
         let below = |group: &Group| {
             cgroup::create_path(&group.directory, Path::new(name), group.version, &group.controllers)?;
@@ -100,28 +100,28 @@ impl GroupSet {
         Ok(Self(self.0.iter().map(below).collect::<io::Result<_>>()?))
     }
 
-    /// The groups for processes.
+    /// The leaf groups for processes.
     pub(super) fn leaves(&self) -> Vec<PathBuf> {
         self.0.iter().map(|group| group.directory.join(DAEMON_LEAF)).collect()
     }
 
-    /// Processes that are in the groups for processes in all hierarchies: nodes move theirs out of some.
+    /// Processes that are in the leaf groups of all hierarchies: nodes move their processes out of some.
     pub(super) fn leaf_members(&self) -> BTreeSet<i32> {
         let leaves = self.leaves().into_iter();
         let members = leaves.map(|leaf| cgroup::processes(&leaf).unwrap_or_default().into_iter().collect());
         members.reduce(|all: BTreeSet<i32>, members| &all & &members).unwrap_or_default()
     }
 
-    /// All processes in the groups and below them.
+    /// All processes in the groups and their subgroups.
     pub(super) fn members(&self) -> BTreeSet<i32> {
         let groups = self.0.iter().filter_map(|group| cgroup::subtree(&group.directory).ok()).flatten();
         groups.filter_map(|group| cgroup::processes(&group).ok()).flatten().collect()
     }
 
-    /// Kills all processes in the groups and below them, again and again until there are none. Returns those that have not
-    /// ended after `limit`.
+    /// Kills all processes in the groups and their subgroups until there are none. Returns those that have not ended
+    /// after `limit`.
     pub(super) fn kill(&self, limit: Duration) -> BTreeSet<i32> {
-        // A process may fork before its SIGKILL takes effect, so nothing may be forked any more.
+        // A process may fork before its SIGKILL takes effect, so forks are disabled first.
         let _ = self.write_where_present("pids.max", "0");
         let freezers = freezers();
         let mut thawed: BTreeSet<PathBuf> = BTreeSet::new();
@@ -130,10 +130,12 @@ impl GroupSet {
             let _ = self.write_where_present("cgroup.kill", "1");
             let processes: Vec<(i32, OwnedFd)> =
                 self.members().into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
-            // Looked up again after they were opened: the number of a member does not mean another process.
+            // The members are listed again after they were opened, so that a reused process id does not name another
+            // process.
             let members = self.members();
             if members.is_empty() || Instant::now() >= deadline {
-                // A test that moves a process into a group of its own removes that when it ends, unless it is killed.
+                // A test that moves a process into a group of its own removes the group at its end, unless the test is
+                // killed.
                 thawed.iter().filter(|group| is_of_a_test(group)).for_each(|group| drop(fs::remove_dir(group)));
                 return members;
             }
@@ -145,7 +147,7 @@ impl GroupSet {
         }
     }
 
-    /// Removes the groups and those below them.
+    /// Removes the groups and their subgroups.
     pub(super) fn remove(&self) -> io::Result<()> {
         for group in &self.0 {
             for below in cgroup::subtree(&group.directory)? {
@@ -176,7 +178,7 @@ fn useful_hierarchies() -> io::Result<Vec<Hierarchy>> {
     Ok(hierarchy::mounted_hierarchies()?.into_iter().filter(is_useful).collect())
 }
 
-/// The hierarchies that can freeze: a frozen process of version 1 does not end by SIGKILL.
+/// The hierarchies that can freeze: SIGKILL does not end a frozen process of version 1.
 fn freezers() -> Vec<Hierarchy> {
     let can_freeze = |hierarchy: &Hierarchy| {
         hierarchy.version == CgroupVersion::V2 || hierarchy.controllers.iter().any(|controller| controller == "freezer")
@@ -184,7 +186,7 @@ fn freezers() -> Vec<Hierarchy> {
     useful_hierarchies().unwrap_or_default().into_iter().filter(can_freeze).collect()
 }
 
-/// Thaws the group that a process is in, wherever that is; the group, if it was frozen.
+/// Thaws the group of a process, wherever it is. Returns the group if it was frozen.
 fn thaw_group_of(pid: i32, freezer: &Hierarchy) -> Option<PathBuf> {
     let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let path = membership.lines().find_map(|line| {

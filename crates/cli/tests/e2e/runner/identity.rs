@@ -32,7 +32,7 @@ pub(super) fn entries_of(supervisor: u32, directory: &Path) -> Vec<PathBuf> {
     entries.filter(is_of_supervisor).collect()
 }
 
-/// The supervisor that a run of this name belongs to.
+/// The supervisor of a run.
 pub(super) fn supervisor_of(name: &str) -> Option<ProcessIdentity> {
     let (pid, start_ticks) = name.strip_prefix(PREFIX)?.split_once('-')?;
     Some(ProcessIdentity { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })

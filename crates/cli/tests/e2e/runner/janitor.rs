@@ -1,5 +1,5 @@
 //! `Janitor`: a process that outlives the supervisor, so that a killed supervisor leaves nothing. It waits for the end
-//! of the supervisor, removes what is left of the run, and ends. If the janitor is killed too, the next run cleans up.
+//! of the supervisor, removes the remains of the run, and ends. If the janitor is killed too, the next run cleans up.
 
 use std::env;
 use std::io;
@@ -20,10 +20,10 @@ pub(crate) const JANITOR_ARGUMENT: &str = "--janitor";
 /// For the killed janitor to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Longer than any run: the janitor does not wait for ever either.
+/// Longer than any run: the janitor must not wait forever either.
 const WAIT_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The supervisor's hold of it.
+/// The supervisor's handle of the janitor.
 pub(super) struct Janitor(Mutex<Child>);
 
 impl Janitor {
@@ -31,12 +31,12 @@ impl Janitor {
     pub(super) fn start(run_name: &str) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("test-janitor").arg(JANITOR_ARGUMENT).arg(run_name);
-        // Neither signals of the terminal nor readers of the output concern it.
+        // Signals of the terminal and readers of the output must not affect it.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self(Mutex::new(command.spawn()?)))
     }
 
-    /// Ends it, when nothing is left to remove.
+    /// Ends the janitor, after everything was removed.
     pub(super) fn stop(&self) {
         let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = process.kill();
@@ -44,9 +44,9 @@ impl Janitor {
     }
 }
 
-/// Waits for the supervisor's end, and removes what is left of its run.
+/// Waits for the supervisor's end, and removes the remains of its run.
 pub(crate) fn clean_after(run_name: &str) -> ExitCode {
-    // For lists of processes: the name would be `exe`.
+    // The name in lists of processes, which would otherwise be `exe`.
     let _ = rustix::thread::set_name(c"test-janitor");
     let Some(supervisor) = identity::supervisor_of(run_name) else { return ExitCode::FAILURE };
     if let Ok(Some(process)) = supervisor.open()

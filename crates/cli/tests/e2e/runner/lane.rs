@@ -20,7 +20,7 @@ impl<'a> Lane<'a> {
     /// Runs a test. Writes the details of a failure to `log`.
     pub(super) fn run_test(&mut self, selection: &Selection, log: &Path) -> Result<(), Failure> {
         let outcome = self.try_test(selection, log);
-        // A test that was not run has not written it.
+        // A test that did not run has written no log.
         if let Err(failure) = &outcome
             && !log.exists()
         {

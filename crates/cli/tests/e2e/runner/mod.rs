@@ -2,7 +2,7 @@
 //! ```text
 //! supervisor ── requests ──> worker, in the run's control groups ──> nodes, parents, children
 //!     │      <── reports ───
-//!     └──────> janitor, which removes all of that where the supervisor is killed
+//!     └──────> janitor, which removes all of that if the supervisor is killed
 //! ```
 
 mod cleanup;

@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) kind: FailureKind,
-    /// The first line says it in short.
+    /// The first line is a summary.
     pub(super) reason: String,
     /// Whether the shared cluster did not start.
     pub(super) has_no_cluster: bool,
 }
 
-/// What tells a slow machine, or a lost wake-up, from everything else.
+/// Separates a slow machine, or a lost wake-up, from everything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum FailureKind {
-    /// A bounded wait ran out, or the test's own limit: the test is run once more.
+    /// A wait timed out, or the test's own limit expired: the test runs once more.
     TimedOut,
-    /// Wrong results, harm, leaks, refusals: never run again.
+    /// Wrong results, harm, leaks or refusals: never runs again.
     Wrong,
 }
 
@@ -34,7 +34,7 @@ impl Failure {
         self.reason.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason").trim()
     }
 
-    /// The failure of a test that panicked so: one wrong result outweighs all waits that ran out.
+    /// The failure of a test with these panics: a wrong result outweighs all timeouts.
     pub(super) fn from_panics(panics: &[Self]) -> Option<Self> {
         panics.iter().find(|panic| panic.kind == FailureKind::Wrong).or_else(|| panics.first()).cloned()
     }

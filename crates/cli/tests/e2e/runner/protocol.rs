@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 
 use super::outcome::Failure;
 
-/// From the supervisor.
+/// Sent by the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// Join these control groups. The worker ends with the supervisor of this process id.
     Enter { supervisor: u32, groups: Vec<PathBuf> },
     /// Run the test of this name.
     Run { test: String },
-    /// The processes of a test that timed out were recorded: go on.
+    /// The processes of a test that timed out were recorded; the test may continue.
     Resume,
     /// Stop the shared cluster, and end.
     Stop,
 }
 
-/// From a worker.
+/// Sent by a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Report {
     /// The worker is in its control groups.
     Entered,
-    /// A thread of the test panicked. Where a wait ran out, the thread waits for [`Request::Resume`].
+    /// A thread of the test panicked. After a timeout, the thread waits for [`Request::Resume`].
     Panicked(Failure),
     /// The test has ended.
     Ended { failure: Option<Failure> },
@@ -51,7 +51,7 @@ impl Channel {
         send(&mut self.writer, message)
     }
 
-    /// The next message; `UnexpectedEof` when the other end is closed.
+    /// The next message; `UnexpectedEof` if the other end is closed.
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         let mut line = String::new();
         match self.reader.read_line(&mut line)? {
@@ -61,7 +61,7 @@ impl Channel {
     }
 }
 
-/// Sends a message by the end of a socket that another thread reads from.
+/// Sends a message by one end of a socket; another thread may read from the same end.
 pub(super) fn send(writer: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');

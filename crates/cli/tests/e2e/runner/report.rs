@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use super::outcome::Failure;
 
-/// Names a file: a line is appended to it for each failure.
+/// Environment variable with the path of a file, which gets a line for each failure.
 const FAILURES_VARIABLE: &str = "FARFORK_FAILURES";
 
-/// Names a file, which gets the counts.
+/// Environment variable with the path of a file, which gets the counts.
 const COUNTS_VARIABLE: &str = "FARFORK_COUNTS";
 
-/// More of them are no accident any more.
+/// More flaky tests than this are no coincidence, and fail the run.
 const FLAKY_MAX: usize = 3;
 
-/// How all tests ended so far.
+/// The results of all tests so far.
 #[derive(Debug, Default)]
 pub(super) struct RunReport {
     passed_count: usize,
@@ -25,7 +25,7 @@ pub(super) struct RunReport {
     flaky: Vec<FailedTest>,
 }
 
-/// A test that failed, or failed once.
+/// A test that failed at least once.
 #[derive(Debug)]
 struct FailedTest {
     name: String,
@@ -45,20 +45,20 @@ impl RunReport {
         self.failures.push(FailedTest::new(name, failure, log));
     }
 
-    /// A test that timed out, and passed when it was run again.
+    /// Adds a test that timed out, and passed when it ran again.
     pub(super) fn add_flaky(&mut self, name: &str, first: &Failure, log: &Path, time: Duration) {
         print_test(name, "ok, flaky", time);
         self.passed_count += 1;
         self.flaky.push(FailedTest::new(name, first, log));
     }
 
-    /// A failure of the run that no single test is to blame for.
+    /// Adds a failure of the run that no single test caused.
     pub(super) fn add_run_failure(&mut self, name: &str, reason: &str, log: &Path) {
         println!("{name}: {reason}");
         self.failures.push(FailedTest::new(name, &Failure::wrong(reason), log));
     }
 
-    /// Ends the run's output; whether the run has succeeded.
+    /// Ends the run's output. Returns whether the run has succeeded.
     pub(super) fn conclude(mut self, logs: &Path) -> io::Result<bool> {
         if self.flaky.len() > FLAKY_MAX {
             let reason =
@@ -101,7 +101,7 @@ impl FailedTest {
     }
 }
 
-/// Says that a test is not over yet: it will be run again.
+/// Reports a test that will run again.
 pub(super) fn print_retry(name: &str, failure: &Failure, time: Duration) {
     print_test(name, "timed out, will be run again", time);
     println!("    {}", failure.first_line());

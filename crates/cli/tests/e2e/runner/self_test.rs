@@ -1,5 +1,5 @@
 //! Tests of the runner itself: one hangs, one fails, and so on. `runs_are_contained` starts this binary again to run
-//! them in place of the real tests.
+//! them instead of the real tests.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -11,13 +11,13 @@ use crate::harness::{Cluster, Parent, Program, wait};
 use crate::runner::RunSettings;
 use crate::test::Test;
 
-/// Names the directory of the test that has started this run, and says that these tests are to be run.
+/// Environment variable that selects these tests. Its value is the directory of the test that started this run.
 pub(crate) const DIRECTORY_VARIABLE: &str = "FARFORK_RUNNER_SELF_TEST";
 
 /// Limits the time of a run of these tests, in seconds.
 pub(crate) const RUN_LIMIT_VARIABLE: &str = "FARFORK_RUNNER_RUN_LIMIT";
 
-/// Limits the processes of such a run.
+/// Limits the number of processes of such a run.
 pub(crate) const PIDS_VARIABLE: &str = "FARFORK_RUNNER_PIDS";
 
 pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
@@ -58,7 +58,7 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
 /// The limit of processes and threads: enough for a cluster, and far fewer than the fork bomb starts.
 const PIDS_MAX: u64 = 200;
 
-/// Children of the fork bomb, where nothing stops it.
+/// Children of the fork bomb, if nothing stops it.
 const BOMB_MAX: usize = 400;
 
 const SHORT_LIMIT: Duration = Duration::from_secs(2);
@@ -68,12 +68,12 @@ const VAIN_LIMIT: Duration = Duration::from_millis(200);
 /// Longer than any of these runs.
 const FOREVER: Duration = Duration::from_secs(3600);
 
-/// Whether these tests are to be run.
+/// Whether these tests are selected.
 pub(crate) fn is_running() -> bool {
     env::var_os(DIRECTORY_VARIABLE).is_some()
 }
 
-/// Limits of a run: of these tests, if they are to be run.
+/// The settings of a run: those of these tests, if they are selected.
 pub(crate) fn settings() -> RunSettings {
     let usual = RunSettings::default();
     if !is_running() {
@@ -128,11 +128,11 @@ fn time_out_once() {
     }
 }
 
-/// Bounded: it must not harm the machine where the groups do not contain it.
+/// Limited, so that it does not harm the machine if the groups do not contain it.
 fn multiply() {
     let children: Vec<_> = (0..BOMB_MAX).map_while(|_| start_sleep().ok()).collect();
     note("children", &children.len().to_string());
-    // They are left to the runner.
+    // The runner must remove them.
     panic!("{} processes were started", children.len());
 }
 
@@ -144,9 +144,9 @@ fn start_sleep() -> std::io::Result<Child> {
     Command::new("sleep").arg(FOREVER.as_secs().to_string()).spawn()
 }
 
-/// Tells the test that has started this run.
+/// Passes a value to the test that started this run.
 fn note(name: &str, text: &str) {
-    // Whole or not at all: the other polls for it.
+    // Renamed into place, because the other test polls for the file and must not read a part of it.
     let draft = directory().join(format!("{name}.new"));
     fs::write(&draft, text).expect("the directory can be written");
     fs::rename(draft, directory().join(name)).expect("the directory can be written");

@@ -22,7 +22,7 @@ pub(super) fn end_run_by_signal(clean_up: impl FnOnce() + Send + 'static) -> io:
             }
         });
         clean_up();
-        // As shells say it.
+        // The exit status that shells report.
         std::process::exit(128 + kind.as_raw_value());
     });
     Ok(())

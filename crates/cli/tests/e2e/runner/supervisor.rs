@@ -25,13 +25,13 @@ const RUN_LIMIT: Duration = Duration::from_secs(45 * 60);
 /// Tests that timed out beyond this number are not run again: the machine or the product is broken.
 const RETRIES_MAX: usize = 8;
 
-/// When the shared cluster did not start so often, one time after the other, it does not start any more.
+/// After this many failed starts of the shared cluster in a row, no further start is attempted.
 const CLUSTER_FAILURES_MAX: usize = 3;
 
-/// The exit status when a test failed, as of libtest.
+/// The exit status when a test failed, as in libtest.
 const FAILED_STATUS: u8 = 101;
 
-/// Names the directory of the logs.
+/// Environment variable with the directory of the logs.
 const LOGS_VARIABLE: &str = "FARFORK_TEST_LOGS";
 
 /// How long logs of earlier runs are kept.
@@ -42,23 +42,23 @@ const LOGS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct Selection {
     pub(crate) name: String,
     pub(crate) test: &'static Test,
-    /// Nothing runs next to it.
+    /// Whether it runs alone.
     pub(crate) is_exclusive: bool,
 }
 
 /// Settings that the runner's own tests change.
 pub(crate) struct RunSettings {
-    /// Processes and threads of a run, at most.
+    /// Limit of the processes and threads of a run.
     pub(crate) pids_max: u64,
-    /// For processes that a test has killed to be gone.
+    /// For processes that a test has killed to disappear.
     pub(crate) leak_limit: Duration,
     /// For all tests together, except long ones.
     pub(crate) run_limit: Duration,
 }
 
 impl Default for RunSettings {
-    /// Thousands of children live at once in the longest tests. The parents of some processes are daemons, which take their time
-    /// to reap them.
+    /// The longest tests have thousands of living children. Some processes have daemons as parents, which are slow to
+    /// reap them.
     fn default() -> Self {
         Self { pids_max: 32 << 10, leak_limit: Duration::from_secs(60), run_limit: RUN_LIMIT }
     }
@@ -69,16 +69,16 @@ pub(super) struct RunContext {
     pub(super) name: String,
     pub(super) directory: PathBuf,
     pub(super) groups: GroupSet,
-    /// When the run has to be over; none for long tests.
+    /// When the run must end; `None` for long tests.
     deadline: Option<Instant>,
-    /// For processes that a test has killed to be gone.
+    /// For processes that a test has killed to disappear.
     pub(super) leak_limit: Duration,
     janitor: Janitor,
     logs: PathBuf,
     workers_count: AtomicUsize,
-    /// How often the shared cluster did not start since it last did.
+    /// Number of failed starts of the shared cluster since the last successful one.
     cluster_failures_count: AtomicUsize,
-    /// Held while workers are started or removed, and for ever by the end of the run by a signal.
+    /// Held while workers are started or removed, and forever when a signal ends the run.
     workers_lock: Mutex<()>,
 }
 
@@ -111,7 +111,7 @@ impl RunContext {
         format!("w{}", self.workers_count.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Remembers whether the shared cluster of a test that needs it started.
+    /// Records whether the shared cluster of a test started.
     pub(super) fn note_cluster_start(&self, has_started: bool) {
         if has_started {
             self.cluster_failures_count.store(0, Ordering::Relaxed);
@@ -120,12 +120,12 @@ impl RunContext {
         }
     }
 
-    /// Whether further tests that need the shared cluster would only cost time.
+    /// Whether further tests that need the shared cluster would only waste time.
     pub(super) fn has_no_cluster(&self) -> bool {
         self.cluster_failures_count.load(Ordering::Relaxed) >= CLUSTER_FAILURES_MAX
     }
 
-    /// To be held while workers are started or removed. Waits for ever when a signal ends the run.
+    /// Must be held while workers are started or removed. Blocks forever when a signal ends the run.
     pub(super) fn lock_workers(&self) -> MutexGuard<'_, ()> {
         self.workers_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,12 +137,12 @@ impl RunContext {
 
     fn log_path(&self, test: &str, suffix: &str) -> PathBuf {
         let path = self.logs.join(format!("{}{suffix}.log", test.replace("::", ".")));
-        // An earlier run may have left a log of this name.
+        // An earlier run may have left a log with this name.
         let _ = fs::remove_file(&path);
         path
     }
 
-    /// Kills and removes all of it. Returns what could not be removed.
+    /// Kills and removes everything of the run. Returns what could not be removed.
     fn remove(&self) -> Vec<String> {
         let problems = cleanup::remove_all(&self.groups, &self.directory, &self.name);
         self.janitor.stop();
@@ -150,9 +150,9 @@ impl RunContext {
     }
 }
 
-/// Runs the tests in `lanes_count` workers at once, then exclusive ones one by one; prints how they end.
+/// Runs the tests in `lanes_count` workers at once, then the exclusive ones one by one. Prints their results.
 pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSettings) -> ExitCode {
-    // Of some tests the user can ask for more than usual, which has a limit of its own.
+    // Users can extend some tests, which then have a time limit of their own.
     let is_long = |test: &Test| test.is_long() || test.limit() > RUN_LIMIT;
     let has_long_tests = tests.iter().any(|selection| is_long(selection.test));
     let run = match RunContext::create(has_long_tests, settings) {
@@ -167,7 +167,7 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
         let held = ended.lock_workers();
         eprintln!("\nthe run is ended by a signal: all that it has started is killed");
         ended.remove().iter().for_each(|problem| eprintln!("not removed: {problem}"));
-        // A lane that waits for the lock must not go on.
+        // A lane that waits for the lock must not continue.
         std::mem::forget(held);
     };
     signals::end_run_by_signal(clean_up).expect("signals can be waited for");
@@ -183,7 +183,7 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     retry(&run, timed_out, &mut report);
     let _held = run.lock_workers();
     add_remains(&run, run.remove(), &mut report);
-    // Empty where all passed.
+    // The directory is empty if all tests passed.
     let _ = fs::remove_dir(&run.logs);
     match report.conclude(&run.logs) {
         Ok(true) => ExitCode::SUCCESS,
@@ -238,7 +238,7 @@ fn run_lanes(
     });
 }
 
-/// Runs tests that timed out once more, each alone on a fresh worker and cluster.
+/// Runs each test that timed out once more, alone on a new worker and cluster.
 fn retry(run: &RunContext, tests: Vec<TimedOutTest>, report: &mut RunReport) {
     if !tests.is_empty() {
         println!("\nrunning {} tests again that timed out", tests.len());
@@ -272,7 +272,7 @@ fn add_remains(run: &RunContext, remains: Vec<String>, report: &mut RunReport) {
     report.add_run_failure("runner::remains", &format!("left on the machine: {}", remains.join("; ")), &log);
 }
 
-/// Three quarters of the machine's process numbers and memory at most, so that it stays usable.
+/// At most three quarters of the machine's process ids and memory, so that it stays usable.
 fn run_limits(pids_max: u64) -> io::Result<RunLimits> {
     let machine_pids: u64 = fs::read_to_string("/proc/sys/kernel/pid_max")?.trim().parse().map_err(io::Error::other)?;
     let system = rustix::system::sysinfo();
@@ -280,7 +280,7 @@ fn run_limits(pids_max: u64) -> io::Result<RunLimits> {
     Ok(RunLimits { pids: pids_max.min(machine_pids / 4 * 3), memory_bytes })
 }
 
-/// Makes the log directory of this run, unless the user names one. Removes old directories of other runs.
+/// Makes the log directory of this run, unless the user names one. Removes old log directories of other runs.
 fn make_logs_directory(run_name: &str) -> io::Result<PathBuf> {
     let own = match env::var_os(LOGS_VARIABLE) {
         Some(directory) => PathBuf::from(directory),

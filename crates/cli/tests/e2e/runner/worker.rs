@@ -27,12 +27,12 @@ static CHANNEL: OnceLock<Mutex<Channel>> = OnceLock::new();
 /// The panics of the current test's threads.
 static PANICS: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
 
-/// Runs the tests that the supervisor at `socket` asks for; `find` knows them by their names.
+/// Runs the tests that the supervisor at `socket` requests; `find` returns a test by its name.
 pub(crate) fn run_worker(socket: &Path, find: impl Fn(&str) -> Option<&'static Test>) -> ExitCode {
     let channel = UnixStream::connect(socket).and_then(Channel::new).expect("the supervisor listens");
     CHANNEL.set(Mutex::new(channel)).expect("it is set once");
     install_panic_hook();
-    // For lists of processes: the name would be `exe`.
+    // The name in lists of processes, which would otherwise be `exe`.
     let _ = rustix::thread::set_name(c"test-worker");
     let shared = Arc::new(SharedCluster::default());
     loop {
@@ -44,13 +44,13 @@ pub(crate) fn run_worker(socket: &Path, find: impl Fn(&str) -> Option<&'static T
                 let failure = run_test(test, &shared);
                 report(&Report::Ended { failure });
             }
-            // Of a wait of which the supervisor recorded the processes too late.
+            // Of a timeout that was recorded too late.
             Ok(Request::Resume) => {}
             Ok(Request::Stop) => {
                 report(&Report::Stopped { remains: shared.stop() });
                 return ExitCode::SUCCESS;
             }
-            // The supervisor is gone.
+            // The supervisor has ended.
             Err(_) => return ExitCode::FAILURE,
         }
     }
@@ -73,20 +73,20 @@ fn enter(supervisor: u32, groups: &[PathBuf]) {
 fn run_test(test: &'static Test, shared: &Arc<SharedCluster>) -> Option<Failure> {
     panics_lock().clear();
     let used = Arc::clone(shared);
-    // A thread of its own: tests enter namespaces by their threads.
+    // A thread of its own, because tests let their thread enter namespaces.
     let body = thread::spawn(move || panic::catch_unwind(AssertUnwindSafe(|| test.run(&used))));
     let payload = body.join().unwrap_or_else(Err).err()?;
     shared.print_logs();
     let mut panics = std::mem::take(&mut *panics_lock());
-    // One that was passed on by `resume_unwind` has not met the hook.
+    // A panic that `resume_unwind` passed on did not run the hook.
     if panics.is_empty() {
         panics.push(failure_of(&*payload));
     }
     Failure::from_panics(&panics).map(|failure| Failure { has_no_cluster: shared.has_failed_to_start(), ..failure })
 }
 
-/// Prints the panic as always, records and reports it. After a wait that ran out, it returns only once the supervisor has
-/// recorded what all processes do: unwinding ends them.
+/// Prints the panic as usual, records and reports it. After a timeout, it returns only when the supervisor has recorded
+/// the state of all processes, because unwinding ends them.
 fn install_panic_hook() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
@@ -119,7 +119,7 @@ fn failure_of(payload: &(dyn Any + Send)) -> Failure {
 }
 
 fn report(report: &Report) {
-    // Without a supervisor the next receive fails, and the worker ends.
+    // If the supervisor has ended, the next receive fails, and the worker ends.
     let _ = channel_lock().send(report);
 }
 

@@ -22,13 +22,13 @@ use crate::harness::{leftovers, wait};
 /// For a worker to start and to join its groups, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// For the shared cluster to be taken down, and all its traces to be gone.
+/// For the shared cluster to be taken down, and for all its remains to disappear.
 const STOP_LIMIT: Duration = Duration::from_secs(180);
 
-/// For a worker that has said its last to end.
+/// For a worker to end after its last report.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// How often the output of a running test is passed on.
+/// How often the output of a running test is forwarded.
 const FORWARD_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A running worker.
@@ -41,11 +41,11 @@ pub(super) struct WorkerProcess<'a> {
     output: WorkerOutput,
 }
 
-/// Where all is that the worker makes.
+/// The groups and the directory of everything that the worker makes.
 struct WorkerTraces {
     groups: GroupSet,
     directory: PathBuf,
-    /// In the paths of its groups, and of no others.
+    /// Part of the paths of its groups, and of no other groups.
     mark: String,
 }
 
@@ -56,7 +56,7 @@ struct WorkerOutput {
 }
 
 impl<'a> WorkerProcess<'a> {
-    /// To be called with `RunContext::lock_workers` held.
+    /// The caller must hold `RunContext::lock_workers`.
     pub(super) fn start(run: &'a RunContext) -> io::Result<Self> {
         let traces = WorkerTraces::make(run)?;
         let output_path = traces.directory.join("output");
@@ -65,7 +65,7 @@ impl<'a> WorkerProcess<'a> {
         let listener = UnixListener::bind(&socket)?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("test-worker").arg(WORKER_ARGUMENT).arg(&socket).env("TMPDIR", &traces.directory);
-        // Signals of the terminal are the supervisor's: it ends the worker.
+        // Signals of the terminal must reach only the supervisor, which ends the worker.
         command.process_group(0).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let mut process = command.spawn()?;
         let connected = connect(&listener, &mut process, &traces.groups);
@@ -82,8 +82,8 @@ impl<'a> WorkerProcess<'a> {
         Ok(Self { run, process, traces, requests, reports, output })
     }
 
-    /// Runs a test. What its processes do when a wait or the test itself runs out of time is recorded in `log`, and so is what
-    /// a failed test has printed. A worker of a failed test must be discarded.
+    /// Runs a test. If a wait or the test itself times out, writes the state of its processes to `log`. Also writes the
+    /// output of a failed test there. The worker of a failed test must be discarded.
     pub(super) fn run_test(&mut self, test: &str, limit: Duration, log: &Path) -> Result<(), Failure> {
         let begin = self.output.forwarded_bytes;
         let outcome = self.await_end(test, limit, log).and_then(|()| self.require_no_leak());
@@ -98,7 +98,7 @@ impl<'a> WorkerProcess<'a> {
     fn await_end(&mut self, test: &str, limit: Duration, log: &Path) -> Result<(), Failure> {
         let deadline = Instant::now() + limit;
         let mut panics: Vec<Failure> = Vec::new();
-        // One that has ended closes the socket, which the reports tell.
+        // Fails if it has ended: then it has closed the socket, which the reports show.
         let _ = protocol::send(&mut self.requests, &Request::Run { test: test.to_owned() });
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -107,7 +107,7 @@ impl<'a> WorkerProcess<'a> {
             match report {
                 Ok(Report::Panicked(failure)) => {
                     if failure.kind == FailureKind::TimedOut {
-                        // Once: further waits run out because of the first.
+                        // Only once: further waits time out because of the first.
                         if panics.is_empty() {
                             self.record(log);
                         }
@@ -130,7 +130,7 @@ impl<'a> WorkerProcess<'a> {
         }
     }
 
-    /// Parents and commands of a test end with it. Those of the nodes are in groups of their own.
+    /// Requires that parents and commands of a test end with it. The nodes' processes are in groups of their own.
     fn require_no_leak(&self) -> Result<(), Failure> {
         let own = self.process.id().cast_signed();
         let has_left = || {
@@ -176,7 +176,7 @@ impl<'a> WorkerProcess<'a> {
         remains
     }
 
-    /// Kills all that the worker has started, and removes all that it has made. Returns what could not be removed.
+    /// Kills all processes of the worker, and removes everything that it has made. Returns what could not be removed.
     pub(super) fn discard(mut self) -> Vec<String> {
         let _ = self.process.kill();
         let held = self.run.lock_workers();
@@ -202,7 +202,7 @@ impl WorkerTraces {
 }
 
 impl WorkerOutput {
-    /// Passes on what is new.
+    /// Forwards new output.
     fn forward(&mut self) {
         let mut new = Vec::new();
         let read = self.file.read_to_end(&mut new);
@@ -210,7 +210,7 @@ impl WorkerOutput {
         let _ = io::stderr().write_all(&new);
     }
 
-    /// Appends the failure, and what was printed since then, to a file.
+    /// Appends the failure, and the output from `begin` on, to a file.
     fn append_since(&mut self, begin: u64, failure: &Failure, path: &Path) -> io::Result<()> {
         let mut log = File::options().create(true).append(true).open(path)?;
         writeln!(log, "== failure\n{}\n== output of the test", failure.reason)?;

@@ -1,6 +1,8 @@
-/* Asks for its own checkpoint, from a thread, twice, with callbacks around it, the second time having chosen a CPU. Says
- * `seed ID` for each, then waits. A child checks that its callbacks ran in order, that its threads go on and that they may run
- * where they could, and gives `result SEED-NUMBER PAYLOAD` and a megabyte. */
+/* Requests its own checkpoint twice, from a thread, with callbacks around it. The second time it has selected a CPU.
+ * Prints `seed ID` for each, then waits.
+ *
+ * A child checks that its callbacks ran in order, that its threads run, and that they may use the same CPUs. It returns
+ * `result SEED-NUMBER PAYLOAD` and a megabyte. */
 #include "../forked.h"
 
 #include <farfork.h>

@@ -1,4 +1,4 @@
-"""An executor that has asked for many children, who sleep. Says `asked` before they have started."""
+"""An executor that requests many children, which sleep. Prints `asked` before they have started."""
 
 import sys
 import time

@@ -1,5 +1,5 @@
-"""A parent in Python with NumPy: an array, a dictionary, threads in each kind of Python's waits. The child uses all of
-them, imports what the parent had not imported, recurses deeply and collects garbage.
+"""A parent in Python with NumPy. It has an array, a dictionary, and a thread in each kind of wait that Python has. The
+child uses all of them, imports a module that the parent had not imported, recurses deeply and collects garbage.
 
 usage: arrays.py [MIB]
 """
@@ -28,12 +28,12 @@ def require(holds, why):
 
 
 def say(line):
-    """One line, in one write."""
+    """Prints a line with one write(2)."""
     os.write(1, f"{line}\n".encode())
 
 
 def words_of(count):
-    """SplitMix64 of 0 … count - 1, as the C programs have it."""
+    """SplitMix64 of 0 … count - 1, as in the C programs."""
     with numpy.errstate(over="ignore"):
         z = numpy.arange(1, count + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
@@ -46,7 +46,7 @@ def hash_of(words):
 
 
 class Waiters:
-    """Threads in a queue, in an event and in a sleep."""
+    """Threads that wait in a queue, for an event and in a sleep."""
 
     def __init__(self):
         self.questions, self.answers = queue.Queue(), queue.Queue()
@@ -91,7 +91,7 @@ def depth(levels):
 
 
 def check_interpreter(names):
-    """What a child does that its parent never did."""
+    """Does in a child what its parent never did."""
     require(all(name == f"name {index}" for index, name in names.items()), "the dictionary changed")
     gc.collect()
     sys.setrecursionlimit(20000)

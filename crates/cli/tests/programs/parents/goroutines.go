@@ -1,5 +1,5 @@
-// A parent in Go: goroutines in channel waits, timers and the network poller; maps and slices that the garbage collector
-// walks in the child. Needs nothing beside the standard library of Go 1.19.
+// A parent in Go. It has goroutines in channel waits, timers and the network poller, and maps and slices that the
+// garbage collector walks in the child. Needs only the standard library of Go 1.19.
 //
 // usage: goroutines [MIB]
 package main
@@ -48,7 +48,7 @@ func hashOf(words []uint64) uint64 {
 	return hash
 }
 
-// Answers a question in a goroutine that has waited since before the fork.
+// Answers questions in a goroutine that has waited since before the fork.
 type worker struct {
 	questions chan []uint64
 	answers   chan uint64
@@ -65,7 +65,7 @@ func newWorker() worker {
 	return w
 }
 
-// A ticker and a pipe in the runtime's poller: both must go on in the child.
+// Starts a ticker, and a reader of a pipe in the runtime's poller. Both must continue in the child.
 func keepBusy() (stop func()) {
 	reader, writer, err := os.Pipe()
 	require(err == nil, "no pipe")
@@ -98,7 +98,7 @@ func awaitFork() string {
 	}
 }
 
-// Go shows CLOCK_MONOTONIC as differences only; what counts here are gaps.
+// Go shows CLOCK_MONOTONIC only as differences. They are enough, because the test looks for gaps.
 func monotonicMicroseconds(begin time.Time) int64 { return time.Since(begin).Microseconds() }
 
 func checkNames(names map[uint64]string) {

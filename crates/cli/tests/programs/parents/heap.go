@@ -1,5 +1,6 @@
-// A parent in Go whose children let their heap grow to several times its size and shrink again, with the collector at work, and give
-// what is free back to the system each time: all of it while their memory comes. What the parent made must be as it was.
+// A parent in Go whose children grow their heap to several times its size and shrink it again, while the collector
+// works. Each time they return the free memory to the system, and meanwhile their pages are fetched. The parent's data
+// must not change.
 //
 // usage: heap [MIB]
 package main
@@ -19,7 +20,7 @@ const (
 	tick        = 2 * time.Millisecond
 	exitRight   = 42
 	exitWrong   = 1
-	// Words of a node, and how often a child's heap grows and shrinks.
+	// The words of a node, and how often a child's heap grows and shrinks.
 	nodeWords = 64
 	rounds    = 5
 )
@@ -38,7 +39,7 @@ func wordOf(index uint64) uint64 {
 	return z ^ (z >> 31)
 }
 
-// A list through which the collector has to walk.
+// A list that the collector must walk.
 type node struct {
 	next  *node
 	words [nodeWords]uint64

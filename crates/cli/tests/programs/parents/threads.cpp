@@ -1,5 +1,5 @@
-// A parent in C++, linked dynamically: worker threads behind a queue, futures, exceptions, strings in trees and hash
-// tables, all of which go on in the child.
+// A parent in C++, linked dynamically. It has worker threads with a queue, futures, exceptions, and strings in trees
+// and hash tables. All of them continue in the child.
 // usage: threads [MIB]
 #include "../forked.h"
 
@@ -85,7 +85,7 @@ struct Library {
     }
 };
 
-// The hash of each quarter by a worker of its own, then of the four.
+// Hashes each quarter in a worker of its own, then hashes the four results.
 uint64_t hash_by_workers(Pool &pool, const std::vector<uint64_t> &words) {
     std::vector<std::future<uint64_t>> answers;
     const size_t quarter = words.size() / workers_count;
@@ -98,7 +98,7 @@ uint64_t hash_by_workers(Pool &pool, const std::vector<uint64_t> &words) {
     return hash_of(hashes.data(), hashes.size() * sizeof hashes[0]);
 }
 
-// Unwinding reads tables of libraries that the child has mapped anew.
+// Unwinding reads tables of libraries, which were mapped again in the child.
 void check_exceptions(Pool &pool) {
     auto answer = pool.ask([]() -> uint64_t { throw std::runtime_error("from a worker"); });
     try {

@@ -1,4 +1,5 @@
-"""A parent that has files of a volume open, mapped, and as its working directory. A child reads on where the parent was, and appends.
+"""A parent that has files of a volume open and mapped, and a directory of it as its working directory. A child
+continues to read where the parent was, and appends.
 
 usage: volume_files.py READ WRITTEN [removed] [locked]
 """

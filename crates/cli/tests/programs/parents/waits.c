@@ -1,5 +1,6 @@
-/* A parent in C, linked statically, with a thread in each kind of wait: a relative sleep, a condition variable, a bare
- * futex with a robust mutex held, the main thread in epoll_wait; and, where asked for, a spinner that keeps its registers.
+/* A parent in C, linked statically, with a thread in each kind of wait: a relative sleep, a condition variable, and a
+ * bare futex with a robust mutex held. The main thread is in epoll_wait. With `spin`, a thread spins and keeps its
+ * registers.
  * usage: waits [MIB [spin]]
  */
 #include "../forked.h"
@@ -21,7 +22,7 @@ static atomic_int futex_word;
 static atomic_uint started;
 static _Thread_local uint64_t own = 0x5eed;
 
-/* Sleeps again and again: the sleep that the fork interrupts starts anew. */
+/* Sleeps repeatedly: the sleep that the fork interrupts starts again. */
 static void *sleep_in_a_loop(void *unused) {
     (void)unused;
     own = word_of(1);
@@ -96,7 +97,7 @@ static unsigned start(pthread_t threads[4], int with_spinner) {
     return count;
 }
 
-/* Ticks in epoll_wait until a payload appears; the fork must not show as EINTR. */
+/* Ticks in epoll_wait until a payload appears. The fork must not cause EINTR. */
 static void await_in_epoll(char payload[PAYLOAD_BYTES_MAX]) {
     int quiet = eventfd(0, EFD_CLOEXEC);
     int epoll = epoll_create1(EPOLL_CLOEXEC);

@@ -1,17 +1,19 @@
-/* A process whose state is made by system calls of all kinds. `calls actions` lists what it can do, `calls coverage DIRECTORY` says by which
- * calls, as the kernel saw them, and `calls run SEED DIRECTORY ACTION...` does it: it says `ready PID 0` and `.`, and stands.
+/* Builds process state with system calls of all kinds. `calls actions` lists the actions, and `calls coverage
+ * DIRECTORY` the calls that they make, as the kernel saw them. `calls run SEED DIRECTORY ACTION...` performs actions,
+ * prints `ready PID 0` and `.`, and waits.
  *
- * An action is one of the kinds of resources of process.c, or one of the calls_*.h beside this; the order here is the order in which they are done,
- * because the last ones take away what others need. Which calls no action makes, and why, is in calls_left_out.txt.
+ * An action is a kind of resource of process.c, or an action of a calls_*.h file in this directory. Actions run in the
+ * order of these tables: the last ones remove what others need. calls_left_out.txt lists the calls that no action
+ * makes, with reasons.
  */
-#pragma GCC diagnostic ignored "-Wunused-function" /* kinds also state what they are, which the differ does here */
+#pragma GCC diagnostic ignored "-Wunused-function" /* the kinds also print their state; here the differ compares it */
 
 #include "kinds.h"
 
 #include "calls_actions.h"
 #include "calls_coverage.h"
 
-/* In a namespace of its own, where System V objects go with it. */
+/* Enters a new IPC namespace, so that System V objects are removed with it. */
 static void begin(void) {
     REQUIRE(unshare(CLONE_NEWIPC) == 0);
     block_sent_signals();

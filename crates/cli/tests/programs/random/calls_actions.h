@@ -1,4 +1,4 @@
-/* What a process can do besides what the kinds of resources do, in the order in which it is done: what takes rights away comes last. */
+/* Further actions of a process, in the order in which they run: those that drop rights are last. */
 #pragma once
 
 #include "calls_files.h"
@@ -9,10 +9,10 @@
 struct action {
     const char *name;
     void (*perform)(void);
-    int is_refused; /* such a process may be refused */
+    int is_refused; /* prepare may refuse such a process */
 };
 
-/* While there are no threads and no children, which would stay behind. */
+/* Must run before there are threads and children: those would stay in the old namespaces. */
 static const struct action first_actions[] = {
     {"other names", rename_host, 1},
     {"own namespaces", enter_own_names, 0},

@@ -1,5 +1,5 @@
-/* Which system calls an action makes: it runs in a process of its own, which is traced with all that it begins. What the kernel let pass counts, and
- * what somebody still stands in at the end. */
+/* Finds the system calls that an action makes. The action runs in a process of its own, which is traced with all its
+ * threads and children. Calls that succeed count, and calls in which a thread still waits at the end. */
 #pragma once
 
 #include "random.h"
@@ -9,14 +9,14 @@
 
 #define CALLS_END 1024
 #define TASKS_MAX 64
-#define DRAWS_COUNT 16 /* an action does not make each of its calls each time */
+#define DRAWS_COUNT 16 /* an action does not make each of its calls every time */
 #define TRACE_OPTIONS (PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL)
 
 static char was_made[CALLS_END];
 
 static struct {
     pid_t tid;
-    unsigned long call; /* that it is in; CALLS_END when in none */
+    unsigned long call; /* the call in progress; CALLS_END if none is */
 } tasks[TASKS_MAX];
 
 static size_t tasks_count;
@@ -33,7 +33,7 @@ static void note_made(unsigned long call) {
     if (call < CALLS_END) was_made[call] = 1;
 }
 
-/* Whether that was the end of the first process. */
+/* Returns whether the first process has ended. */
 static int note_stop(pid_t first, pid_t tid, const char *name) {
     size_t task = task_of(tid);
     struct __ptrace_syscall_info info = {0};
@@ -41,7 +41,7 @@ static int note_stop(pid_t first, pid_t tid, const char *name) {
     if (info.op == PTRACE_SYSCALL_INFO_ENTRY || info.op == PTRACE_SYSCALL_INFO_SECCOMP) tasks[task].call = info.entry.nr;
     REQUIRE(tid != first || tasks[task].call != SYS_exit_group || info.entry.args[0] == 0, "%s does not succeed", name);
     if (info.op == PTRACE_SYSCALL_INFO_EXIT) {
-        /* io_cancel(2) says so of a request that it has cancelled. */
+        /* io_cancel(2) fails with EINPROGRESS when it has cancelled a request. */
         if (!info.exit.is_error || info.exit.rval == -EINPROGRESS) note_made(tasks[task].call);
         tasks[task].call = CALLS_END;
     }

@@ -26,7 +26,7 @@ static void move_memory(void) {
     REQUIRE(munmap(other + 8 * PAGE_BYTES, PAGE_BYTES) == 0);
 }
 
-/* Pages of a file in another order. */
+/* Maps the pages of a file in another order. */
 static void remap_pages(void) {
     int memory = memfd_create("order", 0);
     REQUIRE(memory >= 0 && ftruncate(memory, AREA_PAGES * PAGE_BYTES) == 0);
@@ -34,7 +34,7 @@ static void remap_pages(void) {
     REQUIRE(at != MAP_FAILED && remap_file_pages(at, PAGE_BYTES, 0, 1 + below(AREA_PAGES - 1), 0) == 0);
 }
 
-/* Where the processor has no keys there are none to be had. */
+/* Some processors have no protection keys. */
 static void protect_by_key(void) {
     int key = pkey_alloc(0, 0), spare = key < 0 ? -1 : pkey_alloc(0, 0);
     REQUIRE(syscall(SYS_pkey_mprotect, new_area(), 2 * PAGE_BYTES, PROT_READ, key) == 0);

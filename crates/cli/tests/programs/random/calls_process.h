@@ -1,4 +1,5 @@
-/* Signals, timers, identity, scheduling, descendants and what a process forbids itself, by system calls that the kinds do not make. */
+/* Signals, timers, identity, scheduling, descendants, and restrictions that a process puts on itself, by system calls
+ * that the kinds do not make. */
 #pragma once
 
 #include "calls_memory.h"
@@ -19,12 +20,12 @@
 #define CHILD_STACK_BYTES 65536
 #define WATCHED_MODE "stand"
 
-/* At rest, until somebody ends it. */
+/* Waits until it is killed. */
 __attribute__((noreturn)) static void stand(void) {
     for (;;) pause();
 }
 
-/* The same of one that goes with whom it was begun by. */
+/* The same, but ends with its parent. */
 __attribute__((noreturn)) static void stand_as_child(void) {
     REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
     stand();
@@ -41,7 +42,7 @@ static void send_signals_by_all_ways(void) {
 
 static void set_old_timers(void) {
     struct itimerval when = {{1 + (time_t)below(99), 0}, {5000 + (time_t)below(999), 7}};
-    alarm(3000 + (unsigned)below(1000)); /* it tells what was left of another one */
+    alarm(3000 + (unsigned)below(1000)); /* returns the rest of the previous one */
     REQUIRE(setitimer(ITIMER_PROF, &when, NULL) == 0 && setitimer(ITIMER_VIRTUAL, &when, NULL) == 0);
 }
 
@@ -54,7 +55,7 @@ static void set_prctls(void) {
                    {67 /* PR_SET_MEMORY_MERGE */, {1, 1}}, {PR_SET_NO_NEW_PRIVS, {1, 1}}};
     for (uint64_t left = 1 + below(4); left > 0; left--) {
         size_t i = below(sizeof choices / sizeof *choices);
-        /* Where the kernel has it. */
+        /* Not every kernel has the option. */
         (void)!prctl(choices[i].option, choices[i].values[below(2)], 0, 0, 0);
     }
     if (one_in(3)) (void)!prctl(PR_MCE_KILL, PR_MCE_KILL_SET, PR_MCE_KILL_EARLY, 0, 0);
@@ -66,7 +67,7 @@ static void set_segment_bases(void) {
     (void)!syscall(SYS_arch_prctl, ARCH_SET_CPUID, 1);
 }
 
-/* Where the kernel names memory at all. */
+/* The kernel may be built without names for memory. */
 static void name_regions(void) { REQUIRE(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, new_area(), PAGE_BYTES, "named") == 0 || errno == EINVAL); }
 
 static void set_ldt(void) {
@@ -108,7 +109,8 @@ static void schedule(void) {
 
 static void set_io_priority(void) { REQUIRE(syscall(SYS_ioprio_set, 1, 0, 2 << 13 | (long)below(8)) == 0); }
 
-/* Whoever it begins is in its process group, or has one of its own; it is at rest. */
+/* Waits for its end in one of several ways: in a process group or session of its own, or after execve(2) or
+ * execveat(2). */
 static void rest_as_child(unsigned kind) {
     char *const arguments[] = {"calls", WATCHED_MODE, NULL}, *const nothing[] = {NULL};
     REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
@@ -119,7 +121,7 @@ static void rest_as_child(unsigned kind) {
     stand();
 }
 
-/* Until it sleeps where it stands for good. */
+/* Waits until a process sleeps in the expected system call. */
 static void await_rest(pid_t pid, const char *word) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/syscall", pid);
@@ -140,7 +142,7 @@ static void begin_children(void) {
     }
 }
 
-/* Children that nobody has waited for yet, and some that somebody has. */
+/* Leaves children that have ended and were not reaped, and reaps others. */
 static void leave_children(void) {
     siginfo_t info;
     for (int i = 0; i < 3; i++) {
@@ -160,7 +162,7 @@ static int share_table(void *nothing) {
     stand_as_child();
 }
 
-/* Descriptors and current directory are shared with it. */
+/* Starts a process that shares file descriptors and the current directory. */
 static void begin_sharers(void) {
     char *stack = map_anonymous(CHILD_STACK_BYTES);
     pid_t pid = clone(share_table, stack + CHILD_STACK_BYTES, CLONE_FILES | CLONE_FS | SIGCHLD, NULL);
@@ -168,7 +170,7 @@ static void begin_sharers(void) {
     await_rest(pid, AT_PAUSE);
 }
 
-/* Not those for which it has given up the capability. */
+/* A call may fail with EPERM if an earlier action dropped the capability. */
 static void require_allowed(long outcome) { REQUIRE(outcome == 0 || errno == EPERM); }
 
 static void change_ids(void) {
@@ -212,7 +214,7 @@ static void enter_own_names(void) {
     REQUIRE(own >= 0 && setns(own, CLONE_NEWUTS) == 0 && close(own) == 0);
 }
 
-/* Of a namespace of its own: children have the node's. */
+/* In a new UTS namespace. Children have the node's names instead. */
 static void rename_host(void) {
     REQUIRE(unshare(CLONE_NEWUTS) == 0 && sethostname("farfork-test", 12) == 0 && setdomainname("test", 4) == 0);
 }
@@ -255,7 +257,7 @@ static void make_mount_descriptors(void) {
     REQUIRE(syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attributes, sizeof attributes) == 0);
 }
 
-/* A request that waits, one that is done, and a context that is gone. */
+/* Makes a pending request, a completed one, and a context that is destroyed. */
 static void make_asynchronous_requests(void) {
     aio_context_t context = 0, gone = 0;
     int ends[2];

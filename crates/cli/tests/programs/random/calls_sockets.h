@@ -7,7 +7,7 @@
 #include <linux/rtnetlink.h>
 #include <netinet/udp.h>
 
-/* An option that is set to one of two values; not each is for each socket. */
+/* A socket option, with two values of which one is set. Not every option applies to every socket. */
 static const struct {
     int level, option, value;
 } more_options[] = {{SOL_SOCKET, SO_DONTROUTE, 1},      {SOL_SOCKET, SO_OOBINLINE, 1},          {SOL_SOCKET, SO_TIMESTAMP, 1},        {SOL_SOCKET, SO_TIMESTAMPNS, 1},
@@ -41,7 +41,7 @@ static struct sockaddr_in loopback_address(int fd) {
     return address;
 }
 
-/* Both ends of a connection, with data on its way. */
+/* Makes both ends of a connection, with data in transit. */
 static void connect_to_itself(void) {
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     struct sockaddr_in address = loopback_address(listener);
@@ -64,7 +64,7 @@ static void make_udp_of_both_versions(void) {
     if (one_in(2)) REQUIRE(connect(four, (struct sockaddr *)&address, sizeof address) == 0);
 }
 
-/* Datagrams and rights that wait. */
+/* Sends datagrams and a file descriptor, which stay queued. */
 static void send_messages(void) {
     int pair[2], passed = eventfd(3, 0);
     char text[3][8] = {"one", "two", "three"}, control[CMSG_SPACE(sizeof passed)] = {0};
@@ -87,7 +87,7 @@ static void make_netlink(void) {
     (void)!setsockopt(fd, SOL_NETLINK, NETLINK_PKTINFO, &(int){1}, sizeof(int));
 }
 
-/* Neither bound nor connected. */
+/* Sockets that are neither bound nor connected. */
 static void make_new_sockets(void) {
     with_more_options(socket(AF_INET, SOCK_STREAM, 0)), with_more_options(socket(AF_INET6, SOCK_STREAM, 0));
     with_more_options(socket(AF_INET, SOCK_DGRAM, 0)), with_more_options(socket(AF_UNIX, SOCK_STREAM, 0));

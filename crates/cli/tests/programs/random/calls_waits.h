@@ -1,4 +1,4 @@
-/* A thread in each call that may wait for ever, or for an hour. */
+/* A thread in each call that can wait forever, or for an hour. */
 #pragma once
 
 #include "calls_process.h"
@@ -12,7 +12,7 @@
 #define WAIT_STACK_BYTES (64 * 1024)
 #define WAITS_AT_ONCE 3
 
-/* What the waits are for, none of which comes: nobody writes, nobody connects, nobody goes. */
+/* The objects of the waits. None of the waits ends: no process writes, connects, unlocks or exits. */
 struct wait {
     int empty, full, socket, listener, epoll, queue, semaphores, locked;
     pid_t child;
@@ -59,7 +59,7 @@ static long in_futex_waitv(struct wait *w) {
     struct futex_waitv one = {.uaddr = (uintptr_t)&w->word, .flags = FUTEX_32 | FUTEX_PRIVATE_FLAG};
     return syscall(SYS_futex_waitv, &one, 1, 0, NULL, CLOCK_MONOTONIC);
 }
-/* An older kernel has none. */
+/* Kernels before 6.7 lack futex_wait(2). */
 static long in_futex_wait(struct wait *w) {
     long outcome = syscall(SYS_futex_wait, &w->word, 0, 1, 2 | FUTEX_PRIVATE_FLAG, NULL, CLOCK_MONOTONIC);
     return outcome < 0 && errno == ENOSYS ? pause() : outcome;
@@ -119,7 +119,7 @@ static void *wait_for_ever(void *argument) {
     REQUIRE(0, "a wait gave %ld", outcome);
 }
 
-/* Until the thread sleeps. */
+/* Starts a thread in a wait, and returns when the thread sleeps. */
 static void begin_wait_in(wait_function *function, struct wait *w) {
     struct {
         wait_function *function;

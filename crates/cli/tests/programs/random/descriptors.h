@@ -1,4 +1,4 @@
-/* What each descriptor is, by all that the kernel tells of it; and, at the end, what is in it. */
+/* States what each descriptor is, by all that the kernel shows of it; and, at the end, its contents. */
 #pragma once
 
 #include "files.h"
@@ -9,7 +9,7 @@
 #define INODES_MAX 512
 #define PAYLOAD_NUMBER 1000
 
-/* Pipes and sockets have numbers that differ in a child: here they are counted, in each statement anew. */
+/* Inode numbers of pipes and sockets differ in a child. So each statement numbers them in order of appearance. */
 static uint64_t inodes[INODES_MAX];
 static unsigned inodes_count;
 
@@ -34,7 +34,7 @@ static int first_that_is(int fd) {
     return fd;
 }
 
-/* A child has it in memory. */
+/* A child has the file in memory. */
 static int is_deleted_file(const char *path) {
     return strstr(path, " (deleted)") && strncmp(path, MEMFD_PATH, strlen(MEMFD_PATH)) != 0;
 }
@@ -60,7 +60,7 @@ static int compare_lines(const void *one, const void *other) {
     return strcmp(*(const char *const *)one, *(const char *const *)other);
 }
 
-/* One line of a descriptor's own file in /proc. */
+/* States one line of a descriptor's file in /proc. */
 static void state_detail(const char *line) {
     static const char *const plain[] = {"pos:", "eventfd-count:", "eventfd-semaphore:", "sigmask:", "clockid:", "ticks:", "settime flags:", "Pid:"};
     char a[64], b[64], c[64];
@@ -164,7 +164,7 @@ static void use_up_epoll(int fd) {
     state("\n");
 }
 
-/* Pieces as they come: whole packets and messages, or whatever a stream gives. */
+/* Reads until the end: packets and messages one by one, a stream in any pieces. */
 static void use_up(int fd, int is_in_pieces) {
     static char piece[1UL << 17];
     uint64_t hash = HASH_OF_NOTHING;
@@ -174,7 +174,7 @@ static void use_up(int fd, int is_in_pieces) {
     while ((count = read(fd, piece, sizeof piece)) > 0) {
         hash = add_to_hash(hash, piece, (size_t)count), bytes += (size_t)count;
         if (is_in_pieces) state("fd %d: a piece of %zd\n", fd, count);
-        if (bytes > (8UL << 20)) break; /* a device without end */
+        if (bytes > (8UL << 20)) break; /* a device without an end */
     }
     state("fd %d: %zu bytes, %lx, then %zd %s\n", fd, bytes, hash, count, count < 0 ? strerror(errno) : "");
 }
@@ -193,7 +193,7 @@ static void use_up_descriptor(int fd) {
     use_up(fd, flags & O_DIRECT || type == SOCK_DGRAM || type == SOCK_SEQPACKET);
 }
 
-/* Epolls first: reading changes what they see. */
+/* Uses up epolls first: reading other descriptors changes their events. */
 static void use_up_epolls(void) {
     for (int fd = 3; fd < NUMBERS_END; fd++) {
         char link[32], path[2 * PATH_BYTES_MAX] = {0};

@@ -1,4 +1,4 @@
-/* Files by path: offsets, flags, duplicates, locks, places; what is in them is the node's. */
+/* Files by path: offsets, flags, duplicates, locks. Their contents are the node's. */
 #pragma once
 
 #include "streams.h"
@@ -64,7 +64,7 @@ static void make_proc_file(void) {
 
 static void make_pidfd(void) { note_watchable((int)syscall(SYS_pidfd_open, getpid(), one_in(2) ? O_NONBLOCK : 0)); }
 
-/* Another number for something that is open. */
+/* Duplicates a random descriptor. */
 static void make_duplicate(void) {
     int fds[256], count = 0;
     for (int fd = 3; fd < 1024 && count < 256; fd++)

@@ -1,4 +1,4 @@
-/* All kinds of resources that a random process may be made of, by name. */
+/* All kinds of resources of a random process, by name. */
 #pragma once
 
 #include "descriptors.h"

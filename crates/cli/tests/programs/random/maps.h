@@ -1,11 +1,11 @@
-/* The address space as the kernel shows it, in a form that does not tell how it came about: neighbours that are alike are
- * one, and private memory has no file behind it, since written pages of one are anonymous in a child.
+/* States the address space in a form that does not depend on its history. Equal neighbours count as one mapping.
+ * Private memory has no file, because written pages of a private file mapping are anonymous in a child.
  */
 #pragma once
 
 #include "memory.h"
 
-/* Where a child was built, from within; code and a page for each thread stay. */
+/* The address range of the restorer in a child. Its code and a page for each thread stay mapped. */
 #define RESTORERS 0x1ff000000000UL
 #define RESTORERS_END 0x200000000000UL
 
@@ -14,7 +14,7 @@ struct mapping {
     char kind[512];
 };
 
-/* Flags that a program gives an area, as proc_pid_smaps(5) spells them. */
+/* Flags that a program can give a mapping, as in proc_pid_smaps(5). */
 static const char *const told_flags[] = {"gd", "lo", "sr", "rr", "dc", "dd", "hg", "nh", "mg", "wf"};
 
 static void read_mapping(const char *line, struct mapping *mapping, int *is_kernels) {
@@ -26,7 +26,7 @@ static void read_mapping(const char *line, struct mapping *mapping, int *is_kern
     const char *name = path[0] == '[' ? path : strstr(path, " (deleted)") || !path[0] ? "deleted" : path;
     if (protection[3] == 'p' && path[0] != '[') name = "";
     snprintf(mapping->kind, sizeof mapping->kind, "%s %s", protection, name);
-    /* It grows by itself, and no two processes need the same of it. */
+    /* The kernel grows it on demand, and its size differs from process to process. */
     if (strcmp(path, "[stack]") == 0) mapping->start = mapping->end - PAGE_BYTES;
 }
 
@@ -42,7 +42,7 @@ static void state_mapping(const struct mapping *mapping) {
     if (mapping->end) state("mapping %lx-%lx %s\n", mapping->start, mapping->end, mapping->kind);
 }
 
-/* What is left of it in a child. */
+/* Adds a mapping, unless it may differ in a child; merges equal neighbours. */
 static void add_mapping(struct mapping *last, struct mapping *next) {
     if (is_child && next->start >= RESTORERS && next->end <= RESTORERS_END) return;
     for (size_t i = 0; i < areas_count; i++) {

@@ -1,4 +1,4 @@
-/* Memory of all kinds: what is mapped where and how, and what is in it. */
+/* Memory of all kinds: where and how it is mapped, and its contents. */
 #pragma once
 
 #include "random.h"
@@ -28,14 +28,14 @@ static struct area *note_area(char *at, size_t bytes) {
     return &areas[areas_count++];
 }
 
-/* Some of the pages. */
+/* Writes some of the pages. */
 static void write_some(char *at, size_t pages) {
     uint64_t every = 1 + below(4);
     for (size_t page = 0; page < pages; page++)
         if (one_in(every)) fill_bytes(at + page * PAGE_BYTES, 1 + below(PAGE_BYTES));
 }
 
-/* Part of an area: pages from the first to before the second. */
+/* Chooses a part of an area. Returns its size in bytes. */
 static size_t part_of(char *at, size_t pages, char **from) {
     size_t first = below(pages), count = 1 + below(pages - first);
     *from = at + first * PAGE_BYTES;
@@ -48,13 +48,13 @@ static void protect_parts(char *at, size_t pages) {
     for (uint64_t left = below(4); left > 0; left--) {
         char *from;
         size_t bytes = part_of(at, pages, &from);
-        /* Not all are allowed: a mapping of a file that is open for reading may not be written. */
+        /* May fail: shared memory of a file that is open for reading cannot become writable. */
         int allowed = mprotect(from, bytes, ONE_OF(protections));
         REQUIRE(allowed == 0 || errno == EACCES);
     }
 }
 
-/* Room with a page that nobody may touch on both sides. */
+/* Maps pages with an inaccessible page on either side. */
 static char *map_room(size_t pages, int flags, int fd, off_t offset) {
     char *at = mmap(NULL, (pages + 2) * PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     REQUIRE(at != MAP_FAILED);
@@ -72,7 +72,7 @@ static void advise_part(struct area *area, size_t pages) {
     int advice = ONE_OF(advices);
     REQUIRE(madvise(from, bytes, advice) == 0 || (advice == GUARD_INSTALL && errno == EINVAL), "advice %d", advice);
     if (advice == MADV_WIPEONFORK) area->wiped = from, area->wiped_end = from + bytes;
-    /* A process that forks has it not, nor a core. */
+    /* Neither a forked process nor a core has it. */
     if (advice != MADV_DONTFORK || one_in(2)) return;
     REQUIRE(madvise(from, bytes, MADV_DONTDUMP) == 0);
     area->absent = from, area->absent_end = from + bytes;
@@ -87,7 +87,7 @@ static void make_private(void) {
     if (one_in(3) && !area->absent) {
         char *from;
         size_t bytes = part_of(at, pages, &from);
-        /* Guards in it make the locking fail, behind what was locked by then. */
+        /* Fails at a guard page, after it has locked the pages before that. */
         REQUIRE(mlock2(from, bytes, one_in(2) ? MLOCK_ONFAULT : 0) == 0 || errno == ENOMEM || errno == EFAULT);
     }
     protect_parts(at, pages);
@@ -101,7 +101,7 @@ static void make_shared(void) {
     protect_parts(at, pages);
 }
 
-/* Maps a part of an open file; a shared mapping may be longer than the file. */
+/* Maps a part of an open file. A shared mapping may extend past the end of the file. */
 static void map_file(int fd, size_t pages) {
     int is_shared = one_in(2);
     size_t first = below(pages), count = 1 + below(pages - first + (is_shared ? 2 : 0));
@@ -111,7 +111,7 @@ static void map_file(int fd, size_t pages) {
     protect_parts(at, count);
 }
 
-/* A new file with random bytes, up to the end of so many pages. */
+/* Makes a file with random bytes, of at most this many pages. */
 static int new_file(size_t pages, int flags) {
     static char page[PAGE_BYTES];
     const char *path = new_path();
@@ -156,7 +156,7 @@ static void make_memfd(void) {
     if (one_in(4)) close(fd);
 }
 
-/* The segment goes with the last that has it attached. */
+/* The segment is removed when its last user detaches it. */
 static void make_system_v(void) {
     size_t pages = 1 + below(8);
     int id = shmget(IPC_PRIVATE, pages * PAGE_BYTES, IPC_CREAT | 0600);
@@ -206,7 +206,7 @@ static void state_memory(void) {
     for (size_t i = 0; i < areas_count; i++) state_pages(&areas[i], "as it is");
 }
 
-/* What is behind protections; they are gone then. */
+/* Makes all pages readable, and states their contents. The protections are lost. */
 static void use_up_memory(void) {
     for (size_t i = 0; i < areas_count; i++) {
         struct area *area = &areas[i];

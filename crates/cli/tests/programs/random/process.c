@@ -1,11 +1,13 @@
-/* A process with at least five random resources, which follow from a number: SEED DIRECTORY [refused]. With the third argument it has
- * one or two besides that may not be carried. It says what it is as far as
- * looking changes nothing, and waits for its standard input: then it says that again, and besides what only using it up
- * tells. Parent and child must say the same.
+/* A process with at least five random resources, which follow from a seed: SEED DIRECTORY [refused]. With `refused`, it
+ * also has one or two resources that may not be carried.
  *
- *  set up ─ `ready PID 0` ─ statement ─ `.` ─ standard input has something, or ends ─ statement ─ `:` ─ the rest ─ `.`
+ * It prints a statement of its state, as far as reading does not change it, and waits for its standard input. Then it
+ * prints the statement again, and the state that only using it up shows. Parent and child must print the same.
  *
- * A part of memory, descriptors and so on has its header here: what makes it, what states it, what uses it up.
+ *  set up ─ `ready PID 0` ─ statement ─ `.` ─ standard input has data, or ends ─ statement ─ `:` ─ the rest ─ `.`
+ *
+ * Each part, such as memory or descriptors, has a header in this directory: functions that make it, state it and use it
+ * up.
  */
 #include "random.h"
 

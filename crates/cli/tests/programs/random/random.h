@@ -1,7 +1,7 @@
-/* What the parts of process.c share: numbers that follow from the seed, and the statement that is being written.
+/* Shared by the parts of process.c: numbers that follow from the seed, and the statement that is being written.
  *
- * A statement is lines that the parent and the child must have in common. A word that begins with `~` is a number of
- * milliseconds that need only be near.
+ * A statement is a list of lines that must be equal in parent and child. A word that begins with `~` is a number of
+ * milliseconds that need only be close.
  */
 #pragma once
 
@@ -18,10 +18,10 @@
 #define STATEMENT_BYTES_MAX (1UL << 20)
 #define PATH_BYTES_MAX 256
 
-static uint64_t drawn;                      /* how many numbers were drawn, from the seed's own place on */
+static uint64_t drawn;                      /* how many numbers were drawn, from the seed's own start on */
 static int is_child;
-static const char *directory;               /* for files of the process's own */
-static char statement[STATEMENT_BYTES_MAX]; /* not on the heap, which it would change */
+static const char *directory;               /* for the process's own files */
+static char statement[STATEMENT_BYTES_MAX]; /* not on the heap: printing would change it */
 static size_t statement_bytes;
 
 static uint64_t draw(void) { return word_of(drawn++); }
@@ -41,7 +41,7 @@ __attribute__((format(printf, 1, 2))) static void state(const char *format, ...)
     statement_bytes += (size_t)bytes;
 }
 
-/* Writes down what was stated, and begins anew. */
+/* Prints the statement, and starts a new one. */
 static void say_statement(void) {
     for (size_t at = 0; at < statement_bytes;) {
         ssize_t written = write(STDOUT_FILENO, statement + at, statement_bytes - at);
@@ -51,7 +51,7 @@ static void say_statement(void) {
     statement_bytes = 0;
 }
 
-/* A name for a file that was not used before. */
+/* Returns a new path for a file. */
 static const char *new_path(void) {
     static char path[PATH_BYTES_MAX];
     static unsigned number;
@@ -72,7 +72,7 @@ static uint64_t add_to_hash(uint64_t hash, const void *bytes, size_t count) {
 
 #define HASH_OF_NOTHING 0xcbf29ce484222325u
 
-/* All of a small file, with a zero behind it. */
+/* Reads a small file, and adds a final zero. */
 static char *read_whole(const char *path) {
     static char text[1UL << 19];
     size_t bytes = 0;
@@ -85,7 +85,7 @@ static char *read_whole(const char *path) {
     return text;
 }
 
-/* The lines of a file of /proc that begin with one of these words, in their order. */
+/* States the lines of a file in /proc that begin with one of these words, in the order of the words. */
 static void state_lines(const char *path, const char *const *words, size_t count) {
     for (char *save, *line = strtok_r(read_whole(path), "\n", &save); line; line = strtok_r(NULL, "\n", &save))
         for (size_t i = 0; i < count; i++)

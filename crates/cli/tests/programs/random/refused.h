@@ -1,4 +1,4 @@
-/* Resources that are not carried, and some that only look like them: check and prepare must say the same of each. */
+/* Resources that are not carried, and some that only look like them. check and prepare must agree on each. */
 #pragma once
 
 #include "random.h"
@@ -12,18 +12,19 @@
 
 #define REFUSED_PAGES 3
 
-/* An epoll that watches a number that is closed, of a file that is open under another: or is not, and then it watches nothing. */
+/* An epoll that watches a closed descriptor number. Its file is still open under another number; or it is not, and then
+ * the epoll watches nothing. */
 static void make_lost_target(void) {
     int ends[2], epoll = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};
     REQUIRE(epoll >= 0 && pipe(ends) == 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, ends[0], &event) == 0);
     int other = one_in(4) ? -1 : dup(ends[0]);
     REQUIRE(close(ends[0]) == 0);
-    /* The number may be another file's by now. */
+    /* Reuse the number for another file. */
     if (other >= 0 && one_in(2)) REQUIRE(dup2(ends[1], ends[0]) == ends[0]);
 }
 
-/* A watch of a file that no path leads to; or of one that has another name since, and is found by that. */
+/* A watch of a file without a path, or of a renamed file, which is found by its new name. */
 static void make_lost_watch(void) {
     const char *path = new_path();
     char renamed[PATH_BYTES_MAX + 8];
@@ -36,7 +37,7 @@ static void make_lost_watch(void) {
 static void make_lease(void) {
     int file = open(new_path(), O_CREAT | O_RDWR, 0600);
     REQUIRE(file >= 0 && fcntl(file, F_SETLEASE, F_WRLCK) == 0);
-    /* The same file once more. */
+    /* The same open file under a second number. */
     if (one_in(2)) REQUIRE(dup(file) >= 0);
 }
 
@@ -46,14 +47,14 @@ static void make_cancelled_timer(void) {
     REQUIRE(timer >= 0 && timerfd_settime(timer, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &past, NULL) == 0);
 }
 
-/* Somebody else is told of a file's readiness, or the process itself is. */
+/* The parent, or the process itself, gets the signal for a file's readiness. */
 static void make_foreign_owner(void) {
     int ends[2], who = one_in(3) ? getpid() : getppid();
     REQUIRE(pipe(ends) == 0 && fcntl(ends[0], F_SETOWN, who) == 0 && fcntl(ends[0], F_SETSIG, SIGURG) == 0);
     REQUIRE(fcntl(ends[0], F_SETFL, O_ASYNC) == 0);
 }
 
-/* A segment, a part of which is unmapped. */
+/* A System V segment of which a part is unmapped. */
 static void make_part_of_segment(void) {
     int id = shmget(IPC_PRIVATE, REFUSED_PAGES * PAGE_BYTES, IPC_CREAT | 0600);
     char *at = (char *)shmat(id, NULL, 0);
@@ -61,7 +62,7 @@ static void make_part_of_segment(void) {
     REQUIRE(munmap(at + below(REFUSED_PAGES) * PAGE_BYTES, PAGE_BYTES) == 0);
 }
 
-/* A file whose name is not UTF-8, mapped. */
+/* A mapped file whose name is not UTF-8. */
 static void make_strange_name(void) {
     char path[PATH_BYTES_MAX + 8];
     snprintf(path, sizeof path, "%s\xff", new_path());
@@ -70,7 +71,7 @@ static void make_strange_name(void) {
     REQUIRE(mmap(NULL, PAGE_BYTES, PROT_READ, flags, file, 0) != MAP_FAILED && close(file) == 0);
 }
 
-/* The ring of asynchronous I/O, which children may be told not to have. */
+/* The ring of asynchronous I/O, with or without MADV_DONTFORK. */
 static void make_ring(void) {
     aio_context_t context = 0;
     REQUIRE(syscall(SYS_io_setup, 1, &context) == 0);

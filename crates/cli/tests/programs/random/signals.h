@@ -1,4 +1,4 @@
-/* Signals and timers. Those that anybody sends here are blocked in every thread: they wait. */
+/* Signals and timers. Every thread blocks the signals that are sent here, so they stay pending. */
 #pragma once
 
 #include "random.h"
@@ -12,7 +12,7 @@
 static const int sent_signals[] = {SIGUSR1, SIGUSR2, SIGHUP, SIGTERM, SIGURG, SIGWINCH, SIGIO, 36, 37, 38, 39, 40, 41, 42, 60};
 static const int other_signals[] = {SIGINT, SIGQUIT, SIGTSTP, SIGTTIN, SIGPIPE, SIGXCPU, 50, 51, 52, 63, 64};
 
-/* As the kernel has it, without what libc makes of it. */
+/* The kernel's format, without the changes that libc makes. */
 struct kernel_action {
     void *handler;
     unsigned long flags;
@@ -120,7 +120,7 @@ static void state_timers(void) {
     }
 }
 
-/* Of the thread itself. */
+/* Of the calling thread. */
 static void state_own_signals(const char *whose) {
     uint64_t mask = 0;
     stack_t stack = {0};
@@ -128,7 +128,7 @@ static void state_own_signals(const char *whose) {
     state("%s: mask %lx, stack %p+%zu %x\n", whose, mask, stack.ss_sp, stack.ss_size, (unsigned)stack.ss_flags);
 }
 
-/* One after the other, in the kernel's order. */
+/* Takes pending signals one by one, in the kernel's order. */
 static void use_up_signals(const char *whose) {
     sigset_t set;
     siginfo_t info;

@@ -1,4 +1,4 @@
-/* Threads, each in a wait of some kind, which the fork must not end; when it is let go it tells of itself. */
+/* Threads, each in a wait of some kind. The fork must not end the wait. When a thread is released, it states itself. */
 #pragma once
 
 #include "signals.h"
@@ -101,7 +101,7 @@ static void make_threads(void) {
     for (uint64_t left = 1 + below(4); left > 0 && workers_count < WORKERS_MAX; left--) {
         struct worker *worker = &workers[workers_count];
         worker->index = workers_count++;
-        /* The last kind never sleeps: few of them. */
+        /* The last kind never sleeps, so there are few of it. */
         worker->wait = (unsigned)below(one_in(20) ? WAITS_COUNT : WAITS_COUNT - 1), worker->seed = draw();
         REQUIRE(pipe2(worker->ends, O_CLOEXEC) == 0 && pthread_create(&worker->thread, NULL, work, worker) == 0);
         while (!atomic_load(&worker->tid) || (worker->wait < WAITS_COUNT - 1 && !sleeps(worker))) usleep(100);
@@ -113,11 +113,11 @@ static void make_threads(void) {
     }
 }
 
-/* Looks until a thread is stated as it is, a millisecond apart. */
+/* How often to look at a thread until its state is final, a millisecond apart. */
 #define LOOKS_MAX 5000
 
-/* Who looks may be the first that runs again: other threads of a child have all signals blocked until they are what they were,
- * and one that was stopped in sigwaitinfo(2) blocks what it waits for until it has come there again. */
+/* The calling thread of a child may be the first to run again. The others block all signals until they are restored.
+ * One that was stopped in sigwaitinfo(2) blocks its signals until it is back in that call. */
 static int is_awake(const struct worker *worker) {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/task/%d/status", atomic_load(&worker->tid));
@@ -126,7 +126,7 @@ static int is_awake(const struct worker *worker) {
     return blocked != 0xfffffffffffbfeff && !(worker->wait == 6 && blocked >> (SIGRTMAX - 1) & 1);
 }
 
-/* As others see them. */
+/* As other threads see them. */
 static void state_threads(void) {
     for (unsigned i = 0; i < workers_count; i++)
         for (int looks = 0; looks < LOOKS_MAX && !is_awake(&workers[i]); looks++) usleep(1000);
@@ -140,7 +140,7 @@ static void state_threads(void) {
     }
 }
 
-/* One after the other: they write into the same statement. */
+/* One by one, because all write into the same statement. */
 static void use_up_threads(void) {
     for (unsigned i = 0; i < workers_count; i++) {
         struct worker *worker = &workers[i];

@@ -1,5 +1,5 @@
-"""Threads that multiply matrices, each its own with the result of the one before, and say a sum at their end. They do the same
-again and again, until they are told by SIGUSR2 that it was enough.
+"""Threads that multiply matrices. Each works on the result of its previous multiplication, and prints a checksum at the
+end. They repeat the same work until SIGUSR2.
 
 usage: matrices.py
 """
@@ -51,7 +51,8 @@ def main():
         chain.is_half_way.wait()
     print("half", flush=True)
     for chain in chains:
-        # A signal that comes just before a wait does not end it, and its handler runs behind that.
+        # A signal that arrives just before a wait does not interrupt it, and Python's handler runs only after the wait.
+        # So the wait is short.
         while chain.is_alive():
             chain.join(WAIT_SECONDS)
     print("result", *(crc for chain in chains for crc in chain.sums))

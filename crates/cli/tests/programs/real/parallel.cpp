@@ -1,5 +1,5 @@
-// A parallel region of OpenMP with many loops in it, each of which needs what the one before has left: threads meet at
-// barriers all the time. It computes the same again and again, until it is told by SIGUSR2 that it was enough.
+// A parallel region of OpenMP with many loops. Each loop needs the result of the one before, so threads meet at
+// barriers all the time. It repeats the same computation until SIGUSR2.
 //
 // usage: parallel
 #include <csignal>

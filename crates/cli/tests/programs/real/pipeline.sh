@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Processes in a pipeline, half of them bash itself, within a substitution and with another beside it: lines are on their way
-# between all of them at any time. It does the same again and again, until it is told by SIGUSR2 that it was enough.
+# Processes in a pipeline, half of them bash, within a command substitution, and one more process. Lines are in transit
+# between all of them at any time. It repeats the same work until SIGUSR2.
 #
 # usage: pipeline.sh
 set -euo pipefail
 readonly lines_count=60000
 
-exec 3>&1 # where `half` goes from inside
+exec 3>&1 # where `half` is printed from inside
 
 numbers() {
     local -i i
@@ -26,7 +26,7 @@ mixed() {
 
 trap 'is_told=yes' USR2
 until [[ -v is_told ]]; do
-    # All who hold the descriptor 4 have ended when this has.
+    # When this ends, all processes that have descriptor 4 have ended.
     said=$({ numbers | mixed | awk '{ s = (s + $1 * $2) % 65537; print s, $2 }' | tee >(wc -l >&4) | sort -n -k 2 | sha256sum; } 4>&1)
     said=$(sort <<<"$said" | tr -s '[:space:]-' ' ')
     [[ $said == "${first=$said}" ]]

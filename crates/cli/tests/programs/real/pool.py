@@ -1,6 +1,5 @@
-"""A pool of processes and threads beside it: each process multiplies matrices for the tasks that it is given, the threads
-hand tasks out and take results in, and each says what came of it at the end. They do the same again and again, until they are
-told by SIGUSR2 that it was enough.
+"""A pool of processes, and a thread. Each process multiplies matrices for the tasks that it gets. Threads submit tasks
+and collect results, and checksums are printed at the end. They repeat the same work until SIGUSR2.
 
 usage: pool.py
 """
@@ -32,7 +31,7 @@ def multiply(task):
 
 
 class Beside(threading.Thread):
-    """Works itself, and asks the pool from time to time."""
+    """Works itself, and gives tasks to the pool from time to time."""
 
     def __init__(self, pool):
         super().__init__()
@@ -47,7 +46,7 @@ class Beside(threading.Thread):
 
 
 def work(pool, say_half):
-    """What comes of all tasks, and the processes that did them."""
+    """Returns the results of all tasks, and the processes that did them."""
     thread = Beside(pool)
     total, rows, workers = 0, numpy.zeros(SIZE), set()
     for done, (crc, row, pid) in enumerate(pool.imap(multiply, range(TASKS_COUNT), chunksize=2)):
@@ -63,7 +62,7 @@ def work(pool, say_half):
 
 def main():
     signal.signal(signal.SIGUSR2, lambda *_: told.set())
-    # Processes are forked before there are threads of its own.
+    # The processes are forked before this process starts threads.
     with multiprocessing.get_context("fork").Pool(PROCESSES_COUNT) as pool:
         result, workers = work(pool, lambda: print("half", flush=True))
         results = {result}
@@ -73,7 +72,7 @@ def main():
             workers |= others
         pool.close()
         pool.join()
-    # A process that died is replaced by another, of another number.
+    # The pool would replace a process that died by one with another process id.
     assert len(workers) <= PROCESSES_COUNT
     print("result", *(number for result in results for number in result))
     print(".", flush=True)

@@ -1,8 +1,8 @@
-"""A shell in a terminal that this program drives, as an agent or a terminal emulator has one: it has a variable, a function and a
-job in the background, and waits at its prompt. When it is told to go on, the program asks for all of them, and interrupts a
-command in the foreground.
+"""Drives a shell in a terminal, like an agent or a terminal emulator. The shell has a variable, a function and a
+background job, and waits at its prompt. When standard input has a line, the program uses all of them, and interrupts
+a foreground command.
 
-usage: shell_in_a_terminal.py < what tells it to go on
+usage: shell_in_a_terminal.py < TRIGGER
 """
 
 import os
@@ -19,14 +19,15 @@ class Shell:
     def __init__(self) -> None:
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
-            # Whoever runs in the background may have it ignored, and hands that down.
+            # Resets SIGINT: a background process may have inherited it as ignored, and children would inherit that.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], ENVIRONMENT)
         self.text = ""
         self.ask("stty -echo")
 
     def ask(self, command: str) -> str:
-        """What a command says. The mark behind it is written so that an echo of it is none."""
+        """Returns the output of a command. The end mark is written so that the terminal's echo of the command does not
+        contain it."""
         os.write(self.terminal, f"{command}\nprintf '<%s>' end\n".encode())
         while "<end>" not in self.text:
             self.text += os.read(self.terminal, 4096).decode()
@@ -34,8 +35,8 @@ class Shell:
         return " ".join(said.split())
 
     def interrupt(self, command: str) -> str:
-        """Has a command interrupted once it is in the foreground, and says its status. Until it is a program of its own it is a copy of
-        the shell, which may not mind."""
+        """Interrupts a command when it runs in the foreground, and returns its status. Before it has executed its
+        program, it is a copy of the shell, which might ignore the signal."""
         os.write(self.terminal, f"{command}\n".encode())
         while name_of(os.tcgetpgrp(self.terminal)) != command.split()[0]:
             time.sleep(0.001)

@@ -1,4 +1,4 @@
-// A server of HTTP that keeps sums, and works something out when it is asked to.
+// An HTTP server that keeps sums, and computes hashes on request.
 //
 // usage: sums PORT
 package main
@@ -39,7 +39,7 @@ func (s *sums) add(answer http.ResponseWriter, request *http.Request) {
 	fmt.Fprint(answer, s.of[name])
 }
 
-// Goroutines hash, after each has waited for the clock and all for the collector.
+// Goroutines compute hashes, after each has waited for the clock, and all for the collector.
 func work(answer http.ResponseWriter, _ *http.Request) {
 	digests := make([][sha256.Size]byte, workers)
 	var group sync.WaitGroup

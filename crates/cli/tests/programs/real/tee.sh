@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A shell whose standard output leads through a process of its own, which takes a word off each line. It counts the same again and
-# again, until it is told by SIGUSR2 that it was enough.
+# A shell whose standard output is a pipe to a process that removes a word from each line. It repeats the same count
+# until SIGUSR2.
 #
 # usage: tee.sh
 set -euo pipefail

@@ -1,5 +1,5 @@
-// Timers of several kinds, and a worker thread that hashes what it has hashed; both say at their end what came of it. They do the
-// same again and again, until they are told by SIGUSR2 that it was enough.
+// Timers of several kinds, and a worker thread that hashes its previous hash. Both print their results at the end. They
+// repeat the same work until SIGUSR2.
 //
 // usage: timers.js
 const { Worker, isMainThread, parentPort } = require('worker_threads');
@@ -34,7 +34,8 @@ const counted = (count, interval) =>
         }, interval);
     });
 
-// The shortest is started first. However long the program waits between two of them, each is then due after the ones before it.
+// Starts the shortest timer first. However long the program pauses between two starts, each is due after the ones
+// before it.
 const inOrder = () =>
     new Promise((resolve) => {
         const order = [];

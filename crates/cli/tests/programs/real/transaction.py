@@ -1,5 +1,5 @@
-"""SQLite in the middle of a transaction that is larger than its cache: rows were written to the file, and the journal has
-what they were. It reads until its standard input has something or ends, then writes on, commits and says a sum.
+"""SQLite in the middle of a transaction that is larger than its cache: new rows are in the file, and the journal has
+the old pages. It waits until its standard input has data or ends. Then it writes more, commits and prints a sum.
 
 usage: transaction.py DIRECTORY
 """

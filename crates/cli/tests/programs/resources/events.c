@@ -1,5 +1,5 @@
-/* eventfds with their counts and modes, and epolls: level- and edge-triggered, one-shot, one that watches another, the
- * program's own words, and a thread that waits in one.
+/* eventfds with their counts and modes. Epolls: level- and edge-triggered, one-shot, one that watches another, with the
+ * program's own data, and with a thread that waits in one.
  */
 #include "../forked.h"
 
@@ -13,7 +13,7 @@
 static int counter, semaphore, bell, epoll, outer;
 static atomic_int is_waiting;
 
-/* Waits for the bell without a time limit; the fork must not show. */
+/* Waits for the bell without a time limit. The fork must not interrupt it. */
 static void *wait_for_bell(void *unused) {
     (void)unused;
     int own = epoll_create1(0);
@@ -38,7 +38,7 @@ static void check_counts(void) {
     REQUIRE(read(semaphore, &count, sizeof count) == -1 && errno == EAGAIN, "the semaphore has more than three");
 }
 
-/* Counter and semaphore are ready, the bell is not; the outer epoll sees the inner one. */
+/* The counter and the semaphore are ready, the bell is not. The outer epoll sees the inner one. */
 static void check_epolls(void) {
     struct epoll_event events[4];
     REQUIRE(epoll_wait(outer, events, 4, 1000) == 1 && events[0].data.u64 == 5);

@@ -1,5 +1,5 @@
-/* Files that are open by path: offsets, modes, duplicates that share an offset, close-on-exec, directories in the middle
- * of a listing, and the devices that every program has.
+/* Files that are open by path: offsets, modes, duplicates that share an offset, close-on-exec, directories in the
+ * middle of a listing, and the devices that every program has.
  */
 #include "../forked.h"
 
@@ -24,11 +24,11 @@ static void open_at(int number, const char *path, int flags) {
     close(fd);
 }
 
-/* The entry that a listing has come to. */
+/* The next entry of a listing. */
 static void next_entry(int fd, char name[64]) {
     union {
         struct dirent64 entry;
-        char bytes[64]; /* room for one entry or two */
+        char bytes[64]; /* enough for one entry or two */
     } listing;
     REQUIRE(getdents64(fd, &listing, sizeof listing.bytes) > 0);
     snprintf(name, 64, "%.40s", listing.entry.d_name);
@@ -58,7 +58,7 @@ static int count_open(void) {
     return count;
 }
 
-/* A child's payload is open, too; by itself the program has none. */
+/* A child's payload is open too. Without farfork, the program has none. */
 static void check_payload(const char *payload) {
     char text[PAYLOAD_BYTES_MAX] = {0};
     if (fcntl(PAYLOAD_FD, F_GETFD) == -1) return;

@@ -1,6 +1,7 @@
-/* What a program asks of fork(2) with madvise(2): memory that a child sees as zeroes; memory that is no forked process's, but
- * a copy's of the whole process; and memory that is in no copy at all, nor in a core.
- * (Run without a fork, this program finds itself wrong, as it should.)
+/* Advice for fork(2) by madvise(2): memory that a child sees as zeroes, and memory that no copy and no core has. Memory
+ * with MADV_DONTFORK alone is in a copy of the whole process, but not in a process that it forks.
+ *
+ * Without farfork this program fails, as it should.
  */
 #include "../forked.h"
 
@@ -8,7 +9,7 @@
 
 #define BYTES (64 * PAGE_BYTES)
 
-/* mincore(2) says ENOMEM where nothing is mapped. */
+/* mincore(2) fails with ENOMEM if nothing is mapped. */
 static int is_mapped(void *at) {
     unsigned char residency;
     return mincore(at, PAGE_BYTES, &residency) == 0;

@@ -1,5 +1,5 @@
-/* Who the process is: ids, groups, capabilities, limits, umask, working directory, names, and flags of prctl.
- * It gives root up, but for one capability.
+/* The identity of the process: ids, groups, capabilities, limits, umask, working directory, names, and flags of
+ * prctl(2). It drops all root capabilities except one.
  */
 #include "../forked.h"
 

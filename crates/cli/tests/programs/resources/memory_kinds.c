@@ -1,6 +1,6 @@
-/* Private memory of every kind: readable only, inaccessible but full, executable, of a file with and without written
- * pages, heap and stack that grow on, locked (and made longer while it moves), huge, never touched, and neighbours of different rights,
- * most of whose addresses are only reserved: more than any machine has.
+/* Private memory of every kind: read-only, inaccessible with data, executable, of a file with and without written
+ * pages, huge, never touched. Heap and stack grow further. Locked memory grows while it moves. Neighbours have
+ * different protections; most of their addresses are only reserved, more than any machine has.
  */
 #include "../forked.h"
 
@@ -50,7 +50,7 @@ static uint64_t *map_own_file(int protection) {
     return (uint64_t *)at;
 }
 
-/* Two pages each: written, only readable, written, and the rest not to be touched. */
+/* Parts of two pages each: the first two written, the second read-only, the third written; the rest stays untouched. */
 static uint64_t *reserved_part(size_t part) {
     return reserved + part * 2 * PAGE_BYTES / sizeof *reserved;
 }
@@ -125,7 +125,7 @@ static void check_contents(void) {
     REQUIRE(holds(heap, BYTES, 900));
 }
 
-/* Four mebibytes below what the parent ever used. */
+/* Four mebibytes deeper than the parent ever went. */
 static __attribute__((noinline)) void grow_stack(void) {
     volatile char deep[4 << 20];
     for (size_t i = 0; i < sizeof deep; i += PAGE_BYTES) deep[i] = (char)(i >> 12);
@@ -141,7 +141,7 @@ static void check_growth(void) {
     grow_stack();
 }
 
-/* What a child locks itself is filled where it is made longer, before anybody can hear that it has moved. */
+/* Memory that a child locks itself is filled when it grows, before the pager can see that it has moved. */
 static void check_growth_of_locked(void) {
     size_t bytes = 4 * PAGE_BYTES, more = 8 * PAGE_BYTES;
     REQUIRE(mlock(locked, bytes) == 0);

@@ -1,5 +1,5 @@
-/* What a child does to memory that has not arrived yet: fork, mremap, munmap, madvise, mprotect, and system calls that
- * read and write it. Each on an area of its own that nothing has touched since the fork.
+/* Operations of a child on memory that is not fetched yet: fork, mremap, munmap, madvise, mprotect, and system calls
+ * that read and write it. Each uses an area of its own that was not touched since the fork.
  */
 #include "../forked.h"
 
@@ -18,7 +18,7 @@ static uint64_t first_of(int area) { return (uint64_t)area * 1000000; }
 
 static void check_area(int area) { REQUIRE(holds(areas[area], BYTES, first_of(area)), "area %d", area); }
 
-/* Parent and grandchild fetch the same pages at once. */
+/* Parent and grandchild fetch the same pages at the same time. */
 static void check_fork(void) {
     pid_t pid = fork();
     if (pid == 0) {
@@ -47,7 +47,7 @@ static void check_partial_move(void) {
     REQUIRE(holds(source + WORDS(HALF), BYTES / 4, first_of(PARTLY_MOVED) + WORDS(BYTES / 4 * 3)));
 }
 
-/* A hole, and something new in it. */
+/* A hole, with a new mapping in it. */
 static void check_hole(void) {
     uint64_t *hole = areas[CUT] + WORDS(BYTES / 4);
     REQUIRE(munmap(hole, HALF) == 0);
@@ -61,7 +61,7 @@ static void check_advice(void) {
     REQUIRE(madvise(areas[DISCARDED], HALF, MADV_DONTNEED) == 0);
     REQUIRE(is_zero(areas[DISCARDED], HALF), "discarded memory came back");
     REQUIRE(holds(areas[DISCARDED] + WORDS(HALF), HALF, first_of(DISCARDED) + WORDS(HALF)));
-    areas[FREED][0] = word_of(first_of(FREED)); /* one page is there, the others are missing */
+    areas[FREED][0] = word_of(first_of(FREED)); /* this page is fetched, the others are missing */
     REQUIRE(madvise(areas[FREED], HALF, MADV_FREE) == 0);
     for (size_t page = 0; page < HALF; page += PAGE_BYTES) {
         const uint64_t *at = areas[FREED] + WORDS(page);
@@ -77,7 +77,7 @@ static void check_protection(void) {
     check_area(PROTECTED);
 }
 
-/* The kernel's own accesses wait for the page as the program's do. */
+/* The kernel's own accesses wait for the page, like the program's. */
 static void check_system_calls(void) {
     int ends[2];
     uint64_t words[WORDS(2 * PAGE_BYTES)];
@@ -85,7 +85,7 @@ static void check_system_calls(void) {
     REQUIRE(write(ends[1], areas[READ_BY_KERNEL], sizeof words) == sizeof words);
     REQUIRE(read(ends[0], words, sizeof words) == sizeof words && holds(words, sizeof words, first_of(READ_BY_KERNEL)));
     REQUIRE(write(ends[1], words, 96) == 96);
-    const size_t at = 5 * PAGE_BYTES - 48; /* over the edge of two missing pages */
+    const size_t at = 5 * PAGE_BYTES - 48; /* across the boundary of two missing pages */
     REQUIRE(read(ends[0], (char *)areas[WRITTEN_BY_KERNEL] + at, 96) == 96);
     REQUIRE(memcmp((char *)areas[WRITTEN_BY_KERNEL] + at, words, 96) == 0);
     REQUIRE(holds(areas[WRITTEN_BY_KERNEL], at, first_of(WRITTEN_BY_KERNEL)));
@@ -93,7 +93,7 @@ static void check_system_calls(void) {
     REQUIRE(holds(areas[WRITTEN_BY_KERNEL] + behind, BYTES - at - 96, first_of(WRITTEN_BY_KERNEL) + behind));
 }
 
-/* Another process reads what this one has not touched. */
+/* Another process reads memory that this one has not touched. */
 static void check_remote_read(void) {
     pid_t parent = getpid(), pid = fork();
     if (pid == 0) {

@@ -1,5 +1,5 @@
-/* Pipes within the process: what is in them, their capacity and modes, a reader that waits in one, and the end of file
- * when the last writer closes.
+/* Pipes within the process: their data, capacity and modes, a reader that waits in one, and the end of file when the
+ * last writer closes.
  */
 #include "../forked.h"
 
@@ -11,7 +11,7 @@
 
 static atomic_int is_waiting;
 
-/* Waits in read(2) for what only the child writes. */
+/* Waits in read(2) for a byte that only the child writes. */
 static void *read_one(void *argument) {
     int fd = *(int *)argument;
     char byte = 0;
@@ -31,7 +31,7 @@ static void check_content(int ends[2], const uint64_t *expected, size_t bytes) {
     REQUIRE(read(ends[0], found, 1) == 0, "another writer is left");
 }
 
-/* A pipe whose writer was gone keeps its last words. */
+/* A pipe whose writer has closed it keeps its last data. */
 static void check_last_words(int fd) {
     char text[16] = {0};
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};

@@ -1,4 +1,4 @@
-/* Registers of running threads: x87, SSE, AVX and AVX-512 where the machine has it, rounding modes, flags, and both
+/* Registers of running threads: x87, SSE, AVX and, if the machine has it, AVX-512; rounding modes, flags, and both
  * segment bases.
  */
 #include "../forked.h"

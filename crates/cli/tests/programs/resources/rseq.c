@@ -1,5 +1,5 @@
-/* A restartable sequence: glibc's registration must serve the child, and a thread that was stopped inside a critical
- * section must find itself at its abort handler.
+/* Restartable sequences. glibc's registration must work in the child. A thread that was stopped inside a critical
+ * section must continue at its abort handler.
  */
 #include "../forked.h"
 
@@ -12,7 +12,7 @@ static atomic_ulong aborts;
 
 static struct rseq *own_rseq(void) { return (struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset); }
 
-/* Stays in a critical section, but for the moment after each abort. */
+/* Stays in a critical section, except briefly after each abort. */
 static void *spin_in_section(void *unused) {
     (void)unused;
     struct rseq *rseq = own_rseq();
@@ -34,7 +34,7 @@ static void *spin_in_section(void *unused) {
     return NULL;
 }
 
-/* The kernel keeps the CPU's number up to date for registered threads only. */
+/* The kernel updates the CPU number of registered threads only. */
 static void check_registration(void) {
     struct rseq *rseq = own_rseq();
     REQUIRE((int)rseq->cpu_id >= 0, "rseq is not registered: cpu_id %d", (int)rseq->cpu_id);

@@ -1,5 +1,5 @@
-/* Shared memory that no path leads to: anonymous, mapped twice, inherited by what the child forks; memfds with their
- * offsets, seals and odd sizes. A child's writes do not reach its parent.
+/* Shared memory without a path: anonymous, mapped twice, and inherited by processes that the child forks; memfds with
+ * their offsets, seals and odd sizes. A child's writes do not reach its parent.
  */
 #include "../forked.h"
 
@@ -15,7 +15,7 @@ static uint64_t *map_shared(int fd, size_t bytes, off_t offset) {
     return (uint64_t *)at;
 }
 
-/* Both ways: through one mapping into the other and into the file. */
+/* Checks both directions: through one mapping into the other and into the file. */
 static void check_views(int fd, uint64_t *whole, uint64_t *half) {
     const size_t words = BYTES / sizeof *whole;
     half[0] = 11;
@@ -25,7 +25,7 @@ static void check_views(int fd, uint64_t *whole, uint64_t *half) {
     REQUIRE(pread(fd, &found, sizeof found, BYTES / 2) == sizeof found && found == 11);
 }
 
-/* What is shared stays shared with the child's own children. */
+/* The child shares the memory with its own children. */
 static void check_inheritance(uint64_t *shared) {
     pid_t pid = fork();
     if (pid == 0) {

@@ -1,5 +1,5 @@
-/* Signals: masks of each thread, dispositions, pending ones of the process and of a thread with their values, and an
- * alternate stack that a handler of the child still runs on.
+/* Signals: masks of each thread, dispositions, pending signals of the process and of a thread with their values, and an
+ * alternate stack on which a handler of the child still runs.
  */
 #include "../forked.h"
 
@@ -63,7 +63,7 @@ static int is_pending(int signal) {
     return sigismember(&set, signal);
 }
 
-/* Has its own mask and a signal pending for it alone. */
+/* Has its own mask, and a pending signal for this thread alone. */
 static void *own_signals(void *unused) {
     (void)unused;
     block(SIG_BLOCK, SIGRTMIN + 2);

@@ -1,5 +1,5 @@
-/* A file that is open by path at an offset: parent and child append a line each, one after the other, to see whether they
- * share the file.
+/* A file that is open by path at an offset. Parent and child append a line each, one after the other, which shows
+ * whether they share the file.
  * usage: appending FILE
  */
 #include "../forked.h"

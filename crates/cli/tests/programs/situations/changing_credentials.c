@@ -1,5 +1,5 @@
-/* A parent that is told by SIGUSR1 to become somebody else than it was, as often as there are ways: other groups, not dumpable, fewer
- * capabilities to be had, another user. Who may look into it, and into its children, is not who might before.
+/* A parent that changes its credentials at each SIGUSR1, in four steps: other groups, not dumpable, a smaller
+ * capability bounding set, another effective user. Each changes who may trace it and its children.
  * usage: changing_credentials
  */
 #include "../forked.h"

@@ -1,5 +1,5 @@
-/* A process with a root of its own (chroot(2)): its files are those of inside, also where the node has others of their names. The payload is
- * a descriptor there, and has no path.
+/* A process with its own root (chroot(2)). Its files are the ones inside, even if the node has others with the same
+ * names. The payload is only a descriptor there, without a path.
  * usage: chrooted DIRECTORY
  */
 #include "../forked.h"

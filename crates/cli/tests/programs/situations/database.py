@@ -1,4 +1,5 @@
-"""A database that goes on being written to: a child that found the file of later under the memory of then would be corrupt.
+"""A database that the parent continues to change. If a child found the later file with the earlier memory, its database
+would be corrupt.
 usage: database.py FILE
 """
 

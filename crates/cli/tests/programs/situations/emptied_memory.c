@@ -1,6 +1,6 @@
-/* Memory that a child empties itself, by each way that the kernel has, and what of it is in the processes that the child forks: zeroes,
- * never what the parent had there. Each way has areas of its own, of which nothing was touched before, or half; and in which the child looks
- * before it forks, or not. What is forked looks at all of it, and forks on.
+/* Memory that a child empties itself, in each way that the kernel has. Processes that the child forks must see zeroes
+ * there, never the parent's data. Each way has four areas: with half of the pages touched before or none, and with the
+ * child looking before it forks or not. The forked processes look at all areas, and fork further.
  */
 #include "../forked.h"
 
@@ -9,7 +9,7 @@
 #define AREA_PAGES 16
 #define AREA_BYTES (AREA_PAGES * PAGE_BYTES)
 #define PAGE_WORDS (PAGE_BYTES / sizeof(uint64_t))
-/* The second area of a way, which others are moved onto; behind it nothing is mapped. */
+/* Offset of a way's second area, which others are moved onto. Nothing is mapped after it. */
 #define SECOND (AREA_PAGES * PAGE_WORDS)
 #define PLACE_BYTES (8 * AREA_BYTES)
 #define VARIANTS 4
@@ -20,7 +20,7 @@
 #define MADV_GUARD_REMOVE 103
 #endif
 
-/* What a page holds: a number of words in a row, zeroes, or either. */
+/* The contents of a page: consecutive words, zeroes, or either. */
 enum kind { DATA, ZERO, EITHER };
 
 struct expected {
@@ -59,7 +59,7 @@ static void fresh(uint64_t *at, size_t bytes, int protection) {
     REQUIRE(mmap(at, bytes, protection, flags, -1, 0) == (void *)at);
 }
 
-/* ---- the ways: each has two areas of the parent's data, and a place behind them ---- */
+/* ---- the ways: each has two areas with the parent's data, and free address space after them ---- */
 
 #define FIXED (MREMAP_MAYMOVE | MREMAP_FIXED)
 #define LEAVING (MREMAP_MAYMOVE | MREMAP_DONTUNMAP)
@@ -252,7 +252,8 @@ static int wait_for(pid_t pid) {
     return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RIGHT;
 }
 
-/* Those that were expected last, backwards in every other generation; each generation forks the next before it looks, or behind that. */
+/* Looks at the pages that were expected from `since` on. Each generation forks the next one and waits for it; odd ones
+ * also look first, in reverse order, before they fork. */
 static void look_in_generations(int since) {
     if (generation < GENERATIONS) {
         pid_t pid = fork();
@@ -293,7 +294,7 @@ int main(void) {
     await_fork(payload);
     for (int variant = 0; variant < VARIANTS; variant++)
         for (int way = 0; way < WAYS; way++) take(way, variant);
-    /* All of them once more, in the child and in one that it forks. */
+    /* Look at all of them once more, in the child and in forked processes. */
     way_now = "all";
     look_in_generations(0);
     for (int index = 0; index < expected_count; index++) look_at(&expected[index]);

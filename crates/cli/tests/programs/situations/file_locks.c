@@ -1,5 +1,5 @@
-/* Locks of all three kinds on files that parent and child share. There is a child only when its parent has ended: it holds
- * them, and nobody else gets one.
+/* Locks of all three kinds on files that parent and child share. The child starts only after the parent has ended. It
+ * then holds the locks, and no other process gets one.
  * usage: file_locks FLOCK_FILE POSIX_FILE OFD_FILE
  */
 #include "../forked.h"
@@ -12,7 +12,7 @@ static int open_file(const char *path) {
     return fd;
 }
 
-/* Asks for a lock of a record; whether it was given. */
+/* Requests a record lock. Returns whether it was granted. */
 static int lock_record(int fd, int command) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (fcntl(fd, command, &whole) == 0) return 1;

@@ -1,5 +1,5 @@
-/* What stat(2) told of a directory and of a file in it, beside what it tells a child: other devices, and the times that were. What a child
- * has open and what it finds by the path are one file.
+/* Compares what stat(2) reports of a directory and of a file in it, to the parent and to a child. The devices differ;
+ * the times are equal. The child's open file and the file at the path are the same.
  * usage: file_numbers DIRECTORY
  */
 #include "../forked.h"

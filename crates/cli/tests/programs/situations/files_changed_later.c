@@ -1,4 +1,5 @@
-/* Files that are there when the process is prepared, and are changed or removed before a child opens them: it finds them as they are then.
+/* Files that exist at prepare, and are changed or removed before a child opens them. The child finds them as they are
+ * when it opens them.
  * usage: files_changed_later CHANGED REMOVED
  */
 #include "../forked.h"
@@ -18,7 +19,7 @@ int main(int count, char **arguments) {
     int changed = open(arguments[1], O_RDONLY | O_CLOEXEC);
     REQUIRE(changed >= 0 && read(changed, text, sizeof text - 1) > 0 && strcmp(text, "after") == 0, "it holds %s", text);
     REQUIRE(open(arguments[2], O_RDONLY | O_CLOEXEC) < 0 && errno == ENOENT, "%s", arguments[2]);
-    /* What a child has written is its own from then on, whatever becomes of the node's. */
+    /* After a child has written a file, it has its own copy, whatever happens to the node's file. */
     write_text(arguments[2], payload);
     finish(payload, 0);
 }

@@ -1,21 +1,24 @@
-/* A parent with a thread, whose child, told `N multiply`, forks as often as it can, as do all that it forks, until the kernel refuses. It
- * says how many tasks there were, ends the others, and goes on. It forks nothing outside of a container. There are at most BORN_MAX
- * processes, whatever the kernel allows, and none outlives the first one: each waits at a pipe whose only other end that has.
+/* A parent with a thread. A child with the payload `N multiply` forks as often as it can, as do all its descendants,
+ * until the kernel refuses. It prints how many tasks there were, ends the others, and continues.
+ *
+ * It forks nothing outside of a container. There are at most BORN_MAX processes, whatever the kernel permits. None
+ * outlives the first one: each waits at a pipe whose only write end is in the first one.
  */
 #include "../forked.h"
 
 #include <pthread.h>
 #include <sys/wait.h>
 
-/* Above each limit that is tested. */
+/* Above each tested limit. */
 #define BORN_MAX 1500
-/* For all to be refused: a hang guard. */
+/* For all processes to be refused: a guard against hangs. */
 #define REFUSED_LIMIT_US 60000000ull
 
 struct tally {
-    /* Processes that were forked, and those that are being forked. */
+    /* Forked processes, and forks in progress. */
     int born;
-    /* Processes that fork no more, the first one among them; refused with EAGAIN; with another error. */
+    /* Processes that have stopped forking, including the first one; forks that failed with EAGAIN; forks that failed
+     * with another error. */
     int ended, refused, wrong;
 };
 
@@ -26,9 +29,10 @@ static void *sleep_on(void *unused) {
 
 static void add(int *count, int more) { __atomic_add_fetch(count, more, __ATOMIC_SEQ_CST); }
 
-/* Returns in each process, the first one and those that are forked. */
+/* Returns in each process: the first one and all forked ones. */
 static void fork_on(struct tally *tally, int pipe_ends[2]) {
-    /* A place is taken before the fork, so that there are never more than BORN_MAX, and nobody counts as ended too early. */
+    /* The count is raised before the fork. So there are never more than BORN_MAX processes, and the end of none is
+     * counted too early. */
     while (__atomic_add_fetch(&tally->born, 1, __ATOMIC_SEQ_CST) <= BORN_MAX) {
         pid_t pid = fork();
         if (pid == 0 && pipe_ends[1] >= 0) close(pipe_ends[1]), pipe_ends[1] = -1;
@@ -53,7 +57,7 @@ static void multiply(void) {
     for (uint64_t begun = monotonic_us(); __atomic_load_n(&tally->ended, __ATOMIC_SEQ_CST) < tally->born + 1; nanosleep(&look, NULL))
         REQUIRE(monotonic_us() - begun < REFUSED_LIMIT_US, "%d of %d fork no more", tally->ended, tally->born + 1);
     REQUIRE(tally->wrong == 0);
-    /* With itself and its thread. */
+    /* Includes this process and its thread. */
     if (tally->refused > 0) say("refused with EAGAIN at %d", tally->born + 2);
     close(ends[1]);
     while (waitpid(-1, NULL, 0) > 0) continue;

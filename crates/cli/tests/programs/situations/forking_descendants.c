@@ -1,9 +1,10 @@
-/* A program whose child forks processes for as long as its payload says, and they others, to the third generation. It touches
- * nothing of its memory meanwhile, so that every page that any of them touches has never been there. Each checks all that it
- * reads.
+/* A program whose child forks processes for as long as its payload says, and they fork others, up to the third
+ * generation. It touches none of its memory meanwhile, so every page that one of them touches is missing at first. Each
+ * checks all that it reads.
  *
  * usage: forking_descendants MIB
- * payload: NUMBER MILLISECONDS [waiting]: those that wait are all forked at once, and touch memory when the time is over
+ * payload: NUMBER MILLISECONDS [waiting]: with `waiting`, all are forked at once, and touch memory when the time is
+ * over
  */
 #include "../forked.h"
 
@@ -14,7 +15,7 @@
 
 static const uint64_t *memory;
 static size_t pages;
-static struct timespec wait_time; /* before each touches anything */
+static struct timespec wait_time; /* before each touches memory */
 
 static uint64_t touch(uint64_t draw) {
     const size_t words = PAGE_BYTES / sizeof *memory;

@@ -1,9 +1,10 @@
-/* A program whose children live a life of their own before they are forked in turn: told by SIGUSR1, it writes some pages,
- * discards some, moves some to other addresses, and has a process that it forks look at others. It knows what each page
- * must hold, also after many generations.
- * SIGUSR1: live, and say `lived GENERATION`. SIGUSR2: look at the pages that nobody ever touched, and say `untouched COUNT`.
- * SIGHUP: fork a process that goes on as this one does, and say `forked`.
- * SIGALRM: fork some that fork others for ever, which look at pages, and say `storming`.
+/* A program whose children run and change before they are forked in turn. It knows what each page must contain, even
+ * after many generations.
+ * SIGUSR1: writes some pages, discards some, moves some to other addresses, and lets a forked process check others.
+ * Then prints `lived GENERATION`.
+ * SIGUSR2: checks the pages that were never changed, and prints `untouched COUNT`.
+ * SIGHUP: forks a process that continues like this one, and prints `forked`.
+ * SIGALRM: forks some processes that fork others forever, which check pages, and prints `storming`.
  * usage: generations MIB
  * payload: NUMBER; the answer is the number and the generation
  */
@@ -20,7 +21,7 @@
 #define STORMS 3
 #define LOOKS_IN_STORM 8
 #define WORDS_A_PAGE (PAGE_BYTES / sizeof(uint64_t))
-/* More than any of its calls needs, and more than a signal frame on top of a sleep. */
+/* More than any of its calls needs, and than a signal frame above a sleep. */
 #define STACK_BYTES (32UL << 10)
 
 enum kind { ORIGINAL, WRITTEN, DISCARDED };
@@ -115,7 +116,7 @@ static void storm(void) {
     say("storming");
 }
 
-/* The signals interrupt only this: elsewhere their frames would be at any depth of the stack. */
+/* The signals are unblocked only here: elsewhere their frames would be at any depth of the stack. */
 static void sleep_for_tick(void) {
     struct timespec tick = {.tv_nsec = TICK_NS};
     REQUIRE(sigprocmask(SIG_UNBLOCK, &handled, NULL) == 0);
@@ -174,7 +175,7 @@ int main(int count, char **arguments) {
     while (!find_payload(payload)) {
         say("tick %llu", (unsigned long long)monotonic_us());
         sleep_for_tick();
-        /* Keeps at hand what it needs to look at the others. */
+        /* Touches the memory that it needs to check the other pages. */
         touch_stack();
         for (size_t page = 0; page < pages; page += 64) sum += model[page].kind + (uint64_t)blocks[page / BLOCK_PAGES];
         do_as_told();

@@ -1,4 +1,4 @@
-/* A lock that another thread holds nearly all the time, and gives back each time: also in a child, where that thread goes on.
+/* A lock that another thread holds nearly all the time, and releases each time. In a child that thread continues.
  */
 #include "../forked.h"
 

@@ -1,4 +1,4 @@
-/* Names of the machine: a child sees its node's, and changes none but its own view.
+/* Host names. A child sees its node's, and changes only its own view.
  * usage: host_names
  */
 #include "../forked.h"

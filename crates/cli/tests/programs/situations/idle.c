@@ -1,4 +1,5 @@
-/* A parent whose child, told `N idle`, does nothing at all from then on: what it costs is what a child costs. Others answer.
+/* A parent whose child does nothing at all if its payload is `N idle`: its cost is the cost of a child. Other children
+ * answer.
  * usage: idle
  */
 #include "../forked.h"

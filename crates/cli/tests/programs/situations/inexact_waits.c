@@ -1,4 +1,5 @@
-/* Threads that wait in calls whose time a prepare does not keep exactly, each named after its call; and one whose wait it keeps.
+/* Threads in calls whose time limit a prepare does not preserve exactly, and one whose limit it does. Each is named
+ * after its call.
  * usage: inexact_waits
  */
 #include "../forked.h"
@@ -15,7 +16,7 @@
 static int fds[WAITS];
 static const char *const names[WAITS] = {"terminal", "recvmmsg", "waitall", "sending", "kept"};
 
-/* Each for so long that it is in its call whenever anybody looks. */
+/* Each wait is so long that its thread is always found in the call. */
 static void wait_once(int which) {
     static char bytes[1 << 20];
     struct iovec vector = {bytes, 1};

@@ -1,5 +1,6 @@
-/* Files that are there when the process is prepared, open and mapped in every way: a child finds the bytes of then, whatever became of their
- * paths. Its payload 900 says that the file that is only read was changed, and that it is to find the change.
+/* Files that exist at prepare, open and mapped in every way. A child finds their contents at prepare, whatever happened
+ * to their paths. The payload 900 means that the file that is only read was changed, and that the child must find the
+ * change.
  * usage: kept_files DIRECTORY [KIND]
  */
 #include "../forked.h"

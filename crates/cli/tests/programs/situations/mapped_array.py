@@ -1,4 +1,4 @@
-"""An array that NumPy maps from a file: a child adds up what the file held when its parent was prepared.
+"""An array that NumPy maps from a file. A child sums up the contents that the file had at prepare.
 usage: mapped_array.py FILE
 """
 

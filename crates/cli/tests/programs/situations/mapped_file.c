@@ -1,4 +1,5 @@
-/* A file that is mapped and not read yet. A child reads what its parent would have, whatever its node has at that path by then.
+/* A file that is mapped and not read yet. A child reads what its parent would have read, whatever its node has at that
+ * path.
  * usage: mapped_file FILE
  */
 #include "../forked.h"

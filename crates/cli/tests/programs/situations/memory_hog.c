@@ -1,4 +1,4 @@
-/* Holds memory; a child whose payload is `more` takes as much again, of its own, and more, until somebody ends it.
+/* Holds memory. A child with the payload `more` allocates as much again, and more, until it is killed.
  * usage: memory_hog MIB
  */
 #include "../forked.h"

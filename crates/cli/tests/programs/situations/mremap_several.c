@@ -1,15 +1,16 @@
-/* Two areas that one mremap(2) moves (Linux 6.17 and later). The kernel moves no several areas where pages of one are fetched: a child is told
- * EFAULT, and has what it had, or the first of them at its new place. As soon as it has settled it moves both.
+/* Moves two areas with one mremap(2) (Linux 6.17 and later). The kernel cannot move several areas if pages of one are
+ * fetched. A child gets EFAULT, and keeps both areas or has the first one moved. When the child has settled, it moves
+ * both.
  * usage: mremap_several
  */
 #include "../forked.h"
 
 #define BYTES (8 * PAGE_BYTES)
 #define WORDS (BYTES / sizeof(uint64_t))
-/* For somebody to have it settle. */
+/* For the test to settle the child. */
 #define PATIENCE_US 60000000
 
-/* Two areas side by side, of which one can be written. */
+/* Two adjacent areas, of which one is writable. */
 static uint64_t *two_areas(uint64_t first) {
     uint64_t *areas = map_anonymous(2 * BYTES);
     fill(areas, 2 * BYTES, first);
@@ -31,7 +32,7 @@ static int move_to(uint64_t *from, uint64_t *to) {
 
 int main(void) {
     uint64_t *areas = two_areas(1000), *elsewhere = two_areas(50000), *place = place_for_two();
-    /* Here, where nothing is fetched, it works. */
+    /* In the parent no pages are fetched, so it works. */
     REQUIRE(move_to(elsewhere, place) && holds(place, 2 * BYTES, 50000), "the kernel moves no two areas at once");
     place = place_for_two();
     char payload[PAYLOAD_BYTES_MAX];

@@ -1,8 +1,12 @@
-/* A parent with a server, or without, whose children go on to serve, meet each other or look around, as their payloads say:
- * `N serve` answers `child N` until it is asked for /quit; `N host PORT` waits for another child, `N meet PORT` looks for it;
- * `N look` tells its interfaces; `N call IP PORT` asks a server once, `N calls IP PORT` until that says `done`, `N send IP PORT` sends it a datagram, `N name
- * NAME` has a name resolved, `N leave IP PORT` says something to both kinds of servers, and waits for nothing: they tell what they heard. The parent answers `parent`. Its hash is its port, or 0.
- * `N speak` sends what `send` does by the socket that its parent has connected.
+/* A parent with a server or without, whose children act as their payloads say.
+ * `N serve` answers `child N` until a request for /quit; `N host PORT` waits for another child, and `N meet PORT`
+ * connects to it.
+ * `N look` prints its interfaces; `N name NAME` resolves a host name.
+ * `N call IP PORT` asks a server once; `N calls IP PORT` asks until the answer is `done`; `N send IP PORT` sends it a
+ * datagram.
+ * `N leave IP PORT` sends to both kinds of servers without waiting; the servers report what they received.
+ * `N speak` sends like `send`, by the socket that its parent connected.
+ * The parent answers `parent`. Its hash is its port, or 0.
  * usage: networks nothing|listen|share (with SO_REUSEPORT)|connected IP PORT
  */
 #include "../forked.h"
@@ -28,7 +32,7 @@ static struct sockaddr_in address_of(uint32_t ip, unsigned port) {
     return (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(ip)}};
 }
 
-/* Gives the port. */
+/* Returns the port. */
 static unsigned listen_at(int fd, unsigned port) {
     struct sockaddr_in address = address_of(INADDR_ANY, port);
     socklen_t length = sizeof address;
@@ -37,7 +41,8 @@ static unsigned listen_at(int fd, unsigned port) {
     return ntohs(address.sin_port);
 }
 
-/* Answers one request, if there is one within so long; without a server, there is none. Gives whether it was to end. */
+/* Answers one request, if one arrives within the limit; without a server there is none. Returns whether it was for
+ * /quit. */
 static int answer_one(int server, int limit_ms, const char *who) {
     struct pollfd ready = {.fd = server, .events = POLLIN};
     if (poll(&ready, 1, limit_ms) != 1) return 0;
@@ -74,7 +79,7 @@ static void look(void) {
     if_freenameindex(all);
 }
 
-/* Tells the answer, or that there is none and why. Gives whether it was the last one. */
+/* Prints the answer, or why there is none. Returns whether it was the last one. */
 static int call(const struct sockaddr_in *other) {
     char line[LINE_BYTES] = {0};
     int fd = tcp_socket();
@@ -93,14 +98,14 @@ static int datagram_socket(void) {
     return fd;
 }
 
-/* Connects, whether or not there is a way; where there is none, to send fails. */
+/* Connects by the loopback interface, even without a route. Without a route, only sending fails. */
 static void connect_anyhow(int fd, const struct sockaddr_in *other) {
     REQUIRE(setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3) == 0);
     REQUIRE(connect(fd, (const struct sockaddr *)other, sizeof *other) == 0);
     REQUIRE(setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "", 1) == 0);
 }
 
-/* By a socket that is connected already, where there is nobody to name. */
+/* If `other` is null, the socket is already connected, and its peer is the receiver. */
 static void send_to(int fd, const struct sockaddr_in *other) {
     char line[LINE_BYTES] = {0};
     struct sockaddr_in from = {0}, peer = {0};

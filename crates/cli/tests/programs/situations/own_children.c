@@ -1,5 +1,5 @@
-/* A parent with children of its own, one that runs and one that has ended and waits to be reaped. A child of farfork's has
- * the same, with their ids, and they are its own: what becomes of them there is nothing to the parent's.
+/* A parent with two children: one runs, and one is a zombie. A child of farfork has copies of both, with the same ids,
+ * as its own children. What happens to the copies does not affect the parent.
  */
 #include "../forked.h"
 

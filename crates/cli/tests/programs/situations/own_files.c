@@ -1,12 +1,12 @@
-/* A child that is forked on while it has files open that its container alone has: its payload, one of the node's files that it has changed, and
- * one that it has made, and mapped.
+/* A child that is forked again while it has files open that only its container has: its payload, a changed file of the
+ * node, and a file that it created and mapped.
  * usage: own_files FILE
  */
 #include "../forked.h"
 
 #define PAYLOAD_FD 1000
 
-/* What a descriptor reads like from its offset on. */
+/* Requires that a descriptor reads this text from its offset on. */
 static void require_rest(int fd, const char *expected) {
     char text[PAYLOAD_BYTES_MAX] = {0};
     REQUIRE(read(fd, text, sizeof text - 1) >= 0);
@@ -14,7 +14,7 @@ static void require_rest(int fd, const char *expected) {
     REQUIRE(strcmp(text, expected) == 0, "fd %d reads `%s`, not `%s`", fd, text, expected);
 }
 
-/* Until the payload is another one, or none. */
+/* Waits until the payload is a different one, or absent. */
 static void await_second_fork(const char *first, char second[PAYLOAD_BYTES_MAX]) {
     struct timespec tick = {.tv_sec = 0, .tv_nsec = TICK_NS};
     say("stands");

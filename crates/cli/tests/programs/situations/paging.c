@@ -1,9 +1,8 @@
-/* A child that keeps touching memory which has not arrived, page by page in a shuffled order, for as long as its payload
- * says: something may go wrong meanwhile. Half of the time goes for the first few pages, so that most are still missing by
- * then. By load instructions, or by system calls that read the page.
+/* A child that touches memory that is not fetched, page by page in shuffled order, for as long as its payload says, so
+ * that faults can be injected meanwhile. The first few pages take half of the time, so that most are still missing
+ * then. It uses load instructions, or system calls that read the page.
  * usage: paging MIB
- * payload: NUMBER MILLISECONDS [calls] [held]: a child that is held stays there when it has touched all, until it is told by SIGUSR2
- * that it may end
+ * payload: NUMBER MILLISECONDS [calls] [held]: with `held`, the child waits for SIGUSR2 after it has touched all pages
  */
 #include "../forked.h"
 
@@ -13,7 +12,7 @@
 #define PAGES_A_STEP 16
 #define EXIT_EFAULT 14
 
-/* An odd multiplier visits each page once, when their number is a power of two. */
+/* An odd multiplier visits each page once, if their number is a power of two. */
 static size_t shuffled(size_t index, size_t pages) { return (index * 0x9e3779b1u + 12345) & (pages - 1); }
 
 /* Copies a page through a pipe: the kernel reads it. */

@@ -1,6 +1,8 @@
-/* A private mapping that does not follow in a child: of a segment of System V shared memory, of a memfd in huge pages of hugetlbfs, or of a file that
- * nobody had open for writing at the prepare. In the process the page that was not written through the mapping shows what is written to the object; a
- * child keeps what was shown at the prepare.
+/* Private mappings that do not follow their object in a child. The object is a System V segment, a memfd in huge pages
+ * of hugetlbfs, or a file that no process had open for writing at prepare.
+ *
+ * In the parent, pages that were not written through the mapping show later writes to the object. A child keeps what
+ * they showed at prepare.
  * usage: private_copy segment | huge | file PATH
  */
 #include "../forked.h"
@@ -27,7 +29,7 @@ static void map_segment(void) {
     REQUIRE(fd >= 0 && private != MAP_FAILED && close(fd) == 0);
 }
 
-/* With as many pages kept aside as it takes. */
+/* Reserves as many huge pages as it needs. */
 static void map_huge(void) {
     unit = HUGE_BYTES;
     struct huge_setting setting = huge_setting_begin();
@@ -40,7 +42,7 @@ static void map_huge(void) {
     REQUIRE(shared != MAP_FAILED && private != MAP_FAILED);
 }
 
-/* A child opens it for writing itself, later. */
+/* A child opens the file for writing itself, later. */
 static void map_file(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     REQUIRE(fd >= 0 && ftruncate(fd, 2 * (off_t)unit) == 0);

@@ -1,5 +1,6 @@
-/* Private mappings of what the process may write to otherwise: pages that were written through the mapping are the process's own, the others show what
- * is written to the object, before a fork and behind it, in a parent and in a child (mmap(2)).
+/* Private mappings of objects to which the process can also write otherwise. Pages that were written through the
+ * mapping are private. The others show writes to the object, before and after a fork, in a parent and in a child
+ * (mmap(2)).
  * usage: private_mapping memfd | deleted PATH | shared-memory PATH | anonymous | file PATH | descendant
  */
 #include "../forked.h"
@@ -14,7 +15,7 @@ static uint64_t *private;
 static uint64_t *shared;
 static int object;
 
-/* The object's file, which is open for reading and writing. Only of shared anonymous memory its mapping tells. */
+/* Opens the object for reading and writing. Shared anonymous memory is opened through /proc/self/map_files. */
 static int open_object(const char *kind, const char *path) {
     if (!strcmp(kind, "anonymous")) {
         char link[64];
@@ -39,18 +40,19 @@ static void set_up(const char *kind, const char *path) {
     uint64_t words[BYTES / sizeof(uint64_t)];
     fill(words, BYTES, 100);
     REQUIRE(pwrite(object, words, BYTES, 0) == (ssize_t)BYTES);
-    /* A file with a path is not mapped for writing: that alone makes a child open it so. */
+    /* A file with a path gets no writable mapping, which alone would make a child open it for writing. Its descriptor
+     * must suffice. */
     if (strcmp(kind, "file") != 0) {
         shared = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, object, 0);
         REQUIRE(shared != MAP_FAILED);
     }
-    /* Of each half the first page: the process's own. */
+    /* Makes the first page of each half private. */
     fill(private, PAGE_BYTES, 1000);
     fill(private + 3 * WORDS, PAGE_BYTES, 2000);
     REQUIRE(mprotect(private + 3 * WORDS, 3 * PAGE_BYTES, PROT_READ) == 0);
 }
 
-/* Writes to the object where nothing was written through the mapping, by write(2) and through a shared mapping, and to what was. */
+/* Writes to the object, by write(2) and through a shared mapping: pages that are private, and pages that are not. */
 static void check_following(uint64_t first) {
     uint64_t page[WORDS];
     for (size_t at = 0; at < PAGES; at++) {
@@ -65,7 +67,7 @@ static void check_following(uint64_t first) {
     REQUIRE(holds(private + 3 * WORDS, PAGE_BYTES, 2000), "a page that was written and may only be read shows the object");
 }
 
-/* What the kernel showed at the prepare, whatever was written to the parent's object since. */
+/* The contents at prepare, whatever was written to the parent's object since. */
 static void check_contents(void) {
     REQUIRE(holds(private, PAGE_BYTES, 1000) && holds(private + 3 * WORDS, PAGE_BYTES, 2000), "what was written is lost");
     for (size_t at = 1; at < PAGES; at++)
@@ -74,7 +76,7 @@ static void check_contents(void) {
 
 static void check_own(void) {
     check_following(5000);
-    /* What is written from now on is the process's own, too, and what is thrown away shows the object again. */
+    /* Pages that are written now become private too. A discarded private page shows the object again. */
     fill(private + WORDS, PAGE_BYTES, 3000);
     REQUIRE(madvise(private, PAGE_BYTES, MADV_DONTNEED) == 0);
     REQUIRE(holds(private, PAGE_BYTES, 5000), "a page that was thrown away does not show the object");
@@ -82,7 +84,7 @@ static void check_own(void) {
     REQUIRE(pread(object, page, PAGE_BYTES, (off_t)PAGE_BYTES) == (ssize_t)PAGE_BYTES && holds(page, PAGE_BYTES, 5001));
 }
 
-/* A process of the tree with the same mapping and a page of its own in it, and no other part in what the first one does. */
+/* Forks a descendant with the same mapping and a private page of its own in it. */
 static pid_t bear(void) {
     pid_t parent = getpid(), born = fork();
     REQUIRE(born >= 0);

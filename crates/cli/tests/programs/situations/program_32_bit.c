@@ -1,4 +1,4 @@
-/* A 32-bit program, which sleeps: `gcc -m32 -nostdlib -static`, as there may be no 32-bit libc. */
+/* A 32-bit program that sleeps. Built by `gcc -m32 -nostdlib -static`, because a machine may lack a 32-bit libc. */
 
 struct timespec32 {
     int seconds, nanoseconds;

@@ -1,11 +1,11 @@
-/* Random numbers of libc, and of the kernel, which a child prints: those have the parent's state, these have none.
+/* A child prints random numbers of libc, which follow from the parent's state, and of the kernel, which have no state.
  */
 #include "../forked.h"
 
 #include <sys/random.h>
 
 int main(void) {
-    /* There is a state to share. */
+    /* Makes a state that children share. */
     srand(1), srandom(2), srand48(3);
     rand(), random(), drand48();
     uint64_t kernels;

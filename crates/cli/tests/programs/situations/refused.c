@@ -1,4 +1,4 @@
-/* A parent that cannot be prepared, for one reason, and runs on.
+/* A parent that cannot be prepared, for one reason, and continues to run.
  * usage: refused socket|sealed|traced|vfork|leaderless
  */
 #include "../forked.h"
@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
-/* Linux 6.10; libc may not have it yet. */
+/* Since Linux 6.10; libc may lack it. */
 #define SYS_MSEAL 462
 
 static void tick_for_ever(void) {
@@ -26,7 +26,7 @@ static void *tick_in_thread(void *unused) {
     return NULL;
 }
 
-/* By a process of its own, which says when it is there and ends with its parent. */
+/* Starts a process that traces this one, reports when it does, and ends with its parent. */
 static void have_a_tracer(void) {
     int ends[2];
     char word;
@@ -42,7 +42,7 @@ static void have_a_tracer(void) {
     close(ends[0]), close(ends[1]);
 }
 
-/* The thread that called vfork(2) stays in the kernel until its child ends; the child holds it until it is killed. */
+/* The thread that called vfork(2) waits in the kernel until its child ends. The child waits until it is killed. */
 static void stay_in_vfork(void) {
     pid_t parent = getpid();
     if (vfork() == 0) {

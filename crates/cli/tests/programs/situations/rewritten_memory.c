@@ -1,5 +1,5 @@
-/* A parent that writes all of its memory anew at each SIGUSR1. Its child requires all of it to be of one time, and says of which: how often it
- * had been written.
+/* A parent that rewrites all of its memory at each SIGUSR1. Its child requires that all memory is of one generation,
+ * and prints its number.
  * usage: rewritten_memory MIB
  */
 #include "../forked.h"

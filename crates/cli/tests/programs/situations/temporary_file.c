@@ -1,4 +1,4 @@
-/* A temporary file whose name is made of the process id, which all children share. Each makes it anew and has it for itself.
+/* A temporary file whose name has the process id, which all children share. Each creates its own file.
  * usage: temporary_file DIRECTORY
  */
 #include "../forked.h"
@@ -13,7 +13,7 @@ int main(int count, char **arguments) {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     REQUIRE(fd >= 0, "%s", path);
     REQUIRE(write(fd, payload, strlen(payload)) == (ssize_t)strlen(payload));
-    /* Long enough for the others to have theirs. */
+    /* Long enough for the others to create theirs. */
     struct timespec second = {.tv_sec = 1};
     nanosleep(&second, NULL);
     REQUIRE(pread(fd, text, sizeof text - 1, 0) > 0 && strcmp(text, payload) == 0, "it holds %s", text);

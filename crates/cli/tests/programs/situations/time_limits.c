@@ -1,32 +1,33 @@
-/* A parent with a thread in each kind of wait that a stop interrupts (signal(7)): calls with a time limit, made again and
- * again, and calls without any, which never return. No handler is installed, so that EINTR is wrong; so is a wait that
- * is shorter than its limit, or does not end; so are argument registers that have changed when the call ends. With SLACK_MS a
- * wait is wrong, too, that is longer than its limit by more than that and the machine's own delays, or in a child, where the
- * fork interrupted it, longer than the time that was left: only a machine that has time for it can tell.
+/* A parent with a thread in each kind of wait that a stop interrupts (signal(7)): calls with a time limit, which are
+ * repeated, and calls without one, which never return. No handler is installed, so EINTR is an error. So is a wait that
+ * is shorter than its limit or does not end, or a call that changes its argument registers.
+ *
+ * With SLACK_MS, a wait must also not exceed its limit by more than that and the machine's own delays. A wait of a
+ * child that the fork interrupted must not exceed the time that was left. Only a machine with idle CPUs can check this.
  * usage: time_limits [LIMIT_MS [SLACK_MS]]
  */
 #include "time_limits_calls.h"
 
 #define TOO_EARLY_US 1500
 #define THREADS_MAX 64
-/* So many threads of others take part in the end of a wait that was interrupted, and each may be late. */
+/* Number of other threads that take part in the end of an interrupted wait. Each may be late. */
 #define DELAYS 8
-/* So many threads measure how late the machine is. */
+/* Number of threads that measure how late the machine is. */
 #define SLEEPERS 16
-/* A child's first steps wait for pages, too. */
+/* A child's first steps also wait for pages. */
 #define CHILD_SLACKS 10
-/* Without SLACK_MS: what lasts longer than this beyond its limit hangs. */
+/* Without SLACK_MS, a wait that exceeds its limit by more than this hangs. */
 #define HANG_US 30000000ull
-/* A count that stands for all rounds. */
+/* A count that means all rounds are done. */
 #define ENOUGH (1ull << 40)
 
 static uint64_t slack_us = HANG_US;
 static uint64_t child_slack_us = HANG_US;
-/* By how much the machine itself is late: the worst of threads that only sleep until a time, their pauses included. */
+/* How late the machine itself is: the maximum over threads that sleep until an absolute time, pauses included. */
 static _Atomic uint64_t lateness_us;
-/* How often that was measured. */
+/* The number of measurements. */
 static _Atomic uint64_t measures;
-/* When the main thread has ticked last, and when it found that it is a child. */
+/* When the main thread last ticked, and when it found that it is a child. */
 static _Atomic uint64_t ticked_us;
 static _Atomic uint64_t child_since_us;
 static _Atomic int is_over;
@@ -35,7 +36,8 @@ static _Atomic int is_over;
 
 static struct wait waits[THREADS_MAX];
 
-/* A wait of a child that the fork interrupted: it ends when the time is over that was left at the parent's last tick. */
+/* Checks a wait of a child that the fork interrupted. It must end when the time that was left at the parent's last tick
+ * is over. */
 static void check_interrupted(struct wait *w, uint64_t begun, uint64_t ended) {
     uint64_t since = atomic_load(&child_since_us), ticked = atomic_load(&ticked_us);
     uint64_t passed = ticked > begun ? ticked - begun : 0;
@@ -46,7 +48,7 @@ static void check_interrupted(struct wait *w, uint64_t begun, uint64_t ended) {
             w->name, (unsigned long long)took, (unsigned long long)left, (unsigned long long)late);
 }
 
-/* The machine's lateness, for a wait that was late when all have measured that of the same time, too. */
+/* The machine's lateness. For a late wait, first waits until all threads have measured the same period. */
 static uint64_t lateness(int is_late) {
     struct timespec look = {.tv_nsec = 1000000};
     uint64_t measured = atomic_load(&measures) + 2 * SLEEPERS;
@@ -70,7 +72,7 @@ static void *wait_again_and_again(void *argument) {
         }
         REQUIRE(result == w->expected, "%s gave %ld after %llu us", w->name, result,
                 (unsigned long long)(ended - begun));
-        /* Where the main thread has not yet found out, its next look tells. */
+        /* If the main thread has not found the payload yet, it will at its next look. */
         struct timespec look = {.tv_nsec = 30000000};
         if (!was_child && access(PAYLOAD_PATH, F_OK) == 0) {
             while (!atomic_load(&child_since_us)) nanosleep(&look, NULL);
@@ -97,7 +99,7 @@ static void *wait_for_ever(void *argument) {
     return NULL;
 }
 
-/* The machine's own delays, as waits without any restart see them: they end in one moment, as the others do. */
+/* Measures the machine's own delays by waits that need no restart. They all end at the same time, like the other waits. */
 static void *measure_lateness(void *unused) {
     (void)unused;
     while (!atomic_load(&is_over)) {
@@ -139,7 +141,7 @@ static void await_payload(char payload[PAYLOAD_BYTES_MAX]) {
     atomic_store(&child_since_us, monotonic_us());
 }
 
-/* Each wait is over twice more: what the fork interrupted, and one that the child began. */
+/* Waits for two more rounds of each wait: the one that the fork interrupted, and one that the child started. */
 static void await_two_rounds(unsigned count) {
     uint64_t before[THREADS_MAX];
     for (unsigned i = 0; i < count; i++) before[i] = atomic_load(&waits[i].count);

@@ -1,4 +1,4 @@
-/* The calls that wait of time_limits.c, and what each waits for: made in a way that it never comes. */
+/* The waiting calls of time_limits.c, and the objects that they wait for, which never become ready. */
 #pragma once
 
 #include "../forked.h"
@@ -26,17 +26,17 @@
 #endif
 #define ALARM_SIGNAL SIGRTMIN
 
-/* What a wait needs, made before its thread starts. */
+/* The objects of a wait, made before its thread starts. */
 struct wait {
     const char *name;
-    /* Makes the call once; gives what it returned, as the kernel does (a negative errno). */
+    /* Makes the call once. Returns the kernel's result, which is a negative errno on failure. */
     long (*call)(struct wait *);
-    /* What the call gives when its time is over. */
+    /* The result when the time limit expires. */
     long expected;
     int may_pass_in_child;
     int fd;
     int other_fd;
-    /* When the call that is under way was begun. */
+    /* When the current call began. */
     _Atomic uint64_t begun_us;
     _Atomic uint64_t count;
     uint64_t longest_us;
@@ -44,7 +44,7 @@ struct wait {
 
 static uint64_t limit_us = 200000;
 
-/* A system call whose argument registers must be as they were when it ends. */
+/* Makes a system call, and checks that it does not change its argument registers. */
 static long raw(long number, long a, long b, long c, long d, long e, long f) {
     long result = number, rdi = a, rsi = b, rdx = c;
     register long r10 __asm__("r10") = d;
@@ -194,7 +194,7 @@ static long call_sendfile(struct wait *w) {
     off_t offset = 0;
     return CALL(SYS_sendfile, w->fd, w->other_fd, &offset, 4);
 }
-/* Calls without a limit: each returns only if something is wrong. */
+/* Calls without a limit: each returns only on an error. */
 static long ever_epoll_wait(struct wait *w) {
     struct epoll_event event;
     return CALL(SYS_epoll_wait, w->fd, &event, 1, -1);
@@ -253,7 +253,7 @@ static void make_pair(struct wait *w, int type) {
 static void make_quiet(struct wait *w) { make_pair(w, SOCK_STREAM), set_limit(w->fd); }
 static void make_quiet_datagrams(struct wait *w) { make_pair(w, SOCK_DGRAM), set_limit(w->fd); }
 static void make_silent(struct wait *w) { make_pair(w, SOCK_STREAM); }
-/* Nobody reads at the other end, and there is no more room. */
+/* The peer does not read, and the buffer is full. */
 static void make_full(struct wait *w) {
     make_pair(w, SOCK_STREAM);
     char much[4096] = {0};
@@ -269,7 +269,7 @@ static void make_listener(struct wait *w) {
     REQUIRE(bind(w->fd, (struct sockaddr *)&address, sizeof(sa_family_t)) == 0 && listen(w->fd, 1) == 0);
     set_limit(w->fd);
 }
-/* Nobody accepts, and no more may wait for that. */
+/* The listener does not accept, and its backlog is full. */
 static void make_waiting(struct wait *w) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     socklen_t length = sizeof address;
@@ -305,7 +305,8 @@ static void make_full_messages(struct wait *w) {
     while (msgsnd(w->fd, &message, 1, IPC_NOWAIT) == 0) continue;
 }
 
-/* System V objects stay when this process has been killed: another one, which is none of its descendants, removes them then. */
+/* System V objects outlive this process if it is killed. So a process that is not its descendant removes them when it
+ * has ended. */
 static void have_objects_removed(void) {
     make_semaphore(&(struct wait){0});
     make_messages(&(struct wait){0});
@@ -334,7 +335,7 @@ static struct kind {
     long (*call)(struct wait *);
     void (*make)(struct wait *);
     long expected;
-    /* A child has what had not been read in larger pieces, and may have room. */
+    /* A child has unread data in larger pieces, so it may have room for more. */
     int may_pass_in_child;
 } kinds[] = {
     {"epoll_wait", call_epoll_wait, make_epoll, 0, 0},

@@ -1,6 +1,7 @@
-"""An encrypted connection, over a pair of sockets of its own: in each child it goes on with the child's own other end.
+"""A TLS connection over a socket pair within the process. In each child it continues with the child's own copy of the
+peer.
 
-Its peer is a thread; the key exchange is an anonymous one, so that no certificate is needed.
+The peer is a thread. The key exchange is anonymous, so that no certificate is needed.
 """
 
 import os

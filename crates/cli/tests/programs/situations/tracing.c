@@ -1,5 +1,5 @@
-/* A parent whose child, told `N traces`, has a process of its own stop the first process of its container by ptrace(2), and then does nothing.
- * Others answer.
+/* A parent whose child, if its payload is `N traces`, forks a process that stops process 1 of the container by
+ * ptrace(2). The child then does nothing. Other children answer.
  * usage: tracing
  */
 #include "../forked.h"
@@ -9,7 +9,7 @@
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
-/* Stops process 1 of the child's pid namespace, and says so. */
+/* Stops process 1 of the child's pid namespace, and reports it. */
 static void trace_first_process(int told) {
     require_container();
     REQUIRE(ptrace(PTRACE_SEIZE, 1, NULL, NULL) == 0, "process 1 cannot be traced");

@@ -76,8 +76,8 @@ def main(steps):
     latest = None
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
-        # A child that is forked again finds another order here. It must look for the order before its standard input,
-        # which is at its end in children, as that of the parent is at the end of the demo.
+        # A child that is forked again finds another order here. It must check for an order before it reads standard
+        # input: a child's standard input is at its end, as the parent's is when the demo ends.
         if (payload := read_payload()) != latest:
             latest = payload
             agent.take_branch(json.loads(payload))

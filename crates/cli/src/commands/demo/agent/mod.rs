@@ -78,7 +78,7 @@ struct SortedBranches {
 }
 
 impl AgentDemo {
-    /// Runs all rounds. However this ends, what it started is ended by dropping it.
+    /// Runs all rounds. However this ends, drops end everything that it started.
     pub(super) async fn measure(&self) -> anyhow::Result<AgentReport> {
         let directory = DemoDirectory::make()?;
         let script = DemoScript::install(&directory, "agent.py", include_str!("agent.py"))?;
@@ -92,7 +92,7 @@ impl AgentDemo {
         progress.show_step(format!("settling {}: it gets all its memory", best.child.id));
         let settle_us = settle(&cluster, &best.child).await?;
         progress.show_step("dropping the seeds");
-        // The last one first: a seed of a child needs the seed that the child came from.
+        // The last one first: a seed of a child needs the seed from which that child was forked.
         for round in rounds.iter().rev() {
             drop_seed(&cluster, &round.seed).await?;
         }
@@ -204,7 +204,7 @@ async fn connect(cluster: &DemoCluster, name: &str) -> anyhow::Result<Client> {
     Ok(client::connect(&node.with_context(|| format!("there is no node {name}"))?.socket).await?)
 }
 
-/// Kills a child, and waits for its end: until then it needs its seed.
+/// Kills a child, and waits for its end: it needs its seed until then.
 async fn kill(cluster: &DemoCluster, child: &Child) -> anyhow::Result<()> {
     let failed = |status| Failure::from_status(format!("child {}", child.id), &status);
     let signal = rustix::process::Signal::KILL.as_raw() as u32;
@@ -217,7 +217,7 @@ async fn kill(cluster: &DemoCluster, child: &Child) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until a child has all its memory; microseconds.
+/// Waits until a child has all its memory. Returns the time in microseconds.
 async fn settle(cluster: &DemoCluster, child: &Child) -> anyhow::Result<u64> {
     let failed = |status| Failure::from_status(format!("child {}", child.id), &status);
     let began = Instant::now();
@@ -231,7 +231,7 @@ async fn settle(cluster: &DemoCluster, child: &Child) -> anyhow::Result<u64> {
     anyhow::bail!("child {}: its node stopped before it had settled", child.id)
 }
 
-/// Drops a seed that no child needs any more. The node refuses that where one does.
+/// Drops a seed that no child needs. The node refuses if one does.
 async fn drop_seed(cluster: &DemoCluster, seed: &str) -> anyhow::Result<()> {
     let request = DropRequest { seed: seed.to_owned(), force: false };
     let mut client = connect(cluster, &cluster.parent_node().name).await?;

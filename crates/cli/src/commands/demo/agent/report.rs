@@ -17,7 +17,7 @@ pub(super) struct RoundFigures {
     pub(super) worst_length: f64,
 }
 
-/// The child that is left.
+/// The child of the best branch, which still runs.
 #[derive(Debug, Serialize)]
 pub(super) struct KeptBranch {
     pub(super) child: String,
@@ -32,7 +32,7 @@ pub(in super::super) struct AgentReport {
     pub(super) warm_length: f64,
     pub(super) rounds: Vec<RoundFigures>,
     pub(super) kept: KeptBranch,
-    /// The decisions in the memory of the child that is left.
+    /// The decisions in the memory of that child.
     pub(super) branches: Vec<u32>,
 }
 

@@ -22,7 +22,7 @@ use super::progress::DemoProgress;
 use baselines::IndexedAnswer;
 use report::{AnswerTimes, ChildFigures, FarforkFigures, IndexReport, ParentFigures};
 
-/// Documents in the index, unless another number is wanted: it takes some ten seconds to build.
+/// Default number of documents in the index, which takes some ten seconds to build.
 const DOCUMENTS: u32 = 100_000;
 
 /// Children of each round, and queries.
@@ -50,7 +50,7 @@ impl QuerySet {
         Ok(())
     }
 
-    /// Checks an answer for each query, and sums up when they came.
+    /// Checks that each query has its answer, and returns the times of the first and the last one.
     fn check_all(&self, answers: &[IndexedAnswer]) -> anyhow::Result<AnswerTimes> {
         let answered: BTreeSet<usize> = answers.iter().map(|answer| answer.index).collect();
         anyhow::ensure!(answered.len() == self.queries.len(), "{} of {QUERIES} queries are answered", answered.len());
@@ -83,7 +83,7 @@ impl IndexDemo {
         self.documents.unwrap_or(DOCUMENTS)
     }
 
-    /// Runs all rounds. However this ends, what it started is ended by dropping it.
+    /// Runs all rounds. However this ends, drops end everything that it started.
     pub(super) async fn measure(&self) -> anyhow::Result<IndexReport> {
         let directory = DemoDirectory::make()?;
         let script = DemoScript::install(&directory, "index.py", include_str!("index.py"))?;

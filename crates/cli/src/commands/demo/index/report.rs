@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::output::{self, Table, format_bytes, format_microseconds};
 
-/// When the answers of a round came, in microseconds.
+/// The times of a round's first and last answers, in microseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct AnswerTimes {
     first_us: u64,
@@ -37,13 +37,13 @@ pub(super) struct ChildFigures {
 #[derive(Debug, Serialize)]
 pub(super) struct FarforkFigures {
     pub(super) prepared_us: u64,
-    /// The part of it in which the parent did not run.
+    /// The part of it for which the parent was stopped.
     pub(super) pause_us: u64,
     /// Since before `prepare`.
     pub(super) first_fork: AnswerTimes,
     /// Since before the second fork of the same seed.
     pub(super) second_fork: AnswerTimes,
-    /// Those of the first fork.
+    /// The children of the first fork.
     pub(super) children: Vec<ChildFigures>,
     /// Bytes that the parent's node sent, headers included, until the first fork's last answer.
     pub(super) network_bytes: u64,
