@@ -63,7 +63,7 @@ const HUGE_FILL_FRACTION: u64 = 16;
 //   owner, like those of any child.
 // Later copies have the pages that have arrived by then.
 
-/// What is known about the copies of a zygote.
+/// The copies of a zygote.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::pager) struct ZygoteCopies {
     /// The address space of the newest copy, if this pager has read its fork event.

@@ -61,7 +61,7 @@ pub(super) fn run_fd_holder(roles: &RoleTable, title: Option<&ProcessTitle>) -> 
         tracing::debug!("the holder is called as its keeper is: {error}");
     }
     let end = wait_until_orphaned(roles);
-    // The processes that it clones as the keeper are no holders.
+    // The processes that it clones as the keeper are not holders.
     let _ = title.map_or(Ok(()), ProcessTitle::restore);
     end
 }

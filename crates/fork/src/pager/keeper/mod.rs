@@ -63,7 +63,7 @@ pub struct PagerConfig {
     pub credentials: Option<Credentials>,
 }
 
-/// Why a process ends to be the keeper.
+/// Why a process stops supervising the pager.
 enum SupervisionEnd {
     /// A client has stopped the pager.
     Stopped,
@@ -132,7 +132,7 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
     let roles = keeper_context.roles();
     let mut pause = Duration::ZERO;
     loop {
-        // Before the pager: if that and this process are killed together, the holder remains.
+        // The holder is started first: it remains if pager and keeper are killed together.
         if let FdHolderStatus::BecameHolder = ensure_fd_holder(roles) {
             return SupervisionEnd::BecameHolder;
         }

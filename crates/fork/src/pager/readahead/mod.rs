@@ -10,8 +10,8 @@ pub(super) const REGION_SLOTS: u64 = 512;
 /// Slots fetched at the first, second … fault of a region, aligned to their own size.
 const WINDOWS_SLOTS: [u64; 3] = [1, 32, REGION_SLOTS];
 
-/// A process with at most this many slots (4 MiB) fetches a whole region at its first fault. That costs as much as some ten
-/// faults, and each process has more faults than that before its own code runs.
+/// For a process with at most this many slots (4 MiB), a whole region is fetched at its first fault. That costs as much as
+/// some ten faults, and each process has more faults than that before its own code runs.
 const SMALL_SLOTS: u64 = 1024;
 
 /// Slots that are fetched along with a page if all around it will be needed, aligned. They cost as much as some three
@@ -40,7 +40,7 @@ const ALLOWANCE_SLOTS: u64 = 51_200;
 /// The allowance is at least one in this many slots, 4 %. If a twentieth is touched, a tenth in all may be transferred.
 const ALLOWANCE_FRACTION: u64 = 25;
 
-/// Each this many touches add one slot to the allowance.
+/// For this many touches, one more slot is added to the allowance.
 const TOUCHES_PER_EARNED_SLOT: u64 = 8;
 
 /// Most touches that one fault counts for. Near the end of a stream the estimate is dominated by chance.
