@@ -23,8 +23,8 @@ use super::working_set::PrewarmBatch;
 /// Slots per bulk read. Larger reads are not cheaper per page, and delay a thread that waits for one of the pages.
 pub(super) const BULK_SLOTS: u64 = 32;
 
-/// Most bulk reads in flight to one owner, so that the next are requested while others arrive. Also the number of completed
-/// reads that may wait to be installed before no more are requested.
+/// Most bulk reads in flight to one owner, so that the next are requested while others arrive. While as many completed reads
+/// wait to be installed, no more are requested.
 pub(super) const BULK_READS_MAX: usize = 4;
 
 /// When at most this many are in flight, others are requested in one go: a message costs as much as five pages.

@@ -305,8 +305,8 @@ static unsigned long last_processor(void)
 	return sysconf(_SC_NPROCESSORS_ONLN) - 1;
 }
 
-/* Touches half of the area while it is moved again and again. System calls do it, which fail while the area is
- * elsewhere. */
+/* Touches half of the area while it is moved again and again. It uses system calls, which fail while the
+ * area is elsewhere. */
 static void touch_what_moves(void)
 {
 	int ends[2], stop = 0;
@@ -388,7 +388,7 @@ static void fork_what_moves(void)
 	CHECK(!pthread_create(&threads[1], 0, disturb_thread, 0));
 	pin_to(0);
 	int wrong = 0;
-	/* On a machine that is busy, and that it slows down, it does less. */
+	/* On a busy machine it does fewer rounds, to disturb others less. */
 	long end = now_ns() + 5000000000;
 	for (int round = 0; round < 150 && now_ns() < end; round++) {
 		pid_t pid = fork();
@@ -798,7 +798,7 @@ static void check_wiped(unsigned long count)
 	check_pages(AREA + count * PAGE, count, count);
 }
 
-/* Memory that is marked so is empty in forked processes, and in their forks. Other memory is not. */
+/* Memory with MADV_WIPEONFORK is empty in forked processes, and in their forks. Other memory is not. */
 static void wipe_on_fork(void)
 {
 	unsigned long count = 16;

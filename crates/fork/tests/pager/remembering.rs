@@ -116,7 +116,7 @@ impl Series {
         (child, programs_end)
     }
 
-    /// Runs a program to its end that starts when the first pages of its set have arrived, and waits for no others.
+    /// Starts a program when the first pages of its set have arrived, and runs it to its end. It waits for no other pages.
     fn run_at_once(&self, (child, programs_end): ((ChildId, PathBuf), OwnedFd)) -> PagerCounters {
         let mut program = Program::begin("touch_sparsely", PAGES, child, programs_end);
         program.meet();

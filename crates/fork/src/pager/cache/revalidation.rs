@@ -13,10 +13,10 @@ use super::PageCache;
 /// are removed within this time plus a second.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long the pages of a seed are kept that no child uses. Its owner is still asked meanwhile.
+/// How long the pages of an unused seed are kept. Its owner is still asked meanwhile.
 const UNUSED_LIMIT: Duration = Duration::from_secs(600);
 
-/// How long the pages of a seed are kept whose owner does not answer: as long as children wait for an owner.
+/// How long the pages of a seed are kept while its owner does not answer: as long as children wait for an owner.
 pub(super) const OWNER_SILENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// What to do about a cached seed.

@@ -1,6 +1,6 @@
-//! The slab allocator of the page cache: an arena divided into slabs. A slab belongs to one seed. Pages fill it in the
-//! order in which they arrive, so that pages that were wanted together lie together. When no slab is free, the least
-//! recently used one is taken from its seed. `PageCache` records which page is in which frame.
+//! The slab allocator of the page cache: an arena divided into slabs. A slab belongs to one seed. Pages fill it in the order
+//! in which they arrive, so that pages that were requested together are adjacent. When no slab is free, the least recently
+//! used one is taken from its seed. `PageCache` records which page is in which frame.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -157,7 +157,7 @@ pub(super) struct Child {
     awaited_processes: AddressSpaceId,
     /// When the pager may next look for the reason why no page can be installed (`mremap_growth`).
     pub(super) next_growth_check: Option<Instant>,
-    /// Address spaces of which it is not known yet which of their parents' changes they have.
+    /// Address spaces whose fork is unresolved: it is not known yet which of their parents' changes they have.
     pub(super) unresolved_forks: BTreeSet<AddressSpaceId>,
 }
 

@@ -95,7 +95,7 @@ impl SettlePhase {
         matches!(self, Self::Running { .. })
     }
 
-    /// What the failure of a bulk read means that was submitted at this time.
+    /// The meaning of a failed bulk read, from the time when it was submitted.
     fn classify_failed_read(&self, submitted_at: Instant) -> SettleReadFailure {
         match self {
             Self::Running { since, .. } => SettleReadFailure {
@@ -246,7 +246,7 @@ impl PagerServer<'_> {
         let Some(served) = self.children.get(&key) else {
             return PagerReply::Refused(format!("child {id} has ended"));
         };
-        // A daemon that reads that the child has settled need not ask again. So the memory is unregistered before the reply.
+        // A daemon that gets the state `Settled` need not ask again. So the memory is unregistered before the reply.
         if served.child.settling.is_settled() {
             served.child.unregister_all_memory(pid);
         }

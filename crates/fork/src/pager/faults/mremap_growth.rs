@@ -19,7 +19,7 @@ use crate::pager::server::PagerServer;
 /// that wait to be scheduled.
 const GROWTH_CHECK_DELAY: Duration = Duration::from_millis(10);
 
-/// These checks take at most one part in so many of the pager's time for each child, however many of its threads wait.
+/// The inverse of the share of the pager's time that the checks of one child may take, however many of its threads wait.
 const GROWTH_CHECK_SHARE: u32 = 5;
 
 /// Number of the system call mremap(2).

@@ -39,8 +39,8 @@ const _: () = assert!(COUNTERS_AT + 8 * COUNTER_COUNT <= HEADER_BYTES);
 
 /// Records of a journal: 16 KiB with the header. Writing a snapshot after some five hundred changes is cheap.
 const RECORDS_MAX: usize = 507;
-/// Records that are reserved for waiting until a snapshot can be complete. Many more than are read while one thread is late
-/// to report a change.
+/// Records that are kept free while the pager waits until a snapshot can be complete. Many more than are read while one
+/// thread is late to report a change.
 const SPARE_RECORDS: usize = 128;
 const MAPPED_BYTES: usize = HEADER_BYTES + RECORDS_MAX * EVENT_BYTES;
 
@@ -391,7 +391,7 @@ fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<JournalSnapshot>>
     Ok(Some(snapshot))
 }
 
-/// Whether a message is about whole pages that a process can have. The kernel does not write another: its arithmetic would
+/// Whether a message is about whole pages that a process can have. The kernel writes no other. Arithmetic on another would
 /// crash this pager, and each one after it.
 fn is_valid_message(message: &UffdEvent) -> bool {
     let is_range = |start: u64, end: u64| {

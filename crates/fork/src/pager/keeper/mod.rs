@@ -25,8 +25,8 @@ use context::{KeeperContext, PagerError};
 use fd_holder::FdHolderExit;
 use roles::{ProcessRole, RoleTable};
 
-/// A pager that has lived this long was healthy: the next one is cloned at once. A pager that fails at the state that it
-/// recovers, or at the next fault, does so within a few milliseconds.
+/// A pager that has lived this long was healthy: the next one is cloned at once. A pager that fails while it recovers its
+/// state, or at the next fault, does so within a few milliseconds.
 const HEALTHY_AFTER: Duration = Duration::from_millis(100);
 
 /// Shortest and longest pause before the next pager is cloned, if the previous ones died early.

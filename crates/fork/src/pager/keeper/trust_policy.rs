@@ -54,7 +54,7 @@ impl TrustPolicy {
     /// Reads the policy from the run directory. `None` if there is no file, so that the keeper's policy applies.
     ///
     /// # Errors
-    /// The file exists and cannot be read. To wait is better than to trust other peers than the file says.
+    /// The file exists and cannot be read. Waiting is better than trusting other peers than the file names.
     pub(in crate::pager) fn read(run_dir: &Path) -> io::Result<Option<Self>> {
         let bytes = match fs::read(run_dir.join(TRUST_POLICY_FILE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -140,8 +140,8 @@ impl PageMap {
                     (applied.removed, applied.was_discarded) = self.remove_left_range(start, end);
                 }
             }
-            // Discards apply to the current contents: the thread that discards has the range, and waits until its message is
-            // read.
+            // Discards apply to the current contents: the thread that discards owns the range, and waits until its message
+            // is read.
             UffdEvent::Remove { start, end } => {
                 (applied.removed, applied.was_discarded) = self.remove_range(start, end);
                 self.discarded.insert(start..end);

@@ -108,8 +108,8 @@ struct SequentialRun {
 /// What the faults of one address space have shown, and what to fetch for it:
 ///
 /// - *Windows.* The slots are divided into regions. The more faults a region has had, the more its next fault fetches:
-///   a page, a few, the rest. Slots that windows fetch unasked for are paid from an allowance: an amount that does not
-///   matter, and a share of the touches so far.
+///   a page, a few, the rest. Slots that windows fetch in advance count against an allowance: an amount that depends on
+///   the size of the process, and a share of the touches so far.
 /// - *Runs.* For a process that reads memory in order, as much is fetched ahead as it has read so far, up to a limit.
 /// - *Streams.* If so much of a neighbourhood, or of all slots, was touched that the rest will be needed too, each
 ///   fault fetches another region, wherever it is. The stream ends soon after the last fault. The slots around the page

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::MarkedRun;
 
-// The bytes of both. A run without pages (`MarkedRun::SEPARATOR`) separates what was touched from what came along.
+// The bytes of both. A run without pages (`MarkedRun::SEPARATOR`) separates touched pages from pages that were only fetched.
 //
 //  0            8                                   0            8
 //  ┌────────────┬────────────────────────┐          ┌────────────┬───────────────────────────┬────────┐

@@ -36,11 +36,11 @@ pub(super) use trace::AccessTrace;
 // A pager sees only a child's faults. A page that arrives before it is touched causes none, and most pages that
 // readahead predicts well do. Such pages are recorded as *fetched*, and later children get them, too.
 //
-// A *trial* finds out whether they are wanted. Each child gets all but a small part of its set. Pages that no child was
-// seen to touch are left out first. A page of that part that the child touches stays. One that it does not touch is
-// removed at the second time (`UNTOUCHED_TRIALS_MAX`). So a set follows its children when they change. Each child pays
-// for that with at most a thirty-second part of the faults that the set spares it (`TRIAL_FRACTION`), and with at most
-// eight (`TRIAL_FAULTS_MAX`). New pages are added when any child touches them.
+// A *trial* finds out whether they are needed. Each child gets all but a small part of its set. Pages that no child was seen
+// to touch are left out first. A page of that part that the child touches stays. One that it does not touch is removed at
+// the second time (`UNTOUCHED_TRIALS_MAX`). So a set follows its children when they change. Each child pays for that with at
+// most a thirty-second part of the faults that the set spares it (`TRIAL_FRACTION`), and with at most eight
+// (`TRIAL_FAULTS_MAX`). New pages are added when any child touches them.
 //
 // A child does not wait for its set. So the first pages are fetched before it starts. If it touches a page of the set
 // that has not arrived, the pages that were touched next are fetched with it, and the rest follows from there. However

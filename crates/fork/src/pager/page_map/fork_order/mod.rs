@@ -346,7 +346,8 @@ impl ChainLink<'_> {
     }
 }
 
-/// Reverts discards whose pages are still present, and makes those whose pages are missing.
+/// Asks the kernel about the discards. One whose pages are still present is marked as not made, and one whose pages are
+/// missing as made.
 fn check_discards<W: ForkMapCheck>(changes: &[MapChange], has: &mut [bool], check: &mut W) -> Result<(), W::Error> {
     let discards = (0..changes.len()).filter(|index| has[*index] && changes[*index].is_discard());
     for index in discards.collect::<Vec<usize>>() {

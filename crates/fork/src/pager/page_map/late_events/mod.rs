@@ -65,7 +65,7 @@ impl LateEvents {
         self.expected_unmaps.push(range);
     }
 
-    /// Whether the unmap of this range is expected, because a move has left it. If so, it is not expected any more.
+    /// Whether the unmap of this range is expected, because a move has left it. If so, stops expecting it.
     pub(super) fn take_expected_unmap(&mut self, range: Range<u64>) -> bool {
         let found = self.expected_unmaps.iter().rposition(|expected| *expected == range);
         found.map(|index| self.expected_unmaps.remove(index)).is_some()
@@ -87,7 +87,7 @@ impl LateEvents {
         self.expected_unmaps.retain(|expected| !obsolete.contains(expected));
     }
 
-    /// Whether it is not known yet where displaced contents were moved.
+    /// Whether contents were displaced whose own message is unread.
     pub(super) fn has_displaced(&self) -> bool {
         !self.displaced.is_empty()
     }
