@@ -19,25 +19,25 @@ use super::working_set::{self, AccessReport};
 
 pub use super::working_set::SET_PAGES_MAX;
 
-/// Whether bytes are a request of the control socket.
+/// Whether bytes are a valid request of the control socket.
 pub fn is_request(bytes: &[u8]) -> bool {
     postcard::from_bytes::<PagerRequest>(bytes).is_ok()
 }
 
-/// Whether bytes are a reply of the control socket.
+/// Whether bytes are a valid reply of the control socket.
 pub fn is_reply(bytes: &[u8]) -> bool {
     postcard::from_bytes::<PagerReply>(bytes).is_ok()
 }
 
-/// The plan of which this is the file, behind its first bytes.
+/// Decodes a plan file, given the bytes after its magic.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A text that says why the file is invalid.
 pub fn decode_plan(bytes: &[u8]) -> Result<MemoryPlan, String> {
     MemoryPlan::decode(&[plan::MAGIC, bytes].concat())
 }
 
-/// The plan for a child of a valid descriptor, all of whose memory is registered.
+/// The plan for a child of a valid descriptor. All of its memory is registered.
 pub fn plan_from_descriptor(descriptor: &Descriptor) -> MemoryPlan {
     let whole =
         |mappings: &[Mapping]| -> Vec<_> { mappings.iter().map(|mapping| mapping.start..mapping.end).collect() };
@@ -54,8 +54,8 @@ pub fn plan_from_descriptor(descriptor: &Descriptor) -> MemoryPlan {
     MemoryPlan::from_descriptor(descriptor, sources, &registered, PagingStrategy::default())
 }
 
-/// How many address spaces a pager would go on with that finds a journal in `child_dir`, beside a plan without pages: one
-/// with this snapshot, and behind its first bytes these. `None` where that is no journal.
+/// How many address spaces a pager restores from a journal in `child_dir`, for a plan without pages. The journal has this
+/// snapshot, and these bytes after its magic. `None` if it is not a valid journal.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -65,17 +65,17 @@ pub fn count_replayed_spaces(child_dir: &Path, snapshot: &[u8], after_magic: &[u
     Ok(replayed.map(|replayed| replayed.spaces.len()))
 }
 
-/// What a message says of a child's touches, behind its first bytes; `None` where it is something else.
+/// Decodes a message about the pages that a child touched, given the bytes after its magic. `None` if it is another message.
 pub fn decode_report(bytes: &[u8]) -> Option<AccessReport> {
     AccessReport::decode_set(&[working_set::REPORT_MAGIC, bytes].concat())
 }
 
-/// How many pages a set has as a pager reads it, behind its first bytes.
+/// How many pages a pager reads from a working set, given the bytes after its magic.
 pub fn count_set_body_pages(bytes: &[u8]) -> u64 {
     count_set_pages(&[working_set::SET_MAGIC, bytes].concat())
 }
 
-/// The same, of all of its bytes.
+/// The same, given all of its bytes.
 pub fn count_set_pages(bytes: &[u8]) -> u64 {
     working_set::decode_set(bytes).iter().map(|pages| u64::from(pages.count)).sum()
 }

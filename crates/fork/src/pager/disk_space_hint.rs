@@ -3,7 +3,7 @@
 
 use std::io;
 
-/// To be put behind the cause.
+/// The text to append to the cause.
 pub(super) fn disk_space_hint(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

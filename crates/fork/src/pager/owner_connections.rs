@@ -20,51 +20,52 @@ use super::journal::AddressSpaceId;
 use super::plan::slot_index::SlotIndex;
 use super::working_set::PrewarmBatch;
 
-/// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
+/// Slots per bulk read. Larger reads are not cheaper per page, and delay a thread that waits for one of the pages.
 pub(super) const BULK_SLOTS: u64 = 32;
 
-/// Bulk reads on their way to one owner: the next are asked for while some arrive. No more than so many that arrived wait
-/// to be installed when further ones are asked for.
+/// Most bulk reads in flight to one owner, so that the next are requested while others arrive. While as many completed reads
+/// wait to be installed, no more are requested.
 pub(super) const BULK_READS_MAX: usize = 4;
 
-/// With no more than so many on their way, others are asked for, in one go: a message costs as much as five pages.
+/// When at most this many are in flight, others are requested in one go: a message costs as much as five pages.
 const BULK_READS_LOW: usize = 2;
 
-/// How long a connection is kept that nobody uses, by a pager and by its node: as long as a user may think before the next fork.
+/// How long an unused connection is kept, by a pager and by its node: as long as a user may think before the next fork.
 pub(crate) const OWNER_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Most owners whose connections are kept so; the one that was left first goes first. Each has a few descriptors.
+/// Most unused owners whose connections are kept. The one that was unused longest is closed first. Each has a few
+/// descriptors.
 const IDLE_OWNERS_MAX: usize = 8;
 
-/// A connection of an owner.
+/// One of the two connections to an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Lane {
-    /// A thread waits.
+    /// For pages that a thread waits for.
     Demand,
-    /// Likely wanted soon.
+    /// For pages that are likely needed soon.
     Bulk,
 }
 
 /// An owner's key in [`OwnerConnections`].
 pub(super) type OwnerKey = u64;
 
-/// Slots of an address space.
+/// Slots of an address space to prefetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PrefetchRequest {
     /// The child.
     pub(super) child: u64,
-    /// The space.
+    /// The address space.
     pub(super) space: AddressSpaceId,
-    /// Which of the child's sources, this owner's: only pages that come from it are meant.
+    /// Index of this owner's source in the child's plan. Only pages of this source are fetched.
     pub(super) source: usize,
-    /// The slots, in the order in which they are wanted.
+    /// The slots, in the order in which they are fetched.
     pub(super) slots: VecDeque<Range<u64>>,
-    /// An earlier child wanted them: nothing was seen of this one.
+    /// Whether they are from the working set, that is, an earlier child touched them.
     pub(super) is_from_set: bool,
 }
 
 impl PrefetchRequest {
-    /// Has a slot come first, what is wanted before it last. Tells whether it is wanted at all.
+    /// Moves a slot to the front, and the slots before it to the end. Returns whether the slot is part of the request.
     fn rotate_to(&mut self, slot: u64) -> bool {
         let Some(at) = self.slots.iter().position(|slots| slots.contains(&slot)) else { return false };
         self.slots.rotate_left(at);
@@ -79,42 +80,42 @@ impl PrefetchRequest {
     }
 }
 
-/// A question that is not about a child's pages.
+/// A request that is not for a child's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AuxiliaryRequest {
     /// Whether the owner has this seed.
     SeedExists(SeedId),
     /// The working set of this child's seed.
     ChildWorkingSet(u64),
-    /// The working set of this seed, to be put into the cache.
+    /// The working set of this seed, to be cached.
     PrewarmWorkingSet(SeedId),
-    /// Pages of that set.
+    /// Pages of that working set.
     PrewarmPages(SeedId, PrewarmBatch),
-    /// None: something was told.
+    /// A message, which asks for nothing.
     Message,
 }
 
-/// A read on its way.
+/// A read in flight.
 #[derive(Debug, Clone)]
 pub(super) struct PageRead {
     /// The child.
     pub(super) child: u64,
-    /// The space.
+    /// The address space.
     pub(super) space: AddressSpaceId,
     /// The slots, in the order of the reply's bytes.
     pub(super) slots: Vec<Range<u64>>,
-    /// Which of the child's sources they come from.
+    /// Index of their source in the child's plan.
     pub(super) source: usize,
-    /// Who was asked.
+    /// The owner.
     pub(super) owner: OwnerKey,
-    /// How.
+    /// The lane.
     pub(super) lane: Lane,
-    /// When.
+    /// When it was submitted.
     pub(super) submitted_at: Instant,
 }
 
 impl PageRead {
-    /// Whether it is for more than one page that somebody waits for.
+    /// Whether it reads more than a single page that a thread waits for.
     pub(super) fn is_speculative(&self) -> bool {
         self.lane == Lane::Bulk || self.slots.iter().map(|slots| slots.end - slots.start).sum::<u64>() > 1
     }
@@ -126,21 +127,21 @@ struct OwnerConnection {
     demand: Box<dyn Connection>,
     bulk: Box<dyn Connection>,
     bulk_reads: usize,
-    /// Whether further ones are asked for.
+    /// Whether further bulk reads are requested.
     is_refilling: bool,
     queue: VecDeque<PrefetchRequest>,
     users: usize,
-    /// When the last user went.
+    /// When the last user was detached.
     idle_since: Option<Instant>,
 }
 
 impl OwnerConnection {
-    /// Whether another bulk read may be on its way.
+    /// Whether another bulk read may be submitted.
     fn can_submit_bulk(&self) -> bool {
         self.bulk_reads <= BULK_READS_LOW || self.is_refilling && self.bulk_reads < BULK_READS_MAX
     }
 
-    /// Takes note of how many bulk reads are on their way now.
+    /// Sets how many bulk reads are in flight.
     fn set_bulk_reads(&mut self, bulk_reads: usize) {
         self.bulk_reads = bulk_reads;
         if bulk_reads <= BULK_READS_LOW {
@@ -158,10 +159,10 @@ impl OwnerConnection {
     }
 }
 
-/// Makes a connection to an owner; it is not waited for.
+/// Opens a connection to an owner, without waiting for it.
 pub(super) type OwnerConnector = Box<dyn Fn(&Address, &NodeName) -> io::Result<Box<dyn Connection>>>;
 
-/// All owners and all reads.
+/// All owners, and all reads in flight.
 pub(super) struct OwnerConnections {
     connect: OwnerConnector,
     owners: BTreeMap<OwnerKey, OwnerConnection>,
@@ -172,7 +173,7 @@ pub(super) struct OwnerConnections {
 }
 
 impl OwnerConnections {
-    /// None yet, and how they will be reached.
+    /// No owners yet; `connect` opens connections to them.
     pub(super) fn new(connect: OwnerConnector) -> Self {
         Self {
             connect,
@@ -184,7 +185,7 @@ impl OwnerConnections {
         }
     }
 
-    /// The node at this address, for one more user; tells whether it is new, so that its connections are to be watched.
+    /// Adds a user to the owner at this address. Returns whether the owner is new: then its connections must be watched.
     ///
     /// # Errors
     /// As [`OwnerConnector`].
@@ -214,7 +215,7 @@ impl OwnerConnections {
         Ok((key, true))
     }
 
-    /// Ends one user's use.
+    /// Removes a user of an owner.
     pub(super) fn detach(&mut self, key: OwnerKey, now: Instant) {
         let Some(owner) = self.owners.get_mut(&key) else { return };
         owner.users -= 1;
@@ -224,7 +225,7 @@ impl OwnerConnections {
         }
     }
 
-    /// Closes the connections that were idle for too long, or are too many; gives their owners.
+    /// Closes connections that were unused for too long, or that are too many. Returns their owners.
     pub(super) fn close_idle(&mut self, now: Instant) -> Vec<OwnerKey> {
         let idle = self.owners.iter().filter_map(|(key, owner)| Some((owner.idle_since?, *key)));
         let mut idle: Vec<(Instant, OwnerKey)> = idle.collect();
@@ -240,7 +241,7 @@ impl OwnerConnections {
         closed
     }
 
-    /// What tells that a lane has something to say.
+    /// The descriptor that is readable when a lane has received something.
     pub(super) fn descriptor(&self, key: OwnerKey, lane: Lane) -> Option<BorrowedFd<'_>> {
         let owner = self.owners.get(&key)?;
         Some(match lane {
@@ -249,15 +250,15 @@ impl OwnerConnections {
         })
     }
 
-    /// The owners there are.
+    /// The keys of all owners.
     pub(super) fn keys(&self) -> Vec<OwnerKey> {
         self.owners.keys().copied().collect()
     }
 
-    /// Asks for slots. They are sent with the next [`Self::poll`].
+    /// Requests slots. The request is sent with the next [`Self::poll`].
     ///
     /// # Errors
-    /// [`SubmitError::Full`]: too much is on its way.
+    /// [`SubmitError::Full`]: too many requests are in flight.
     pub(super) fn submit_read(
         &mut self,
         read: PageRead,
@@ -282,8 +283,8 @@ impl OwnerConnections {
         Ok(())
     }
 
-    /// Asks something aside, in a read of the bulk lane; it is sent with the next [`Self::poll`]. Tells whether it is asked,
-    /// which it is not where too much is on its way.
+    /// Submits an auxiliary request as a read of the bulk lane. It is sent with the next [`Self::poll`]. Returns false if
+    /// too many requests are in flight.
     pub(super) fn submit_auxiliary(
         &mut self,
         key: OwnerKey,
@@ -302,8 +303,8 @@ impl OwnerConnections {
         true
     }
 
-    /// Tells an owner something, by the bulk lane, with the next [`Self::poll`]. Where too much is on its way it is not
-    /// told.
+    /// Sends a message to an owner by the bulk lane, with the next [`Self::poll`]. The message is dropped if too many
+    /// requests are in flight.
     pub(super) fn send_message(&mut self, key: OwnerKey, bytes: Vec<u8>, deadline: Instant) {
         let Some(owner) = self.owners.get_mut(&key) else { return };
         let tag = self.next_tag;
@@ -313,20 +314,20 @@ impl OwnerConnections {
         }
     }
 
-    /// The question that a completion answers, if it does.
+    /// The auxiliary request that a completion ends, if it is one.
     pub(super) fn take_auxiliary(&mut self, tag: u64) -> Option<AuxiliaryRequest> {
         self.auxiliary_requests.remove(&tag).map(|(_, auxiliary_request)| auxiliary_request)
     }
 
-    /// Puts slots at the end of the bulk lane's queue, so that all children have their turn.
+    /// Appends slots to the bulk lane's queue, so that all children get their turn.
     pub(super) fn queue_prefetch(&mut self, key: OwnerKey, prefetch_request: PrefetchRequest) {
         if let Some(owner) = self.owners.get_mut(&key) {
             owner.queue.push_back(prefetch_request);
         }
     }
 
-    /// Has what an earlier child wanted of this space and source go on at this slot, where it waits in the queue: what was wanted before it
-    /// comes last.
+    /// Moves a slot to the front of the queued working set of this address space and source. The slots before it move to the
+    /// end. Returns the request, if one has the slot.
     pub(super) fn advance_prefetch(
         &mut self,
         key: OwnerKey,
@@ -344,25 +345,25 @@ impl OwnerConnections {
             .find_map(|prefetch_request| prefetch_request.rotate_to(slot).then_some(prefetch_request))
     }
 
-    /// Whether slots of this child wait in a queue.
+    /// Whether slots of this child are queued.
     pub(super) fn has_queued_prefetch(&self, child: u64) -> bool {
         self.owners.values().any(|owner| owner.queue.iter().any(|prefetch_request| prefetch_request.child == child))
     }
 
-    /// Whether the working set of this child's seed is still to be told.
+    /// Whether the working set of this child's seed has not arrived yet.
     pub(super) fn is_awaiting_set(&self, child: u64) -> bool {
         self.auxiliary_requests
             .values()
             .any(|(_, auxiliary_request)| *auxiliary_request == AuxiliaryRequest::ChildWorkingSet(child))
     }
 
-    /// The next wish of the bulk lane, when another read may be on its way.
+    /// The next queued request of the bulk lane, if another bulk read may be submitted.
     pub(super) fn next_prefetch(&mut self, key: OwnerKey) -> Option<PrefetchRequest> {
         let owner = self.owners.get_mut(&key)?;
         if owner.can_submit_bulk() { owner.queue.pop_front() } else { None }
     }
 
-    /// Whether another bulk read may be on its way.
+    /// Whether another bulk read may be submitted.
     pub(super) fn has_bulk_capacity(&self, key: OwnerKey) -> bool {
         self.owners.get(&key).is_some_and(OwnerConnection::can_submit_bulk)
     }
@@ -381,48 +382,48 @@ impl OwnerConnections {
         }
     }
 
-    /// Whether a page that somebody waits for is on its way from this owner.
+    /// Whether a page that a thread waits for is in flight from this owner.
     pub(super) fn has_demand_read(&self, key: OwnerKey) -> bool {
         self.reads.values().any(|read| read.owner == key && read.lane == Lane::Demand)
     }
 
-    /// Whether a stream is on its way to another child than this one.
+    /// Whether bulk reads for other children than this one are in flight.
     pub(super) fn has_bulk_read_for_others(&self, child: u64) -> bool {
         self.reads.values().any(|read| read.lane == Lane::Bulk && read.child != child)
     }
 
-    /// Sleeps until a lane has something to say, at most for so long.
+    /// Sleeps until a lane has received something, at most until the limit.
     pub(super) fn wait_readable(&self, key: OwnerKey, lane: Lane, limit: Duration) {
         let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
         if let Some(fd) = self.descriptor(key, lane) {
-            // Whoever is interrupted looks sooner.
+            // If a signal interrupts it, the caller polls sooner.
             let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout));
         }
     }
 
-    /// Whether a stream is on its way from anybody.
+    /// Whether bulk reads are in flight from any owner.
     pub(super) fn has_bulk_reads(&self) -> bool {
         self.owners.values().any(|owner| owner.bulk_reads > 0)
     }
 
-    /// The CPU on which an owner's stream was taken from the network last, where that is known.
+    /// The CPU on which the last packet of an owner's bulk lane arrived, if it is known.
     pub(super) fn incoming_cpu(&self, key: OwnerKey) -> Option<u32> {
         self.owners.get(&key)?.bulk.incoming_cpu()
     }
 
-    /// The read that a completion ends; `None` when nobody is interested any more.
+    /// The read that a completion ends; `None` if it is not needed any more.
     pub(super) fn take_read(&mut self, tag: u64) -> Option<PageRead> {
         self.reads.remove(&tag)
     }
 
-    /// Gives a reply's memory back to where it came from.
+    /// Returns a reply's buffer to its connection.
     pub(super) fn recycle(&mut self, key: OwnerKey, lane: Lane, buffer: Buffer) {
         if let Some(owner) = self.owners.get_mut(&key) {
             owner.connection_mut(lane).recycle_buffer(buffer);
         }
     }
 
-    /// When a lane is to be polled even if its descriptor stays silent.
+    /// When a lane must be polled, even if its descriptor is not readable.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         let lanes = self.owners.values().flat_map(|owner| [&owner.demand, &owner.bulk]);
         lanes.filter_map(|lane| lane.next_timeout()).min()

@@ -19,17 +19,17 @@ use super::owner_connections::{Lane, OwnerConnections, OwnerConnector};
 use super::server::PagerServer;
 use super::server::event_poller::EventSource;
 
-/// A pager on a node of a world.
+/// A pager on a node of a simulated world.
 pub struct SimulatedPager<'a> {
     server: PagerServer<'a>,
     world: World,
     node: NodeId,
 }
 
-/// Has `scenario` play a pager on `node`, with its files in `run_dir`.
+/// Runs `scenario` with a pager on `node`, whose files are in `run_dir`.
 ///
 /// # Errors
-/// As of a real one.
+/// As for a real pager.
 pub fn run_simulated_pager<T>(
     run_dir: &Path,
     (world, node): (&World, NodeId),
@@ -53,10 +53,10 @@ pub fn run_simulated_pager<T>(
 }
 
 impl SimulatedPager<'_> {
-    /// Serves a child from now on, as `PagerClient::begin_adoption` has it.
+    /// Serves a child from now on, as `PagerClient::start_adoption`.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Why the pager refuses.
     pub fn adopt(&mut self, child: ChildId, dir: &Path, uffd_socket: OwnedFd) -> Result<(), String> {
         match self.server.handle_adopt(child, dir, Some(uffd_socket)) {
             PagerReply::Done => Ok(()),
@@ -64,24 +64,24 @@ impl SimulatedPager<'_> {
         }
     }
 
-    /// Forgets a child whose processes are gone; whether they are.
+    /// Releases a child. Returns whether its processes are gone.
     pub fn release(&mut self, child: &ChildId) -> bool {
         self.server.handle_release(child) != PagerReply::StillRunning
     }
 
-    /// Whether the pager hears a child's page faults.
+    /// Whether the pager reads a child's page faults.
     pub fn is_serving(&self, child: &ChildId) -> bool {
         let served = self.server.child_key(child).and_then(|key| self.server.children.get(&key));
         served.is_some_and(|served| !served.child.spaces.is_empty())
     }
 
-    /// Why pages of a child are lost, if some are.
+    /// Why pages of a child are lost, if they are.
     pub fn loss_reason(&self, child: &ChildId) -> Option<&str> {
         let served = self.server.children.get(&self.server.child_key(child)?)?;
         served.child.loss_reason.as_deref()
     }
 
-    /// Readable while a process waits for the pager, or something came for it from its world.
+    /// Readable while a process waits for the pager, or something has arrived for it in the simulated world.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.server.poller.descriptor()
     }
@@ -96,7 +96,7 @@ impl SimulatedPager<'_> {
         Ok(ready.iter().any(|source| matches!(source, EventSource::Space(..) | EventSource::UffdSocket(_))))
     }
 
-    /// One round of its loop: what processes say, what came for them, what is due.
+    /// One round of the pager's loop: messages of processes, replies of owners, and tasks that are due.
     ///
     /// # Errors
     /// As epoll_wait(2).
@@ -111,7 +111,7 @@ impl SimulatedPager<'_> {
         Ok(())
     }
 
-    /// When it wants its next turn, by a clock that is right.
+    /// When the next round is due, by the world's clock.
     pub fn next_round_at(&self) -> Instant {
         let server = &self.server;
         if !server.completed_reads.is_empty() || !server.lanes_to_poll.is_empty() || server.cache_install_budget == 0 {

@@ -23,15 +23,15 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 /// The environment variable that makes this executable a pager.
 pub(crate) const PAGER_RUN_DIR: &str = "FARFORK_TEST_PAGER_RUN_DIR";
 
-/// For anything that should happen soon, on a busy machine.
+/// Limit for anything that should happen soon, on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
-/// For a program to do all it does.
+/// Limit for the whole run of a program.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(180);
 
-/// What this executable is for the bed's own child.
+/// Runs this executable as the pager of a bed.
 pub(crate) fn be_pager(run_dir: PathBuf) {
-    // What the scenarios do to it makes it complain a lot; RUST_LOG lets it be heard.
+    // The scenarios make the pager log many errors. RUST_LOG shows them.
     let filter: Targets = std::env::var("RUST_LOG").ok().and_then(|filter| filter.parse().ok()).unwrap_or_default();
     let logged = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     tracing_subscriber::registry().with(logged).with(filter).init();
@@ -50,7 +50,7 @@ pub(crate) fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A pager with its keeper, ended with the bed.
+/// A pager with its keeper, killed when the bed is dropped.
 pub(crate) struct Bed {
     pub(crate) dir: TempDir,
     pub(crate) client: PagerClient,
@@ -66,13 +66,13 @@ impl Bed {
         Self { dir, client, first_keeper }
     }
 
-    /// Starts a pager after both processes were killed.
+    /// Starts a keeper and a pager after the previous ones were killed.
     pub(crate) fn start_pager(&mut self) {
         self.first_keeper = spawn_keeper(self.dir.path());
         self.client.list_children().expect("the pager answers");
     }
 
-    /// The keeper and the pager, as processes now.
+    /// The pids of the keeper and the pager.
     pub(crate) fn processes(&self) -> (i32, i32) {
         soon("a keeper with a pager", || {
             let mut ours = processes_of(self.dir.path());
@@ -94,7 +94,7 @@ impl Bed {
         }
     }
 
-    /// The holder.
+    /// The pid of the holder.
     pub(crate) fn holder(&self) -> i32 {
         let (keeper, pager) = self.processes();
         soon("a holder", || {
@@ -103,19 +103,19 @@ impl Bed {
         })
     }
 
-    /// Kills keeper and pager, so that neither can replace the other.
+    /// Kills keeper and pager together, so that neither can replace the other.
     pub(crate) fn kill_both(&mut self) {
         let (keeper, pager) = self.processes();
         self.kill_together(&[keeper, pager]);
     }
 
-    /// Kills all three.
+    /// Kills keeper, pager and holder together.
     pub(crate) fn kill_all(&mut self) {
         let ((keeper, pager), holder) = (self.processes(), self.holder());
         self.kill_together(&[keeper, pager, holder]);
     }
 
-    /// Kills some of the three, so that none of them sees another's end.
+    /// Kills some of the three together, so that none of them sees another's end.
     pub(crate) fn kill_together(&mut self, pids: &[i32]) {
         let processes: Vec<OwnedFd> = pids.iter().filter_map(|pid| pidfd::open(*pid).ok()).collect();
         for signal in [19, 9] {
@@ -134,7 +134,7 @@ impl Bed {
         self.descriptors().iter().filter(|link| link.contains("userfaultfd")).count()
     }
 
-    /// What the shared table leads to.
+    /// The targets of the descriptors in the shared table.
     pub(crate) fn descriptors(&self) -> Vec<String> {
         let (keeper, _) = self.processes();
         let entries = fs::read_dir(format!("/proc/{keeper}/fd")).unwrap();
@@ -142,13 +142,14 @@ impl Bed {
         links.map(|link| link.display().to_string()).collect()
     }
 
-    /// A program whose memory this plan describes, adopted before it begins.
+    /// Starts a program with this plan. The pager adopts it before it starts.
     pub(crate) fn start(&self, scenario: &str, pages: u64, plan: &MemoryPlan) -> Program {
         let (child, programs_end) = self.adopt(plan);
         Program::begin(scenario, pages, child, programs_end)
     }
 
-    /// Has a child adopted that is not there yet; gives who it is, and where its userfaultfd is awaited.
+    /// Has the pager adopt a child that is not started yet. Returns the child, and the socket over which its userfaultfd
+    /// must be sent.
     pub(crate) fn adopt(&self, plan: &MemoryPlan) -> ((ChildId, PathBuf), OwnedFd) {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let id = ChildId::new(NodeName::new("n2").unwrap(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -167,7 +168,7 @@ impl Bed {
         self.client.stats(&program.id).unwrap()
     }
 
-    /// Checks that a program ends well, and that nothing is left of it.
+    /// Checks that a program succeeds, and that the pager keeps nothing of it.
     pub(crate) fn finish(&self, mut program: Program) {
         program.expect_success();
         let id = program.id.clone();
@@ -176,7 +177,7 @@ impl Bed {
         assert!(!self.client.list_children().unwrap().contains(&id));
     }
 
-    /// Ends the pager and checks that nothing is left.
+    /// Ends the pager, and checks that nothing is left.
     pub(crate) fn end(self) {
         assert_eq!(self.client.list_children().unwrap(), []);
         // A pager that was killed while it closed one leaves it to the next pager, which closes it in a periodic task.
@@ -185,7 +186,7 @@ impl Bed {
         self.expect_end();
     }
 
-    /// Checks that the pager ends, and its keeper.
+    /// Checks that the pager and its keeper end.
     pub(crate) fn expect_end(mut self) {
         soon("the end of the first keeper", || self.first_keeper.try_wait().unwrap());
         soon("the end of the pager", || processes_of(self.dir.path()).is_empty().then_some(()));
@@ -194,7 +195,7 @@ impl Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        // Only a failed scenario leaves some. Each that is killed may have made another meanwhile.
+        // Processes are left only if a scenario has failed. One that is killed may have started another meanwhile.
         while let Some(pid) = processes_of(self.dir.path()).into_iter().find(|pid| !is_zombie(*pid)) {
             kill(pid);
         }
@@ -202,18 +203,18 @@ impl Drop for Bed {
     }
 }
 
-/// A paged program, killed with its value.
+/// A program with paged memory, killed on drop.
 pub(crate) struct Program {
     pub(crate) id: ChildId,
     pub(crate) dir: PathBuf,
     pub(crate) process: Child,
     channel: UnixStream,
-    /// It was ended, or its end was checked.
+    /// Whether it was ended, or its end was checked.
     done: bool,
 }
 
 impl Program {
-    /// Begins one that is adopted, and will send its userfaultfd by `uffd_socket`.
+    /// Starts a program that is adopted already. It sends its userfaultfd over `uffd_socket`.
     pub(crate) fn begin(scenario: &str, pages: u64, (id, dir): (ChildId, PathBuf), uffd_socket: OwnedFd) -> Self {
         let (channel, programs_channel) = UnixStream::pair().unwrap();
         channel.set_read_timeout(Some(PROGRAM_LIMIT)).unwrap();
@@ -227,17 +228,17 @@ impl Program {
         Self { id, dir, process, channel, done: false }
     }
 
-    /// Tells it to do something (`program.c`: `obey`).
+    /// Sends an order to the program (`obey` in `program.c`).
     pub(crate) fn order(&mut self, what: char, page: u64) {
         self.channel.write_all(&(u64::from(u32::from(what)) << 56 | page).to_le_bytes()).unwrap();
     }
 
-    /// Readable when it has answered.
+    /// Readable when the program has answered.
     pub(crate) fn answers(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 
-    /// What it answered.
+    /// Waits for the program's answer.
     pub(crate) fn answer(&mut self) -> u8 {
         let mut byte = [0];
         if self.channel.read_exact(&mut byte).is_err() {
@@ -254,7 +255,7 @@ impl Program {
         assert_eq!(&byte, b"+");
     }
 
-    /// Lets it go on from there.
+    /// Lets the program continue from its rendezvous.
     pub(crate) fn let_go(&mut self) {
         self.channel.write_all(b"-").unwrap();
     }
@@ -263,14 +264,14 @@ impl Program {
         self.process.try_wait().unwrap().is_some()
     }
 
-    /// Ends a program that would stay.
+    /// Ends a program that would run forever.
     pub(crate) fn end(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
         self.done = true;
     }
 
-    /// Waits for its end, and checks that all was right.
+    /// Waits for the program's end, and checks that it succeeded.
     pub(crate) fn expect_success(&mut self) {
         if std::mem::replace(&mut self.done, true) {
             return;
@@ -289,14 +290,14 @@ impl Program {
         assert!(status.success(), "{status}: {errors}");
     }
 
-    /// Waits for its end by a signal.
+    /// Waits until a signal ends the program. Returns the signal.
     pub(crate) fn expect_signal(&mut self) -> i32 {
         let status = soon("the end by a signal", || self.process.try_wait().unwrap());
         self.done = true;
         status.signal().unwrap_or_else(|| panic!("{status}"))
     }
 
-    /// What it prints.
+    /// The output of the program.
     pub(crate) fn output(&mut self) -> String {
         let mut text = String::new();
         self.channel.read_to_string(&mut text).unwrap();
@@ -311,7 +312,7 @@ impl Drop for Program {
     }
 }
 
-/// A control group with little memory, removed with its value.
+/// A control group with little memory, removed on drop.
 pub(crate) struct MemoryLimit {
     dir: PathBuf,
 }
@@ -365,7 +366,7 @@ fn processes_of(run_dir: &Path) -> Vec<i32> {
     .collect()
 }
 
-/// Whether the process says that it is a holder.
+/// Whether the process has the name of a holder.
 fn is_holder(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "farfork-holder")
 }
@@ -385,7 +386,7 @@ fn program() -> &'static Path {
     PROGRAM.get_or_init(|| {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pager-program");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pager/program.c");
-        // It reads beyond what the compiler knows of: the area grows.
+        // The program reads beyond the area that the compiler knows of, because the area grows.
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-array-bounds", "-pthread"];
         let status = Command::new("gcc").args(flags).arg("-o").arg(&path).arg(source).status();
         assert!(status.expect("gcc is installed").success(), "program.c is compiled");

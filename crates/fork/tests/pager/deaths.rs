@@ -23,18 +23,18 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("the_window_of_all_three_is_measured", window_of_all_three),
 ];
 
-/// Those of `make test-long`.
+/// Scenarios of `make test-long`.
 pub(crate) const LONG: &[(&str, fn())] = &[("descendants_survive_ten_thousand_kills", ten_thousand_kills)];
 
-/// Kills of a campaign, unless the environment says otherwise.
+/// Kills of a campaign, unless the environment sets another number.
 const KILLS: u64 = 40;
 const KILLS_VARIABLE: &str = "FARFORK_KILLS";
 
-/// From a kill to a pager that answers, where the machine has time for it; and a hang guard.
+/// Limits from a kill to a pager that answers: on a machine that is not busy, and as a hang guard.
 const REPLACEMENT_LIMIT: Duration = Duration::from_secs(10);
 const HANG_GUARD: Duration = Duration::from_secs(60);
 
-/// Page by page, so that whatever is missing stays so until it is touched.
+/// Fetches page by page, so that each page is missing until it is touched.
 fn one_by_one() -> PagingStrategy {
     PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }
 }
@@ -43,14 +43,15 @@ fn kills() -> u64 {
     std::env::var(KILLS_VARIABLE).ok().map_or(KILLS, |text| text.parse().expect("a number"))
 }
 
-/// Runs a program with descendants, while `kill` kills something, and says how long replacements took and how much forked.
+/// Runs a program with descendants while `kill` kills processes. Prints how long replacements took, and how many rounds of
+/// forks there were.
 fn campaign(kills: u64, limit: Duration, mut kill: impl FnMut(u64, &mut Stage)) {
     with_program("descend_until_told", one_by_one(), |stage| {
         stage.program.meet();
         stage.program.let_go();
         let (mut longest, mut sum) = (Duration::ZERO, Duration::ZERO);
         for number in 0..kills {
-            // At each moment of a round, which takes some ten milliseconds.
+            // At any time of a round, which takes some ten milliseconds.
             sleep(Duration::from_micros(number * 7919 % 23_000));
             assert!(
                 !stage.program.has_ended() || {
@@ -89,7 +90,7 @@ fn ten_thousand_kills() {
     });
 }
 
-/// Whoever is left makes the others again.
+/// The process that is left starts the others again.
 fn descendants_survive_any_two() {
     campaign(KILLS / 2, HANG_GUARD, |number, stage| {
         let ((keeper, pager), holder) = (stage.bed.processes(), stage.bed.holder());
@@ -115,7 +116,7 @@ fn a_holder_is_replaced() {
     });
 }
 
-/// A program whose userfaultfd, and those of what it forks, a queue holds as a container's stub does.
+/// Starts a program whose userfaultfd is also in a queue, as in a container's stub. The pager adds those of its forks.
 fn start_with_stub(bed: &Bed, owner: &Owner, seed: &TestSeed, scenario: &str) -> (Program, OwnedFd) {
     let (child, to_pager) = bed.adopt(&seed.plan(owner.address(), one_by_one()));
     let (ours, programs) = fd_passing::seqpacket_pair().unwrap();
@@ -140,7 +141,7 @@ fn all_three_are_killed_and_what_a_stub_holds_is_taken_back() {
     bed.start_pager();
     assert_eq!(bed.client.reclaim(&program.id, &program.dir, queue.as_fd()).unwrap(), 0);
     program.meet();
-    // Again, of what was taken back; and the holder of the new ones is enough.
+    // Once more, for a reclaimed child. After the second time the new holder alone is enough.
     bed.kill_all();
     bed.start_pager();
     assert_eq!(bed.client.reclaim(&program.id, &program.dir, queue.as_fd()).unwrap(), 0);
@@ -152,8 +153,8 @@ fn all_three_are_killed_and_what_a_stub_holds_is_taken_back() {
     drop(owner);
 }
 
-/// Processes that are forked in the moment in which all three are killed: those that nobody held are counted, and only where there are any
-/// may a byte be wrong.
+/// Kills all three while processes fork. Counts the kills after which the userfaultfd of a process was lost. Only after
+/// these may a byte be wrong.
 fn window_of_all_three() {
     let kills = kills() / 4;
     let seed = TestSeed::new(PAGES, false);

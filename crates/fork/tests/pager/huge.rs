@@ -20,7 +20,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("missing_pages_make_no_huge_one", missing_pages_make_no_huge_one),
 ];
 
-/// For one look at all memory, and what comes of it.
+/// Limit for one round: a scan of all memory, and the collapses that follow.
 const ROUND_LIMIT: Duration = Duration::from_millis(100);
 
 fn tender_of(program: &Program) -> HugePageCollapser {
@@ -40,7 +40,7 @@ fn huge_pages_come_and_go() {
     });
 }
 
-/// The kernel is asked for them all the time, whatever is there: the program checks every byte.
+/// The kernel is asked for huge pages all the time. The program checks every byte.
 fn missing_pages_make_no_huge_one() {
     let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("touch_at_random", strategy, |stage| {
@@ -48,7 +48,8 @@ fn missing_pages_make_no_huge_one() {
         let (process, end) = (pidfd::open(pid).unwrap(), AREA + PAGES * 4096);
         while !stage.program.has_ended() {
             for unit in (AREA..end).step_by(HUGE_PAGE_BYTES as usize) {
-                // Its pages of zeroes are the one page of zeroes, which is in no huge page. It may have ended meanwhile.
+                // Zero pages of a unit are the shared zero page, which cannot be part of a huge page. The program may have
+                // ended meanwhile.
                 let is_huge = collapse_huge_page(process.as_fd(), unit);
                 assert!(!matches!(is_huge, Ok(true)), "{unit:#x} has missing pages");
             }

@@ -1,11 +1,11 @@
 /*
- * A program whose memory is paged: it maps an area, registers it with a userfaultfd, sends that to the pager over its
- * standard input (a Unix socket), and then does one of the things that programs do to their memory, checking every
- * byte. It exits with 0 when all was right, else with 1 and a line on standard error.
+ * A program with paged memory. It maps an area, registers it with a userfaultfd, and sends that to the pager over its
+ * standard input (a Unix socket). Then it does one of the things that programs do to their memory, and checks every
+ * byte. It exits with 0 if all was right, else with 1 and a line on standard error.
  *
  *	program SCENARIO PAGES
  *
- * Page p of the area holds data unless its number ends in 7 (octal) or lies in HOLE; see seed.rs, which says the same.
+ * Page p of the area holds data unless its number ends in 7 (octal) or lies in HOLE; seed.rs has the same contents.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -145,7 +145,7 @@ static void page_area(int flags)
 	close(uffd);
 }
 
-/* Tells the test that a point was reached, and waits to be let go on. */
+/* Reports to the test that a point was reached, and waits until it may continue. */
 static void rendezvous(void)
 {
 	char byte;
@@ -174,7 +174,7 @@ static void touch_slowly(void)
 	check_shuffled(AREA, 0, pages, 2, 1000);
 }
 
-/* One page in twenty, anywhere. */
+/* One page in twenty, at random. */
 static void touch_sparsely(void)
 {
 	unsigned long *order = shuffled(pages, 21);
@@ -208,7 +208,7 @@ static void discard(void)
 	CHECK(!madvise(AREA, PAGE, MADV_DONTNEED));
 	check_zeroes(AREA, 1);
 	check_pages(AREA + quarter * PAGE, quarter, quarter);
-	/* After MADV_FREE a page is as it was, or zero; what is written afterwards stays. */
+	/* After MADV_FREE a page has its old contents, or zeroes. Later writes stay. */
 	uint8_t *freed = AREA + 2 * quarter * PAGE;
 	check_pages(freed, 2 * quarter, quarter / 2);
 	CHECK(!madvise(freed, quarter * PAGE, MADV_FREE));
@@ -244,13 +244,13 @@ static void unmap(void)
 static void remap(void)
 {
 	unsigned long quarter = pages / 4, bytes = quarter * PAGE;
-	/* Moved and grown, half of it fetched before. */
+	/* Moved and grown, with half of it fetched before. */
 	check_shuffled(AREA, 0, quarter / 2, 7, 0);
 	uint8_t *grown = mremap(AREA, bytes, bytes + 100 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, AREA + 0x100000000);
 	CHECK(grown == AREA + 0x100000000);
 	check_shuffled(grown, 0, quarter, 8, 0);
 	check_zeroes(grown + bytes, 100);
-	/* A part of an area, onto another part of it. */
+	/* A part of the area, onto another part of it. */
 	uint8_t *second = AREA + bytes, *third = AREA + 2 * bytes;
 	check_page(second + 5 * PAGE, quarter + 5);
 	CHECK(mremap(second, 20 * PAGE, 20 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, third + 10 * PAGE) == third + 10 * PAGE);
@@ -258,13 +258,13 @@ static void remap(void)
 	check_pages(third, 2 * quarter, 10);
 	check_shuffled(third + 30 * PAGE, 2 * quarter + 30, quarter - 30, 9, 0);
 	check_shuffled(second + 20 * PAGE, quarter + 20, quarter - 20, 10, 0);
-	/* The pages go, the mapping stays. */
+	/* The pages are moved, and the mapping stays. */
 	uint8_t *fourth = AREA + 3 * bytes, *elsewhere = AREA + 0x200000000;
 	check_page(fourth, 3 * quarter);
 	CHECK(mremap(fourth, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, elsewhere) == elsewhere);
 	check_zeroes(fourth, quarter);
 	check_shuffled(elsewhere, 3 * quarter, quarter, 11, 0);
-	/* There and back again, still the same; then shorter. */
+	/* Moved back, still the same; then shortened. */
 	check_pages(grown, 0, quarter);
 	CHECK(mremap(grown, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, AREA) == AREA);
 	check_pages(AREA, 0, quarter);
@@ -272,7 +272,8 @@ static void remap(void)
 	check_pages(AREA, 0, 10);
 }
 
-/* Moves the area there and back until it is told to stop. While it moves, no page can come: so it rests in between. */
+/* Moves the area there and back until *stop is set. No page can be installed while it moves, so it rests in
+ * between. */
 static void *move_thread(void *stop)
 {
 	uint8_t *elsewhere = AREA + ELSEWHERE;
@@ -304,7 +305,8 @@ static unsigned long last_processor(void)
 	return sysconf(_SC_NPROCESSORS_ONLN) - 1;
 }
 
-/* Half of it is touched while it is moved again and again, by system calls, which fail where it is not just then. */
+/* Touches half of the area while it is moved again and again. It uses system calls, which fail while the
+ * area is elsewhere. */
 static void touch_what_moves(void)
 {
 	int ends[2], stop = 0;
@@ -326,15 +328,14 @@ static void touch_what_moves(void)
 
 static int is_over;
 
-/* A disturber ends by itself after this, whatever hangs. */
+/* A disturber ends by itself after this time, whatever hangs. */
 #define DISTURBED_NS 6000000000
-/* The kernel kills the program when a disturber runs for so long without a sleep: it spins for less than half a millisecond. */
+/* The kernel kills the program if a disturber runs for this long without a sleep. It spins for less than half a
+ * millisecond. */
 #define REAL_TIME_US_MAX 200000
 
-/*
- * Takes the processor away from what else is pinned to it, at moments that nobody can foresee: one processor at a time, the first or the
- * last, so that the machine always has another one.
- */
+/* Preempts the threads that are pinned to a processor, at unpredictable times. It runs on one processor at a time,
+ * the first or the last, so that the machine always has another one. */
 static void *disturb_thread(void *unused)
 {
 	uint64_t draw = 1;
@@ -366,7 +367,7 @@ static void *restless_thread(void *unused)
 	return 0;
 }
 
-/* Whether memory is there, which a system call tells. */
+/* Whether memory is mapped. A system call shows it. */
 static int is_mapped(uint8_t *at)
 {
 	int ends[2];
@@ -378,7 +379,8 @@ static int is_mapped(uint8_t *at)
 	return is;
 }
 
-/* Forks while another thread moves the area. Each forked process has it here or there, with all that is in it. */
+/* Forks while another thread moves the area. Each forked process has it at one of the two addresses, with all
+ * contents. */
 static void fork_what_moves(void)
 {
 	pthread_t threads[2];
@@ -386,7 +388,7 @@ static void fork_what_moves(void)
 	CHECK(!pthread_create(&threads[1], 0, disturb_thread, 0));
 	pin_to(0);
 	int wrong = 0;
-	/* Beside others' work, of which it is in the way, it does less. */
+	/* On a busy machine it does fewer rounds, to disturb others less. */
 	long end = now_ns() + 5000000000;
 	for (int round = 0; round < 150 && now_ns() < end; round++) {
 		pid_t pid = fork();
@@ -407,20 +409,20 @@ static void fork_what_moves(void)
 		FAIL("%d forked processes were wrong", wrong);
 }
 
-/* ---- places that one thread leaves and another one moves into at once ---- */
+/* ---- ranges that one thread leaves and another one moves into at once ---- */
 
 #define BLOCK (HOLE_FIRST * PAGE)
 #define LEFT (AREA + HOLE_END * PAGE)
 #define LEFT_FIRST HOLE_END
 #define GIVEN_AWAY (HOLE_END + HOLE_FIRST)
 #define BESIDE (AREA + 2 * ELSEWHERE)
-/* Areas in a range that the kernel needs long to let go of. */
+/* Mappings in a range: so many that the kernel takes long to unmap them. */
 #define SMALL_AREAS 8000UL
 
-/* How the place is left. */
+/* How the range is left. */
 enum leaving {
 	BY_MOVE,
-	/* Onto memory that is paged, too, of which the kernel tells first. */
+	/* Onto memory that is paged, too: the kernel reports its unmap first. */
 	BY_MOVE_ONTO,
 	BY_UNMAP,
 };
@@ -447,7 +449,7 @@ static void *leave_thread(void *unused)
 	return 0;
 }
 
-/* Has the other thread leave a place; returns as soon as the kernel says that nothing is there. */
+/* Makes the other thread leave a range. Returns as soon as the kernel shows nothing there. */
 static void have_left(uint8_t *block, unsigned long bytes, enum leaving how)
 {
 	unsigned char here;
@@ -483,7 +485,7 @@ static void reuse_after_move(unsigned long page, enum leaving how)
 	move_to(BESIDE, LEFT, 0);
 }
 
-/* Frees a large block, a page of which is paged, and grows another one, which the kernel puts there. */
+/* Unmaps a large block, one page of which is paged, and grows another one, which the kernel puts there. */
 static int reuse_after_unmapping(unsigned long page)
 {
 	unsigned long bytes = SMALL_AREAS * PAGE;
@@ -509,7 +511,7 @@ static void reuse_what_was_left(void)
 	CHECK(!pthread_create(&thread, 0, leave_thread, 0));
 	pin_to(0);
 	for (unsigned long page = 0; page < HOLE_FIRST; page++) {
-		/* Those take longer. */
+		/* These take longer. */
 		if (page % 16 == 3)
 			reused += reuse_after_unmapping(page);
 		else
@@ -550,7 +552,8 @@ static void fork_and_check(void)
 	}
 }
 
-/* A descendant that touches pages that nobody before it has, has descendants of its own meanwhile, and touches more. */
+/* A descendant touches pages that no process before it has touched, forks descendants meanwhile, and touches more
+ * pages. */
 static void descend(uint64_t draw, int generation)
 {
 	pid_t inner[2];
@@ -573,7 +576,8 @@ static void descend(uint64_t draw, int generation)
 			wait_child(inner[index]);
 }
 
-/* Processes to the third generation are there before anything is killed, and touch memory then; what they fork touches more. */
+/* Three generations of processes exist before anything is killed, and touch memory after that. Their forks touch
+ * more. */
 static void descend_then_touch(void)
 {
 	int ends[2];
@@ -605,7 +609,8 @@ static void descend_then_touch(void)
 	check_shuffled(AREA, 0, pages, 55, 0);
 }
 
-/* Touches nothing itself, as a zygote does, so that all pages are missing in its descendants. Tells how many rounds there were. */
+/* Touches nothing itself, like a zygote, so that all pages are missing in its descendants. Prints the number of
+ * rounds. */
 static void descend_until_told(void)
 {
 	uint64_t rounds = 0;
@@ -624,8 +629,8 @@ static void descend_until_told(void)
 	dprintf(STDOUT_FILENO, "%lu\n", (unsigned long)rounds);
 }
 
-/* As a zygote does: it touches nothing itself, and each process that it forks is a child of its own soon, with what that forks
- * before the test has said so. */
+/* Touches nothing itself, like a zygote. Each process that it forks soon becomes a child of its own, together with
+ * the processes that this one forks before the test transfers it. */
 static void bear_copies(void)
 {
 	for (int round = 0; round < 5; round++) {
@@ -635,7 +640,8 @@ static void bear_copies(void)
 		pid_t copy = fork();
 		CHECK(copy >= 0);
 		if (!copy) {
-			/* The first ones have been transferred when they touch a page, so that all of these are theirs. */
+			/* The first copies touch pages only after their transfer, so that all of these faults are
+			 * theirs. */
 			char word;
 			CHECK(round >= 3 || read(ends[0], &word, 1) == 1);
 			pid_t inner = fork();
@@ -676,7 +682,7 @@ static void system_calls(void)
 		CHECK(read(ends[0], copy, 2 * PAGE) == 2 * (long)PAGE);
 		check_pages(copy, page, 2);
 	}
-	/* Read into the middle of a missing page: what is around it is the seed's. */
+	/* Reads into the middle of a missing page: the rest of the page is the seed's. */
 	for (unsigned long page = 3; page < pages; page += 5) {
 		uint64_t words[4] = {1, 2, 3, 4}, *into = (uint64_t *)(AREA + page * PAGE) + 100;
 		CHECK(write(ends[1], words, sizeof words) == sizeof words);
@@ -747,7 +753,8 @@ static void chaos(void)
 
 static void grow_stack(void)
 {
-	/* A page below a MAP_GROWSDOWN area, again and again: the area grows, and the new pages are zeroes. */
+	/* Touches a page below a MAP_GROWSDOWN mapping, again and again: the mapping grows, and the new pages are
+	 * zeroes. */
 	struct rlimit limit = {1 << 30, 1 << 30};
 	CHECK(!setrlimit(RLIMIT_STACK, &limit));
 	check_pages(AREA, 0, 4);
@@ -764,7 +771,7 @@ static void be_read(void)
 
 static void grow_heap(void)
 {
-	/* An area that was paged grows as realloc(3) has it grow: what is new is zeroes, at no great cost. */
+	/* A paged mapping grows as by realloc(3): the new memory is zeroes, at no great cost. */
 	unsigned long bytes = pages * PAGE, grown = 256 << 20;
 	uint8_t *at = mremap(AREA, bytes, grown, MREMAP_MAYMOVE);
 	CHECK(at != MAP_FAILED);
@@ -773,13 +780,13 @@ static void grow_heap(void)
 	check_shuffled(at, 0, pages, 18, 0);
 }
 
-/* The kernel fills what mremap(2) makes longer of locked memory before it tells that it has moved. */
+/* When mremap(2) grows locked memory, the kernel fills the new part before it reports the move. */
 static uint8_t *lengthen_locked(uint8_t *at, unsigned long count, unsigned long more, uint8_t *to)
 {
 	int flags = MREMAP_MAYMOVE | (to ? MREMAP_FIXED : 0);
 	uint8_t *moved = mremap(at, count * PAGE, (count + more) * PAGE, flags, to);
 	CHECK(moved != MAP_FAILED && moved != at);
-	/* Who is behind it keeps it from growing in place next time, unless somebody is there already. */
+	/* A mapping after it keeps it from growing in place next time. There may be one already. */
 	mmap(moved + (count + more) * PAGE, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	return moved;
 }
@@ -791,7 +798,7 @@ static void check_wiped(unsigned long count)
 	check_pages(AREA + count * PAGE, count, count);
 }
 
-/* What a process marks so itself begins empty in those that it forks, and in theirs; nothing else does. */
+/* Memory with MADV_WIPEONFORK is empty in forked processes, and in their forks. Other memory is not. */
 static void wipe_on_fork(void)
 {
 	unsigned long count = 16;
@@ -816,7 +823,7 @@ static void wipe_on_fork(void)
 	wait_child(pid);
 	CHECK(((volatile uint64_t *)AREA)[1] == 78);
 	check_pages(AREA + PAGE, 1, 2 * count);
-	/* Marked no more, it is there as it is. */
+	/* Without the mark, forks have it again. */
 	CHECK(!madvise(AREA, count * PAGE, MADV_KEEPONFORK));
 	pid = fork();
 	CHECK(pid >= 0);
@@ -837,8 +844,8 @@ static void *touch_the_rest(void *unused)
 	return unused;
 }
 
-/* Locks some of the area, and has it moved and made longer again and again, as a vector that grows, while another thread waits
- * for pages of the seed. */
+/* Locks a part of the area, and moves and grows it again and again, like a growing vector. Meanwhile another thread
+ * waits for pages of the seed. */
 static void lengthen_what_is_locked(void)
 {
 	unsigned long count = 8;
@@ -868,8 +875,8 @@ static void lengthen_what_is_locked(void)
 	CHECK(!pthread_join(toucher, 0));
 }
 
-/* Moves parts of the area onto others of it and leaves them mapped, and forks: what was left is empty there, too, whether pages of it had come or
- * not, and whether it is looked at before. What is forked does so, too. */
+/* Moves parts of the area onto others, leaves the sources mapped, and forks. The sources are empty in the fork,
+ * too, whether their pages had arrived or not, and whether they were read before. The fork does the same. */
 static void fork_what_was_left_mapped(void)
 {
 	unsigned long count = 8;
@@ -900,8 +907,8 @@ static void fork_what_was_left_mapped(void)
 	}
 }
 
-/* A forked process moves some of the area and makes it longer there, while the one that forked moves other pages to where the longer part is. What
- * was made longer reads as zeroes, also in what is forked there. */
+/* A forked process moves a part of the area, and grows it there. Meanwhile its parent moves other pages to the
+ * place of the grown part. The grown part reads as zeroes, also in forks of that process. */
 static void grow_beside_a_fork(void)
 {
 	unsigned long count = 8, longer = 3 * count, overlap = count + count / 2;
@@ -959,7 +966,8 @@ static int is_refused(unsigned long page)
 	return refused;
 }
 
-/* The owner is gone: what is here stays right, zeroes are zeroes, the rest is an error, never zeroes. */
+/* The owner is gone. Pages that are present stay right, and zeroes are zeroes. All others raise errors, and never
+ * read as zeroes. */
 static void lose(void)
 {
 	struct sigaction action = {.sa_handler = on_bus};
@@ -990,7 +998,7 @@ static void pause_between(void)
 	check_shuffled(AREA, 0, pages, 19, 0);
 }
 
-/* Stays until it is ended. */
+/* Runs until it is ended. */
 static void stay(void)
 {
 	check_page(AREA, 0);
@@ -998,8 +1006,9 @@ static void stay(void)
 	pause();
 }
 
-/* Prints, in nanoseconds per page at random: one touch of each paged page; the same by memcpy from memory that is
- * here to memory that is not (the work that remains when nothing is far away). */
+/* Prints two costs in nanoseconds per page, in random order: one touch of each paged page, and a memcpy of each
+ * page from memory that is present to memory that is not. The second is the work that remains if nothing must be
+ * fetched. */
 static void measure(void)
 {
 	unsigned long *order = shuffled(pages, 20);
@@ -1026,14 +1035,14 @@ static void measure(void)
 static void *lose_strip(void *argument)
 {
 	unsigned long number = (unsigned long)argument, first = 1 + number * STRIP;
-	/* One after the other: some ask while others are refused already. */
+	/* One after the other, so that some request pages while others are already refused. */
 	usleep(number * 20000);
 	for (unsigned long page = first; page < first + STRIP; page++)
 		CHECK(!is_populated(page) || raises_bus(page));
 	return 0;
 }
 
-/* The owner is gone while much is asked for: each thread is told, none waits for ever. */
+/* The owner is gone while many pages are requested: each thread gets an error, and none waits forever. */
 static void lose_in_threads(void)
 {
 	struct sigaction action = {.sa_handler = on_bus};
@@ -1047,10 +1056,8 @@ static void lose_in_threads(void)
 		CHECK(!pthread_join(threads[number], 0));
 }
 
-/*
- * Does what it is told, a page at a time: each order is a word, a letter above the page's number. 't' touches it, 'd' discards
- * it, 'e' ends the program. The answer is '=' where the page was right, '!' where it is lost.
- */
+/* Executes orders, one page at a time. Each order is a word: a letter above the page's number. 't' touches the
+ * page, 'd' discards it, 'e' ends the program. The answer is '=' if the page was right, and '!' if it is lost. */
 static void obey(void)
 {
 	struct sigaction action = {.sa_handler = on_bus};
@@ -1115,7 +1122,7 @@ static void check_in_a_fork(unsigned long first, unsigned long count)
 	wait_child(pid);
 }
 
-/* Does something to a part of the area, whatever lies there. */
+/* Does something to a part of the area, with pages of any size. */
 static void disturb(int kind, unsigned long first, unsigned long count)
 {
 	uint8_t *at = AREA + first * PAGE, *elsewhere = at + 0x100000000;
@@ -1146,7 +1153,8 @@ static void disturb(int kind, unsigned long first, unsigned long count)
 	check_marked(at, first, count);
 }
 
-/* Half of it is written to, so that no page of it is shared or of zeroes and the test finds something to make huge pages of. */
+/* Writes to half of the area, so that its pages are neither shared nor zero pages, and the test can make huge pages
+ * of them. */
 static void mix_sizes(void)
 {
 	marks = calloc(pages, sizeof *marks);

@@ -1,4 +1,4 @@
-//! Children of a seed that remembers what earlier children touched. Each test is one scenario.
+//! Children of a seed that has a working set of earlier children. Each test is one scenario.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -12,10 +12,11 @@ use crate::bed::{Bed, Program, soon};
 use crate::seed::start_on_host;
 use crate::series::Series;
 
-/// 64 MiB, of which `touch_sparsely` touches a twentieth, at random.
+/// 64 MiB. `touch_sparsely` touches a twentieth of it, at random.
 const PAGES: u64 = 16 << 10;
 
-/// For the first pages of a set to come, on a machine that is not busy. On a busy one a set that should not be there goes unnoticed.
+/// How long the first pages of a set take to arrive, if the machine is not busy. On a busy one an unexpected set may go
+/// unnoticed.
 const SET_INTERVAL: Duration = Duration::from_millis(300);
 
 /// All scenarios, by name.
@@ -37,7 +38,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("a_set_under_chaos", || go_on_with_a_set("chaos")),
 ];
 
-/// Those of `make test-long`: their children race against the sets, so a busy machine decides who wins.
+/// Scenarios of `make test-long`: their children race against the sets, so the result depends on the load of the machine.
 pub(crate) const LONG: &[(&str, fn())] = &[
     ("a_recorded_set_spares_nine_in_ten_of_who_does_not_wait_for_it", || spares_who_does_not_wait(one_by_one(), 10)),
     ("a_set_of_windows_spares_half_of_who_does_not_wait_for_it", || {
@@ -50,7 +51,7 @@ fn one_by_one() -> PagingStrategy {
 }
 
 impl Series {
-    /// Runs a program to its end, and waits until its seed knows what was seen of it.
+    /// Runs a program to its end, and waits until its seed has a report of it.
     fn run(&self, scenario: &str, strategy: PagingStrategy) -> PagerCounters {
         let counters = self.run_to_end(scenario, strategy);
         let ended = self.seed.children_told();
@@ -58,7 +59,7 @@ impl Series {
         counters
     }
 
-    /// Runs a program that touches a twentieth of its memory once its set is there, but for what is on trial.
+    /// Runs a program that touches a twentieth of its memory after its set has arrived, except the pages on trial.
     fn run_recalling(&self, plan: &MemoryPlan) -> PagerCounters {
         let mut program = self.bed.start("pause_then_touch_sparsely", PAGES, plan);
         program.meet();
@@ -83,8 +84,8 @@ fn spares_nine_in_ten(first: PagingStrategy) {
     series.bed.end();
 }
 
-/// Leaves one fault in `part`. Each page of the set that is touched before it came brings those that were touched behind it; which of
-/// those that only came along will be touched, and when, the set does not know.
+/// At most one fault in `part` remains. A page of the set that is touched before it has arrived brings the pages that were
+/// touched after it. The set does not know which of the pages that were only fetched will be touched, and when.
 fn spares_who_does_not_wait(first: PagingStrategy, part: u64) {
     let series = Series::new(PAGES);
     let first = series.run_for_whole_set(first);
@@ -94,18 +95,18 @@ fn spares_who_does_not_wait(first: PagingStrategy, part: u64) {
     series.bed.end();
 }
 
-/// Pages of a set that are fetched before its child has begun: half a MiB.
+/// Pages of a set that are fetched before its child has started: half a MiB.
 const EARLY_PAGES: u64 = 128;
 
 impl Series {
-    /// Runs a first child, and waits until its seed knows all that came to it.
+    /// Runs a first child, and waits until its seed knows all pages that the child got.
     fn run_for_whole_set(&self, strategy: PagingStrategy) -> PagerCounters {
         let first = self.run("touch_sparsely", strategy);
         soon("a whole set", || (self.seed.set_pages() >= first.pages_fetched).then_some(()));
         first
     }
 
-    /// Has a child adopted whose set is known, and waits until its first pages are there.
+    /// Has the pager adopt a child with a known set, and waits until its first pages have arrived.
     fn adopt_early(&self) -> ((ChildId, PathBuf), OwnedFd) {
         let (child, programs_end) = self.bed.adopt(&self.plan(PagingStrategy::default()));
         soon("the first pages", || {
@@ -115,7 +116,7 @@ impl Series {
         (child, programs_end)
     }
 
-    /// Runs a program to its end that begins when the first pages of its set are there, and waits for no others.
+    /// Starts a program when the first pages of its set have arrived, and runs it to its end. It waits for no other pages.
     fn run_at_once(&self, (child, programs_end): ((ChildId, PathBuf), OwnedFd)) -> PagerCounters {
         let mut program = Program::begin("touch_sparsely", PAGES, child, programs_end);
         program.meet();
@@ -162,7 +163,7 @@ fn who_is_like_the_first_gets_none() {
     let first = series.run("touch_sparsely", one_by_one());
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
     assert_eq!(series.seed.set_pages(), first.faults_missing, "nothing is told of who touched all");
-    // Pages of a set come before the first fault, and no others do.
+    // Pages of a set arrive before the first fault, and no others do.
     let (child, programs_end) =
         series.bed.adopt(&series.plan(PagingStrategy { ignores_working_set: true, ..PagingStrategy::default() }));
     thread::sleep(SET_INTERVAL);
@@ -194,7 +195,7 @@ fn a_set_comes_from_the_cache() {
 }
 
 impl Series {
-    /// Has the set put into the cache of this node.
+    /// Prewarms this node for the seed.
     fn warm_up(&self) -> PrewarmProgress {
         let dir = self.bed.dir.path().join("warm");
         std::fs::create_dir_all(&dir).expect("a directory");

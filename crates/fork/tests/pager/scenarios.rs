@@ -10,7 +10,7 @@ use farfork_sys::process_memory;
 use crate::bed::{Bed, MemoryLimit, Program, soon};
 use crate::seed::{AREA, Owner, TestSeed, contents, start_on_host};
 
-/// Pages of most programs: several regions of the prefetch, and a part of one.
+/// Pages of most programs: several regions of the readahead, and a part of one.
 pub(crate) const PAGES: u64 = 2100;
 
 /// All scenarios, by name.
@@ -59,7 +59,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("a_pager_that_nobody_can_reach_ends", a_pager_that_nobody_can_reach_ends),
 ];
 
-/// Those of `make test-long`: a busy machine has no time for them.
+/// Scenarios of `make test-long`: a busy machine is too slow for them.
 pub(crate) const LONG: &[(&str, fn())] =
     &[("touching_everything_costs_the_same_at_any_size", touching_everything_costs_the_same_at_any_size)];
 
@@ -72,11 +72,11 @@ pub(crate) struct Stage {
     pub(crate) bed: Bed,
     pub(crate) program: Program,
     pub(crate) seed: Arc<TestSeed>,
-    /// The owner, until the scenario takes it away.
+    /// The owner, until the scenario drops it.
     pub(crate) owner: Option<Owner>,
 }
 
-/// Runs a program, lets `act` do what it does to it, and checks that it ends well and leaves nothing.
+/// Runs a program, calls `act` meanwhile, and checks that the program succeeds and leaves nothing.
 pub(crate) fn with_program(scenario: &str, strategy: PagingStrategy, act: impl FnOnce(&mut Stage)) {
     let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
@@ -94,13 +94,13 @@ fn run_once(scenario: &str) {
     with_program(scenario, PagingStrategy::default(), |_| {});
 }
 
-/// Page by page, which leaves time to kill some.
+/// Runs a program whose pages are fetched one by one, so that there is time to kill pagers.
 fn run_while_pagers_die(scenario: &str) {
     with_program(scenario, PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }, |stage| {
         let mut killed = 0;
         while !stage.program.has_ended() {
             stage.bed.kill_pager();
-            // Every other one lives long enough for the next to be started at once.
+            // Every other pager lives long enough that the next one is started at once.
             sleep(Duration::from_millis([150, 2, 120, 30][killed % 4]));
             killed += 1;
         }
@@ -108,7 +108,7 @@ fn run_while_pagers_die(scenario: &str) {
     });
 }
 
-/// Page by page, so that each move is one of memory that has not come.
+/// Fetches page by page, so that memory is moved before its pages have arrived.
 fn places_that_were_left_are_used_again_at_once() {
     let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("reuse_what_was_left", strategy, |_| {});
@@ -221,7 +221,7 @@ fn the_next_child_finds_connections_made() {
         sockets
     };
     bed.finish(bed.start("touch_in_order", PAGES, &plan));
-    // The control socket, a connection for each kind of read, and the client's.
+    // The control socket, a connection for each lane, and the client's connection.
     let first = soon("connections that are kept", || Some(sockets()).filter(|sockets| sockets.len() == 4));
     bed.finish(bed.start("touch_in_order", PAGES, &plan));
     soon("the same connections", || (sockets() == first).then_some(()));
@@ -288,7 +288,7 @@ fn owner_forgets_the_seed() {
     });
 }
 
-/// Single pages and several bulk reads are on their way when the first refusal comes.
+/// Single pages and several bulk reads are in flight when the first refusal arrives.
 fn every_thread_is_told_of_a_loss() {
     with_program("lose_in_threads", PagingStrategy::default(), |stage| {
         stage.program.meet();
@@ -313,7 +313,7 @@ fn owner_stays_away() {
         stage.program.expect_success();
         assert!(begin.elapsed() >= strategy.unreachable_timeout, "it is waited for");
         stage.expect_loss("cannot be reached");
-        // What is lost stays lost, also for the next pager.
+        // Lost memory stays lost, also for the next pager.
         stage.bed.kill_pager();
         stage.expect_loss("cannot be reached");
     });
@@ -428,12 +428,12 @@ fn a_pager_that_nobody_can_reach_ends() {
     bed.expect_end();
 }
 
-/// Prints µs per page, for 16 and 256 MiB, beside a memcpy of the same pages in the same order.
+/// Prints µs per page for 16 and 256 MiB, and the same of a memcpy of these pages in the same order.
 fn touching_everything_costs_the_same_at_any_size() {
     let ((small, _), (large, copied)) =
         (measure(16, PagingStrategy::default()), measure(256, PagingStrategy::default()));
     measure(8, PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() });
-    // What the memory of a machine that has little left costs is not the pager's.
+    // Memory is slow on a machine that has little left. That is not the pager's cost.
     let limit = 3.0 * small + 2.0 + copied;
     assert!(large < limit, "the cost per page grows with the size: {small} and {large} µs, {copied} for a copy");
 }
@@ -457,7 +457,7 @@ fn measure(mib: u64, strategy: PagingStrategy) -> (f64, f64) {
 }
 
 impl Stage {
-    /// Checks what is said of the loss.
+    /// Checks the reported reason of a loss.
     fn expect_loss(&self, reason: &str) {
         let lost = self.bed.stats(&self.program).loss_reason.expect("its memory is lost");
         assert!(lost.contains(reason) && lost.contains(&self.program.id.to_string()), "{lost}");

@@ -17,18 +17,18 @@ use farfork_fork::pager::{
 use farfork_wire::descriptor::{ExtentId, PageRun};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 
-/// Where the program has its memory.
+/// The address of the program's memory.
 pub(crate) const AREA: u64 = 0x2000_0000_0000;
 
 const EXTENT: ExtentId = ExtentId(3);
 
-/// What stands in the descriptor's place: pagers only ask whether there is one.
+/// A dummy descriptor: pagers only ask whether there is one.
 const DESCRIPTOR: &[u8] = b"no descriptor";
 
 const HOLE: std::ops::Range<u64> = 256..384;
 const WORDS: u64 = PAGE_SIZE / 8;
 
-/// What each refusal of a seed that was dropped takes: long enough that others are on their way meanwhile.
+/// How long each refusal of a dropped seed takes: so long that others are in flight meanwhile.
 const REFUSAL_DELAY: Duration = Duration::from_millis(100);
 
 fn mix(x: u64) -> u64 {
@@ -42,24 +42,24 @@ pub(crate) fn is_populated(page: u64) -> bool {
     page % 8 != 7 && !HOLE.contains(&page)
 }
 
-/// What a page of the seed holds.
+/// The contents of a page of the seed.
 pub(crate) fn contents(page: u64) -> Vec<u8> {
     let word = |word| if is_populated(page) { mix(page * WORDS + word) } else { 0 };
     (0..WORDS).flat_map(|index| word(index).to_le_bytes()).collect()
 }
 
-/// A seed whose memory is made up when it is asked for.
+/// A seed whose memory is computed when it is read.
 pub(crate) struct TestSeed {
     pub(crate) id: SeedId,
     pub(crate) token: Token,
     pub(crate) pages: u64,
-    /// All of it, for measurements that shall not measure its making.
+    /// All of its memory, computed in advance for measurements.
     ready: Vec<u8>,
-    /// The pages that may be asked for, where it is not all of them.
+    /// The pages that may be read; `None` for all.
     served: Option<BTreeSet<u64>>,
     /// Whether only single pages can be read.
     is_brittle: bool,
-    /// What its children touch; how many reports of them came.
+    /// Its working set, and how many reports of children have arrived.
     working_set: SharedWorkingSet,
     reports: AtomicU64,
     learner: LearnerThread,
@@ -70,7 +70,7 @@ impl TestSeed {
         Arc::new(Self::made(pages, ready))
     }
 
-    /// One of which nothing but single pages can be read.
+    /// A seed of which only single pages can be read.
     pub(crate) fn brittle(pages: u64) -> Arc<Self> {
         Arc::new(Self { is_brittle: true, ..Self::made(pages, false) })
     }
@@ -89,7 +89,7 @@ impl TestSeed {
         }
     }
 
-    /// One that has some of the pages only: who asks for others asked the wrong seed.
+    /// A seed that has only some of the pages. A read of another page was sent to the wrong seed.
     pub(crate) fn part(id: SeedId, token: Token, pages: u64, served: BTreeSet<u64>) -> Arc<Self> {
         Arc::new(Self { id, token, served: Some(served), ..Self::made(pages, false) })
     }
@@ -104,7 +104,7 @@ impl TestSeed {
         self.working_set.page_count()
     }
 
-    /// How many reports of children came.
+    /// How many reports of children have arrived.
     pub(crate) fn children_told(&self) -> u64 {
         self.reports.load(Ordering::Relaxed)
     }
@@ -168,7 +168,7 @@ impl Region for TestSeed {
     }
 }
 
-/// What a node exports that has this seed, or has it no more.
+/// The exports of a node that has this seed, or does not have it any more.
 struct Exports {
     id: SeedId,
     token: Token,
@@ -210,7 +210,7 @@ impl Exporter for Exports {
     }
 }
 
-/// An owner on the same host, with its socket at `path`, until it is dropped. It lets nobody read for himself.
+/// An owner on the same host, with its socket at `path`, until it is dropped. Pagers cannot read its memory by themselves.
 pub(crate) fn start_on_host(path: &Path, seed: &Arc<TestSeed>) -> shm::ShmServer {
     let exports: Arc<dyn Exporter> = Exports::of(seed, Some(seed.clone()));
     shm::ShmServer::start(UnixListener::bind(path).expect("a socket can be made"), &exports).expect("an owner starts")
@@ -223,12 +223,12 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// One at a free port.
+    /// Starts an owner at a free port.
     pub(crate) fn start(seed: &Arc<TestSeed>) -> Self {
         Self::serve("127.0.0.1:0".parse().unwrap(), seed, Some(seed.clone()))
     }
 
-    /// One at this port, where another was; it has the seed, or has lost it.
+    /// Starts an owner at the port of a previous one. It has the seed, or has lost it.
     pub(crate) fn restart(address: SocketAddr, seed: &Arc<TestSeed>, has_it: bool) -> Self {
         Self::serve(address, seed, has_it.then(|| seed.clone()))
     }
@@ -240,7 +240,7 @@ impl Owner {
         Self { server: tcp::TcpServer::start(listener, &exported).expect("an owner starts"), exports }
     }
 
-    /// Drops the seed; connections stay, and refusals take their time.
+    /// Drops the seed. Connections stay open, and refusals are delayed (`REFUSAL_DELAY`).
     pub(crate) fn drop_seed(&self) {
         self.exports.dropped.store(true, Ordering::Relaxed);
     }

@@ -16,18 +16,18 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// A seed of so many pages.
+    /// A series with a seed of this many pages.
     pub(crate) fn new(pages: u64) -> Self {
         let seed = TestSeed::new(pages, false);
         Self { owner: Owner::start(&seed), seed, bed: Bed::new(), pages }
     }
 
-    /// The plan of a child whose pages come from the owner.
+    /// The plan of a child that gets its pages from the owner.
     pub(crate) fn plan(&self, strategy: PagingStrategy) -> MemoryPlan {
         self.seed.plan(self.owner.address(), strategy)
     }
 
-    /// Runs a program to its end, and tells what was done for it.
+    /// Runs a program to its end. Returns what the pager has done for it.
     pub(crate) fn run_to_end(&self, scenario: &str, strategy: PagingStrategy) -> PagerCounters {
         let mut program = self.bed.start(scenario, self.pages, &self.plan(strategy));
         if scenario == "touch_sparsely" {
@@ -37,7 +37,7 @@ impl Series {
         self.end(program)
     }
 
-    /// Waits until a program has ended rightly, and tells what was done for it.
+    /// Waits until a program has succeeded. Returns what the pager has done for it.
     pub(crate) fn end(&self, mut program: Program) -> PagerCounters {
         program.expect_success();
         let counters = self.bed.stats(&program).counters;

@@ -39,7 +39,7 @@ impl Stage {
         });
     }
 
-    /// Asks for it anew whenever the owner did not answer within the limit, which it may not on a busy machine.
+    /// Settles again whenever the owner did not answer within the limit, which may happen on a busy machine.
     fn settle_again_and_again(&self) {
         soon("a settled child", || match self.settle(true) {
             SettleState::Settled => Some(()),
@@ -49,7 +49,7 @@ impl Stage {
         });
     }
 
-    /// Areas whose missing pages are somebody's business (VmFlags of proc_pid_smaps(5)).
+    /// How many mappings have a userfaultfd for missing pages (`um` in VmFlags of proc_pid_smaps(5)).
     fn registered_areas(&self) -> usize {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.program.process.id())).expect("it lives");
         smaps.lines().filter(|line| line.starts_with("VmFlags:") && line.contains(" um")).count()
@@ -108,7 +108,7 @@ fn is_settled_for_the_next_pager() {
         soon("the note", || stage.program.dir.join(SETTLED_FILE).exists().then_some(()));
         stage.bed.kill_pager();
         stage.owner = None;
-        // It was not asked again, so all areas are still the pager's.
+        // The state was not requested again, so all mappings are still registered.
         assert!(stage.registered_areas() > 0);
         stage.program.let_go();
         stage.program.expect_success();
@@ -129,7 +129,7 @@ fn goes_on_under_the_next_pager() {
 }
 
 fn failure_harms_nobody() {
-    // Long enough for the program's first pages, however busy the machine is.
+    // Long enough for the program's first pages, also on a busy machine.
     let strategy = PagingStrategy { unreachable_timeout: Duration::from_secs(3), ..one_by_one() };
     with_program("pause_between", strategy, |stage| {
         stage.program.meet();

@@ -24,7 +24,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 
 const PAGES: u64 = 4096;
 
-/// Some pages of a seed, which the other has, too; the other is not asked for them.
+/// A seed that serves some of the pages, and its owner. The other seed has the same pages, but must not be asked for them.
 struct Part {
     seed: Arc<TestSeed>,
     owner: Owner,
@@ -34,7 +34,7 @@ struct Several {
     bed: Bed,
     parts: [Part; 2],
     plan: MemoryPlan,
-    /// Pages that hold data and come from the second.
+    /// Populated pages of the second seed.
     of_second: u64,
 }
 
@@ -68,7 +68,7 @@ impl Several {
         self.bed.end();
     }
 
-    /// Each page came once, from whom it should.
+    /// Checks that each page was fetched once, from the right seed.
     fn check_counts(&self, program: &Program) {
         let counters = self.bed.stats(program).counters;
         let all = self.parts[0].seed.populated_pages();
@@ -77,7 +77,7 @@ impl Several {
     }
 }
 
-/// The runs of an extent, cut where their source changes.
+/// The runs of an extent, split where their source changes.
 fn split(extent: &PopulatedExtent, is_of_second: &impl Fn(u64) -> bool) -> PopulatedExtent {
     let mut populated: Vec<PopulatedRun> = Vec::new();
     for run in &extent.populated {
@@ -96,7 +96,7 @@ fn split(extent: &PopulatedExtent, is_of_second: &impl Fn(u64) -> bool) -> Popul
     PopulatedExtent { id: extent.id, populated }
 }
 
-/// Long and short runs of either.
+/// Long and short runs of both seeds.
 fn mixed(page: u64) -> bool {
     if page < PAGES / 2 { page % 3 == 1 } else { (page / 100).is_multiple_of(2) }
 }
@@ -155,7 +155,7 @@ fn settles() {
     several.finish(program);
 }
 
-/// Who touches what comes from the first goes on, who touches the second's is told of it by name.
+/// Pages of the first seed can still be read. Pages of the second cannot, and the reported reason names that seed.
 fn one_is_lost() {
     let several = Several::new(cow(), |page| page >= PAGES / 2);
     let mut program = several.start("stay");
@@ -178,7 +178,7 @@ fn one_is_lost() {
     several.finish(program);
 }
 
-/// Children of as many seeds take all of their memory at once. When the first has it all, no other has been left without.
+/// Children of different seeds fetch all of their memory at once. When the first has it all, each other has a fair part.
 fn none_starves() {
     /// On a busy machine, the threads of the owners get unequal time in a round.
     const ROUNDS: u32 = 3;
@@ -187,16 +187,17 @@ fn none_starves() {
     assert!(rounds.len() < ROUNDS as usize, "in each round, streams had these pages when one had all: {rounds:?}");
 }
 
-/// Each stream has a quarter of what the first one has.
+/// Whether each stream has at least a quarter of what the first one has.
 fn is_fair(fetched: &[u64]) -> bool {
     let all = *fetched.iter().max().expect("there are streams");
     fetched.iter().all(|pages| *pages >= all / 4)
 }
 
-/// Eight streams begin at once: all requests are there when the pager looks. How many pages each has when the first one has all.
+/// Starts eight streams at once: all requests are queued when the pager runs. Returns how many pages each has when the first
+/// has all.
 fn pages_at_first_settled() -> Vec<u64> {
     const STREAMS: u64 = 8;
-    /// Of each.
+    /// Pages of each seed.
     const PAGES: u64 = 1024;
     const SIGSTOP: i32 = 19;
     const SIGCONT: i32 = 18;

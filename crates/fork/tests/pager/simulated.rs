@@ -25,41 +25,41 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("simulated_the_same_seed_gives_the_same_run", the_same_seed_gives_the_same_run),
 ];
 
-/// Those of `make test-long`.
+/// Scenarios of `make test-long`.
 pub(crate) const LONG: &[(&str, fn())] =
     &[("simulated_nothing_goes_wrong_with_a_thousand_seeds", || do_no_harm(MANY_SEEDS))];
 
 /// Seeds of a run, unless one is named.
 const SEEDS: u64 = 250;
 
-/// Those of `make test-long`.
+/// Seeds of `make test-long`.
 const MANY_SEEDS: u64 = 1000;
 
-/// Pages of the program; its hole, behind page 255, is not the subject.
+/// Pages of the program. The hole after them is not tested.
 const PAGES: u64 = 256;
 
-/// Orders that the program gets while things go wrong, and when they do not any more.
+/// Orders that the program gets while faults are injected, and again afterwards.
 const ORDERS: usize = 24;
 
-/// How long an owner may be away where that is short: troubles last longer now and then.
+/// How long an owner may be unreachable, if that is short. Some faults last longer.
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// The clocks of a world are up to so much too fast.
+/// The clocks of a world are too fast by up to this factor.
 const CLOCK_RATE: f64 = 1.06;
 
-/// For a page, of the world's time, while things go wrong: longer than all that can be wrong at once.
+/// Limit for a page while faults are injected, in the world's time: longer than all faults that can coincide.
 const PAGE_LIMIT: Duration = Duration::from_secs(120);
 
-/// The same, when nothing is wrong any more: a connection may have to be made anew.
+/// The same without faults: a connection may have to be opened again.
 const CALM_LIMIT: Duration = Duration::from_secs(30);
 
-/// Between two looks at the program while something else came for the pager, of real time.
+/// Pause between two checks of the program while other events arrive for the pager, in real time.
 const LOOK_INTERVAL: Duration = Duration::from_micros(20);
 
-/// For the program to do something that needs nobody, of real time.
+/// Limit for a step of the program that needs no other process, in real time.
 const REAL_LIMIT: Duration = Duration::from_secs(30);
 
-/// An owner of a seed that also takes what it is told of children.
+/// The owner of a seed, which also accepts reports of children.
 struct Owned(Arc<TestSeed>);
 
 impl Exporter for Owned {
@@ -73,7 +73,7 @@ impl Exporter for Owned {
     }
 }
 
-/// A world with an owner and a pager's node, and what goes wrong in it.
+/// A world with an owner and a pager's node, and the faults in it.
 struct PagingScenario {
     world: World,
     nodes: [NodeId; 2],
@@ -83,7 +83,7 @@ struct PagingScenario {
     chaos: Option<FaultInjector>,
     strategy: PagingStrategy,
     started_at: Instant,
-    /// What tells a run from others: each order's answer, and when it came.
+    /// Identifies a run: the answer to each order, and its time.
     answers: Vec<(u8, Duration)>,
 }
 
@@ -106,7 +106,7 @@ impl PagingScenario {
         (Self { world, nodes, owner_address, owned, server, chaos, strategy, started_at, answers: Vec::new() }, pages)
     }
 
-    /// Lets the world go on for a moment, at most until then.
+    /// Lets the world take one step, at most until then.
     fn go_on(&mut self, pager: &mut SimulatedPager<'_>, until: Instant) {
         let now = self.world.now();
         if let Some(chaos) = self.chaos.as_mut().filter(|chaos| chaos.next_due_at() <= now) {
@@ -125,7 +125,7 @@ impl PagingScenario {
         self.world.step(next.max(self.world.now() + Duration::from_micros(1)));
     }
 
-    /// Gives the program an order, and waits for what it answers.
+    /// Gives the program an order, and waits for its answer.
     fn order(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program, (what, page): (char, u64)) -> u8 {
         program.order(what, page);
         let limit = if self.chaos.is_some() { PAGE_LIMIT } else { CALM_LIMIT };
@@ -134,7 +134,7 @@ impl PagingScenario {
             loop {
                 let was_lost = pager.loss_reason(&program.id).is_some();
                 self.go_on(pager, deadline);
-                // Who waits when memory is lost is woken, and asks once more, in real time.
+                // When memory is lost, a thread that waits is woken and faults again, in real time.
                 let is_woken = !was_lost && pager.loss_reason(&program.id).is_some();
                 if what == 'd' || is_woken || is_there(program, page) {
                     break;
@@ -147,7 +147,7 @@ impl PagingScenario {
         answer
     }
 
-    /// The program touches and discards pages; what is lost is lost for a reason.
+    /// The program touches and discards pages. A loss must have a valid reason.
     fn work(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program) {
         let mut next = self.world.random_below(PAGES);
         for _ in 0..ORDERS {
@@ -172,9 +172,9 @@ impl PagingScenario {
         assert!(is_populated(page), "page {page} has nothing to lose");
     }
 
-    /// Things go wrong for a while, and then not any more: what was not lost by then is there.
+    /// Injects faults for a while, and then none. Pages that were not lost by then must be there.
     fn run(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program) {
-        // Its userfaultfd: until it has come, the world's time stands still.
+        // Waits for its userfaultfd. Until that has arrived, the world's time does not advance.
         assert!(!has_answered(program, pager), "the program was told nothing yet");
         while !pager.is_serving(&program.id) {
             self.go_on(pager, self.world.end_of_time());
@@ -192,8 +192,8 @@ impl PagingScenario {
     }
 }
 
-/// Waits until the program has answered, or waits for the pager; tells whether it has answered. What comes from the world must not
-/// count: how far it has got by then would depend on how fast the program is.
+/// Waits until the program has answered, or waits for the pager. Returns whether it has answered. Events of the world must
+/// not count: how many there are by then depends on the program's speed.
 fn has_answered(program: &Program, pager: &mut SimulatedPager<'_>) -> bool {
     let give_up = Instant::now() + REAL_LIMIT;
     loop {
@@ -212,7 +212,7 @@ fn has_answered(program: &Program, pager: &mut SimulatedPager<'_>) -> bool {
     }
 }
 
-/// Whether a page of the program is there, or said to be lost (`/proc/PID/pagemap`, see proc_pid_pagemap(5)).
+/// Whether a page of the program is present, or marked as lost (`/proc/PID/pagemap`, see proc_pid_pagemap(5)).
 fn is_there(program: &Program, page: u64) -> bool {
     const PRESENT_OR_MARKED: u64 = 3 << 62;
     let map = fs::File::open(format!("/proc/{}/pagemap", program.process.id())).unwrap();
@@ -221,7 +221,7 @@ fn is_there(program: &Program, page: u64) -> bool {
     u64::from_le_bytes(entry) & PRESENT_OR_MARKED != 0
 }
 
-/// Runs one seed; gives what tells it apart from others.
+/// Runs one seed. Returns what identifies the run.
 fn run(seed: u64) -> Vec<(u8, Duration)> {
     let (mut scene, pages) = PagingScenario::new(seed);
     let (world, node, dir) = (scene.world.clone(), scene.nodes[1], tempfile::tempdir().unwrap());

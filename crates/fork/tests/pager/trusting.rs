@@ -1,4 +1,4 @@
-//! A pager outlives its daemon, and the next one may trust others.
+//! A pager outlives its daemon, and the next daemon may set another trust policy.
 
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
@@ -30,7 +30,7 @@ fn a_pager_trusts_whom_the_daemon_of_now_says() {
         assert_eq!(client.hello().unwrap().trust_policy, members);
         let now = stage.bed.processes();
         assert!(now.0 == keeper && now.1 != pager, "another pager of the same keeper: {now:?}");
-        // The owner of this test shows no certificate: nothing of it is read any more.
+        // The owner of this test presents no certificate: the pager does not read from it any more.
         stage.program.let_go();
         sleep(Duration::from_millis(800));
         assert!(!stage.program.has_ended(), "it waits");
@@ -39,7 +39,7 @@ fn a_pager_trusts_whom_the_daemon_of_now_says() {
         client.set_trust_policy(&TrustPolicy::Unauthenticated).unwrap();
         stage.program.expect_success();
         assert_eq!(stage.bed.stats(&stage.program).loss_reason, None);
-        // What cannot be used is not trusted, nor is anybody else; and it can be mended.
+        // With a policy that cannot be used, no peer is trusted. It can be replaced.
         let nothing = TrustPolicy::ClusterMembers { directory: scratch.path().join("nothing"), is_encrypted: true };
         assert!(matches!(client.set_trust_policy(&nothing), Err(ClientError::NoReply { .. })));
         client.set_trust_policy(&members).unwrap();

@@ -19,7 +19,8 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 
 const PAGES: u64 = 1024;
 
-/// Asks for the newest copy of a zygote to be served as a child, by a plan of its own or the one of all; gives what its stub would keep.
+/// Makes the newest copy of a zygote a child, with a plan of its own or the shared one. Returns how many descriptors its
+/// stub got.
 fn transfer(bed: &Bed, zygote: &Program, child: &ChildId, plan: Option<&MemoryPlan>) -> Result<usize, ClientError> {
     let dir = bed.dir.path().join(child.to_string());
     fs::create_dir_all(&dir).unwrap();
@@ -81,7 +82,7 @@ fn copies() {
     bed.end();
 }
 
-/// 64 MiB, of which a first child touches a twentieth, at random; readahead brings it far more.
+/// 64 MiB. A first child touches a twentieth of it at random, and readahead fetches far more.
 fn given_what_was_touched() {
     let pages = 16 * PAGES;
     let series = Series::new(pages);

@@ -13,22 +13,22 @@ use crate::pager::page_map::{MapSegment, PageMap};
 use crate::pager::plan::slot_index::SlotIndex;
 
 impl AddressSpace {
-    /// Doubts what it has of its parent's last changes.
+    /// Marks the map as uncertain: it is not known yet which of the parent's last changes this process has.
     pub(in crate::pager) fn set_unresolved_fork(&mut self, parent: AddressSpaceId, parents_recent: &[MapChange]) {
         self.unresolved_fork = Some(Box::new(UnresolvedFork::new(parent, parents_recent.to_vec())));
     }
 
-    /// What is to be found out of it, if anything is.
+    /// The unresolved fork, until it is known which of its parent's changes this process has.
     pub(in crate::pager) fn unresolved_fork_mut(&mut self) -> Option<&mut UnresolvedFork> {
         self.unresolved_fork.as_deref_mut()
     }
 
-    /// Whether its map is known. If not, nothing is installed.
+    /// Whether the page map is known. If not, no page is installed.
     pub(in crate::pager) fn is_map_certain(&self) -> bool {
         self.unresolved_fork.is_none() && !self.page_map.has_displaced_ranges()
     }
 
-    /// The same; looks whether there is anything to be heard, where that is the question.
+    /// As [`Self::is_map_certain`], but an uncertain map first drops its late events if the kernel has no pending event.
     pub(in crate::pager) fn check_map_certain(&mut self) -> bool {
         if !self.is_map_certain() {
             self.clear_if_quiet();
@@ -36,12 +36,13 @@ impl AddressSpace {
         self.is_map_certain()
     }
 
-    /// Changes of its map that a fork of its may not have.
+    /// Map changes that a process forked by this one may lack.
     pub(in crate::pager) fn recent_changes(&self) -> &[MapChange] {
         &self.recent_changes
     }
 
-    /// Where nothing is to be heard of it, forgets its last changes: all forks have them that are still to be heard of.
+    /// Drops the recent changes and the late events if the kernel has no pending event. A fork that is reported later has
+    /// all of these changes.
     pub(in crate::pager) fn clear_if_quiet(&mut self) {
         let has_changes = !self.recent_changes.is_empty() || self.page_map.has_late_events();
         if has_changes && self.unresolved_fork.is_none() && self.uffd.has_no_pending_events() {
@@ -55,19 +56,20 @@ impl AddressSpace {
         self.page_map.clear_late_events();
     }
 
-    /// The same, where a page could be installed: no change was to be heard of then. What was discarded may be there once more, so
-    /// that a fork which has it says nothing of the discard.
+    /// The same after an install. An install that succeeded shows that no map change was pending. A discarded page may have
+    /// been installed again: a fork that has this page does not show whether it has the discard.
     pub(super) fn clear_after_install(&mut self, outcome: &InstallOutcome) {
         if matches!(outcome, InstallOutcome::Complete) && self.is_map_certain() {
             self.clear_recent_changes();
         }
     }
 
-    /// Asks the kernel what it has of its parent's changes, all of which were heard. Its map at the fork, where that is another than was
-    /// thought; its own changes are to be made to that again.
+    /// Asks the kernel which of its parent's changes this process has. All of these changes must have been read. Returns the
+    /// map at the fork if it differs from the assumed one. The process's own changes must be applied to it again.
     ///
     /// # Errors
-    /// [`RangeErrorCause::MapChanging`] where a change of its own is to be heard first; [`RangeErrorCause::ProcessGone`].
+    /// [`RangeErrorCause::MapChanging`] if a change of the process itself must be read first;
+    /// [`RangeErrorCause::ProcessGone`].
     pub(in crate::pager) fn resolve_fork_map(&self, populated: &SlotIndex) -> Result<Option<PageMap>, RangeErrorCause> {
         let Some(unresolved_fork) =
             self.unresolved_fork.as_ref().filter(|unresolved_fork| unresolved_fork.has_changes())
@@ -79,7 +81,7 @@ impl AddressSpace {
         unresolved_fork.resolve(&map, KernelForkCheck { address_space: self, populated })
     }
 
-    /// Is in no doubt any more. What its parent was still to tell is told to nobody else.
+    /// Marks the map as certain. Drops the late events of the parent: their messages never arrive on this userfaultfd.
     pub(in crate::pager) fn accept_map(&mut self) {
         self.unresolved_fork = None;
         let mut map = std::mem::take(&mut self.page_map);
@@ -87,7 +89,7 @@ impl AddressSpace {
         self.rebase_on_map(map);
     }
 
-    /// Had this map when it was forked.
+    /// Replaces the map at the fork, and applies the process's own recent changes to it.
     pub(in crate::pager) fn rebase_on_map(&mut self, mut map: PageMap) {
         map.clear_late_events();
         self.page_map = map;
@@ -95,14 +97,14 @@ impl AddressSpace {
     }
 }
 
-/// A forked process's kernel.
+/// Answers [`ForkMapCheck`] by asking the kernel about a forked process.
 struct KernelForkCheck<'a> {
     address_space: &'a AddressSpace,
     populated: &'a SlotIndex,
 }
 
 impl KernelForkCheck<'_> {
-    /// Where the first page of a segment is that has come.
+    /// The address of the first installed page of a segment.
     fn first_installed_in(&self, segment: &MapSegment) -> Option<u64> {
         let pages = segment.first_page..segment.first_page + segment.pages();
         let slots = self.populated.slots_of(segment.extent, pages);
@@ -136,7 +138,7 @@ impl ForkMapCheck for KernelForkCheck<'_> {
         let Some(now) = fork_order::current_page_address(address, &self.address_space.recent_changes) else {
             return Ok(None);
         };
-        // Where it is not there it was discarded, or moved away, and is zero.
+        // A missing page was discarded or moved away. It reads as zeroes, so filling it is harmless.
         match self.address_space.uffd.zero(now, PAGE_SIZE) {
             Ok(()) => Ok(Some(false)),
             Err(RangeError { cause: RangeErrorCause::AlreadyPresent, .. }) => Ok(Some(true)),

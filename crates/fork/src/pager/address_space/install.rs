@@ -7,12 +7,12 @@ use std::time::Duration;
 use farfork_sys::userfaultfd::{RangeError, RangeErrorCause, Userfaultfd};
 use farfork_wire::PAGE_SIZE;
 
-/// How a range was left.
+/// The result of filling a range.
 #[derive(Debug)]
 pub(in crate::pager) enum InstallOutcome {
     /// Nothing remains to be done.
     Complete,
-    /// From this byte on it is to be tried again, after a pause, and after the messages were read.
+    /// To be tried again from this byte on, after the pause, and after the pending messages were read.
     Retry {
         /// Bytes from the start of the range.
         from: u64,
@@ -21,24 +21,24 @@ pub(in crate::pager) enum InstallOutcome {
     },
     /// The process is gone.
     ProcessGone,
-    /// The kernel refuses for a reason that will not pass.
+    /// The kernel refuses for a permanent reason.
     Failed(io::Error),
 }
 
-/// What to do where no area covers a page.
+/// What to do at a page that no mapping covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pager) enum GapPolicy {
-    /// Go on behind it: the rest may be mapped.
+    /// Continue after it: the rest may be mapped.
     Skip,
     /// Stop: the rest was only a guess.
     Stop,
 }
 
-/// Pause when there is no memory for a page: the kernel kills somebody, or somebody gives memory back.
+/// Pause when there is no memory for a page. Meanwhile the kernel kills a process, or a process frees memory.
 const NO_MEMORY_BACKOFF: Duration = Duration::from_millis(10);
 
-/// Calls `fill(offset, bytes)` for pieces of a range until all is done, and counts in `filled` the pages it filled. A
-/// page that is there already is left as it is.
+/// Calls `fill(offset, bytes)` for pieces of a range until all is filled, and counts in `filled` the pages that it filled. A
+/// page that is already present is left as it is.
 pub(in crate::pager) fn fill_range(
     uffd: &Userfaultfd,
     start: u64,
@@ -56,16 +56,16 @@ pub(in crate::pager) fn fill_range(
         };
         at += done;
         *filled += done / PAGE_SIZE;
-        // What stopped it behind pages that were done will tell itself at once.
+        // After partial progress the next call returns the cause at once.
         let Some(cause) = cause.filter(|_| done == 0) else { continue };
         match cause {
             RangeErrorCause::Unmapped if size > PAGE_SIZE => piece = half_pages(size),
-            // The kernel looks for changes of the map, then for the area, which a move in between takes away. Asked once
-            // more, it says that there is a change to be heard of.
+            // The kernel checks for pending map changes, and then looks up the mapping. A move between the two removes the
+            // mapping. A second attempt then reports the pending change.
             RangeErrorCause::Unmapped if unmapped_at != Some(at) => unmapped_at = Some(at),
             RangeErrorCause::Unmapped if gap == GapPolicy::Stop => return InstallOutcome::Complete,
             RangeErrorCause::AlreadyPresent | RangeErrorCause::Unmapped => {
-                // Whoever waits here asks again, and is told of what is mapped now.
+                // Wake the threads that wait here, so that they fault on the current mapping.
                 let _ = uffd.wake(start + at, PAGE_SIZE);
                 at += PAGE_SIZE;
             }
@@ -78,7 +78,7 @@ pub(in crate::pager) fn fill_range(
     InstallOutcome::Complete
 }
 
-/// Half of some pages, at least one.
+/// Half of the pages in `bytes`, at least one.
 fn half_pages(bytes: u64) -> u64 {
     (bytes / 2).next_multiple_of(PAGE_SIZE).min(bytes - PAGE_SIZE).max(PAGE_SIZE)
 }
@@ -93,7 +93,8 @@ mod tests {
 
     const NOWHERE: u64 = 1 << 40;
 
-    /// Has two pages filled by a kernel that answers so, in order; gives how they were left, and which pages it was asked for.
+    /// Fills two pages with a kernel that gives these answers in order. Returns the outcome, and the page ranges that were
+    /// requested.
     fn filled(answers: &[Result<(), Errno>]) -> (InstallOutcome, Vec<(u64, u64)>) {
         let (uffd, calls) = (Userfaultfd::create().unwrap(), RefCell::new(Vec::new()));
         let fill = |at: u64, size: u64| {

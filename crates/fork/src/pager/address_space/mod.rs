@@ -29,62 +29,62 @@ use install::{GapPolicy, InstallOutcome, fill_range};
 use slot_bitmap::SlotBitmap;
 use zero_fill::ZeroFillWindow;
 
-/// No process maps anything below: vm.mmap_min_addr of every distribution, and what a wake may not be asked for.
+/// No process maps anything below: vm.mmap_min_addr of every distribution. The kernel refuses to wake a range below it.
 const USER_SPACE_START: u64 = 64 << 10;
 
 /// Longest gap of empty pages that is filled along with the pages around it.
 const GAP_PAGES_MAX: u64 = 16;
 
-/// Most changes that are kept in mind of a process that is never quiet: more than its threads make while one of them is late to
-/// say that it forked.
+/// Most changes that are kept of a process that is never quiet. Its threads make fewer while one of them is late to report a
+/// fork.
 const RECENT_CHANGES_MAX: usize = 64;
 
-/// An address space that is being paged.
+/// An address space whose page faults the pager serves.
 #[derive(Debug)]
 pub(super) struct AddressSpace {
-    /// Never closed by a drop: a pager that panics, or hands over, leaves it open in the shared table.
+    /// Never closed on drop: when a pager panics or hands over, it stays open in the shared descriptor table.
     uffd: ManuallyDrop<Userfaultfd>,
     page_map: PageMap,
     installed: SlotBitmap,
     in_flight: SlotBitmap,
     readahead: ReadaheadState,
     zero_runs: ZeroFillWindow,
-    /// The last changes of its map, of which a fork that is still to be heard of may have none: those since it was quiet.
+    /// The changes of its map since it was last quiet. A fork that is reported later may lack them.
     recent_changes: Vec<MapChange>,
-    /// Ranges that the kernel fills by itself until it has told of their move (`kernel_filled`).
+    /// Ranges that the kernel fills by itself until it has reported their move (`kernel_filled`).
     kernel_filled: Vec<Range<u64>>,
-    /// It was asked what was wiped in it when it was forked (`wipe_on_fork`).
+    /// Whether the pager has looked up which memory the fork wiped (`wipe_on_fork`).
     pub(super) is_wipe_checked: bool,
-    /// It was forked, and which changes of its parent's it has is not known yet. Its map is then as it is most likely.
+    /// Set while it is not known which of its parent's changes a forked process has. The page map is then the likeliest one.
     unresolved_fork: Option<Box<UnresolvedFork>>,
 }
 
-/// What a fault needs.
+/// How to answer a fault.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FaultAction {
-    /// Zeroes, from the page of the fault on.
+    /// Map zeroes, from the page of the fault on.
     Zeroes {
-        /// How many pages at most.
+        /// Most pages to map.
         pages: u64,
     },
-    /// A page of the seed.
+    /// Fetch a page of the seed.
     Fetch {
         /// The page.
         slot: u64,
-        /// What is worth fetching with it.
+        /// What to fetch along with it.
         ahead: PrefetchRanges,
     },
-    /// A page that is on its way.
+    /// Wait for a page that is on its way.
     InFlight {
         /// The page.
         slot: u64,
-        /// What is worth fetching behind it.
+        /// What to fetch after it.
         ahead: PrefetchRanges,
     },
 }
 
 impl AddressSpace {
-    /// The space behind a userfaultfd, in which nothing is known to be installed.
+    /// The address space of a userfaultfd. Nothing is known to be installed in it.
     pub(super) fn new(uffd: Userfaultfd, map: PageMap, populated: &SlotIndex, window_slots_max: u64) -> Self {
         let slots = populated.slot_count();
         Self {
@@ -101,7 +101,7 @@ impl AddressSpace {
         }
     }
 
-    /// The space of a process that this one's forked, at the moment of the fork: in no doubt yet.
+    /// The address space of a process that this one has just forked. Its fork does not count as unresolved yet.
     pub(super) fn new_forked(&self, uffd: Userfaultfd, slots: u64) -> Self {
         let mut readahead = self.readahead.clone();
         self.in_flight.runs_not_in(&self.installed, 0..slots).for_each(|expected| readahead.note_dropped(expected));
@@ -119,8 +119,8 @@ impl AddressSpace {
         }
     }
 
-    /// The same space, asked for anew by whoever serves it from now on, where spaces have numbers that are lower by `id_offset`: what was
-    /// on its way comes to nobody.
+    /// Moves the address space to another child, whose address space ids are lower by `id_offset`. Replies to earlier
+    /// requests do not reach that child, so the slots in flight count as missing again.
     pub(super) fn moved_to_child(mut self, slots: u64, id_offset: AddressSpaceId) -> Self {
         self.note_dropped(0..slots);
         if let Some(unresolved_fork) = &mut self.unresolved_fork {
@@ -129,27 +129,26 @@ impl AddressSpace {
         self
     }
 
-    /// Closes the userfaultfd of a space that is gone.
+    /// Closes the userfaultfd of an address space that is no longer served.
     pub(super) fn close(self) {
         drop(ManuallyDrop::into_inner(self.uffd));
     }
 
-    /// Its userfaultfd.
     pub(super) fn uffd(&self) -> &Userfaultfd {
         &self.uffd
     }
 
-    /// Its userfaultfd's number in the shared table.
+    /// The number of its userfaultfd in the shared descriptor table.
     pub(super) fn raw_fd(&self) -> RawFd {
         self.uffd.as_raw_fd()
     }
 
-    /// Its page map.
+    /// The segments of its page map.
     pub(super) fn segments(&self) -> impl Iterator<Item = &MapSegment> {
         self.page_map.segments()
     }
 
-    /// Follows a change of the memory map, and has whoever waits in the ranges concerned ask again.
+    /// Applies a change of the memory map. Threads that wait in the affected ranges are woken, so that they fault again.
     pub(super) fn apply_event(&mut self, message: &UffdEvent) {
         if !matches!(message, UffdEvent::Fault { .. } | UffdEvent::Fork { .. }) {
             self.recent_changes.push(MapChange::apply(*message, &mut self.page_map));
@@ -168,18 +167,17 @@ impl AddressSpace {
         }
     }
 
-    /// Has every waiting thread ask again.
+    /// Wakes every waiting thread, so that it faults again.
     pub(super) fn wake_all(&self) {
         self.wake_range(USER_SPACE_START, USER_SPACE_END - USER_SPACE_START);
     }
 
     fn wake_range(&self, start: u64, bytes: u64) {
-        // It fails only for ranges outside of user space, in which nobody waits.
+        // Fails only for ranges outside of user space, where no thread waits.
         let _ = self.uffd.wake(start, bytes);
     }
 
-    /// What the fault at `address` needs, and at its first judgement what is worth fetching with it. The map must be up to
-    /// date.
+    /// How to answer the fault at `address`. At the first try this includes what to fetch ahead. The map must be up to date.
     pub(super) fn classify_fault(&mut self, address: u64, is_first: bool, populated: &SlotIndex) -> FaultAction {
         let Some(segment) = self.page_map.segment_at(address) else {
             let limit = self.page_map.next_segment_start(address).unwrap_or(USER_SPACE_END);
@@ -203,14 +201,14 @@ impl AddressSpace {
         }
     }
 
-    /// Whether the page at an address came, and is missing all the same.
+    /// Whether the page at the address of a fault was installed, and is missing nevertheless.
     pub(super) fn is_installed_missing(&self, address: u64, populated: &SlotIndex) -> bool {
         let slot =
             self.page_map.segment_at(address).and_then(|found| populated.slot_of(found.extent, found.page_at(address)));
         slot.is_some_and(|slot| self.installed.contains(slot))
     }
 
-    /// Somebody waits for a slot that nobody asked for: it is not here, whatever was noted, or it would not be asked for.
+    /// A thread waits for a slot that was not requested. So the page is missing, even if the slot was marked as installed.
     fn note_missing(&mut self, slot: u64) {
         if self.installed.contains(slot) {
             self.installed.remove(slot..slot + 1);
@@ -223,13 +221,13 @@ impl AddressSpace {
         FaultAction::Zeroes { pages: pages.min((limit - address) / PAGE_SIZE).max(1) }
     }
 
-    /// The first slots of `range`, at most `slots_max`, that are neither here nor on their way; and what of the range
-    /// lies behind them.
+    /// The first slots of `range`, at most `slots_max`, that are neither installed nor in flight. Also returns the rest of
+    /// the range after them.
     pub(super) fn missing_slots_in(&self, range: Range<u64>, slots_max: u64) -> (Vec<Range<u64>>, Range<u64>) {
         self.collect_missing_slots(std::iter::once(range.clone()), range, slots_max)
     }
 
-    /// The same of the slots that come from one source.
+    /// The same, for slots of one source only.
     pub(super) fn missing_slots_from(
         &self,
         (source, populated): (usize, &SlotIndex),
@@ -239,7 +237,7 @@ impl AddressSpace {
         self.collect_missing_slots(populated.slots_from_source(source, range.clone()), range, slots_max)
     }
 
-    /// Takes from `slots` the first, at most `slots_max`, that come from one source and are neither here nor on their way.
+    /// Takes from `slots` the first, at most `slots_max`, that belong to one source and are neither installed nor in flight.
     pub(super) fn take_missing_slots(
         &self,
         (source, populated): (usize, &SlotIndex),
@@ -280,7 +278,7 @@ impl AddressSpace {
         (wanted, range.end..range.end)
     }
 
-    /// Notes that slots were asked for.
+    /// Records that slots were requested.
     pub(super) fn note_requested(&mut self, slots: &[Range<u64>]) {
         for range in slots {
             self.installed
@@ -290,30 +288,29 @@ impl AddressSpace {
         }
     }
 
-    /// Notes that slots that were asked for will not come, or have nowhere to go.
+    /// Records that requested slots will not arrive, or are not mapped any more.
     pub(super) fn note_dropped(&mut self, slots: Range<u64>) {
         self.in_flight.runs_not_in(&self.installed, slots.clone()).for_each(|lost| self.readahead.note_dropped(lost));
         self.in_flight.remove(slots);
     }
 
-    /// Has pages that somebody waits for asked for alone from now on: what would have come along cannot be had.
+    /// From now on each fault requests its page alone, because its neighbours cannot be fetched.
     pub(super) fn disable_fault_around(&mut self) {
         self.readahead.disable_fault_around();
     }
 
-    /// Nothing of the seed is missing any more: what is not there is zero from now on.
+    /// Nothing of the seed is missing any more: a page that is not present is zero from now on.
     pub(super) fn mark_settled(&mut self) {
         self.page_map = PageMap::default();
         self.recent_changes.clear();
     }
 
-    /// How many slots below `slots` are not done with.
+    /// How many slots below `slots` are not installed.
     pub(super) fn count_missing_slots(&self, slots: u64) -> u64 {
         let none = SlotBitmap::default();
         self.installed.runs_in_neither(&none, 0..slots).map(|run| run.end - run.start).sum()
     }
 
-    /// Whether slots are on their way.
     pub(super) fn has_slots_in_flight(&self) -> bool {
         !self.in_flight.is_empty()
     }
@@ -323,13 +320,13 @@ impl AddressSpace {
         self.page_map.segment_at(address)
     }
 
-    /// Whether a page that the map shows holds no data.
+    /// Whether the map has a page at this address that holds no data.
     pub(super) fn is_empty_at(&self, address: u64, populated: &SlotIndex) -> bool {
         let shown = self.page_map.segment_at(address);
         shown.is_some_and(|segment| populated.slot_of(segment.extent, segment.page_at(address)).is_none())
     }
 
-    /// The addresses, multiples of `bytes`, of units of that size of which something is here.
+    /// The addresses, multiples of `bytes`, of the units of that size in which at least one page is installed.
     pub(super) fn partly_filled_units(&self, bytes: u64, populated: &SlotIndex) -> BTreeSet<u64> {
         let none = SlotBitmap::default();
         let installed_runs =
@@ -342,7 +339,7 @@ impl AddressSpace {
         units.flatten().collect()
     }
 
-    /// Of slots that are wanted, those that belong somewhere; the others are done with.
+    /// Returns those of the wanted slots that are still mapped. The others are marked as installed.
     pub(super) fn retain_mapped_slots(&mut self, wanted: Vec<Range<u64>>, populated: &SlotIndex) -> Vec<Range<u64>> {
         let mut mapped_slots: Vec<Range<u64>> = Vec::new();
         for run in wanted.into_iter().flat_map(|slots| populated.runs_of(slots)) {
@@ -370,14 +367,15 @@ impl AddressSpace {
         outcome
     }
 
-    /// Makes one page raise SIGBUS.
+    /// Poisons one page: access to it raises SIGBUS.
     pub(super) fn poison_page(&self, address: u64) -> InstallOutcome {
         fill_range(&self.uffd, address, PAGE_SIZE, GapPolicy::Stop, &mut 0, |from, bytes| {
             self.uffd.poison(address + from, bytes)
         })
     }
 
-    /// Installs a run of pages wherever they belong now; `data` has them all. What belongs nowhere any more is dropped.
+    /// Installs a run of pages at their current addresses; `data` has the bytes of all of them. Pages that are not mapped
+    /// any more are dropped.
     pub(super) fn install_run(&mut self, run: &SlotRun, data: &[u8], filled: &mut u64) -> InstallOutcome {
         let mut page = 0;
         while page < run.count {
@@ -385,7 +383,7 @@ impl AddressSpace {
                 return InstallOutcome::Retry { from: page * PAGE_SIZE, pause: Duration::ZERO };
             }
             let Some((address, pages)) = self.page_map.address_of(run.extent, run.first_page + page) else {
-                // It will not be wanted again: memory that is gone does not come back.
+                // It will not be needed again: unmapped memory does not return.
                 let slot = run.first_slot + page;
                 self.in_flight.remove(slot..slot + 1);
                 self.installed.insert(slot..slot + 1);
@@ -415,8 +413,8 @@ impl AddressSpace {
 }
 
 impl AddressSpace {
-    /// Maps zeroes behind a run of pages, up to the next page that holds data, where that is near: single empty pages
-    /// among full ones would cost a fault each. It is only a help, whatever stops it.
+    /// Maps zeroes after a run of pages, up to the next page that holds data, if that is near. Single empty pages among full
+    /// ones would cost a fault each. This is only an optimization: failures are ignored.
     pub(super) fn zero_following_gap(&mut self, run: &SlotRun, populated: &SlotIndex, filled: &mut u64) {
         let first = run.first_page + run.count;
         let gap = populated.next_populated_page(run.extent, first).map_or(0, |next| next - first);
@@ -454,7 +452,7 @@ mod tests {
         let mut address_space = AddressSpace::new(uffd, map, &populated, 512);
         let slots: Vec<Range<u64>> = std::iter::once(0..1).collect();
         address_space.note_requested(&slots);
-        // No area is there: the page is dropped.
+        // Nothing is mapped there: the page is dropped.
         let run = populated.runs_of(0..1).next().unwrap();
         assert!(matches!(address_space.install_run(&run, &[1; 4096], &mut 0), InstallOutcome::Complete));
         assert_eq!(address_space.count_missing_slots(1), 0);

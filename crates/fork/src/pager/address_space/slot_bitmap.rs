@@ -22,7 +22,6 @@ impl SlotBitmap {
         self.words.get((slot / WORD_BITS) as usize).is_some_and(|word| word >> (slot % WORD_BITS) & 1 == 1)
     }
 
-    /// Whether it has none.
     pub(in crate::pager) fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
     }
@@ -30,15 +29,15 @@ impl SlotBitmap {
     /// Adds slots.
     ///
     /// # Panics
-    /// Beyond the room.
+    /// If a slot is beyond the size of the set.
     pub(in crate::pager) fn insert(&mut self, slots: Range<u64>) {
         for_each_word(slots, |word, mask| self.words[word] |= mask);
     }
 
-    /// Takes slots away.
+    /// Removes slots.
     ///
     /// # Panics
-    /// Beyond the room.
+    /// If a slot is beyond the size of the set.
     pub(in crate::pager) fn remove(&mut self, slots: Range<u64>) {
         for_each_word(slots, |word, mask| self.words[word] &= !mask);
     }
@@ -66,7 +65,7 @@ impl SlotBitmap {
     }
 }
 
-/// The runs of ones within `range` of the bits that `word` gives, a word at a time.
+/// The runs of set bits within `range`. `word` returns the bits, a word at a time.
 fn bit_runs(range: Range<u64>, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Range<u64>> {
     let mut next = range.start;
     std::iter::from_fn(move || {
@@ -77,7 +76,7 @@ fn bit_runs(range: Range<u64>, word: impl Fn(usize) -> u64) -> impl Iterator<Ite
     })
 }
 
-/// The first one within `range` of the bits that `word` gives.
+/// The first set bit within `range`. `word` returns the bits, a word at a time.
 fn first_set_bit(range: Range<u64>, word: impl Fn(usize) -> u64) -> Option<u64> {
     let mut at = range.start;
     while at < range.end {
@@ -90,7 +89,7 @@ fn first_set_bit(range: Range<u64>, word: impl Fn(usize) -> u64) -> Option<u64> 
     None
 }
 
-/// Calls `apply` with each word that holds bits of `slots`, and the mask of these.
+/// Calls `apply` with each word that has bits of `slots`, and the mask of these bits.
 fn for_each_word(slots: Range<u64>, mut apply: impl FnMut(usize, u64)) {
     let mut next = slots.start;
     while next < slots.end {

@@ -2,22 +2,22 @@
 
 use farfork_wire::PAGE_SIZE;
 
-/// Pages zeroed at the first fault of a run. Zeroing costs a tenth of a microsecond a page, a fault ten.
+/// Pages zeroed at the first fault of a run. Zeroing costs 0.1 µs a page, a fault 10 µs.
 const ZERO_PAGES_MIN: u64 = 16;
 
-/// Most pages zeroed at once, which takes about 50 µs: as long as other children may have to wait for a fetch.
+/// Most pages zeroed at once. This takes about 50 µs, as long as other children may have to wait for a fetch.
 const ZERO_PAGES_MAX: u64 = 512;
 
-/// How many zeroes to map at once.
+/// How many empty pages the next fault maps.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ZeroFillWindow {
-    /// Address behind the last run.
+    /// Address after the last run.
     end: u64,
     pages: u64,
 }
 
 impl ZeroFillWindow {
-    /// How many pages to zero from `address` on: twice as many as before where it goes on from the last run.
+    /// How many pages to zero from `address` on: twice as many as before if it continues the last run.
     pub(super) fn next_window(&mut self, address: u64) -> u64 {
         let goes_on = address == self.end;
         self.pages = if goes_on { (2 * self.pages).min(ZERO_PAGES_MAX) } else { ZERO_PAGES_MIN };

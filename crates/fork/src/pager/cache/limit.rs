@@ -8,17 +8,17 @@ use std::path::Path;
 /// Name of the file in the run directory.
 const LIMIT_FILE: &str = "pager.cache";
 
-/// Most bytes of a node's cache unless its daemon says otherwise: the working sets of a dozen seeds, and a small part of
-/// the memory of machines that run many children.
+/// Most bytes of a node's cache, unless its daemon sets another limit. Holds the working sets of a dozen seeds, and is a
+/// small part of the memory of machines that run many children.
 pub const CACHE_BYTES_MAX_DEFAULT: u64 = 1 << 30;
 
-/// What the run directory's cache may take.
+/// Reads the size limit from the run directory.
 pub(in crate::pager) fn read_cache_limit(run_dir: &Path) -> u64 {
     let text = fs::read_to_string(run_dir.join(LIMIT_FILE));
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(CACHE_BYTES_MAX_DEFAULT)
 }
 
-/// Sets what it may take, whole or not at all.
+/// Writes the size limit atomically.
 pub(in crate::pager) fn write_cache_limit(run_dir: &Path, bytes_max: u64) -> io::Result<()> {
     let temp_path = run_dir.join("pager.cache.new");
     fs::write(&temp_path, format!("{bytes_max}\n"))?;

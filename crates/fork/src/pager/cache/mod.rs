@@ -29,22 +29,22 @@ pub(super) struct PageKey {
     page: u64,
 }
 
-/// What a cache holds, and what it was good for since its pager began.
+/// The contents of a cache, and its counters since the pager started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStats {
-    /// Most bytes of memory that it takes.
+    /// The size limit in bytes.
     pub bytes_max: u64,
-    /// Bytes that it takes now.
+    /// Bytes of memory in use.
     pub bytes: u64,
-    /// Pages that are there.
+    /// Pages in the cache.
     pub pages: u64,
-    /// Seeds that have pages there.
+    /// Seeds with pages in the cache.
     pub seeds: u64,
-    /// Pages that children got from it.
+    /// Pages that children got from the cache.
     pub hits: u64,
-    /// Pages that children asked for and that were not there.
+    /// Pages that children requested and that were not in the cache.
     pub misses: u64,
-    /// Pages that made room for others.
+    /// Pages that were evicted to make room for others.
     pub evictions: u64,
 }
 
@@ -57,16 +57,16 @@ struct CachedSeed {
     slabs: Vec<u32>,
     /// The slab that is being filled.
     filling_slab: Option<u32>,
-    /// Children use it whatever their strategy.
+    /// Whether all its children use its pages, whatever their strategy.
     is_shared: bool,
     used_at: Instant,
-    /// When its owner last said that it has the seed, or sent a page of it.
+    /// When its owner last confirmed that it has the seed, or sent a page of it.
     checked_at: Instant,
-    /// When it was last asked.
+    /// When the owner was last asked.
     check_sent_at: Instant,
 }
 
-/// The cache.
+/// The page cache of a node.
 ///
 /// ```text
 ///  first child ── miss ──▶ owner ── page ──┬─▶ first child
@@ -83,12 +83,12 @@ pub(super) struct PageCache {
 }
 
 impl PageCache {
-    /// An empty cache with so much room.
+    /// An empty cache of at most `bytes_max` bytes.
     pub(super) fn new(bytes_max: u64) -> Self {
         Self { slabs: SlabAllocator::new(bytes_max), seeds: BTreeMap::new(), counts: CacheStats::default() }
     }
 
-    /// Changes the room. A cache of another size begins anew.
+    /// Changes the size limit. If the new limit is another, the cache is emptied.
     pub(super) fn set_limit(&mut self, bytes_max: u64) {
         let slabs = SlabAllocator::new(bytes_max);
         if slabs.bytes_max() != self.slabs.bytes_max() {
@@ -97,14 +97,14 @@ impl PageCache {
         }
     }
 
-    /// Makes a seed known whose pages all its children may use, whatever their strategy.
+    /// Registers a seed whose pages all its children may use, whatever their strategy.
     pub(super) fn share_seed(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) {
         if let Some(seed) = self.seed_entry(key, owner, now) {
             seed.is_shared = true;
         }
     }
 
-    /// Whether a page is there for who has this key.
+    /// Whether the cache has a page, and the key has the token of its seed.
     pub(super) fn contains(&self, key: &SeedKey, extent: ExtentId, page: u64) -> bool {
         let seed = self.seeds.get(&key.seed).filter(|seed| seed.key.token == key.token);
         seed.is_some_and(|seed| seed.frames.contains_key(&PageKey { extent, page }))
@@ -115,7 +115,7 @@ impl PageCache {
         self.seeds.get(seed).is_some_and(|seed| seed.is_shared)
     }
 
-    /// Keeps neighbouring pages of a seed, which its owner sent. What is there already stays.
+    /// Stores consecutive pages of a seed that its owner sent. Pages that are already cached are kept.
     pub(super) fn insert(
         &mut self,
         key: &Arc<SeedKey>,
@@ -139,8 +139,8 @@ impl PageCache {
         }
     }
 
-    /// The bytes of a page, and of those behind it that lie beside it, `count` at most: at least one page's, or none.
-    /// Who has not the seed's token gets none.
+    /// The bytes of a page and of those pages after it that are adjacent in the cache, at most `count` in all. Empty if the
+    /// page is not cached, or if the key has not the seed's token.
     pub(super) fn get(&mut self, key: &SeedKey, extent: ExtentId, page: u64, count: u64, now: Instant) -> &[u8] {
         let found = self.seeds.get_mut(&key.seed).filter(|seed| seed.key.token == key.token);
         let first = found.and_then(|seed| {
@@ -150,7 +150,7 @@ impl PageCache {
         let Some((first, frames)) = first else {
             return &[];
         };
-        // Neighbours of one slab: those of the next may be another seed's soon.
+        // Within one slab only: the next slab may soon belong to another seed.
         let room = (SLAB_PAGES as u32 - first % SLAB_PAGES as u32).min(count as u32);
         let is_next = |ahead: &u32| {
             let page = PageKey { extent, page: page + u64::from(*ahead) };
@@ -162,19 +162,19 @@ impl PageCache {
         self.slabs.frame_bytes(first..first + pages)
     }
 
-    /// Notes that pages were asked for that are not here.
+    /// Counts pages that were requested and are not cached.
     pub(super) fn count_misses(&mut self, pages: u64) {
         self.counts.misses += pages;
     }
 
-    /// Forgets a seed, and gives the memory of its pages back.
+    /// Removes a seed, and releases the memory of its pages.
     pub(super) fn remove_seed(&mut self, seed: &SeedId) {
         if let Some(seed) = self.seeds.remove(seed) {
             seed.slabs.into_iter().for_each(|slab| self.slabs.release(slab));
         }
     }
 
-    /// What it holds.
+    /// The contents and the counters.
     pub(super) fn stats(&self) -> CacheStats {
         CacheStats {
             bytes_max: self.slabs.bytes_max() as u64,
@@ -185,7 +185,7 @@ impl PageCache {
         }
     }
 
-    /// The part of a seed, made if need be; `None` for who has another token than was seen first.
+    /// The entry of a seed, created if it is missing. `None` if the token is not the one that was seen first.
     fn seed_entry(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) -> Option<&mut CachedSeed> {
         if !self.seeds.contains_key(&key.seed) {
             let (key, owner, frames, slabs) = (key.clone(), owner.clone(), HashMap::new(), Vec::new());
@@ -207,7 +207,7 @@ impl PageCache {
         (seed.key.token == key.token).then_some(seed)
     }
 
-    /// The slab that the seed's next page goes to.
+    /// The slab for the seed's next page. Allocates one if needed.
     fn slab_with_room(&mut self, key: &Arc<SeedKey>) -> Option<u32> {
         let filling_slab = self.seeds.get(&key.seed)?.filling_slab;
         if let Some(filling_slab) = filling_slab.filter(|filling_slab| self.slabs.free_pages(*filling_slab) > 0) {

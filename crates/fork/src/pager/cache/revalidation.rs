@@ -9,27 +9,27 @@ use farfork_wire::SeedId;
 
 use super::PageCache;
 
-/// How often an owner is asked whether it still has a seed of which no page came meanwhile. Pages of a seed that was
-/// dropped leave within this time and a second.
+/// How often an owner is asked whether it still has a seed, if it sent no page of it meanwhile. The pages of a dropped seed
+/// are removed within this time plus a second.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// For how long pages are kept of a seed that nobody asks for, and whose owner is asked all the while.
+/// How long the pages of an unused seed are kept. Its owner is still asked meanwhile.
 const UNUSED_LIMIT: Duration = Duration::from_secs(600);
 
-/// For how long pages are kept of a seed whose owner does not answer: as long as children wait for it.
+/// How long the pages of a seed are kept while its owner does not answer: as long as children wait for an owner.
 pub(super) const OWNER_SILENT_LIMIT: Duration = Duration::from_secs(60);
 
-/// What is to be done about a seed.
+/// What to do about a cached seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RevalidationAction {
-    /// Ask its owner whether it has it.
+    /// Ask its owner whether it still has it.
     CheckOwner(Arc<SeedKey>, Address),
-    /// Forget it.
+    /// Remove it.
     RemoveSeed(SeedId),
 }
 
 impl PageCache {
-    /// What is to be done now. Who is to be asked is not told again before the interval is over.
+    /// The actions that are due now. An owner is not asked again before the interval has passed.
     pub(super) fn due_revalidations(&mut self, now: Instant) -> Vec<RevalidationAction> {
         let since = |then: Instant| now.saturating_duration_since(then);
         let mut due = Vec::new();
@@ -44,7 +44,7 @@ impl PageCache {
         due
     }
 
-    /// An owner has said that it has a seed.
+    /// An owner has confirmed that it has a seed.
     pub(super) fn confirm_seed(&mut self, seed: &SeedId, now: Instant) {
         if let Some(seed) = self.seeds.get_mut(seed) {
             seed.checked_at = now;

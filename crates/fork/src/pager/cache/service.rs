@@ -20,21 +20,21 @@ use crate::pager::journal::AddressSpaceId;
 use crate::pager::owner_connections::{AuxiliaryRequest, Lane, PageRead, PrefetchRequest};
 use crate::pager::server::PagerServer;
 
-/// Slots installed from the cache between two looks for faults, about 100 µs: as long as somebody may have to wait whose
-/// page is not among them.
+/// Most slots that are installed from the cache before the pager polls for faults again. They take about 100 µs, for which a
+/// fault may have to wait.
 pub(in crate::pager) const CACHED_SLOTS_PER_ROUND_MAX: u64 = 128;
 
-/// For an owner to say whether it has a seed, before it is asked again.
+/// How long an owner may take to answer whether it has a seed. After that it is asked again.
 const SEED_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Child {
-    /// Whether it looks into the cache, and what is fetched for it is kept there.
+    /// Whether its pages from this source are looked up in the cache and stored there.
     pub(in crate::pager) fn uses_cache(&self, cache: &PageCache, source: &ChildSource) -> bool {
         !source.is_on_this_host() && (self.strategy.uses_cache || cache.is_shared(&source.key.seed))
     }
 
-    /// Installs slots that the cache has, from the first one on, up to the first that it has not; gives how many, and how
-    /// it went with the last; `None` where it has not the first.
+    /// Installs slots from the cache, from the first one up to the first that is not cached. Returns their number and the
+    /// outcome, or `None` if the first slot is not cached.
     pub(in crate::pager) fn install_cached(
         &mut self,
         cache: &mut PageCache,
@@ -69,7 +69,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Installs what the cache has of slots that are fetched ahead; gives those that are to be asked for.
+    /// Installs those of the wanted slots that are cached. Returns the others, which must be requested.
     pub(in crate::pager) fn install_cached_slots(
         &mut self,
         (child, space, source): (u64, AddressSpaceId, usize),
@@ -115,7 +115,7 @@ impl PagerServer<'_> {
         rest
     }
 
-    /// Keeps what an owner sent for a child.
+    /// Stores in the cache what an owner sent for a child.
     pub(in crate::pager) fn store_pages(&mut self, read: &PageRead, mut data: &[u8]) {
         let Some(served) = self.children.get(&read.child) else { return };
         let child = &served.child;
@@ -131,10 +131,10 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Forgets a seed whose owner says that it is no more.
+    /// Removes a seed if its owner replies that it does not know it.
     pub(in crate::pager) fn remove_unknown_seed(&mut self, read: &PageRead, error: &FabricError) {
         let Some(served) = self.children.get(&read.child) else { return };
-        // A wrong token says nothing of the seed.
+        // A wrong token says nothing about the seed.
         if matches!(error, FabricError::Refused { refusal: Refusal::UnknownSeed, .. }) {
             let child = &served.child;
             let runs = read.slots.iter().flat_map(|slots| child.populated.runs_of(slots.clone()));
@@ -142,7 +142,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Forgets what is due, and asks owners for seeds that they may have dropped.
+    /// Removes the seeds that are due, and asks owners about seeds that they may have dropped.
     pub(in crate::pager) fn revalidate_cache(&mut self) {
         for action in self.cache.due_revalidations(self.now) {
             match action {
@@ -154,7 +154,7 @@ impl PagerServer<'_> {
 
     fn check_seed_exists(&mut self, key: Arc<SeedKey>, owner: &Address) {
         let attached = self.attach_owner(owner, key.seed.node());
-        // An owner that cannot be reached is asked again, until it was silent for too long.
+        // An unreachable owner is asked again, until it was silent for too long.
         let Ok(owner) = attached else { return };
         let (request, extent) = (AuxiliaryRequest::SeedExists(key.seed.clone()), ExtentId::DESCRIPTOR);
         let spans = vec![Span { extent, offset: 0, bytes: 1 }];
@@ -163,7 +163,7 @@ impl PagerServer<'_> {
         self.owners.detach(owner, self.now);
     }
 
-    /// Takes the answer to a question that was not about a child's pages.
+    /// Handles the reply to a request that was not for a child's pages.
     pub(in crate::pager) fn handle_auxiliary_reply(
         &mut self,
         auxiliary_request: AuxiliaryRequest,
@@ -181,7 +181,7 @@ impl PagerServer<'_> {
     }
 }
 
-/// Whether an owner says that there is no such seed any more.
+/// Whether an owner replies that it does not know the seed, or knows it by another token.
 fn is_seed_gone(error: &FabricError) -> bool {
     matches!(error, FabricError::Refused { refusal: Refusal::UnknownSeed | Refusal::WrongToken, .. })
 }

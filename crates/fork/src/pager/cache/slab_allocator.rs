@@ -1,6 +1,6 @@
-//! The slab allocator of the page cache: an arena divided into slabs. A slab belongs to one seed. Pages fill it in the
-//! order in which they arrive, so that pages that were wanted together lie together. When no slab is free, the least
-//! recently used one is taken from its seed. `PageCache` records which page is in which frame.
+//! The slab allocator of the page cache: an arena divided into slabs. A slab belongs to one seed. Pages fill it in the order
+//! in which they arrive, so that pages that were requested together are adjacent. When no slab is free, the least recently
+//! used one is taken from its seed. `PageCache` records which page is in which frame.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,42 +13,42 @@ use farfork_wire::PAGE_SIZE;
 
 use super::PageKey;
 
-/// Pages of a slab, 256 KiB: few enough that small seeds waste little, and many enough that keeping order among slabs
-/// costs nothing beside filling them.
+/// Pages of a slab, 256 KiB. So few that small seeds waste little, and so many that ordering slabs by use costs little
+/// compared with filling them.
 pub(super) const SLAB_PAGES: usize = 64;
 
 /// Bytes of a slab.
 pub(super) const SLAB_BYTES: usize = SLAB_PAGES * PAGE_SIZE as usize;
 
-/// A page's place: its slab's number times [`SLAB_PAGES`], and its own in the slab.
+/// The number of a page's place: its slab's number times [`SLAB_PAGES`], plus its index in the slab.
 pub(super) type Frame = u32;
 
-/// A part of the room.
+/// A part of the arena.
 #[derive(Debug, Default)]
 struct Slab {
-    /// Whose pages they are; `None` for a free slab.
+    /// The seed that owns the pages; `None` for a free slab.
     seed: Option<Arc<SeedKey>>,
     /// The pages, in the order of their frames.
     pages: Vec<PageKey>,
-    /// When it was used last, by the clock of [`SlabAllocator`].
+    /// When it was last used, by the clock of [`SlabAllocator`].
     last_used: u64,
 }
 
-/// All slabs.
+/// Allocates the slabs of the arena to seeds.
 #[derive(Debug, Default)]
 pub(super) struct SlabAllocator {
-    /// Made with the first page; as long as the limit, so that no more memory can be used, whatever happens.
+    /// Reserved with the first page. Its length is the limit, so the cache can never use more memory.
     arena: Option<Arena>,
     bytes_max: usize,
     slabs: Vec<Slab>,
     free: Vec<u32>,
-    /// Slabs that have tenants, by their last use.
+    /// The slabs in use, by their last use.
     used_by_age: BTreeSet<(u64, u32)>,
-    /// How many slabs were let so far. Slabs used since the same one count as used at the same time.
+    /// How many slabs were allocated so far. Slabs that were used between the same two allocations have the same age.
     clock: u64,
 }
 
-/// What a seed lost because another needed the room.
+/// A slab that a seed lost because another seed needed it.
 #[derive(Debug)]
 pub(super) struct Eviction {
     /// The seed.
@@ -60,28 +60,28 @@ pub(super) struct Eviction {
 }
 
 impl SlabAllocator {
-    /// No room is taken yet, and never more than so many bytes.
+    /// An allocator of at most `bytes_max` bytes. Nothing is reserved yet.
     pub(super) fn new(bytes_max: u64) -> Self {
         let whole = usize::try_from(bytes_max).unwrap_or(usize::MAX) / SLAB_BYTES * SLAB_BYTES;
-        // Frames are numbered in 32 bits, 16 TiB.
+        // Frame numbers have 32 bits, for 16 TiB.
         let bytes_max = whole.min(u32::MAX as usize * PAGE_SIZE as usize / SLAB_BYTES * SLAB_BYTES);
         Self { bytes_max, ..Self::default() }
     }
 
-    /// Most bytes.
+    /// The size limit in bytes.
     pub(super) fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
-    /// Bytes of the slabs that have tenants.
+    /// Bytes of the slabs in use.
     pub(super) fn bytes_used(&self) -> usize {
         self.used_by_age.len() * SLAB_BYTES
     }
 
-    /// Lets a slab to a seed; tells what another lost for it. `None` where there is no room at all.
+    /// Allocates a slab to a seed, and returns what another seed lost for it. `None` if the limit is below one slab.
     ///
     /// # Errors
-    /// As mmap(2), where the room cannot be reserved.
+    /// As mmap(2), if the arena cannot be reserved.
     pub(super) fn allocate(&mut self, seed: &Arc<SeedKey>) -> io::Result<Option<(u32, Option<Eviction>)>> {
         if self.bytes_max == 0 {
             return Ok(None);
@@ -89,7 +89,7 @@ impl SlabAllocator {
         if self.arena.is_none() {
             self.arena = Some(Arena::reserve(self.bytes_max)?);
             self.slabs.resize_with(self.bytes_max / SLAB_BYTES, Slab::default);
-            // The lowest first: memory is filled in order.
+            // The lowest first, so that memory is filled in order.
             self.free = (0..self.slabs.len() as u32).rev().collect();
         }
         let eviction = if self.free.is_empty() { self.evict() } else { None };
@@ -107,7 +107,7 @@ impl SlabAllocator {
         Some(Eviction { seed: seed?, slab, pages })
     }
 
-    /// Takes a slab from its seed, and gives its memory back.
+    /// Takes a slab from its seed, and releases its memory.
     pub(super) fn release(&mut self, slab: u32) {
         let known = std::mem::take(&mut self.slabs[slab as usize]);
         self.used_by_age.remove(&(known.last_used, slab));
@@ -118,12 +118,12 @@ impl SlabAllocator {
         }
     }
 
-    /// How many pages a slab has room for.
+    /// How many more pages a slab has room for.
     pub(super) fn free_pages(&self, slab: u32) -> usize {
         SLAB_PAGES - self.slabs[slab as usize].pages.len()
     }
 
-    /// Puts a page into a slab that has room.
+    /// Writes a page to a slab that has room.
     pub(super) fn write_page(&mut self, slab: u32, page: PageKey, data: &[u8]) -> Frame {
         let pages = &mut self.slabs[slab as usize].pages;
         let frame = slab * SLAB_PAGES as u32 + pages.len() as u32;
@@ -134,7 +134,7 @@ impl SlabAllocator {
         frame
     }
 
-    /// Notes that a page was used.
+    /// Records that a page was used.
     pub(super) fn touch(&mut self, frame: Frame) {
         let number = frame / SLAB_PAGES as u32;
         let slab = &mut self.slabs[number as usize];
@@ -145,7 +145,7 @@ impl SlabAllocator {
         }
     }
 
-    /// The bytes of neighbouring frames.
+    /// The bytes of consecutive frames.
     pub(super) fn frame_bytes(&self, frames: Range<Frame>) -> &[u8] {
         let at = |frame: Frame| frame as usize * PAGE_SIZE as usize;
         self.arena.as_ref().map_or(&[], |arena| arena.slice(at(frames.start)..at(frames.end)))

@@ -39,7 +39,7 @@ fn insert_pages(cache: &mut PageCache, key: &Arc<SeedKey>, extent: u32, pages: s
 /// No pages.
 const NONE: [u64; 0] = [];
 
-/// Which of these pages are there; each is checked to be right.
+/// Which of these pages are cached. Checks the bytes of each.
 fn cached_pages(cache: &mut PageCache, key: &SeedKey, extent: u32, pages: std::ops::Range<u64>) -> Vec<u64> {
     let mut found = Vec::new();
     for number in pages {

@@ -7,7 +7,7 @@ use super::{Child, LOST_FILE};
 use crate::pager::address_space::AddressSpace;
 
 impl Child {
-    /// Notes that all of its memory is lost: what was not fetched raises SIGBUS from now on.
+    /// Marks all of the child's memory as lost: pages that were not fetched raise SIGBUS from now on.
     pub(in crate::pager) fn mark_lost(&mut self, reason: &str) {
         if self.sources.iter().all(|source| source.is_lost) {
             return;
@@ -16,7 +16,7 @@ impl Child {
         self.write_lost_file(reason);
     }
 
-    /// Notes that what comes from one source is lost.
+    /// Marks the pages of one source as lost.
     pub(in crate::pager) fn mark_source_lost(&mut self, source: usize, reason: &str) {
         let Some(lost) = self.sources.get_mut(source).filter(|source| !source.is_lost) else { return };
         lost.is_lost = true;

@@ -48,47 +48,47 @@ use zygotes::ZygoteCopies;
 /// Name of the file in the child's directory that says why its memory is lost, if it is.
 pub const LOST_FILE: &str = "lost";
 
-/// Why a child cannot be served.
+/// Why the pager cannot serve a child.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChildError {
-    /// There is no usable plan.
+    /// The plan is missing or invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The journal cannot be made or read.
+    /// The journal cannot be created or read.
     #[error("the journal in {} cannot be used: {source}{}", dir.display(), disk_space_hint::disk_space_hint(source))]
     Journal {
         /// The child's directory.
         dir: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// A seed that a child's pages come from.
+/// A seed that owns pages of a child.
 #[derive(Debug, Clone)]
 pub(super) struct ChildSource {
-    /// What its owner is shown with each read.
+    /// The seed's id and token, sent with each read.
     pub(super) key: Arc<SeedKey>,
-    /// Where its owner is reached.
+    /// The address of its owner.
     pub(super) owner: Address,
-    /// What was not fetched of it raises SIGBUS.
+    /// Whether it is lost: pages of it that were not fetched raise SIGBUS.
     pub(super) is_lost: bool,
 }
 
 impl ChildSource {
-    /// As a plan has it.
+    /// Converts a source of a plan.
     pub(super) fn from_page_source(source: PageSource) -> Self {
         let PageSource { seed, token, owner } = source;
         Self { key: Arc::new(SeedKey { seed, token }), owner, is_lost: false }
     }
 
-    /// Whether its pages come from this host.
+    /// Whether its owner is on this host.
     pub(super) fn is_on_this_host(&self) -> bool {
         matches!(self.owner, Address::Shm(_))
     }
 }
 
-/// What a plan says of a child, as the pager uses it. A zygote's copies have most of it in common.
+/// A plan in the form that the pager uses. A zygote's copies share most of it.
 #[derive(Debug)]
 pub(super) struct LoadedPlan {
     pub(super) sources: Vec<ChildSource>,
@@ -98,7 +98,7 @@ pub(super) struct LoadedPlan {
 }
 
 impl LoadedPlan {
-    /// What this plan says.
+    /// Converts a plan.
     pub(super) fn from_plan(plan: MemoryPlan) -> Self {
         let populated = SlotIndex::from_extents(plan.extents.iter().map(|extent| (extent.id, &extent.populated[..])));
         Self {
@@ -113,58 +113,56 @@ impl LoadedPlan {
 /// A child that the pager serves.
 #[derive(Debug)]
 pub(super) struct Child {
-    /// Its name.
     pub(super) id: ChildId,
-    /// The seeds that its pages come from, as its plan has them.
+    /// The seeds that own its pages, in the order of its plan.
     pub(super) sources: Vec<ChildSource>,
     /// How its pages are fetched.
     pub(super) strategy: PagingStrategy,
     /// The pages of the seed that hold data.
     pub(super) populated: Arc<SlotIndex>,
-    /// What was done for it.
+    /// What the pager has done for it.
     pub(super) counters: PagerCounters,
-    /// The socket on which its userfaultfd will arrive. Like a userfaultfd, never closed by a drop.
+    /// The socket on which its userfaultfd will arrive. Like a userfaultfd, it is never closed on drop.
     pub(super) uffd_socket: Option<ManuallyDrop<OwnedFd>>,
-    /// Where its stub holds the userfaultfds of its processes, too.
+    /// The queue in which its stub also holds the userfaultfds of its processes.
     pub(super) stub_queue: Option<StubQueue>,
-    /// Its own process, where this pager has heard who it is.
+    /// Its own process, if this pager knows it.
     pub(super) pid: Option<i32>,
-    /// Its address spaces that live: its own has number 0.
+    /// Its address spaces that exist. Its own has number 0.
     pub(super) spaces: BTreeMap<AddressSpaceId, AddressSpace>,
-    /// Why its memory is lost, if some is.
+    /// Why its memory is lost, if it is.
     pub(super) loss_reason: Option<String>,
-    /// The daemon asked to forget it.
+    /// Whether the daemon has asked to release it.
     pub(super) release_requested: bool,
-    /// Whether it takes the rest of its pages.
+    /// The state of its settling.
     pub(super) settling: SettlePhase,
-    /// What is seen of its touches.
+    /// The pages that it was seen to touch.
     pub(super) trace: AccessTrace,
     /// Slots that an earlier child of the seed touched, in order, until they are queued.
     pub(super) pending_set_slots: VecDeque<Range<u64>>,
-    /// What of these is fetched before its userfaultfd has come.
+    /// The slots of these that are fetched before its userfaultfd has arrived.
     pub(super) early_fetch: EarlyFetch,
-    /// It is a zygote.
+    /// Set if it is a zygote.
     pub(super) zygote_copies: Option<ZygoteCopies>,
-    /// The zygote that it is a copy of, where this pager made it one.
+    /// The zygote that it is a copy of, if this pager made the copy a child.
     pub(super) copy_of: Option<u64>,
-    /// Its directory.
     pub(super) dir: PathBuf,
     pub(super) journal: Journal,
-    /// It was full and could not be replaced, which was said.
+    /// Whether the journal was full and could not be replaced. This is logged once.
     journal_failed: bool,
-    /// The maps of its own processes, as its plan has them.
+    /// The maps of its own processes, in the order of its plan.
     pub(super) planned_maps: Arc<[PageMap]>,
     pub(super) next_space: AddressSpaceId,
-    /// Own processes that are still to be heard of.
+    /// Own processes that have not arrived yet.
     awaited_processes: AddressSpaceId,
-    /// Before this it is not asked again why nothing can be installed (`mremap_growth`).
+    /// When the pager may next look for the reason why no page can be installed (`mremap_growth`).
     pub(super) next_growth_check: Option<Instant>,
-    /// Spaces of which it is not known yet which changes of their parents' they have.
+    /// Address spaces whose fork is unresolved: it is not known yet which of their parents' changes they have.
     pub(super) unresolved_forks: BTreeSet<AddressSpaceId>,
 }
 
 impl Child {
-    /// Takes a child on, whose userfaultfd will arrive on `socket`.
+    /// Adopts a child whose userfaultfd will arrive on `socket`.
     ///
     /// # Errors
     /// [`ChildError`]; the socket is then closed.
@@ -175,8 +173,8 @@ impl Child {
             Journal::create(dir, state).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
         let mut child = Self::from_plan(id, dir, plan, journal);
         child.uffd_socket = Some(ManuallyDrop::new(socket));
-        // A successor would not know what came before, and of who has everything at once nothing is seen.
-        // No more is of a zygote, which touches nothing.
+        // No trace in three cases. The next pager would not know what was touched before. A child that fetches everything
+        // shows no touches, and a zygote touches nothing.
         if child.strategy.mode != PagingMode::Eager
             && !child.strategy.ignores_working_set
             && child.zygote_copies.is_none()
@@ -186,7 +184,7 @@ impl Child {
         Ok(child)
     }
 
-    /// Goes on with a child where a predecessor left it.
+    /// Continues with a child as the previous pager left it.
     ///
     /// # Errors
     /// [`ChildError`].
@@ -196,7 +194,7 @@ impl Child {
             Journal::open(dir).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
         let mut child = Self::from_plan(id, dir, plan, journal);
         child.loss_reason = fs::read_to_string(dir.join(LOST_FILE)).ok();
-        // Of several sources it is not known which was lost: each that still is will be found so again.
+        // With several sources it is not known which one was lost. One that still is will be detected again.
         if let (Some(_), [only]) = (&child.loss_reason, &mut child.sources[..]) {
             only.is_lost = true;
         }
@@ -213,7 +211,7 @@ impl Child {
         Self { zygote_copies, ..Self::from_loaded_plan(id, dir, LoadedPlan::from_plan(plan), journal) }
     }
 
-    /// A child of which nothing is known yet but its plan.
+    /// A child of which only the plan is known.
     pub(super) fn from_loaded_plan(id: ChildId, dir: &Path, planned: LoadedPlan, journal: Journal) -> Self {
         let LoadedPlan { sources, strategy, populated, maps } = planned;
         Self {
@@ -237,7 +235,7 @@ impl Child {
             dir: dir.to_owned(),
             journal,
             journal_failed: false,
-            // Those of its own processes come first, in whatever order they arrive.
+            // The child's own processes have the first numbers, in whatever order they arrive.
             next_space: maps.len() as AddressSpaceId,
             awaited_processes: maps.len() as AddressSpaceId,
             planned_maps: maps,
@@ -246,19 +244,19 @@ impl Child {
         }
     }
 
-    /// How many processes it was made of.
+    /// How many processes of its own it has.
     pub(super) fn process_count(&self) -> AddressSpaceId {
         self.planned_maps.len() as AddressSpaceId
     }
 
-    /// One more of its own processes was heard of. Tells whether it was the last.
+    /// Counts the arrival of one of its own processes. Returns whether it was the last.
     pub(super) fn count_arrived_process(&mut self) -> bool {
         self.awaited_processes = self.awaited_processes.saturating_sub(1);
         self.awaited_processes == 0
     }
 
-    /// Takes the userfaultfd of one of its own processes, noting it for a successor, and the pid of the process that sent it,
-    /// where that is the first. Tells whether it is new.
+    /// Adds the userfaultfd of one of its own processes, and records it for the next pager. `pid` is the process that sent
+    /// it; it is kept for process 0 only. Returns whether the userfaultfd is new.
     pub(super) fn add_userfaultfd(&mut self, number: AddressSpaceId, uffd: Userfaultfd, pid: Option<i32>) -> bool {
         self.pid = pid.filter(|_| number == 0).or(self.pid);
         let known = self.spaces.contains_key(&number);
@@ -273,42 +271,42 @@ impl Child {
         true
     }
 
-    /// All that are to come have: the socket is closed, and maps are needed no more.
+    /// All its userfaultfds have arrived: closes the socket.
     pub(super) fn finish_adoption(&mut self) {
         let uffd = self.spaces.get(&0).map_or(-1, AddressSpace::raw_fd);
         self.journal.set_state(AdoptionState::Active { uffd });
         self.close_uffd_socket();
     }
 
-    /// Closes its sockets: it is served no more.
+    /// Closes its sockets, because it is served no longer.
     pub(super) fn close_sockets(&mut self) {
         self.close_uffd_socket();
         self.stub_queue.take().into_iter().for_each(StubQueue::close);
     }
 
-    /// Closes the socket on which nothing more is expected.
+    /// Closes the socket on which its userfaultfds arrived.
     fn close_uffd_socket(&mut self) {
         drop(self.uffd_socket.take().map(ManuallyDrop::into_inner));
     }
 
-    /// Whether all its processes have ended, or it never began.
+    /// Whether all its processes have ended, or it never started.
     pub(super) fn has_ended(&self) -> bool {
         self.uffd_socket.is_none() && self.spaces.is_empty()
     }
 
-    /// Its descriptors in the shared table.
+    /// Its descriptors in the shared descriptor table.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let socket = self.uffd_socket.as_ref().map(|socket| socket.as_raw_fd());
         let queue = self.stub_queue.as_ref().map(StubQueue::raw_fd);
         self.spaces.values().map(AddressSpace::raw_fd).chain(socket).chain(queue)
     }
 
-    /// Reads what the kernel has to tell of a space into `messages`, noting the events for a successor.
+    /// Reads the messages of an address space into `messages`, and records the events for the next pager.
     ///
     /// # Errors
     /// As `Userfaultfd::read_messages`.
     pub(super) fn read_messages(&mut self, space: AddressSpaceId, messages: &mut Vec<UffdEvent>) -> io::Result<()> {
-        // A snapshot has no room for what was displaced, nor for doubts.
+        // A snapshot cannot store displaced ranges and unresolved forks.
         if self.journal.needs_compaction(|| self.spaces.values().all(AddressSpace::is_map_certain)) {
             self.compact_journal();
         }
@@ -323,7 +321,7 @@ impl Child {
         }
     }
 
-    /// Installs what is left of a delivery, or `slots_max` of it, and cuts from it what is done.
+    /// Installs the remaining pages of a read, or `slots_max` of them, and removes from it the slots that are done.
     pub(super) fn install_pages(&mut self, completed_read: &mut CompletedRead, slots_max: u64) -> InstallOutcome {
         let CompletedRead { read, data, offset } = completed_read;
         let Some(address_space) = self.spaces.get_mut(&read.space) else { return InstallOutcome::ProcessGone };
@@ -367,7 +365,7 @@ impl Child {
         counters.bytes_same_host += if same_host { bytes } else { 0 };
     }
 
-    /// Counts what [`Self::install_pages`] did, which began at `began`, when so many pages had been fetched.
+    /// Counts the work of [`Self::install_pages`]. It started at `began`, when `fetched` pages had been fetched.
     pub(super) fn count_installed_pages(
         &mut self,
         read: &PageRead,
@@ -389,15 +387,15 @@ impl Child {
         }
     }
 
-    /// The seed that pages belong to.
+    /// The seed that owns the pages of a run.
     pub(super) fn source_of_run(&self, run: &SlotRun) -> &ChildSource {
         &self.sources[run.origin.source as usize]
     }
 
-    /// Takes the userfaultfd of a process that one of the child's forked; gives the new space's number.
+    /// Adds the address space of a process that one of the child's has forked. Returns the number of the address space.
     ///
     /// # Errors
-    /// `InvalidInput` when there is no such descriptor.
+    /// `InvalidInput` if there is no such descriptor.
     pub(super) fn add_forked_space(&mut self, parent: AddressSpaceId, number: RawFd) -> io::Result<AddressSpaceId> {
         let new = self.next_space;
         self.next_space += 1;
@@ -416,32 +414,32 @@ impl Child {
         Ok(new)
     }
 
-    /// The number that the next space gets.
+    /// The number of the next address space.
     pub(super) fn next_space_id(&self) -> AddressSpaceId {
         self.next_space
     }
 
-    /// Closes a space whose process is gone, or is served no more.
+    /// Closes an address space whose process is gone, or that is served no longer.
     pub(super) fn close_space(&mut self, space: AddressSpaceId) {
         self.unresolved_forks.remove(&space);
         if let Some(gone) = self.spaces.remove(&space) {
-            // Noted first: the number may mean something else as soon as it is closed.
+            // Recorded first: after the close another file may get the descriptor's number.
             self.journal.record_space_closed(space);
             gone.close();
         }
     }
 
-    /// Notes for a successor what was done so far.
+    /// Records the counters for the next pager.
     pub(super) fn save_counters(&mut self) {
         self.journal.set_counters(&self.counters);
     }
 
-    /// What was done for it.
+    /// What the pager has done for it, and why its memory is lost, if it is.
     pub(super) fn stats(&self) -> PagerStats {
         PagerStats { counters: self.counters, loss_reason: self.loss_reason.clone() }
     }
 
-    /// Puts what its spaces are at now in the place of all that its journal tells.
+    /// Replaces the journal's records by a snapshot of the current address spaces.
     pub(super) fn compact_journal(&mut self) {
         let take_snapshot = |(number, address_space): (&AddressSpaceId, &AddressSpace)| AddressSpaceSnapshot {
             id: *number,

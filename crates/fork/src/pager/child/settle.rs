@@ -20,13 +20,14 @@ use crate::pager::journal::AddressSpaceId;
 use crate::pager::owner_connections::{BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::server::PagerServer;
 
-/// Name of the file in the child's directory that says that it is to settle.
+/// Name of the file in the child's directory that says that it settles.
 const SETTLING_FILE: &str = "settling";
 
 /// Name of the file in the child's directory that says that it has settled.
 pub const SETTLED_FILE: &str = "settled";
 
-/// Looks at a memory map that changes meanwhile, until two are alike. What is left registered then is still served.
+/// Most scans of a memory map that changes meanwhile. The scans end when two are equal. Memory that is left registered is
+/// still served.
 const MAP_SCANS_MAX: usize = 4;
 
 /// The state of a child's settling.
@@ -40,40 +41,40 @@ const MAP_SCANS_MAX: usize = 4;
 /// A failed read ends only the settling. The child loses memory only if it touches a page that cannot be fetched.
 #[derive(Debug, Default)]
 pub(in crate::pager) enum SettlePhase {
-    /// Nobody asked for it.
+    /// Settling was not requested.
     #[default]
     Idle,
-    /// Pages are fetched.
+    /// Pages are being fetched.
     Running {
-        /// Up to these slots, all were asked for in each space.
+        /// In each address space, all slots below this one were requested.
         cursors: BTreeMap<AddressSpaceId, u64>,
-        /// Since then; `None` where a predecessor began it.
+        /// When it started; `None` if an earlier pager started it.
         since: Option<Instant>,
     },
-    /// A page could not be had.
+    /// A page could not be fetched.
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
-        /// When that was found.
+        /// When the failure was detected.
         at: Instant,
     },
-    /// It needs its seed no more.
+    /// The child does not need its seed any more.
     Settled,
 }
 
-/// What came of one look at a settling child.
+/// The result of one step for a settling child.
 #[derive(Debug, PartialEq, Eq)]
 enum SettleStep {
-    /// Pages were asked for.
+    /// Pages were requested.
     Requested,
-    /// It has to wait.
+    /// The child must wait.
     Blocked,
-    /// It does not settle any more.
+    /// The child does not settle any more.
     Finished,
 }
 
 impl SettlePhase {
-    /// As a predecessor left it.
+    /// The state in which an earlier pager left it.
     pub(in crate::pager) fn recover(dir: &Path) -> Self {
         if dir.join(SETTLED_FILE).exists() {
             Self::Settled
@@ -84,17 +85,17 @@ impl SettlePhase {
         }
     }
 
-    /// Whether the child needs its seed no more.
+    /// Whether the child does not need its seed any more.
     pub(in crate::pager) fn is_settled(&self) -> bool {
         matches!(self, Self::Settled)
     }
 
-    /// Whether pages are fetched.
+    /// Whether pages are being fetched.
     pub(in crate::pager) fn is_running(&self) -> bool {
         matches!(self, Self::Running { .. })
     }
 
-    /// What it means that a read ahead failed that was asked for at this time.
+    /// The meaning of a failed bulk read, from the time when it was submitted.
     fn classify_failed_read(&self, submitted_at: Instant) -> SettleReadFailure {
         match self {
             Self::Running { since, .. } => SettleReadFailure {
@@ -107,13 +108,13 @@ impl SettlePhase {
     }
 }
 
-/// A read ahead that failed. Several were on their way: those behind the first are no loss either, nor do they end a settling that was
-/// begun since.
+/// The meaning of a failed bulk read. Several reads may be in flight: when the first has failed, the failures of the others
+/// lose no memory, and do not end a settling that was started since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SettleReadFailure {
-    /// It counts as a settling's, so that nothing is lost by it.
+    /// The read counts as one of a settling, so no memory is lost.
     belongs_to_settle: bool,
-    /// It is the end of the settling that is underway.
+    /// The failure ends the current settling.
     ends_settle: bool,
 }
 
@@ -122,7 +123,7 @@ fn create_marker_file(dir: &Path, file: &str) -> io::Result<()> {
 }
 
 impl Child {
-    /// Has the rest of its pages fetched from now on.
+    /// From now on the rest of the child's pages is fetched.
     fn start_settle(&mut self, now: Instant) -> io::Result<()> {
         if matches!(self.settling, SettlePhase::Idle | SettlePhase::Failed { .. }) {
             create_marker_file(&self.dir, SETTLING_FILE)?;
@@ -131,15 +132,15 @@ impl Child {
         Ok(())
     }
 
-    /// Gives up; it goes on as before.
+    /// Ends the settling; the child continues as before.
     fn fail_settle(&mut self, reason: String, now: Instant) {
         tracing::warn!("child {} does not settle: {reason}", self.id);
-        // At worst the next pager tries once more.
+        // If this fails, the next pager tries once more.
         let _ = fs::remove_file(self.dir.join(SETTLING_FILE));
         self.settling = SettlePhase::Failed { reason, at: now };
     }
 
-    /// All pages are there: none will be asked for again.
+    /// All pages are installed, so none will be requested again.
     fn finish_settle(&mut self, now: Instant) {
         if let Err(error) = create_marker_file(&self.dir, SETTLED_FILE) {
             return self.fail_settle(format!("that it has settled cannot be written down: {error}"), now);
@@ -150,7 +151,7 @@ impl Child {
         tracing::info!("child {} has settled", self.id);
     }
 
-    /// The next slots to ask one source for, at most [`BULK_SLOTS`]; `None` when all are here, or on their way.
+    /// The next slots to request from one source, at most [`BULK_SLOTS`]. `None` if all are installed or in flight.
     fn next_settle_slots(&mut self) -> Option<(AddressSpaceId, usize, Vec<Range<u64>>)> {
         let SettlePhase::Running { cursors, .. } = &mut self.settling else { return None };
         let slots = self.populated.slot_count();
@@ -159,7 +160,7 @@ impl Child {
                 continue;
             }
             let cursor = cursors.entry(*number).or_default();
-            // Behind the end, once more from the start: what was asked for may not have come.
+            // At the end, search once more from the start: some requested pages may not have arrived.
             for from in [*cursor, 0] {
                 *cursor = from;
                 while *cursor < slots {
@@ -186,7 +187,7 @@ impl Child {
                 .all(|address_space| address_space.is_map_certain() && address_space.count_missing_slots(slots) == 0)
     }
 
-    /// How far it is.
+    /// The progress of the child's settling.
     fn settle_progress(&self) -> SettleProgress {
         let slots = self.populated.slot_count();
         let state = match &self.settling {
@@ -204,8 +205,8 @@ impl Child {
         SettleProgress { total_pages: slots * spaces, missing_pages: missing, state }
     }
 
-    /// Has the kernel serve what is missing by itself, which is zero, as it does for any process. `pid` is the child's
-    /// own process. Only a help: what stays registered is served as before.
+    /// Lets the kernel serve the missing pages itself: they are zero, as in any process. `pid` is the child's own process.
+    /// This is only an optimization: memory that stays registered is served as before.
     fn unregister_all_memory(&self, pid: i32) {
         let Some(address_space) = self.spaces.get(&0) else { return };
         let mut before = Vec::new();
@@ -216,7 +217,7 @@ impl Child {
                 return;
             }
             for (start, bytes) in &ranges {
-                // Refused for areas that cannot be registered: then they are not.
+                // The kernel refuses mappings that cannot be registered. These are not registered.
                 let _ = address_space.uffd().unregister(*start, *bytes);
             }
             before = ranges;
@@ -225,7 +226,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Begins to settle a child, or tells how far it is. `pid`: the child's own process.
+    /// Starts to settle a child if `begin` is set, and reports its progress. `pid` is the child's own process.
     pub(in crate::pager) fn handle_settle(&mut self, id: &ChildId, begin: bool, pid: i32) -> PagerReply {
         let Some(key) = self.child_key(id) else {
             return PagerReply::Refused(format!("child {id} is not known to the pager"));
@@ -245,14 +246,14 @@ impl PagerServer<'_> {
         let Some(served) = self.children.get(&key) else {
             return PagerReply::Refused(format!("child {id} has ended"));
         };
-        // Who hears that it has settled need not ask again, so it is left to the kernel first.
+        // A daemon that gets the state `Settled` need not ask again. So the memory is unregistered before the reply.
         if served.child.settling.is_settled() {
             served.child.unregister_all_memory(pid);
         }
         PagerReply::SettleProgress(served.child.settle_progress())
     }
 
-    /// Gives a child that settles its turns.
+    /// Queues a child that settles.
     pub(in crate::pager) fn enqueue_settle(&mut self, key: u64) {
         let is_underway = self.children.get(&key).is_some_and(|served| served.child.settling.is_running());
         if is_underway && !self.settle_queue.contains(&key) {
@@ -318,7 +319,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Takes a read ahead that failed as the end of a settling, where it was asked for by one; tells whether it was.
+    /// Ends a settling if the failed read was submitted by it. Returns whether the read counts as one of a settling.
     pub(in crate::pager) fn handle_settle_read_failure(
         &mut self,
         read: &PageRead,
@@ -352,7 +353,7 @@ mod tests {
         assert_eq!(fails(&SettlePhase::Idle, at(1)), (false, false));
         assert_eq!(fails(&underway(Some(at(1))), at(1)), (true, true));
         assert_eq!(fails(&underway(None), at(0)), (true, true));
-        // It was asked for by one that failed before: several are on their way.
+        // A read of an earlier settling that has failed: several are in flight.
         assert_eq!(fails(&underway(Some(at(2))), at(1)), (true, false));
         let failed = SettlePhase::Failed { reason: String::new(), at: at(2) };
         assert_eq!((fails(&failed, at(1)), fails(&failed, at(3))), ((true, false), (false, false)));

@@ -12,17 +12,17 @@ use farfork_sys::fd_passing;
 
 use crate::pager::journal::AddressSpaceId;
 
-/// Messages after which those of ended processes are taken out.
+/// Messages after which those of ended processes are removed.
 const PRUNE_AFTER_MESSAGES: usize = 128;
 
-/// Room that the queue has at first, and at most, in bytes: a message takes some 800 as the kernel counts.
+/// Initial and largest size of the queue in bytes. The kernel counts some 800 bytes for each message.
 const QUEUE_BYTES: usize = 1 << 20;
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 
-/// Begins the message where a rotation began.
+/// The first word of the message that marks the start of a rotation.
 const ROTATION_MARKER: AddressSpaceId = AddressSpaceId::MAX;
 
-/// A queue, from the pager's side. Like a userfaultfd, never closed by a drop.
+/// The queue, from the pager's side. Like a userfaultfd, it is never closed on drop.
 ///
 /// ```text
 ///  message    space u32                 with the userfaultfd of that address space
@@ -37,36 +37,36 @@ pub(in crate::pager) struct StubQueue {
     /// Messages sent since the last rotation.
     sent: usize,
     buffer_bytes: usize,
-    /// Rotations begun.
+    /// Rotations started.
     rotations: u32,
 }
 
 impl StubQueue {
-    /// The queue behind this socket.
+    /// The queue of this socket.
     pub(in crate::pager) fn new(socket: OwnedFd) -> Self {
         Self { socket: ManuallyDrop::new(socket), sent: 0, buffer_bytes: 0, rotations: 0 }
     }
 
-    /// Its descriptor's number.
+    /// The number of its descriptor.
     pub(in crate::pager) fn raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
 
-    /// Closes it; the stub holds it on.
+    /// Closes this side of the queue. The stub still holds it.
     pub(in crate::pager) fn close(self) {
         drop(ManuallyDrop::into_inner(self.socket));
     }
 
-    /// Puts the userfaultfd of a process there that was just forked, by the number that the kernel gave.
+    /// Adds the userfaultfd of a process that was just forked, by the number that the kernel assigned.
     ///
     /// # Errors
-    /// As sendmsg(2), where there is no room to be had.
+    /// As sendmsg(2), if the queue is full and cannot grow.
     pub(in crate::pager) fn add_by_number(&mut self, space: AddressSpaceId, number: RawFd) -> io::Result<()> {
         self.sent += 1;
         self.send_growing_buffer(|socket| fd_passing::try_send_raw_fd(socket, &space.to_ne_bytes(), number))
     }
 
-    /// Puts a userfaultfd there.
+    /// Adds a userfaultfd.
     ///
     /// # Errors
     /// As [`Self::add_by_number`].
@@ -74,12 +74,12 @@ impl StubQueue {
         self.add_by_number(space, uffd.as_raw_fd())
     }
 
-    /// Whether enough was put there for a rotation to be worth it.
+    /// Whether enough was added to make a rotation worthwhile.
     pub(in crate::pager) fn needs_pruning(&self) -> bool {
         self.sent >= PRUNE_AFTER_MESSAGES
     }
 
-    /// Takes out what belongs to no space that is wanted.
+    /// Removes the userfaultfds of address spaces that are not wanted.
     ///
     /// # Errors
     /// As recvmsg(2), sendmsg(2).
@@ -88,7 +88,7 @@ impl StubQueue {
         self.rotate_messages(|space, _| is_wanted(space))
     }
 
-    /// A copy of each userfaultfd that is there.
+    /// Returns a copy of each userfaultfd in the queue.
     ///
     /// # Errors
     /// As [`Self::prune`].
@@ -101,7 +101,7 @@ impl StubQueue {
         Ok(copies)
     }
 
-    /// Has every message go round once, but those that `keep` says no of.
+    /// Moves each message once from the front to the end, except those that `keep` rejects.
     fn rotate_messages(&mut self, mut keep: impl FnMut(AddressSpaceId, OwnedFd) -> bool) -> io::Result<()> {
         self.rotations += 1;
         let marker = [ROTATION_MARKER.to_ne_bytes(), self.rotations.to_ne_bytes()].concat();
@@ -119,7 +119,7 @@ impl StubQueue {
                     })?;
                 }
             }
-            // A mark of another rotation is one of a pager that was killed meanwhile.
+            // A marker of another rotation is from a pager that was killed during it.
             fd_passing::receive(self.socket.as_fd(), &mut bytes, 1)?;
             if is_own_marker {
                 return Ok(());
@@ -127,7 +127,7 @@ impl StubQueue {
         }
     }
 
-    /// Sends, in a queue that is full after having made it longer.
+    /// Sends a message. If the queue is full, enlarges its buffer and tries again.
     fn send_growing_buffer(&mut self, send: impl Fn(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
         loop {
             match send(self.socket.as_fd()) {
@@ -145,7 +145,7 @@ impl StubQueue {
 mod tests {
     use super::*;
 
-    /// The inode of an open file tells which it is.
+    /// Identifies an open file by its inode.
     fn inode(fd: impl AsFd) -> u64 {
         rustix::fs::fstat(fd).unwrap().st_ino
     }
@@ -165,7 +165,7 @@ mod tests {
         let all = queue.duplicate_userfaultfds().unwrap();
         assert!(all.keys().copied().eq((0..600).step_by(3)), "{:?}", all.keys());
         assert!(all.iter().all(|(space, copy)| inode(copy) == inode(&files[*space as usize])));
-        // The pager's end goes, and another's pager begins with the stub's.
+        // The pager closes its side, and the next pager starts with the stub's.
         queue.close();
         let mut queue = StubQueue::new(stub);
         assert_eq!(queue.duplicate_userfaultfds().unwrap().len(), 200);
@@ -180,7 +180,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         queue.add(0, file.as_fd()).unwrap();
         fd_passing::try_send(queue.socket.as_fd(), &[0xff, 0xff, 0xff, 0xff, 9, 9, 9, 9], &[]).unwrap();
-        // Sent again, and not yet taken from the front.
+        // The same message again, which is not yet removed from the front.
         queue.add(0, file.as_fd()).unwrap();
         assert!(queue.duplicate_userfaultfds().unwrap().keys().eq([&0]));
         queue.close();

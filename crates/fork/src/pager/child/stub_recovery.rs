@@ -21,7 +21,7 @@ use crate::pager::plan::MemoryPlan;
 use crate::pager::server::PagerServer;
 
 impl Child {
-    /// Notes the queue of its stub, where one came and none is known.
+    /// Records the stub's queue, if one has arrived and none is known.
     pub(in crate::pager) fn set_stub_queue(&mut self, queue: Option<OwnedFd>) {
         if let Some(queue) = queue.filter(|_| self.stub_queue.is_none()) {
             let queue = StubQueue::new(queue);
@@ -30,7 +30,7 @@ impl Child {
         }
     }
 
-    /// As [`Self::set_stub_queue`], of a queue in which nothing is yet.
+    /// As [`Self::set_stub_queue`], for a queue that is still empty.
     pub(super) fn fill_stub_queue(&mut self, queue: OwnedFd) -> io::Result<()> {
         if self.stub_queue.is_some() {
             return Ok(());
@@ -40,7 +40,8 @@ impl Child {
         self.spaces.iter().try_for_each(|(number, address_space)| queue.add(*number, address_space.as_fd()))
     }
 
-    /// Has the stub hold what was just forked, before anything else is done: the forking thread runs again.
+    /// Adds processes that were just forked to the stub's queue. This is done first, because the forking thread already
+    /// continues.
     pub(super) fn queue_forked_userfaultfds(&mut self, messages: &[UffdEvent]) {
         let Some(queue) = &mut self.stub_queue else { return };
         let forked = messages.iter().filter_map(|message| match message {
@@ -54,27 +55,27 @@ impl Child {
         }
     }
 
-    /// Takes what has ended out of the queue, where there may be much of it.
+    /// Removes ended processes from the queue, if it may hold many.
     fn prune_stub_queue_if_due(&mut self) {
         if self.stub_queue.as_ref().is_some_and(StubQueue::needs_pruning) {
             self.prune_stub_queue();
         }
     }
 
-    /// Takes out of the queue what this pager does not serve.
+    /// Removes from the queue what this pager does not serve.
     pub(super) fn prune_stub_queue(&mut self) {
         let Some(queue) = &mut self.stub_queue else { return };
         let (spaces, own_count) = (&self.spaces, self.planned_maps.len() as AddressSpaceId);
         let have_all_arrived = self.uffd_socket.is_none();
-        // One of its own may be on its way here.
+        // The userfaultfd of one of its own processes may be on its way to this pager.
         let is_wanted = |space: AddressSpaceId| spaces.contains_key(&space) || (!have_all_arrived && space < own_count);
         if let Err(error) = queue.prune(is_wanted) {
             tracing::error!("child {}: what its stub holds cannot be sorted: {error}", self.id);
         }
     }
 
-    /// Goes on with a child of which only its files and its stub's queue are left; gives also how many of its processes were
-    /// lost.
+    /// Continues with a child of which only the files and the stub's queue are left. Also returns how many of its processes
+    /// were lost.
     ///
     /// # Errors
     /// [`ChildError`].
@@ -87,7 +88,7 @@ impl Child {
         let ReplayResult { mut spaces, next_space } = replay::replay_journal(contents, &child.planned_maps);
         let mut queue = StubQueue::new(queue);
         let userfaultfds = queue.duplicate_userfaultfds().map_err(journal_error)?;
-        // The journal may not have heard of one that was on its way.
+        // The journal may lack a process whose userfaultfd was on its way.
         for (number, map) in child.planned_maps.iter().enumerate() {
             spaces.entry(number as AddressSpaceId).or_insert_with(|| (-1, map.clone()));
         }
@@ -125,15 +126,15 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Takes what has ended out of the queue of a child's stub, where there may be much of it.
+    /// Removes ended processes from the queue of a child's stub, if it may hold many.
     pub(in crate::pager) fn prune_stub_queue(&mut self, key: u64) {
         self.children.get_mut(&key).into_iter().for_each(|served| served.child.prune_stub_queue_if_due());
     }
 
-    /// Serves a child again whose pager, keeper and holder were killed together.
+    /// Serves a child again after its pager, keeper and holder were killed together.
     pub(in crate::pager) fn handle_reclaim(&mut self, id: ChildId, dir: &Path, queue: Option<OwnedFd>) -> PagerReply {
         if self.child_key(&id).is_some() {
-            return PagerReply::Reclaimed { lost: 0 }; // Asked again, because a reply was lost.
+            return PagerReply::Reclaimed { lost: 0 }; // The request was repeated because a reply was lost.
         }
         let refused =
             |error: &dyn std::fmt::Display| PagerReply::Refused(format!("child {id} cannot be served again: {error}"));

@@ -21,7 +21,7 @@ use crate::pager::server::PagerServer;
 // spaces that are not older than the reply to `NextSpace`, the template's is the one in which these pages are mapped.
 
 impl PagerServer<'_> {
-    /// The number that the next space of a child gets.
+    /// The number of the child's next address space.
     pub(in crate::pager) fn handle_next_space(&self, id: &ChildId) -> PagerReply {
         let Some(served) = self.child_key(id).and_then(|key| self.children.get(&key)) else {
             return refuse_unknown_child(id);
@@ -29,12 +29,13 @@ impl PagerServer<'_> {
         PagerReply::SpaceId(Some(served.child.next_space_id()))
     }
 
-    /// The space, not older than `since`, in which the page at this address is mapped.
+    /// The address space, not older than `since`, in which the page at this address is mapped.
     pub(in crate::pager) fn handle_find_space(&self, id: &ChildId, since: AddressSpaceId, address: u64) -> PagerReply {
         let Some(served) = self.child_key(id).and_then(|key| self.children.get(&key)) else {
             return refuse_unknown_child(id);
         };
-        // Where it is not mapped, it cannot be registered. In the template's it stays so until the space is left.
+        // An address that is not mapped cannot be registered. In the template the page is registered until the address space
+        // is closed.
         let is_mapped = |space: &&AddressSpaceId| {
             served
                 .child
@@ -51,7 +52,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Which addresses of a space, from this one on, show which pages.
+    /// The segments of an address space, from this address on.
     pub(in crate::pager) fn handle_list_segments(&self, id: &ChildId, space: AddressSpaceId, from: u64) -> PagerReply {
         let served = self.child_key(id).and_then(|key| self.children.get(&key));
         let Some(address_space) = served.and_then(|served| served.child.spaces.get(&space)) else {
@@ -65,7 +66,7 @@ impl PagerServer<'_> {
     pub(in crate::pager) fn handle_close_space(&mut self, id: &ChildId, space: AddressSpaceId) -> PagerReply {
         if let Some(key) = self.child_key(id) {
             self.close_space(key, space);
-            // Nobody else may hold it either.
+            // The stub must not hold it either.
             self.children.get_mut(&key).into_iter().for_each(|served| served.child.prune_stub_queue());
         }
         PagerReply::Done

@@ -24,23 +24,23 @@ use crate::pager::server::event_poller::EventSource;
 use crate::pager::server::{PagerServer, ServedChild};
 use crate::pager::working_set::AccessTrace;
 
-/// Most pages of a zygote's working set, 16 MiB: small ones cost each copy up to 100 ns of its fork, and as much of its end.
+/// Most pages of a zygote's working set, 16 MiB. Each small page costs a copy's fork up to 100 ns, and its exit as much.
 const ZYGOTE_PAGES_MAX: u64 = 4096;
 
-/// Most pages of a zygote with those that make whole units, 32 MiB.
+/// Most pages of a zygote, including those that complete huge pages, 32 MiB.
 const ZYGOTE_FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
 
-/// Most faults of copies that are remembered until the next copy is made.
+/// Most faults of copies that are recorded until the next copy is made.
 const COPY_FAULTS_MAX: usize = ZYGOTE_PAGES_MAX as usize;
 
-/// Most pages of a zygote that are zeroes, 2 MiB: of those it has an entry each, and no memory.
+/// Most zero pages of a zygote, 2 MiB. Each needs a page table entry, and no memory.
 const ZYGOTE_ZERO_PAGES_MAX: u64 = 512;
 
-/// Pages of a huge one.
+/// Pages of a huge page.
 const HUGE_PAGE_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
 
-/// A zygote that has so large a part of a unit, a sixteenth, is given the rest: what was touched of it so far says that more will
-/// be, and a copy of one huge page takes as long as one of a small page.
+/// A zygote that has this fraction of a huge page, a sixteenth, gets the rest. The pages that were touched so far suggest
+/// that more will be, and a huge page costs a copy's fork no more than a small page.
 const HUGE_FILL_FRACTION: u64 = 16;
 
 // How a copy becomes a child:
@@ -63,21 +63,21 @@ const HUGE_FILL_FRACTION: u64 = 16;
 //   owner, like those of any child.
 // Later copies have the pages that have arrived by then.
 
-/// What a zygote has forked.
+/// The copies of a zygote.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::pager) struct ZygoteCopies {
-    /// The space of the newest copy, where this pager has heard of it.
+    /// The address space of the newest copy, if this pager has read its fork event.
     pub(in crate::pager) newest_copy: Option<AddressSpaceId>,
-    /// Copies were made since it was last given a working set.
+    /// Whether copies were made since it last got a working set.
     was_copied: bool,
-    /// The plan that its copies have.
+    /// The plan of its copies.
     copy_plan: Option<PlanFileId>,
     /// Pages without data that it has because copies waited for them.
     zero_pages: u64,
 }
 
 impl ZygoteCopies {
-    /// That of a zygote in this directory, which has forked nothing yet.
+    /// The state of a zygote in this directory that has forked nothing yet.
     pub(super) fn from_dir(dir: &Path) -> Self {
         Self { copy_plan: PlanFileId::for_copies(dir), ..Self::default() }
     }
@@ -95,7 +95,7 @@ impl Child {
         self.spaces.get(&0).map_or(0, |address_space| slots - address_space.count_missing_slots(slots))
     }
 
-    /// Has zeroes at these addresses, from a page on, as far as its own plan has no data there.
+    /// Maps zeroes from an address on, up to the first page for which its own plan has data.
     fn map_zeroes_for_copies(&mut self, address: u64, pages: u64) {
         let (Some(zygote_copies), Some(address_space)) = (&mut self.zygote_copies, self.spaces.get_mut(&0)) else {
             return;
@@ -104,12 +104,12 @@ impl Child {
         let is_empty = |page: &u64| address_space.is_empty_at(address + page * PAGE_SIZE, &self.populated);
         let pages = (0..room).take_while(is_empty).count() as u64;
         let before = self.counters.zero_pages;
-        // It is only a help, whatever stops it.
+        // This is only an optimization: failures are ignored.
         let _ = address_space.map_zeroes(address, pages, &mut self.counters.zero_pages);
         zygote_copies.zero_pages += self.counters.zero_pages - before;
     }
 
-    /// What is missing, and not on its way, of the units of which a zygote has much: the node makes huge pages of whole ones.
+    /// The missing slots of huge pages of which the zygote has a large part. The node makes huge pages of complete ones.
     fn missing_huge_page_slots(&self) -> Vec<Range<u64>> {
         let Some(address_space) = self.spaces.get(&0) else { return Vec::new() };
         let mut room = ZYGOTE_FILLED_PAGES_MAX.saturating_sub(self.zygote_page_count());
@@ -127,7 +127,7 @@ impl Child {
         wanted
     }
 
-    /// A child that is this zygote's newest copy, without its spaces yet.
+    /// Creates a child from this zygote's newest copy, still without its address spaces.
     fn create_copy(&self, id: &ChildId, dir: &Path) -> Result<Self, String> {
         let planned = self.load_copy_plan(dir)?;
         let first = self.newest_copy_id();
@@ -143,7 +143,7 @@ impl Child {
         Ok(child)
     }
 
-    /// The plan of a copy: most have the one that is there for all, which is known.
+    /// The plan of a copy. Most copies have the shared plan, which is loaded already.
     fn load_copy_plan(&self, dir: &Path) -> Result<LoadedPlan, String> {
         let (populated, maps) = (self.populated.clone(), self.planned_maps.clone());
         let shared_plan = self.zygote_copies.and_then(|zygote_copies| zygote_copies.copy_plan);
@@ -158,8 +158,8 @@ impl Child {
         Ok(LoadedPlan { populated, ..loaded })
     }
 
-    /// The journal of a copy, whose spaces have the numbers from `first` on. Where it has a single one that is still as planned, that is all
-    /// that there is to tell.
+    /// Creates the journal of a copy, whose address spaces have the numbers from `first` on. No snapshot is needed if it has
+    /// a single one, and that is still as planned.
     fn create_copy_journal(
         &self,
         dir: &Path,
@@ -184,14 +184,14 @@ impl Child {
         )
     }
 
-    /// The number of its newest copy. A successor has not heard of it: it is the oldest of those that are there then.
+    /// The number of the newest copy's address space. A pager that has not read its fork event takes the oldest one.
     fn newest_copy_id(&self) -> AddressSpaceId {
         let oldest = self.spaces.range(1..).next().map(|(number, _)| *number);
         self.zygote_copies.and_then(|zygote_copies| zygote_copies.newest_copy).or(oldest).unwrap_or(1)
     }
 }
 
-/// The slots of the unit of a huge page's size at this address, where it lies within a segment and holds nothing but data.
+/// The slots of the huge page at this address, if it is within the segment and all its pages hold data.
 fn huge_page_slots(unit: u64, segment: &MapSegment, populated: &SlotIndex) -> Option<Range<u64>> {
     if unit < segment.start || unit + HUGE_PAGE_BYTES > segment.end {
         return None;
@@ -203,14 +203,14 @@ fn huge_page_slots(unit: u64, segment: &MapSegment, populated: &SlotIndex) -> Op
 }
 
 impl PagerServer<'_> {
-    /// Serves the newest copy of a zygote as a child.
+    /// Makes the newest copy of a zygote a child.
     pub(in crate::pager) fn handle_transfer(
         &mut self,
         zygote: &ChildId,
         (id, dir, pid): (&ChildId, &Path, i32),
         stub_queue: Option<OwnedFd>,
     ) -> PagerReply {
-        // Else it is asked again, because a reply was lost.
+        // If the child is known, the request was repeated because a reply was lost.
         if self.child_key(id).is_none()
             && let Err(reason) = self.adopt_copy(zygote, (id, dir, pid))
         {
@@ -219,7 +219,7 @@ impl PagerServer<'_> {
         let served = self.child_key(id).and_then(|key| self.children.get_mut(&key));
         let filled = match (served, stub_queue) {
             (Some(served), Some(stub_queue)) => served.child.fill_stub_queue(stub_queue),
-            // It has ended already.
+            // The child has ended already.
             _ => Ok(()),
         };
         match filled {
@@ -246,7 +246,7 @@ impl PagerServer<'_> {
         self.fill_zygote_from_copies(key);
         self.insert_child(child, owners).map_err(|error| error.to_string())?;
         let moved = self.child_key(id).and_then(|key| self.children.get(&key));
-        // What was on its way to the zygote's space never comes.
+        // Replies to requests for the zygote's address space never reach the child.
         moved.into_iter().flat_map(|served| served.child.spaces.values()).for_each(AddressSpace::wake_all);
         Ok(())
     }
@@ -268,7 +268,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// A copy of a zygote waits for a page: those that are made later are to have it.
+    /// A copy of a zygote waits for a page: later copies must have it.
     pub(in crate::pager) fn add_fault_to_zygote(&mut self, key: u64, slot: u64) {
         let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
         let Some(ServedChild { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) else {
@@ -279,7 +279,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// The same of zeroes.
+    /// The same for zero pages.
     pub(in crate::pager) fn add_zeroes_to_zygote(&mut self, key: u64, address: u64, pages: u64) {
         let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
         if let Some(ServedChild { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) {
@@ -287,7 +287,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Gives a zygote the pages that its copies were seen to touch since the one before.
+    /// Gives a zygote the pages that its copies have touched since the previous copy was made.
     fn fill_zygote_from_copies(&mut self, key: u64) {
         let Some(ServedChild { child: zygote, .. }) = self.children.get_mut(&key) else { return };
         if zygote.pending_set_slots.is_empty() {
@@ -299,7 +299,7 @@ impl PagerServer<'_> {
         self.queue_working_set(key);
     }
 
-    /// Whether anything that a zygote is to be given is still to come.
+    /// Whether any page that a zygote must get is still missing.
     pub(in crate::pager) fn is_zygote_filling(&self, key: u64) -> bool {
         let Some(ServedChild { child, .. }) = self.children.get(&key) else { return false };
         let is_to_come = child.uffd_socket.is_some()
@@ -309,7 +309,7 @@ impl PagerServer<'_> {
         is_to_come && child.loss_reason.is_none()
     }
 
-    /// Gives zygotes of which copies were made what has come to their seeds' working sets meanwhile.
+    /// Gives zygotes that were copied the pages that were added to their seeds' working sets meanwhile.
     pub(in crate::pager) fn fill_zygotes(&mut self) {
         let mut due = Vec::new();
         for child in self.children.values_mut().map(|served| &mut served.child) {
@@ -334,7 +334,7 @@ impl PagerServer<'_> {
     }
 }
 
-/// What both a zygote and a child have, when a pager was killed while it was transferred, is the child's.
+/// Assigns to the child each address space that a zygote has, too, because a pager was killed during the transfer.
 pub(in crate::pager) fn resolve_transferred_spaces(children: &mut [Child]) {
     let of_children = children.iter().filter(|child| child.zygote_copies.is_none());
     let child_fds: BTreeSet<i32> =
@@ -360,7 +360,7 @@ mod tests {
     fn units_are_found_by_address_where_all_is_data() {
         let extent = ExtentId(3);
         let run = |first, count| PopulatedRun { first, count, origin: PageOrigin { source: 0, extent, page: first } };
-        // A hole in the third unit.
+        // The third huge page has a hole.
         let populated = SlotIndex::from_extents([(extent, &[run(0, 1300), run(1301, 1000)][..])]);
         let segment = |start: u64, pages: u64, first_page| MapSegment {
             start,

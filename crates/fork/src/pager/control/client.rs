@@ -23,44 +23,45 @@ use crate::pager::keeper::context::SOCKET_FILE;
 use crate::pager::keeper::trust_policy::TrustPolicy;
 use crate::pager::page_map::MapSegment;
 
-/// Pause before a request is tried again, which a pager's start takes about as long as.
+/// Pause before a request is retried: about the time that a pager needs to start.
 const RETRY_BACKOFF: Duration = Duration::from_millis(5);
 
-/// Longest call. A pager answers in well under a millisecond; one that takes over from another needs some.
+/// Longest call. A pager answers in well under a millisecond. One that takes over from another needs longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most connections that are kept for the next request: one copy of a zygote is made at a time, while another child ends.
+/// Most connections that are kept for the next request. One copy of a zygote is made at a time, while another child ends.
 const IDLE_CONNECTIONS_MAX: usize = 2;
 
 thread_local! {
-    /// Where replies are read to: most are short, and to clear so much each time takes longer than the rest.
+    /// The buffer for replies. Most are short, and clearing the whole buffer each time would take longer than the rest of a
+    /// call.
     static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Why a request was not fulfilled.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The pager said no.
+    /// The pager has refused the request.
     #[error("{0}")]
     Refused(String),
-    /// Nobody answered in time.
+    /// The pager did not answer in time.
     #[error("the pager at {} does not answer ({cause}): look for its process and its log", socket.display())]
     NoReply {
         /// Its socket.
         socket: PathBuf,
-        /// What happened last.
+        /// The last error.
         cause: io::Error,
     },
-    /// Whoever answers is of another release.
+    /// The pager is of another release.
     #[error("the pager is of another release of farfork: {0}; end its children with the release that started them")]
     VersionMismatch(String),
-    /// Whom it is to trust cannot be written down.
+    /// The trust policy cannot be written.
     #[error("whom the pager is to trust cannot be written to the run directory: {}{}", .0, disk_space_hint::disk_space_hint(.0))]
     TrustPolicy(#[source] io::Error),
-    /// The limit of the cache of pages cannot be written down.
+    /// The size limit of the page cache cannot be written.
     #[error("the limit of the cache of pages cannot be written to the run directory: {}{}", .0, disk_space_hint::disk_space_hint(.0))]
     CacheLimit(#[source] io::Error),
-    /// Processes of a child that is to be forgotten are still running.
+    /// Processes of a child that must be released are still running.
     #[error("child {child} cannot be released: its processes still run; end them first")]
     StillRunning {
         /// The child.
@@ -72,7 +73,7 @@ pub enum ClientError {
 #[derive(Debug, Clone)]
 pub struct PagerClient {
     socket: PathBuf,
-    /// Connections on which nothing is under way: to make one takes both sides as long as a request.
+    /// Connections without a pending request. Making one costs both sides as much as a request.
     idle_connections: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
@@ -90,20 +91,21 @@ impl PagerClient {
         self.start_adoption(child, child_dir, uffd_socket).wait()
     }
 
-    /// Asks to have a child served, whose memory plan stands in `child_dir` and whose userfaultfd will arrive on the
-    /// other end of `uffd_socket` (as the only descriptor of a message). A socket that is closed without one ends the
-    /// adoption. The child may be begun meanwhile: what it misses waits until it is served.
+    /// Asks the pager to serve a child. Its memory plan is in `child_dir`. Its userfaultfd will arrive on the other end of
+    /// `uffd_socket`, as the only descriptor of a message. If the socket is closed without one, the adoption ends. The child
+    /// may be started meanwhile: its page faults wait until it is served.
     pub fn start_adoption(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> PendingAdoption<'_> {
         let request = PagerRequest::Adopt { child: child.clone(), dir: child_dir.to_owned() };
         let sent = self.send_request(&request, &[uffd_socket.as_fd()]);
         PendingAdoption { client: self, request, uffd_socket, sent }
     }
 
-    /// Has what a zygote has just forked served as a child of its own, whose memory plan stands in `child_dir`; `pid` is its
-    /// process. `stub_queue` gets its userfaultfd, too. No other copy of the zygote may be made meanwhile.
+    /// Makes the newest copy of a zygote a child. The child's memory plan is in `child_dir`, and `pid` is its process. The
+    /// pager also adds its userfaultfd to `stub_queue`. No other copy of the zygote may be made meanwhile.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where the zygote's own memory is lost, or the plan is another's; [`ClientError::NoReply`].
+    /// [`ClientError::Refused`] if the zygote's memory is lost, or the plan differs from the zygote's;
+    /// [`ClientError::NoReply`].
     pub fn transfer(
         &self,
         zygote: &ChildId,
@@ -114,8 +116,8 @@ impl PagerClient {
         self.call(&PagerRequest::Transfer { zygote, child, dir, pid }, &[stub_queue]).map(drop)
     }
 
-    /// Whether what a zygote is to be given of its seed's working set is still on its way: a copy that is made meanwhile fetches it
-    /// for itself.
+    /// Whether pages that a zygote must get of its seed's working set are still in flight. A copy that is made meanwhile
+    /// must fetch them itself.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a zygote that is not served, [`ClientError::NoReply`].
@@ -126,8 +128,8 @@ impl PagerClient {
         }
     }
 
-    /// Has a child forgotten whose processes have been ended, and waits until the last is gone. Only then may its
-    /// directory be removed. Gives what was done for it, where it was known.
+    /// Releases a child whose processes have been ended, and waits until the last is gone. Only then may its directory be
+    /// removed. Returns what the pager has done for it, if the child was known.
     ///
     /// # Errors
     /// [`ClientError::StillRunning`], [`ClientError::NoReply`].
@@ -154,7 +156,7 @@ impl PagerClient {
         }
     }
 
-    /// What the pager is, and whom it trusts.
+    /// The pager's release and trust policy.
     ///
     /// # Errors
     /// [`ClientError::VersionMismatch`], [`ClientError::NoReply`].
@@ -165,11 +167,11 @@ impl PagerClient {
         }
     }
 
-    /// Has this pager, and those after it, trust others than it was started with, and waits until it does: another pager
-    /// takes its place, as if it had been killed, and its children wait meanwhile.
+    /// Changes the trust policy of this pager and the next ones, and waits until it is in use. Another pager replaces this
+    /// one, as if it had been killed; faults of its children wait meanwhile.
     ///
     /// # Errors
-    /// [`ClientError::TrustPolicy`]; [`ClientError::NoReply`], also where it cannot use what it is told to.
+    /// [`ClientError::TrustPolicy`]; [`ClientError::NoReply`], also if the pager cannot use the policy.
     pub fn set_trust_policy(&self, policy: &TrustPolicy) -> Result<(), ClientError> {
         let run_dir = self.socket.parent().unwrap_or(Path::new("/"));
         policy.write(run_dir).map_err(ClientError::TrustPolicy)?;
@@ -187,7 +189,7 @@ impl PagerClient {
         Ok(())
     }
 
-    /// What was done for a child.
+    /// What the pager has done for a child.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
@@ -198,8 +200,8 @@ impl PagerClient {
         }
     }
 
-    /// Has a child take the rest of its pages in the background, where `begin` says so, and tells how far it is. `pid` is the
-    /// child's own process: the kernel serves it alone once it has settled.
+    /// If `begin` is set, starts to fetch the rest of a child's pages in the background. Returns the progress. `pid` is the
+    /// child's own process: after the child has settled, the kernel alone serves it.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
@@ -210,7 +212,7 @@ impl PagerClient {
         }
     }
 
-    /// What the cache of pages holds.
+    /// The contents and the counters of the page cache.
     ///
     /// # Errors
     /// [`ClientError::NoReply`].
@@ -221,8 +223,8 @@ impl PagerClient {
         }
     }
 
-    /// Has a seed's working set put into the cache of pages, whose plan stands in `dir`, or tells how far that is. What is
-    /// over is told once; another call begins anew.
+    /// Fetches a seed's working set into the page cache, or returns the progress. A plan of the seed is in `dir`. A final
+    /// state is returned once; another call starts again.
     ///
     /// # Errors
     /// [`ClientError::Refused`] without a usable plan, [`ClientError::NoReply`].
@@ -233,8 +235,8 @@ impl PagerClient {
         }
     }
 
-    /// Sets how many bytes of memory the cache of pages may take, for this pager and those after it; 0 for none. A cache
-    /// whose limit changes begins anew.
+    /// Sets the size limit of the page cache in bytes, for this pager and the next ones; 0 disables the cache. If the limit
+    /// changes, the cache is emptied.
     ///
     /// # Errors
     /// [`ClientError::NoReply`], [`ClientError::CacheLimit`].
@@ -244,7 +246,7 @@ impl PagerClient {
         self.cache_stats()
     }
 
-    /// The children that are served, ascending, also those that have ended but were not released.
+    /// The children that are served, in ascending order. Includes those that have ended but were not released.
     ///
     /// # Errors
     /// [`ClientError::NoReply`].
@@ -259,7 +261,7 @@ impl PagerClient {
         }
     }
 
-    /// Ends pager and keeper, and waits until they have gone, at most `limit`.
+    /// Ends pager and keeper, and waits until they are gone, at most `limit`.
     ///
     /// # Errors
     /// [`ClientError::Refused`] while children run, [`ClientError::NoReply`].
@@ -279,11 +281,11 @@ impl PagerClient {
         Ok(())
     }
 
-    /// Has a child served again whose pager, keeper and holder were killed together; `queue` is what its stub holds. Gives how many of its
-    /// processes were lost: nobody held their userfaultfds, so that they have read zeroes since.
+    /// Serves a child again after its pager, keeper and holder were killed together. `queue` is its stub's queue. Returns
+    /// how many of its processes were lost: no process held their userfaultfds, so they have read zeroes since.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where it cannot be served, [`ClientError::NoReply`].
+    /// [`ClientError::Refused`] if the child cannot be served, [`ClientError::NoReply`].
     pub fn reclaim(&self, child: &ChildId, child_dir: &Path, queue: BorrowedFd<'_>) -> Result<usize, ClientError> {
         let request = PagerRequest::Reclaim { child: child.clone(), dir: child_dir.to_owned() };
         match self.call(&request, &[queue])? {
@@ -292,7 +294,7 @@ impl PagerClient {
         }
     }
 
-    /// Which number the next address space of a child gets: the one that a process of it forks.
+    /// The number of a child's next address space, which the next forked process gets.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
@@ -303,10 +305,10 @@ impl PagerClient {
         }
     }
 
-    /// The space of a child, not older than `since`, in which the page at this address is mapped.
+    /// The address space of a child, not older than `since`, in which the page at this address is mapped.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where there are several, or the child is not served; [`ClientError::NoReply`].
+    /// [`ClientError::Refused`] if there are several, or the child is not served; [`ClientError::NoReply`].
     pub fn find_space(&self, child: &ChildId, since: u32, address: u64) -> Result<Option<u32>, ClientError> {
         match self.call(&PagerRequest::FindSpace { child: child.clone(), since, address }, &[])? {
             PagerReply::SpaceId(space) => Ok(space),
@@ -314,10 +316,10 @@ impl PagerClient {
         }
     }
 
-    /// Which addresses of a space show which pages, ascending, of a process that stands still.
+    /// The segments of an address space, in ascending order. Its process must not run meanwhile.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where there is no such space, [`ClientError::NoReply`].
+    /// [`ClientError::Refused`] if there is no such address space, [`ClientError::NoReply`].
     pub fn list_segments(&self, child: &ChildId, space: u32) -> Result<Vec<MapSegment>, ClientError> {
         let mut all: Vec<MapSegment> = Vec::new();
         loop {
@@ -333,7 +335,7 @@ impl PagerClient {
         }
     }
 
-    /// Has a space served no more, whose process must never run again: what it lacks would read as zeroes.
+    /// Stops serving an address space. Its process must never run again: its missing pages would read as zeroes.
     ///
     /// # Errors
     /// [`ClientError::NoReply`].
@@ -345,7 +347,7 @@ impl PagerClient {
         self.await_reply(request, fds, self.send_request(request, fds))
     }
 
-    /// Waits for the reply to a request that was sent, and sends it again where none comes.
+    /// Waits for the reply to a request that was sent. Sends the request again if there is no reply.
     fn await_reply(
         &self,
         request: &PagerRequest,
@@ -364,7 +366,7 @@ impl PagerClient {
                 Err(cause) if Instant::now() + RETRY_BACKOFF >= deadline => {
                     return Err(ClientError::NoReply { socket: self.socket.clone(), cause });
                 }
-                // The pager has closed it since: it is no sign that there is none.
+                // The pager has closed the idle connection. This does not mean that there is no pager.
                 Err(_) if was_reused => self.lock_idle_connections().clear(),
                 Err(_) => std::thread::sleep(RETRY_BACKOFF),
             }
@@ -372,7 +374,7 @@ impl PagerClient {
         }
     }
 
-    /// Sends a request; gives the connection on which the reply will come.
+    /// Sends a request. Returns the connection on which the reply will arrive.
     fn send_request(&self, request: &PagerRequest, fds: &[BorrowedFd<'_>]) -> io::Result<SentRequest> {
         let bytes = encode(request).map_err(io::Error::other)?;
         let idle = self.lock_idle_connections().pop();
@@ -381,7 +383,7 @@ impl PagerClient {
         {
             return Ok(SentRequest { socket, was_reused: true });
         }
-        // Nonblocking: connecting to a full backlog fails at once, and is tried again.
+        // Nonblocking: a connect(2) to a full backlog fails at once, and is retried.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
@@ -389,7 +391,7 @@ impl PagerClient {
         Ok(SentRequest { socket, was_reused: false })
     }
 
-    /// Waits for a reply, and keeps the connection.
+    /// Waits for a reply, and keeps the connection for the next request.
     fn receive_reply(&self, socket: OwnedFd, deadline: Instant) -> io::Result<PagerReply> {
         let reply = read_reply(&socket, deadline)?;
         let mut idle = self.lock_idle_connections();
@@ -408,7 +410,7 @@ impl PagerClient {
 #[derive(Debug)]
 struct SentRequest {
     socket: OwnedFd,
-    /// Whether the connection was there before: the pager may have closed it.
+    /// Whether the connection was an idle one, which the pager may have closed.
     was_reused: bool,
 }
 

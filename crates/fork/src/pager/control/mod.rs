@@ -23,21 +23,21 @@ use protocol::{
     decode, encode,
 };
 
-/// Most clients connected at once: threads of the daemon, each of which keeps its connection for the next request. The one that has been
-/// connected for longest makes room for another, and connects anew where it still is there.
+/// Most clients that are connected at once. They are threads of the daemon, each of which keeps its connection for the next
+/// request. For a new client, the oldest connection is closed; its client can connect again.
 const CLIENTS_MAX: usize = 64;
 
-/// The clients that are connected, and may ask.
+/// The connected clients.
 #[derive(Debug, Default)]
 pub(super) struct ClientConnections {
     sockets: BTreeMap<u64, OwnedFd>,
     next_client_id: u64,
-    /// Where requests are read to.
+    /// The buffer for requests.
     request_buffer: Vec<u8>,
 }
 
 impl PagerServer<'_> {
-    /// Takes a client's connection.
+    /// Accepts a client's connection.
     pub(super) fn accept_client(&mut self) {
         let accept = |keeper_context: &KeeperContext| {
             rustix::net::accept_with(keeper_context.listener(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
@@ -60,7 +60,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Answers a client's request, and ends the connection of one that has gone.
+    /// Answers a client's request, or closes its connection if the client is gone.
     pub(super) fn handle_client(&mut self, client: u64) {
         let Some(socket) = self.clients.sockets.remove(&client) else { return };
         match self.serve_request(&socket) {
@@ -73,7 +73,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Tells whether there was a request: else the client has gone.
+    /// Returns whether there was a request. If not, the client is gone.
     fn serve_request(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         let bytes = &mut self.clients.request_buffer;
         bytes.resize(MESSAGE_BYTES_MAX, 0);
@@ -83,7 +83,7 @@ impl PagerServer<'_> {
         }
         let reply = match decode::<PagerRequest>(&bytes[..length]) {
             Ok(request) => self.dispatch_request(request, fds.into_iter().next()),
-            // Whoever asks can tell from the reply of which form this is.
+            // The client can tell the pager's protocol version from the reply.
             Err(error @ ControlMessageError::VersionMismatch { .. }) => PagerReply::Refused(error.to_string()),
             Err(error) => return Err(io::Error::other(error)),
         };
@@ -138,7 +138,7 @@ impl PagerServer<'_> {
 
     pub(super) fn handle_adopt(&mut self, id: ChildId, dir: &Path, socket: Option<OwnedFd>) -> PagerReply {
         if self.child_key(&id).is_some() {
-            return PagerReply::Done; // Asked again, because a reply was lost.
+            return PagerReply::Done; // The request was repeated because a reply was lost.
         }
         let Some(socket) = socket else {
             return PagerReply::Refused(format!("child {id} came without a socket for its userfaultfd"));

@@ -12,10 +12,10 @@ use crate::pager::journal::counters::PagerCounters;
 use crate::pager::keeper::trust_policy::TrustPolicy;
 use crate::pager::page_map::MapSegment;
 
-/// The release that this is of.
+/// The release of this build.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Changes with every change of the messages below.
+/// Incremented with every change of the messages below.
 const PROTOCOL_VERSION: u8 = 5;
 
 /// The first bytes of each message.
@@ -31,21 +31,21 @@ const PROTOCOL_VERSION: u8 = 5;
 /// before it is decoded as something else.
 const MAGIC: [u8; 4] = [b'F', b'F', b'P', PROTOCOL_VERSION];
 
-/// Why bytes are no message.
+/// Why bytes are not a message.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::pager) enum ControlMessageError {
-    /// Of another release.
+    /// The message has another protocol version.
     #[error("it speaks form {theirs} of the pager's messages, and this is form {PROTOCOL_VERSION}")]
     VersionMismatch {
-        /// What came.
+        /// The version of the message.
         theirs: u8,
     },
-    /// No message at all.
+    /// The message cannot be decoded.
     #[error("what came is no message of the pager's: {0}")]
     Damaged(#[from] postcard::Error),
 }
 
-/// A message as it travels.
+/// Encodes a message.
 ///
 /// # Errors
 /// As postcard: never for these types.
@@ -53,7 +53,7 @@ pub(in crate::pager) fn encode(message: &impl Serialize) -> Result<Vec<u8>, post
     postcard::to_extend(message, MAGIC.to_vec())
 }
 
-/// Reads a message.
+/// Decodes a message.
 ///
 /// # Errors
 /// [`ControlMessageError`].
@@ -74,12 +74,12 @@ pub(in crate::pager) const CHILDREN_PER_REPLY_MAX: usize = 512;
 /// Most segments of one reply; each has at most 35 bytes.
 pub(in crate::pager) const SEGMENTS_PER_REPLY_MAX: usize = 1024;
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::pager) enum PagerRequest {
-    /// What it is, and whom it trusts.
+    /// Return the pager's release and trust policy.
     Hello,
-    /// Make room for a pager that reads anew whom it is to trust.
+    /// End this pager. The next one reads the trust policy again.
     Replace,
     /// Serve a child. The message carries the socket on which its userfaultfd will arrive. May be repeated.
     Adopt {
@@ -88,8 +88,8 @@ pub(in crate::pager) enum PagerRequest {
         /// Its directory, with the memory plan.
         dir: PathBuf,
     },
-    /// Serve what a zygote has just forked as a child. The message carries the socket into which the child's userfaultfd goes
-    /// as well, for others to keep. May be repeated.
+    /// Make the newest copy of a zygote a child. The message carries the stub's queue, which gets the child's userfaultfd,
+    /// too. May be repeated.
     Transfer {
         /// The zygote.
         zygote: ChildId,
@@ -100,76 +100,76 @@ pub(in crate::pager) enum PagerRequest {
         /// Its own process.
         pid: i32,
     },
-    /// Whether what a zygote is to be given of its seed's working set is still on its way.
+    /// Whether pages that a zygote must get of its seed's working set are still in flight.
     IsZygoteFilling {
         /// The zygote.
         zygote: ChildId,
     },
-    /// Forget a child that has ended, and tell what was done for it. May be repeated.
+    /// Release a child that has ended, and return what the pager has done for it. May be repeated.
     Release {
         /// The child.
         child: ChildId,
     },
-    /// What was done for a child.
+    /// Return what the pager has done for a child.
     Stats {
         /// The child.
         child: ChildId,
     },
-    /// What the cache of pages holds. Its limit is read anew.
+    /// Return the contents and counters of the page cache. Its limit is read again.
     CacheStats,
-    /// Put a seed's working set into the cache, or tell how far that is.
+    /// Fetch a seed's working set into the cache, or return the progress.
     Prewarm {
         /// The seed.
         seed: SeedId,
-        /// A directory with a memory plan of it.
+        /// A directory with a memory plan of the seed.
         dir: PathBuf,
     },
-    /// Which children there are.
+    /// List the children.
     ListChildren {
-        /// Only those behind this one.
+        /// Only those after this one.
         after: Option<ChildId>,
     },
-    /// Have a child take the rest of its pages.
+    /// Fetch the rest of a child's pages.
     Settle {
         /// The child.
         child: ChildId,
-        /// Begin, if it does not already; else only tell how far it is.
+        /// Start if it has not started. If unset, only return the progress.
         begin: bool,
         /// Its own process.
         pid: i32,
     },
-    /// Which number the next address space of a child gets.
+    /// Return the number of the child's next address space.
     NextSpace {
         /// The child.
         child: ChildId,
     },
-    /// Which of a child's spaces, from this number on, has the page at this address mapped.
+    /// Find the child's address space, from this number on, in which the page at this address is mapped.
     FindSpace {
         /// The child.
         child: ChildId,
-        /// The first space that may be it.
+        /// The first address space to look at.
         since: AddressSpaceId,
         /// Address of the page.
         address: u64,
     },
-    /// Which addresses of a space show which pages.
+    /// List the segments of an address space.
     ListSegments {
         /// The child.
         child: ChildId,
-        /// The space.
+        /// The address space.
         space: AddressSpaceId,
         /// Only those from this address on.
         from: u64,
     },
-    /// Serve a space no more, whose process never runs. May be repeated.
+    /// Stop serving an address space whose process never runs again. May be repeated.
     CloseSpace {
         /// The child.
         child: ChildId,
-        /// The space.
+        /// The address space.
         space: AddressSpaceId,
     },
-    /// Serve a child again whose pager, keeper and holder were killed together. The message carries the queue that its stub holds. May be
-    /// repeated.
+    /// Serve a child again after its pager, keeper and holder were killed together. The message carries the stub's queue.
+    /// May be repeated.
     Reclaim {
         /// The child.
         child: ChildId,
@@ -180,10 +180,10 @@ pub(in crate::pager) enum PagerRequest {
     Stop,
 }
 
-/// What the pager answers.
+/// A reply of the pager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::pager) enum PagerReply {
-    /// As asked.
+    /// The request was executed.
     Done,
     /// Processes of the child are still running and served.
     StillRunning,
@@ -191,68 +191,68 @@ pub(in crate::pager) enum PagerReply {
     Hello(PagerHello),
     /// The answer to `Stats`, and to `Release` of a child that was known.
     Stats(PagerStats),
-    /// The answer to `Filling`.
+    /// The answer to `IsZygoteFilling`.
     ZygoteFilling(bool),
     /// The answer to `Settle`.
     SettleProgress(SettleProgress),
-    /// The answer to `Cache`.
+    /// The answer to `CacheStats`.
     CacheStats(CacheStats),
     /// The answer to `Prewarm`.
     PrewarmProgress(PrewarmProgress),
-    /// The answer to `Children`, ascending; empty when there are no more.
+    /// The answer to `ListChildren`, ascending; empty when there are no more.
     Children(Vec<ChildId>),
     /// The answer to `NextSpace` and `FindSpace`.
     SpaceId(Option<AddressSpaceId>),
-    /// The answer to `Map`, ascending; fewer than asked for at most when there are no more.
+    /// The answer to `ListSegments`, ascending; fewer than [`SEGMENTS_PER_REPLY_MAX`] when there are no more.
     Segments(Vec<MapSegment>),
     /// The answer to `Reclaim`.
     Reclaimed {
-        /// How many of its processes nobody held: they have read zeroes since.
+        /// How many of its processes were lost: no process held their userfaultfds, so they have read zeroes since.
         lost: usize,
     },
-    /// It is not done, for this reason.
+    /// The request was refused, for this reason.
     Refused(String),
 }
 
-/// What a pager is.
+/// The release and the trust policy of a pager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerHello {
     /// Its release.
     pub release: String,
-    /// Whom it trusts.
+    /// The trust policy in use.
     pub trust_policy: TrustPolicy,
 }
 
-/// What the pager did for a child, and what became of its memory.
+/// What the pager has done for a child, and whether its memory is lost.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerStats {
-    /// In numbers.
+    /// The counters.
     pub counters: PagerCounters,
-    /// Why pages that were not fetched raise SIGBUS now, when they do.
+    /// Why pages that were not fetched raise SIGBUS, if they do.
     pub loss_reason: Option<String>,
 }
 
-/// How far a child is with taking the rest of its pages.
+/// How far the settling of a child has got.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettleProgress {
-    /// Pages of the seed that hold data, in each address space of the child's.
+    /// Pages of the seed that hold data, counted in each address space of the child.
     pub total_pages: u64,
-    /// Of these, the pages that are not there yet. A new pager does not know what its predecessor had, and begins anew.
+    /// Of these, the pages that are not installed yet. A new pager does not know which were, and counts from the start.
     pub missing_pages: u64,
-    /// How it stands.
+    /// The state.
     pub state: SettleState,
 }
 
-/// How a child's settling stands.
+/// The state of a child's settling.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SettleState {
-    /// Nobody asked for it.
+    /// Settling was not requested.
     Idle,
-    /// Pages are on their way.
+    /// Pages are being fetched.
     Running,
-    /// It needs its seed no more.
+    /// The child does not need its seed any more.
     Settled,
-    /// It was given up, for this reason; the child goes on as before.
+    /// It has failed, for this reason. The child continues as before.
     Failed(String),
 }
 
@@ -269,7 +269,7 @@ mod tests {
         assert!(
             matches!(decode::<PagerRequest>(&newer), Err(ControlMessageError::VersionMismatch { theirs }) if theirs == PROTOCOL_VERSION + 1)
         );
-        // As they were before they had a form.
+        // Messages of releases before the protocol had a version.
         let old = postcard::to_stdvec(&PagerRequest::Stop).unwrap();
         assert!(matches!(decode::<PagerRequest>(&old), Err(ControlMessageError::VersionMismatch { theirs: 0 })));
         assert!(matches!(decode::<PagerRequest>(&bytes[..4]), Err(ControlMessageError::Damaged(_))));
@@ -277,24 +277,24 @@ mod tests {
     }
 }
 
-/// How far a seed's working set is on its way into a node's cache.
+/// How far the prewarm of a seed on a node has got.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrewarmProgress {
-    /// Pages of the set; 0 until it came, and where no child of the seed was seen yet.
+    /// Pages of the set. 0 until the set has arrived, and if no child of the seed was seen yet.
     pub set_pages: u64,
-    /// Of these, the pages that came, or were there; those of this host's own seeds are not kept.
+    /// Of these, the pages that have arrived or were cached already. Those of this host's own seeds are not cached.
     pub cached_pages: u64,
-    /// How it stands.
+    /// The state.
     pub state: PrewarmState,
 }
 
-/// How a seed's warming up stands.
+/// The state of a seed's prewarm.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PrewarmState {
-    /// Pages are on their way.
+    /// Pages are being fetched.
     Running,
-    /// All are there.
+    /// All pages are cached.
     Done,
-    /// It was given up, for this reason; what came is there.
+    /// It has failed, for this reason. Pages that have arrived are cached.
     Failed(String),
 }

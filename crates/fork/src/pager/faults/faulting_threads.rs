@@ -5,11 +5,12 @@ use std::iter;
 
 use farfork_sys::process::{self, ProcStatus};
 
-/// Where in the kernel a thread waits for a page that another process is to install.
+/// The kernel function in which a thread waits for a page that another process installs.
 const FAULT_WAIT_CHANNEL: &str = "handle_userfault";
 
-/// The threads that wait for a page and have this id in their own pid namespace: those of a process first, where that is known, then
-/// those of others in its namespace. One that was heard a moment ago may not wait yet.
+/// Finds the threads that wait for a page and have this id in their own pid namespace. Those of the process `near` are
+/// first, if it is given, then those of other processes in its namespace. A thread whose fault was just read may not wait
+/// yet.
 pub(super) fn find_faulting_threads(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
     threads_near(near)
         .filter(|tid| process::is_waiting_in(*tid, FAULT_WAIT_CHANNEL))

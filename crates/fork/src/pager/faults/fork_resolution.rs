@@ -15,18 +15,18 @@ use crate::pager::journal::AddressSpaceId;
 use crate::pager::page_map::PageMap;
 use crate::pager::server::PagerServer;
 
-/// How a doubt stands.
+/// The state of an unresolved fork.
 enum ForkResolution {
-    /// There is none.
+    /// The map is certain.
     Resolved,
-    /// Something is to be heard first.
+    /// A message must be read first.
     Pending,
     /// The process is gone.
     ProcessGone,
 }
 
 impl Child {
-    /// Follows what the kernel told of a space.
+    /// Applies an event of an address space. Unresolved forks of this address space record it, too.
     pub(in crate::pager) fn apply_map_event(&mut self, number: AddressSpaceId, message: &UffdEvent) {
         let Some(address_space) = self.spaces.get_mut(&number) else { return };
         address_space.apply_event(message);
@@ -39,7 +39,7 @@ impl Child {
         }
     }
 
-    /// Whether a process that forks changes nothing meanwhile that matters: one that has all of its memory, or a zygote.
+    /// Whether no map change of the forking process can matter: it has all of its memory, or it is a zygote.
     pub(in crate::pager) fn is_fork_unambiguous(&self, parent: AddressSpaceId) -> bool {
         self.settling.is_settled() || self.zygote_copies.is_some() && parent == 0
     }
@@ -56,7 +56,7 @@ impl Child {
         if let Some(parent) = self.spaces.get_mut(&parent) {
             parent.clear_if_quiet();
         }
-        // Who is gone has nothing to tell any more.
+        // A parent that is gone has no pending message.
         let is_quiet = |parent: &AddressSpace| parent.is_map_certain() && parent.uffd().has_no_pending_events();
         if !self.spaces.get(&parent).is_none_or(is_quiet) {
             return ForkResolution::Pending;
@@ -65,7 +65,7 @@ impl Child {
         let found = match address_space.resolve_fork_map(&self.populated) {
             Err(RangeErrorCause::MapChanging) => return ForkResolution::Pending,
             Err(RangeErrorCause::ProcessGone) => return ForkResolution::ProcessGone,
-            // No kernel answers otherwise; then it is as it is most likely.
+            // No kernel answers otherwise. If one does, the likeliest map is kept.
             Err(_) => None,
             Ok(found) => found,
         };
@@ -82,7 +82,7 @@ impl Child {
         ForkResolution::Resolved
     }
 
-    /// A process was forked with another map than was thought, and so was what it has forked meanwhile.
+    /// Corrects the map that a process had when it was forked, and the maps of processes that it has forked since.
     fn correct_forked_map(&mut self, number: AddressSpaceId, map: PageMap) {
         let mut forked_maps = Vec::new();
         for forked in self.unresolved_forks.clone() {
@@ -103,7 +103,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Finds out what a forked process has, now or as soon as may be.
+    /// Resolves which changes a forked process has, now or by a retry as soon as possible.
     pub(in crate::pager) fn resolve_fork(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get_mut(&key) else { return };
         match served.child.resolve_fork(space) {

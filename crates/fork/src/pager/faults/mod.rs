@@ -31,20 +31,20 @@ use super::server::event_poller::EventSource;
 use super::server::{DemandRequest, FD_TABLE_FULL_BACKOFF, PagerServer, ServedChild};
 use retry_queue::{CompletedRead, PAUSED_TRIES_MAX, PageFault, RetryTask};
 
-/// Slots of a reply fetched ahead that are installed in one step, some 20 µs.
+/// Slots of a prefetched reply that are installed in one step, which takes some 20 µs.
 const BULK_INSTALL_SLOTS_MAX: u64 = 16;
 
-/// Pause when as much is on its way as a connection takes.
+/// Pause when a connection has as many requests in flight as it takes.
 const CONNECTION_FULL_BACKOFF: Duration = Duration::from_millis(1);
 
 impl PagerServer<'_> {
-    /// Receives the userfaultfds of a child's own processes, as many as have come.
+    /// Receives the userfaultfds of a child's own processes, as many as have arrived.
     pub(super) fn receive_userfaultfds(&mut self, key: u64) {
         loop {
             let Some(served) = self.children.get_mut(&key) else { return };
             let child = &mut served.child;
             let Some(socket) = &child.uffd_socket else { return };
-            // Looked at, not taken: until it is in the journal, the message in the socket holds a copy for a successor.
+            // Peeks only: the message in the socket holds a copy for the next pager, until the journal has the userfaultfd.
             let mut word = [0; 16];
             let mut sender = None;
             let arrived = fd_passing::peek_with_sender(socket.as_fd(), &mut word, 2);
@@ -55,7 +55,7 @@ impl PagerServer<'_> {
                     child.set_stub_queue((fds.len() == 2).then(|| fds.pop()).flatten());
                     fds.pop().ok_or(Errno::NODATA.into()).and_then(Userfaultfd::from_fd)
                 }
-                // Of a tree's process without memory that is to be served.
+                // Sent for a process of a tree that has no memory to be served.
                 Ok((1.., ..)) if child.process_count() > 1 => {
                     let _ = fd_passing::receive(socket.as_fd(), &mut word, 2);
                     if child.count_arrived_process() {
@@ -63,7 +63,7 @@ impl PagerServer<'_> {
                     }
                     continue;
                 }
-                // An earlier pager may have heard of such.
+                // An earlier pager may have received them.
                 Ok((0, ..)) if !child.spaces.is_empty() => return self.finish_adoption(key),
                 Ok(_) => Err(io::Error::other("the socket was closed before one arrived")),
                 Err(error) => Err(error),
@@ -77,7 +77,7 @@ impl PagerServer<'_> {
                 Ok(uffd) => {
                     let number = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
                     let is_new = child.add_userfaultfd(number, uffd, sender);
-                    // What is in the journal needs no copy in the socket.
+                    // The journal has it, so the copy in the socket is not needed.
                     let _ = child.uffd_socket.as_ref().map(|socket| fd_passing::receive(socket.as_fd(), &mut word, 2));
                     let are_all = is_new && child.count_arrived_process();
                     if is_new {
@@ -95,7 +95,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Nothing more is expected on a child's socket.
+    /// The child has sent all its userfaultfds.
     fn finish_adoption(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
         if let Some(socket) = &served.child.uffd_socket {
@@ -106,7 +106,7 @@ impl PagerServer<'_> {
         self.queue_working_set(key);
     }
 
-    /// Reads what a space has to say, and answers.
+    /// Reads the messages of an address space, and handles them.
     pub(super) fn handle_messages(&mut self, key: u64, space: AddressSpaceId) {
         let mut messages = std::mem::take(&mut self.messages);
         messages.clear();
@@ -117,7 +117,7 @@ impl PagerServer<'_> {
         if let Err(error) = served.child.read_messages(space, &mut messages) {
             self.handle_message_read_error(key, space, &error);
         }
-        // All events before all faults: a fault is judged by the newest map that is known.
+        // All events before all faults: a fault is classified by the newest known map.
         for message in &messages {
             self.apply_event(key, space, message);
         }
@@ -142,7 +142,7 @@ impl PagerServer<'_> {
             match served.child.add_forked_space(space, number) {
                 Ok(forked) => {
                     self.watch_space(key, forked);
-                    // Behind all that was read with it.
+                    // After everything that was read with it.
                     self.retries.push(
                         RetryTask::ResolveFork { child: key, space: forked },
                         self.now,
@@ -157,8 +157,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Where the table of descriptors is full, a fork waits in the kernel until its userfaultfd has room. Nothing else
-    /// is a reason not to hear a child.
+    /// If the descriptor table is full, the fork waits in the kernel until there is room for its userfaultfd, and the read
+    /// is retried. Any other error marks the child as lost.
     fn handle_message_read_error(&mut self, key: u64, space: AddressSpaceId, error: &io::Error) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let Some(address_space) = served.child.spaces.get(&space) else { return };
@@ -178,7 +178,7 @@ impl PagerServer<'_> {
         let child = &mut served.child;
         let Some(address_space) = child.spaces.get_mut(&space_number) else { return };
         if !address_space.check_map_certain() {
-            // As all that is not quiet has it: as soon as may be. What it waits for may wait for this one.
+            // Retry at once: the event that makes the map certain may wait for this fault.
             if !self.unregister_growing_memory(&mut fault) {
                 self.retries.push(RetryTask::Fault(fault), self.now, Duration::ZERO, paused_tries);
             }
@@ -189,7 +189,7 @@ impl PagerServer<'_> {
         }
         let Some(address_space) = child.spaces.get_mut(&space_number) else { return };
         let outcome = match address_space.classify_fault(address, is_first, &child.populated) {
-            // Also of a page on its way: where its read fails as well, nobody is woken a second time.
+            // Also a page in flight: if its read fails, too, no thread is woken a second time.
             FaultAction::Fetch { slot, .. } | FaultAction::InFlight { slot, .. }
                 if child.sources[child.populated.source_of(slot)].is_lost =>
             {
@@ -204,7 +204,7 @@ impl PagerServer<'_> {
             }
             FaultAction::Zeroes { pages } => {
                 let outcome = address_space.map_zeroes(address, pages, &mut child.counters.zero_pages);
-                // Who had the first of the pages may have ended before the last of them.
+                // The process that touched the first page may have ended before the last page was mapped.
                 child.counters.faults_zero +=
                     u64::from(matches!(outcome, InstallOutcome::Complete | InstallOutcome::ProcessGone));
                 self.add_zeroes_to_zygote(key, address, pages);
@@ -241,8 +241,9 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Asks for a slot that somebody waits for: with what lies around it, or, where it is of the child's set, with what an earlier child
-    /// wanted next; of what lies around it nothing else is fetched then but what the set has. Gives what is to be fetched behind it.
+    /// Requests a slot that a thread waits for, along with its neighbours. If the slot is in the working set, it is
+    /// requested along with what an earlier child touched next, and only pages of the set are prefetched around it. Returns
+    /// what to fetch after it.
     fn request_with_fault_around(
         &mut self,
         fault: PageFault,
@@ -268,7 +269,7 @@ impl PagerServer<'_> {
         ahead
     }
 
-    /// What to ask for where somebody waits for a slot: with it, what else of a range is wanted.
+    /// The slots to request when a thread waits for a slot: this slot, and the missing ones around it.
     fn fault_around_slots(
         &mut self,
         fault: PageFault,
@@ -287,7 +288,7 @@ impl PagerServer<'_> {
         self.install_cached_slots((child, space, source), wanted)
     }
 
-    /// Asks for a page that somebody waits for, and what comes along with it.
+    /// Requests a page that a thread waits for, and the slots along with it.
     fn submit_demand_read(&mut self, fault: PageFault, slots: Vec<Range<u64>>, (source, owner): (usize, OwnerKey)) {
         let PageFault { child, space, .. } = fault;
         if !self.submit_read(PageRead {
@@ -304,7 +305,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Has the delivery that a page arrived with, if it did, installed before all others: somebody waits for the page.
+    /// Moves the completed read that holds a slot, if there is one, before all others: a thread waits for this page.
     fn prioritize_completed_read(&mut self, child: u64, space: AddressSpaceId, slot: u64) {
         let holds = |completed_read: &CompletedRead| {
             let read = &completed_read.read;
@@ -316,7 +317,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Has slots of a space fetched when it is their turn, from whoever has them.
+    /// Queues slots of an address space for prefetching, at each owner that has some of them.
     fn queue_prefetch(&mut self, child: u64, space: AddressSpaceId, ahead: PrefetchRanges) {
         let Some(served) = self.children.get(&child) else { return };
         for slots in [ahead.window, ahead.stream] {
@@ -330,7 +331,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Asks for slots of a space; tells whether they are on their way.
+    /// Requests slots of an address space. Returns whether they are in flight.
     pub(super) fn submit_read(&mut self, read: PageRead) -> bool {
         let Some(served) = self.children.get_mut(&read.child) else { return false };
         let child = &mut served.child;
@@ -348,14 +349,14 @@ impl PagerServer<'_> {
         true
     }
 
-    /// Asks for what is likely wanted soon, as far as there is room: what arrived and is not installed takes memory, and
-    /// time from whoever waits for a page of it.
+    /// Requests pages that are likely needed soon, as far as there is room. Pages that have arrived and are not installed
+    /// use memory, and delay a thread that waits for one of them.
     pub(super) fn submit_prefetch_reads(&mut self) {
         self.cache_install_budget = CACHED_SLOTS_PER_ROUND_MAX;
         if self.completed_reads.len() >= BULK_READS_MAX {
             return;
         }
-        // Before what is wanted soon, or a stream that never ends would keep a child from settling.
+        // Before prefetches: otherwise a stream that never ends would keep a child from settling.
         self.run_settle_steps(1);
         for owner in self.owners.keys() {
             while self.cache_install_budget > 0
@@ -395,7 +396,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Takes the end of a read.
+    /// Handles the completion of a read.
     pub(super) fn handle_completion(&mut self, owner: OwnerKey, lane: Lane, completion: Completion) {
         if let Some(auxiliary_request) = self.owners.take_auxiliary(completion.tag) {
             return self.handle_auxiliary_reply(auxiliary_request, completion);
@@ -423,7 +424,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Installs pages that arrived.
+    /// Installs pages that have arrived.
     pub(super) fn install_completed_read(&mut self, mut completed_read: CompletedRead, paused_tries: u32) {
         let (key, space) = (completed_read.read.child, completed_read.read.space);
         let outcome = match self.children.get_mut(&key) {
@@ -453,7 +454,7 @@ impl PagerServer<'_> {
         self.owners.recycle(completed_read.read.owner, completed_read.read.lane, completed_read.data);
     }
 
-    /// A read ended without bytes.
+    /// Handles a read that failed.
     fn handle_read_failure(&mut self, read: &PageRead, error: &FabricError) {
         self.remove_unknown_seed(read, error);
         let settles = read.lane == Lane::Bulk && self.handle_settle_read_failure(read, error);
@@ -462,7 +463,7 @@ impl PagerServer<'_> {
         if let Some(address_space) = spaces.get_mut(&read.space) {
             read.slots.iter().for_each(|slots| address_space.note_dropped(slots.clone()));
             if settles || read.is_speculative() && is_range_refusal(error) {
-                // Only a guess was wrong. Whoever waits for one of these pages asks for it alone.
+                // Only a guess was wrong. A thread that waits for one of these pages requests it alone.
                 address_space.disable_fault_around();
                 return address_space.wake_all();
             }

@@ -15,26 +15,24 @@ use crate::pager::child::Child;
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::server::PagerServer;
 
-/// How long a page could not be installed before it is asked why. Changes are told sooner, but for those of threads that wait for
-/// their turn.
+/// How long no page could be installed before the pager looks for the reason. Changes are reported sooner, except by threads
+/// that wait to be scheduled.
 const GROWTH_CHECK_DELAY: Duration = Duration::from_millis(10);
 
-/// The questions of a child take no more than one part in so many of the pager's time, however many of its threads wait.
+/// The inverse of the share of the pager's time that the checks of one child may take, however many of its threads wait.
 const GROWTH_CHECK_SHARE: u32 = 5;
 
 /// Number of the system call mremap(2).
 const SYS_MREMAP: u64 = 25;
-/// MREMAP_MAYMOVE.
 const MREMAP_MAYMOVE: u64 = 1;
-/// MREMAP_FIXED.
 const MREMAP_FIXED: u64 = 2;
 
 // Why the thread would wait forever, and how it is recognized:
 //
-//  mremap(2)   holding the map lock: moves the mapping       until this is reported, no page of the process can be
-//                                                            installed
-//              without the lock: touches each new page       a fault, which cannot be answered
-//              reports the move                              is not reached
+//  mremap(2)   holding the map lock: moves the mapping     │ until this is reported, no page of the process can be
+//                                                          │ installed
+//              without the lock: touches each new page     │ a fault, which cannot be answered
+//              reports the move                            │ is not reached
 //
 // A thread may also wait because another thread changes the map. What the thread does tells the two apart. A fault has
 // the id of its thread. mremap(2) reads no memory of its caller. So a thread that waits for a page while it is in
@@ -43,17 +41,17 @@ const MREMAP_FIXED: u64 = 2;
 // The new end is registered again before any message is read (`AddressSpace::reregister_ranges`), and so before its
 // thread continues. The thread then finds one mapping, as it expects.
 
-/// An mremap(2) that moves memory and makes it longer.
+/// An mremap(2) call that may move memory, and grows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MremapGrowth {
     old_bytes: u64,
     new_bytes: u64,
-    /// Where to, if the caller says so.
+    /// The target address, if the caller sets it.
     fixed_address: Option<u64>,
 }
 
 impl MremapGrowth {
-    /// If a system call is one.
+    /// Returns the growth, if a system call is one.
     fn from_system_call(call: &SystemCall) -> Option<Self> {
         let [_, old_bytes, new_bytes, flags, to, _] = call.arguments;
         let is_one = call.number == SYS_MREMAP && flags & MREMAP_MAYMOVE != 0 && 0 < old_bytes;
@@ -63,15 +61,15 @@ impl MremapGrowth {
         (is_one && old_bytes < new_bytes).then_some(Self { old_bytes, new_bytes, fixed_address: to })
     }
 
-    /// Where the memory is now, if the first page that it waits for is at this address.
+    /// The new range of the memory, if the first page that the call waits for is at this address.
     fn new_range(&self, address: u64) -> Option<Range<u64>> {
         let start = address.checked_sub(self.old_bytes)?;
         let end = start.checked_add(self.new_bytes)?;
         self.fixed_address.is_none_or(|to| to == start).then_some(start..end)
     }
 
-    /// What of a space is to be lent to the kernel, where this waits for the page at an address. Nothing of the seed is known to be where
-    /// the memory is now: its move was not told.
+    /// The range to unregister if the call waits for the page at an address. The page map must show nothing in the new
+    /// range: its move was not reported yet.
     fn range_to_unregister(&self, address: u64, address_space: &AddressSpace) -> Option<Range<u64>> {
         let new_range = self.new_range(address).filter(|range| !address_space.has_segment_in(range));
         address_space.kernel_filled_from(address).or(new_range.map(|range| address..range.end))
@@ -79,7 +77,7 @@ impl MremapGrowth {
 }
 
 impl PageFault {
-    /// One that was just heard, of a space: its address, and the thread.
+    /// A fault of an address space that was just read: its address and its thread.
     pub(super) fn new((child, space): (u64, AddressSpaceId), (address, thread): (u64, u32), now: Instant) -> Self {
         Self {
             child,
@@ -94,7 +92,8 @@ impl PageFault {
 }
 
 impl PagerServer<'_> {
-    /// Whether a fault that cannot be answered was one of memory that is being made longer: its thread goes on then.
+    /// Unregisters the memory if a fault that cannot be answered is in memory that mremap(2) grows. Returns whether it was:
+    /// the thread then continues.
     pub(super) fn unregister_growing_memory(&mut self, fault: &mut PageFault) -> bool {
         let Some(child) = self.children.get_mut(&fault.child).map(|served| &mut served.child) else { return false };
         if self.now < fault.growth_check_at || child.next_growth_check.is_some_and(|next| self.now < next) {
@@ -112,7 +111,7 @@ impl PagerServer<'_> {
 }
 
 impl Child {
-    /// What a fault's thread makes longer, if that is what it waits for.
+    /// The range that a fault's thread grows, if it waits for that.
     fn find_growing_range(&self, fault: &PageFault) -> Option<Range<u64>> {
         let address_space = self.spaces.get(&fault.space)?;
         faulting_threads::find_faulting_threads(self.pid, fault.thread).find_map(|tid| {
@@ -149,7 +148,7 @@ mod tests {
         let grown = MremapGrowth::from_system_call(&call(0x1000, 0x3000, MREMAP_MAYMOVE | MREMAP_FIXED)).unwrap();
         assert_eq!(grown.new_range(0x90_1000), Some(0x90_0000..0x90_3000));
         assert_eq!(grown.new_range(0x90_2000), None);
-        // What a thread asks for next may be anything.
+        // The arguments of a system call may be anything.
         let endless = MremapGrowth::from_system_call(&call(0x1000, u64::MAX << 12, MREMAP_MAYMOVE)).unwrap();
         assert_eq!(endless.new_range(0x90_1000), None);
     }

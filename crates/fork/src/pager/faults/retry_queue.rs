@@ -10,31 +10,31 @@ use crate::pager::owner_connections::{OwnerKey, PageRead, PrefetchRequest};
 /// Most attempts after a pause: with 10 ms between them, ten seconds without memory.
 pub(in crate::pager) const PAUSED_TRIES_MAX: u32 = 1000;
 
-/// Rounds that only yield before the loop sleeps between them. Twice as many as were ever seen to be needed.
+/// Rounds in which the loop only yields, before it sleeps between rounds. Twice as many as were ever needed.
 const YIELDS_MAX: u32 = 20_000;
 
-/// Sleep between further rounds.
+/// Sleep between the rounds after that.
 const RETRY_SLEEP: Duration = Duration::from_millis(1);
 
-/// Something to be done again.
+/// A task to be done again.
 #[derive(Debug)]
 pub(in crate::pager) enum RetryTask {
-    /// Answer a fault: what it needs may have changed.
+    /// Answer a fault, which may now need something else.
     Fault(PageFault),
     /// Install the pages of a reply.
     CompletedRead(CompletedRead),
-    /// Watch a space again.
+    /// Watch an address space again.
     WatchSpace {
-        /// Of this child.
+        /// The child.
         child: u64,
-        /// The space.
+        /// The address space.
         space: AddressSpaceId,
     },
-    /// Find out which changes of its parent's a forked process has.
+    /// Resolve which of its parent's changes a forked process has.
     ResolveFork {
-        /// Of this child.
+        /// The child.
         child: u64,
-        /// Its space.
+        /// The address space of the forked process.
         space: AddressSpaceId,
     },
     /// Fetch slots ahead.
@@ -44,30 +44,30 @@ pub(in crate::pager) enum RetryTask {
 /// A thread that waits for a page.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pager) struct PageFault {
-    /// Of this child.
+    /// The child.
     pub(in crate::pager) child: u64,
-    /// In this space.
+    /// The address space.
     pub(in crate::pager) space: AddressSpaceId,
     /// Address of the page.
     pub(in crate::pager) address: u64,
-    /// Nothing was fetched ahead for its sake yet: however often it is judged, the process touched the page once.
+    /// Whether nothing was fetched ahead for it yet. However often it is tried, the process touched the page once.
     pub(in crate::pager) is_first: bool,
-    /// The thread, as the message has it.
+    /// The thread's id, as the message has it.
     pub(in crate::pager) thread: u32,
-    /// When it was heard.
+    /// When it was read.
     pub(in crate::pager) received_at: Instant,
-    /// When it is asked why nothing can be installed, where nothing can.
+    /// When to look for the reason, if no page can be installed.
     pub(in crate::pager) growth_check_at: Instant,
 }
 
-/// Pages that arrived.
+/// Pages that have arrived.
 #[derive(Debug)]
 pub(in crate::pager) struct CompletedRead {
-    /// What was asked; slots that are installed are cut away.
+    /// The request; slots that are installed are removed from it.
     pub(in crate::pager) read: PageRead,
     /// The bytes of the reply.
     pub(in crate::pager) data: Buffer,
-    /// Where in them those of the first slot begin.
+    /// Offset of the first slot's bytes in `data`.
     pub(in crate::pager) offset: usize,
 }
 
@@ -78,7 +78,7 @@ struct RetryEntry {
     paused_tries: u32,
 }
 
-/// The tasks that wait.
+/// The tasks to retry.
 #[derive(Debug, Default)]
 pub(in crate::pager) struct RetryQueue {
     waiting: Vec<RetryEntry>,
@@ -86,13 +86,13 @@ pub(in crate::pager) struct RetryQueue {
 }
 
 impl RetryQueue {
-    /// Has a task done again after a pause; `paused_tries` is how often it was paused before.
+    /// Queues a task to be done again after a pause. `paused_tries` counts its earlier pauses.
     pub(in crate::pager) fn push(&mut self, task: RetryTask, now: Instant, pause: Duration, paused_tries: u32) {
         let paused_tries = if pause.is_zero() { paused_tries } else { paused_tries + 1 };
         self.waiting.push(RetryEntry { task, due: now + pause, paused_tries });
     }
 
-    /// The tasks that are due, each with how often it was paused.
+    /// Takes the tasks that are due, each with the number of its pauses.
     pub(in crate::pager) fn take_due(&mut self, now: Instant) -> Vec<(RetryTask, u32)> {
         if self.waiting.is_empty() {
             self.yields = 0;
@@ -104,12 +104,12 @@ impl RetryQueue {
         due.into_iter().map(|retry| (retry.task, retry.paused_tries)).collect()
     }
 
-    /// When the first of these tasks is due.
+    /// When the first task is due.
     pub(in crate::pager) fn next_due(&self) -> Option<Instant> {
         self.waiting.iter().map(|retry| retry.due).min()
     }
 
-    /// How long the loop may sleep for the sake of these tasks; gives the CPU away where it should not sleep at all.
+    /// How long the loop may sleep before the next task is due. Yields the CPU if it must not sleep.
     pub(in crate::pager) fn backoff_timeout(&mut self, now: Instant) -> Option<Duration> {
         let first = self.next_due()?;
         if first > now {

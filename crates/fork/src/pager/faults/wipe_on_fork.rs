@@ -14,8 +14,8 @@ use super::retry_queue::PageFault;
 use crate::pager::child::Child;
 
 impl Child {
-    /// Where a page that had come is missing in a forked process, what was wiped there shows nothing of the seed from now on. False where
-    /// the fault's thread does not sleep yet, so that it cannot be told from others: it is to be asked again.
+    /// If a page that was installed is missing in a forked process, discards the memory that the fork has wiped there.
+    /// Returns false if the fault's thread does not sleep yet, so that it cannot be identified: the fault must be retried.
     pub(super) fn discard_wiped_memory(&mut self, fault: &PageFault, now: Instant) -> bool {
         let Child { spaces, populated, planned_maps: maps, .. } = self;
         let is_forked = fault.is_first && fault.space as usize >= maps.len();
@@ -31,7 +31,7 @@ impl Child {
             address_space.is_wipe_checked = fault.growth_check_at <= now;
             return address_space.is_wipe_checked;
         };
-        // What is marked since makes no difference: one look tells all.
+        // Later marks make no difference, so one look is enough.
         address_space.is_wipe_checked = true;
         let wiped = iter::once(found).chain(smaps).map(|entries| wipe_on_fork_ranges(&entries)).find(is_around);
         if let Some(wiped) = wiped {
@@ -42,7 +42,7 @@ impl Child {
     }
 }
 
-/// The areas that are marked.
+/// The mappings that are marked.
 fn wipe_on_fork_ranges(entries: &[MapEntry]) -> Vec<(u64, u64)> {
     entries.iter().filter(|entry| entry.has_flag("wf")).map(|entry| (entry.start, entry.end)).collect()
 }

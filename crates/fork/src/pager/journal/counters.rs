@@ -3,29 +3,29 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the pager did for a child since it was adopted.
+/// What the pager has done for a child since it was adopted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PagerCounters {
-    /// Page faults heard of. Those that are answered are of four kinds: missing, late, zero and cached.
+    /// Page faults that were read. Those that are answered are of four kinds: missing, late, zero and cached.
     pub faults: u64,
-    /// Of all faults, those of an access that writes.
+    /// Of all faults, those of a write access.
     pub faults_write: u64,
-    /// Of all faults, those whose page was asked for on their behalf.
+    /// Of all faults, those that requested their page.
     pub faults_missing: u64,
-    /// Of all faults, those whose page was on its way already.
+    /// Of all faults, those whose page was already in flight.
     pub faults_late: u64,
     /// Of all faults, those that were answered with zeroes.
     pub faults_zero: u64,
-    /// Reads of the owner that were answered: of pages that somebody waits for, and of pages fetched ahead.
+    /// Reads that owners have answered, for faults and for prefetches.
     pub round_trips: u64,
-    /// Of these, reads of pages that somebody waits for.
+    /// Of these, reads of pages that a thread waited for.
     pub round_trips_demand: u64,
-    /// Time from asking for a page that somebody waits for to its being there, summed up, in microseconds.
+    /// Total time from the request of a page that a thread waits for until it is installed, in microseconds.
     pub demand_us: u64,
-    /// Time spent in installing pages, summed up, in microseconds.
+    /// Total time spent on installing pages, in microseconds.
     pub install_us: u64,
-    /// Pages installed that came from the owner, over the network or from the same host.
+    /// Pages installed from the owner, over the network or from the same host.
     pub pages_fetched: u64,
     /// Bytes of pages received from the owner.
     pub bytes_fetched: u64,
@@ -35,32 +35,32 @@ pub struct PagerCounters {
     pub bytes_same_host: u64,
     /// Pages installed as zeroes.
     pub zero_pages: u64,
-    /// Of all faults, those whose page the node had kept of an earlier child.
+    /// Of all faults, those whose page was in the node's page cache.
     pub faults_cached: u64,
-    /// Pages installed that the node had kept of an earlier child.
+    /// Pages installed from the node's page cache.
     pub pages_cached: u64,
-    /// Of the pages fetched, those that the child's parent, a child itself, had not touched: they came from the seed
-    /// that owns them, not from the child's own.
+    /// Of the pages fetched, those that the child's parent, itself a child, had not touched. They were fetched from the seed
+    /// that owns them, not from the child's own seed.
     pub pages_inherited: u64,
 }
 
-/// Numbers of a [`PagerCounters`].
+/// How many counters a [`PagerCounters`] has.
 pub(in crate::pager) const COUNTER_COUNT: usize = 17;
 
 impl PagerCounters {
-    /// The numbers in the order of the journal.
+    /// The counters, in the order of the journal.
     pub(in crate::pager) fn to_words(mut self) -> [u64; COUNTER_COUNT] {
         self.fields_mut().map(|field| *field)
     }
 
-    /// From the numbers of a journal.
+    /// From the words of a journal.
     pub(in crate::pager) fn from_words(words: [u64; COUNTER_COUNT]) -> Self {
         let mut counters = Self::default();
         counters.fields_mut().into_iter().zip(words).for_each(|(field, word)| *field = word);
         counters
     }
 
-    /// Each number combined with the same one of another.
+    /// Combines each counter with the same one of another.
     pub fn zip_with(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         let (ours, others) = (self.to_words(), other.to_words());
         Self::from_words(std::array::from_fn(|index| combine(ours[index], others[index])))

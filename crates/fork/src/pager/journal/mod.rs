@@ -26,7 +26,7 @@ use counters::{COUNTER_COUNT, PagerCounters};
 /// Name of the file in the child's directory.
 pub(super) const JOURNAL_FILE: &str = "pager.journal";
 
-/// Most messages read at once: the threads of a child that fault together, and little more to clear away.
+/// Most messages read at once: enough for the threads of a child that fault together, and few enough to be cleared quickly.
 pub(super) const BATCH_MESSAGES_MAX: usize = 16;
 
 const MAGIC: &[u8; 8] = b"FFJRNL2\n";
@@ -37,14 +37,14 @@ const HEADER_BYTES: usize = 160;
 
 const _: () = assert!(COUNTERS_AT + 8 * COUNTER_COUNT <= HEADER_BYTES);
 
-/// Records of a journal: with the header 16 KiB. Writing a snapshot after some five hundred changes is cheap.
+/// Records of a journal: 16 KiB with the header. Writing a snapshot after some five hundred changes is cheap.
 const RECORDS_MAX: usize = 507;
-/// Records that are left for a moment in which a snapshot tells all: many more than are heard while one thread is late to tell of a
-/// change.
+/// Records that are kept free while the pager waits until a snapshot can be complete. Many more than are read while one
+/// thread is late to report a change.
 const SPARE_RECORDS: usize = 128;
 const MAPPED_BYTES: usize = HEADER_BYTES + RECORDS_MAX * EVENT_BYTES;
 
-/// Most spaces of one child, over its life: one in a microsecond would take half an hour.
+/// Most address spaces of one child over its life: at one in a microsecond, they would last half an hour.
 const SPACES_MAX: AddressSpaceId = 1 << 31;
 
 const RECORD_BATCH: u8 = 0x01;
@@ -52,10 +52,10 @@ const RECORD_SPACE_CLOSED: u8 = 0x02;
 const RECORD_UFFD_ARRIVED: u8 = 0x03;
 const RECORD_STUB_QUEUE: u8 = 0x04;
 
-/// A space's number: an address space among those of one child, the child's own first.
+/// The number of an address space among those of one child; the child's own are first.
 pub(super) type AddressSpaceId = u32;
 
-/// How far a child has come.
+/// How far the adoption of a child has got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdoptionState {
     /// Its userfaultfd, or the rest of several, is expected on this socket.
@@ -63,61 +63,61 @@ pub(super) enum AdoptionState {
         /// The socket.
         socket: RawFd,
     },
-    /// It has a userfaultfd, of this number in the shared table.
+    /// It has a userfaultfd, of this number in the shared descriptor table.
     Active {
         /// The userfaultfd.
         uffd: RawFd,
     },
 }
 
-/// Something that happened to a child's address spaces.
+/// An event in a child's address spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JournalRecord {
-    /// The kernel told this of a space.
+    /// The kernel reported this message about an address space.
     Message(AddressSpaceId, UffdEvent),
-    /// A space is gone.
+    /// An address space is closed.
     SpaceClosed(AddressSpaceId),
-    /// The userfaultfd of one of the child's own spaces came, and has this number.
+    /// The userfaultfd of one of the child's own address spaces has arrived, and has this number.
     UffdArrived(AddressSpaceId, RawFd),
-    /// The queue that the child's stub holds came, and has this number.
+    /// The queue that the child's stub holds has arrived, and has this number.
     StubQueue(RawFd),
 }
 
-/// All address spaces of a child at one moment.
+/// All address spaces of a child at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct JournalSnapshot {
-    /// Those that live.
+    /// The address spaces that exist.
     pub(super) spaces: Vec<AddressSpaceSnapshot>,
-    /// The number that the next one gets.
+    /// The number of the next address space.
     pub(super) next_space: AddressSpaceId,
 }
 
-/// An address space at one moment.
+/// An address space at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AddressSpaceSnapshot {
     /// Its number.
     pub(super) id: AddressSpaceId,
-    /// Its userfaultfd in the shared table.
+    /// The number of its userfaultfd in the shared descriptor table.
     pub(super) uffd: RawFd,
     /// Its page map.
     pub(super) segments: Vec<MapSegment>,
 }
 
-/// What a journal says.
+/// The contents of a journal.
 #[derive(Debug)]
 pub(super) struct JournalContents {
-    /// How far the child has come.
+    /// How far the adoption of the child has got.
     pub(super) state: AdoptionState,
-    /// What was done for it.
+    /// What the pager has done for it.
     pub(super) counters: PagerCounters,
-    /// What stands in for the plan.
+    /// The snapshot that replaces the plan, if there is one.
     pub(super) snapshot: Option<JournalSnapshot>,
-    /// What happened since, in order.
+    /// The records since then, in order.
     pub(super) records: Vec<JournalRecord>,
 }
 
 impl JournalContents {
-    /// The queue that the child's stub holds, where it is known.
+    /// The queue that the child's stub holds, if it is known.
     pub(super) fn stub_queue(&self) -> Option<RawFd> {
         self.records.iter().rev().find_map(|record| match record {
             JournalRecord::StubQueue(number) => Some(*number),
@@ -161,7 +161,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Makes an empty journal in the child's directory.
+    /// Creates an empty journal in the child's directory.
     ///
     /// # Errors
     /// As open(2), fallocate(2), rename(2).
@@ -169,7 +169,7 @@ impl Journal {
         Self::create_file(dir, state, PagerCounters::default(), &[])
     }
 
-    /// Makes a journal that begins behind a snapshot.
+    /// Creates a journal that begins with a snapshot.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -181,7 +181,7 @@ impl Journal {
         Self::create_file(dir, state, PagerCounters::default(), &encode_snapshot(snapshot)?)
     }
 
-    /// Reads a journal and goes on with it.
+    /// Opens a journal, and continues it.
     ///
     /// # Errors
     /// As open(2); `InvalidData` for a file of another format.
@@ -206,19 +206,20 @@ impl Journal {
         Ok((Self { dir: dir.to_owned(), mapping, end, stub_queue: queue }, contents))
     }
 
-    /// Notes how far the child has come, in one store.
+    /// Records how far the adoption has got, in one store.
     pub(super) fn set_state(&mut self, state: AdoptionState) {
         self.mapping.store_u64(STATE_AT, encode_state(state));
     }
 
-    /// Notes what was done for the child.
+    /// Records what the pager has done for the child.
     pub(super) fn set_counters(&mut self, counters: &PagerCounters) {
         for (index, number) in counters.to_words().into_iter().enumerate() {
             self.mapping.store_u64(COUNTERS_AT + 8 * index, number);
         }
     }
 
-    /// Whether a snapshot is due: the next read or record may find no room; or soon, and a snapshot that is taken now tells all.
+    /// Whether a snapshot is due: the next read or record may find no room. If this is only near, a snapshot is due if it
+    /// can be complete now.
     pub(super) fn needs_compaction(&self, tells_all: impl FnOnce() -> bool) -> bool {
         self.is_full() || self.end + SPARE_RECORDS > RECORDS_MAX && tells_all()
     }
@@ -228,10 +229,10 @@ impl Journal {
         self.end + 1 + BATCH_MESSAGES_MAX > RECORDS_MAX
     }
 
-    /// Starts anew behind a snapshot of what the journal has led to.
+    /// Replaces the file by one that begins with a snapshot of the current state.
     ///
     /// # Errors
-    /// As [`Self::create`]; the journal is then as before.
+    /// As [`Self::create`]; the journal is then unchanged.
     pub(super) fn compact(&mut self, state: AdoptionState, snapshot: &JournalSnapshot) -> io::Result<()> {
         let queue = self.stub_queue;
         *self = Self::create_file(&self.dir, state, load_counters(&self.mapping), &encode_snapshot(snapshot)?)?;
@@ -239,14 +240,14 @@ impl Journal {
         Ok(())
     }
 
-    /// Notes the queue that the child's stub holds.
+    /// Records the queue that the child's stub holds.
     pub(super) fn record_stub_queue(&mut self, number: RawFd) {
         self.stub_queue = Some(number);
         self.append_descriptor_record(RECORD_STUB_QUEUE, 0, number);
     }
 
-    /// Reads what the kernel has to tell of a space, at most [`BATCH_MESSAGES_MAX`], into `messages`, and keeps the events
-    /// among it for a successor. A journal [full](Self::is_full) forgets its last batch for that.
+    /// Reads the messages of an address space into `messages`, at most [`BATCH_MESSAGES_MAX`], and keeps the events among
+    /// them for the next pager. A journal that is [full](Self::is_full) overwrites its last batch.
     ///
     /// # Errors
     /// As [`Userfaultfd::read_events`].
@@ -261,7 +262,7 @@ impl Journal {
             self.end = RECORDS_MAX - 1 - BATCH_MESSAGES_MAX;
         }
         let first = self.end + 1;
-        // Touched here, the page of the last record will not have to be brought in under the kernel's copy.
+        // Touches the page of the last record, so that the kernel's copy does not fault on it.
         self.mapping.store_u64(record_offset(first + BATCH_MESSAGES_MAX - 1), 0);
         self.mapping.store(record_offset(self.end), &encode_record_tag(RECORD_BATCH, space));
         let read = uffd.read_events(&self.mapping, record_offset(first), BATCH_MESSAGES_MAX);
@@ -281,7 +282,7 @@ impl Journal {
         read.map(|_| ())
     }
 
-    /// Notes that a space is gone.
+    /// Records that an address space is closed.
     pub(super) fn record_space_closed(&mut self, space: AddressSpaceId) {
         if self.end < RECORDS_MAX {
             self.mapping.store(record_offset(self.end), &encode_record_tag(RECORD_SPACE_CLOSED, space));
@@ -289,21 +290,21 @@ impl Journal {
         }
     }
 
-    /// Notes that a space of the child's own has a userfaultfd. There are fewer of these than records.
+    /// Records that one of the child's own address spaces has a userfaultfd. There are fewer of these than records.
     pub(super) fn record_uffd_arrived(&mut self, space: AddressSpaceId, uffd: RawFd) {
         self.append_descriptor_record(RECORD_UFFD_ARRIVED, space, uffd);
     }
 
     fn append_descriptor_record(&mut self, kind: u8, space: AddressSpaceId, number: RawFd) {
         if self.end < RECORDS_MAX {
-            // The kind last: until it stands there, nothing does.
+            // The kind is written last: until then there is no record.
             self.mapping.store_u64(record_offset(self.end) + 8, u64::from(number as u32));
             self.mapping.store(record_offset(self.end), &encode_record_tag(kind, space));
             self.end += 1;
         }
     }
 
-    /// Clears records, the last first, so that at no moment anything stands behind the end.
+    /// Clears records, the last first, so that no record ever follows the end.
     fn clear_records(&mut self, first: usize, end: usize) {
         for index in (first..end).rev() {
             for word in 0..EVENT_BYTES / 8 {
@@ -316,7 +317,7 @@ impl Journal {
         let temp_path = dir.join("pager.journal.new");
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&temp_path)?;
-        // What is reserved now cannot turn out missing under a store, which would raise SIGBUS.
+        // Reserved memory cannot be lacking at a later store, which would raise SIGBUS.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, MAPPED_BYTES as u64)?;
         file.write_all_at(snapshot, MAPPED_BYTES as u64)?;
         let mapping = SharedMapping::map_file(&file, MAPPED_BYTES)?;
@@ -364,7 +365,7 @@ fn load_counters(mapping: &SharedMapping) -> PagerCounters {
     PagerCounters::from_words(std::array::from_fn(|index| mapping.load_u64(COUNTERS_AT + 8 * index)))
 }
 
-/// The bytes of a journal with this snapshot, and these bytes behind the magic: what is missing is zero.
+/// The bytes of a journal with this snapshot, and these bytes after the magic. The rest is zero.
 pub(super) fn build_file(snapshot: &[u8], after_magic: &[u8]) -> Vec<u8> {
     let mut bytes = [MAGIC, after_magic].concat();
     bytes.resize(MAPPED_BYTES, 0);
@@ -390,8 +391,8 @@ fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<JournalSnapshot>>
     Ok(Some(snapshot))
 }
 
-/// Whether a message is of whole pages that a process can have. What is not was not written by the kernel, and its
-/// arithmetic would end the pager, and the next one, and so on.
+/// Whether a message is about whole pages that a process can have. The kernel writes no other. Arithmetic on another would
+/// crash this pager, and each one after it.
 fn is_valid_message(message: &UffdEvent) -> bool {
     let is_range = |start: u64, end: u64| {
         start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE) && start <= end && end <= USER_SPACE_END
@@ -406,7 +407,7 @@ fn is_valid_message(message: &UffdEvent) -> bool {
     }
 }
 
-/// Everything up to the end, and where that is.
+/// All records up to the end, and the index of the end.
 fn read_records(mapping: &SharedMapping) -> (Vec<JournalRecord>, usize) {
     let mut records = Vec::new();
     let mut space = 0;

@@ -9,26 +9,27 @@ use farfork_sys::userfaultfd::UffdEvent;
 use super::{AddressSpaceId, AdoptionState, JournalContents, JournalRecord, JournalSnapshot};
 use crate::pager::page_map::PageMap;
 
-/// Spaces by number, each with its userfaultfd's number and its map.
+/// Address spaces by number, each with the number of its userfaultfd and its map.
 pub(in crate::pager) type ReplayedSpaces = BTreeMap<AddressSpaceId, (RawFd, PageMap)>;
 
-/// What a journal led to.
+/// The result of a journal's replay.
 #[derive(Debug)]
 pub(in crate::pager) struct ReplayResult {
-    /// The spaces that live, as far as was noted.
+    /// The address spaces that exist, as far as the journal has it.
     pub(in crate::pager) spaces: ReplayedSpaces,
-    /// The number that the next one gets.
+    /// The number of the next address space.
     pub(in crate::pager) next_space: AddressSpaceId,
 }
 
-/// The spaces of a child with this plan, a map for each of its processes. One whose userfaultfd has not arrived has none.
+/// The address spaces of a child with this plan, which has a map for each of its processes. A process whose userfaultfd has
+/// not arrived has no address space.
 pub(in crate::pager) fn replay_journal(contents: JournalContents, plan: &[PageMap]) -> ReplayResult {
     let mut replayed = match (contents.snapshot, contents.state, plan) {
         (Some(snapshot), ..) => replay_snapshot(snapshot),
         (None, AdoptionState::Active { uffd }, [only]) => {
             ReplayResult { spaces: [(0, (uffd, only.clone()))].into(), next_space: 1 }
         }
-        // Of several each has a record.
+        // Each of several processes has a record.
         (None, ..) => ReplayResult { spaces: ReplayedSpaces::new(), next_space: plan.len() as AddressSpaceId },
     };
     for record in contents.records {
@@ -56,7 +57,7 @@ impl ReplayResult {
             JournalRecord::Message(parent, UffdEvent::Fork { number }) => {
                 if let Some((_, map)) = self.spaces.get(&parent) {
                     let mut map = map.clone();
-                    // What its parent was still to tell is told to nobody of the forked process.
+                    // Late messages of the parent never arrive on the forked process's userfaultfd.
                     map.clear_late_events();
                     self.spaces.insert(self.next_space, (number, map));
                 }

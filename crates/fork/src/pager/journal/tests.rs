@@ -12,7 +12,7 @@ fn encode_message(kind: u8, words: [u64; 3]) -> [u8; EVENT_BYTES] {
     bytes
 }
 
-/// Leaves a batch as a pager does that is killed right after its read.
+/// Writes a batch as it is left by a pager that is killed right after its read.
 fn write_unread_batch(journal: &mut Journal, space: AddressSpaceId, messages: &[[u8; EVENT_BYTES]]) {
     journal.mapping.store(record_offset(journal.end), &encode_record_tag(RECORD_BATCH, space));
     for (index, bytes) in messages.iter().enumerate() {

@@ -25,61 +25,61 @@ pub const SOCKET_FILE: &str = "pager.sock";
 /// Name of the lock in the run directory.
 const LOCK_FILE: &str = "pager.lock";
 
-/// Descriptors that forked processes leave free in the table: for clients, for what children are adopted with, and for a
-/// successor, which would otherwise find no room to begin in.
+/// Descriptors that forked processes leave free in the table: for clients, for adoptions, and for the next pager, which
+/// could not start without them.
 const RESERVED_DESCRIPTORS: u64 = 64;
 
-/// Connections that wait to be accepted, also while no pager runs: the daemon's threads.
+/// Connections that wait to be accepted, also while no pager runs. The clients are threads of the daemon.
 const BACKLOG: i32 = 64;
 
-/// Why there is no pager.
+/// Why a pager cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum PagerError {
-    /// Another one serves this run directory.
+    /// Another pager serves this run directory.
     #[error("a pager already runs in {}: stop it first", run_dir.display())]
     AlreadyRunning {
         /// The run directory.
         run_dir: PathBuf,
     },
-    /// A file of the run directory cannot be made.
+    /// A file of the run directory cannot be created.
     #[error("{} cannot be made: {source}", path.display())]
     RunDir {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A system call failed that has no reason to.
+    /// A system call failed unexpectedly.
     #[error("the pager cannot {action}: {source}")]
     System {
-        /// What it could not do.
+        /// What the pager could not do.
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// What keeper and pager have in common.
+/// What keeper and pager share.
 #[derive(Debug)]
 pub(in crate::pager) struct KeeperContext {
     registry: ChildRegistry,
     socket_path: PathBuf,
     listener: OwnedFd,
     lock: File,
-    /// The process that is the keeper. Never closed by a drop: in the holder's memory the number is an old one, and may
-    /// stand for something else by now. The next pager closes it with all that nobody knows.
+    /// The pidfd of the keeper. Never closed on drop: in the holder's memory the number is outdated, and may be another
+    /// descriptor by now. The next pager closes it, together with all unknown descriptors.
     keeper: ManuallyDrop<OwnedFd>,
     roles: RoleTable,
-    /// Descriptors of the process from before.
+    /// Descriptors that were open before the keeper started.
     preexisting_fds: Vec<RawFd>,
-    /// Whom its keeper was started to trust.
+    /// The trust policy with which the keeper was started.
     startup_trust_policy: TrustPolicy,
-    /// What its keeper was shown as when it began.
+    /// The process title that the keeper had at its start.
     process_title: Option<ProcessTitle>,
 }
 
 impl KeeperContext {
-    /// Takes a run directory, as its only pager.
+    /// Locks a run directory, as its only pager.
     ///
     /// # Errors
     /// [`PagerError`].
@@ -111,21 +111,21 @@ impl KeeperContext {
         })
     }
 
-    /// Whom a pager that begins now is to trust.
+    /// The trust policy for a pager that starts now.
     ///
     /// # Errors
-    /// What the daemon said of that cannot be read.
+    /// The policy that the daemon has written cannot be read.
     pub(in crate::pager) fn load_trust_policy(&self) -> io::Result<TrustPolicy> {
         let written = TrustPolicy::read(self.socket_path.parent().unwrap_or(Path::new("/")))?;
         Ok(written.unwrap_or_else(|| self.startup_trust_policy.clone()))
     }
 
-    /// Most bytes that its cache of pages may take.
+    /// The size limit of the page cache in bytes.
     pub(in crate::pager) fn cache_bytes_max(&self) -> u64 {
         cache::limit::read_cache_limit(self.socket_path.parent().unwrap_or(Path::new("/")))
     }
 
-    /// Makes this process the keeper in place of one that is gone.
+    /// Makes this process the keeper, in place of one that is gone.
     ///
     /// # Errors
     /// [`PagerError::System`].
@@ -139,17 +139,18 @@ impl KeeperContext {
         Ok(())
     }
 
-    /// This process, the pager, closes nothing any more that it does not know.
+    /// This pager does not close unknown descriptors any more.
     pub(in crate::pager) fn set_pager_ready(&self) {
         self.roles.set_pager_ready();
     }
 
-    /// Which descriptor leads to the holder.
+    /// The number of the holder's pidfd.
     pub(in crate::pager) fn fd_holder_pidfd(&self) -> RawFd {
         self.roles.pidfd_number(ProcessRole::FdHolder)
     }
 
-    /// Closes what led to processes of these that are gone. For the pager, which alone opens and closes descriptors beside them.
+    /// Closes pidfds of keepers, pagers and holders that are gone. Only for the pager, which alone opens and closes other
+    /// descriptors.
     pub(in crate::pager) fn close_dead_pidfds(&self) -> io::Result<()> {
         let known = self.descriptors();
         let numbers = list_open_fds()?.into_iter().filter(|number| !known.contains(number));
@@ -158,22 +159,22 @@ impl KeeperContext {
         Ok(())
     }
 
-    /// What its keeper is shown as, where that can be read.
+    /// The keeper's process title, if it could be read.
     pub(super) fn process_title(&self) -> Option<&ProcessTitle> {
         self.process_title.as_ref()
     }
 
-    /// Who is keeper, pager and holder.
+    /// The table of keeper, pager and holder.
     pub(super) fn roles(&self) -> &RoleTable {
         &self.roles
     }
 
-    /// Keeps some descriptors of the table from being used by this process, but in [`Self::with_reserved_fds`].
+    /// Reserves some descriptors of the table: this process can use them only in [`Self::with_reserved_fds`].
     pub(in crate::pager) fn reserve_fds(&self) {
         set_fd_limit(RESERVED_DESCRIPTORS);
     }
 
-    /// Does what may use the reserved descriptors.
+    /// Calls a function that may use the reserved descriptors.
     pub(in crate::pager) fn with_reserved_fds<T>(&self, act: impl FnOnce(&Self) -> T) -> T {
         set_fd_limit(0);
         let done = act(self);
@@ -181,7 +182,7 @@ impl KeeperContext {
         done
     }
 
-    /// Whether anybody can still reach the control socket: the run directory may have been removed.
+    /// Whether clients can still reach the control socket. The run directory may have been removed.
     pub(in crate::pager) fn is_reachable(&self) -> bool {
         self.socket_path.exists()
     }
@@ -194,24 +195,24 @@ impl KeeperContext {
         self.listener.as_fd()
     }
 
-    /// The keeper, by descriptor: readable when it is gone.
+    /// The keeper's pidfd, which is readable when the keeper is gone.
     pub(in crate::pager) fn keeper(&self) -> BorrowedFd<'_> {
         self.keeper.as_fd()
     }
 
-    /// The descriptors that no successor may close.
+    /// The descriptors that the next pager must not close.
     pub(in crate::pager) fn descriptors(&self) -> Vec<RawFd> {
         let own = [self.listener.as_raw_fd(), self.lock.as_raw_fd(), self.keeper.as_raw_fd()];
         self.preexisting_fds.iter().copied().chain(own).chain(self.roles.descriptors()).collect()
     }
 
-    /// Removes the control socket: nobody serves it any more.
+    /// Removes the control socket, because it is served no longer.
     pub(in crate::pager) fn remove_socket(self) {
         let _ = fs::remove_file(&self.socket_path);
     }
 }
 
-/// Says in an error what could not be done.
+/// Makes an error that names the failed action.
 fn system_error(action: &'static str) -> impl Fn(io::Error) -> PagerError {
     move |source| PagerError::System { action, source }
 }
@@ -249,11 +250,12 @@ fn bind_control_socket(path: &Path) -> io::Result<OwnedFd> {
 fn list_open_fds() -> io::Result<Vec<RawFd>> {
     let listed: Vec<RawFd> =
         fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
-    // The descriptor that the listing itself used is closed by now.
+    // The descriptor of the listing itself is closed by now.
     Ok(listed.into_iter().filter(|number| fs::read_link(format!("/proc/self/fd/{number}")).is_ok()).collect())
 }
 
-/// Every process of every child has a descriptor here, so that this process takes all that it may have, less a reserve.
+/// The table has a descriptor for every process of every child. So this process raises its limit to the maximum, less a
+/// reserve.
 fn set_fd_limit(reserve: u64) {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let current = limit.maximum.map(|maximum| maximum.saturating_sub(reserve));

@@ -15,25 +15,25 @@ use farfork_sys::{pidfd, process_memory};
 use super::reap_process;
 use super::roles::{ProcessRole, RoleTable};
 
-/// How often the holder looks who lives, beside being woken: the number of a pidfd that it waits for may come to mean
-/// another descriptor in the moment before it waits.
+/// How often the holder checks which processes live, in addition to being woken. The number of the pidfd that it waits for
+/// may be reused just before it waits.
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the holder is called in /proc/PID/comm, and instead of `pager` on its command line.
+/// The holder's name in /proc/PID/comm, and the word that replaces `pager` on its command line.
 const HOLDER_COMM: &CStr = c"farfork-holder";
 const HOLDER_COMMAND: &str = "holder";
-/// What the keeper's command is called there.
+/// The keeper's command there.
 const KEEPER_COMMAND: &str = "pager";
 
-/// Why a holder holds no longer.
+/// Why a holder ends.
 pub(super) enum FdHolderExit {
     /// A client has stopped the pager, or another process is the holder.
     NotNeeded,
-    /// Keeper and pager are gone: this process has to be the keeper now.
+    /// Keeper and pager are gone: this process must become the keeper.
     KeeperAndPagerGone,
 }
 
-/// Clones a holder in the place of one that is gone. It is init's child, so that no keeper has to reap it.
+/// Clones a holder, in place of one that is gone. The holder is a child of init, so that no keeper must reap it.
 ///
 /// # Errors
 /// As clone3(2).
@@ -54,14 +54,14 @@ pub(super) fn start_fd_holder(roles: &RoleTable) -> io::Result<ForkedSide> {
     }
 }
 
-/// The holder's life.
+/// The main function of the holder.
 pub(super) fn run_fd_holder(roles: &RoleTable, title: Option<&ProcessTitle>) -> FdHolderExit {
     roles.set_fd_holder();
     if let Err(error) = title.map_or(Ok(()), ProcessTitle::set_fd_holder) {
         tracing::debug!("the holder is called as its keeper is: {error}");
     }
     let end = wait_until_orphaned(roles);
-    // Those that it clones as the keeper are no holders.
+    // The processes that it clones as the keeper are not holders.
     let _ = title.map_or(Ok(()), ProcessTitle::restore);
     end
 }
@@ -79,16 +79,17 @@ fn wait_until_orphaned(roles: &RoleTable) -> FdHolderExit {
     }
 }
 
-/// Ends the holder, where there is one: nobody needs the table any more.
+/// Ends the holder, if there is one: the table is not needed any more.
 pub(super) fn stop_fd_holder(roles: &RoleTable) {
     const LIMIT: Duration = Duration::from_secs(1);
     let Some(number) = roles.first_alive(&[ProcessRole::FdHolder]) else { return };
-    // It looks again when it is woken, or after a while; nothing is lost by a kill.
+    // The holder would end by itself, but only after it is woken or after a while. A kill loses nothing.
     let _ = pidfd::send_signal_raw(number, rustix::process::Signal::KILL.as_raw());
     pidfd::wait_any_exit_raw(&[number], LIMIT);
 }
 
-/// What `ps` shows a process as. It is read before there is a pager, and told without a descriptor (`roles`).
+/// The process title that `ps` shows. It is read before there is a pager, and changed without opening a descriptor
+/// (`roles`).
 #[derive(Debug)]
 pub(super) struct ProcessTitle {
     comm: CString,
@@ -98,13 +99,13 @@ pub(super) struct ProcessTitle {
 }
 
 impl ProcessTitle {
-    /// Of this process.
+    /// Reads the title of this process.
     ///
     /// # Errors
     /// As open(2) of files of proc(5).
     pub(super) fn read() -> io::Result<Self> {
         let stat = fs::read_to_string("/proc/self/stat")?;
-        // arg_start is field 48 of proc_pid_stat(5); the first behind the name is field 3.
+        // arg_start is field 48 of proc_pid_stat(5); the first field after the name is field 3.
         let start = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(48 - 3)?.parse().ok());
         let start = start.ok_or(io::ErrorKind::InvalidData)?;
         let comm = CString::new(fs::read("/proc/self/comm")?.trim_ascii_end())?;
@@ -126,7 +127,7 @@ impl ProcessTitle {
     }
 }
 
-/// The keeper's command line with another command, of the same length; `None` where it is of another program, as in tests.
+/// The keeper's command line with the holder's command, padded to the same length. `None` for another program, as in tests.
 fn fd_holder_command_line(keeper_command_line: &[u8]) -> Option<Vec<u8>> {
     let mut words = keeper_command_line.strip_suffix(b"\0")?.split(|byte| *byte == 0);
     let (_, command) = (words.next()?, words.next()?);

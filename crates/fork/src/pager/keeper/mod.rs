@@ -25,46 +25,47 @@ use context::{KeeperContext, PagerError};
 use fd_holder::FdHolderExit;
 use roles::{ProcessRole, RoleTable};
 
-/// A pager that lived this long was well: the next one is cloned at once. One that fails at what its predecessors left,
-/// or at the next fault, does so within a few milliseconds.
+/// A pager that has lived this long was healthy: the next one is cloned at once. A pager that fails while it recovers its
+/// state, or at the next fault, does so within a few milliseconds.
 const HEALTHY_AFTER: Duration = Duration::from_millis(100);
 
-/// First and longest pause before a pager is cloned whose predecessors died young.
+/// Shortest and longest pause before the next pager is cloned, if the previous ones died early.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(1);
 const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// How often a keeper looks by itself who lives: it is woken when anybody ends.
+/// How often a keeper checks which processes live. It is also woken when one ends.
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Exit status of a pager that failed.
 const EXIT_FAILED: i32 = 1;
-/// Exit status of a pager that makes room for one that trusts others.
+/// Exit status of a pager that is replaced by one with another trust policy.
 const EXIT_REPLACED: i32 = 3;
-/// Exit status of a pager that panicked, as of every Rust program that does.
+/// Exit status of a pager that panicked, as of every Rust program.
 const EXIT_PANICKED: i32 = 101;
 
-/// Whether there is a holder.
+/// Whether a holder exists.
 enum FdHolderStatus {
-    /// One lives.
+    /// A holder lives.
     Alive,
     /// None can be started for now.
     StartFailed,
-    /// This process is one that was just cloned.
+    /// This process is a holder that was just cloned.
     BecameHolder,
 }
 
-/// Where a pager works.
+/// The configuration of a pager.
 #[derive(Debug, Clone)]
 pub struct PagerConfig {
     /// The run directory, for the control socket, the lock and the registry. One pager serves it.
     pub run_dir: PathBuf,
-    /// What it shows to owners of pages, and whom it trusts; nothing where connections are in clear.
+    /// Which credentials it presents to owners, and which it trusts. `None` if connections are neither authenticated nor
+    /// encrypted.
     pub credentials: Option<Credentials>,
 }
 
-/// Why a process keeps no longer.
+/// Why a process stops supervising the pager.
 enum SupervisionEnd {
-    /// The pager ended because a client asked for it.
+    /// A client has stopped the pager.
     Stopped,
     /// This process was the pager, and its keeper is gone.
     KeeperGone,
@@ -72,9 +73,9 @@ enum SupervisionEnd {
     BecameHolder,
 }
 
-/// What a keeper was woken for.
+/// Why a keeper stopped waiting.
 enum PagerWaitResult {
-    /// The pager ended in this way, where that is known.
+    /// The pager has ended, with this status if it is known.
     Exited(Option<WaitStatus>),
     /// This process is a holder that was cloned meanwhile.
     BecameHolder,
@@ -88,8 +89,8 @@ enum PagerWaitResult {
 //   │  └─ clones ─▶ holder ── both gone ──▶ becomes the keeper
 //   └───── reaps it, clones another ──────────┘ killed, crashed
 
-/// Keeps a pager running until a client stops it. To be called in a process of its own, with one thread, and in a
-/// session of its own, so that it does not end with another. The process that returns is whichever was the keeper last.
+/// Keeps a pager running until a client stops it. Must be called in a single-threaded process with its own session, so that
+/// it does not end with another process. The process that returns is the last keeper.
 ///
 /// # Errors
 /// [`PagerError`], before the first pager runs.
@@ -108,7 +109,7 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
             }
             SupervisionEnd::BecameHolder => {
                 match fd_holder::run_fd_holder(keeper_context.roles(), keeper_context.process_title()) {
-                    // Nothing of its own may be dropped: the descriptors stand in others' table too.
+                    // Nothing may be dropped here: the other processes share the descriptor table.
                     FdHolderExit::NotNeeded => std::process::exit(0),
                     FdHolderExit::KeeperAndPagerGone => {
                         tracing::warn!(
@@ -119,7 +120,7 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
                 }
             }
         }
-        // It must not give up: it may be the last one that holds the children's userfaultfds.
+        // It must not give up: it may be the last process that holds the children's userfaultfds.
         while let Err(error) = keeper_context.become_keeper() {
             tracing::error!("{error}: it is tried again");
             std::thread::sleep(RESTART_BACKOFF_MAX);
@@ -131,7 +132,7 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
     let roles = keeper_context.roles();
     let mut pause = Duration::ZERO;
     loop {
-        // Before the pager: whoever kills that and this process together finds one.
+        // The holder is started first: it remains if pager and keeper are killed together.
         if let FdHolderStatus::BecameHolder = ensure_fd_holder(roles) {
             return SupervisionEnd::BecameHolder;
         }
@@ -153,7 +154,7 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
                 }
                 tracing::error!("the pager, process {pid}, {}: another takes over", describe_exit(status));
             }
-            // Memory and processes may come back; the children wait as long.
+            // Memory and processes may become available again; the children wait that long.
             Err(error) => {
                 roles.assign(ProcessRole::Pager, 0);
                 tracing::error!("the pager cannot be started: {error}: it is tried again");
@@ -165,14 +166,14 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
     }
 }
 
-/// Waits for the end of the pager that was cloned, and has a holder all the while.
+/// Waits for the end of the pager that was cloned. Meanwhile keeps a holder running.
 fn wait_for_pager(roles: &RoleTable, pager: i32) -> PagerWaitResult {
     loop {
         let limit = match roles.is_pager_ready(pager).then(|| ensure_fd_holder(roles)) {
             Some(FdHolderStatus::BecameHolder) => return PagerWaitResult::BecameHolder,
             Some(FdHolderStatus::Alive) => LIVENESS_CHECK_INTERVAL,
             Some(FdHolderStatus::StartFailed) => RESTART_BACKOFF_MAX,
-            // It may close the pidfd of whoever is cloned now.
+            // A starting pager may close the pidfd of a process that is cloned now.
             None => RESTART_BACKOFF_MIN,
         };
         let watched = [ProcessRole::Pager, ProcessRole::FdHolder].map(|role| roles.pidfd_number(role));
@@ -184,7 +185,7 @@ fn wait_for_pager(roles: &RoleTable, pager: i32) -> PagerWaitResult {
     }
 }
 
-/// Clones a holder where there is none.
+/// Clones a holder if there is none.
 fn ensure_fd_holder(roles: &RoleTable) -> FdHolderStatus {
     if roles.is_alive(ProcessRole::FdHolder) {
         return FdHolderStatus::Alive;
@@ -200,8 +201,8 @@ fn ensure_fd_holder(roles: &RoleTable) -> FdHolderStatus {
     }
 }
 
-/// The pager's life. It comes back only to be the keeper; what else it ends with is its exit status. (Nothing of its
-/// own may be dropped on the way out: the descriptors stand in the keeper's table too.)
+/// The main function of the pager. It returns only to become the keeper, and otherwise exits with a status. Nothing may be
+/// dropped before the exit: the keeper shares the descriptor table.
 fn run_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
     let serve = AssertUnwindSafe(|| {
         takeover::start_server(keeper_context).and_then(|mut server: PagerServer<'_>| server.run())
@@ -226,13 +227,13 @@ fn reap_process(pid: i32) -> Option<WaitStatus> {
         match waitpid(Pid::from_raw(pid), WaitOptions::empty()) {
             Ok(Some((_, status))) => return Some(status),
             Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            // Only ECHILD remains: it is gone, and somebody else was told how.
+            // Only ECHILD remains: the process is gone, and another has its status.
             Err(_) => return None,
         }
     }
 }
 
-/// How a pager ended, in words.
+/// Describes how a pager ended.
 fn describe_exit(status: Option<WaitStatus>) -> String {
     let signal = status.and_then(|status| status.terminating_signal());
     let exit = status.and_then(|status| status.exit_status());
@@ -243,8 +244,8 @@ fn describe_exit(status: Option<WaitStatus>) -> String {
     }
 }
 
-/// All three processes would have to be killed for a child to be harmed; they are small, and should come last. Lowering the
-/// score takes CAP_SYS_RESOURCE, which root of a container may lack.
+/// A child is harmed only if all three processes are killed. They are small, so the OOM killer should choose them last.
+/// Lowering the score needs CAP_SYS_RESOURCE, which root in a container may lack.
 fn spare_from_oom_killer() {
     const SCORE: &str = "-900";
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", SCORE) {

@@ -10,14 +10,14 @@ use farfork_wire::ChildId;
 /// Name of the directory in the run directory.
 const REGISTRY_DIR: &str = "pager.children";
 
-/// The directory of links.
+/// The registry's directory.
 #[derive(Debug, Clone)]
 pub(in crate::pager) struct ChildRegistry {
     dir: PathBuf,
 }
 
 impl ChildRegistry {
-    /// That of a run directory; made if need be.
+    /// Opens the registry of a run directory. Creates it if needed.
     ///
     /// # Errors
     /// As mkdir(2).
@@ -27,10 +27,10 @@ impl ChildRegistry {
         Ok(Self { dir })
     }
 
-    /// Enters a child.
+    /// Adds a child.
     ///
     /// # Errors
-    /// As symlink(2); not when the child is there already.
+    /// As symlink(2). It is no error if the child is already registered.
     pub(in crate::pager) fn insert(&self, child: &ChildId, child_dir: &Path) -> io::Result<()> {
         match symlink(child_dir, self.link_path(child)) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -38,12 +38,12 @@ impl ChildRegistry {
         }
     }
 
-    /// Strikes a child out, if it is there.
+    /// Removes a child, if it is registered.
     pub(in crate::pager) fn remove(&self, child: &ChildId) {
         let _ = fs::remove_file(self.link_path(child));
     }
 
-    /// The children entered, each with its directory.
+    /// The registered children, each with its directory.
     ///
     /// # Errors
     /// As readdir(3).

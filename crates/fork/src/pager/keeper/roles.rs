@@ -19,21 +19,21 @@ const TABLE_BYTES: usize = 48;
 /// Set when a client has stopped the pager: no process starts another.
 const STOPPED_AT: usize = 24;
 
-/// The pid of the pager that has closed what its predecessor left. Until then a keeper clones no process: the pager would close its
-/// pidfd as well.
+/// The pid of the pager that has closed its predecessor's descriptors. Until then the keeper clones no process: the pager
+/// would close its pidfd, too.
 const READY_PAGER_PID_AT: usize = 32;
 
-/// Where the pid of the holder stands, which writes it as the first it does.
+/// The pid of the holder. The holder writes it first of all.
 const HOLDER_PID_AT: usize = 40;
 
-/// What a process is for.
+/// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProcessRole {
-    /// Clones the others.
+    /// Clones the other two.
     Keeper,
-    /// Serves children.
+    /// Serves the children.
     Pager,
-    /// Holds the common table of descriptors open, and does nothing else.
+    /// Only holds the shared descriptor table open.
     FdHolder,
 }
 
@@ -47,7 +47,7 @@ impl ProcessRole {
     }
 }
 
-/// The page.
+/// The table.
 ///
 /// ```text
 ///  0        8       16       24        32                40           48
@@ -63,7 +63,7 @@ pub(super) struct RoleTable {
 }
 
 impl RoleTable {
-    /// A page without any process.
+    /// A table without any process.
     ///
     /// # Errors
     /// As memfd_create(2), mmap(2).
@@ -73,7 +73,7 @@ impl RoleTable {
         Ok(Self { mapping: SharedMapping::map_file(&file, TABLE_BYTES)? })
     }
 
-    /// Where the kernel is to store who has this role.
+    /// Where the kernel stores the pidfd of a process with this role.
     pub(super) fn pidfd_slot(&self, role: ProcessRole) -> Option<PidfdSlot<'_>> {
         Some(PidfdSlot { mapping: &self.mapping, offset: role.offset() })
     }
@@ -83,7 +83,7 @@ impl RoleTable {
         self.mapping.load_u64(role.offset()) as u32 as RawFd
     }
 
-    /// Gives a role to the process behind this pidfd; 0 for none.
+    /// Assigns a role to the process with this pidfd; 0 for none.
     pub(super) fn assign(&self, role: ProcessRole, number: RawFd) {
         self.mapping.store_u64(role.offset(), u64::from(number as u32));
     }
@@ -99,14 +99,14 @@ impl RoleTable {
         loop {
             let seen = numbers();
             let living = seen.iter().copied().find(|number| *number != 0 && pidfd::is_alive_raw(*number));
-            // As long as they stand there, the numbers mean what they did. A keeper that has ended clones no more.
+            // While the numbers are in the table, their pidfds stay open. A keeper that has ended clones no more.
             if numbers() == seen {
                 return living;
             }
         }
     }
 
-    /// This process, which was just cloned, is the holder.
+    /// Marks this process, which was just cloned, as the holder.
     pub(super) fn set_fd_holder(&self) {
         self.mapping.store_u64(HOLDER_PID_AT, u64::from(std::process::id()));
     }
@@ -117,17 +117,17 @@ impl RoleTable {
             && self.mapping.load_u64(HOLDER_PID_AT) == u64::from(std::process::id())
     }
 
-    /// This process, a pager, closes nothing any more that it does not know.
+    /// Marks this pager as one that does not close unknown descriptors any more.
     pub(super) fn set_pager_ready(&self) {
         self.mapping.store_u64(READY_PAGER_PID_AT, u64::from(std::process::id()));
     }
 
-    /// Whether the pager of this pid closes nothing any more that it does not know.
+    /// Whether the pager of this pid does not close unknown descriptors any more.
     pub(super) fn is_pager_ready(&self, pager: i32) -> bool {
         self.mapping.load_u64(READY_PAGER_PID_AT) == u64::from(pager.unsigned_abs())
     }
 
-    /// A client has stopped the pager: no process starts another.
+    /// Records that a client has stopped the pager: no process starts another.
     pub(super) fn set_stopped(&self) {
         self.mapping.store_u64(STOPPED_AT, 1);
     }
@@ -137,7 +137,7 @@ impl RoleTable {
         self.mapping.load_u64(STOPPED_AT) != 0
     }
 
-    /// The descriptors that stand here.
+    /// The descriptors in the table.
     pub(super) fn descriptors(&self) -> [RawFd; 3] {
         [ProcessRole::Keeper, ProcessRole::Pager, ProcessRole::FdHolder].map(|role| self.pidfd_number(role))
     }
@@ -160,7 +160,7 @@ mod tests {
         let mut other = Command::new("true").spawn().unwrap();
         let others = pidfd::open(other.id() as i32).unwrap();
         table.assign(ProcessRole::Keeper, others.as_raw_fd());
-        // A zombie has ended.
+        // A zombie counts as ended.
         assert!(pidfd::wait_exit(&others, std::time::Duration::from_secs(60)).unwrap());
         assert!(!table.is_alive(ProcessRole::Keeper));
         other.wait().unwrap();

@@ -16,11 +16,11 @@ use crate::pager::child::{Child, ChildError};
 use crate::pager::plan::PlanError;
 use crate::pager::server::PagerServer;
 
-/// Reads what was served, closes what nobody knows (the predecessor's own descriptors), and has every waiting thread
-/// ask again.
+/// Recovers the children, closes unknown descriptors (those of the previous pager), and wakes every waiting thread, so that
+/// it faults again.
 ///
 /// # Errors
-/// As readdir(3), close_range(2), epoll(7): a pager that cannot begin lets the next one try.
+/// As readdir(3), close_range(2), epoll(7). If a pager cannot start, the keeper starts another.
 pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Result<PagerServer<'_>> {
     let started = Instant::now();
     let mut keep = keeper_context.descriptors();
@@ -33,7 +33,7 @@ pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Resu
             }
             Err(error) if is_child_dir_removed(&error) => keeper_context.registry().remove(&id),
             Err(error) => {
-                // It cannot be served, but its threads must go on waiting: closing would have them read zeroes.
+                // It cannot be served, but its threads must keep waiting: after a close they would read zeroes.
                 tracing::error!("child {id} cannot be served and is left waiting: {error}");
                 keep.extend(list_userfaultfds()?);
             }
@@ -44,7 +44,7 @@ pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Resu
     keep.extend(unclaimed.iter().map(|uffd| uffd.as_raw_fd()));
     close_all_except(&keep)?;
     keeper_context.set_pager_ready();
-    // Children wait for every turn of it, and it waits for owners in between.
+    // Children wait whenever the pager waits to be scheduled, which is often: it sleeps while owners reply.
     if let Err(error) = farfork_sys::sched_slice::set_slice(farfork_sys::sched_slice::SLICE_MIN) {
         tracing::debug!("the pager has turns as long as anybody's: {error}");
     }
@@ -64,14 +64,15 @@ pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Resu
     Ok(server)
 }
 
-/// Strikes out, when a keeper begins, the children of an earlier one: the daemon hands back those whose stubs hold what they need.
+/// Removes the children of an earlier keeper when a keeper starts. The daemon hands back those whose stubs hold their
+/// userfaultfds.
 pub(in crate::pager) fn clear_registry(registry: &ChildRegistry) {
     for (id, _) in registry.children().unwrap_or_default() {
         registry.remove(&id);
     }
 }
 
-/// Whether the daemon removed the child's directory, which it does only after the child's end.
+/// Whether the daemon has removed the child's directory, which it does only after the child's end.
 fn is_child_dir_removed(error: &ChildError) -> bool {
     matches!(error, ChildError::Plan(PlanError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound)
 }
@@ -84,7 +85,7 @@ impl PagerServer<'_> {
             .for_each(|uffd| drop(ManuallyDrop::into_inner(uffd)));
     }
 
-    /// Closes what led to holders that are gone, where there is another.
+    /// Closes the pidfds of holders that are gone, if there is another holder.
     pub(in crate::pager) fn close_dead_holder_pidfds(&mut self) {
         let holder = self.context.fd_holder_pidfd();
         if std::mem::replace(&mut self.fd_holder_pidfd, holder) != holder
@@ -95,11 +96,11 @@ impl PagerServer<'_> {
     }
 }
 
-/// Userfaultfds of processes that live and that no journal tells of: closed, they would let them read zeroes. It takes a
-/// predecessor that was killed in the moment between a note and what it notes.
+/// Userfaultfds of live processes that no journal lists. If they were closed, the processes would read zeroes. They exist if
+/// a pager was killed just before it recorded one.
 fn find_unclaimed_userfaultfds(claimed: &[RawFd]) -> io::Result<Vec<ManuallyDrop<Userfaultfd>>> {
     let unknown = list_userfaultfds()?.into_iter().filter(|number| !claimed.contains(number));
-    // Those of processes that have ended are left to be closed with the rest.
+    // Those of processes that have ended are closed with the rest.
     let known = unknown.filter_map(|number| Userfaultfd::from_number(number).ok().map(ManuallyDrop::new));
     let alive: Vec<_> = known.filter(|uffd| !uffd.is_process_gone()).collect();
     if !alive.is_empty() {
@@ -108,7 +109,7 @@ fn find_unclaimed_userfaultfds(claimed: &[RawFd]) -> io::Result<Vec<ManuallyDrop
     Ok(alive)
 }
 
-/// All userfaultfds of the table, whoever they belong to.
+/// All userfaultfds of the table, of any process.
 fn list_userfaultfds() -> io::Result<Vec<RawFd>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")? {

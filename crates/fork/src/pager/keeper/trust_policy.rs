@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use farfork_trust::{Credentials, Encryption, TrustDirectory};
 use serde::{Deserialize, Serialize};
 
-/// Name of the file in the run directory: `on` or `off`, and the trust directory behind a space; or `anybody`.
+/// Name of the file in the run directory. It has `on` or `off`, a space, and the trust directory; or only `anybody`.
 const TRUST_POLICY_FILE: &str = "pager.trust";
 
-/// What stands there for [`TrustPolicy::Unauthenticated`].
+/// The word in the file for [`TrustPolicy::Unauthenticated`].
 const UNAUTHENTICATED_WORD: &str = "anybody";
 
-/// Whom a pager trusts.
+/// Which peers a pager trusts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TrustPolicy {
-    /// Whoever it is told to connect to; nobody is authenticated.
+    /// Any peer that it must connect to; no peer is authenticated.
     Unauthenticated,
     /// The members of a cluster.
     ClusterMembers {
@@ -33,7 +33,7 @@ pub enum TrustPolicy {
 }
 
 impl TrustPolicy {
-    /// As somebody with these credentials does, or with none.
+    /// The policy of these credentials, or of none.
     pub fn from_credentials(credentials: Option<&Credentials>) -> Self {
         credentials.map_or(Self::Unauthenticated, |credentials| Self::ClusterMembers {
             directory: credentials.directory().root().to_owned(),
@@ -41,20 +41,20 @@ impl TrustPolicy {
         })
     }
 
-    /// Reads the credentials.
+    /// Opens the credentials.
     ///
     /// # Errors
-    /// They cannot be used.
+    /// The credentials cannot be used.
     pub(in crate::pager) fn open_credentials(&self) -> io::Result<Option<Credentials>> {
         let Self::ClusterMembers { directory, is_encrypted } = self else { return Ok(None) };
         let encryption = if *is_encrypted { Encryption::On } else { Encryption::Off };
         Credentials::open(&TrustDirectory::new(directory), encryption).map(Some).map_err(io::Error::other)
     }
 
-    /// What the run directory's pager was told; nothing where what its keeper was started with still holds.
+    /// Reads the policy from the run directory. `None` if there is no file, so that the keeper's policy applies.
     ///
     /// # Errors
-    /// There is something that cannot be read: to trust others than those it says would be worse than to wait.
+    /// The file exists and cannot be read. Waiting is better than trusting other peers than the file names.
     pub(in crate::pager) fn read(run_dir: &Path) -> io::Result<Option<Self>> {
         let bytes = match fs::read(run_dir.join(TRUST_POLICY_FILE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -77,7 +77,7 @@ impl TrustPolicy {
         }
     }
 
-    /// Tells the run directory's pagers from now on; they read it when they begin.
+    /// Writes the policy to the run directory. Pagers read it when they start.
     ///
     /// # Errors
     /// As open(2), write(2), rename(2).
@@ -95,9 +95,9 @@ impl TrustPolicy {
         fs::rename(&temp_path, run_dir.join(TRUST_POLICY_FILE))
     }
 
-    /// What a keeper is started with holds again.
+    /// Removes the file, so that the keeper's policy applies again.
     pub(in crate::pager) fn remove_file(run_dir: &Path) {
-        // There may be none.
+        // There may be no file.
         let _ = fs::remove_file(run_dir.join(TRUST_POLICY_FILE));
     }
 }

@@ -11,17 +11,17 @@ use farfork_wire::PAGE_SIZE;
 use super::fork_order::{CONTRADICTION_COST, ChainLink, ForkMapCheck, MapChange};
 use super::{MapSegment, PageMap};
 
-/// Whether pages were there, by address: where one was not there is one since.
+/// Whether pages were present, by address. A probe fills a missing page.
 pub(super) type ProbeResults = RefCell<BTreeMap<u64, bool>>;
 
-/// A witness that is asked of no page twice.
+/// A check that probes no page twice.
 pub(super) struct MemoizedCheck<'a, W> {
     check: W,
     results: &'a ProbeResults,
 }
 
 impl<'a, W: ForkMapCheck> MemoizedCheck<'a, W> {
-    /// One whose answers are kept.
+    /// Wraps a check, and keeps its results.
     pub(super) fn new(check: W, answers: &'a ProbeResults) -> Self {
         Self { check, results: answers }
     }
@@ -52,18 +52,19 @@ impl<W: ForkMapCheck> ForkMapCheck for MemoizedCheck<'_, W> {
     }
 }
 
-/// What is known of a page before the kernel is asked.
+/// The presence of a page that follows from the changes, before the kernel is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PresenceExpectation {
     Present,
     Missing,
     Unknown,
-    /// Missing, and not to be asked for, since it is filled with zeroes then.
+    /// Missing, and not to be probed: the probe would fill it with zeroes instead of data.
     MissingUnfetched,
 }
 
-/// Adds what speaks against each number of links: whether pages are there that had come, and that would be elsewhere, or gone. It is asked only where
-/// several numbers are possible. An answer may rule out those for which another page must not be asked for: then that one is asked for, too.
+/// Adds to the cost of each number of links that a page contradicts. Such a page was installed, and is present or missing
+/// against expectation. Pages are probed only if several numbers are possible. A result may rule out the numbers for which
+/// another page must not be probed. Then that page is probed, too.
 pub(super) fn probe_pages<W: ForkMapCheck>(
     (links, read_before): (&[ChainLink<'_>], usize),
     base: &PageMap,
@@ -100,7 +101,7 @@ pub(super) fn probe_pages<W: ForkMapCheck>(
     Ok(())
 }
 
-/// Whether a page tells possible numbers of links apart, and would have to be fetched for no likely one.
+/// Whether a page distinguishes possible numbers of links, and would not have to be fetched under a likely one.
 fn is_useful_probe(states: &[PresenceExpectation], read_before: usize, costs: &[u32]) -> bool {
     let least = costs.iter().min().copied().unwrap_or_default();
     let is_possible = |made: usize| costs[made] / CONTRADICTION_COST == least / CONTRADICTION_COST;
@@ -111,7 +112,7 @@ fn is_useful_probe(states: &[PresenceExpectation], read_before: usize, costs: &[
     !is_to_be_fetched && tells(PresenceExpectation::Present) && tells(PresenceExpectation::Missing)
 }
 
-/// What is known of the page at an address when these links were made. No page is filled as long as any of them is in question.
+/// The expected presence of the page at an address after these links. No page is filled while any of them is in question.
 fn expected_presence<W: ForkMapCheck>(
     mut address: u64,
     made: &[ChainLink<'_>],
@@ -128,7 +129,7 @@ fn expected_presence<W: ForkMapCheck>(
                 return PresenceExpectation::Missing;
             }
             UffdEvent::Unmap { start, end } if (start..end).contains(&address) => return PresenceExpectation::Missing,
-            // Its pages go when it was told.
+            // Its pages are removed after it was reported.
             UffdEvent::Remove { start, end } if (start..end).contains(&address) => is_discarded = true,
             _ => {}
         }

@@ -21,14 +21,14 @@ use serde::{Deserialize, Serialize};
 
 use late_events::{AddressSet, LateEvents};
 
-/// A range of addresses that shows neighbouring pages of an extent. Addresses are multiples of the page size.
+/// A range of addresses that shows consecutive pages of an extent. Addresses are multiples of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapSegment {
     /// First address.
     pub start: u64,
-    /// Address behind the last byte.
+    /// Address after the last byte.
     pub end: u64,
-    /// What the pages come from.
+    /// The extent of the pages.
     pub extent: ExtentId,
     /// Number of the extent's page at `start`.
     pub first_page: u64,
@@ -41,7 +41,7 @@ impl MapSegment {
         (from < to).then(|| MapSegment { start: from, end: to, first_page: self.page_at(from), ..*self })
     }
 
-    /// Number of the extent's page at an address within.
+    /// Number of the extent's page at an address of the segment.
     pub fn page_at(&self, address: u64) -> u64 {
         self.first_page + (address - self.start) / PAGE_SIZE
     }
@@ -52,30 +52,30 @@ impl MapSegment {
     }
 }
 
-/// The segments of one address space. They never overlap, neither in addresses nor in pages: memory moves, it is
-/// never seen twice.
+/// The segments of one address space. They never overlap, neither in addresses nor in pages: memory moves, but is never
+/// mapped twice.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PageMap {
     /// By first address.
     segments: BTreeMap<u64, MapSegment>,
     /// First addresses by extent and first page.
     address_by_page: BTreeMap<(ExtentId, u64), u64>,
-    /// What shows nothing since it was discarded.
+    /// Ranges that show nothing because they were discarded.
     discarded: AddressSet,
-    /// What is still to be heard of changes that others have overtaken.
+    /// Late messages that are still expected.
     late_events: LateEvents,
 }
 
-/// What a page map lost by a change, and what undoes that.
+/// What a page map lost by a change, and the data to undo it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AppliedChange {
-    /// What it shows nowhere any more.
+    /// Segments that are not mapped any more.
     pub(super) removed: Vec<MapSegment>,
-    /// What had been discarded of the range before.
+    /// Parts of the range that were discarded before the change.
     was_discarded: Vec<Range<u64>>,
-    /// It was told before, with a move.
+    /// Whether the change was known already, from a move.
     pub(super) was_expected: bool,
-    /// The map before it, where something was overtaken.
+    /// The map before the change, if changes were read out of order.
     saved_map: Option<Box<PageMap>>,
 }
 
@@ -98,12 +98,12 @@ impl PageMap {
         (address < segment.end).then_some(segment)
     }
 
-    /// Where the next segment above an address begins.
+    /// The start of the next segment above an address.
     pub(super) fn next_segment_start(&self, address: u64) -> Option<u64> {
         self.segments.range((Excluded(address), Unbounded)).next().map(|(start, _)| *start)
     }
 
-    /// Where a page is to be seen now, and how many pages behind it follow there without a gap, itself included.
+    /// The current address of a page, and the number of consecutive pages from it on, itself included.
     pub(super) fn address_of(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
         let (_, start) = self.address_by_page.range((extent, 0)..=(extent, page)).next_back()?;
         let segment = &self.segments[start];
@@ -112,7 +112,7 @@ impl PageMap {
         Some((segment.start + ahead * PAGE_SIZE, pages_left))
     }
 
-    /// The first address of a range that shows something.
+    /// The first address of a range that shows a page.
     pub(super) fn first_mapped_in(&self, start: u64, end: u64) -> Option<u64> {
         let first = if self.segment_at(start).is_some() { Some(start) } else { self.next_segment_start(start) };
         first.filter(|first| *first < end)
@@ -124,7 +124,7 @@ impl PageMap {
         self.segments.range(first..end.max(first)).filter_map(move |(_, segment)| segment.clipped(start, end))
     }
 
-    /// Follows a change of the memory map.
+    /// Applies a change of the memory map.
     pub(super) fn apply_event(&mut self, message: &UffdEvent) -> AppliedChange {
         let overtakes = matches!(*message, UffdEvent::Remap { to, bytes, .. } if self.has_any_in(to..to + bytes));
         let obsolete = self.obsolete_expected_ranges(message);
@@ -140,7 +140,8 @@ impl PageMap {
                     (applied.removed, applied.was_discarded) = self.remove_left_range(start, end);
                 }
             }
-            // Pages are discarded where they are: who does so has the place, and waits until it was heard.
+            // Discards apply to the current contents: the thread that discards owns the range, and waits until its message
+            // is read.
             UffdEvent::Remove { start, end } => {
                 (applied.removed, applied.was_discarded) = self.remove_range(start, end);
                 self.discarded.insert(start..end);
@@ -150,8 +151,8 @@ impl PageMap {
         applied
     }
 
-    /// Places that a move has left mapped (MREMAP_DONTUNMAP), so that nobody will tell of them once more: a part of one is left or
-    /// discarded by itself, and nothing is known to have been moved there meanwhile.
+    /// Ranges that a move has left mapped (MREMAP_DONTUNMAP), so that no unmap of them will be reported. This shows when a
+    /// part of one is left or discarded by itself, and nothing is known to have been moved there meanwhile.
     fn obsolete_expected_ranges(&self, message: &UffdEvent) -> Vec<Range<u64>> {
         let range = match *message {
             UffdEvent::Remap { from, bytes, .. } => from..from + bytes,
@@ -164,7 +165,7 @@ impl PageMap {
         self.late_events.expected_overlapping(&range).filter(|expected| is_empty(expected)).cloned().collect()
     }
 
-    /// Undoes the last change that it followed.
+    /// Reverts the change that was applied last.
     pub(super) fn revert_event(&mut self, message: &UffdEvent, applied: &AppliedChange) {
         match (&applied.saved_map, *message) {
             (Some(before), _) => *self = Self::clone(before),
@@ -185,27 +186,27 @@ impl PageMap {
         }
     }
 
-    /// Whether it is known that something of a range is mapped.
+    /// Whether any part of a range is known to be mapped.
     fn has_any_in(&self, range: Range<u64>) -> bool {
         self.first_mapped_in(range.start, range.end).is_some() || self.discarded.overlaps(&range)
     }
 
-    /// Whether something was overtaken that is still to be heard of.
+    /// Whether contents were displaced whose own message is unread.
     pub(super) fn has_displaced_ranges(&self) -> bool {
         self.late_events.has_displaced()
     }
 
-    /// Whether it is prepared for a change that is heard late.
+    /// Whether a late message is expected.
     pub(super) fn has_late_events(&self) -> bool {
         self.late_events.is_pending()
     }
 
-    /// Nothing is to be heard of any more.
+    /// Stops expecting late messages.
     pub(super) fn clear_late_events(&mut self) {
         self.late_events = LateEvents::default();
     }
 
-    /// Moves a range, as mremap(2) does. Who is at its new place has left it, and is still to tell so.
+    /// Moves a range, as mremap(2) does. Contents at the target have left already, but their message is unread.
     fn apply_remap(&mut self, from: u64, to: u64, bytes: u64) {
         let moved = self.remove_left_range(from, from + bytes);
         if self.has_any_in(to..to + bytes) {
@@ -224,7 +225,7 @@ impl PageMap {
         emptied.into_iter().for_each(|range| self.discarded.insert(range.start - from + to..range.end - from + to));
     }
 
-    /// What leaves a range: who was displaced there before who is there.
+    /// Removes what leaves a range: contents that were displaced there, before the current ones.
     fn remove_left_range(&mut self, start: u64, end: u64) -> (Vec<MapSegment>, Vec<Range<u64>>) {
         if start >= end {
             return Default::default();
@@ -239,7 +240,7 @@ impl PageMap {
         (left, emptied)
     }
 
-    /// Cuts a range out and gives what was in it, and what of it had been discarded.
+    /// Removes a range. Returns its segments, and the parts of it that had been discarded.
     fn remove_range(&mut self, start: u64, end: u64) -> (Vec<MapSegment>, Vec<Range<u64>>) {
         let first = self.segment_at(start).map_or(start, |segment| segment.start);
         let touched: Vec<MapSegment> =
@@ -267,10 +268,10 @@ pub(super) mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    /// Pages of the small address space that the model knows one by one.
+    /// Pages of the small address space that the model tracks one by one.
     pub(in crate::pager::page_map) const PAGES: u64 = 64;
 
-    /// What a page map should be: each page of addresses and what it shows, if anything, where it is registered.
+    /// The expected page map: each registered page, and what it shows, if anything.
     #[derive(Default, Clone)]
     pub(in crate::pager::page_map) struct Model(pub(in crate::pager::page_map) HashMap<u64, Option<(ExtentId, u64)>>);
 
@@ -304,7 +305,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Three areas of different extents.
+    /// Three mappings of different extents.
     pub(in crate::pager::page_map) fn begin() -> (PageMap, Model) {
         let (mut segments, mut model) = (Vec::new(), Model::default());
         for (extent, first) in [(0u32, 0u64), (1, 20), (2, 40)] {
@@ -325,7 +326,7 @@ pub(super) mod tests {
             start: u64,
             count: u64,
         },
-        /// What is in front of it grows there, of which nobody is told.
+        /// The mapping before it grows there, which is not reported.
         Grow {
             start: u64,
             count: u64,
@@ -350,7 +351,7 @@ pub(super) mod tests {
         ]
     }
 
-    /// What the kernel does, each with the message that tells of it, in the order in which a single thread tells.
+    /// The steps of the kernel, each with its message, in the order in which a single thread reports them.
     pub(in crate::pager::page_map) fn steps(event: &Event, model: &Model) -> Vec<(UffdEvent, Model)> {
         let (mut now, mut steps) = (model.clone(), Vec::new());
         let (at, bytes) = (|page: u64| page * PAGE_SIZE, |count: u64| count * PAGE_SIZE);
@@ -362,7 +363,7 @@ pub(super) mod tests {
                 }
             }
             Event::Discard { start, count } => {
-                // Each area is told of by itself.
+                // Each mapping is reported by itself.
                 let pages: Vec<u64> = (start..start + count).filter(|page| now.0.contains_key(page)).collect();
                 let runs = pages.chunk_by(|page, next| page + 1 == *next).map(|run| (run[0], run.len() as u64));
                 runs.for_each(|(first, count)| {
@@ -378,7 +379,7 @@ pub(super) mod tests {
                 }
             }
             Event::Remap { from, to, count, leaves_it_mapped } => {
-                // An area that is registered is moved whole.
+                // Only a range that is registered as a whole is moved.
                 if !(from..from + count).all(|page| now.0.contains_key(&page)) {
                     return steps;
                 }

@@ -23,10 +23,10 @@ use strategy::PagingStrategy;
 /// Name of the file in the child's directory.
 pub const PLAN_FILE: &str = "pager.plan";
 
-/// Name of the file in a zygote's directory that is the plan of each of its copies: they have it by a link.
+/// Name of the file in a zygote's directory with the plan of all its copies. Each copy has a hard link to it.
 const COPIES_PLAN_FILE: &str = "pager.plan.copies";
 
-/// Longest plan, in bytes: as much as a descriptor, of which it is a part.
+/// Longest plan, in bytes: as long as a descriptor, of which it is a part.
 const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64;
 
 /// Most pages that hold data: 4 TiB, more than a node has. The pager keeps some bits for each.
@@ -34,7 +34,7 @@ const POPULATED_PAGES_MAX: u64 = 1 << 30;
 
 pub(super) const MAGIC: &[u8; 8] = b"FFPLAN5\n";
 
-/// What a child's pages come from.
+/// The origin of a child's pages.
 ///
 /// ```text
 ///  pager.plan, mode 0600: it holds the seeds' tokens
@@ -45,22 +45,21 @@ pub(super) const MAGIC: &[u8; 8] = b"FFPLAN5\n";
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
-    /// The seeds that they come from: the child's own first, then those that it inherits from.
+    /// The seeds that own the pages: the child's own first, then those that it inherits from.
     pub sources: Vec<PageSource>,
-    /// Which addresses of the child's first process show which pages, ascending. Registered memory outside of them reads
-    /// as zeroes.
+    /// Which addresses of the child's first process show which pages, ascending. Other registered memory reads as zeroes.
     pub segments: Vec<MapSegment>,
-    /// The same of each process beside the first.
+    /// The same for each further process.
     pub member_segments: Vec<Vec<MapSegment>>,
     /// The pages that hold data, by extent, ascending.
     pub extents: Vec<PopulatedExtent>,
     /// How the child's pages are fetched.
     pub strategy: PagingStrategy,
-    /// Whether it is no child but a zygote: what it forks are children of their own.
+    /// Whether this is the plan of a zygote, whose forks become children of their own.
     pub is_zygote: bool,
 }
 
-/// Why there is no usable plan.
+/// Why a plan cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The file cannot be written.
@@ -68,7 +67,7 @@ pub enum PlanError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The file cannot be read.
@@ -76,22 +75,23 @@ pub enum PlanError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The file is no plan, or one that makes no sense.
+    /// The file is not a plan, or its contents are invalid.
     #[error("{} is no memory plan: {what}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         what: String,
     },
 }
 
 impl MemoryPlan {
-    /// The plan for a child made of `descriptor`, which is valid, and in each of whose processes these ranges of addresses
-    /// (ascending) are registered with userfaultfd. `sources`: its seed, and behind it one for each layer of the descriptor.
+    /// The plan for a child of `descriptor`, which must be valid. `sources` has the child's seed, and then one source for
+    /// each layer of the descriptor. `registered` has the ranges of each process that are registered with userfaultfd,
+    /// ascending.
     pub fn from_descriptor(
         descriptor: &Descriptor,
         sources: Vec<PageSource>,
@@ -111,7 +111,7 @@ impl MemoryPlan {
         Self { sources, segments, member_segments: members, extents, strategy, is_zygote: false }
     }
 
-    /// Memory that holds data and that the child sees, in bytes: what there is to fetch.
+    /// Memory that holds data and is mapped in the child, in bytes: all that may have to be fetched.
     pub fn populated_bytes(&self) -> u64 {
         let pages_of = |segment: &MapSegment| {
             let (first, last) = (segment.first_page, segment.first_page + (segment.end - segment.start) / PAGE_SIZE);
@@ -122,7 +122,8 @@ impl MemoryPlan {
         self.segments.iter().chain(self.member_segments.iter().flatten()).map(pages_of).sum::<u64>() * PAGE_SIZE
     }
 
-    /// Writes the plan into the child's directory, of which nobody has heard yet: who is told of a child reads a whole one.
+    /// Writes the plan into the child's directory. Must be called before the pager knows of the child, so that it reads a
+    /// complete plan.
     ///
     /// # Errors
     /// [`PlanError::Write`].
@@ -130,7 +131,7 @@ impl MemoryPlan {
         self.write_file(child_dir, PLAN_FILE)
     }
 
-    /// Writes the plan of a zygote's copies into the zygote's directory, before the pager adopts that.
+    /// Writes the plan of a zygote's copies into the zygote's directory. Must be called before the pager adopts the zygote.
     ///
     /// # Errors
     /// [`PlanError::Write`].
@@ -138,7 +139,7 @@ impl MemoryPlan {
         self.write_file(zygote_dir, COPIES_PLAN_FILE)
     }
 
-    /// Gives a copy the plan that was written for all of its zygote's.
+    /// Links the plan of a zygote's copies into the directory of one copy.
     ///
     /// # Errors
     /// [`PlanError::Write`].
@@ -152,7 +153,7 @@ impl MemoryPlan {
         let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let written = self.encode().and_then(|bytes| {
             let mut file = match create() {
-                // What a copy that failed has left is others' plan, too.
+                // A failed copy has left a link to the plan of other copies, which must not be overwritten.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     fs::remove_file(&path)?;
                     create()?
@@ -167,7 +168,7 @@ impl MemoryPlan {
     /// Reads the plan from the child's directory.
     ///
     /// # Errors
-    /// [`PlanError::Read`]; [`PlanError::Invalid`] for a file of another format, or a plan that makes no sense.
+    /// [`PlanError::Read`]; [`PlanError::Invalid`] for a file of another format, or an invalid plan.
     pub fn read(child_dir: &Path) -> Result<Self, PlanError> {
         let path = child_dir.join(PLAN_FILE);
         let invalid = |what: String| PlanError::Invalid { path: path.clone(), what };
@@ -179,18 +180,18 @@ impl MemoryPlan {
         Self::decode(&bytes).map_err(invalid)
     }
 
-    /// The bytes of its file.
+    /// Encodes the plan as the bytes of its file.
     ///
     /// # Errors
-    /// Never for a plan that [`Self::decode`] takes.
+    /// Never for a plan that [`Self::decode`] accepts.
     pub fn encode(&self) -> io::Result<Vec<u8>> {
         postcard::to_extend(self, MAGIC.to_vec()).map_err(io::Error::other)
     }
 
-    /// Reads the plan from the bytes of its file.
+    /// Decodes the plan from the bytes of its file.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// A text that says why they are invalid.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let body = bytes.strip_prefix(MAGIC).ok_or("its first bytes are of another format")?;
         let plan: Self = postcard::from_bytes(body).map_err(|error| error.to_string())?;
@@ -220,7 +221,7 @@ impl MemoryPlan {
     }
 }
 
-/// A plan's file, as the kernel tells one from another while it is there.
+/// Identifies a plan's file, while it exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PlanFileId {
     device: u64,
@@ -228,12 +229,12 @@ pub(super) struct PlanFileId {
 }
 
 impl PlanFileId {
-    /// The plan that a zygote's copies have, if there is one.
+    /// The plan of a zygote's copies, if there is one.
     pub(super) fn for_copies(zygote_dir: &Path) -> Option<Self> {
         Self::for_file(&zygote_dir.join(COPIES_PLAN_FILE))
     }
 
-    /// The plan that a child has.
+    /// The plan of a child.
     pub(super) fn for_child(child_dir: &Path) -> Option<Self> {
         Self::for_file(&child_dir.join(PLAN_FILE))
     }
@@ -244,7 +245,7 @@ impl PlanFileId {
     }
 }
 
-/// Which addresses of mappings show which pages, as far as they are registered.
+/// The segments of mappings, as far as these are registered.
 fn registered_segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<MapSegment> {
     let mut segments = Vec::new();
     for mapping in mappings {
@@ -263,7 +264,7 @@ fn registered_segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<M
     segments
 }
 
-/// All pages of an extent that hold data: those that the seed's own owner has, and those that it inherits.
+/// All pages of an extent that hold data: those that the seed's own owner has, and those that the seed inherits.
 fn populated_runs(id: ExtentId, extent: &Extent) -> Vec<PopulatedRun> {
     let mut runs: Vec<PopulatedRun> = extent.populated.iter().map(|run| PopulatedRun::from_own_seed(id, run)).collect();
     runs.extend(extent.inherited.iter().map(|run| {
@@ -277,7 +278,7 @@ fn populated_runs(id: ExtentId, extent: &Extent) -> Vec<PopulatedRun> {
 /// Checks that segments are whole pages of user space, in ascending order.
 ///
 /// # Errors
-/// The first that is not.
+/// The first segment that is invalid.
 pub(super) fn validate_segments(segments: &[MapSegment]) -> Result<(), String> {
     let mut lowest = 0;
     for segment in segments {

@@ -6,23 +6,23 @@ use farfork_wire::descriptor::{ExtentId, LAYERS_MAX, PageRun, USER_SPACE_END};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use serde::{Deserialize, Serialize};
 
-/// Most seeds that a child's pages come from: its own, and those that it inherits from.
+/// Most seeds that own pages of a child: its own, and those that it inherits from.
 pub(in crate::pager) const SOURCES_MAX: usize = LAYERS_MAX + 1;
 
-/// A seed that pages come from.
+/// A seed that owns pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageSource {
     /// The seed.
     pub seed: SeedId,
-    /// What opens it.
+    /// The seed's token.
     pub token: Token,
-    /// Where its owner is reached.
+    /// The address of the seed's owner.
     #[serde(with = "address_text")]
     pub owner: Address,
 }
 
 impl PageSource {
-    /// The seed of this key, at this owner.
+    /// The source with this key and owner.
     pub fn new(key: &SeedKey, owner: Address) -> Self {
         Self { seed: key.seed.clone(), token: key.token, owner }
     }
@@ -33,27 +33,27 @@ impl PageSource {
 pub struct PageOrigin {
     /// Index of the source in the plan.
     pub source: u32,
-    /// The extent there.
+    /// The extent of that source's seed.
     pub extent: ExtentId,
     /// Number of the page in that extent.
     pub page: u64,
 }
 
 impl PageOrigin {
-    /// The page so many pages behind this one.
+    /// The page `pages` pages after this one.
     pub(in crate::pager) fn offset_by(self, pages: u64) -> Self {
         Self { page: self.page + pages, ..self }
     }
 }
 
-/// Neighbouring pages of an extent that hold data, which are neighbours where they come from.
+/// Consecutive pages of an extent that hold data. They are also consecutive at their origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PopulatedRun {
     /// Number of the first page in the extent.
     pub first: u64,
     /// How many pages; at least one.
     pub count: u64,
-    /// Where the first page comes from.
+    /// The origin of the first page.
     pub origin: PageOrigin,
 }
 
@@ -67,12 +67,12 @@ pub struct PopulatedExtent {
 }
 
 impl PopulatedExtent {
-    /// An extent whose pages all come from the same extent of the child's own seed.
+    /// An extent all of whose pages are from the same extent of the child's own seed.
     pub fn from_own_seed(id: ExtentId, populated: &[PageRun]) -> Self {
         Self { id, populated: populated.iter().map(|run| PopulatedRun::from_own_seed(id, run)).collect() }
     }
 
-    /// Checks its runs; gives the number of their pages.
+    /// Checks the runs, and returns how many pages they have.
     pub(in crate::pager) fn validate(&self, sources: usize) -> Result<u64, String> {
         const PAGES_END: u64 = USER_SPACE_END / PAGE_SIZE;
         let (mut lowest, mut pages) = (0, 0);
@@ -100,7 +100,7 @@ impl PopulatedRun {
     }
 }
 
-/// An address, as text.
+/// Serializes an address as text.
 mod address_text {
     use farfork_fabric::Address;
     use serde::{Deserialize, Deserializer, Serializer};

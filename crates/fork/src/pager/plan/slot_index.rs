@@ -8,7 +8,7 @@ use farfork_wire::descriptor::ExtentId;
 
 use super::origin::{PageOrigin, PopulatedRun};
 
-/// Neighbouring pages of one extent, with the slot of the first.
+/// Consecutive pages of one extent, with the slot of the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pager) struct SlotRun {
     /// The extent.
@@ -19,7 +19,7 @@ pub(in crate::pager) struct SlotRun {
     pub(in crate::pager) count: u64,
     /// Slot of the first page.
     pub(in crate::pager) first_slot: u64,
-    /// Where the first page comes from.
+    /// The origin of the first page.
     pub(in crate::pager) origin: PageOrigin,
 }
 
@@ -28,12 +28,12 @@ pub(in crate::pager) struct SlotRun {
 pub(in crate::pager) struct SlotIndex {
     runs: Vec<SlotRun>,
     slots: u64,
-    /// They come from several sources.
+    /// Whether the pages have several sources.
     has_several_sources: bool,
 }
 
 impl SlotIndex {
-    /// Numbers the pages of these extents, which come in ascending order, each once, with ascending runs.
+    /// Numbers the pages of these extents. Extents must be in ascending order, each once, and so must their runs.
     pub(in crate::pager) fn from_extents<'a>(
         extents: impl IntoIterator<Item = (ExtentId, &'a [PopulatedRun])>,
     ) -> Self {
@@ -74,7 +74,7 @@ impl SlotIndex {
         slots_before(pages.start)..slots_before(pages.end)
     }
 
-    /// The first page at or behind `page` that holds data.
+    /// The first page at or after `page` that holds data.
     pub(in crate::pager) fn next_populated_page(&self, extent: ExtentId, page: u64) -> Option<u64> {
         if self.slot_of(extent, page).is_some() {
             return Some(page);
@@ -83,7 +83,7 @@ impl SlotIndex {
         self.runs.get(next).filter(|run| run.extent == extent).map(|run| run.first_page)
     }
 
-    /// The pages of a range of slots, as runs of neighbours.
+    /// The pages of a range of slots, as runs of consecutive pages.
     pub(in crate::pager) fn runs_of(&self, slots: Range<u64>) -> impl Iterator<Item = SlotRun> {
         let first = self.runs.partition_point(|run| run.first_slot + run.count <= slots.start);
         self.runs[first..].iter().map_while(move |run| {
@@ -113,7 +113,7 @@ impl SlotIndex {
         sources
     }
 
-    /// The parts of a range of slots whose pages come from one source, ascending, neighbours in one piece.
+    /// The parts of a range of slots that belong to one source, ascending and as long as possible.
     pub(in crate::pager) fn slots_from_source(
         &self,
         source: usize,
@@ -138,8 +138,8 @@ impl SlotIndex {
 }
 
 impl SlotIndex {
-    /// The source of the slot `first`, what of `ranges`, ascending, comes from there, and the first slot of them that
-    /// does not.
+    /// Returns the source of slot `first`, the slots of `ranges` (ascending) that belong to this source, and the first slot
+    /// that does not.
     pub(in crate::pager) fn split_first_source(
         &self,
         first: u64,
@@ -169,7 +169,7 @@ mod tests {
             let (id, mut next, mut list) = (ExtentId(2 * extent as u32), 0, Vec::new());
             for (gap, count) in gaps_and_counts {
                 let first = next + gap;
-                // Another source, and other numbers there, than the neighbours have.
+                // Other source and page numbers than those of the neighbours.
                 let origin = PageOrigin { source: (first % 3) as u32, extent: ExtentId(7), page: 1000 * first };
                 list.push(PopulatedRun { first, count: *count, origin });
                 pages.extend((0..*count).map(|page| (id, first + page, origin.offset_by(page))));

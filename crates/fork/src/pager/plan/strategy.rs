@@ -9,48 +9,48 @@ use serde::{Deserialize, Serialize};
 
 use crate::pager::readahead::REGION_SLOTS;
 
-/// When pages come.
+/// When pages are fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum PagingMode {
-    /// Each page when it is touched, alone.
+    /// Each page alone, when it is touched.
     Cow,
-    /// When they are touched, with those that are likely to be touched soon.
+    /// When a page is touched, together with pages that are likely to be touched soon.
     #[default]
     Prefetch,
-    /// All before the child's first instruction.
+    /// All pages before the child's first instruction.
     Eager,
 }
 
-/// How pages are fetched. As text: one of `cow`, `prefetch` and `eager`, or none of them for `prefetch`; and `cache` and
-/// `first` behind commas or alone.
+/// How pages are fetched. As text: `cow`, `prefetch` or `eager`, where `prefetch` is the default. `cache` and `first` may be
+/// added after commas, or be used alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagingStrategy {
-    /// When they come.
+    /// When pages are fetched.
     pub mode: PagingMode,
-    /// Whether the node keeps what was fetched for further children of the seed, and looks there first.
+    /// Whether the node caches fetched pages for further children of the seed, and looks there first.
     pub uses_cache: bool,
-    /// Whether the child is treated as if it were its seed's first: what earlier ones touched does not help it, and what it
-    /// touches does not help others. For measurements.
+    /// Whether the child is treated as the first of its seed: it does not use the working set, and does not add to it. For
+    /// measurements.
     pub ignores_working_set: bool,
     /// How long an owner may be unreachable before the child's memory counts as lost.
     pub unreachable_timeout: Duration,
 }
 
-/// Why a text is no strategy.
+/// Why a text is not a strategy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PagingStrategyError {
-    /// A word that means nothing.
+    /// An unknown word.
     #[error(
         "there is no strategy `{0}`: use cow, prefetch or eager, and cache or first with any of them, as in `cow,cache`"
     )]
     Unknown(String),
-    /// Two that exclude each other.
+    /// Two modes that exclude each other.
     #[error("strategies `{0}` and `{1}` exclude each other: use one of cow, prefetch and eager")]
     Contradiction(PagingMode, PagingMode),
 }
 
 impl PagingStrategy {
-    /// Most pages that one fault brings.
+    /// Most slots of a readahead window.
     pub(in crate::pager) fn window_slots_max(&self) -> u64 {
         match self.mode {
             PagingMode::Cow => 1,
@@ -60,7 +60,7 @@ impl PagingStrategy {
 }
 
 impl Default for PagingStrategy {
-    /// An owner may be away for a minute, long enough for a link or a switch to return.
+    /// An owner may be unreachable for a minute, so that a link or a switch can recover.
     fn default() -> Self {
         Self {
             mode: PagingMode::default(),

@@ -10,65 +10,66 @@ pub(super) const REGION_SLOTS: u64 = 512;
 /// Slots fetched at the first, second … fault of a region, aligned to their own size.
 const WINDOWS_SLOTS: [u64; 3] = [1, 32, REGION_SLOTS];
 
-/// A process of so many slots, 4 MiB, has a whole region fetched at the first fault: that costs as much as some ten faults,
-/// and each process has more than that before it does anything of its own.
+/// For a process with at most this many slots (4 MiB), a whole region is fetched at its first fault. That costs as much as
+/// some ten faults, and each process has more faults than that before its own code runs.
 const SMALL_SLOTS: u64 = 1024;
 
-/// Slots that come along with a page where all around it will be wanted, aligned: they cost some three faults.
+/// Slots that are fetched along with a page if all around it will be needed, aligned. They cost as much as some three
+/// faults.
 const FAULT_AROUND_SLOTS: u64 = 32;
 
-/// First window of a region behind one that is fetched whole: the process may go through memory in order.
+/// First window of a region that follows a completely fetched one: the process may read memory in order.
 const WINDOW_AFTER_FULL_REGION: u8 = 1;
 
-/// Regions of a neighbourhood, 16 MiB: small beside what a large process has, and large enough that chance does not
-/// make it look twice as full of touches as it is.
+/// Regions of a neighbourhood, 16 MiB. Small compared with a large process, and so large that chance rarely makes it look
+/// twice as touched as it is.
 const NEIGHBOURHOOD_REGIONS: usize = 8;
 
-/// One in so many slots of a neighbourhood that was touched, 7 %, has all of it fetched. Of touches spread over 5 % of
-/// memory at random, not one neighbourhood in a million gets so many.
+/// If one in this many slots of a neighbourhood (7 %) was touched, all of it is fetched. If 5 % of memory is touched at
+/// random, fewer than one neighbourhood in a million reaches this.
 const NEIGHBOURHOOD_TOUCH_FRACTION: u64 = 14;
 
-/// One touch for so many slots that are missing has everything fetched: its faults took as long as the rest will.
+/// If there was one touch for this many missing slots, everything is fetched: its faults took as long as fetching the rest.
 const FULL_FETCH_TOUCH_FRACTION: u64 = 17;
 
-/// What may be fetched unasked for before anything else is known: everything of a small process, and the less of a
-/// larger one, the larger it is, for the less likely it is that it needs all. Here the two are equal, 200 MiB: a
-/// transfer of some tenths of a second.
+/// The allowance before any touches: all of a small process. The larger a process is, the less likely it needs all of its
+/// memory, and the smaller the allowance. At this number of slots (200 MiB) both are equal: a transfer of some tenths of a
+/// second.
 const ALLOWANCE_SLOTS: u64 = 51_200;
 
-/// At least one in so many slots, 4 %. A tenth in all may move for a twentieth that was touched.
+/// The allowance is at least one in this many slots, 4 %. If a twentieth is touched, a tenth in all may be transferred.
 const ALLOWANCE_FRACTION: u64 = 25;
 
-/// One more slot may be fetched unasked for with so many that were touched.
+/// For this many touches, one more slot is added to the allowance.
 const TOUCHES_PER_EARNED_SLOT: u64 = 8;
 
-/// Most touches that one fault stands for: near the end of a stream chance rules.
+/// Most touches that one fault counts for. Near the end of a stream the estimate is dominated by chance.
 const TOUCHES_PER_FAULT_MAX: u64 = 16;
 
-/// Touches are counted in parts of one: where a tenth of the pages is there, a fault stands for more than one touch.
+/// Touches are counted in fractions: if a tenth of the pages is present, a fault counts for more than one touch.
 const PARTS_PER_TOUCH: u64 = 16;
 
-/// Runs that are followed at once: as many as threads of a program usually scan memory.
+/// Sequential runs that are tracked at once: as many as threads of a program usually scan memory.
 const TRACKED_RUNS: usize = 4;
 
-/// Least that is fetched ahead of a run, and most: a few of the longest reads of a link.
+/// Least and most slots that are fetched ahead of a run. The most is a few of the longest reads of a link.
 const RUN_SLOTS_MIN: u64 = 32;
 const RUN_SLOTS_MAX: u64 = 2048;
 
-/// How a fault found its page.
+/// The state of a page at its fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FaultState {
-    /// Nobody asked for it yet.
+    /// Not requested yet.
     NotRequested,
-    /// It is on its way.
+    /// In flight.
     InFlight,
 }
 
-/// What is worth fetching at a fault, beside its page. Empty ranges stand for nothing; what is there, or on its way, may
-/// be among it.
+/// What to fetch at a fault in addition to its page. A range may be empty, and may have slots that are installed or in
+/// flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PrefetchRanges {
-    /// Around the fault, to come with its page.
+    /// Around the fault, along with its page.
     pub(super) fault_around: Range<u64>,
     /// Around the fault, or ahead of it.
     pub(super) window: Range<u64>,
@@ -81,14 +82,14 @@ impl PrefetchRanges {
     pub(super) const NONE: Self = Self { fault_around: 0..0, window: 0..0, stream: 0..0 };
 }
 
-/// A part of the slots.
+/// A region of slots.
 #[derive(Debug, Clone, Copy, Default)]
 struct ReadaheadRegion {
-    /// Slots that are there or on their way.
+    /// Slots that are installed or in flight.
     requested: u16,
-    /// [`PARTS_PER_TOUCH`] of slots that were touched, by estimate.
+    /// Estimated touches, in units of 1/[`PARTS_PER_TOUCH`].
     touched_parts: u16,
-    /// The next of [`WINDOWS_SLOTS`].
+    /// Index of the next window in [`WINDOWS_SLOTS`].
     window_level: u8,
 }
 
@@ -98,19 +99,19 @@ struct SequentialRun {
     start: u64,
     /// The last fault.
     last_fault: u64,
-    /// Behind what was fetched for it.
+    /// The end of the slots that were fetched for it.
     fetched_end: u64,
-    /// A fault was where the one before it led.
+    /// Whether a fault has continued it.
     is_confirmed: bool,
 }
 
 /// What the faults of one address space have shown, and what to fetch for it:
 ///
 /// - *Windows.* The slots are divided into regions. The more faults a region has had, the more its next fault fetches:
-///   a page, a few, the rest. Slots that windows fetch unasked for are paid from an allowance: an amount that does not
-///   matter, and a share of the touches so far.
-/// - *Runs.* A process that goes through memory in order gets as much ahead as it went through so far, up to a limit.
-/// - *Streams.* If so much of a neighbourhood, or of all slots, was touched that the rest will be wanted too, each
+///   a page, a few, the rest. Slots that windows fetch in advance count against an allowance: an amount that depends on
+///   the size of the process, and a share of the touches so far.
+/// - *Runs.* For a process that reads memory in order, as much is fetched ahead as it has read so far, up to a limit.
+/// - *Streams.* If so much of a neighbourhood, or of all slots, was touched that the rest will be needed too, each
 ///   fault fetches another region, wherever it is. The stream ends soon after the last fault. The slots around the page
 ///   are fetched with it, since a thread that waits for single pages pays a round trip for each.
 ///
@@ -121,22 +122,22 @@ pub(super) struct ReadaheadState {
     fault_around_slots: u64,
     slots: u64,
     regions: Vec<ReadaheadRegion>,
-    /// Slots that are there or on their way.
+    /// Slots that are installed or in flight.
     requested: u64,
-    /// [`PARTS_PER_TOUCH`] of slots that were touched, by estimate.
+    /// Estimated touches, in units of 1/[`PARTS_PER_TOUCH`].
     touched_parts: u64,
-    /// Slots that windows had fetched unasked for.
+    /// Slots that windows have fetched and no fault has requested.
     speculative_slots: u64,
-    /// The one that was used last stands first.
+    /// The most recently used run is first.
     runs: [SequentialRun; TRACKED_RUNS],
-    /// The region at which the stream goes on.
+    /// The region with which the stream continues.
     stream_region: usize,
-    /// When so many slots are here, another region may come.
+    /// The stream continues when this many slots are requested.
     next_stream_at: u64,
 }
 
 impl ReadaheadState {
-    /// For so many slots; windows have at most `window_slots_max` (1: each page on demand).
+    /// The state for a number of slots. Windows have at most `window_slots_max` (1: each page on demand).
     pub(super) fn new(slots: u64, window_slots_max: u64) -> Self {
         Self {
             window_slots_max: window_slots_max.max(1),
@@ -152,25 +153,25 @@ impl ReadaheadState {
         }
     }
 
-    /// Slots were asked for that were not here.
+    /// Records that missing slots were requested.
     pub(super) fn note_requested(&mut self, slots: Range<u64>) {
         self.requested += slots.end - slots.start;
         for_each_region(slots, |region, count| self.regions[region].requested += count);
     }
 
-    /// Slots that were asked for will not come.
+    /// Records that requested slots will not arrive.
     pub(super) fn note_dropped(&mut self, slots: Range<u64>) {
         self.requested -= slots.end - slots.start;
         self.next_stream_at = 0;
         for_each_region(slots, |region, count| self.regions[region].requested -= count);
     }
 
-    /// Has pages come alone from now on.
+    /// From now on each fault requests its page alone.
     pub(super) fn disable_fault_around(&mut self) {
         self.fault_around_slots = 1;
     }
 
-    /// What the fault at `slot` calls for. `follows`: the slot before it is there.
+    /// What to fetch at the fault at `slot`. `follows` says whether the slot before it is installed.
     pub(super) fn on_fault(&mut self, slot: u64, found: FaultState, follows: bool) -> PrefetchRanges {
         let alone = slot..slot + 1;
         if self.window_slots_max == 1 {
@@ -206,9 +207,10 @@ impl ReadaheadState {
         self.touched_parts += touch_estimate(self.slots, self.requested);
     }
 
-    /// What to fetch where this fault goes on from an earlier one.
+    /// What to fetch if this fault continues a run.
     fn extend_run(&mut self, slot: u64, found: FaultState) -> Option<Range<u64>> {
-        // Who goes through pages that come one after the other is late for the next, but misses none before the end.
+        // A process that reads pages in order faults on pages in flight. It faults on a page that was not requested only at
+        // the end of the run.
         let at = self.runs.iter().position(|run| match found {
             FaultState::NotRequested => slot == run.fetched_end || slot == run.last_fault + 1,
             FaultState::InFlight => run.is_confirmed && run.last_fault < slot && slot < run.fetched_end,
@@ -217,7 +219,7 @@ impl ReadaheadState {
         let run = &mut self.runs[0];
         run.is_confirmed = true;
         let ahead = (slot - run.start).clamp(RUN_SLOTS_MIN, RUN_SLOTS_MAX).min(self.window_slots_max);
-        // The touch of this slot is counted already.
+        // The touch of this slot was counted already.
         self.touched_parts += slot.saturating_sub(run.last_fault + 1) * PARTS_PER_TOUCH;
         run.last_fault = slot;
         if run.fetched_end.saturating_sub(slot) < ahead / 2 {
@@ -226,7 +228,7 @@ impl ReadaheadState {
         Some(slot..run.fetched_end.max(slot + 1))
     }
 
-    /// Whether more may be fetched unasked for.
+    /// Whether the allowance is not used up.
     fn has_allowance(&self) -> bool {
         let allowance = ALLOWANCE_SLOTS * ALLOWANCE_SLOTS / self.slots.max(1);
         self.speculative_slots
@@ -234,7 +236,7 @@ impl ReadaheadState {
                 + self.touched_parts / (TOUCHES_PER_EARNED_SLOT * PARTS_PER_TOUCH)
     }
 
-    /// Whether so much around a region was touched that the rest of it will be wanted.
+    /// Whether so much around a region was touched that the rest of it will be needed.
     fn is_neighbourhood_hot(&self, region: usize) -> bool {
         let neighbourhood = self.neighbourhood(region);
         let slots = neighbourhood.len() as u64 * REGION_SLOTS;
@@ -258,7 +260,7 @@ impl ReadaheadState {
         aligned_window(slot, window, self.slots)
     }
 
-    /// The next region of the stream, when the one before has been asked for mostly.
+    /// The next region of the stream, if most of the previous one was requested.
     fn next_stream_region(&mut self, region: usize, all: bool) -> Range<u64> {
         if self.requested < self.next_stream_at {
             return 0..0;
@@ -289,19 +291,20 @@ impl ReadaheadState {
     }
 }
 
-/// The window of this size, aligned to it, that a slot lies in.
+/// The aligned window of this size around a slot.
 fn aligned_window(slot: u64, window: u64, slots: u64) -> Range<u64> {
     let start = slot / window * window;
     start..(start + window).min(slots)
 }
 
-/// How many parts of touches a fault stands for, where `present` of so many slots are there, which nobody sees touched.
+/// How many touches a fault counts for, in units of 1/[`PARTS_PER_TOUCH`], if `present` of `slots` are present: their
+/// touches cannot be seen.
 fn touch_estimate(slots: u64, present: u64) -> u64 {
     let missing = slots.saturating_sub(present).max(1);
     (slots * PARTS_PER_TOUCH / missing).clamp(PARTS_PER_TOUCH, TOUCHES_PER_FAULT_MAX * PARTS_PER_TOUCH)
 }
 
-/// Calls `apply` with each region that slots lie in, and how many.
+/// Calls `apply` with each region of these slots, and their number in it.
 fn for_each_region(slots: Range<u64>, mut apply: impl FnMut(usize, u16)) {
     let mut next = slots.start;
     while next < slots.end {

@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 
 const GIB_SLOTS: u64 = 1 << 18;
 
-/// A process, its link, and what it costs.
+/// A process, its link, and its costs.
 struct ReadingProcess {
     readahead: ReadaheadState,
     present: Vec<bool>,
-    /// What is to be fetched ahead, and how much of it comes until the next fault.
+    /// The slots to prefetch, and how many of them arrive before the next fault.
     queue: VecDeque<u64>,
     slots_per_fault: usize,
     faults: u64,
@@ -50,7 +50,7 @@ impl ReadingProcess {
     }
 }
 
-/// All slots, in an order that has none.
+/// All slots in a pseudo-random order.
 fn shuffled(slots: u64, seed: u64) -> Vec<u64> {
     let mut order: Vec<u64> = (0..slots).collect();
     let mut state = seed | 1;

@@ -6,20 +6,21 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::affinity;
 
-/// Least time between two moves. One costs some 20 µs, and a sender that the kernel moves, too, is not to be chased.
+/// Shortest time between two moves. A move costs some 20 µs, and the pager must not chase a sender that the kernel moves,
+/// too.
 const MOVE_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Longest time between two looks where a child runs that stays where it is: a look costs as much as a fault.
+/// Longest time between two checks on which CPU a child runs, if it stays there. A check costs as much as a fault.
 const CPU_CHECK_INTERVAL_MAX: Duration = Duration::from_millis(16);
 
-/// Faults for single pages in a row, with no stream between them, after which the next are taken to be of that kind.
+/// Faults for single pages in a row, without stream data between them, after which more of them are expected.
 const SINGLE_FAULTS_MIN: u32 = 3;
 
-/// Threads that may want to run beyond one for each CPU: the child's, which never runs for long. With more of them,
-/// somebody else wants the CPUs.
+/// Threads that may want to run in addition to one for each CPU: the child's, which never runs for long. If there are more,
+/// other processes need the CPUs.
 const SPARE_THREADS: usize = 1;
 
-/// The kernel's averages, with the number of threads that would run now before the slash of the fourth word.
+/// The kernel's load averages. The number of runnable threads is before the slash of the fourth word.
 const LOAD_FILE: &str = "/proc/loadavg";
 
 /// When the pager's thread moved, and the evidence for its next move.
@@ -36,13 +37,13 @@ const LOAD_FILE: &str = "/proc/loadavg";
 #[derive(Debug)]
 pub(super) struct CpuPlacement {
     moved_at: Option<Instant>,
-    /// When it was last looked where a child runs.
+    /// When it was last checked on which CPU a child runs.
     checked_at: Option<Instant>,
-    /// How long after that it is looked again.
+    /// How long after that the next check is due.
     check_interval: Duration,
-    /// The process that was looked for then, and the CPU of the pager.
+    /// The child's process at that check, and the CPU of the pager.
     checked_process: Option<(i32, usize)>,
-    /// Faults for single pages since the last part of a stream.
+    /// Faults for single pages since the last stream data.
     single_faults: u32,
 }
 
@@ -59,7 +60,7 @@ impl Default for CpuPlacement {
 }
 
 impl CpuPlacement {
-    /// A child waits for a single page, and nothing streams; `pid` is its process, where that is known.
+    /// Handles a fault for a single page while no stream is active. `pid` is the child's process, if it is known.
     pub(super) fn on_single_fault(&mut self, pid: Option<i32>, now: Instant) {
         self.single_faults = self.single_faults.saturating_add(1);
         let Some(pid) = pid.filter(|_| self.single_faults > SINGLE_FAULTS_MIN) else { return };
@@ -78,13 +79,13 @@ impl CpuPlacement {
         }
     }
 
-    /// How soon to look again: who was found beside the pager is likely to stay.
+    /// Adjusts the time to the next check: a child on the pager's CPU is likely to stay there.
     fn adjust_check_interval(&mut self, was_elsewhere: bool) {
         let longer = (self.check_interval * 2).min(CPU_CHECK_INTERVAL_MAX);
         self.check_interval = if was_elsewhere { MOVE_INTERVAL } else { longer };
     }
 
-    /// Part of a stream has come, taken from the network on the CPU of this number: leaves it, if it is the own one.
+    /// Handles stream data that was received on this CPU. If the pager runs there, it moves to another one.
     pub(super) fn on_stream_data(&mut self, incoming_cpu: Option<u32>, now: Instant) {
         self.single_faults = 0;
         self.check_interval = MOVE_INTERVAL;
@@ -94,7 +95,7 @@ impl CpuPlacement {
         }
         self.moved_at = Some(now);
         let load = fs::read_to_string(LOAD_FILE).unwrap_or_default();
-        // Where it cannot be asked what it may use, it stays.
+        // If the permitted CPUs are not known, the pager stays.
         let Ok(permitted) = affinity::allowed_cpu_count() else { return };
         if parse_runnable_threads(&load).is_some_and(|threads| threads <= permitted + SPARE_THREADS) {
             log_move_error(affinity::migrate_from_cpu(incoming));
@@ -113,7 +114,7 @@ fn log_move_error(moved: std::io::Result<()>) {
     }
 }
 
-/// How many threads would run now, by the text of [`LOAD_FILE`].
+/// The number of runnable threads, from the text of [`LOAD_FILE`].
 fn parse_runnable_threads(load: &str) -> Option<usize> {
     load.split(' ').nth(3)?.split('/').next()?.parse().ok()
 }
@@ -148,7 +149,7 @@ mod tests {
         placement.on_stream_data(None, now);
         placement.on_stream_data(Some(u32::MAX), now);
         assert_eq!(placement.moved_at, None, "it is not known where packets come from");
-        // The kernel may move it at any time, but not always.
+        // The kernel may move the thread at any time, but not each time.
         let looked = (0..1000).any(|_| {
             placement.on_stream_data(Some(affinity::current() as u32), now);
             placement.moved_at.is_some()

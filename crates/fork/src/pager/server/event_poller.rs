@@ -12,15 +12,15 @@ use rustix::io::Errno;
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::owner_connections::{Lane, OwnerKey};
 
-/// Descriptors reported at once. More wait for the next round; nobody is left out, as epoll takes turns.
+/// Most descriptors reported at once. Others wait for the next round. None starves, since epoll reports them in turn.
 const EVENTS_MAX: usize = 64;
 
-/// Something with a descriptor.
+/// The owner of a watched descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::pager) enum EventSource {
     /// The control socket.
     Listener,
-    /// The keeper, as a process.
+    /// The keeper's pidfd.
     Keeper,
     /// A client of the control socket.
     Client(u64),
@@ -42,7 +42,7 @@ pub(in crate::pager) struct EventPoller {
 }
 
 impl EventPoller {
-    /// Watches nothing yet.
+    /// A poller that watches nothing yet.
     ///
     /// # Errors
     /// As epoll_create1(2).
@@ -56,7 +56,7 @@ impl EventPoller {
         })
     }
 
-    /// Readable while a source has something.
+    /// Readable while a source is ready.
     pub(in crate::pager) fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -74,8 +74,8 @@ impl EventPoller {
         Ok(())
     }
 
-    /// Watches a source no more. To be called before its descriptor is closed: where others hold the same open file,
-    /// closing alone would leave it watched.
+    /// Stops watching a source. Must be called before its descriptor is closed: if other processes hold the same open file,
+    /// the close alone would leave it watched.
     pub(in crate::pager) fn remove(&mut self, source: EventSource, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
         if let Some(token) = self.tokens.remove(&source) {
@@ -83,17 +83,17 @@ impl EventPoller {
         }
     }
 
-    /// Forgets a source whose descriptor is closed already.
+    /// Removes a source whose descriptor is already closed.
     pub(in crate::pager) fn remove_closed(&mut self, source: EventSource) {
         if let Some(token) = self.tokens.remove(&source) {
             self.sources.remove(&token);
         }
     }
 
-    /// Waits for sources to have something, at most `limit`.
+    /// Waits until a source is ready, at most `limit`.
     ///
     /// # Errors
-    /// As epoll_wait(2), but for EINTR.
+    /// As epoll_wait(2), except EINTR.
     pub(in crate::pager) fn wait(&mut self, limit: Duration, ready: &mut Vec<EventSource>) -> io::Result<()> {
         let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
         self.events.clear();

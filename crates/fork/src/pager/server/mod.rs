@@ -28,37 +28,37 @@ use crate::idle_detector::IdleDetector;
 use cpu_placement::CpuPlacement;
 use event_poller::{EventPoller, EventSource};
 
-/// A process that ended says nothing; this often the pager looks who is gone.
+/// How often the pager checks which processes have ended. They send no message.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to look for the rest of a stream before sleeping. It is on its way: an owner needs some 100 µs for a reply,
-/// and whoever sleeps meanwhile may be woken on the owner's CPU.
+/// How long to poll for the rest of a stream before sleeping. An owner needs some 100 µs for a reply, and a pager that
+/// sleeps may be woken on the owner's CPU.
 const STREAM_SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// Steps of a stream in a round while nobody waits for single pages: what else a round does is done once for all of them.
+/// Steps of a stream in a round while no thread waits for a single page. The rest of the round is done once for all of them.
 const IDLE_STREAM_STEPS: u32 = 4;
 
-/// How long after somebody waited for a single page the next such wait is expected: who thinks between two touches of memory
-/// far away does so for a millisecond or two.
+/// How long after a wait for a single page the next one is expected. A thread that computes between touches of distant
+/// memory does so for a millisecond or two.
 const DEMAND_QUIET_TIME: Duration = Duration::from_millis(10);
 
-/// How long a stream stands still for a page that somebody waits for: an owner nearby has sent it by then.
+/// How long a stream pauses for a page that a thread waits for. A nearby owner has sent it by then.
 const DEMAND_STALL_MAX: Duration = Duration::from_micros(100);
 
-/// For how long no stream stands still after one did in vain: an owner far away costs it no more than a twentieth.
+/// How long no stream pauses again after a pause was useless. So a distant owner slows a stream by at most a twentieth.
 const STALL_RETRY_PAUSE: Duration = Duration::from_millis(2);
 
-/// How long a space is left alone whose messages cannot be read for want of a descriptor.
+/// Pause before the messages of an address space are read again if there was no free descriptor.
 pub(super) const FD_TABLE_FULL_BACKOFF: Duration = Duration::from_millis(50);
 
 /// Why the loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ServerExit {
-    /// A client asked for it.
+    /// A client has stopped the pager.
     Stopped,
-    /// A client asked for another pager in its place.
+    /// A client has requested that another pager replaces this one.
     Replaced,
-    /// The keeper is gone: this process has to be the keeper now.
+    /// The keeper is gone: this process must become the keeper.
     KeeperGone,
 }
 
@@ -69,63 +69,63 @@ pub(super) struct ServedChild {
     pub(super) owners: Vec<OwnerKey>,
 }
 
-/// A page was asked for that a thread waits for.
+/// A request for a page that a thread waits for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DemandRequest {
     /// The thread's child.
     pub(super) child: u64,
-    /// Its process, where that is known.
+    /// Its process, if known.
     pub(super) pid: Option<i32>,
-    /// Who was asked.
+    /// The owner.
     pub(super) owner: OwnerKey,
-    /// Whether nothing comes along with it.
+    /// Whether the page is requested alone.
     pub(super) is_single: bool,
 }
 
-/// The pager.
+/// The pager's loop and its state.
 pub(super) struct PagerServer<'a> {
     pub(super) context: &'a KeeperContext,
     pub(super) poller: EventPoller,
     pub(super) children: BTreeMap<u64, ServedChild>,
-    /// Theirs, by name.
+    /// Their keys, by id.
     pub(super) child_keys: BTreeMap<ChildId, u64>,
     pub(super) owners: OwnerConnections,
     pub(super) retries: RetryQueue,
     pub(super) clients: ClientConnections,
     pub(super) now: Instant,
-    /// Lanes on which something was asked for in this round.
+    /// Lanes on which something was submitted in this round.
     pub(super) lanes_to_poll: BTreeSet<(OwnerKey, Lane)>,
-    /// Pages fetched ahead that arrived and are to be installed, some in each round.
+    /// Prefetched pages that have arrived. Some are installed in each round.
     pub(super) completed_reads: VecDeque<CompletedRead>,
     pub(super) messages: Vec<UffdEvent>,
-    /// Pages of seeds of other nodes, for children to come.
+    /// Pages of other nodes' seeds, for further children.
     pub(super) cache: PageCache,
-    /// Seeds whose working sets are being put there.
+    /// Seeds that are being prewarmed.
     pub(super) prewarm_jobs: BTreeMap<SeedId, PrewarmJob>,
-    /// Working sets that were read a moment ago.
+    /// Working sets that were read within the last second.
     pub(super) working_set_cache: WorkingSetCache,
-    /// How many slots may still be installed from there in this round.
+    /// How many slots may still be installed from the cache in this round.
     pub(super) cache_install_budget: u64,
-    /// What led to the holder when it was last looked.
+    /// The number of the holder's pidfd at the last check.
     pub(super) fd_holder_pidfd: RawFd,
-    /// Of processes that a predecessor left no word of.
+    /// Userfaultfds of processes that no journal lists.
     pub(super) unclaimed: Vec<ManuallyDrop<Userfaultfd>>,
-    /// Children that take the rest of their pages, in the order of their turns.
+    /// Children that settle, in the order of their turns.
     pub(super) settle_queue: VecDeque<u64>,
     pub(super) next_child_key: u64,
-    /// Why it is to end, once it is.
+    /// Set when the loop must end.
     pub(super) exit: Option<ServerExit>,
-    /// Whom it trusts.
+    /// The trust policy in use.
     pub(super) trust_policy: TrustPolicy,
-    /// Who was asked in this round for a page that a thread waits for.
+    /// The request of this round for a page that a thread waits for.
     pub(super) demand_request: Option<DemandRequest>,
-    /// The child to which such a page came in this round, alone.
+    /// The child that received such a page in this round, alone.
     pub(super) demand_completed_for: Option<u64>,
-    /// When a stream last stood still for such a page in vain.
+    /// When a stream last paused for such a page in vain.
     useless_stall_at: Option<Instant>,
-    /// When somebody last waited for a single page.
+    /// When a thread last waited for a single page.
     pub(super) single_fault_at: Option<Instant>,
-    /// Whether the last step of a stream received some.
+    /// Whether the last step of a stream received data.
     last_step_received: bool,
     completions: Vec<Completion>,
     placement: CpuPlacement,
@@ -135,7 +135,7 @@ pub(super) struct PagerServer<'a> {
 }
 
 impl<'a> PagerServer<'a> {
-    /// A pager that serves nobody yet.
+    /// A pager without children.
     pub(super) fn new(keeper_context: &'a KeeperContext) -> io::Result<Self> {
         let trust_policy = keeper_context.load_trust_policy()?;
         let credentials = trust_policy.open_credentials()?;
@@ -144,7 +144,7 @@ impl<'a> PagerServer<'a> {
         Self::with_owners(keeper_context, trust_policy, OwnerConnections::new(connect), Instant::now())
     }
 
-    /// One that begins at `now`, and reaches owners in this way.
+    /// The same, with the given owners and start time.
     pub(super) fn with_owners(
         keeper_context: &'a KeeperContext,
         trust_policy: TrustPolicy,
@@ -189,7 +189,7 @@ impl<'a> PagerServer<'a> {
         })
     }
 
-    /// Serves until it is to end.
+    /// Serves until the loop must end.
     pub(super) fn run(&mut self) -> io::Result<ServerExit> {
         let mut ready = Vec::new();
         loop {
@@ -199,7 +199,7 @@ impl<'a> PagerServer<'a> {
             if !ready.is_empty() {
                 self.spin.record_event(self.now);
             } else if timeout.is_zero() && self.completed_reads.is_empty() {
-                // Whoever is waited for may need this CPU.
+                // The peer that the pager waits for may need this CPU.
                 self.spin.yield_cpu();
             }
             if ready.contains(&EventSource::Keeper) {
@@ -264,7 +264,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Has the lanes polled that want it though their descriptors are silent.
+    /// Polls the lanes whose timeout has passed, although their descriptors are not readable.
     fn mark_due_lanes(&mut self) {
         if self.owners.next_timeout().is_some_and(|due| due <= self.now) {
             let keys = self.owners.keys();
@@ -272,13 +272,13 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Whether anything comes to other children that nobody waits for. A child's own stream it wants as much as the page.
+    /// Whether there is stream data for other children. A child needs its own stream as much as the page.
     fn has_stream_for_others(&self, child: u64) -> bool {
         self.completed_reads.iter().any(|completed_read| completed_read.read.child != child)
             || self.owners.has_bulk_read_for_others(child)
     }
 
-    /// An owner was asked for a page that a thread waits for: the stream stands still until it has come, where that is soon.
+    /// Pauses the stream until the page that a thread waits for has arrived, if that is soon.
     fn stall_stream(&mut self, owner: OwnerKey) {
         let was_in_vain =
             self.useless_stall_at.is_some_and(|at| self.now.saturating_duration_since(at) < STALL_RETRY_PAUSE);
@@ -302,14 +302,14 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Who is to send a page that is waited for, or has got one, may have to run on this CPU: does so before the stream goes on.
+    /// Lets the owner that sends the page, or the thread that got it, run on this CPU before the stream continues.
     fn yield_cpu(&mut self) {
         if self.spin.should_spin_for(self.now, STREAM_SPIN_TIME) {
             self.spin.yield_cpu();
         }
     }
 
-    /// One step of what is fetched ahead, or several where nobody is likely to wait for them.
+    /// Takes one step of the stream, or several if no thread is likely to wait meanwhile.
     fn advance_stream(&mut self) {
         self.step_stream();
         let is_calm = self.single_fault_at.is_none_or(|at| self.now.saturating_duration_since(at) >= DEMAND_QUIET_TIME);
@@ -322,7 +322,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// One step of what is fetched ahead: sends and receives, or installs what was received, in turns where there is both to do.
+    /// Takes one step of the stream: sends and receives, or installs received pages, in turns if there is both to do.
     fn step_stream(&mut self) {
         let installs = !self.completed_reads.is_empty() && (self.lanes_to_poll.is_empty() || self.last_step_received);
         self.last_step_received = !installs;
@@ -333,7 +333,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Sends and receives on the lanes of this kind that have something to do.
+    /// Sends and receives on the lanes of this kind that are marked.
     fn poll_lanes(&mut self, lane: Lane) {
         let mut completions = std::mem::take(&mut self.completions);
         let lanes: Vec<_> = self.lanes_to_poll.extract_if(.., |(_, of)| *of == lane).collect();
@@ -347,7 +347,7 @@ impl<'a> PagerServer<'a> {
         self.completions = completions;
     }
 
-    /// How long the next wait may be.
+    /// How long the next wait may last.
     fn poll_timeout(&mut self) -> Duration {
         let now = Instant::now();
         let has_work =
@@ -360,12 +360,12 @@ impl<'a> PagerServer<'a> {
         dues.into_iter().flatten().fold(until(self.next_sweep), Duration::min)
     }
 
-    /// Whether to look for something to do rather than sleep.
+    /// Whether to poll rather than sleep.
     fn should_spin(&self, now: Instant) -> bool {
         self.spin.should_spin(now) || self.owners.has_bulk_reads() && self.spin.should_spin_for(now, STREAM_SPIN_TIME)
     }
 
-    /// Closes the spaces of processes that are gone.
+    /// Closes the address spaces of processes that are gone, and does other periodic work.
     fn run_periodic_tasks(&mut self) {
         self.next_sweep = self.now + SWEEP_INTERVAL;
         self.children.keys().copied().collect::<Vec<u64>>().into_iter().for_each(|key| self.close_ended_spaces(key));
@@ -384,7 +384,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Closes the spaces of a child's processes that are gone.
+    /// Closes the address spaces of a child's processes that are gone.
     pub(super) fn close_ended_spaces(&mut self, key: u64) {
         let Some(served) = self.children.get(&key) else { return };
         let spaces = served.child.spaces.iter();
@@ -397,16 +397,16 @@ impl<'a> PagerServer<'a> {
     /// Serves a child from now on.
     ///
     /// # Errors
-    /// As epoll_ctl(2), socket(2). It is then not served, its descriptors are as before.
+    /// As epoll_ctl(2), socket(2). The child is then not served, and its descriptors are unchanged.
     pub(super) fn serve_child(&mut self, child: Child) -> io::Result<()> {
         let owners = self.attach_owners(&child.sources)?;
         self.insert_child(child, owners)
     }
 
-    /// Serves a child whose owners are connected to.
+    /// Serves a child whose owners are attached.
     ///
     /// # Errors
-    /// As epoll_ctl(2), of a child whose userfaultfd has not come.
+    /// As epoll_ctl(2), if the child's userfaultfd has not arrived.
     pub(super) fn insert_child(&mut self, child: Child, owners: Vec<OwnerKey>) -> io::Result<()> {
         let key = self.next_child_key;
         self.next_child_key += 1;
@@ -424,7 +424,7 @@ impl<'a> PagerServer<'a> {
         Ok(())
     }
 
-    /// Connects to the owners of these sources, in their order.
+    /// Attaches the owners of these sources, in their order.
     pub(super) fn attach_owners(&mut self, sources: &[ChildSource]) -> io::Result<Vec<OwnerKey>> {
         let mut owners = Vec::with_capacity(sources.len());
         for source in sources {
@@ -439,7 +439,7 @@ impl<'a> PagerServer<'a> {
         Ok(owners)
     }
 
-    /// Connects to an owner, for one more user.
+    /// Attaches an owner, as one more user of it.
     pub(super) fn attach_owner(&mut self, address: &Address, node: &NodeName) -> io::Result<OwnerKey> {
         let (owner, new) = self.owners.attach(address, node)?;
         for lane in [Lane::Demand, Lane::Bulk].into_iter().filter(|_| new) {
@@ -450,13 +450,13 @@ impl<'a> PagerServer<'a> {
         Ok(owner)
     }
 
-    /// Ends one user's use of each.
+    /// Detaches one user from each owner.
     pub(super) fn detach_owners(&mut self, owners: Vec<OwnerKey>) {
         owners.into_iter().for_each(|owner| self.owners.detach(owner, self.now));
         self.close_idle_owners();
     }
 
-    /// Watches a space.
+    /// Watches an address space.
     pub(super) fn watch_space(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get(&key) else { return };
         let Some(address_space) = served.child.spaces.get(&space) else { return };
@@ -466,7 +466,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Closes a space whose process is gone, or is served no more.
+    /// Closes an address space whose process is gone, or that is served no longer.
     pub(super) fn close_space(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get_mut(&key) else { return };
         if let Some(gone) = served.child.spaces.get(&space) {
@@ -478,7 +478,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Serves a child no more.
+    /// Stops serving a child.
     pub(super) fn remove_child(&mut self, key: u64) {
         self.report_accesses(key, true);
         let Some(ServedChild { mut child, owners }) = self.children.remove(&key) else { return };

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::MarkedRun;
 
-// The bytes of both. A run without pages (`MarkedRun::SEPARATOR`) separates what was touched from what came along.
+// The bytes of both. A run without pages (`MarkedRun::SEPARATOR`) separates touched pages from pages that were only fetched.
 //
 //  0            8                                   0            8
 //  ┌────────────┬────────────────────────┐          ┌────────────┬───────────────────────────┬────────┐
@@ -22,42 +22,42 @@ pub(in crate::pager) const SET_MAGIC: &[u8] = b"FFWSET1\n";
 /// Most runs of pages of one report. A run has at most 21 bytes, so that the report fits into a message of 64 KiB.
 pub(super) const REPORT_RUNS_MAX: usize = 2800;
 
-/// What was seen of a child.
+/// What was seen of a child's accesses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccessReport {
     /// The child's seed.
     pub seed: SeedId,
-    /// What opens it.
+    /// The seed's token.
     pub token: Token,
     /// The last page of the child's report before this one.
     pub(crate) after: Option<(ExtentId, u64)>,
-    /// Pages that came or were touched since then, in order.
+    /// Pages that were fetched or touched since then, in order.
     pub(crate) pages: Vec<MarkedRun>,
-    /// Pages on trial that the child did not touch in all its life.
+    /// Pages on trial that the child has never touched. Empty while the child runs.
     pub(crate) untouched_trials: Vec<MarkedRun>,
-    /// It has ended.
+    /// Whether the child has ended.
     pub(crate) is_last: bool,
 }
 
 impl AccessReport {
-    /// Its bytes.
+    /// Encodes the report as a message.
     pub(super) fn encode(&self) -> Vec<u8> {
         postcard::to_extend(self, REPORT_MAGIC.to_vec()).unwrap_or_default()
     }
 
-    /// From the bytes of a message; `None` where they are something else.
+    /// Decodes a message; `None` if it is not a report.
     pub fn decode_set(bytes: &[u8]) -> Option<Self> {
         postcard::from_bytes(bytes.strip_prefix(REPORT_MAGIC)?).ok()
     }
 }
 
-/// The bytes of a set; none of an empty one.
+/// The bytes of a set. An empty set has none.
 pub(super) fn encode_set(set: &[MarkedRun]) -> Vec<u8> {
     let magic = if set.is_empty() { Vec::new() } else { SET_MAGIC.to_vec() };
     set.iter().fold(magic, |bytes, pages| postcard::to_extend(pages, bytes).unwrap_or_default())
 }
 
-/// The pages of a set, in order; none where the bytes are something else.
+/// The pages of a set, in order. Other bytes have none.
 pub(in crate::pager) fn decode_set(bytes: &[u8]) -> Vec<MarkedRun> {
     let mut rest = bytes.strip_prefix(SET_MAGIC).unwrap_or_default();
     let mut set = Vec::new();

@@ -8,11 +8,11 @@ use crate::pager::faults::retry_queue::CompletedRead;
 use crate::pager::owner_connections::{BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::server::PagerServer;
 
-/// Most slots that are fetched so, half a MiB: as many as are on their way at a time. More would come before their child only where
-/// that takes long to build, and none is to wait for what the one before it does not want.
+/// Most slots that are fetched early, half a MiB: as many as are in flight at a time. More would arrive in time only if the
+/// child takes long to build. No child must wait for pages that the previous one does not need.
 const EARLY_SLOTS_MAX: u64 = BULK_SLOTS * BULK_READS_MAX as u64;
 
-/// What was asked for on behalf of a child whose userfaultfd has not come.
+/// The early reads of a child whose userfaultfd has not arrived.
 #[derive(Debug, Default)]
 pub(in crate::pager) struct EarlyFetch {
     requested: Vec<Range<u64>>,
@@ -24,7 +24,7 @@ impl EarlyFetch {
         self.requested.iter().map(|slots| slots.end - slots.start).sum()
     }
 
-    /// A read failed; tells whether it was for such a child.
+    /// Removes a failed read. Returns whether it was an early read.
     pub(in crate::pager) fn remove_failed_read(&mut self, read: &PageRead) -> bool {
         let before = self.requested.len();
         self.requested.retain(|slots| !read.slots.contains(slots));
@@ -33,7 +33,7 @@ impl EarlyFetch {
 }
 
 impl Child {
-    /// Takes the first slots of its set, as many as one read has.
+    /// Takes the first slots of the child's set, as many as one read has.
     fn take_early_slots(&mut self) -> Vec<Range<u64>> {
         let (mut taken, mut room) = (Vec::new(), BULK_SLOTS);
         while room > 0
@@ -49,8 +49,8 @@ impl Child {
         taken
     }
 
-    /// Whether pages of its set are to be fetched before its userfaultfd has come: there is one space that they are for, and one
-    /// owner to be asked.
+    /// Whether pages of the set may be fetched before the userfaultfd has arrived. The child must have one process and one
+    /// source.
     fn can_fetch_early(&self) -> bool {
         let is_simple = self.process_count() == 1 && self.sources.len() == 1 && self.zygote_copies.is_none();
         is_simple && !self.pending_set_slots.is_empty() && self.early_fetch.slot_count() < EARLY_SLOTS_MAX
@@ -58,7 +58,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Asks for the first pages of the set of a child whose userfaultfd has not come, as far as there is room.
+    /// Requests the first pages of the set of a child whose userfaultfd has not arrived, as far as there is room.
     pub(super) fn fetch_early(&mut self, key: u64) {
         while let Some(served) = self.children.get_mut(&key) {
             let (Some(&owner), child) = (served.owners.first(), &mut served.child) else { return };
@@ -81,7 +81,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Pages came that were fetched ahead: they wait for their turn, or for the child.
+    /// Queues pages that were prefetched: for their turn, or until the child's userfaultfd has arrived.
     pub(in crate::pager) fn queue_completed_read(&mut self, completed_read: CompletedRead) {
         match self.children.get_mut(&completed_read.read.child).map(|served| &mut served.child) {
             Some(child) if child.uffd_socket.is_some() && child.process_count() == 1 => {
@@ -91,7 +91,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// A child's userfaultfd has come: what has come before it is installed first, and what has not is on its way.
+    /// A child's userfaultfd has arrived: early pages are installed first, and those not received count as in flight.
     pub(in crate::pager) fn install_early_reads(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let EarlyFetch { requested, completed_reads } = std::mem::take(&mut served.child.early_fetch);

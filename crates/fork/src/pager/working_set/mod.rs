@@ -36,43 +36,43 @@ pub(super) use trace::AccessTrace;
 // A pager sees only a child's faults. A page that arrives before it is touched causes none, and most pages that
 // readahead predicts well do. Such pages are recorded as *fetched*, and later children get them, too.
 //
-// A *trial* finds out whether they are wanted. Each child gets all but a small part of its set. Pages that no child was
-// seen to touch are left out first. A page of that part that the child touches stays. One that it does not touch is
-// removed at the second time (`UNTOUCHED_TRIALS_MAX`). So a set follows its children when they change. Each child pays
-// for that with at most a thirty-second part of the faults that the set spares it (`TRIAL_FRACTION`), and with at most
-// eight (`TRIAL_FAULTS_MAX`). New pages are added when any child touches them.
+// A *trial* finds out whether they are needed. Each child gets all but a small part of its set. Pages that no child was seen
+// to touch are left out first. A page of that part that the child touches stays. One that it does not touch is removed at
+// the second time (`UNTOUCHED_TRIALS_MAX`). So a set follows its children when they change. Each child pays for that with at
+// most a thirty-second part of the faults that the set spares it (`TRIAL_FRACTION`), and with at most eight
+// (`TRIAL_FAULTS_MAX`). New pages are added when any child touches them.
 //
 // A child does not wait for its set. So the first pages are fetched before it starts. If it touches a page of the set
 // that has not arrived, the pages that were touched next are fetched with it, and the rest follows from there. However
 // fast the child is, each fault brings a full read.
 
-/// Most pages of a working set, 128 MiB: what a link brings in a tenth of a second. Who touches more than that has the
-/// rest streamed.
+/// Most pages of a working set, 128 MiB: what a link transfers in a tenth of a second. A child that touches more gets the
+/// rest as a stream.
 pub const SET_PAGES_MAX: u64 = 32 << 10;
 
-/// Of so many faults that a set spares a child, one is risked to see whether it wants a page.
+/// Out of this many faults that a set spares a child, one is risked for a trial.
 const TRIAL_FRACTION: usize = 32;
 
-/// Neighbouring pages of an extent.
+/// Consecutive pages of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MarkedRun {
     /// The extent, of the child's own seed.
     pub(crate) extent: ExtentId,
     /// Number of the first page.
     pub(crate) first: u64,
-    /// How many.
+    /// How many pages.
     pub(crate) count: u32,
-    /// Of a set: a child is not to have them, to see whether it wants them. Of a report: the child touched them, and did
-    /// not only have them fetched.
+    /// In a set: the pages are on trial, so a child does not get them. In a report: the child has touched the pages;
+    /// otherwise they were only fetched.
     pub(crate) mark: bool,
 }
 
 impl MarkedRun {
-    /// Stands in a set between the pages that children were seen to touch and those that only came along. It has no pages, and who
-    /// does not know it reads no further.
+    /// In a set, separates pages that children have touched from pages that were only fetched. It has no pages, so a decoder
+    /// that does not know it stops there.
     const SEPARATOR: Self = Self { extent: ExtentId(0), first: 0, count: 0, mark: true };
 
-    /// Puts a page behind those before it.
+    /// Appends a page.
     fn push_page(into: &mut Vec<Self>, extent: ExtentId, page: u64, mark: bool) {
         match into.last_mut() {
             Some(last)
@@ -86,10 +86,10 @@ impl MarkedRun {
         }
     }
 
-    /// Each page.
+    /// Iterates over the pages.
     fn iter_pages(pages: &[Self]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
         pages.iter().flat_map(|pages| {
-            // Where one who reports is wrong, numbers end.
+            // A report may be wrong: then page numbers end at their maximum.
             let end = pages.first.saturating_add(u64::from(pages.count));
             (pages.first..end).map(|page| (pages.extent, page, pages.mark))
         })

@@ -18,23 +18,23 @@ use crate::pager::plan::MemoryPlan;
 use crate::pager::plan::slot_index::SlotIndex;
 use crate::pager::server::PagerServer;
 
-/// Reads on their way for one seed: less than a lane takes, so that children have their turn.
+/// Reads in flight for one seed: fewer than a lane takes, so that children get their turn.
 const PREWARM_READS_MAX: usize = 2;
 
-/// Seeds that are warmed up at once; each takes some hundred KiB.
+/// Most seeds that are prewarmed at once. Each needs some hundred KiB.
 const PREWARM_JOBS_MAX: usize = 64;
 
-/// For an owner to answer a read.
+/// How long an owner may take to answer a read.
 const PREWARM_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Slots of one source that are asked for together.
+/// Slots of one source that are requested together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::pager) struct PrewarmBatch {
     source: usize,
     slots: Vec<Range<u64>>,
 }
 
-/// A seed that is being warmed up, or was.
+/// The prewarm of a seed, running or finished.
 ///
 /// ```text
 ///  requested ─▶ set from the owner ─▶ its pages, some reads at a time ─▶ done: all children of the seed use the cache
@@ -51,7 +51,7 @@ pub(in crate::pager) struct PrewarmJob {
 }
 
 impl PagerServer<'_> {
-    /// Has a seed warmed up whose plan stands in `dir`, or tells how far it is. What is over is told once.
+    /// Starts to prewarm a seed whose plan is in `dir`, or returns the progress. A final state is returned once.
     pub(in crate::pager) fn handle_prewarm(&mut self, seed: &SeedId, dir: &Path) -> PagerReply {
         if !self.prewarm_jobs.contains_key(seed)
             && let Err(reason) = self.start_prewarm(seed, dir)
@@ -101,7 +101,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Takes a working set whose pages are to come.
+    /// Handles the working set: queues its pages.
     pub(in crate::pager) fn handle_prewarm_set(&mut self, seed: &SeedId, reply: Result<Reply, FabricError>) {
         let Some(job) = self.prewarm_jobs.get_mut(seed) else { return };
         let set = match reply {
@@ -133,7 +133,7 @@ impl PagerServer<'_> {
         self.continue_prewarm(seed);
     }
 
-    /// Takes pages of a set.
+    /// Handles pages of a set: inserts them into the cache.
     pub(in crate::pager) fn handle_prewarm_pages(
         &mut self,
         seed: &SeedId,

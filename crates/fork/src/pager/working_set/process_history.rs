@@ -13,26 +13,27 @@ use farfork_wire::{Descriptor, PAGE_SIZE};
 
 use super::{AccessReport, MarkedRun, SET_PAGES_MAX, SharedWorkingSet};
 
-/// Most processes whose habits are kept, and most pages of all their sets: the oldest go first.
+/// Most processes whose sets are kept, and most pages of all their sets. The oldest are removed first.
 const PROCESSES_TRACKED_MAX: usize = 64;
 const HISTORY_PAGES_MAX: u64 = 4 * SET_PAGES_MAX;
 
-/// What is known of processes of which there were seeds, the latest last.
+/// The working sets of processes that had seeds, the latest last.
 #[derive(Debug, Default)]
 pub struct ProcessHistory(VecDeque<Arc<ProcessWorkingSet>>);
 
-/// What is known of one.
+/// The working set of one process.
 #[derive(Debug)]
 pub struct ProcessWorkingSet {
     process: ProcessIdentity,
-    /// Its latest seed, which may have been dropped by now.
+    /// Its latest seed, which may have been dropped.
     seed: Arc<SeedKey>,
     layout: ExtentLayout,
     set: Arc<SharedWorkingSet>,
 }
 
 impl ProcessHistory {
-    /// A process has a new seed: its set begins with what is known. Gives the seed before it, where that was of the same program.
+    /// Adds a new seed of a process: its set begins with the known one. Returns the previous seed, if it was of the same
+    /// program.
     pub fn add_seed(
         &mut self,
         process: ProcessIdentity,
@@ -62,7 +63,7 @@ impl ProcessHistory {
         before.map(|known| known.seed.clone())
     }
 
-    /// What a report of a child is of, whose seed may have been dropped with its end.
+    /// The working set that a report belongs to. The seed may have been dropped when the child ended.
     pub fn find_by_report(&self, report: &AccessReport) -> Option<Arc<ProcessWorkingSet>> {
         let is_meant =
             |known: &&Arc<ProcessWorkingSet>| (&known.seed.seed, &known.seed.token) == (&report.seed, &report.token);
@@ -71,7 +72,7 @@ impl ProcessHistory {
 }
 
 impl ProcessWorkingSet {
-    /// Takes what was seen of a child.
+    /// Updates the set by a child's report.
     pub fn apply_report(&self, report: &AccessReport) {
         self.set.apply_report(report, |extent, page| self.layout.contains(extent, page));
     }
@@ -81,19 +82,19 @@ impl ProcessWorkingSet {
 #[derive(Debug)]
 struct ExtentLayout {
     program: ProgramIdentity,
-    /// By the number of the extent; none for what is of no process alone.
+    /// By the number of the extent; `None` for an extent that is not the memory of one process.
     locations: Vec<Option<ExtentLocation>>,
     ascending: Vec<(ExtentLocation, ExtentId)>,
 }
 
-/// What differs when a process has executed another program since: where that was loaded, and its arguments are.
+/// Differs if a process has executed another program since: the address of its code, and those of its arguments.
 #[derive(Debug, PartialEq, Eq)]
 struct ProgramIdentity([u64; 3]);
 
-/// Where an extent begins.
+/// The place of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ExtentLocation {
-    /// The process's id, as it sees it.
+    /// The process's id in its own pid namespace.
     pid: u32,
     address: u64,
     bytes: u64,
@@ -126,7 +127,7 @@ impl ExtentLayout {
         self.location(extent).is_some_and(|location| page < location.bytes / PAGE_SIZE)
     }
 
-    /// The pages of a set of another layout, where this one has their addresses.
+    /// Translates a set of another layout to the pages that have the same addresses in this one.
     fn translate(&self, other: &Self, set: &[MarkedRun]) -> Vec<MarkedRun> {
         let mut pages = Vec::new();
         for run in set {
@@ -138,7 +139,7 @@ impl ExtentLayout {
         pages
     }
 
-    /// The pages that are somewhere: their extent, the number of the first, and how many.
+    /// The pages in an address range, as runs: their extent, the number of the first page, and their count.
     fn pages_at(&self, range: ExtentLocation) -> impl Iterator<Item = (ExtentId, u64, u32)> {
         let first = self
             .ascending
@@ -196,7 +197,7 @@ mod tests {
             [set[0], set[1], set[3]],
             "what is of no process, or nowhere, is nobody's"
         );
-        // One extent has become two with a hole between them, and another one is before them.
+        // One extent has become two with a hole between them, and another extent is before them.
         let next = layout(LOADED_AT, &[(7, 20, 5), (9, 102, 10), (7, 90, 30), (7, 125, 24)]);
         let there = [run(1, 2, 2, true), run(2, 20, 10, false), run(3, 0, 15, false), run(3, 23, 1, false)];
         assert_eq!(next.translate(&before, &set), there);
@@ -213,7 +214,7 @@ mod tests {
         AccessReport { seed, token, after: None, pages, untouched_trials: Vec::new(), is_last: true }
     }
 
-    /// What the seed of a process begins with.
+    /// The set with which the seed of a process begins.
     fn initial_set(history: &mut ProcessHistory, pid: i32, number: u8, layout: ExtentLayout) -> Vec<MarkedRun> {
         let set = Arc::default();
         history.insert_seed(ProcessIdentity { pid, start_ticks: 1 }, &key(number), layout, &set);

@@ -18,18 +18,18 @@ use crate::pager::owner_connections::{AuxiliaryRequest, BULK_SLOTS, Lane, OwnerK
 use crate::pager::plan::strategy::PagingMode;
 use crate::pager::server::PagerServer;
 
-/// For an owner to answer with a set, and to take a report. A child begins without, and a report that is lost is made up
-/// for by the next child's.
+/// How long an owner may take to answer with a set, or to accept a report. A child starts without waiting, and the next
+/// child's report makes up for a lost one.
 const OWNER_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most runs of one report that say what was not wanted: all that may be on trial.
+/// Most runs of one report for pages that were not touched: as many as may be on trial.
 const UNWANTED_RUNS_MAX: usize = SET_PAGES_MAX as usize / TRIAL_FRACTION;
 
-/// Most runs of one report that say what was touched.
+/// Most runs of one report for pages that were touched.
 const TOUCHED_RUNS_MAX: usize = REPORT_RUNS_MAX - UNWANTED_RUNS_MAX;
 
 impl Child {
-    /// Slots as pages of its own seed's extents.
+    /// Appends slots, as pages of the child's own seed.
     fn push_slots(&self, slots: &Range<u64>, mark: bool, into: &mut Vec<MarkedRun>) {
         for run in self.populated.runs_of(slots.clone()) {
             let count = u32::try_from(run.count).unwrap_or(u32::MAX);
@@ -42,7 +42,7 @@ impl Child {
         self.populated.runs_of(slot..slot + 1).next().map(|run| (run.extent, run.first_page))
     }
 
-    /// Takes a working set: what of it is to be fetched waits in `pending_set_slots`.
+    /// Loads a working set. The slots to fetch are queued in `pending_set_slots`.
     fn load_working_set(&mut self, set: &[MarkedRun]) {
         match self.zygote_copies {
             Some(_) => {
@@ -68,7 +68,7 @@ impl Child {
         self.trace.record_received_set(self.pending_set_slots.make_contiguous(), &on_trial);
     }
 
-    /// What is to be told of it, in as many reports as it takes.
+    /// Takes what was not reported yet, in as many reports as needed.
     fn take_reports(&mut self, is_last: bool) -> Vec<AccessReport> {
         let Some(source) = self.sources.first() else { return Vec::new() };
         let (seed, token) = (source.key.seed.clone(), source.key.token);
@@ -109,7 +109,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Asks for the working set of an adopted child's seed.
+    /// Requests the working set of an adopted child's seed.
     pub(in crate::pager) fn request_working_set(&mut self, id: &ChildId) {
         let Some(key) = self.child_key(id) else { return };
         let Some(served) = self.children.get(&key) else { return };
@@ -128,7 +128,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Takes the answer with a child's working set.
+    /// Handles the reply with a child's working set.
     pub(in crate::pager) fn handle_working_set_reply(&mut self, key: u64, reply: &Reply) {
         let Some(source) = self.children.get(&key).and_then(|served| served.child.sources.first()) else { return };
         let set: Arc<[MarkedRun]> = decode_set(&reply.data).into();
@@ -145,7 +145,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Has a child's working set fetched, once both are there.
+    /// Queues a child's working set for prefetching, when both the set and the child are there.
     pub(in crate::pager) fn queue_working_set(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
@@ -169,8 +169,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// What of a child's set comes along with a page of it that somebody waits for: those that were wanted next; the rest follows behind
-    /// them. Nothing where the page does not wait for its turn.
+    /// The slots of a child's set to read along with one that a thread waits for: those that an earlier child touched next.
+    /// The rest of the set continues after them. Empty if the slot is not queued.
     pub(in crate::pager) fn take_set_slots_from(
         &mut self,
         fault: PageFault,
@@ -188,7 +188,7 @@ impl PagerServer<'_> {
         self.install_cached_slots((child, space, source), wanted)
     }
 
-    /// Has what a child's set has of a range fetched when it is its turn.
+    /// Queues the pages of a range that are in the child's set.
     pub(in crate::pager) fn queue_set_range(
         &mut self,
         fault: PageFault,
@@ -203,7 +203,7 @@ impl PagerServer<'_> {
         );
     }
 
-    /// Tells the owner what was seen of a child since the last time.
+    /// Reports to the owner what was seen of a child since the last report.
     pub(in crate::pager) fn report_accesses(&mut self, key: u64, is_last: bool) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let Some(owner) = served.owners.first().copied() else { return };
@@ -216,7 +216,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Tells owners what was seen of all children.
+    /// Reports to the owners what was seen of all children.
     pub(in crate::pager) fn report_all_accesses(&mut self) {
         let keys: Vec<u64> = self.children.keys().copied().collect();
         keys.into_iter().for_each(|key| self.report_accesses(key, false));

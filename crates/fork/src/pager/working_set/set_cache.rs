@@ -9,10 +9,10 @@ use farfork_fabric::SeedKey;
 
 use super::MarkedRun;
 
-/// For how long a set is as good as new: as often as children are reported of.
+/// How long a set is used before it is read again: as long as the time between two reports of a child.
 const FRESH_TIME: Duration = Duration::from_secs(1);
 
-/// Most sets, the oldest of which goes first; each has some hundred KiB at most.
+/// Most sets. The oldest is removed first. Each has at most some hundred KiB.
 const SETS_MAX: usize = 16;
 
 /// The sets, the latest last.
@@ -20,13 +20,13 @@ const SETS_MAX: usize = 16;
 pub(in crate::pager) struct WorkingSetCache(VecDeque<(Arc<SeedKey>, Instant, Arc<[MarkedRun]>)>);
 
 impl WorkingSetCache {
-    /// The set of a seed, for who has its token.
+    /// The set of a seed, if the token is right.
     pub(super) fn get(&mut self, key: &SeedKey, now: Instant) -> Option<Arc<[MarkedRun]>> {
         self.0.retain(|(_, read_at, _)| now.saturating_duration_since(*read_at) < FRESH_TIME);
         self.0.iter().find(|(known, ..)| **known == *key).map(|(.., set)| set.clone())
     }
 
-    /// A set was read.
+    /// Adds a set that was just read.
     pub(super) fn insert(&mut self, key: &Arc<SeedKey>, set: &Arc<[MarkedRun]>, now: Instant) {
         self.0.retain(|(known, ..)| known.seed != key.seed);
         self.0.push_back((key.clone(), now, set.clone()));

@@ -12,27 +12,28 @@ use farfork_wire::descriptor::ExtentId;
 use super::codec::{AccessReport, decode_set};
 use super::set::{EncodedSet, SetParts, WorkingSet};
 
-/// Most reports that wait to be learnt. What comes beyond is refused: the next child's report says the same.
+/// Most reports that wait to be applied. Others are refused: the next child's report will have the same pages.
 const REPORTS_MAX: usize = 64;
 
 /// A seed's working set.
 #[derive(Debug, Default)]
 pub struct SharedWorkingSet {
     set: Mutex<WorkingSet>,
-    /// As children read it.
+    /// The set as children read it.
     served: RwLock<EncodedSet>,
 }
 
 impl SharedWorkingSet {
-    /// Takes what was seen of a child, as far as the seed `has` the pages; tells whether children read another set now.
+    /// Updates the set by a child's report, as far as the seed `has` the pages. Returns whether children now read another
+    /// set.
     pub fn apply_report(&self, report: &AccessReport, has: impl Fn(ExtentId, u64) -> bool) -> bool {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         set.apply_report(report, has);
         self.publish(&mut set)
     }
 
-    /// One that was kept, as [`SharedWorkingSet::encoded_bytes`] gave it, as far as the seed `has` the pages. How often pages were doubted is
-    /// forgotten: it is found out again.
+    /// Restores a set from [`SharedWorkingSet::encoded_bytes`], as far as the seed `has` the pages. Counts of untouched
+    /// trials are not stored, and start at zero.
     pub fn from_saved(saved: &[u8], has: impl Fn(ExtentId, u64) -> bool) -> Self {
         let found = Self::default();
         let mut set = found.set.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,8 +43,8 @@ impl SharedWorkingSet {
         found
     }
 
-    /// Begins with what is known of another seed of the same process. Children read that at once; it is sorted in when the first
-    /// report comes.
+    /// Begins with the set of another seed of the same process. Children read it at once. It is merged with the first
+    /// report.
     pub(super) fn inherit(&self, known: SetParts) {
         let now = EncodedSet::from_parts(known.clone());
         self.set.lock().unwrap_or_else(PoisonError::into_inner).inherit(known);
@@ -67,18 +68,18 @@ impl SharedWorkingSet {
         self.published().pages
     }
 
-    /// As children read it.
+    /// The set as children read it.
     pub fn encoded_bytes(&self) -> Arc<Vec<u8>> {
         self.published().bytes
     }
 
-    /// The pages that were touched, and those that only came along, in order.
+    /// The pages that were touched, and those that were only fetched, in order.
     pub(super) fn parts(&self) -> SetParts {
         self.published().parts()
     }
 
-    /// Fills `into` with what children read from `offset` on: its pages in order, those marked that are on trial; and
-    /// with zeroes behind that.
+    /// Fills `into` with the encoded set from `offset` on: its pages in order, with those on trial marked. The rest is
+    /// filled with zeroes.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         let set = self.encoded_bytes();
         let rest = usize::try_from(offset).ok().and_then(|offset| set.get(offset..)).unwrap_or_default();
@@ -90,16 +91,16 @@ impl SharedWorkingSet {
 
 type LearnJob = Box<dyn FnOnce() + Send>;
 
-/// The thread that learns. It ends with this value, once what waits is learnt.
+/// The thread that applies reports. After this value is dropped, it applies the queued ones and ends.
 pub struct LearnerThread(Mutex<Option<SyncSender<LearnJob>>>);
 
 impl LearnerThread {
-    /// None runs yet.
+    /// A handle without a thread. The first job starts it.
     pub fn new() -> Self {
         Self(Mutex::default())
     }
 
-    /// Has something learnt, at leisure; tells whether there was room.
+    /// Queues a job for the thread. Returns whether there was room.
     pub fn submit(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sender.is_none() {
@@ -109,7 +110,7 @@ impl LearnerThread {
         match jobs.try_send(Box::new(job)) {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => false,
-            // The thread is gone; the next one comes with the next lesson.
+            // The thread has ended. The next job starts another.
             Err(TrySendError::Disconnected(_)) => {
                 *sender = None;
                 false

@@ -7,34 +7,34 @@ use std::ops::Range;
 use super::SET_PAGES_MAX;
 use crate::pager::address_space::slot_bitmap::SlotBitmap;
 
-/// What is seen of one child.
+/// The pages that one child was seen to touch.
 #[derive(Debug, Default)]
 pub(in crate::pager) struct AccessTrace {
-    /// Slots that were noted, or that the owner knows.
+    /// Slots that were recorded, or that the owner knows.
     known: SlotBitmap,
     /// Slots that the child faulted on.
     touched: SlotBitmap,
-    /// What was noted and not told yet; of each, whether it was touched.
+    /// Slots that were recorded and not reported yet; for each, whether it was touched.
     unreported: Vec<(Range<u64>, bool)>,
-    /// The last slot that was told.
+    /// The last slot that was reported.
     last_reported: Option<u64>,
-    /// How many slots may still be noted.
+    /// How many slots may still be recorded.
     slots_left: u64,
     /// Slots on trial that were not touched.
     on_trial: BTreeSet<u64>,
 }
 
-/// What is to be told.
+/// What must be reported.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TraceDelta {
-    /// The last slot that was told before.
+    /// The last slot of the previous report.
     pub(super) after: Option<u64>,
-    /// Slots in the order in which they were noted, and whether they were touched.
+    /// Slots in the order in which they were recorded, and whether they were touched.
     pub(super) slots: Vec<(Range<u64>, bool)>,
 }
 
 impl AccessTrace {
-    /// Of a child with so many slots. Without any, or of a child that is not recorded, it stays empty.
+    /// The trace of a child with this many slots. The default value records nothing.
     pub(in crate::pager) fn new(slots: u64) -> Self {
         Self {
             known: SlotBitmap::new(slots),
@@ -44,17 +44,17 @@ impl AccessTrace {
         }
     }
 
-    /// Whether a slot was noted, or the child was given it.
+    /// Whether a slot was recorded, or is in the child's set.
     pub(in crate::pager) fn is_recorded(&self, slot: u64) -> bool {
         self.known.contains(slot)
     }
 
-    /// The slots of a range that were noted, or that the child was given.
+    /// The slots of a range that were recorded, or are in the child's set.
     pub(super) fn recorded_in(&self, range: Range<u64>) -> VecDeque<Range<u64>> {
         self.known.runs_not_in(&SlotBitmap::default(), range).collect()
     }
 
-    /// The child faulted on a slot.
+    /// Records that the child faulted on a slot.
     pub(in crate::pager) fn record_touch(&mut self, slot: u64) {
         self.on_trial.remove(&slot);
         if self.slots_left == 0 || self.touched.contains(slot) {
@@ -65,11 +65,11 @@ impl AccessTrace {
         self.append(slot..slot + 1, true);
     }
 
-    /// Slots are fetched ahead of the child's touches.
+    /// Records that slots are fetched before the child touches them.
     pub(in crate::pager) fn record_fetched(&mut self, slots: &[Range<u64>]) {
         for slots in slots {
             if !self.on_trial.is_empty() {
-                // Nobody will see whether they are wanted.
+                // Their touches will not be seen, so the trial ends.
                 self.on_trial.retain(|slot| !slots.contains(slot));
             }
             let new: Vec<Range<u64>> = self.known.runs_in_neither(&self.touched, slots.clone()).collect();
@@ -83,7 +83,7 @@ impl AccessTrace {
         }
     }
 
-    /// The child is given a set: of these slots, `on_trial` are left out.
+    /// Records the set that the child gets: these slots, without `on_trial`.
     pub(super) fn record_received_set(&mut self, slots: &[Range<u64>], on_trial: &[u64]) {
         if self.slots_left > 0 {
             slots.iter().for_each(|slots| self.known.insert(slots.clone()));
@@ -91,7 +91,7 @@ impl AccessTrace {
         }
     }
 
-    /// What was noted since the last time; `None` when there is nothing.
+    /// What was recorded since the last call; `None` if nothing.
     pub(super) fn take_delta(&mut self) -> Option<TraceDelta> {
         let slots = std::mem::take(&mut self.unreported);
         let after = self.last_reported;

@@ -9,16 +9,16 @@ use farfork_wire::descriptor::ExtentId;
 use super::MarkedRun;
 use super::set::split_parts;
 
-/// A set of so many pages, 4 MiB, is taken as a whole: a copy pays less for it than for a few faults.
+/// A set of at most this many pages, 4 MiB, is taken as a whole. It costs a copy less than a few faults.
 const SMALL_SET_PAGES: u64 = 1024;
 
-/// Pages of a part of an extent, 2 MiB: readahead fetches so much at a time, and then sees no touch of it any more.
+/// Pages of a part of an extent, 2 MiB. Readahead fetches this much at a time, and then sees no more touches of it.
 const PART_PAGES: u64 = 512;
 
-/// A part of which so many pages were touched, a quarter, is taken as a whole.
+/// A part of which at least this many pages were touched, a quarter, is taken as a whole.
 const DENSE_PAGES: u64 = PART_PAGES / 4;
 
-/// The pages of a set that a zygote is given, in order, and whether they are on trial.
+/// The pages of a set that a zygote gets, in order, and whether they are on trial.
 pub(super) fn select_zygote_pages(set: &[MarkedRun]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
     let [touched, untouched] = split_parts(set);
     let mut touches: HashMap<(ExtentId, u64), u64> = HashMap::new();

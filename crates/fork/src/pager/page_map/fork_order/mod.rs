@@ -12,29 +12,31 @@ use super::fork_page_probes::{MemoizedCheck, ProbeResults, probe_pages};
 use super::{AppliedChange, MapSegment, PageMap};
 use crate::pager::journal::AddressSpaceId;
 
-/// Most changes heard behind a fork that are in question: a thread is late by a turn of some milliseconds, in which others make a
-/// change in some ten microseconds.
+/// Most changes read after a fork that are in question. A thread is late by one scheduling turn of some milliseconds.
+/// Meanwhile others make a change in some ten microseconds.
 const LATE_CHANGES_MAX: usize = 512;
 
-/// What it weighs that a place or a page is as it cannot be: more than all that is only less likely.
+/// The cost of a contradiction: an address or a page is in a state that it cannot be in. It exceeds the sum of all smaller
+/// costs.
 pub(super) const CONTRADICTION_COST: u32 = 1 << 16;
 
-/// A change of a memory map that was heard.
+/// A change of a memory map that was read.
 #[derive(Debug, Clone)]
 pub(in crate::pager) struct MapChange {
     pub(super) message: UffdEvent,
-    /// What the page map lost by it, and what undoes that.
+    /// What the page map lost by the change, and the data to undo it.
     pub(super) applied: AppliedChange,
-    /// An address by which it can be told whether it was made: where something was moved to, or was before.
+    /// An address at which the kernel shows whether the change was made: in the target of a move, or in the range that was
+    /// left.
     probe_address: Option<u64>,
-    /// What it moved, where that was before.
+    /// The segments that it moved, at their addresses before the move.
     pub(super) moved_segments: Vec<MapSegment>,
-    /// Whether what it moved was not known to be mapped.
+    /// Whether the source of the move was not known to be mapped.
     is_source_unknown: bool,
 }
 
 impl MapChange {
-    /// Has a map follow a message.
+    /// Applies a message to a map.
     pub(in crate::pager) fn apply(message: UffdEvent, map: &mut PageMap) -> Self {
         let is_source_unknown =
             matches!(message, UffdEvent::Remap { from, bytes, .. } if !map.has_any_in(from..from + bytes));
@@ -54,7 +56,7 @@ impl MapChange {
         Self { message, applied, probe_address, moved_segments, is_source_unknown }
     }
 
-    /// The addresses of which it says whether they are registered.
+    /// The addresses whose registration depends on this change.
     fn probe_addresses(&self) -> impl Iterator<Item = u64> {
         let origin = match self.message {
             UffdEvent::Remap { from, to, .. } => self.probe_address.map(|address| address - to + from),
@@ -63,7 +65,7 @@ impl MapChange {
         self.probe_address.filter(|_| !self.is_discard()).into_iter().chain(origin)
     }
 
-    /// The place that a move has left.
+    /// The range that a move has left.
     fn source_range(&self) -> Option<Range<u64>> {
         match self.message {
             UffdEvent::Remap { from, bytes, .. } => Some(from..from + bytes),
@@ -71,7 +73,7 @@ impl MapChange {
         }
     }
 
-    /// The place that something was moved to.
+    /// The range that something was moved to.
     fn target_range(&self) -> Option<Range<u64>> {
         match self.message {
             UffdEvent::Remap { to, bytes, .. } => Some(to..to + bytes),
@@ -83,7 +85,8 @@ impl MapChange {
         matches!(self.message, UffdEvent::Remove { .. })
     }
 
-    /// What it says of an address before it, and behind it, if anything; what is expected of a place that it has left is given.
+    /// Which states of an address it implies, before and after the change, if any. `left` is the expectation for a range
+    /// that it has left.
     fn expectations_at(
         &self,
         address: u64,
@@ -110,35 +113,36 @@ impl MapChange {
         }
     }
 
-    /// Has a map follow the messages of these changes, in order.
+    /// Applies the messages of these changes to a map, in order.
     pub(in crate::pager) fn apply_all(changes: &mut [MapChange], map: &mut PageMap) {
         changes.iter_mut().for_each(|change| *change = Self::apply(change.message, map));
     }
 
-    /// Has a map be as it was before these changes, the last it followed.
+    /// Reverts these changes, which must be the last that the map has applied.
     pub(in crate::pager) fn revert_all(changes: &[MapChange], map: &mut PageMap) {
         changes.iter().rev().for_each(|change| map.revert_event(&change.message, &change.applied));
     }
 }
 
-/// What is expected of an address.
+/// The expected state of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExpectedRegistration {
     Registered,
     Unregistered,
-    /// Unregistered, unless the move left it as it was, but empty (MREMAP_DONTUNMAP), and somebody else has unmapped it since.
+    /// Unregistered, unless the move left its source mapped and empty (MREMAP_DONTUNMAP), and another thread has unmapped it
+    /// since.
     UnregisteredAfterMove,
-    /// Registered, unless who moved it has ended before all was told.
+    /// Registered, unless the process that moved it has ended before all its messages were read.
     RegisteredAfterMove,
-    /// Unregistered, unless the area before it has grown there since: the kernel tells of no growth.
+    /// Unregistered, unless the mapping before it has grown there since. The kernel does not report growth.
     UnregisteredUnlessGrown,
-    /// Registered, unless the area before it grew there later: the kernel tells of no growth.
+    /// Registered, unless the mapping before it grew there later. The kernel does not report growth.
     RegisteredUnlessGrown,
     Unknown,
 }
 
 impl ExpectedRegistration {
-    /// How badly it agrees with what is.
+    /// The cost of this expectation, given the actual state.
     fn mismatch_cost(self, is_registered: bool) -> u32 {
         match (self, is_registered) {
             (Self::Registered, false) | (Self::Unregistered, true) => CONTRADICTION_COST,
@@ -149,26 +153,27 @@ impl ExpectedRegistration {
     }
 }
 
-/// What the kernel is asked of a forked process, as it was at the fork; `None` where that cannot be known any more.
+/// Questions to the kernel about a forked process, as it was at the fork. `None` means that this cannot be known any more.
 pub(in crate::pager) trait ForkMapCheck {
-    /// Why it does not answer.
+    /// Why the kernel does not answer.
     type Error;
 
     /// Whether an address was registered.
     fn is_registered(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
 
-    /// Whether an area began at an address that was registered. Where none did, the area before it reached there: it may have grown since the fork.
+    /// Whether a mapping began at a registered address. If not, the mapping before it reached there: it may have grown since
+    /// the fork.
     fn is_mapping_start(&mut self, _address: u64) -> Result<Option<bool>, Self::Error> {
         Ok(None)
     }
 
-    /// Whether the page at an address was there. One that was not is filled with zeroes.
+    /// Whether the page at an address was present. A missing page is filled with zeroes.
     fn probe_page(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
 
-    /// The address of a page of these that had come, where they are.
+    /// The address of an installed page of these segments, if there is one.
     fn first_installed(&self, segments: &[MapSegment]) -> Option<u64>;
 
-    /// Whether it had the pages that had come of these, before they were discarded.
+    /// Whether the process had the installed pages of these segments, which were discarded later.
     fn has_discarded_pages(&mut self, discarded: &[MapSegment]) -> Result<Option<bool>, Self::Error> {
         self.first_installed(discarded).map_or(Ok(None), |address| self.probe_page(address))
     }
@@ -190,10 +195,10 @@ pub(in crate::pager) trait ForkMapCheck {
 // another, an unmap leaves one. The number that agrees best with the kernel is taken. Of several that do not contradict
 // the kernel, that is the number of changes read before the fork, or the nearest to it.
 //
-// MREMAP_DONTUNMAP: such a move leaves its source registered, and no unmap of it is reported. Which moves are of this
-// kind is known when all messages were read. If such a move goes to a range that was registered, both ranges are
-// registered before and after it. So the kernel is also asked whether installed pages are still at the source, or were
-// moved. It is asked only of pages that would not have to be fetched there.
+// MREMAP_DONTUNMAP: such a move leaves its source registered, and no unmap of it is reported. Which moves are of this kind
+// is known when all messages were read. If the target of such a move was registered, both ranges are registered before and
+// after it. So the kernel is also asked whether installed pages are still at the source, or were moved. It is asked only of
+// pages that would not have to be fetched there.
 //
 // Growth: the kernel does not report that a mapping grows. So an unmapped range may be registered nevertheless, because
 // the mapping before it has grown. Installed pages decide then. If there are none, an unmap that was read before the
@@ -204,26 +209,26 @@ pub(in crate::pager) trait ForkMapCheck {
 // discard that was read after the fork. Of one that was read before it, the kernel is asked whether a page that was
 // there still is. If no page was there, nothing can show it, and the discard is taken as made.
 
-/// What is to be found out of a forked process.
+/// What must be found out about a forked process.
 #[derive(Debug)]
 pub(in crate::pager) struct UnresolvedFork {
-    /// The space of the process that forked it.
+    /// The address space of the process that forked it.
     pub(in crate::pager) parent: AddressSpaceId,
-    /// Changes that were heard before the fork, and of which it may have none: the last of its map.
+    /// Changes read before the fork that it may lack: the last changes of its map.
     pub(in crate::pager) changes_before: Vec<MapChange>,
-    /// Changes that were heard since, of which it may have some.
+    /// Changes read after the fork, some of which it may have.
     messages_after: Vec<UffdEvent>,
-    /// Whether pages were there, by address: where one was not there is one when that was asked.
+    /// Whether probed pages were present, by address. A probe fills a missing page, so only its first result counts.
     probe_results: ProbeResults,
 }
 
 impl UnresolvedFork {
-    /// Of a process that was forked when its parent's last changes were these.
+    /// The fork of a process whose last changes are `before`.
     pub(in crate::pager) fn new(parent: AddressSpaceId, before: Vec<MapChange>) -> Self {
         Self { parent, changes_before: before, messages_after: Vec::new(), probe_results: ProbeResults::default() }
     }
 
-    /// Its parent told of a change.
+    /// Adds a change that the parent reported after the fork.
     pub(in crate::pager) fn add_event(&mut self, message: UffdEvent) {
         let is_in_question = matches!(message, UffdEvent::Remap { .. } | UffdEvent::Unmap { .. });
         if is_in_question && self.messages_after.len() < LATE_CHANGES_MAX {
@@ -236,7 +241,7 @@ impl UnresolvedFork {
         !self.changes_before.is_empty() || !self.messages_after.is_empty()
     }
 
-    /// Of each change what is expected of a place that it has left. All was heard that there is to hear.
+    /// The expectation for the range that each change has left. All messages must have been read.
     fn vacated_expectations(&self, changes: &[MapChange]) -> Vec<ExpectedRegistration> {
         let was_read_after = |index: usize| index >= self.changes_before.len();
         let is_all_known = self.messages_after.len() < LATE_CHANGES_MAX;
@@ -245,7 +250,7 @@ impl UnresolvedFork {
         } else {
             ExpectedRegistration::UnregisteredAfterMove
         };
-        // What is in front of memory that was unmapped may have grown there since, of which nobody tells.
+        // The mapping before an unmapped range may have grown there since, which is not reported.
         let left_by =
             |change: &MapChange| change.source_range().map_or(ExpectedRegistration::Unknown, |_| left_by_move);
         let mut left: Vec<ExpectedRegistration> = changes.iter().map(left_by).collect();
@@ -255,8 +260,8 @@ impl UnresolvedFork {
                 left[*earlier] == left_by_move && changes[*earlier].source_range() == Some(start..end)
             };
             if let Some(earlier) = (0..index).rev().find(is_of_it) {
-                // Where the fork was heard between the two, the process that forked may have unmapped it later, by itself; and what moves there next
-                // unmaps it, too.
+                // If the fork was read between the two, the parent may have unmapped the range later by another call. The
+                // next change may also be a move to the range, which unmaps it, too.
                 let is_between = was_read_after(index) && !was_read_after(earlier);
                 let moves_there = |next: &MapChange| next.target_range() == Some(start..end);
                 let is_certain = !is_between && !changes.get(index + 1).is_some_and(moves_there);
@@ -271,10 +276,10 @@ impl UnresolvedFork {
         left
     }
 
-    /// The map at the fork, where it is not `map`, which has all that was heard before the fork and nothing else.
+    /// Returns the map at the fork, or `None` if it is `map`, which has exactly the changes that were read before the fork.
     ///
     /// # Errors
-    /// Those of the witness.
+    /// The errors of `check`.
     pub(in crate::pager) fn resolve<W: ForkMapCheck>(
         &self,
         map: &PageMap,
@@ -296,7 +301,8 @@ impl UnresolvedFork {
             let made = count_made_links(&links, read_before, &base, &mut check)?;
             chain.iter().enumerate().for_each(|(link, index)| has[*index] = link < made);
         }
-        // A discard that was heard behind what the fork has not was begun behind the fork, unless the kernel says otherwise.
+        // A discard that was read after a change that the fork lacks was begun after the fork, unless the kernel shows
+        // otherwise.
         if let Some(first) = (0..changes.len()).find(|index| !has[*index] && !changes[*index].is_discard()) {
             for index in (first..changes.len()).filter(|index| changes[*index].is_discard()) {
                 if check_discarded_pages(&changes, &has, index, &mut check)? != Some(false) {
@@ -318,11 +324,11 @@ impl UnresolvedFork {
     }
 }
 
-/// A change among those of the same memory.
+/// A change of a chain (changes of the same memory).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChainLink<'a> {
     pub(super) change: &'a MapChange,
-    /// What is expected of a place that it has left.
+    /// The expectation for a range that it has left.
     after_leaving: ExpectedRegistration,
 }
 
@@ -331,8 +337,8 @@ impl ChainLink<'_> {
         self.change.expectations_at(address, self.after_leaving)
     }
 
-    /// Whether it is a move, and another change the first of what the same system call has told: what was at the new place is unmapped. No fork comes
-    /// between the two.
+    /// Whether this is a move, and `other` is the first report of the same system call: what was at the target is unmapped.
+    /// No fork happens between the two.
     fn is_preceded_by_own_unmap(&self, other: &ChainLink<'_>) -> bool {
         let UffdEvent::Unmap { start, end } = other.change.message else { return false };
         let is_of_earlier_move = other.change.applied.was_expected;
@@ -340,7 +346,8 @@ impl ChainLink<'_> {
     }
 }
 
-/// Takes discards back of which pages are there that had come.
+/// Asks the kernel about the discards. One whose pages are still present is marked as not made, and one whose pages are
+/// missing as made.
 fn check_discards<W: ForkMapCheck>(changes: &[MapChange], has: &mut [bool], check: &mut W) -> Result<(), W::Error> {
     let discards = (0..changes.len()).filter(|index| has[*index] && changes[*index].is_discard());
     for index in discards.collect::<Vec<usize>>() {
@@ -353,7 +360,7 @@ fn check_discards<W: ForkMapCheck>(changes: &[MapChange], has: &mut [bool], chec
     Ok(())
 }
 
-/// Whether pages are there that had come before they were discarded; `None` where nothing tells.
+/// Whether pages that were installed before the discard are still present; `None` if nothing shows it.
 fn check_discarded_pages<W: ForkMapCheck>(
     changes: &[MapChange],
     has: &[bool],
@@ -361,7 +368,7 @@ fn check_discarded_pages<W: ForkMapCheck>(
     check: &mut W,
 ) -> Result<Option<bool>, W::Error> {
     let MapChange { message, applied, .. } = &changes[discard];
-    // Where something was moved since, there is nothing left to ask for.
+    // After a later move there is no page left to probe.
     let is_moved = |later: usize| has[later] && matches!(changes[later].message, UffdEvent::Remap { .. });
     if (discard + 1..changes.len()).any(|later| is_moved(later) && events_overlap(&changes[later].message, message)) {
         return Ok(None);
@@ -369,7 +376,7 @@ fn check_discarded_pages<W: ForkMapCheck>(
     check.has_discarded_pages(&applied.removed)
 }
 
-/// Notes that a discard was not made, nor what takes away later what it left.
+/// Marks a discard as not made, together with later discards and unmaps of the same memory.
 fn revert_discard(changes: &[MapChange], has: &mut [bool], discard: usize) {
     let takes_away = |later: &usize| {
         let message = &changes[*later].message;
@@ -378,7 +385,7 @@ fn revert_discard(changes: &[MapChange], has: &mut [bool], discard: usize) {
     (discard..changes.len()).filter(takes_away).for_each(|index| has[index] = false);
 }
 
-/// The changes, by number, that have to do with the same memory, in order.
+/// Groups changes of the same memory into chains, by index and in order.
 fn group_by_memory(changes: &[MapChange]) -> Vec<Vec<usize>> {
     let mut chains: Vec<Vec<usize>> = Vec::new();
     for (index, change) in changes.iter().enumerate() {
@@ -391,8 +398,9 @@ fn group_by_memory(changes: &[MapChange]) -> Vec<Vec<usize>> {
     chains
 }
 
-/// How many links of a chain were made, of which so many were heard before the fork. Of two that are as likely it is the greater: that a fork
-/// overtook the last change takes less than that several overtook the fork.
+/// How many links of a chain were made. `read_before` were read before the fork. Of two numbers with the same cost and
+/// distance, returns the greater: a fork event that overtook one change is likelier than several changes that overtook the
+/// fork.
 fn count_made_links<W: ForkMapCheck>(
     links: &[ChainLink<'_>],
     read_before: usize,
@@ -419,9 +427,9 @@ fn count_made_links<W: ForkMapCheck>(
     let least = costs.iter().min().copied().unwrap_or_default();
     let is_possible =
         |made: usize| costs.get(made).is_some_and(|cost| cost / CONTRADICTION_COST == least / CONTRADICTION_COST);
-    // A fork that was heard within a call was before that call or behind it.
+    // A fork that was read within a call happened before or after that call.
     let is_next_to_call = || is_possible(read_before + 1) || read_before.checked_sub(1).is_some_and(is_possible);
-    // Of a process with one thread what was heard always is what was made.
+    // If the order of reading is possible, it is taken: in a process with one thread it is always right.
     if is_possible(read_before) && !(is_within_call(read_before) && is_next_to_call()) {
         return Ok(read_before);
     }
@@ -429,8 +437,8 @@ fn count_made_links<W: ForkMapCheck>(
     Ok(best.unwrap_or(read_before))
 }
 
-/// Whether a place that moves lead to is in an area that begins before it. None of them was made, then: the forked process has grown something
-/// there since, of which nobody tells.
+/// Whether the target of a move at this address is in a mapping that begins before it. Then none of these moves was made:
+/// the forked process has grown the mapping since, which is not reported.
 fn is_grown_mapping<W: ForkMapCheck>(links: &[ChainLink<'_>], address: u64, check: &mut W) -> Result<bool, W::Error> {
     for start in links.iter().filter_map(|link| link.change.target_range()).filter(|to| to.contains(&address)) {
         if check.is_mapping_start(start.start)? == Some(false) {
@@ -440,14 +448,14 @@ fn is_grown_mapping<W: ForkMapCheck>(links: &[ChainLink<'_>], address: u64, chec
     Ok(false)
 }
 
-/// What is expected of an address when so many links were made.
+/// The expected state of an address when `made` links were made.
 fn expected_registration(links: &[ChainLink<'_>], made: usize, address: u64) -> ExpectedRegistration {
     let after = links[..made].iter().rev().find_map(|link| Some(link.expectations_at(address)?.1));
     let before = || links[made..].iter().find_map(|link| Some(link.expectations_at(address)?.0));
     after.or_else(before).unwrap_or(ExpectedRegistration::Unknown)
 }
 
-/// Where an address is after these changes; `None` where something else may be there.
+/// The address of memory after these changes; `None` if other memory may be there.
 pub(in crate::pager) fn current_address(address: u64, changes: &[MapChange]) -> Option<u64> {
     changes.iter().try_fold(address, |address, change| match change.message {
         UffdEvent::Remap { from, to, bytes } if (from..from + bytes).contains(&address) => Some(address - from + to),
@@ -457,7 +465,7 @@ pub(in crate::pager) fn current_address(address: u64, changes: &[MapChange]) -> 
     })
 }
 
-/// The same, of a page that is gone where it was discarded.
+/// The same for a page, which is gone if it was discarded.
 pub(in crate::pager) fn current_page_address(address: u64, changes: &[MapChange]) -> Option<u64> {
     changes.iter().enumerate().try_fold(address, |address, (index, change)| match change.message {
         UffdEvent::Remove { start, end } if (start..end).contains(&address) => None,
@@ -465,7 +473,7 @@ pub(in crate::pager) fn current_page_address(address: u64, changes: &[MapChange]
     })
 }
 
-/// The addresses that a change is about.
+/// The address ranges that a change affects.
 fn affected_ranges(message: &UffdEvent) -> Vec<Range<u64>> {
     match *message {
         UffdEvent::Remap { from, to, bytes } => vec![from..from + bytes, to..to + bytes],

@@ -12,30 +12,30 @@ use super::*;
 use crate::pager::page_map::test_blocks::{BLOCK_PAGES, block_address, move_message, unmap_message};
 use crate::pager::page_map::tests::{Model, PAGES, begin, event, steps};
 
-/// Blocks of each thread, half of which hold data at first. Of every other one pages have come.
+/// Blocks of each thread, half of which hold data at first. Pages of every other block are installed.
 const BLOCKS: u64 = 6;
 const THREADS: usize = 2;
-/// Changes that a thread makes, at most, between a fork and the moment in which nobody is late to tell of anything: with three it can
-/// exchange two blocks, and nothing that the kernel says tells them apart. A move onto another block is two: unmapped, that block is not
-/// registered, and moved back, the other one is where it was.
+/// Most changes of a thread between a fork and the time when no message is late. With three it can exchange two blocks,
+/// which nothing in the kernel shows. A move onto another block counts as two. After its unmap that block is not registered,
+/// and after a move back the other one is where it was.
 const CHANGES_MAX: usize = 2;
 
 fn block_at(address: u64) -> u64 {
     address / (BLOCK_PAGES * PAGE_SIZE)
 }
 
-/// Which blocks are registered, and what those show that show something.
+/// Which blocks are registered, and which data they show.
 #[derive(Debug, Clone, Default)]
 struct ModelMemory {
     registered: BTreeSet<u64>,
     shown: BTreeMap<u64, u64>,
-    /// What was filled with zeroes because it was asked for.
+    /// Blocks that a probe has filled with zeroes.
     filled: RefCell<BTreeSet<u64>>,
-    /// Blocks to which the area before them has grown.
+    /// Blocks into which the mapping before them has grown.
     grown: BTreeSet<u64>,
 }
 
-/// Whether pages have come of what a block shows.
+/// Whether pages of the data that a block shows are installed.
 fn is_filled_block(shown: u64) -> bool {
     shown.is_multiple_of(2)
 }
@@ -82,7 +82,7 @@ impl ModelMemory {
     }
 }
 
-/// What a thread does next, where it can: blocks are its own.
+/// A step of the test; it is skipped if it is not possible. Blocks belong to one thread.
 #[derive(Debug, Clone)]
 enum ForkStep {
     Move {
@@ -99,7 +99,7 @@ enum ForkStep {
         thread: usize,
         block: u64,
     },
-    /// What it waits for goes on: its message is heard, or its pages are discarded.
+    /// A waiting thread continues: its message is read, or its pages are discarded.
     Continue {
         thread: usize,
     },
@@ -120,21 +120,21 @@ fn any_step() -> impl Strategy<Value = ForkStep> {
     ]
 }
 
-/// A kernel, and a pager that hears from it.
+/// A model kernel, and a pager that reads its messages.
 #[derive(Default)]
 struct ForkScenario {
     memory: ModelMemory,
-    /// What threads are to tell yet, and what they are to discard then.
+    /// Messages that threads have still to send, and the block that each discards afterwards.
     to_tell: [Vec<UffdEvent>; THREADS],
     to_discard: [Option<u64>; THREADS],
     changes: [usize; THREADS],
-    /// Threads that have made a change since anything was quiet of which nothing tells whether a fork has it: they change nothing while one is
-    /// not heard of, as a thread that forks itself.
+    /// Threads that have made a hidden change since the last quiet time: nothing shows whether a fork has it. They make no
+    /// change while a fork event is unread, like a thread that forks.
     has_hidden: [bool; THREADS],
-    /// Threads that have moved a block and left it mapped.
+    /// Threads that have moved a block and left its source mapped.
     has_left_mapped: [bool; THREADS],
-    /// The memory of the forked process, and what may be zero there: what was being discarded then, or until the fork was heard
-    /// of, where nothing had come.
+    /// The memory of the forked process, and the data that may be zero in it. It was being discarded at the fork, or was
+    /// discarded before the fork event was read and was not installed.
     forked: Option<(ModelMemory, BTreeSet<u64>)>,
     map: PageMap,
     recent: Vec<MapChange>,
@@ -163,7 +163,7 @@ impl ForkScenario {
         self.is_free_for(thread, 1)
     }
 
-    /// Whether it is, for so many changes.
+    /// The same for several changes.
     fn is_free_for(&mut self, thread: usize, changes: usize) -> bool {
         let is_late = self.forked.is_some();
         if is_late && self.doubt.is_none() && self.has_hidden[thread] {
@@ -186,7 +186,7 @@ impl ForkScenario {
             }
             ForkStep::Unmap { thread, block } => {
                 let block = thread as u64 * BLOCKS + block;
-                // What is registered there may have grown there since.
+                // If the block is registered, the mapping before it may have grown there since.
                 let has_come = self.memory.shown.get(&block).copied().is_some_and(is_filled_block);
                 if !has_come && self.forked.is_some() && self.doubt.is_none() {
                     return;
@@ -224,16 +224,18 @@ impl ForkScenario {
         }
     }
 
-    /// As mremap(2) does, where messages can tell of it.
+    /// Moves a block as mremap(2) does, if messages can show it.
     fn relocate(&mut self, thread: usize, (from, to): (u64, u64), leaves_it_mapped: bool) {
-        // Its places are registered before and behind it, and nothing tells where it is: it must not be in doubt.
+        // Both blocks are registered before and after the move, and nothing shows where the data is. So the move must not be
+        // in question.
         let forked = self.forked.as_ref().map_or(&self.memory, |(forked, _)| forked);
         let is_over = self.memory.registered.contains(&to) || forked.registered.contains(&to);
         let has_come = self.memory.shown.get(&from).copied().is_some_and(is_filled_block);
         let is_hidden = !has_come && (leaves_it_mapped || is_over);
-        // With others beside it, it may look like none of them.
+        // Together with other changes such a move may look like none of them.
         let is_alone = !leaves_it_mapped || self.forked.is_none() || self.changes[thread] == 0;
-        // Where a block was left mapped, one that moves behind the fork to where that went, once it was unmapped there, looks like one call with that.
+        // A block was moved and left mapped. If its target is unmapped, and another block is moved there after the fork,
+        // both look like one call.
         let is_reported = !self.has_left_mapped[thread] || self.forked.is_none();
         if !is_alone || !is_reported || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none())
         {
@@ -274,7 +276,7 @@ impl ForkScenario {
         }
     }
 
-    /// Hears all there is to hear, and finds out what the forked process has.
+    /// Reads all messages, and resolves what the forked process has.
     fn finish(mut self) {
         self.apply_step(&ForkStep::Fork);
         self.apply_step(&ForkStep::ReadFork);
@@ -306,11 +308,11 @@ proptest! {
     }
 }
 
-/// The memory of a process with one thread at its fork, of which every other page of the seed had come, or none.
+/// The memory of a process with one thread at its fork. Every other page of the seed was installed, or none.
 struct ForkedMemory<'a> {
     model: &'a Model,
     have_come: bool,
-    /// What was filled with zeroes because it was asked for.
+    /// Pages that a probe has filled with zeroes.
     filled: RefCell<BTreeSet<u64>>,
 }
 
@@ -345,7 +347,7 @@ impl ForkMapCheck for ForkedMemory<'_> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
-    /// It is never quiet, so that all that it has ever done is in question.
+    /// The process is never quiet, so all its changes are in question.
     #[test]
     fn a_single_thread_forks_what_it_has(
         events in prop::collection::vec(event(), 0..8),
@@ -376,7 +378,7 @@ proptest! {
     }
 }
 
-/// The blocks that the map of a forked process shows, of which the kernel says that these are registered.
+/// The blocks that the resolved map of a forked process shows, if the kernel has these blocks registered.
 fn resolved_blocks(map: &PageMap, unresolved_fork: &UnresolvedFork, registered: &[u64]) -> Option<Vec<u64>> {
     let memory = ModelMemory { registered: registered.iter().copied().collect(), ..ModelMemory::default() };
     let found = unresolved_fork.resolve(map, &memory).unwrap()?;
@@ -406,11 +408,11 @@ fn a_fork_that_overtakes_a_move_has_it_and_one_that_is_overtaken_has_it_not() {
 
 #[test]
 fn where_nothing_is_unmapped_both_places_are_registered() {
-    // MREMAP_DONTUNMAP leaves the old place, which is empty then.
+    // MREMAP_DONTUNMAP leaves the source mapped, but empty.
     let mut late = UnresolvedFork::new(0, Vec::new());
     late.add_event(move_message(1, 2));
     assert_eq!(resolved_blocks(&map(), &late, &[1, 2]), Some(vec![2]));
-    // Here it was the new place that was registered before.
+    // Here the target was registered before.
     let mut late = UnresolvedFork::new(0, Vec::new());
     late.add_event(unmap_message(2));
     late.add_event(move_message(1, 2));

@@ -37,12 +37,12 @@ use super::MapSegment;
 // - Memory that shows nothing and was never reported leaves a range, and this is read after a move to that range. Such
 //   memory is what mremap(2) has grown, or has left mapped.
 
-/// What is to be heard of changes that are heard late.
+/// The expected messages about changes that are read late.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LateEvents {
-    /// Places that moves have left, each to be told of once more.
+    /// Ranges that moves have left. Each will be reported once more, as an unmap.
     expected_unmaps: Vec<Range<u64>>,
-    /// Those that were moved into before it was heard who left, in order, with what they showed.
+    /// Ranges that were moved into before it was read that their contents had left, in order, with what they showed.
     displaced: Vec<DisplacedRange>,
 }
 
@@ -60,49 +60,50 @@ impl DisplacedRange {
 }
 
 impl LateEvents {
-    /// A move has left this range, and will tell so once more.
+    /// A move has left this range, and will report its unmap.
     pub(super) fn expect_unmap(&mut self, range: Range<u64>) {
         self.expected_unmaps.push(range);
     }
 
-    /// Whether this range was expected, as it was heard of a move that it was left. It is not any more.
+    /// Whether the unmap of this range is expected, because a move has left it. If so, stops expecting it.
     pub(super) fn take_expected_unmap(&mut self, range: Range<u64>) -> bool {
         let found = self.expected_unmaps.iter().rposition(|expected| *expected == range);
         found.map(|index| self.expected_unmaps.remove(index)).is_some()
     }
 
-    /// Whether this range is expected.
+    /// Whether the unmap of this range is expected.
     pub(super) fn is_expected_unmap(&self, range: &Range<u64>) -> bool {
         self.expected_unmaps.contains(range)
     }
 
-    /// The expected ranges that a range overlaps.
+    /// The expected ranges that overlap with a range.
     pub(super) fn expected_overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = &Range<u64>> {
         let (start, end) = (range.start, range.end);
         self.expected_unmaps.iter().filter(move |expected| expected.start < end && start < expected.end)
     }
 
-    /// These ranges are expected no more.
+    /// Stops expecting these ranges.
     pub(super) fn drop_expected(&mut self, obsolete: &[Range<u64>]) {
         self.expected_unmaps.retain(|expected| !obsolete.contains(expected));
     }
 
-    /// Whether it is still to be heard where something has gone.
+    /// Whether contents were displaced whose own message is unread.
     pub(super) fn has_displaced(&self) -> bool {
         !self.displaced.is_empty()
     }
 
-    /// Whether there is anything to be heard.
+    /// Whether any late message is expected.
     pub(super) fn is_pending(&self) -> bool {
         !self.expected_unmaps.is_empty() || self.has_displaced()
     }
 
-    /// Something was moved to a place that was not left yet, and showed these.
+    /// Something was moved to a range that was not left yet, and that showed these segments.
     pub(super) fn add_displaced(&mut self, range: Range<u64>, segments: Vec<MapSegment>) {
         self.displaced.push(DisplacedRange { range, segments });
     }
 
-    /// What was displaced first of a range that is left: that part of the range, and what it showed.
+    /// Takes the contents that were displaced first in a range that is left. Returns their part of the range, and what it
+    /// showed.
     pub(super) fn take_displaced(&mut self, range: Range<u64>) -> Option<(Range<u64>, Vec<MapSegment>)> {
         let is_of_it =
             |displaced: &DisplacedRange| displaced.range.start < range.end && range.start < displaced.range.end;
@@ -122,7 +123,7 @@ impl LateEvents {
 pub(super) struct AddressSet(BTreeMap<u64, u64>);
 
 impl AddressSet {
-    /// Whether any of a range is in it.
+    /// Whether any part of a range is in the set.
     pub(super) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.0.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start)
     }
@@ -141,7 +142,7 @@ impl AddressSet {
         self.0.insert(whole.start, whole.end);
     }
 
-    /// Cuts a range out, and gives what was in it.
+    /// Removes a range, and returns what was in it.
     pub(super) fn remove(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut taken = Vec::new();
         while self.overlaps(&range)

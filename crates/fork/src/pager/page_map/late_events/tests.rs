@@ -17,7 +17,7 @@ const BLOCKS: u64 = 8;
 const SHOWN: u64 = 5;
 const THREADS: usize = 3;
 
-/// What a thread does next, where it can.
+/// A step of a thread; it is skipped if it is not possible.
 #[derive(Debug, Clone)]
 enum ReorderStep {
     Move {
@@ -34,16 +34,16 @@ enum ReorderStep {
         thread: usize,
         block: u64,
     },
-    /// What it has grows in place, of which nobody is told.
+    /// A mapping of the thread grows in place, which is not reported.
     Grow {
         thread: usize,
         block: u64,
     },
-    /// Its next message is heard, or what it discards goes.
+    /// The next message of the thread is read, or the pages that it discards are removed.
     Continue {
         thread: usize,
     },
-    /// The pager looks whether anything is to be heard.
+    /// The pager checks whether the kernel has any message.
     PollQuiet,
 }
 
@@ -60,12 +60,12 @@ fn any_step() -> impl Strategy<Value = ReorderStep> {
     ]
 }
 
-/// A block that is registered: whose it is, and what it shows.
+/// A registered block: the thread that owns it, and the data that it shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ModelBlock {
     owner: usize,
     shown: Option<u64>,
-    /// It was told of: it shows something, or that was discarded.
+    /// Whether the pager knows of it: it shows data, or its data was discarded.
     is_known: bool,
 }
 
@@ -78,7 +78,7 @@ struct VacatedBlock {
 #[derive(Default)]
 struct ReorderScenario {
     memory: BTreeMap<u64, ModelBlock>,
-    /// What threads are to tell yet, and the block that is left as long as it was not heard.
+    /// Messages that threads have still to send, each with the block that it leaves.
     to_tell: [VecDeque<(UffdEvent, Option<VacatedBlock>)>; THREADS],
     to_discard: [Option<u64>; THREADS],
     map: PageMap,
@@ -99,23 +99,23 @@ impl ReorderScenario {
         reorder_scenario
     }
 
-    /// Whether a thread is in no system call, and has the block.
+    /// Whether a thread is in no system call, and owns the block.
     fn can_change(&self, thread: usize, block: u64) -> bool {
         self.to_tell[thread].is_empty()
             && self.to_discard[thread].is_none()
             && self.memory.get(&block).is_some_and(|known| known.owner == thread)
     }
 
-    /// Whether it may leave a block. Not who came after somebody whose leaving was not heard yet, and nobody what it was never told of while
-    /// the end of another's move from there is to be heard: this is left out.
+    /// Whether a thread may leave a block. Two cases are left out: it is not read yet that the previous contents have left;
+    /// or the pager does not know the block, and the end of another move from there is unread.
     fn can_leave(&self, thread: usize, block: u64) -> bool {
         let is_known = self.memory.get(&block).is_some_and(|known| known.is_known);
         let is_unmapped = self.to_tell.iter().flatten().any(|(message, _)| *message == unmap_message(block));
         self.can_change(thread, block) && (is_known || !is_unmapped) && !self.is_being_left(block, |_| true)
     }
 
-    /// Whether it may move something to a block: its own, or a free one. Not where it was not heard yet that who left it was there: this is
-    /// left out, too.
+    /// Whether a thread may move something to a block: its own, or a free one. Left out: it is unread that contents the
+    /// pager did not know have left.
     fn can_move_to(&self, thread: usize, block: u64) -> bool {
         let is_free = !self.memory.contains_key(&block);
         let is_unknown = |left: &VacatedBlock| !left.was_known;
@@ -185,7 +185,7 @@ impl ReorderScenario {
         }
     }
 
-    /// Hears all there is to hear, in the order of the threads.
+    /// Reads all messages, in the order of the threads.
     fn finish(mut self) {
         for thread in 0..THREADS {
             while !self.to_tell[thread].is_empty() || self.to_discard[thread].is_some() {
@@ -214,7 +214,7 @@ proptest! {
     }
 }
 
-/// What the blocks show after these messages, of which 0 shows 0 and 1 shows 1 at first.
+/// What the blocks show after these messages. At first block 0 shows 0, and block 1 shows 1.
 fn shown_blocks(messages: &[UffdEvent]) -> Vec<(u64, u64)> {
     let segments = [0, 1].map(|block| MapSegment {
         start: block_address(block),

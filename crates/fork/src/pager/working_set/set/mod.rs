@@ -10,14 +10,14 @@ use farfork_wire::descriptor::ExtentId;
 use super::codec::{decode_set, encode_set};
 use super::{AccessReport, MarkedRun, SET_PAGES_MAX, TRIAL_FRACTION};
 
-/// A page on trial that so many children in a row did not touch leaves the set: one may have ended early.
+/// A page on trial is removed when this many children in a row did not touch it. One of them may have ended early.
 const UNTOUCHED_TRIALS_MAX: u8 = 2;
 
-/// Most faults that are risked for one child: half a millisecond in all. Readahead may need hardly more for a whole set
-/// that was recorded page by page.
+/// Most faults that are risked for one child: half a millisecond in all. A set that was recorded page by page may need few
+/// more faults with readahead.
 const TRIAL_FAULTS_MAX: usize = 8;
 
-/// Most neighbours that are on trial together: as many as the readahead fetches at the second fault of a region.
+/// Most neighbours that are on trial together: as many as readahead fetches at the second fault of a region.
 const TRIAL_GROUP_MAX: usize = 32;
 
 /// Most pages that are on trial together.
@@ -29,11 +29,11 @@ type ExtentPage = (ExtentId, u64);
 #[derive(Debug, Clone, Copy)]
 struct SetEntry {
     page: ExtentPage,
-    /// A child was seen to touch it; else it was only fetched.
+    /// Whether a child has touched it. Otherwise it was only fetched.
     was_touched: bool,
-    /// How many children had ended when it was last seen to be touched, or fetched together with such a page.
+    /// How many children had ended when it was last touched, or fetched together with a touched page.
     last_seen: u64,
-    /// How many children did not touch it since, of those for which it was on trial.
+    /// For how many children since then it was on trial and not touched.
     untouched_trials: u8,
 }
 
@@ -41,16 +41,16 @@ struct SetEntry {
 #[derive(Debug, Default)]
 pub(super) struct WorkingSet {
     entries: Vec<SetEntry>,
-    /// Where in `entries` a page stands.
+    /// The index of each page in `entries`.
     index_by_page: HashMap<ExtentPage, usize>,
     children_ended: u64,
-    /// Of another seed, and not sorted in yet.
+    /// The set of another seed, not merged yet.
     inherited_parts: SetParts,
-    /// As children read it; made when one does.
+    /// The set as children read it. Encoded when a child reads it.
     encoded: Option<EncodedSet>,
 }
 
-/// Pages that children were seen to touch, and those that only came along.
+/// Pages that children have touched, and pages that were only fetched.
 pub(super) type SetParts = [Vec<MarkedRun>; 2];
 
 /// A set as children read it.
@@ -78,14 +78,14 @@ impl EncodedSet {
     }
 }
 
-/// The pages of a set that children were seen to touch, and those that only came along.
+/// The pages of a set that children have touched, and those that were only fetched.
 pub(super) fn split_parts(set: &[MarkedRun]) -> [&[MarkedRun]; 2] {
     let border = set.iter().position(|run| *run == MarkedRun::SEPARATOR);
     border.map_or([set, &[]], |border| [&set[..border], &set[border + 1..]])
 }
 
 impl WorkingSet {
-    /// Takes what was seen of a child, as far as the seed `has` the pages.
+    /// Updates the set by a child's report, as far as the seed `has` the pages.
     pub(super) fn apply_report(&mut self, report: &AccessReport, has: impl Fn(ExtentId, u64) -> bool) {
         self.merge_inherited(&has);
         let new = self.update_touched(MarkedRun::iter_pages(&report.pages), report.after, has);
@@ -97,7 +97,7 @@ impl WorkingSet {
         self.encoded = None;
     }
 
-    /// Takes the pages of a set of another seed; they are sorted in when the first report comes.
+    /// Takes over the set of another seed. It is merged with the first report.
     pub(super) fn inherit(&mut self, known: SetParts) {
         self.inherited_parts = known;
     }
@@ -114,8 +114,8 @@ impl WorkingSet {
         self.merge_entries(new);
     }
 
-    /// Takes the pages of a set as children read it, in this order, as far as the seed `has` them. Those that came along, or were on trial
-    /// then, are the ones of which least was known.
+    /// Loads a set as children read it, in this order, as far as the seed `has` the pages. Pages that were only fetched, or
+    /// on trial, count as the least known.
     pub(super) fn restore(&mut self, saved: &[MarkedRun], has: impl Fn(ExtentId, u64) -> bool) {
         let each = split_parts(saved).into_iter().zip([true, false]).flat_map(|(part, was_touched)| {
             MarkedRun::iter_pages(part).map(move |(extent, page, on_trial)| (extent, page, was_touched && !on_trial))
@@ -125,8 +125,8 @@ impl WorkingSet {
         self.encoded = None;
     }
 
-    /// As children read it: the pages that were touched, in order, then those that only came along, which else stand between them and
-    /// come before who is touched next; those marked that are on trial.
+    /// Encodes the set as children read it: touched pages in order, then pages that were only fetched. In `entries` the
+    /// latter are between the touched ones, before the page that is touched next. Pages on trial are marked.
     pub(super) fn encode(&mut self) -> EncodedSet {
         if self.encoded.is_none() {
             let on_trial = self.choose_trials();
@@ -139,8 +139,8 @@ impl WorkingSet {
         self.encoded.clone().unwrap_or_default()
     }
 
-    /// Notes pages that are in the set already, as far as the seed `has` them, and no more than a set may have. Gives the others, by
-    /// the place in the set behind which they belong.
+    /// Updates pages that are in the set already, as far as the seed `has` them, and at most as many as a set may have.
+    /// Returns the new pages, by the index at which they must be inserted.
     fn update_touched(
         &mut self,
         pages: impl Iterator<Item = (ExtentId, u64, bool)>,
@@ -175,7 +175,7 @@ impl WorkingSet {
                         });
                         (position, entries.len() - 1)
                     });
-                    // It may have been fetched first, and touched then.
+                    // A page may first be fetched, and then touched.
                     new.entry(position).or_default()[offset].was_touched |= was_touched;
                 }
             }
@@ -183,7 +183,7 @@ impl WorkingSet {
         new
     }
 
-    /// Notes what a child did not touch; tells whether anything is to leave.
+    /// Counts the pages that a child did not touch. Returns whether any page must be removed.
     fn count_untouched_trials(&mut self, report: &AccessReport) -> bool {
         let mut is_over = false;
         for (extent, page, _) in MarkedRun::iter_pages(&report.untouched_trials).take(SET_PAGES_MAX as usize) {
@@ -196,7 +196,7 @@ impl WorkingSet {
         is_over
     }
 
-    /// Lets new pages in, and others out.
+    /// Inserts new pages, and removes others.
     fn merge_entries(&mut self, mut new: BTreeMap<usize, Vec<SetEntry>>) {
         let mut entries = new.remove(&0).unwrap_or_default();
         for (index, entry) in std::mem::take(&mut self.entries).into_iter().enumerate() {
@@ -210,7 +210,7 @@ impl WorkingSet {
         self.index_by_page = self.entries.iter().enumerate().map(|(index, entry)| (entry.page, index)).collect();
     }
 
-    /// Where there are too many, those stay that are surest to be touched, and touched first.
+    /// If there are too many pages, keeps those that are most certainly touched, and touched first.
     fn truncate(&mut self) {
         if self.entries.len() as u64 <= SET_PAGES_MAX {
             return;
@@ -225,14 +225,14 @@ impl WorkingSet {
         self.entries = indices.into_iter().map(|index| self.entries[index]).collect();
     }
 
-    /// Which pages are on trial, by place: those of which least is known. Neighbours that were only fetched are on trial
-    /// together, as the fault that one of them costs brings the others.
+    /// Chooses the pages on trial, by index: those of which least is known. Neighbours that were only fetched are on trial
+    /// together, since the fault of one of them fetches the others, too.
     fn choose_trials(&self) -> Vec<bool> {
         let sure = self.entries.iter().filter(|entry| entry.was_touched).count();
         let mut faults_left = (sure / TRIAL_FRACTION).min(TRIAL_FAULTS_MAX);
         let mut indices: Vec<usize> = (0..self.entries.len()).collect();
         let least_known = |index: &usize| (self.entries[*index].was_touched, self.entries[*index].last_seen, *index);
-        // Each child's report leads here, and few are chosen: the others need no order.
+        // Each child's report leads here, and few pages are chosen: the others need not be sorted.
         if indices.len() > ON_TRIAL_MAX {
             indices.select_nth_unstable_by_key(ON_TRIAL_MAX, least_known);
             indices.truncate(ON_TRIAL_MAX);
@@ -255,7 +255,7 @@ impl WorkingSet {
         is_chosen
     }
 
-    /// Whether a page and the one before it in the set were only fetched, and are neighbours in memory.
+    /// Whether a page and the previous one of the set were only fetched, and are adjacent in memory.
     fn continues_fetched_run(&self, index: usize) -> bool {
         let Some(before) = index.checked_sub(1).map(|before| &self.entries[before]) else { return false };
         let SetEntry { page: (extent, page), was_touched, .. } = self.entries[index];

@@ -28,14 +28,14 @@ fn as_fetched(report: AccessReport) -> AccessReport {
     AccessReport { pages: pages.collect(), ..report }
 }
 
-/// Its pages, in order; and those on trial.
+/// The set's pages, in order, and those on trial.
 fn read_set(set: &mut WorkingSet) -> (Vec<u64>, Vec<u64>) {
     let pages = decode_set(&set.encode().bytes);
     let all = MarkedRun::iter_pages(&pages).map(|(_, page, _)| page).collect();
     (all, MarkedRun::iter_pages(&pages).filter(|(_, _, mark)| *mark).map(|(_, page, _)| page).collect())
 }
 
-/// A child that wants these pages gets the set; what is reported of it.
+/// A child gets the set, and touches these pages. Returns its report.
 fn simulate_child(set: &mut WorkingSet, wants: &[u64]) -> AccessReport {
     let (all, on_trial) = read_set(set);
     let is_fetched = |page: &u64| all.contains(page) && !on_trial.contains(page);
