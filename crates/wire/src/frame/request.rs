@@ -32,8 +32,8 @@ pub struct Span {
 pub enum ReadMode {
     /// The read is refused. A reader of memory knows the extent's length.
     Exact = 0,
-    /// The read returns the bytes up to the end, like pread(2). It must have one span. The requester cannot know the length
-    /// of a descriptor, and so reads it in one round trip.
+    /// The read returns the bytes up to the end, like pread(2). It must have one span. So a requester can read a descriptor,
+    /// whose length it does not know, in one round trip.
     Clip = 1,
 }
 
