@@ -25,7 +25,7 @@ struct UnansweredRequest {
 /// The unanswered requests to one owner.
 #[derive(Debug)]
 pub(crate) struct Requester {
-    /// The owner's name for the connection. It is the same on all sockets.
+    /// The name by which the owner knows the connection. It is the same on all sockets.
     connection_id: ConnectionId,
     /// Requests by id. Ids ascend in the order of submission.
     unanswered: BTreeMap<u64, UnansweredRequest>,

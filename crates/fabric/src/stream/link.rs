@@ -40,7 +40,7 @@ pub(crate) struct LinkConfig {
     pub(crate) security: Option<Arc<dyn Security>>,
     /// Waits for the stream.
     pub(crate) event_source: Box<dyn EventSource>,
-    /// The owner's name for the connection.
+    /// The name by which the owner knows the connection.
     pub(crate) connection_id: ConnectionId,
 }
 

@@ -11,7 +11,8 @@ use crate::trust_directory::TrustDirectory;
 /// interrupted call leaves a new authority that is not in the roster; then only the roster is written.
 ///
 /// # Errors
-/// [`MemberError::RotationInProgress`], [`MemberError::AuthorityKeyMissing`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].
+/// [`MemberError::RotationInProgress`], [`MemberError::AuthorityKeyMissing`], [`crate::DirectoryError::NoAuthority`],
+/// [`crate::AuthorityError`].
 pub fn begin_rotation(directory: &TrustDirectory, now: SystemTime) -> Result<(), MemberError> {
     directory.read_authority()?;
     let _lock = directory.lock()?;

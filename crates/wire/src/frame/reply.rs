@@ -21,7 +21,7 @@ pub enum Refusal {
     /// The owner does not have the seed, or no longer has it.
     #[error("its owner does not have it: it was dropped, or its node was restarted")]
     UnknownSeed,
-    /// The token does not open the seed.
+    /// The token does not match the seed's.
     #[error("the token does not open it")]
     WrongToken,
     /// The seed has no such extent, or the extent is shorter.
