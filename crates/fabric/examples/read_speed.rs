@@ -18,7 +18,7 @@ use own_memory::{Course, PAGE};
 const MEMORY_BYTES: u64 = 256 << 20;
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Polls until something completes: spins for a while, then sleeps, as a pager does.
+/// Polls until a request completes: spins for a while, then sleeps, as a pager does.
 fn wait(connection: &mut dyn Connection, completions: &mut Vec<Completion>) {
     let before = Instant::now();
     let mut now = before;

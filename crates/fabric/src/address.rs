@@ -7,18 +7,18 @@ use std::str::FromStr;
 
 use crate::sim::world::SimAddress;
 
-/// Where an owner is reached. As text, `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`.
+/// The address of an owner. As text, `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// Through the network.
+    /// Over the network.
     Tcp(SocketAddr),
-    /// On the same host, by the path of the owner's Unix socket.
+    /// On the same host: the path of the owner's Unix socket.
     Shm(PathBuf),
     /// In a simulated world.
     Sim(SimAddress),
 }
 
-/// A text that is no address.
+/// The text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no fabric address: it looks like `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`")]
 pub struct AddressError(String);

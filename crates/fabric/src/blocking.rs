@@ -1,4 +1,4 @@
-//! Blocking reads, for callers with a thread to spare: a daemon that fetches a descriptor or fills shared memory.
+//! Blocking reads, for callers that may wait: a daemon that fetches a descriptor or fills shared memory.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,20 +9,20 @@ use farfork_wire::descriptor::ExtentId;
 
 use crate::{Completion, Connection, FabricError, READ_BYTES_MAX, ReadMode, ReadRequest, SeedKey, Span, SubmitError};
 
-/// Size of one read of many, in bytes: large enough that requests cost nothing, small enough that owner, network and
-/// requester all work at the same time.
+/// Size of each read of a longer range, in bytes. It is large enough that requests cost nothing, and small enough that
+/// owner, network and requester all work at the same time.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Reads in flight: what covers the round trip of a fast network.
+/// Reads in flight: enough to cover the round trip of a fast network.
 const IN_FLIGHT_MAX: usize = 8;
 
-/// Why a read that waits failed.
+/// Why a blocking read failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockingError {
-    /// The read itself.
+    /// The read failed.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// The connection has too many other reads.
+    /// The connection has too many other requests.
     #[error(transparent)]
     Submit(#[from] SubmitError),
     /// The extent is longer than the caller expects.
@@ -30,18 +30,18 @@ pub enum BlockingError {
     TooLong {
         /// Length of the extent.
         bytes: u64,
-        /// What the caller takes.
+        /// The caller's limit, in bytes.
         bytes_max: usize,
     },
-    /// Waiting for the connection.
+    /// poll(2) failed.
     #[error("waiting for a connection: {0}")]
     Wait(#[source] io::Error),
 }
 
-/// Fills `into` from `offset` of an extent. The connection must have no reads of others: those are forgotten.
+/// Fills `into` from `offset` of an extent. Other requests of the connection are abandoned.
 ///
 /// # Errors
-/// [`BlockingError::Fabric`] when it is refused, or not all there by the deadline.
+/// [`BlockingError::Fabric`] when the read is refused, or not complete by the deadline.
 pub fn read_blocking(
     connection: &mut dyn Connection,
     key: &Arc<SeedKey>,
@@ -56,10 +56,10 @@ pub fn read_blocking(
     outcome
 }
 
-/// Reads a whole extent whose length only the owner knows; a short one in one round trip.
+/// Reads a whole extent whose length only the owner knows. A short one takes one round trip.
 ///
 /// # Errors
-/// As [`read_blocking`]; [`BlockingError::TooLong`] where it has more than `bytes_max` bytes.
+/// As [`read_blocking`]; [`BlockingError::TooLong`] if the extent has more than `bytes_max` bytes.
 pub fn fetch_extent(
     connection: &mut dyn Connection,
     key: &Arc<SeedKey>,
@@ -127,7 +127,7 @@ fn read_chunks(
     }
 }
 
-/// Polls, and waits only where that gave nothing. A deadline of the reads ends the wait.
+/// Polls, and waits if nothing completed. The deadlines of the reads end the wait.
 fn wait_for_completions(
     connection: &mut dyn Connection,
     completions: &mut Vec<Completion>,

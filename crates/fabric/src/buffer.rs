@@ -1,28 +1,28 @@
-//! Reusable buffers for bytes that are received and sent. Fresh memory costs a page fault and zeroing per page, which
-//! is more than the copy into it.
+//! Reusable buffers for received and sent bytes. Fresh memory costs a page fault and zeroing per page, which is more than
+//! the copy into it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// Buffers up to this size, in bytes, are of the small kind: a page and its frame.
+/// Largest small buffer, in bytes: a page and its frame.
 const SMALL_BYTES: usize = 4096 + 64;
 
-/// Most small buffers kept, about 1 MiB: a burst of single pages.
+/// Most small buffers that are kept, about 1 MiB: enough for a burst of single pages.
 const SMALL_KEPT_MAX: usize = 256;
 
-/// Most memory kept in large buffers, in bytes: a few of the longest replies.
+/// Most memory that is kept in large buffers, in bytes: a few of the longest replies.
 const LARGE_KEPT_BYTES_MAX: usize = 8 << 20;
 
-/// Bytes of a reply. Its memory can be given back with [`Connection::recycle`](crate::Connection::recycle).
+/// Bytes of a reply. [`Connection::recycle_buffer`](crate::Connection::recycle_buffer) returns its memory.
 #[derive(Default)]
 pub struct Buffer {
-    /// Initialised beyond `length`, so that a buffer can be lengthened again for nothing.
+    /// Initialised beyond `length`, so that a longer buffer can be made of it at no cost.
     bytes: Vec<u8>,
     length: usize,
 }
 
 impl Buffer {
-    /// Cuts it to the first `length` bytes.
+    /// Shortens the buffer to `length` bytes.
     pub(crate) fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }
@@ -48,7 +48,7 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// Buffers that wait to be used again; the last one given back, which is still in the CPU's cache, first.
+/// Buffers for reuse. The last one that was returned is reused first, because it is still in the CPU's cache.
 #[derive(Debug, Default)]
 pub(crate) struct BufferPool {
     small: Vec<Vec<u8>>,
@@ -57,7 +57,7 @@ pub(crate) struct BufferPool {
 }
 
 impl BufferPool {
-    /// A buffer of `length` bytes of arbitrary contents.
+    /// A buffer of `length` bytes with arbitrary contents.
     pub(crate) fn take(&mut self, length: usize) -> Buffer {
         let cached = if length <= SMALL_BYTES {
             self.small.pop()

@@ -13,62 +13,62 @@ use crate::Address;
 /// Why a request failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FabricError {
-    /// The owner answered, and will not give the bytes: the same read would be refused again.
+    /// The owner refused the request, and would refuse it again.
     #[error("seed {seed} cannot be had at {address}: {refusal}")]
     Refused {
-        /// Who refused.
+        /// Address of the owner.
         address: Address,
-        /// What was asked for.
+        /// The requested seed.
         seed: SeedId,
-        /// Why.
+        /// The owner's reason.
         refusal: Refusal,
     },
-    /// The owner runs another release, which cannot hold this seed any more: a seed ends with its owner's daemon.
+    /// The owner runs another release, and so no longer has the seed: a seed ends with its owner's daemon.
     #[error("the node at {address} is of another release: {cause}")]
     Incompatible {
-        /// Who it is.
+        /// Address of the owner.
         address: Address,
-        /// Which versions met.
+        /// The versions of both sides.
         cause: FabricFrameError,
     },
     /// The owner refused a message.
     #[error("the node at {address} takes no message: {refusal}")]
     MessageRefused {
-        /// Who refused.
+        /// Address of the owner.
         address: Address,
-        /// Why.
+        /// The owner's reason.
         refusal: Refusal,
     },
-    /// A write or a message was sent, and no answer came until the deadline: it may have been made, or not.
+    /// A write or a message was sent, and was not answered by its deadline. It may or may not have been made.
     #[error(
         "the node at {address} was asked and did not answer {}, so that it may have been done or not: {cause}",
         if silence.is_zero() { "in time".to_owned() } else { format!("for {silence:.1?}") }
     )]
     OutcomeUnknown {
-        /// Who did not answer.
+        /// Address of the owner.
         address: Address,
-        /// What was last seen of the connection.
+        /// The last failure of the connection.
         cause: Arc<LinkError>,
-        /// Since it was sent. Zero if its deadline had passed by then.
+        /// Time since it was sent. Zero if the deadline had already passed then.
         silence: Duration,
     },
-    /// No answer came until the deadline, and nothing was changed. The owner may still be there, and have the seed.
+    /// There was no answer by the deadline, and nothing was changed. The owner may still be running and have the seed.
     #[error(
         "the node at {address} cannot be reached for {}: {cause}; check the node and the network to it",
         if silence.is_zero() { "now".to_owned() } else { format!("{silence:.1?}") }
     )]
     Unreachable {
-        /// Who did not answer.
+        /// Address of the owner.
         address: Address,
-        /// What was last seen of the connection.
+        /// The last failure of the connection.
         cause: Arc<LinkError>,
-        /// For how long nothing has been heard that was waited for. Zero if nothing was sent in time.
+        /// How long an expected answer has been missing. Zero if nothing was sent in time.
         silence: Duration,
     },
 }
 
 impl FabricError {
-    /// Whether trying again is pointless.
+    /// Whether another attempt is pointless.
     pub fn is_permanent(&self) -> bool {
         !matches!(
             self,
@@ -78,7 +78,7 @@ impl FabricError {
         )
     }
 
-    /// Whether what was asked for may have been done all the same: a write made, a message taken.
+    /// Whether the request may have taken effect in spite of the error: a write was made, a message delivered.
     pub fn may_have_taken_effect(&self) -> bool {
         match self {
             Self::OutcomeUnknown { .. } => true,
@@ -90,37 +90,37 @@ impl FabricError {
     }
 }
 
-/// Why a connection ended or was not made. It is made again while there is something to ask.
+/// Why a connection failed. It is established again while there are requests to send.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// No connection could be made.
     #[error("connecting failed: {0}")]
     Connect(#[source] io::Error),
-    /// Nobody answered the attempt to connect.
+    /// The attempt to connect was not answered.
     #[error("nobody answers")]
     ConnectTimeout,
-    /// Peer and this side did not come to trust each other.
+    /// One side refused the other in the handshake.
     #[error("the handshake failed: {0}")]
     Handshake(#[source] io::Error),
-    /// The handshake did not come to its end.
+    /// The handshake was not completed in time.
     #[error("the handshake takes too long")]
     HandshakeTimeout,
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(#[source] io::Error),
-    /// The owner was trusted when the stream began, and is no longer.
+    /// The owner is no longer trusted, although it was when the stream began.
     #[error("{0}")]
     TrustRevoked(#[source] io::Error),
     /// The owner closed it.
     #[error("the node closed the connection")]
     Closed,
-    /// It is there, but nothing comes.
+    /// The connection exists, but nothing arrives.
     #[error("the connection is silent")]
     NoResponse,
-    /// The requester has connected anew since, so that this connection may change nothing more.
+    /// The requester has reconnected, so this connection must make no more changes.
     #[error("its requester has connected anew")]
     Superseded,
-    /// What came is damaged, or makes no sense.
+    /// The received bytes are damaged or invalid.
     #[error(transparent)]
     Frame(#[from] FabricFrameError),
 }

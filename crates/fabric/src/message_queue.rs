@@ -9,18 +9,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use farfork_wire::frame::reply::Refusal;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Most messages that wait. A sender whose message finds the inbox full is told, and may send it again.
+/// Most queued messages. If the queue is full, the sender gets an error, and may send the message again.
 pub const QUEUE_MESSAGES_MAX: usize = 1024;
 
-/// Most bytes that wait: so many of the longest messages.
+/// Most queued bytes: 64 of the longest messages.
 pub const QUEUE_BYTES_MAX: usize = 4 << 20;
 
 /// A message.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Who sent it, as the log names it.
+    /// The sender, as in the log.
     pub sender: String,
-    /// What it says.
+    /// The contents.
     pub bytes: Vec<u8>,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Debug for Message {
     }
 }
 
-/// A queue of messages with a limit. Its descriptor is readable while there are any.
+/// A bounded queue of messages. Its descriptor is readable while there are any.
 #[derive(Debug)]
 pub struct MessageQueue {
     state: Mutex<MessageQueueState>,
@@ -44,28 +44,28 @@ struct MessageQueueState {
 }
 
 impl MessageQueue {
-    /// An empty one.
+    /// Creates an empty queue.
     ///
     /// # Errors
-    /// Where this process cannot have another file descriptor.
+    /// When the process cannot create another file descriptor.
     pub fn new() -> io::Result<Self> {
         let readable = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { state: Mutex::default(), readable_fd: readable })
     }
 
-    /// The message that arrived first.
+    /// Removes and returns the oldest message.
     pub fn receive(&self) -> Option<Message> {
         let mut waiting = self.lock();
         let message = waiting.messages.pop_front()?;
         waiting.bytes -= message.bytes.len();
         if waiting.messages.is_empty() {
-            // It is readable since the first message came.
+            // It has been readable since the first message arrived.
             let _ = rustix::io::read(&self.readable_fd, &mut [0; 8]);
         }
         Some(message)
     }
 
-    /// Puts a message at the end.
+    /// Appends a message.
     ///
     /// # Errors
     /// [`Refusal::MessageQueueFull`].
@@ -75,7 +75,7 @@ impl MessageQueue {
             return Err(Refusal::MessageQueueFull);
         }
         if waiting.messages.is_empty() {
-            // The counter was 0, so that it cannot overflow.
+            // The counter is 0, so it cannot overflow.
             let _ = rustix::io::write(&self.readable_fd, &1u64.to_ne_bytes());
         }
         waiting.bytes += bytes.len();

@@ -13,28 +13,28 @@ use rustix::io::Errno;
 
 use crate::{Exporter, MessageQueue, Region, SeedKey};
 
-/// What an owner exports: registered regions, each under a key, and an inbox if it takes messages.
+/// The exports of an owner: registered regions, each under a key, and optionally a message queue.
 #[derive(Debug, Default)]
 pub struct RegionRegistry {
     regions: Mutex<HashMap<SeedId, (Token, Arc<RevocableRegion>)>>,
     messages: Option<Arc<MessageQueue>>,
 }
 
-/// A key that is taken.
+/// The key is in use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("memory is registered as {0} already; revoke it first")]
 pub struct RegisterError(SeedId);
 
 impl RegionRegistry {
-    /// Without regions; messages go to `inbox`.
+    /// A registry without regions. Messages are delivered to `inbox`.
     pub fn new(inbox: Option<Arc<MessageQueue>>) -> Arc<Self> {
         Arc::new(Self { regions: Mutex::default(), messages: inbox })
     }
 
-    /// Exports a region under a key, until what this gives is dropped.
+    /// Exports a region under a key, until the returned registration is dropped.
     ///
     /// # Errors
-    /// Where the key's name is taken.
+    /// When the seed id of the key is in use.
     pub fn register(self: &Arc<Self>, key: &SeedKey, region: Arc<dyn Region>) -> Result<Registration, RegisterError> {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         if regions.contains_key(&key.seed) {
@@ -58,8 +58,8 @@ impl Exporter for RegionRegistry {
     }
 }
 
-/// Keeps a region exported. Dropping it revokes the region: once that has returned, nobody reads or writes it any more,
-/// not even for a request that was received before.
+/// Keeps a region exported. Dropping it revokes the region. After that, no requester can read or write it, not even by a
+/// request that was received before.
 #[derive(Debug)]
 pub struct Registration {
     registry: Arc<RegionRegistry>,
@@ -70,18 +70,18 @@ pub struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.registry.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.seed);
-        // Waits for the accesses that are under way.
+        // Waits for accesses in progress.
         self.region.region.write().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
-/// A region, until it is revoked. What it grants to requesters of the same host is not passed on: they could keep it.
+/// A region that can be revoked. It grants nothing to requesters on the same host, because they could keep the grants.
 struct RevocableRegion {
     region: RwLock<Option<Arc<dyn Region>>>,
 }
 
 impl RevocableRegion {
-    /// Does something with the region; none can be revoked before that is done.
+    /// Calls `what` with the region, which cannot be revoked until `what` has returned.
     fn with<T>(&self, what: impl FnOnce(&dyn Region) -> T) -> Option<T> {
         self.region.read().unwrap_or_else(PoisonError::into_inner).as_deref().map(what)
     }
@@ -95,7 +95,7 @@ impl fmt::Debug for RevocableRegion {
 
 impl Region for RevocableRegion {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
-        // One that is gone has no bounds to be refused for: the access itself says that it is gone.
+        // A revoked region has no bounds to check. The access itself then fails with ESRCH.
         self.with(|region| region.extent_bytes(extent)).unwrap_or(Some(u64::MAX))
     }
 

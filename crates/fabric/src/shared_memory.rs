@@ -1,4 +1,4 @@
-//! A region in memory of the owner's own, which others may read and write: an anonymous file that processes can share.
+//! A region in the owner's own memory that requesters may read and write: an anonymous file that processes can share.
 
 use std::fs::File;
 use std::io;
@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 use crate::Region;
 
-/// A region of one extent, number 0, in shared memory. Reads and writes of one byte range at once give either's bytes,
-/// or a mixture: who needs more orders them.
+/// A region with one extent, number 0, in shared memory. Concurrent accesses to the same bytes may see either version, or a
+/// mixture; callers that need more must order them.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: File,
@@ -20,10 +20,10 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// So many zeroes.
+    /// Creates a region of this many zeroes.
     ///
     /// # Errors
-    /// Where there is no memory or file descriptor.
+    /// When there is not enough memory, or no file descriptor.
     pub fn new(bytes: u64) -> io::Result<Self> {
         let file = File::from(memfd_create("farfork-memory", MemfdFlags::CLOEXEC)?);
         file.set_len(bytes)?;
@@ -41,7 +41,7 @@ impl Region for SharedMemory {
     }
 
     fn write(&self, _: ExtentId, offset: u64, from: &[u8]) -> io::Result<()> {
-        // Who shares the file could have made it shorter; a write must not lengthen it.
+        // A process that shares the file may have shortened it. A write must not extend it.
         if offset.checked_add(from.len() as u64).is_none_or(|end| end > self.bytes) {
             return Err(Errno::FAULT.into());
         }

@@ -2,26 +2,26 @@
 
 use std::time::{Duration, Instant};
 
-/// How long to look again: about what going to sleep and waking up would cost whoever is waited for.
+/// How long to spin: about what a sleep and a wakeup would cost the awaited peer.
 const SPIN_LIMIT: Duration = Duration::from_micros(50);
 
-/// Who gives the CPU away has it back so soon, unless somebody else runs on it.
+/// A thread that yields the CPU gets it back within this time, unless another thread runs on it.
 const YIELD_TIME_IDLE_MAX: Duration = Duration::from_micros(3);
 
-/// How long somebody is taken to share the CPU after one was seen to: some tens of faults.
+/// How long the CPU counts as shared after another thread was seen on it: some tens of faults.
 const SHARED_CPU_MEMORY: Duration = Duration::from_millis(1);
 
-/// Who is waited for never works for so long at a time; strangers do.
+/// The awaited peer never runs this long at a time; unrelated threads do.
 const PEER_RUN_TIME_MAX: Duration = Duration::from_micros(300);
 
-/// How long strangers are taken to have work after they were seen to. A look costs as much as they work at a time, some
-/// milliseconds at most.
+/// How long the CPU counts as contended after an unrelated thread was seen on it. Each check costs as much time as such a
+/// thread runs, some milliseconds at most.
 const CONTENDED_CPU_MEMORY: Duration = Duration::from_millis(50);
 
-/// Successes remembered at most; so many failures end the looking.
+/// Most successes that are remembered. This many failures end the spinning.
 const CREDIT_MAX: u32 = 8;
 
-/// Looks that a beginner may have before the first success.
+/// Waits that may spin before the first success.
 const CREDIT_INITIAL: u32 = 2;
 
 // To wake another CPU costs 15 to 30 us, about as much as everything else that a page fault needs. But a loop that
@@ -32,59 +32,59 @@ const CREDIT_INITIAL: u32 = 2;
 // switch to it and be woken by it costs two switches of about 2 us, and polling only adds to that. If it is an
 // unrelated thread, a loop that yields loses a whole time slice, while a thread that is woken runs first.
 
-/// The decision of one loop, from what its last waits were like.
+/// Decides for one loop, by its recent waits.
 #[derive(Debug)]
 pub struct AdaptiveSpin {
     idle_since: Instant,
     credit: u32,
-    /// Somebody shares the CPU until then.
+    /// Until then, the CPU counts as shared with another thread.
     shared_until: Option<Instant>,
-    /// Strangers have work until then.
+    /// Until then, the CPU counts as contended by unrelated threads.
     contended_until: Option<Instant>,
 }
 
 impl AdaptiveSpin {
-    /// Nothing is known yet.
+    /// A loop without history.
     pub fn new(now: Instant) -> Self {
         Self { idle_since: now, credit: CREDIT_INITIAL, shared_until: None, contended_until: None }
     }
 
-    /// Something came. Whatever comes within the limit, looked for or slept for, is a reason to look the next time.
+    /// Records that something arrived. If it arrived within the limit, while spinning or asleep, the next wait may spin.
     pub fn record_event(&mut self, now: Instant) {
         let soon = self.idle_time(now) <= SPIN_LIMIT;
         self.credit = if soon { (self.credit + 1).min(CREDIT_MAX) } else { self.credit.saturating_sub(1) };
         self.idle_since = now;
     }
 
-    /// What came was dealt with: the wait begins.
+    /// Starts a wait: everything that arrived was handled.
     pub fn start_wait(&mut self, now: Instant) {
         self.idle_since = now;
     }
 
-    /// Whether to look again rather than sleep.
+    /// Whether to spin rather than sleep.
     pub fn should_spin(&self, now: Instant) -> bool {
         self.credit > 0 && !self.is_cpu_shared(now) && self.should_spin_for(now, SPIN_LIMIT)
     }
 
-    /// Whether somebody else was seen to run on this CPU a moment ago.
+    /// Whether another thread was recently seen on this CPU.
     pub fn is_cpu_shared(&self, now: Instant) -> bool {
         [self.shared_until, self.contended_until].into_iter().flatten().any(|until| now < until)
     }
 
-    /// Whether to look again for something that is known to come, at most for so long, also where who is waited for, and
-    /// who waits for it, may run on this CPU in between.
+    /// Whether to spin for something that is certain to arrive, for at most `limit`. It may spin even if the awaited peer,
+    /// and a thread that needs the result, run on this CPU in between.
     pub fn should_spin_for(&self, now: Instant, limit: Duration) -> bool {
         self.idle_time(now) <= limit && self.contended_until.is_none_or(|until| until <= now)
     }
 
-    /// Gives the CPU away between two looks.
+    /// Yields the CPU between two polls.
     pub fn yield_cpu(&mut self) {
         let began = Instant::now();
         std::thread::yield_now();
         self.record_yield(began, Instant::now());
     }
 
-    /// The CPU was given away, and came back.
+    /// Records how long the CPU was away.
     fn record_yield(&mut self, began: Instant, now: Instant) {
         let away = now.saturating_duration_since(began);
         if away > YIELD_TIME_IDLE_MAX {

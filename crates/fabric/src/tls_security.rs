@@ -1,5 +1,5 @@
-//! TLS connections between members of a cluster. Both ends authenticate in a handshake; then records follow, or the
-//! same stream in clear where both ends are configured so. `farfork-trust` implements the authentication.
+//! TLS connections between members of a cluster. Both ends authenticate in a handshake. Then records follow, or the same
+//! stream in clear if both ends are configured so. `farfork-trust` implements the authentication.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::BorrowedFd;
@@ -11,28 +11,28 @@ use farfork_wire::NodeName;
 use crate::transport::{Security, Stream};
 use crate::{Address, Connection};
 
-/// Protects connections with a member's credentials.
+/// Authenticates connections with a member's credentials.
 #[derive(Debug, Clone)]
 pub struct TlsSecurity {
     credentials: Credentials,
-    /// The node that must be at the other end; any of the cluster where it is not known.
+    /// The node that must be at the other end; `None` to accept any node of the cluster.
     expected: Option<NodeName>,
 }
 
 impl TlsSecurity {
-    /// With these credentials; whoever answers has to be a node of the cluster.
+    /// Uses these credentials. The peer must be a node of the cluster.
     pub fn new(credentials: Credentials) -> Self {
         Self { credentials, expected: None }
     }
 
-    /// For connections to one node.
+    /// As this, for connections to one node only.
     #[must_use]
     pub fn for_node(&self, node: &NodeName) -> Arc<dyn Security> {
         Arc::new(Self { credentials: self.credentials.clone(), expected: Some(node.clone()) })
     }
 }
 
-/// Makes a connection to a node, as [`crate::connect`] does: to no other one, where there are credentials to tell.
+/// Connects to a node, as [`crate::connect`] does. With credentials, no other node is accepted.
 ///
 /// # Errors
 /// As [`crate::connect`].
@@ -57,7 +57,7 @@ impl Security for TlsSecurity {
     }
 }
 
-/// A stream to a member.
+/// A stream to an authenticated member.
 #[derive(Debug)]
 struct TlsStream {
     session: AuthenticatedStream<ReadWriteAdapter>,
@@ -81,8 +81,8 @@ impl Stream for TlsStream {
         self.session.may_have_buffered()
     }
 
-    /// A client need not wait for the server's word of welcome: nobody processes what it sends meanwhile unless that
-    /// comes. So a connection costs no round trip beyond the handshake's.
+    /// A client does not wait until the server accepts it: unless it does, the server processes nothing that the client
+    /// sends. So a connection costs no round trip beyond the handshake's.
     fn continue_handshake(&mut self) -> io::Result<bool> {
         self.session.continue_handshake()?;
         Ok(self.session.can_send())
@@ -110,11 +110,11 @@ impl Stream for TlsStream {
     }
 }
 
-/// A stream as `farfork-trust` uses it.
+/// A stream with the interface that `farfork-trust` uses.
 #[derive(Debug)]
 struct ReadWriteAdapter(Box<dyn Stream>);
 
-/// As the standard library says it.
+/// Converts `None` to the standard library's `WouldBlock`.
 fn or_would_block(outcome: io::Result<Option<usize>>) -> io::Result<usize> {
     outcome?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
 }

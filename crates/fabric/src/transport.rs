@@ -14,132 +14,133 @@ use crate::Address;
 
 //   Dialer -- dial -> ConnectAttempt -- poll -> Stream -- Security -> Stream -- continue_handshake -> protocol
 
-/// An ordered stream of bytes to one peer. Nothing here blocks, and what an error says is final for the stream.
+/// An ordered stream of bytes to one peer. No method blocks, and every error is final for the stream.
 pub trait Stream: fmt::Debug + Send {
-    /// Receives into the spaces, in their order: how many bytes came, `Some(0)` at the end of the stream, `None` when
-    /// there is nothing now. A stream may keep bytes that have come already (a record that is longer than the spaces):
-    /// only after `None` is it worth waiting for its socket.
+    /// Receives into the spaces, in their order. Returns the number of bytes, `Some(0)` at the end of the stream, or `None`
+    /// if nothing has arrived. A stream may buffer received bytes (a record that is longer than the spaces), so wait for its
+    /// socket only after `None`.
     ///
     /// # Errors
-    /// The stream broke, or its peer sent what it must not.
+    /// When the stream broke, or its peer violated the protocol.
     fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>>;
 
-    /// Sends from the slices, in their order: how many bytes it took, `None` when it takes none now. Bytes that it took
-    /// may wait inside ([`Stream::has_unsent`]).
+    /// Sends from the slices, in their order. Returns the number of accepted bytes, or `None` if none can be accepted now.
+    /// Accepted bytes may be buffered ([`Stream::has_unsent`]).
     ///
     /// # Errors
-    /// The stream broke.
+    /// When the stream broke.
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>>;
 
-    /// Whether bytes wait inside for the socket. Then the owner waits until the socket takes more and calls
-    /// [`Stream::send`], with no slices if there is nothing else.
+    /// Whether buffered bytes wait for the socket. The owner then waits until the socket accepts more, and calls
+    /// [`Stream::send`], with no slices if there is nothing else to send.
     fn has_unsent(&self) -> bool {
         false
     }
 
-    /// Whether bytes may wait inside after a receipt that left room. Where that cannot be, the end of what there is now
-    /// is known without asking once more.
+    /// Whether bytes may be buffered after a receive call that left space. If not, such a call has received everything, and
+    /// another one is not needed.
     fn may_have_buffered(&self) -> bool {
         true
     }
 
-    /// Does of the handshake what can be done now; tells whether it is over. Before that, nothing is received or sent.
+    /// Continues the handshake without waiting. Returns whether it is complete. Before that, nothing is received or sent.
     ///
     /// # Errors
-    /// The stream broke, or peer and this side do not come to trust each other.
+    /// When the stream broke, or one side refused the other.
     fn continue_handshake(&mut self) -> io::Result<bool> {
         Ok(true)
     }
 
-    /// Whether what is received is proved to be what was sent, once [`Stream::continue_handshake`] is over: nobody has to look again.
+    /// Whether the stream protects the integrity of each byte, once [`Stream::continue_handshake`] is complete. Frames then
+    /// need no checksum.
     fn is_integrity_protected(&self) -> bool {
         false
     }
 
-    /// Who the peer has proved to be; `None` where nothing was to be proved.
+    /// The identity that the peer has proved; `None` if none was required.
     fn peer_identity(&self) -> Option<String> {
         None
     }
 
-    /// Whether the peer may still be there, asked now and then while the stream stands.
+    /// Checks whether the peer is still trusted. Call it from time to time while the stream is open.
     ///
     /// # Errors
-    /// It may not: it was revoked, its certificate has expired, or nobody trusts that one's authority any more.
+    /// When the peer was revoked, its certificate has expired, or its authority is no longer trusted.
     fn check_peer_trusted(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Sends as [`Stream::send`] does, and a file descriptor along with the first byte.
+    /// Sends as [`Stream::send`] does, and passes a file descriptor with the first byte.
     ///
     /// # Errors
-    /// Also where descriptors cannot be passed.
+    /// As [`Stream::send`]; also if descriptors cannot be passed.
     fn send_with_fd(&mut self, slices: &[IoSlice<'_>], descriptor: BorrowedFd<'_>) -> io::Result<Option<usize>> {
         let _ = (slices, descriptor);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The next file descriptor that came along with bytes.
+    /// The next file descriptor that was received.
     fn take_fd(&mut self) -> Option<OwnedFd> {
         None
     }
 
-    /// The socket to wait for; `None` where there is none (`sim`).
+    /// The socket to wait for; `None` if there is none (`sim`).
     fn socket(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Where there is no socket to wait for: whether receiving (if `receive`) or sending (if `send`) would give
-    /// something else than `None`. A stream around another one passes the question on.
+    /// For streams without a socket: whether a receive call (if `receive`) or a send call (if `send`) would return something
+    /// other than `None`. A stream around another one asks that one.
     fn is_ready(&self, receive: bool, send: bool) -> bool {
         receive || send
     }
 }
 
-/// What protects the connections of a process: it puts a stream that encrypts, or only asks who is there, around another.
+/// The security of a process's connections: it wraps a stream in one that encrypts, or only authenticates the peer.
 pub trait Security: fmt::Debug + Send + Sync {
-    /// Around a stream to the owner at `address`.
+    /// Wraps a stream to the owner at `address`.
     ///
     /// # Errors
-    /// Where this side's own credentials cannot be used.
+    /// When this side's own credentials cannot be used.
     fn wrap_client(&self, stream: Box<dyn Stream>, address: &Address) -> io::Result<Box<dyn Stream>>;
 
-    /// Around a stream that was accepted.
+    /// Wraps a stream that was accepted.
     ///
     /// # Errors
     /// As [`Security::wrap_client`].
     fn wrap_server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>>;
 }
 
-/// What makes streams to one place.
+/// Connects streams to one address.
 pub trait Dialer: fmt::Debug + Send {
-    /// Begins to connect.
+    /// Starts to connect.
     ///
     /// # Errors
-    /// Where that fails at once.
+    /// When that fails at once.
     fn dial(&mut self) -> io::Result<Box<dyn ConnectAttempt>>;
 }
 
 /// An attempt to connect.
 pub trait ConnectAttempt: fmt::Debug + Send {
-    /// The stream, once it is there; `None` before.
+    /// The stream, once it is connected; `None` before.
     ///
     /// # Errors
-    /// The attempt failed.
+    /// When the attempt failed.
     fn poll(&mut self) -> io::Result<Option<Box<dyn Stream>>>;
 
-    /// The socket that takes bytes once the attempt has ended, and is then the stream's; `None` where there is none.
+    /// A socket that becomes writable when the attempt has ended, and that the stream then uses; `None` if there is none.
     fn socket(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Where there is no socket to wait for: whether the attempt has ended.
+    /// For attempts without a socket: whether the attempt has ended.
     fn is_ready(&self) -> bool {
         true
     }
 }
 
-/// A socket's own stream, with nothing around it.
+/// A stream over a socket, without security.
 #[derive(Debug)]
 pub struct PlainStream(OwnedFd);
 
 impl PlainStream {
-    /// Of a connected, nonblocking stream socket.
+    /// Makes a stream from a connected, nonblocking stream socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self(socket)
     }

@@ -1,28 +1,28 @@
 //! Decodes a stream of bytes into the hello and frames.
 //!
-//! All connections of a thread receive into one shared staging buffer, and frames are decoded there in place. At the
-//! end of a turn the connection keeps an incomplete frame. A long payload that arrives in parts gets its own buffer
-//! once its head is verified, and the rest is received straight into it.
+//! All connections of a thread receive into one shared staging buffer, and frames are decoded there in place. At the end of
+//! a turn, a connection saves an incomplete frame. A long payload that arrives in parts gets its own buffer once its head is
+//! verified. The rest is received straight into it.
 
 use std::io::IoSliceMut;
 use std::ops::{Deref, Range};
 
 use farfork_wire::rpc::{Frame, FrameHead, HELLO_BYTES, RpcFrameError, VersionRange};
 
-/// Size of a staging area, in bytes: a socket's worth, some thousand small frames.
+/// Size of the staging buffer, in bytes: as much as a socket buffer, some thousand small frames.
 const STAGING_BYTES: usize = 256 << 10;
 
-/// Shortest payload that gets a buffer of its own, in bytes: below, moving the part that came is cheaper.
+/// Shortest payload that gets a buffer of its own, in bytes. For shorter ones, copying the received part is cheaper.
 const LONG_PAYLOAD_BYTES_MIN: usize = 32 << 10;
 
-/// Longest buffer that a connection keeps for its next long payload, in bytes.
+/// Largest buffer that a connection keeps for its next long payload, in bytes.
 const SPARE_BUFFER_BYTES_MAX: usize = 1 << 20;
 
-/// Where bytes arrive. The connections of a thread take turns with it.
+/// Receives bytes. The connections of a thread use it in turn.
 #[derive(Debug)]
 pub(crate) struct StagingBuffer {
     bytes: Box<[u8]>,
-    /// What waits to be understood.
+    /// Bytes that were not decoded yet.
     unparsed: Range<usize>,
 }
 
@@ -32,7 +32,7 @@ impl Default for StagingBuffer {
     }
 }
 
-/// A payload as it was received: borrowed, and to be had without a copy where it is long.
+/// A received payload: borrowed, or owned if it is long.
 #[derive(Debug)]
 pub struct ReceivedPayload<'a>(PayloadSource<'a>);
 
@@ -43,7 +43,7 @@ enum PayloadSource<'a> {
 }
 
 impl ReceivedPayload<'_> {
-    /// Takes the bytes; those of a long payload are moved, not copied.
+    /// Returns the bytes. Those of a long payload are moved, not copied.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
             PayloadSource::Borrowed(bytes) => bytes.to_vec(),
@@ -69,14 +69,14 @@ impl Deref for ReceivedPayload<'_> {
     }
 }
 
-/// What one side of a connection has received and not yet understood.
+/// Decodes the bytes that one side of a connection received.
 #[derive(Debug)]
 pub(crate) struct FrameDecoder<M> {
-    /// What came of a frame that is incomplete.
+    /// The received part of an incomplete frame.
     partial_frame: Vec<u8>,
-    /// The long payload that is arriving. While it is incomplete, nothing else waits.
+    /// The long payload that is being received. While it is incomplete, no other bytes are undecoded.
     partial_payload: Option<PartialPayload<M>>,
-    /// The last long payload, for its reader, then for the next.
+    /// The last long payload: first for its reader, then as a buffer for the next one.
     long_payload: Vec<u8>,
 }
 
@@ -93,7 +93,7 @@ impl<M> PartialPayload<M> {
         self.bytes.len() - self.filled_bytes
     }
 
-    /// Counts `count` bytes behind the filled part; sums them up while they are in the cache.
+    /// Adds `count` bytes after the filled part, and updates the checksum while they are in the cache.
     fn advance(&mut self, count: usize) {
         if self.frame.payload_crc.is_some() {
             self.crc = crc32c::crc32c_append(self.crc, &self.bytes[self.filled_bytes..self.filled_bytes + count]);
@@ -109,7 +109,7 @@ impl<M> Default for FrameDecoder<M> {
 }
 
 impl<M: FrameHead + Copy> FrameDecoder<M> {
-    /// Brings what this connection has kept into the staging area, which must be empty.
+    /// Moves the saved bytes of this connection to the staging buffer, which must be empty.
     pub(crate) fn restore_partial(&mut self, staging: &mut StagingBuffer) {
         debug_assert!(staging.unparsed.is_empty(), "the last connection has left something");
         staging.bytes[..self.partial_frame.len()].copy_from_slice(&self.partial_frame);
@@ -117,7 +117,7 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         self.partial_frame.clear();
     }
 
-    /// Where to put what is received next: all of the first, then the second. What was kept must have been loaded.
+    /// The buffers for the next bytes: first all of the first one, then the second. Saved bytes must have been restored.
     pub(crate) fn receive_buffers<'a>(&'a mut self, staging: &'a mut StagingBuffer) -> [IoSliceMut<'a>; 2] {
         let rest = match &mut self.partial_payload {
             Some(body) => &mut body.bytes[body.filled_bytes..],
@@ -126,7 +126,7 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         [IoSliceMut::new(rest), IoSliceMut::new(&mut staging.bytes[staging.unparsed.end..])]
     }
 
-    /// Takes note that `count` bytes were put into the [`FrameDecoder::receive_buffers`].
+    /// Records that `count` bytes were written to the [`FrameDecoder::receive_buffers`].
     pub(crate) fn mark_received(&mut self, staging: &mut StagingBuffer, count: usize) {
         let mut into_body = 0;
         if let Some(body) = &mut self.partial_payload {
@@ -137,7 +137,7 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         assert!(staging.unparsed.end <= staging.bytes.len(), "more was received than there was space for");
     }
 
-    /// The peer's greeting, once it is complete. It comes before all frames.
+    /// The peer's hello, once it is complete. It precedes all frames.
     pub(crate) fn decode_hello(&mut self, staging: &mut StagingBuffer) -> Result<Option<VersionRange>, RpcFrameError> {
         let Some(bytes) = staging.bytes[staging.unparsed.clone()].first_chunk::<HELLO_BYTES>() else {
             return Ok(None);
@@ -146,10 +146,10 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         VersionRange::decode(bytes).map(Some)
     }
 
-    /// The next frame that is complete.
+    /// The next complete frame.
     ///
     /// # Errors
-    /// What is wrong with the stream; nothing after it can be trusted.
+    /// The first error in the stream. Nothing after it can be trusted.
     pub(crate) fn next_frame<'a>(
         &'a mut self,
         staging: &'a mut StagingBuffer,
@@ -186,7 +186,7 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
     fn begin_long_payload(&mut self, frame: Frame<M>, arrived: &[u8]) {
         let mut bytes = std::mem::take(&mut self.long_payload);
         if bytes.capacity() > SPARE_BUFFER_BYTES_MAX || bytes.capacity() < frame.payload_bytes {
-            // Zeroed by the kernel, as it is filled: what a hostile head announces costs nothing yet.
+            // The kernel zeroes pages when they are first written, so the length in a hostile head costs no memory yet.
             bytes = vec![0; frame.payload_bytes];
         } else {
             bytes.resize(frame.payload_bytes, 0);
@@ -197,22 +197,22 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         self.partial_payload = Some(body);
     }
 
-    /// Whether a frame has begun and not ended.
+    /// Whether a frame is incomplete.
     pub(crate) fn has_partial_frame(&self) -> bool {
         self.partial_payload.is_some() || !self.partial_frame.is_empty()
     }
 
-    /// Whether a long payload has begun and not ended.
+    /// Whether a long payload is incomplete.
     pub(crate) fn has_partial_payload(&self) -> bool {
         self.partial_payload.is_some()
     }
 
-    /// Bytes that came and are kept.
+    /// Number of saved bytes.
     pub(crate) fn held_bytes(&self) -> usize {
         self.partial_frame.len() + self.partial_payload.as_ref().map_or(0, |body| body.filled_bytes)
     }
 
-    /// Keeps what was not understood; the staging area is empty then.
+    /// Saves the bytes that were not decoded, and empties the staging buffer.
     pub(crate) fn save_partial(&mut self, staging: &mut StagingBuffer) {
         self.partial_frame.extend_from_slice(&staging.bytes[staging.unparsed.clone()]);
         staging.unparsed = 0..0;

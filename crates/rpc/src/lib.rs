@@ -1,6 +1,6 @@
-//! Calls between nodes: a client submits requests, and handlers at the server answer them. Each request is executed at
-//! most once, also across reconnections. The fabric's `Stream` carries the bytes and decides which peer may connect;
-//! the crates above define the calls.
+//! Calls between nodes: a client submits requests, and handlers at the server answer them. Each request is executed at most
+//! once, also across reconnections. The fabric's `Stream` carries the bytes and decides which peer may connect. Crates that
+//! use this one define the calls.
 #![forbid(unsafe_code)]
 
 //   caller                                                   handlers

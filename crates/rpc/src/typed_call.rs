@@ -8,35 +8,35 @@ use serde::de::DeserializeOwned;
 use crate::client::{BlockingCallError, Client, OutgoingRequest, RequestPayload, SessionHandle};
 use crate::server::HandlerTable;
 
-/// A call that both sides know.
+/// A call that client and server define alike.
 pub trait TypedCall {
-    /// Its handler's id. It never gets another meaning.
+    /// Id of the handler. It never gets another meaning.
     const ID: u32;
-    /// What is asked.
+    /// Type of the request.
     type Request: Serialize + DeserializeOwned;
-    /// What is answered.
+    /// Type of the reply.
     type Reply: Serialize + DeserializeOwned;
 }
 
-/// Why a typed call gave nothing.
+/// Why a typed call has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum TypedCallError {
-    /// The request cannot be written.
+    /// The request cannot be encoded.
     #[error("the request cannot be encoded: {0}")]
     Encode(postcard::Error),
-    /// The answer is none.
+    /// The answer cannot be decoded.
     #[error("the answer cannot be decoded: {0}")]
     Decode(postcard::Error),
-    /// There was none.
+    /// The call has no answer.
     #[error(transparent)]
     Call(#[from] BlockingCallError),
 }
 
 impl Client {
-    /// Makes a typed call and waits for its answer. `call` gives all but the handler.
+    /// Makes a typed call and waits for its answer. `call` contains everything except the handler.
     ///
     /// # Errors
-    /// What came of it.
+    /// Why there is no answer.
     pub fn call_typed<C: TypedCall>(
         &mut self,
         session: SessionHandle,
@@ -51,7 +51,7 @@ impl Client {
 }
 
 impl HandlerTable {
-    /// Adds a handler of a typed call; the text of an error is what its caller reads.
+    /// Adds a handler of a typed call. If it returns an error, the caller gets the text.
     pub fn add_typed_handler<C: TypedCall>(
         &mut self,
         mut handler: impl FnMut(C::Request) -> Result<C::Reply, String> + Send + 'static,
@@ -72,7 +72,7 @@ impl HandlerTable {
     }
 }
 
-/// Appends what is written.
+/// A writer that appends to a vector.
 struct VecWriter<'a>(&'a mut Vec<u8>);
 
 impl io::Write for VecWriter<'_> {

@@ -1,5 +1,4 @@
-//! The cluster's authority: the key whose signature makes a certificate one of the cluster's. One member holds it, in
-//! `authority.pem`.
+//! The cluster's authority: the key that signs the certificates of a cluster. One member has it, in `authority.pem`.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -18,48 +17,48 @@ use crate::certificate::new_serial;
 use crate::key::{KEY_ALGORITHM, encode_pem};
 use crate::{Fingerprint, Identity, Role};
 
-/// How long an authority is good for: it is rotated by a command, not by a clock.
+/// Lifetime of an authority. It is replaced by a command, not by a clock.
 const AUTHORITY_VALID: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// How long a node's certificate is good for. Nodes renew theirs by themselves when a third of it is left.
+/// Lifetime of a node's certificate. Nodes renew theirs when a third of it is left.
 pub const NODE_VALID: Duration = Duration::from_secs(90 * 24 * 3600);
 
-/// How long a client's certificate may be good for: nobody renews it, and for as long a revocation is remembered.
+/// Longest lifetime of a client's certificate. It is not renewed automatically, and a revocation is kept for as long.
 pub const CLIENT_VALID_MAX: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
-/// How far before its making a certificate begins to be good, for clocks that are behind.
+/// How long before its issue a certificate is valid already, for members whose clocks are slow.
 const CLOCK_SLACK: Duration = Duration::from_secs(300);
 
-/// Longest request for a certificate, in bytes: such a one has some 300.
+/// Longest certificate request, in bytes. A request has about 300.
 pub const REQUEST_BYTES_MAX: usize = 4096;
 
-/// Why an authority cannot be made, read, or sign.
+/// Why an authority cannot be created, read, or used to sign.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// Making keys and signatures.
+    /// A key or signature could not be made.
     #[error("the authority cannot sign: {0}")]
     Sign(#[from] rcgen::Error),
-    /// The request is none.
+    /// The certificate request is invalid.
     #[error("the request for a certificate is damaged, or not signed with its own key: {0}")]
     Request(#[source] rcgen::Error),
-    /// It would be good for too long.
+    /// The requested lifetime is too long.
     #[error("a certificate for a {role} is good for at most {} days; choose a shorter time", role.validity_max().as_secs() / 86_400)]
     Validity {
-        /// Whose it would be.
+        /// The role in the certificate.
         role: Role,
     },
-    /// The request's key is of another kind.
+    /// The request's key has another algorithm.
     #[error("the request for a certificate has a key of another kind than ECDSA P-256")]
     KeyKind,
-    /// The text holds no certificate with its key.
+    /// The text does not contain a certificate with its key.
     #[error("it holds no authority: {0}")]
     Format(String),
-    /// The system has no randomness.
+    /// The system provides no random numbers.
     #[error("no random numbers: {0}")]
     Random(#[from] getrandom::Error),
 }
 
-/// A cluster's certificate authority, with its key.
+/// A cluster's certificate authority, with its private key.
 pub struct Authority {
     certificate: CertificateDer<'static>,
     key: KeyPair,
@@ -72,7 +71,7 @@ impl fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// Draws a key and signs its own certificate.
+    /// Generates a key and a self-signed certificate.
     ///
     /// # Errors
     /// [`AuthorityError::Sign`], [`AuthorityError::Random`].
@@ -80,7 +79,7 @@ impl Authority {
         let key = KeyPair::generate_for(KEY_ALGORITHM)?;
         let mut params = CertificateParams::default();
         let serial = new_serial(now)?;
-        // Two authorities of a cluster, during a rotation, have different names by the number.
+        // The number gives the two authorities of a rotation different names.
         let number = crate::fingerprint::to_hex(&serial[serial.len() - 4..]);
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, format!("farfork {cluster} authority {number}"));
@@ -92,21 +91,21 @@ impl Authority {
         Ok(Self { certificate, key })
     }
 
-    /// Its certificate (DER).
+    /// The certificate (DER).
     pub fn certificate(&self) -> &[u8] {
         &self.certificate
     }
 
-    /// What join tokens pin.
+    /// The fingerprint of the certificate, which join tokens pin.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of_certificate(&self.certificate)
     }
 
-    /// Signs a certificate for the key of a request. What it says of its bearer is the caller's decision alone; the
-    /// request only proves that whoever made it has the key.
+    /// Signs a certificate for the key of a request. The caller alone decides the identity in it. The request only proves
+    /// that its sender has the key.
     ///
     /// # Errors
-    /// [`AuthorityError`] but for `Format`.
+    /// [`AuthorityError`], except `Format`.
     pub fn issue(
         &self,
         request: &[u8],
@@ -137,19 +136,19 @@ impl Authority {
         Ok(params.signed_by(&request.public_key, &issuer)?.der().to_vec())
     }
 
-    /// Signs a document of the cluster's.
+    /// Signs a document of the cluster.
     pub(crate) fn sign(&self, document: &[u8]) -> Result<Vec<u8>, AuthorityError> {
         Ok(self.key.sign(document)?)
     }
 
-    /// Certificate and key, as PEM.
+    /// The certificate and the key, as PEM.
     pub(crate) fn to_pem(&self) -> Zeroizing<String> {
         let mut text = Zeroizing::new(encode_pem("CERTIFICATE", &self.certificate));
         text.push_str(&Zeroizing::new(self.key.serialize_pem()));
         text
     }
 
-    /// Reads what [`Self::to_pem`] wrote.
+    /// Reads the output of [`Self::to_pem`].
     pub(crate) fn from_pem(text: &str) -> Result<Self, AuthorityError> {
         let format = |cause: &dyn fmt::Display| AuthorityError::Format(cause.to_string());
         let certificate = CertificateDer::from_pem_slice(text.as_bytes()).map_err(|error| format(&error))?;

@@ -1,7 +1,7 @@
-//! Reads what this crate wrote into a certificate: the identity that it names, and when it was issued.
+//! Reads the fields that this crate writes into a certificate: the identity, and the time of issue.
 //!
-//! The serial number contains the time of issue, so that a revocation covers what was issued before it and nothing
-//! later.
+//! The serial number contains the time of issue. So a revocation covers the certificates issued before it, and no later
+//! ones.
 
 use std::time::SystemTime;
 
@@ -10,7 +10,7 @@ use webpki::EndEntityCert;
 
 use crate::Identity;
 
-/// Size of a serial number, in bytes. Big-endian; the first byte keeps DER from stripping zeroes:
+/// Size of a serial number, in bytes. It is big-endian. The first byte keeps DER from stripping zeroes:
 ///
 /// ```text
 ///   0        1                          9               17
@@ -21,20 +21,20 @@ use crate::Identity;
 const SERIAL_BYTES: usize = 17;
 const SERIAL_FORMAT: u8 = 1;
 
-/// What a certificate says.
+/// Fields of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CertificateFields {
-    /// Whose it is.
+    /// The identity that it certifies.
     pub(crate) subject: Identity,
-    /// When it was made, in microseconds since 1970.
+    /// Time of issue, in microseconds since 1970.
     pub(crate) issued_us: u64,
 }
 
 impl CertificateFields {
-    /// Reads a certificate, which proves nothing yet.
+    /// Reads a certificate without verifying it.
     ///
     /// # Errors
-    /// What is wrong with it, as a clause.
+    /// The problem, as a clause.
     pub(crate) fn parse(certificate: &CertificateDer<'_>) -> Result<Self, String> {
         let parsed = EndEntityCert::try_from(certificate).map_err(|error| format!("it cannot be read ({error})"))?;
         let mut names = parsed.valid_uri_names();
@@ -47,19 +47,19 @@ impl CertificateFields {
     }
 }
 
-/// When a certificate was made, as its serial number says, in microseconds since 1970.
+/// The time of issue in a certificate's serial number, in microseconds since 1970.
 pub(crate) fn certificate_issued_us(certificate: &[u8]) -> Option<u64> {
     let certificate = CertificateDer::from(certificate);
     serial_issued_us(EndEntityCert::try_from(&certificate).ok()?.serial())
 }
 
-/// When a certificate ends, in seconds since 1970. To be asked of one whose signature was checked.
+/// The end of a certificate's lifetime, in seconds since 1970. The caller has verified its signature.
 pub(crate) fn certificate_expires_s(certificate: &CertificateDer<'_>) -> Option<u64> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
     u64::try_from(parsed.validity().not_after.timestamp()).ok()
 }
 
-/// A serial number for a certificate that is made now.
+/// A serial number for a certificate that is issued now.
 pub(crate) fn new_serial(now: SystemTime) -> Result<[u8; SERIAL_BYTES], getrandom::Error> {
     let mut serial = [SERIAL_FORMAT; SERIAL_BYTES];
     serial[1..9].copy_from_slice(&crate::timestamp::unix_us(now).to_be_bytes());

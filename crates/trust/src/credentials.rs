@@ -1,6 +1,6 @@
-//! A member's credentials: its certificate and what it trusts, ready for connections. The files may change at any time
-//! (a renewed key, a newer roster): each new connection uses the files in force. The holder of an open connection
-//! checks it again now and then ([`Credentials::check_certificate`]).
+//! A member's credentials: its certificate and the roster, ready for connections. The files may change at any time (a
+//! renewed key, a newer roster). Each new connection uses the current files. The holder of an open connection checks it
+//! again from time to time ([`Credentials::check_certificate`]).
 
 use std::fmt;
 use std::path::Path;
@@ -17,21 +17,21 @@ use crate::trust_directory::{DirectoryError, TrustDirectory};
 use crate::verify::{AuthenticatedPeer, TrustAnchors};
 use crate::{Identity, PeerError, tls};
 
-/// Between two looks at the files: a revocation is in force within this time, and a look costs two stat(2).
+/// Interval between two checks for changed files. A revocation takes effect within this time; a check costs two stat(2).
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Whether what the fabric carries is encrypted once both sides have shown who they are.
+/// Whether the fabric encrypts its data after both sides have authenticated each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Encryption {
-    /// All of it is.
+    /// All data is encrypted.
     #[default]
     On,
-    /// It goes in clear where both sides say so: for links that nobody else can reach.
+    /// Data is sent in clear if both sides agree. For links that no other party can access.
     Off,
 }
 
 impl Encryption {
-    /// As it stands on the command line.
+    /// The value on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::On => "on",
@@ -40,7 +40,7 @@ impl Encryption {
     }
 }
 
-/// A text that is neither.
+/// The text is neither `on` nor `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it is on or off")]
 pub struct EncryptionError;
@@ -54,23 +54,23 @@ impl FromStr for Encryption {
     }
 }
 
-/// Why there are no credentials.
+/// Why credentials cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
-    /// The directory.
+    /// The trust directory cannot be used.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// What is in it does not fit together.
+    /// The contents of the trust directory are inconsistent.
     #[error("{}: {cause}; join the cluster again", path.display())]
     InvalidContent {
         /// The file.
         path: std::path::PathBuf,
-        /// What is wrong.
+        /// The problem.
         cause: String,
     },
 }
 
-/// What is in force.
+/// The credentials in force.
 #[derive(Debug)]
 pub(crate) struct CredentialSnapshot {
     pub(crate) own_peer: AuthenticatedPeer,
@@ -85,7 +85,7 @@ pub(crate) struct CredentialSnapshot {
 
 type FileStamps = [Option<(u64, i64, i64, u64)>; 2];
 
-/// When the files were last looked at, and which they were.
+/// The time of the last check, and the files at that time.
 struct LastFileCheck {
     checked_at: Instant,
     stamps: FileStamps,
@@ -98,7 +98,7 @@ struct CredentialState {
     last_check: Mutex<LastFileCheck>,
 }
 
-/// A member's credentials. Clones are the same credentials.
+/// A member's credentials. Clones share their state.
 #[derive(Clone)]
 pub struct Credentials(Arc<CredentialState>);
 
@@ -120,32 +120,32 @@ impl Credentials {
         Ok(Self(Arc::new(CredentialState { directory: directory.clone(), encryption, snapshot: current, last_check })))
     }
 
-    /// Who this member is.
+    /// The identity of this member.
     pub fn identity(&self) -> Identity {
         self.snapshot().own_peer.identity.clone()
     }
 
-    /// Who this member is, as its certificate says.
+    /// This member as its peers see it: the identity, and the time of issue of its certificate.
     pub fn own_peer(&self) -> AuthenticatedPeer {
         self.snapshot().own_peer.clone()
     }
 
-    /// Where they come from.
+    /// The trust directory from which they are loaded.
     pub fn directory(&self) -> &TrustDirectory {
         &self.0.directory
     }
 
-    /// Whether the fabric is to encrypt.
+    /// Whether the fabric encrypts.
     pub fn encryption(&self) -> Encryption {
         self.0.encryption
     }
 
-    /// When this member's certificate was made.
+    /// When this member's certificate was issued.
     pub fn issued_at(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_micros(self.snapshot().own_peer.issued_us)
     }
 
-    /// The roster in force, and as it travels.
+    /// The roster in force, decoded and encoded.
     pub fn roster(&self) -> (Roster, Vec<u8>) {
         let current = self.snapshot();
         (current.roster.clone(), current.roster_bytes.clone())
@@ -156,7 +156,7 @@ impl Credentials {
         self.snapshot().roster.counter()
     }
 
-    /// Whether the authority that issues now also issued this member's certificate.
+    /// Whether this member's certificate was issued by the authority that issues certificates now.
     pub fn is_issued_by_current_authority(&self) -> bool {
         let directory = &self.0.directory;
         let current = self.snapshot();
@@ -164,10 +164,10 @@ impl Credentials {
         issuing.is_some_and(|authority| tls::is_issued_by(directory, authority).unwrap_or(false))
     }
 
-    /// Puts a roster in force that another member sent, if it counts and is newer.
+    /// Installs a roster that another member sent, if it is valid and newer. Returns whether it was newer.
     ///
     /// # Errors
-    /// [`RosterError`] but for one that is not newer; [`DirectoryError`].
+    /// [`RosterError`], except for an older roster; [`DirectoryError`].
     pub fn install_roster(&self, bytes: &[u8]) -> Result<bool, CredentialsError> {
         let _lock = self.0.directory.lock()?;
         let (current, _) = self.0.directory.read_roster()?;
@@ -182,37 +182,37 @@ impl Credentials {
         }
     }
 
-    /// Whether a peer that came in with this certificate would still be let in: it was not revoked since, it has not
-    /// expired, and its authority is still trusted.
+    /// Checks whether a peer with this certificate would still be accepted: it was not revoked, it has not expired, and its
+    /// authority is still trusted.
     ///
     /// # Errors
-    /// It would not.
+    /// Why it would be refused.
     pub fn check_certificate(&self, shown: &CertificateDer<'_>) -> Result<(), PeerError> {
         self.snapshot().anchors.verify(shown, UnixTime::now()).map(drop)
     }
 
-    /// Whether a peer that came in is welcome no longer.
+    /// Whether a peer's certificate was revoked.
     pub fn is_revoked(&self, peer: &AuthenticatedPeer) -> bool {
         self.snapshot().anchors.is_revoked(peer)
     }
 
-    /// Who the peer of a connection is that TLS has let in; `None` where it showed no certificate.
+    /// The peer of a connection that TLS accepted; `None` if it has no certificate.
     pub fn peer_from_chain(chain: Option<&[CertificateDer<'_>]>) -> Option<AuthenticatedPeer> {
         let facts = CertificateFields::parse(chain?.first()?).ok()?;
         Some(AuthenticatedPeer { identity: facts.subject, issued_us: facts.issued_us })
     }
 
-    /// For connections to the control port of a node. Name the node, or its address where any node will do.
+    /// For connections to a node's control port. As server name, use the node's name, or its address to accept any node.
     pub fn control_client_config(&self) -> Arc<ClientConfig> {
         self.snapshot().control_client.clone()
     }
 
-    /// For connections at the control port.
+    /// For connections that arrive at the control port.
     pub fn control_server_config(&self) -> Arc<ServerConfig> {
         self.snapshot().control_server.clone()
     }
 
-    /// Looks at the files now, whenever that was done last.
+    /// Checks for changed files now.
     pub fn reload(&self) {
         self.reload_if_changed(true);
     }
@@ -222,7 +222,8 @@ impl Credentials {
         self.0.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the files again if they have changed. What cannot be used changes nothing, and is said once.
+    /// Reads the files again if they have changed. If they cannot be used, the old credentials stay in force, and the error
+    /// is logged once.
     fn reload_if_changed(&self, now: bool) {
         let mut last_check = self.0.last_check.lock().unwrap_or_else(PoisonError::into_inner);
         if !now && last_check.checked_at.elapsed() < RELOAD_INTERVAL {

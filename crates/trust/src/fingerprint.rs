@@ -1,4 +1,4 @@
-//! SHA-256 digests, which name a certificate or stand for a secret.
+//! SHA-256 digests, which identify a certificate or replace a secret.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ pub(crate) const DIGEST_BYTES: usize = 32;
 pub struct Fingerprint([u8; DIGEST_BYTES]);
 
 impl Fingerprint {
-    /// Of these bytes.
+    /// The fingerprint of a certificate (DER).
     pub fn of_certificate(bytes: &[u8]) -> Self {
         Self(sha256(bytes))
     }
@@ -31,7 +31,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// A text that is no fingerprint.
+/// The text is not a fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no fingerprint: it has 64 hexadecimal digits")]
 pub struct FingerprintError;
@@ -44,18 +44,18 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// SHA-256.
+/// The SHA-256 digest.
 pub(crate) fn sha256(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
     let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
     digest.as_ref().try_into().expect("a SHA-256 has 32 bytes")
 }
 
-/// As lower-case hexadecimal digits.
+/// Encodes bytes as lower-case hexadecimal digits.
 pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// From lower-case hexadecimal digits, exactly as many as fill the array.
+/// Decodes lower-case hexadecimal digits, exactly two for each byte of the array.
 pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let is_canonical = text.len() == 2 * N && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     if !is_canonical {

@@ -1,4 +1,4 @@
-//! Identity of a member: the one name that a certificate carries, as a URI in its subject alternative names.
+//! The identity of a member: the one name in its certificate, as a URI in the subject alternative names.
 //!
 //! ```text
 //! farfork://CLUSTER/ROLE/NAME       farfork://blue/node/n1      farfork://blue/read-only/grafana
@@ -14,19 +14,19 @@ use crate::authority::{CLIENT_VALID_MAX, NODE_VALID};
 
 const URI_SCHEME: &str = "farfork://";
 
-/// What somebody may do.
+/// What a member may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Be a node: everything.
+    /// A node: everything.
     Node,
-    /// Ask nodes for what users ask for.
+    /// A user of the cluster: all requests of users.
     Client,
-    /// Look, and change nothing.
+    /// A reader: requests that change nothing.
     ReadOnly,
 }
 
 impl Role {
-    /// How long a certificate of it may be good for: a revocation is remembered for as long.
+    /// Longest lifetime of a certificate for this role. A revocation is kept for as long.
     pub fn validity_max(self) -> Duration {
         match self {
             Self::Node => NODE_VALID,
@@ -34,7 +34,7 @@ impl Role {
         }
     }
 
-    /// As it stands in a URI and on the command line.
+    /// The name in a URI and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Node => "node",
@@ -50,7 +50,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// A text that is no role.
+/// The text is not a role.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no role: there are node, client and read-only")]
 pub struct RoleError(String);
@@ -64,19 +64,19 @@ impl FromStr for Role {
     }
 }
 
-/// Who somebody is.
+/// The identity of a member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// The cluster's name, of the same form as a node's.
+    /// Name of the cluster, in the form of a node's name.
     pub cluster: NodeName,
-    /// What it may do.
+    /// Role of the member.
     pub role: Role,
-    /// Its name: of nodes and of clients, unique for its role.
+    /// Name of the member, unique among those with its role.
     pub name: NodeName,
 }
 
 impl Identity {
-    /// Of a node.
+    /// The identity of a node.
     pub fn for_node(cluster: &NodeName, name: &NodeName) -> Self {
         Self { cluster: cluster.clone(), role: Role::Node, name: name.clone() }
     }
@@ -88,7 +88,7 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A text that is no identity.
+/// The text is not an identity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no identity: it looks like `farfork://CLUSTER/node/NAME`")]
 pub struct IdentityError(String);

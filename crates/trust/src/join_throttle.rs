@@ -1,28 +1,29 @@
-//! Counts wrong join tokens by source address, and makes sources with many of them wait. Time is an argument.
+//! Counts wrong join tokens by source address, and delays sources that sent many. Time is an argument.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Wrong tokens from one address before it has to wait: a person mistypes, or takes yesterday's file.
+/// Wrong tokens that an address may send before it must wait: people mistype, or use an old file.
 const FREE_ATTEMPTS: u32 = 3;
 
-/// The first wait; each further wrong token doubles it.
+/// The first wait. Each further wrong token doubles it.
 const WAIT_INITIAL: Duration = Duration::from_secs(1);
 
 /// The longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
-/// An address that was silent for so long has a clean slate: longer than the longest wait, so that waiting clears nothing.
+/// An address that sent no wrong token for this long is forgotten. This is longer than the longest wait, so that waiting
+/// does not reset the count.
 const FORGET_AFTER: Duration = Duration::from_secs(3600);
 
-/// Most addresses that are remembered; the one that was heard of longest ago is forgotten first.
+/// Most addresses in the table. The one with the oldest wrong token is dropped first.
 const ADDRESSES_MAX: usize = 4096;
 
 #[derive(Debug, Clone, Copy)]
 struct AddressRecord {
     wrong_count: u32,
-    /// When the last wrong token came.
+    /// The time of the last wrong token.
     last_wrong_at: Instant,
 }
 
@@ -35,7 +36,7 @@ impl AddressRecord {
     }
 }
 
-/// The wrong tokens that were shown.
+/// The table of wrong tokens by source address.
 #[derive(Debug, Default)]
 pub struct JoinThrottle {
     records: HashMap<IpAddr, AddressRecord>,
@@ -43,13 +44,13 @@ pub struct JoinThrottle {
 }
 
 impl JoinThrottle {
-    /// How long an address still has to wait before it may show a token.
+    /// How long an address must still wait before it may send a token.
     pub fn remaining_wait(&self, from: IpAddr, now: Instant) -> Duration {
         let record = self.records.get(&from);
         record.map_or(Duration::ZERO, |record| (record.last_wrong_at + record.penalty()).saturating_duration_since(now))
     }
 
-    /// A wrong token came from there. Returns how many came from there of late.
+    /// Records a wrong token. Returns how many this address sent recently.
     pub fn record_wrong_token(&mut self, from: IpAddr, now: Instant) -> u32 {
         self.wrong_total += 1;
         self.records.retain(|_, record| now.saturating_duration_since(record.last_wrong_at) < FORGET_AFTER);
@@ -65,7 +66,7 @@ impl JoinThrottle {
         record.wrong_count
     }
 
-    /// How many wrong tokens were shown, from everywhere.
+    /// Number of wrong tokens from all addresses.
     pub fn wrong_total(&self) -> u64 {
         self.wrong_total
     }

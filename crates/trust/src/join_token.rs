@@ -21,24 +21,24 @@ const TEXT_PREFIX: &str = "farfork-join-1";
 /// Size of a token's secret, in bytes: 128 bits cannot be guessed.
 const SECRET_BYTES: usize = 16;
 
-/// What a proof covers begins with this, so that it can be taken for nothing else.
+/// Prefix of every message that a proof covers, so that a proof is not valid for anything else.
 const PROOF_CONTEXT: &[u8] = b"farfork join 1\0";
 
-/// How long a token is good for unless its maker says otherwise: long enough to walk to the other machine.
+/// Default lifetime of a token: long enough to walk to the other machine.
 pub const TOKEN_VALID: Duration = Duration::from_secs(3600);
 
-/// How long a token may be good for at most: it is meant for a machine that somebody sets up now.
+/// Longest lifetime of a token. A token is for a machine that is set up now.
 pub const TOKEN_VALID_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Most tokens that are good at a time; the oldest make room.
+/// Most valid tokens at a time. A new one replaces the oldest.
 const TOKENS_MAX: usize = 256;
 
-/// Why a text is no token. It does not say what the text was.
+/// The text is not a join token. The error does not contain the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no join token: it looks like `{TEXT_PREFIX}.…`, one line, as `farfork cluster token` prints it")]
 pub struct TokenError;
 
-/// The secret part, which is never shown; it leaves no copy behind.
+/// The secret part of a token. It is never shown, and is zeroed when dropped.
 #[derive(Clone)]
 struct TokenSecret(Zeroizing<[u8; SECRET_BYTES]>);
 
@@ -54,29 +54,30 @@ impl fmt::Debug for TokenSecret {
     }
 }
 
-/// That whoever sends a request to join has a token: [`JoinToken::create_proof`].
+/// Proves that the sender of a join request has a token: [`JoinToken::create_proof`].
 ///
 /// ```text
 ///   proof = HMAC-SHA256(key = SHA-256(secret), "farfork join 1\0" │ bytes of the name, u64 LE │ name │ request)
 /// ```
 ///
-/// A party that sees a proof or passes it on can have the same request signed again, and nothing else.
+/// A party that sees or forwards a proof can have the same request signed again, and nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinProof([u8; DIGEST_BYTES]);
 
 impl JoinProof {
-    /// As it came.
+    /// Decodes a received proof.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Some(Self(bytes.try_into().ok()?))
     }
 
-    /// As it is sent.
+    /// The bytes to send.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// What a proof covers. The name's length keeps a name and a request from being cut elsewhere.
+/// The message that a proof covers. It contains the length of the name, so that the boundary of name and request cannot
+/// move.
 fn proof_message(name: &NodeName, request: &[u8]) -> Vec<u8> {
     let name = name.as_str().as_bytes();
     [PROOF_CONTEXT, &(name.len() as u64).to_le_bytes(), name, request].concat()
@@ -92,30 +93,30 @@ fn proof_key(digest: &[u8; DIGEST_BYTES]) -> hmac::Key {
 /// in hexadecimal digits. The cluster keeps a digest of the secret and its time of expiry, in `tokens.json`.
 #[derive(Debug, Clone)]
 pub struct JoinToken {
-    /// What the cluster knows the machine by.
+    /// Authenticates the machine to the cluster.
     secret: TokenSecret,
-    /// What the machine knows the cluster by: the fingerprint of its authority.
+    /// Authenticates the cluster to the machine: the fingerprint of its authority.
     pub authority: Fingerprint,
 }
 
 impl JoinToken {
-    /// Draws one.
+    /// Generates a token.
     ///
     /// # Errors
-    /// The system has no randomness.
+    /// When the system provides no random numbers.
     pub fn generate(authority: Fingerprint) -> Result<Self, getrandom::Error> {
         let mut secret = Zeroizing::new([0; SECRET_BYTES]);
         getrandom::fill(&mut *secret)?;
         Ok(Self { secret: TokenSecret(secret), authority })
     }
 
-    /// What a machine sends that is to have this name, with its request for a certificate.
+    /// The proof that a machine sends with its certificate request. It is valid for this name and request.
     pub fn create_proof(&self, name: &NodeName, request: &[u8]) -> JoinProof {
         let tag = hmac::sign(&proof_key(&self.secret.digest()), &proof_message(name, request));
         JoinProof(tag.as_ref().try_into().expect("an HMAC-SHA256 has as many bytes as a SHA-256"))
     }
 
-    /// The text, for whoever joins.
+    /// The token as text, for the machine that joins.
     pub fn to_text(&self) -> Zeroizing<String> {
         let secret = Zeroizing::new(to_hex(&self.secret.0[..]));
         Zeroizing::new(format!("{TEXT_PREFIX}.{}.{}", *secret, self.authority))
@@ -139,32 +140,32 @@ impl FromStr for JoinToken {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct OutstandingToken {
-    /// SHA-256 of the secret: the key of its proofs.
+    /// SHA-256 of the secret, which is the key of the proofs.
     digest: [u8; DIGEST_BYTES],
     expires_unix_ms: u64,
 }
 
-/// Why a proof opens nothing.
+/// Why a proof is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
-    /// None is like it.
+    /// No token matches.
     #[error("the join token is not one of this cluster's, or was used up long ago")]
     Unknown,
-    /// It was good once.
+    /// The token was valid, and has expired.
     #[error("the join token has expired")]
     Expired,
 }
 
-/// The tokens that are good.
+/// The valid tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenStore {
     tokens: Vec<OutstandingToken>,
 }
 
 impl TokenStore {
-    /// Enters a token. Whoever has it may join until it expires, more than once.
+    /// Adds a token. Until it expires, machines may join with it, any number of times.
     pub fn add(&mut self, token: &JoinToken, now: SystemTime, valid: Duration) {
-        // An expired one stays for a while, so that its bearer is told why it does not open.
+        // Expired tokens are kept for a while, so that the error can say that they expired.
         let forgotten = crate::timestamp::unix_ms(now - TOKEN_VALID);
         self.tokens.retain(|token| token.expires_unix_ms > forgotten);
         if self.tokens.len() >= TOKENS_MAX {
@@ -174,8 +175,8 @@ impl TokenStore {
         self.tokens.push(OutstandingToken { digest: token.secret.digest(), expires_unix_ms });
     }
 
-    /// Whether a proof opens the cluster for this name and request. All tokens are looked at, whichever it is of, and each
-    /// is compared in constant time: how long that takes tells nothing.
+    /// Checks whether a proof allows to join with this name and request. It compares all tokens, each in constant time, so
+    /// that the duration reveals nothing.
     ///
     /// # Errors
     /// [`TokenRefusal`].
@@ -200,13 +201,13 @@ impl TokenStore {
         }
     }
 
-    /// How many are good now.
+    /// Number of tokens that are valid now.
     pub fn valid_count(&self, now: SystemTime) -> usize {
         let now = crate::timestamp::unix_ms(now);
         self.tokens.iter().filter(|token| token.expires_unix_ms > now).count()
     }
 
-    /// Makes all of them worthless.
+    /// Invalidates all tokens.
     pub fn clear(&mut self) {
         self.tokens.clear();
     }

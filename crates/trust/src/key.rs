@@ -1,4 +1,4 @@
-//! A private key and the certificate request for it. The key is made where it is used, and never leaves.
+//! A private key, and the certificate request for it. A key is created on the machine that uses it, and never leaves it.
 
 use std::fmt;
 
@@ -7,15 +7,15 @@ use rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
 use zeroize::Zeroizing;
 
-/// The kind of all keys here: signing and checking with it is fast on every machine, and every library knows it.
+/// The algorithm of all keys. Signing and verifying are fast on every machine, and every library supports it.
 pub(crate) static KEY_ALGORITHM: &rcgen::SignatureAlgorithm = &rcgen::PKCS_ECDSA_P256_SHA256;
 
-/// Why a key or a request cannot be made: the system has no randomness.
+/// A key or a request cannot be created: the system provides no random numbers.
 #[derive(Debug, thiserror::Error)]
 #[error("a key cannot be made: {0}")]
 pub struct KeyError(#[from] rcgen::Error);
 
-/// A key that has no certificate yet.
+/// A key without a certificate.
 pub struct UncertifiedKey(KeyPair);
 
 impl fmt::Debug for UncertifiedKey {
@@ -25,7 +25,7 @@ impl fmt::Debug for UncertifiedKey {
 }
 
 impl UncertifiedKey {
-    /// Draws a key.
+    /// Generates a key.
     ///
     /// # Errors
     /// [`KeyError`].
@@ -33,8 +33,8 @@ impl UncertifiedKey {
         Ok(Self(KeyPair::generate_for(KEY_ALGORITHM)?))
     }
 
-    /// The request for a certificate (PKCS #10, DER), signed with the key. It names nobody: who asks is what whoever
-    /// signs must find out, by a token or by an earlier certificate.
+    /// The certificate request (PKCS #10, DER), signed with the key. It contains no identity. The signer must authenticate
+    /// the requester by a token or by an earlier certificate.
     ///
     /// # Errors
     /// [`KeyError`].
@@ -52,7 +52,7 @@ impl UncertifiedKey {
         EndEntityCert::try_from(&certificate).is_ok_and(|parsed| parsed.subject_public_key_info().as_ref() == own)
     }
 
-    /// The key with its certificate, as PEM: what `identity.pem` holds.
+    /// The key and its certificate as PEM, which are the contents of `identity.pem`.
     pub fn to_identity_pem(&self, certificate: &[u8]) -> Zeroizing<String> {
         let mut text = Zeroizing::new(encode_pem("CERTIFICATE", certificate));
         text.push_str(&Zeroizing::new(self.0.serialize_pem()));
@@ -60,7 +60,7 @@ impl UncertifiedKey {
     }
 }
 
-/// PEM, with lines as RFC 7468 has them.
+/// Encodes bytes as PEM, with lines as in RFC 7468.
 pub(crate) fn encode_pem(label: &str, bytes: &[u8]) -> String {
     let encoding = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
     pem::encode_config(&pem::Pem::new(label, bytes), encoding)

@@ -1,17 +1,17 @@
 //! Identities of a cluster's members, and streams to authenticated peers.
 //!
-//! One member holds the *authority*, a key that signs certificates and the *roster* of trusted authorities and
-//! revocations. A machine becomes a node with a *join token*. Connections between members begin with a handshake of TLS
-//! 1.3 in which both sides show their certificates. `farfork-fabric` and `farfork-node` connect, listen and time out.
-//! `farfork-node` decides what a role may request.
+//! One member holds the *authority*, a key that signs certificates and the *roster* of trusted authorities and revocations.
+//! A machine becomes a node with a *join token*. Connections between members begin with a TLS 1.3 handshake in which both
+//! sides show certificates. `farfork-fabric` and `farfork-node` connect, listen and time out. `farfork-node` decides what a
+//! role may request.
 #![forbid(unsafe_code)]
 
-//  member                operations of operators and joining machines
-//  trust_directory       files of a member: identity, roster, authority
-//  authority, key, certificate, roster, join_token, join_throttle    contents of the files; time is an argument
-//  private_file          files that no other user can read or change
-//  credentials           the current files ──▶ tls (configuration of TLS) ──▶ verify (which peers are let in)
-//  authenticated_stream  a stream over any pipe of bytes ──▶ record_buffer (received bytes)
+//  - member                operations of operators and joining machines
+//  - trust_directory       files of a member: identity, roster, authority
+//  - authority, key, certificate, roster, join_token, join_throttle    contents of the files; time is an argument
+//  - private_file          files that no other user can read or change
+//  - credentials           the current files ──▶ tls (configuration of TLS) ──▶ verify (which peers are let in)
+//  - authenticated_stream  a stream over any pipe of bytes ──▶ record_buffer (received bytes)
 //
 // A certificate names cluster, role and name ([`Identity`]).
 mod authenticated_stream;

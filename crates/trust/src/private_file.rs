@@ -1,5 +1,5 @@
-//! Files and directories for their owner alone. A file that others may read is no secret, and one that others may
-//! change is not trusted. The opened file is checked, whatever its path names by then.
+//! Private files and directories. A file that other users may read is not secret, and one that they may change is not
+//! trusted. The checks apply to the opened file, so that a concurrent change of its path has no effect.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,17 +12,17 @@ use zeroize::Zeroizing;
 
 use crate::trust_directory::{DirectoryError, io_error};
 
-/// Permissions of others to read, write or enter.
+/// Permissions of other users to read, write or enter.
 const GROUP_OTHER_ANY: u32 = 0o077;
 
-/// Permission of others to change what is in a directory.
+/// Permission of other users to change a directory.
 const GROUP_OTHER_WRITE: u32 = 0o022;
 
-/// Reads a secret from a file of its owner's, or from a pipe; `path` names it in what is said of it.
+/// Reads a secret from a private file, or from a pipe. Errors name it as `path`.
 ///
 /// # Errors
-/// [`DirectoryError::TooPermissive`] and [`DirectoryError::WrongOwner`] for one that others can reach, [`DirectoryError::InvalidContent`] for
-/// one that is longer than `bytes_max`; it cannot be read.
+/// [`DirectoryError::TooPermissive`] and [`DirectoryError::WrongOwner`] if other users have access,
+/// [`DirectoryError::InvalidContent`] if it is longer than `bytes_max`, [`DirectoryError::Io`] if it cannot be read.
 pub fn read_private(path: &Path, bytes_max: u64) -> Result<Zeroizing<Vec<u8>>, DirectoryError> {
     let file = File::open(path).map_err(io_error("open", path))?;
     read_checked(file, path, bytes_max)
@@ -51,17 +51,17 @@ fn check_permissions(file: &File, path: &Path, mask: u32) -> Result<(), Director
     Ok(())
 }
 
-/// A directory that was opened: nobody can put another in its place any more.
+/// An open directory. No other directory can take its place, even if its path changes.
 pub(crate) struct PrivateDir<'a> {
     dir: File,
     path: &'a Path,
 }
 
 impl<'a> PrivateDir<'a> {
-    /// One that others cannot change; nothing where there is none.
+    /// Opens a directory that other users cannot change; `None` if there is none.
     ///
     /// # Errors
-    /// [`DirectoryError`]: others can, or it cannot be opened.
+    /// [`DirectoryError`] if other users can change it, or if it cannot be opened.
     pub(crate) fn open(path: &'a Path) -> Result<Option<Self>, DirectoryError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = match open(path, flags, Mode::empty()) {
@@ -73,21 +73,21 @@ impl<'a> PrivateDir<'a> {
         Ok(Some(Self { dir, path }))
     }
 
-    /// Whether others cannot even read it.
+    /// Checks that other users cannot read the directory.
     ///
     /// # Errors
-    /// [`DirectoryError::TooPermissive`]: they can.
+    /// [`DirectoryError::TooPermissive`] if they can.
     pub(crate) fn check_unreadable_by_others(&self) -> Result<(), DirectoryError> {
         check_permissions(&self.dir, self.path, GROUP_OTHER_ANY)
     }
 
-    /// What one of its files holds; nothing where there is none.
+    /// Reads a file of the directory; `None` if there is none.
     ///
     /// # Errors
     /// As [`read_private`].
     pub(crate) fn read(&self, name: &OsStr, bytes_max: u64) -> Result<Option<Zeroizing<Vec<u8>>>, DirectoryError> {
         let path = self.path.join(name);
-        // Whatever waits to be opened by somebody else does not hold us up: it is no regular file.
+        // O_NONBLOCK: if the file is a FIFO, open(2) does not wait for its other end.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = match openat(&self.dir, name, flags, Mode::empty()) {
             Ok(file) => File::from(file),
@@ -97,14 +97,14 @@ impl<'a> PrivateDir<'a> {
         read_checked(file, &path, bytes_max).map(Some)
     }
 
-    /// Writes one of its files whole, or not at all.
+    /// Writes a file of the directory, wholly or not at all.
     ///
     /// # Errors
     /// As openat(2), write(2), fsync(2), renameat(2).
     pub(crate) fn write(&self, name: &OsStr, bytes: &[u8]) -> io::Result<()> {
         let mut draft = name.to_owned();
         draft.push(".new");
-        // One that a crash left.
+        // Removes a draft that a crash has left.
         let _ = unlinkat(&self.dir, &draft, AtFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut file = File::from(openat(&self.dir, &draft, flags, Mode::RUSR | Mode::WUSR)?);

@@ -1,25 +1,25 @@
-//! Received bytes of a stream that TLS has not processed yet, record by record where that matters.
+//! Buffers received bytes that TLS has not processed yet. During the handshake, it returns single records.
 
 use std::io::{self, Read};
 
 use crate::verify::PeerError;
 
-/// Header of a record: type, version, length.
+/// Size of a record's header: type, version, length.
 const HEADER_BYTES: usize = 5;
 
-/// Longest record, in bytes (RFC 8446: 2^14 + 256 behind the header).
+/// Longest record, in bytes (RFC 8446: 2^14 + 256 after the header).
 const RECORD_BYTES_MAX: usize = HEADER_BYTES + (16 << 10) + 256;
 
-/// Space for what is received within the handshake: its longest flight fits, a larger record makes room.
+/// Initial size of the buffer, for the handshake. The longest flight fits; a larger record extends the buffer.
 const HANDSHAKE_BUFFER_BYTES: usize = 2 << 10;
 
-/// Space for what is received later: a few records with one system call.
+/// Size of the buffer after the handshake, so that one system call receives several records.
 const DATA_BUFFER_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
-/// What TLS records may begin with: change cipher spec, alert, handshake, application data.
+/// Types of TLS records: change cipher spec, alert, handshake, application data.
 const RECORD_TYPES: std::ops::RangeInclusive<u8> = 20..=23;
 
-/// Received and not yet processed.
+/// Received bytes that were not processed yet.
 #[derive(Debug, Default)]
 pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,
@@ -28,7 +28,7 @@ pub(crate) struct RecordBuffer {
 }
 
 impl RecordBuffer {
-    /// Reads once from the pipe.
+    /// Reads from the pipe once.
     pub(crate) fn fill(&mut self, pipe: &mut impl Read) -> io::Result<usize> {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -44,29 +44,29 @@ impl RecordBuffer {
         Ok(count)
     }
 
-    /// The handshake is over: much may come.
+    /// Extends the buffer at the end of the handshake, because more data arrives from then on.
     pub(crate) fn grow_for_data(&mut self) {
         if self.bytes.len() < DATA_BUFFER_BYTES {
             self.bytes.resize(DATA_BUFFER_BYTES, 0);
         }
     }
 
-    /// All is taken, and nothing more will be put here.
+    /// Frees the buffer if it is empty. It is not filled again.
     pub(crate) fn release_if_empty(&mut self) {
         if self.unprocessed().is_empty() {
             *self = Self::default();
         }
     }
 
-    /// What was received.
+    /// The received bytes.
     pub(crate) fn unprocessed(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// The first record; empty while it is not whole.
+    /// The first record; empty until it is complete.
     ///
     /// # Errors
-    /// [`PeerError::Plaintext`] where no record begins.
+    /// [`PeerError::Plaintext`] if the bytes are not a record.
     pub(crate) fn first_record(&self) -> Result<&[u8], PeerError> {
         let filled = self.unprocessed();
         if filled.first().is_some_and(|kind| !RECORD_TYPES.contains(kind))
@@ -82,7 +82,7 @@ impl RecordBuffer {
         Ok(filled.get(..bytes).unwrap_or_default())
     }
 
-    /// Forgets the first bytes, which were processed.
+    /// Removes processed bytes from the front.
     pub(crate) fn consume(&mut self, count: usize) {
         self.start += count;
         assert!(self.start <= self.end, "no more is processed than was received");

@@ -1,7 +1,7 @@
-//! The roster: which authorities a cluster trusts, and whose certificates it no longer does. Every member has a copy. A
-//! newer one spreads from member to member, and counts if an authority signed it that the receiver already trusts.
+//! The roster: the authorities that a cluster trusts, and the revoked certificates. Every member has a copy. A newer roster
+//! spreads from member to member. A receiver accepts it if an authority that it already trusts has signed it.
 //!
-//! During a rotation there are two authorities, the one that issues first, and both sign.
+//! During a rotation there are two authorities. The first one issues certificates, and both sign.
 
 use std::time::SystemTime;
 
@@ -23,52 +23,52 @@ use crate::{AuthenticatedPeer, Fingerprint, Identity};
 /// ```
 const MAGIC: [u8; 12] = *b"FFROSTER\x01\0\0\0";
 
-/// Longest roster, in bytes: some ten thousand revocations.
+/// Longest roster, in bytes: about ten thousand revocations.
 pub const ROSTER_BYTES_MAX: usize = 1 << 20;
 
-/// Most authorities: the one that issues, and the one before it.
+/// Most authorities: the present one and the previous one.
 const AUTHORITIES_MAX: usize = 2;
 
-/// What a signature covers begins with this, so that it can be taken for nothing else.
+/// Prefix of every signed document, so that a signature is not valid for anything else.
 const SIGNATURE_CONTEXT: &[u8] = b"farfork roster 1\0";
 
-/// Why a roster does not count.
+/// Why a roster is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RosterError {
-    /// It cannot be read.
+    /// The roster cannot be decoded.
     #[error("the roster is damaged: {0}")]
     Damaged(String),
-    /// It has too many revocations.
+    /// The roster has too many revocations.
     #[error("the roster would be longer than {ROSTER_BYTES_MAX} bytes: rotate the authority, which begins a new list")]
     TooLong,
-    /// It is another cluster's.
+    /// The roster belongs to another cluster.
     #[error("the roster is of cluster `{theirs}`, not of `{ours}`")]
     WrongCluster {
-        /// Its cluster.
+        /// Cluster of the roster.
         theirs: NodeName,
-        /// The receiver's.
+        /// Cluster of the receiver.
         ours: NodeName,
     },
-    /// It is not newer than the one in force.
+    /// The roster is not newer than the one in force.
     #[error("the roster is not newer than the one in force")]
     Stale,
-    /// No authority that is trusted signed it.
+    /// No trusted authority has signed the roster.
     #[error("no authority that this cluster trusts signed the roster")]
     Unsigned,
 }
 
-/// Certificates that no longer count.
+/// Revokes certificates of one member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revocation {
-    /// Whose, as a URI.
+    /// The member, as a URI.
     pub subject: String,
-    /// Those made before this moment, in microseconds since 1970.
+    /// Certificates issued before this time are revoked, in microseconds since 1970.
     pub issued_before_us: u64,
 }
 
 impl Revocation {
-    /// Whether all that it covers has expired. What it covers is as old as itself at least, and good for no longer than its
-    /// bearer's role allows.
+    /// Whether all certificates that it covers have expired. They were issued before the revocation, and their lifetime is
+    /// limited by the member's role.
     fn is_expired(&self, now_us: u64) -> bool {
         let Ok(bearer) = self.subject.parse::<Identity>() else { return false };
         let valid_us = u64::try_from(bearer.role.validity_max().as_micros()).unwrap_or(u64::MAX);
@@ -96,14 +96,14 @@ struct SignedRoster {
     signatures: Vec<RosterSignature>,
 }
 
-/// A roster that was made here, or was checked.
+/// A roster that was created here, or verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roster {
     document: RosterDocument,
 }
 
 impl Roster {
-    /// The first one of a cluster.
+    /// The first roster of a cluster.
     pub fn new(cluster: &NodeName, authority: &Authority) -> Self {
         let authorities = vec![authority.certificate().to_vec()];
         Self { document: RosterDocument { cluster: cluster.clone(), counter: 1, authorities, revocations: Vec::new() } }
@@ -114,23 +114,23 @@ impl Roster {
         &self.document.cluster
     }
 
-    /// Grows with each change.
+    /// The number of the roster. It rises with each change.
     pub fn counter(&self) -> u64 {
         self.document.counter
     }
 
-    /// The certificates of the authorities (DER); the one that issues is the first.
+    /// The certificates of the authorities (DER). The first one issues certificates.
     pub fn authorities(&self) -> &[Vec<u8>] {
         &self.document.authorities
     }
 
-    /// Whose certificates no longer count.
+    /// The revocations.
     pub fn revocations(&self) -> &[Revocation] {
         &self.document.revocations
     }
 
-    /// No longer trusts what was issued to somebody until now. Whatever earlier revocations cover may have expired by now:
-    /// then they go.
+    /// Revokes all certificates that were issued to a member until now. Drops earlier revocations whose certificates have
+    /// all expired by now.
     pub fn revoke(&mut self, bearer: &Identity, now: SystemTime) {
         let bearer = bearer.to_string();
         let issued_before_us = crate::timestamp::unix_us(now);
@@ -140,7 +140,7 @@ impl Roster {
         self.document.counter += 1;
     }
 
-    /// Whether what a peer showed counts no longer.
+    /// Whether a peer's certificate is revoked.
     pub fn is_revoked(&self, peer: &AuthenticatedPeer) -> bool {
         let bearer = peer.identity.to_string();
         self.document
@@ -149,14 +149,14 @@ impl Roster {
             .any(|entry| entry.subject == bearer && peer.issued_us <= entry.issued_before_us)
     }
 
-    /// Begins a rotation: the new authority issues from now on, the one that issued is still trusted.
+    /// Begins a rotation: the new authority issues certificates from now on, and the previous one is still trusted.
     pub fn begin_rotation(&mut self, new: &Authority) {
         self.document.authorities.truncate(AUTHORITIES_MAX - 1);
         self.document.authorities.insert(0, new.certificate().to_vec());
         self.document.counter += 1;
     }
 
-    /// Ends a rotation: only the authority that issues is trusted; what others issued needs no revocation.
+    /// Ends a rotation: only the present authority is trusted. Revocations of certificates of the previous one are dropped.
     pub fn end_rotation(&mut self) {
         self.document.authorities.truncate(1);
         if let Some(made_us) = self.document.authorities.first().and_then(|authority| certificate_issued_us(authority))
@@ -166,10 +166,10 @@ impl Roster {
         self.document.counter += 1;
     }
 
-    /// Signs it with every authority at hand.
+    /// Signs the roster with all these authorities.
     ///
     /// # Errors
-    /// [`AuthorityError::Sign`]; [`AuthorityError::Format`] where it is too long.
+    /// [`AuthorityError::Sign`]; [`AuthorityError::Format`] if it is too long.
     pub fn sign(&self, authorities: &[&Authority]) -> Result<Vec<u8>, AuthorityError> {
         let format = |error: &dyn std::fmt::Display| AuthorityError::Format(error.to_string());
         let document = postcard::to_stdvec(&self.document).map_err(|error| format(&error))?;
@@ -183,7 +183,7 @@ impl Roster {
         if bytes.len() > ROSTER_BYTES_MAX { Err(format(&RosterError::TooLong)) } else { Ok(bytes) }
     }
 
-    /// Reads a roster of one's own directory, which is trusted as the keys beside it are.
+    /// Decodes the roster of one's own directory, which is trusted like the keys next to it.
     ///
     /// # Errors
     /// [`RosterError::Damaged`].
@@ -191,7 +191,7 @@ impl Roster {
         Ok(decode(bytes)?.0)
     }
 
-    /// Checks a roster that somebody sent against the one that is in force.
+    /// Verifies a received roster against the one in force.
     ///
     /// # Errors
     /// [`RosterError`].
@@ -207,8 +207,8 @@ impl Roster {
         if trusted { Ok(next) } else { Err(RosterError::Unsigned) }
     }
 
-    /// Checks the first roster that a joining node gets: the authority that its token pins must be in it and have
-    /// signed it.
+    /// Verifies the first roster that a joining node gets. It must contain the authority that the token pins, and that
+    /// authority must have signed it.
     ///
     /// # Errors
     /// [`RosterError`].
@@ -275,7 +275,7 @@ mod tests {
         next.revoke(&Identity { cluster, role: Role::Client, name: NodeName::new("x").unwrap() }, SystemTime::now());
         assert_eq!(first.verify_successor(&next.sign(&[&old, &new]).unwrap()).unwrap(), next);
         assert_eq!(first.verify_successor(&next.sign(&[&new]).unwrap()), Err(RosterError::Unsigned));
-        // Whoever follows from the second one trusts the new authority alone.
+        // A successor of the second roster may trust the new authority alone.
         let mut last = next.clone();
         last.end_rotation();
         assert_eq!(next.verify_successor(&last.sign(&[&new]).unwrap()).unwrap().authorities(), [new.certificate()]);
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(bearers(&roster), ["node", "client", "early"], "what it covers may be good still");
         roster.revoke(&bearer(Role::Node, "late"), now + Role::Node.validity_max() + Duration::from_secs(1));
         assert_eq!(bearers(&roster), ["client", "early", "late"]);
-        // Nobody trusts what the old authority issued: no need to say of whom.
+        // Members no longer accept certificates of the old authority, so their revocations are dropped.
         let (_, new) = authority("blue");
         let mut roster = Roster::new(&cluster, &old);
         roster.revoke(&bearer(Role::Client, "before"), now - Duration::from_secs(60));

@@ -1,6 +1,6 @@
-//! Configuration of TLS: version 1.3 only, one key exchange, one kind of signature, no resumption, no tickets.
+//! Configuration of TLS: version 1.3 only, one key exchange, one signature algorithm, no resumption, no tickets.
 //!
-//! The protocol name (ALPN) says what a connection is for. A connection cannot be redirected to the other port, and the
+//! The protocol name (ALPN) says what a connection is for. So a connection cannot be redirected to the other port, and the
 //! handshake protects the agreement on whether the fabric continues in clear.
 
 use std::sync::Arc;
@@ -26,10 +26,10 @@ use crate::{Fingerprint, PeerError};
 /// The control port: HTTP/2.
 const ALPN_CONTROL: &[u8] = b"h2";
 
-/// The fabric, in TLS records to the end.
+/// The fabric, with all data in TLS records.
 const ALPN_FABRIC: &[u8] = b"farfork-fabric-1";
 
-/// The fabric, in clear behind the handshake.
+/// The fabric, in clear after the handshake.
 pub(crate) const ALPN_FABRIC_CLEAR: &[u8] = b"farfork-fabric-1-clear";
 
 /// This member's certificate and key.
@@ -42,10 +42,10 @@ pub(crate) struct OwnCertificate {
 }
 
 impl OwnCertificate {
-    /// Of `identity.pem`.
+    /// Reads `identity.pem`.
     ///
     /// # Errors
-    /// What is wrong with it, as a clause.
+    /// The problem, as a clause.
     pub(crate) fn from_pem(pem: &str, roster: &Roster) -> Result<Self, String> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
         let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
@@ -64,14 +64,14 @@ fn is_issuer(certificate: &CertificateDer<'_>, authority: &CertificateDer<'_>) -
     matches!(parsed, (Ok(certificate), Ok(authority)) if certificate.issuer() == authority.subject())
 }
 
-/// Whether an authority issued the certificate of a directory.
+/// Whether an authority issued the certificate in a directory.
 pub(crate) fn is_issued_by(directory: &TrustDirectory, authority: &[u8]) -> Result<bool, DirectoryError> {
     let pem = directory.read_identity()?;
     let certificate = CertificateDer::from_pem_slice(pem.as_bytes());
     Ok(certificate.is_ok_and(|certificate| is_issuer(&certificate, &CertificateDer::from(authority))))
 }
 
-/// For each kind of connection.
+/// The configurations for all kinds of connections.
 pub(crate) struct TlsConfigs {
     pub(crate) control_client: Arc<ClientConfig>,
     pub(crate) control_server: Arc<ServerConfig>,
@@ -90,7 +90,7 @@ impl TlsConfigs {
             Encryption::Off => &[ALPN_FABRIC_CLEAR, ALPN_FABRIC],
         };
         let short = vec![own.certificate.clone()];
-        // A node that joins looks for the authority that its token pins.
+        // A joining node looks in the chain for the authority that its token pins.
         let long = vec![own.certificate.clone(), own.issuer.clone()];
         Ok(Self {
             control_client: Arc::new(client_config(own, anchors, &[ALPN_CONTROL])?),
@@ -101,10 +101,10 @@ impl TlsConfigs {
     }
 }
 
-/// For the connection of a machine that has no certificate yet to a node of the cluster that its token pins.
+/// For a machine without a certificate that connects to a node, to join the cluster that its token pins.
 ///
 /// # Errors
-/// [`PeerError::Protocol`]: never in practice, as nothing in it depends on what is given.
+/// [`PeerError::Protocol`]. It does not occur, because nothing depends on the arguments.
 pub fn joining_client_config(pin: Fingerprint) -> Result<Arc<ClientConfig>, PeerError> {
     let builder =
         ClientConfig::builder_with_provider(crypto_provider()).with_protocol_versions(&[&rustls::version::TLS13]);
@@ -131,7 +131,7 @@ fn client_config(
 
 fn restrict_client_config(mut config: ClientConfig, protocols: &[&[u8]]) -> ClientConfig {
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-    // Each connection checks anew who the peer is, and whether it was revoked.
+    // Each connection authenticates the peer again, and checks for revocation.
     config.resumption = Resumption::disabled();
     config.enable_sni = false;
     config
@@ -164,8 +164,8 @@ fn certified_key(
     Ok(Arc::new(SingleCertAndKey::from(certified)))
 }
 
-/// AES with 128 bits first, which every processor of the last decade has instructions for. P-256 for the exchange too: it
-/// costs a connection 287 µs of both ends' processors together where X25519 costs 310 (`farfork bench connect` has rates).
+/// AES-128 is first, because every CPU of the last decade has instructions for it. The key exchange uses P-256 too. It costs
+/// 287 µs of CPU time per connection, both ends together; X25519 costs 310 µs (`farfork bench connect` reports rates).
 fn crypto_provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
         cipher_suites: vec![

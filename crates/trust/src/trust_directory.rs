@@ -1,6 +1,6 @@
-//! The trust directory: a member's key and what it trusts, for its owner alone.
+//! The trust directory: a member's private key and the roster that it trusts. Only its owner has access.
 //!
-//! Each file is written whole or not at all: a concurrent reader gets the old one or the new one.
+//! Each file is written wholly or not at all. A concurrent reader gets the old file or the new one.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -15,37 +15,37 @@ use crate::join_token::TokenStore;
 use crate::private_file::PrivateDir;
 use crate::roster::{Roster, RosterError};
 
-/// Where the trust directory is unless `FARFORK_TRUST` or an option says otherwise.
+/// Default path of the trust directory. `FARFORK_TRUST` or an option overrides it.
 pub const DEFAULT_TRUST_DIR: &str = "/etc/farfork";
 
-/// Longest file that is read, in bytes: the longest roster.
+/// Longest file, in bytes: the longest roster.
 const FILE_BYTES_MAX: u64 = crate::roster::ROSTER_BYTES_MAX as u64;
 
 /// Why a trust directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// There is nothing in it for this.
+    /// The directory has no identity or no roster.
     #[error(
         "{}: no identity here; make a cluster with `farfork cluster init`, or join one with `--join` and `--token-file`",
         path.display()
     )]
     NoIdentity {
-        /// The file that is missing.
+        /// The missing file.
         path: PathBuf,
     },
-    /// The authority is somewhere else.
+    /// The authority is not in this directory.
     #[error("{}: the cluster's authority is not held here; run this on the machine where `farfork cluster init` was run", path.display())]
     NoAuthority {
-        /// The file that is missing.
+        /// The missing file.
         path: PathBuf,
     },
-    /// A cluster is there already.
+    /// The directory already belongs to a cluster.
     #[error("{} exists: this machine belongs to a cluster; choose another directory with --trust, or remove this one", path.display())]
     AlreadyExists {
         /// The file.
         path: PathBuf,
     },
-    /// Others may read or change it.
+    /// Other users may read or change the file.
     #[error("{} may be read or changed by others (mode {mode:03o}); `chmod go= {}` after you made sure that nobody did", path.display(), path.display())]
     TooPermissive {
         /// The file.
@@ -53,30 +53,30 @@ pub enum DirectoryError {
         /// Its permissions.
         mode: u32,
     },
-    /// Somebody else's.
+    /// The file belongs to another user.
     #[error("{} belongs to user {uid}, who could change it; give it to the user that farfork runs as", path.display())]
     WrongOwner {
         /// The file.
         path: PathBuf,
-        /// Its owner.
+        /// User id of the owner.
         uid: u32,
     },
-    /// It cannot be read, written, made or locked.
+    /// The file cannot be read, written, created or locked.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// It holds something else than it should.
+    /// The contents are invalid.
     #[error("{}: {cause}; restore it from a backup, or join the cluster again", path.display())]
     InvalidContent {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         cause: String,
     },
 }
@@ -96,29 +96,29 @@ pub struct TrustDirectory {
     root: PathBuf,
 }
 
-/// Held while its files are changed.
+/// A lock that is held while files change.
 #[derive(Debug)]
 pub struct DirectoryLock {
     _file: File,
 }
 
 impl TrustDirectory {
-    /// The directory at `root`, which need not exist.
+    /// The directory at `root`, which may not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The directory itself.
+    /// The path of the directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Certificate and key of this member.
+    /// Path of the certificate and key of this member.
     pub fn identity_path(&self) -> PathBuf {
         self.root.join("identity.pem")
     }
 
-    /// Whom the cluster trusts.
+    /// Path of the roster.
     pub fn roster_path(&self) -> PathBuf {
         self.root.join("roster")
     }
@@ -135,17 +135,17 @@ impl TrustDirectory {
         self.root.join("tokens.json")
     }
 
-    /// Whether somebody has an identity here.
+    /// Whether the directory has an identity.
     pub fn has_identity(&self) -> bool {
         self.identity_path().exists()
     }
 
-    /// Whether the cluster's authority is held here.
+    /// Whether the directory has the cluster's authority.
     pub fn holds_authority(&self) -> bool {
         self.authority_path().exists()
     }
 
-    /// Makes it, for its owner alone.
+    /// Creates the directory, accessible to its owner only.
     ///
     /// # Errors
     /// [`DirectoryError::Io`].
@@ -155,7 +155,7 @@ impl TrustDirectory {
         PrivateDir::open(&self.root)?.map_or(Ok(()), |dir| dir.check_unreadable_by_others())
     }
 
-    /// Waits for its turn to change files here.
+    /// Acquires the lock for changing files; waits for it if necessary.
     ///
     /// # Errors
     /// [`DirectoryError::Io`].
@@ -170,14 +170,14 @@ impl TrustDirectory {
     /// The PEM of this member's certificate and key.
     ///
     /// # Errors
-    /// [`DirectoryError::NoIdentity`], and as for any file.
+    /// [`DirectoryError::NoIdentity`]; errors of the file.
     pub fn read_identity(&self) -> Result<Zeroizing<String>, DirectoryError> {
         let path = self.identity_path();
         self.read(&path)?
             .map_or_else(|| Err(DirectoryError::NoIdentity { path: path.clone() }), |b| decode_utf8(&path, b))
     }
 
-    /// Puts a certificate with its key in force.
+    /// Installs a certificate with its key.
     ///
     /// # Errors
     /// [`DirectoryError::Io`].
@@ -185,10 +185,10 @@ impl TrustDirectory {
         self.write(&self.identity_path(), pem.as_bytes())
     }
 
-    /// The roster in force.
+    /// The roster in force, decoded and encoded.
     ///
     /// # Errors
-    /// [`DirectoryError::NoIdentity`], [`DirectoryError::InvalidContent`], and as for any file.
+    /// [`DirectoryError::NoIdentity`], [`DirectoryError::InvalidContent`]; errors of the file.
     pub fn read_roster(&self) -> Result<(Roster, Vec<u8>), DirectoryError> {
         let path = self.roster_path();
         let bytes = self.read(&path)?.ok_or_else(|| DirectoryError::NoIdentity { path: path.clone() })?.to_vec();
@@ -196,7 +196,7 @@ impl TrustDirectory {
         Ok((Roster::decode_trusted(&bytes).map_err(content)?, bytes))
     }
 
-    /// Puts a roster in force that was checked or made here.
+    /// Installs a roster that was verified or created here.
     ///
     /// # Errors
     /// [`DirectoryError::Io`].
@@ -204,16 +204,16 @@ impl TrustDirectory {
         self.write(&self.roster_path(), bytes)
     }
 
-    /// The authority that issues.
+    /// The authority that issues certificates.
     ///
     /// # Errors
-    /// [`DirectoryError::NoAuthority`], [`DirectoryError::InvalidContent`], and as for any file.
+    /// [`DirectoryError::NoAuthority`], [`DirectoryError::InvalidContent`]; errors of the file.
     pub fn read_authority(&self) -> Result<Authority, DirectoryError> {
         let path = self.authority_path();
         self.read_authority_at(&path)?.ok_or(DirectoryError::NoAuthority { path })
     }
 
-    /// The authority before, during a rotation.
+    /// The previous authority, during a rotation.
     ///
     /// # Errors
     /// As [`Self::read_authority`].
@@ -228,8 +228,8 @@ impl TrustDirectory {
         Authority::from_pem(&decode_utf8(path, bytes)?).map(Some).map_err(content)
     }
 
-    /// Puts an authority in the place of the one that issued, if any, which becomes the old one. At no moment is there
-    /// none that issues.
+    /// Installs an authority. The present one, if any, becomes the old authority. There is an issuing authority at all
+    /// times.
     ///
     /// # Errors
     /// [`DirectoryError::Io`].
@@ -240,7 +240,7 @@ impl TrustDirectory {
         self.write(&self.authority_path(), authority.to_pem().as_bytes())
     }
 
-    /// Forgets the authority before.
+    /// Removes the previous authority.
     ///
     /// # Errors
     /// [`DirectoryError::Io`].
@@ -252,7 +252,7 @@ impl TrustDirectory {
     /// The join tokens.
     ///
     /// # Errors
-    /// [`DirectoryError::InvalidContent`], and as for any file.
+    /// [`DirectoryError::InvalidContent`]; errors of the file.
     pub fn read_tokens(&self) -> Result<TokenStore, DirectoryError> {
         let path = self.tokens_path();
         let Some(bytes) = self.read(&path)? else { return Ok(TokenStore::default()) };
@@ -260,7 +260,7 @@ impl TrustDirectory {
             .map_err(|error| DirectoryError::InvalidContent { path, cause: error.to_string() })
     }
 
-    /// Writes the join tokens down.
+    /// Writes the join tokens.
     ///
     /// # Errors
     /// [`DirectoryError::Io`].
@@ -270,13 +270,13 @@ impl TrustDirectory {
         self.write(&path, &bytes)
     }
 
-    /// What tells a file from the one before it.
+    /// Values that change whenever a file is replaced.
     pub(crate) fn file_stamp(path: &Path) -> Option<(u64, i64, i64, u64)> {
         let metadata = fs::metadata(path).ok()?;
         Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec(), metadata.len()))
     }
 
-    /// `path` is of a file of this directory.
+    /// Reads a file of this directory.
     fn read(&self, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, DirectoryError> {
         let Some(dir) = PrivateDir::open(&self.root)? else { return Ok(None) };
         dir.read(path.file_name().unwrap_or_default(), FILE_BYTES_MAX)
@@ -294,7 +294,7 @@ fn decode_utf8(path: &Path, bytes: Zeroizing<Vec<u8>>) -> Result<Zeroizing<Strin
     text.map_err(|error| DirectoryError::InvalidContent { path: path.into(), cause: error.to_string() })
 }
 
-/// For `map_err`.
+/// Makes an error from the cause, for `map_err`.
 pub(crate) fn io_error<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> DirectoryError + 'a {
     move |cause| DirectoryError::Io { action, path: path.into(), cause }
 }

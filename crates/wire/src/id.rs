@@ -6,19 +6,19 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest node name, in bytes: a host name's label (RFC 1035), which it also serves as.
+/// Longest node name, in bytes: the limit of a host name's label (RFC 1035), because a node name is also used as one.
 pub const NODE_NAME_BYTES_MAX: usize = 63;
 
-/// Why a text is no identifier.
+/// Why a text is not an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
-    /// A node name has characters or a length that a host name may not have.
+    /// A node name has a character or length that a host name may not have.
     #[error("`{0}` is no node name: use 1 to 63 of a-z, 0-9 and `-`, beginning with a letter, not ending with `-`")]
     NodeName(String),
-    /// The text lacks the form of a seed's or child's id.
+    /// The text does not have the form of a seed's or child's id.
     #[error("`{text}` is no {kind} id: it looks like `{example}`")]
     InvalidForm {
-        /// What was given.
+        /// The text.
         text: String,
         /// `seed` or `child`.
         kind: &'static str,
@@ -33,7 +33,7 @@ pub enum IdError {
 pub struct NodeName(String);
 
 impl NodeName {
-    /// Checks and takes a name.
+    /// Validates a name.
     ///
     /// # Errors
     /// [`IdError::NodeName`] when the text is not of the form above.
@@ -94,17 +94,17 @@ macro_rules! owned_id {
         }
 
         impl $name {
-            /// The id of something that `node` owns; `number` is unique there, across restarts too (random).
+            /// The id of an object of `node`. `number` is random, so that it is unique on the node even across restarts.
             pub fn new(node: NodeName, number: u64) -> Self {
                 Self { node, number }
             }
 
-            /// The node that owns it.
+            /// The node that owns the object.
             pub fn node(&self) -> &NodeName {
                 &self.node
             }
 
-            /// The number that tells it from others of its node.
+            /// The number of the object on its node.
             pub fn number(&self) -> u64 {
                 self.number
             }

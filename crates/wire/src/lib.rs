@@ -14,5 +14,5 @@ pub use descriptor::Descriptor;
 pub use id::{ChildId, IdError, NodeName, SeedId};
 pub use token::Token;
 
-/// Size of a page of memory, in bytes. farfork runs on x86-64, where the base page has one size.
+/// Size of a page of memory, in bytes. farfork runs on x86-64 only, where base pages have this size.
 pub const PAGE_SIZE: u64 = 4096;

@@ -8,12 +8,12 @@ use subtle::ConstantTimeEq;
 /// Size of a token, in bytes: 128 bits cannot be guessed.
 pub const TOKEN_BYTES: usize = 16;
 
-/// A secret that opens one seed. It is never shown: `Debug` hides it and there is no `Display`.
+/// A secret that gives access to one seed. It is never shown: `Debug` hides it and there is no `Display`.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Token([u8; TOKEN_BYTES]);
 
 impl Token {
-    /// Takes random bytes from the caller, who has the randomness.
+    /// Takes random bytes from the caller: this crate has no randomness.
     pub fn from_bytes(bytes: [u8; TOKEN_BYTES]) -> Self {
         Self(bytes)
     }
@@ -24,7 +24,7 @@ impl Token {
     }
 }
 
-/// Constant-time, so that an answer's delay tells nothing of the token.
+/// Constant-time, so that the delay of an answer reveals nothing about the token.
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()

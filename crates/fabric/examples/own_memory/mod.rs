@@ -1,5 +1,5 @@
-//! Shared code of both examples: exports memory of the running process, as an owner exports a template's memory, and
-//! runs a loop that keeps reads of that memory in flight.
+//! Shared code of both examples: exports memory of the running process, as an owner exports a template's memory, and keeps
+//! reads of that memory in flight.
 
 use std::io;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use farfork_sys::pidfd;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-/// Bytes of a page.
+/// Size of a page, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 
-/// How long all reads of a measurement may take.
+/// Most time for all reads of a measurement.
 const READS_LIMIT: Duration = Duration::from_secs(60);
 
-/// Takes in what has arrived; whether and how long it sleeps is the caller's choice.
+/// Collects completions. The caller decides whether and how long it sleeps.
 pub(crate) type Wait = fn(&mut dyn Connection, &mut Vec<Completion>);
 
-/// This process's memory from `address` on, of any length: the example asks within its bounds.
+/// This process's memory from `address` on. It does not check bounds, because the example reads only within them.
 struct OwnMemory {
     memory: TemplateMemory,
     address: u64,
@@ -52,20 +52,20 @@ impl Exporter for OneRegion {
     }
 }
 
-/// Serves `memory` to whoever asks, as the only extent of the seed of [`key`]. It must outlive the exporter.
+/// Serves `memory` to all requesters, as the only extent of the seed of [`key`]. It must outlive the exporter.
 pub(crate) fn export(memory: &[u8]) -> io::Result<Arc<dyn Exporter>> {
     let own = TemplateMemory::new(pidfd::open(std::process::id() as i32)?)?;
     let region = OwnMemory { memory: own, address: memory.as_ptr() as u64, bytes: memory.len() as u64 };
     Ok(Arc::new(OneRegion(Arc::new(region))))
 }
 
-/// The seed, of node `n1`, and its token.
+/// The key of a seed of node `n1`.
 pub(crate) fn key() -> Arc<SeedKey> {
     let seed = SeedId::new(NodeName::new("n1").expect("a name"), 1);
     Arc::new(SeedKey { seed, token: Token::from_bytes([7; 16]) })
 }
 
-/// Reads to make: of so many bytes each, so many at once, so many bytes in all, of memory of so many bytes.
+/// Reads to perform: size and number in flight, total size, and size of the memory.
 pub(crate) struct Course {
     pub(crate) bytes: u64,
     pub(crate) depth: u64,
@@ -73,7 +73,7 @@ pub(crate) struct Course {
     pub(crate) memory_bytes: u64,
 }
 
-/// Makes the reads; gives the time it took.
+/// Performs the reads. Returns the elapsed time.
 pub(crate) fn read(connection: &mut dyn Connection, key: &Arc<SeedKey>, course: &Course, wait: Wait) -> Duration {
     let &Course { bytes, depth, total_bytes, memory_bytes } = course;
     let (mut submitted, mut ended, reads) = (0, 0, total_bytes / bytes);

@@ -2,30 +2,30 @@
 
 use std::time::Duration;
 
-/// How long nothing may come while something is expected. An owner answers in well under a millisecond; a busy
-/// machine may stall it for longer.
+/// How long nothing may arrive while an answer is due. An owner answers in well under a millisecond; a busy machine may
+/// delay it for longer.
 const RESPONSE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
-/// The longest such wait.
+/// Largest response timeout.
 const RESPONSE_TIMEOUT_MAX: Duration = Duration::from_secs(16);
 
-/// The wait after the first failed attempt to connect.
+/// Delay after the first failed attempt to connect.
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(5);
 
-/// The longest wait between attempts: what a link's return may cost a child that waits.
+/// Longest delay between attempts. A waiting child may notice the return of a link as late as this.
 const RETRY_DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// How long an attempt to connect may take: the network's round trip, with one lost packet.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a handshake may take: some round trips, and the peer's arithmetic while it has many others to do.
+/// How long a handshake may take: some round trips, and the peer's computation while it has many others to do.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(4);
 
 // A link that drops packets looks like a slow owner. TCP retransmits into such a link at ever longer intervals and
 // recovers late; a new connection recovers within a round trip. If the owner itself is slow, new connections add
 // to its load. So each reconnection that did not help raises the response timeout, and an answer resets it.
 
-/// The waits of a connection, as its fortunes go.
+/// The current timeouts of a connection.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     response_timeout: Duration,
@@ -39,7 +39,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// How long nothing may come while something is expected.
+    /// How long nothing may arrive while an answer is due.
     pub(crate) fn response_timeout(&self) -> Duration {
         self.response_timeout
     }
@@ -54,17 +54,17 @@ impl Backoff {
         HANDSHAKE_TIMEOUT
     }
 
-    /// The owner answered.
+    /// Resets the timeouts: the owner answered.
     pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// The owner was silent for too long.
+    /// Doubles the response timeout: the owner was silent for too long.
     pub(crate) fn double_response_timeout(&mut self) {
         self.response_timeout = (self.response_timeout * 2).min(RESPONSE_TIMEOUT_MAX);
     }
 
-    /// The connection failed; gives how long to wait before the next attempt.
+    /// The delay before the next attempt to connect, after a failure.
     pub(crate) fn next_retry_delay(&mut self) -> Duration {
         let wait = self.retry_delay;
         self.retry_delay = (self.retry_delay * 2).min(RETRY_DELAY_MAX);

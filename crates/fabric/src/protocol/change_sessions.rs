@@ -1,5 +1,5 @@
-//! The owner's record of the changes that each requester has made, shared by all sockets of the requester's connection.
-//! It ensures that no change is made twice, and none by a socket that its requester has given up.
+//! The owner's record of the changes that each requester has made, shared by all sockets of the requester's connection. It
+//! ensures that no change is made twice, and none by a socket that its requester has abandoned.
 //! [`farfork_wire::frame::change`] defines the rules.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -10,14 +10,14 @@ use farfork_wire::frame::reply::Refusal;
 
 use crate::{LinkError, REQUESTS_MAX};
 
-/// Most requesters that are remembered; the one that connected longest ago is forgotten first. A requester that was
-/// forgotten learns of a change that it sends again that nobody knows whether it was made.
+/// Most requesters in the table. The one that connected longest ago is dropped first. If it sends a change again after that,
+/// it gets [`Refusal::OutcomeForgotten`].
 const SESSIONS_MAX: usize = 4096;
 
-/// Most refusals of a session: a requester has no more requests than these unanswered.
+/// Most refusals in a session: a requester has at most this many unanswered requests.
 const REFUSALS_MAX: usize = REQUESTS_MAX;
 
-/// The sessions of an owner, whichever thread serves them.
+/// The sessions of an owner, shared by all its threads.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeSessionTable {
     index: Mutex<ChangeSessionIndex>,
@@ -26,12 +26,12 @@ pub(crate) struct ChangeSessionTable {
 #[derive(Debug, Default)]
 struct ChangeSessionIndex {
     sessions: BTreeMap<ConnectionId, (u64, Arc<ChangeSession>)>,
-    /// By when they connected last.
+    /// Names in the order of their last attachment.
     by_attach_order: BTreeMap<u64, ConnectionId>,
     attach_counter: u64,
 }
 
-/// What is remembered of one requester.
+/// The record of one requester.
 #[derive(Debug)]
 struct ChangeSession {
     state: Mutex<ChangeSessionState>,
@@ -39,17 +39,17 @@ struct ChangeSession {
 
 #[derive(Debug)]
 struct ChangeSessionState {
-    /// The seat that may ask for changes.
+    /// The attachment that may make changes.
     current_epoch: u64,
-    /// Changes with smaller ids were made or refused; those not in `refused` were made.
+    /// Changes with smaller ids were made or refused. Those that are not in `refused` were made.
     applied_below: u64,
-    /// Of changes with smaller ids it is not known what became of them.
+    /// The outcome of changes with smaller ids is unknown.
     forgotten_below: u64,
-    /// By ascending id.
+    /// Ascending by id.
     refused: VecDeque<(u64, Refusal)>,
 }
 
-/// The place of one socket in its requester's session.
+/// The attachment of one socket to its requester's session.
 #[derive(Debug)]
 pub(crate) struct SessionAttachment {
     session: Arc<ChangeSession>,
@@ -61,10 +61,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ChangeSessionTable {
-    /// A socket takes the place of all earlier ones of its connection. It waits for a change that one of them is making.
+    /// Attaches a socket, which supersedes all earlier ones of its connection. Waits for a change that one of them is
+    /// making.
     pub(crate) fn attach(&self, name: ConnectionId, sent_below: u64) -> SessionAttachment {
         let (session, number) = lock(&self.index).attach(name, sent_below);
-        // Two may enter at once: the later one has the place.
+        // If two attach at the same time, the later one supersedes the other.
         let mut state = lock(&session.state);
         state.current_epoch = state.current_epoch.max(number);
         drop(state);
@@ -94,16 +95,16 @@ impl ChangeSessionIndex {
 }
 
 impl SessionAttachment {
-    /// Makes a change, unless it was made before; gives what became of it, now or then.
+    /// Makes a change, unless it was made before. Returns its outcome, of now or of then.
     ///
     /// # Errors
-    /// [`LinkError::Superseded`]: another socket has this one's place.
+    /// [`LinkError::Superseded`] if another socket has been attached.
     pub(crate) fn apply_once(
         &self,
         id: u64,
         make: impl FnOnce() -> Result<(), Refusal>,
     ) -> Result<Result<(), Refusal>, LinkError> {
-        // Held while the change is made, so that nothing of it happens after the next socket took its place.
+        // The lock is held while the change is made, so that no part of it happens after the next socket is attached.
         let mut state = lock(&self.session.state);
         if state.current_epoch != self.epoch {
             return Err(LinkError::Superseded);
@@ -138,7 +139,7 @@ mod tests {
         ConnectionId::from_bytes(bytes)
     }
 
-    /// Asks for a change that would go this way; gives what came of it, and whether it was made now.
+    /// Applies a change with this outcome. Returns the result, and whether the change was made now.
     fn ask(
         session_attachment: &SessionAttachment,
         id: u64,
@@ -171,7 +172,7 @@ mod tests {
         let sessions = ChangeSessionTable::default();
         let session_attachment = sessions.attach(name(1), 7);
         assert_eq!(ask(&session_attachment, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
-        // The answer is lost, and the requester comes back.
+        // The answer is lost, and the requester reconnects.
         let session_attachment = sessions.attach(name(1), 7);
         assert_eq!(ask(&session_attachment, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
         assert_eq!(ask(&session_attachment, 7, Ok(())), (Ok(()), true));
@@ -191,7 +192,7 @@ mod tests {
         }
         assert_eq!(lock(&sessions.index).sessions.len(), SESSIONS_MAX);
         assert_eq!(lock(&sessions.index).by_attach_order.len(), SESSIONS_MAX);
-        // Who was forgotten while connected goes on; once it connects again, its owner knows nothing of it.
+        // A dropped requester continues while it is connected. Once it reconnects, the owner has no record of it.
         assert_eq!(ask(&session_attachment, 5000, Ok(())), (Ok(()), true));
         assert_eq!(ask(&sessions.attach(name(0), 5001), 5000, Ok(())), (Err(Refusal::OutcomeForgotten), false));
     }

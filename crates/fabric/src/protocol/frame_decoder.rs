@@ -1,8 +1,8 @@
 //! Decodes a stream of bytes into the hello and frames.
 //!
-//! Small frames arrive in the staging buffer, many per system call. A body that arrives in parts gets its own buffer
-//! once its header is known. The rest is received straight into it, so a long reply is not copied. The buffer for a
-//! body from an untrusted peer grows as the bytes arrive, so an announced length alone costs no memory.
+//! Small frames arrive in the staging buffer, many per system call. A body that arrives in parts gets its own buffer once
+//! its header is known. The rest is received straight into it, so a long reply is not copied. The buffer for a body from an
+//! untrusted peer grows as the bytes arrive, so an announced length alone costs no memory.
 
 use std::io::IoSliceMut;
 
@@ -10,31 +10,31 @@ use farfork_wire::frame::{FabricFrameError, FrameKind, HEADER_BYTES, HELLO_BYTES
 
 use crate::buffer::{Buffer, BufferPool};
 
-/// What was received.
+/// A decoded part of the stream.
 #[derive(Debug)]
 pub(crate) enum DecodeEvent {
-    /// The peer's greeting, once, before all else.
+    /// The peer's hello, once, before all frames.
     Hello,
-    /// A frame whose checksums agree.
+    /// A frame whose checksums match.
     Frame(Header, Buffer),
 }
 
-/// What one side of a connection has received and not yet understood.
+/// Decodes the bytes that one side of a connection received.
 #[derive(Debug)]
 pub(crate) struct FrameDecoder {
     staging: Box<[u8]>,
-    /// The bytes of the staging area that wait to be understood.
+    /// The bytes in the staging buffer that were not decoded yet.
     unparsed: std::ops::Range<usize>,
     has_greeted: bool,
-    /// The body that is arriving. While it is incomplete, nothing waits in the staging area.
+    /// The body that is being received. While it is incomplete, the staging buffer has no undecoded bytes.
     body: Option<PartialBody>,
-    /// Whether the stream itself proves each byte: DATA has no checksums then.
+    /// Whether the stream itself protects each byte: DATA then has no body checksum.
     is_integrity_protected: bool,
-    /// So much memory is given for what a header announces; more only for what has come.
+    /// Size of the buffer that an announced body gets at once. More is allocated only as bytes arrive.
     body_prealloc_bytes: usize,
 }
 
-/// How much larger a buffer becomes that was filled.
+/// Factor by which a full buffer grows.
 const BUFFER_GROWTH_FACTOR: usize = 4;
 
 #[derive(Debug)]
@@ -42,22 +42,22 @@ struct PartialBody {
     header: Header,
     buffer: Buffer,
     filled_bytes: usize,
-    /// Of what is there; `None` where it has no checksum.
+    /// Checksum of the received part; `None` if the body has no checksum.
     crc: Option<u32>,
 }
 
 impl PartialBody {
-    /// How much of it has not come.
+    /// Number of bytes that have not arrived.
     fn missing_bytes(&self) -> usize {
         self.header.body_bytes as usize - self.filled_bytes
     }
 
-    /// How much fits into the buffer now.
+    /// Free space in the buffer, in bytes.
     fn free_bytes(&self) -> usize {
         self.buffer.len() - self.filled_bytes
     }
 
-    /// Makes room where there is none.
+    /// Enlarges a full buffer.
     fn grow(&mut self, pool: &mut BufferPool) {
         if self.free_bytes() == 0 && self.missing_bytes() > 0 {
             let bytes = (self.buffer.len() * BUFFER_GROWTH_FACTOR).min(self.header.body_bytes as usize);
@@ -67,7 +67,7 @@ impl PartialBody {
         }
     }
 
-    /// Counts `count` bytes that were put behind the filled part; sums them up while they are in the cache.
+    /// Adds `count` bytes after the filled part, and updates the checksum while they are in the cache.
     fn advance(&mut self, count: usize) {
         if let Some(crc) = &mut self.crc {
             *crc = crc32c::crc32c_append(*crc, &self.buffer[self.filled_bytes..self.filled_bytes + count]);
@@ -77,7 +77,7 @@ impl PartialBody {
 }
 
 impl FrameDecoder {
-    /// With a staging area of this size, from a peer that is believed bodies of `believed_bytes`.
+    /// A decoder with a staging buffer of this size. An announced body gets at most `believed_bytes` at once.
     pub(crate) fn new(staging_bytes: usize, believed_bytes: usize) -> Self {
         assert!(staging_bytes >= HEADER_BYTES + HELLO_BYTES);
         let staging = vec![0; staging_bytes].into_boxed_slice();
@@ -92,23 +92,23 @@ impl FrameDecoder {
         }
     }
 
-    /// The stream itself proves each byte that comes from now on.
+    /// From now on, the stream itself protects each byte.
     pub(crate) fn set_integrity_protected(&mut self) {
         self.is_integrity_protected = true;
     }
 
-    /// Whether the peer has said who it is.
+    /// Whether the peer has sent its hello.
     pub(crate) fn has_greeted(&self) -> bool {
         self.has_greeted
     }
 
-    /// Whether a frame has come in part.
+    /// Whether a frame was received in part.
     pub(crate) fn has_partial_frame(&self) -> bool {
         self.body.is_some() || !self.unparsed.is_empty()
     }
 
-    /// Where to put what is received next: all of the first, then the second. Call it only when [`FrameDecoder::next_event`]
-    /// has nothing more to give.
+    /// The buffers for the next bytes: first all of the first one, then the second. Call it only when
+    /// [`FrameDecoder::next_event`] returns no more.
     pub(crate) fn receive_buffers(&mut self) -> [IoSliceMut<'_>; 2] {
         self.staging.copy_within(self.unparsed.clone(), 0);
         self.unparsed = 0..self.unparsed.len();
@@ -119,7 +119,7 @@ impl FrameDecoder {
         [IoSliceMut::new(rest), IoSliceMut::new(&mut self.staging[self.unparsed.end..])]
     }
 
-    /// Takes note that `count` bytes were put into the [`FrameDecoder::receive_buffers`].
+    /// Records that `count` bytes were written to the [`FrameDecoder::receive_buffers`].
     pub(crate) fn mark_received(&mut self, count: usize) {
         let into_body = self.body.as_ref().map_or(0, |body| count.min(body.free_bytes()));
         if let Some(body) = &mut self.body {
@@ -129,10 +129,10 @@ impl FrameDecoder {
         assert!(self.unparsed.end <= self.staging.len(), "more was received than there was space for");
     }
 
-    /// The next thing that is complete.
+    /// The next complete event.
     ///
     /// # Errors
-    /// What is wrong with the stream; nothing after it can be trusted.
+    /// The first error in the stream. Nothing after it can be trusted.
     pub(crate) fn next_event(&mut self, pool: &mut BufferPool) -> Result<Option<DecodeEvent>, FabricFrameError> {
         if !self.has_greeted {
             return self.decode_hello();
@@ -160,7 +160,7 @@ impl FrameDecoder {
         Ok(Some(DecodeEvent::Hello))
     }
 
-    /// Moves what waits of the body into its buffer; gives the frame once it is whole.
+    /// Moves undecoded bytes of the body to its buffer. Returns the frame once it is complete.
     fn fill_body(&mut self, pool: &mut BufferPool) -> Result<Option<DecodeEvent>, FabricFrameError> {
         let Some(body) = &mut self.body else { return Ok(None) };
         loop {
@@ -200,7 +200,7 @@ mod tests {
         stream
     }
 
-    /// Feeds a stream in pieces; gives the lengths of the frames' data, in order.
+    /// Feeds a stream in pieces. Returns the lengths of the frames' data, in order.
     fn feed(
         stream: &[u8],
         pieces: &[usize],
@@ -267,7 +267,7 @@ mod tests {
             let mut stream = stream(&lengths);
             let at = at.index(stream.len());
             stream[at] ^= 1 << bit;
-            // The assertions of `feed` hold for what comes before the damage; a length that grew never passes.
+            // `feed` checks the frames before the damage. A length that grew is always an error.
             prop_assert!(feed(&stream, &pieces, 1000, 100).is_err());
         }
     }

@@ -6,8 +6,8 @@ use farfork_wire::frame::request::HANDLES_MAX;
 
 use crate::SeedKey;
 
-/// Which handle stands for which seed. When all are taken, the one that was not used for longest gets a new meaning:
-/// the owner reads requests in order, so that those before the change still mean the old seed.
+/// The seed of each handle. When all handles are in use, the one that was unused longest gets a new seed. The owner
+/// processes requests in order, so earlier requests still refer to the old seed.
 #[derive(Debug, Default)]
 pub(crate) struct HandleTable {
     entries: Vec<HandleEntry>,
@@ -21,7 +21,7 @@ struct HandleEntry {
 }
 
 impl HandleTable {
-    /// The handle of a seed, and whether the owner must be told of it first.
+    /// The handle of a seed, and whether the owner needs an OPEN for it first.
     pub(crate) fn handle_for(&mut self, key: &Arc<SeedKey>) -> (u32, bool) {
         self.use_counter += 1;
         let last_use = self.use_counter;
@@ -41,7 +41,7 @@ impl HandleTable {
         (oldest as u32, true)
     }
 
-    /// Forgets all: the next connection begins with none.
+    /// Removes all handles: the next connection starts with none.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();
     }

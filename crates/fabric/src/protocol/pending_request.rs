@@ -1,4 +1,4 @@
-//! A request to an owner from its submission until it ends, and the outcomes that it can have.
+//! A request to an owner, from its submission until it ends, and its possible outcomes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,35 +8,35 @@ use farfork_wire::frame::request::ReadMode;
 
 use crate::{MessageRequest, ReadRequest, Reply, SeedKey, WriteRequest};
 
-/// What is asked of an owner.
+/// A request to an owner.
 #[derive(Debug)]
 pub(crate) enum PendingRequest {
-    /// Bytes.
+    /// To read bytes.
     Read(ReadRequest),
-    /// To put bytes into memory.
+    /// To write bytes.
     Write(WriteRequest),
-    /// To take a message.
+    /// To deliver a message.
     Message(MessageRequest),
-    /// Where this host can read for itself.
+    /// To grant direct reads on this host.
     Grants {
-        /// Of this seed.
+        /// The seed.
         key: Arc<SeedKey>,
-        /// When it is no longer of interest.
+        /// When the answer is no longer needed.
         deadline: Instant,
     },
 }
 
-/// What the owner answered.
+/// The owner's answer.
 #[derive(Debug)]
 pub(crate) enum RequestOutcome {
-    /// To all but grants.
+    /// To every request except for grants.
     Completed(Reply),
     Refused(Refusal),
     Granted(Vec<Grant>),
 }
 
 impl PendingRequest {
-    /// The seed that it is about, if it is about one.
+    /// The seed of the request; `None` for a message.
     pub(crate) fn seed_key(&self) -> Option<&Arc<SeedKey>> {
         match self {
             Self::Read(ReadRequest { key, .. }) | Self::Write(WriteRequest { key, .. }) | Self::Grants { key, .. } => {
@@ -55,7 +55,7 @@ impl PendingRequest {
         matches!(self, Self::Write(_) | Self::Message(_))
     }
 
-    /// Bytes that it carries to the owner.
+    /// Number of bytes that it carries to the owner.
     pub(crate) fn payload_bytes(&self) -> usize {
         match self {
             Self::Write(request) => request.data.len(),
@@ -73,7 +73,7 @@ impl PendingRequest {
         }
     }
 
-    /// What the caller knows it by; `None` where it was not a caller who asked.
+    /// The caller's name for it; `None` if it was not a caller's request.
     pub(crate) fn tag(&self) -> Option<u64> {
         match self {
             Self::Read(ReadRequest { tag, .. })
@@ -83,7 +83,7 @@ impl PendingRequest {
         }
     }
 
-    /// Whether a reply is of the kind and length that it calls for.
+    /// Whether a reply has the right kind and length for this request.
     pub(crate) fn is_answered_by(&self, reply: &reply::Reply<'_>) -> bool {
         match (self, reply) {
             (_, reply::Reply::Refused(_))

@@ -5,16 +5,16 @@ use std::fmt;
 use farfork_wire::SeedId;
 use farfork_wire::frame::reply::Refusal;
 
-/// What was refused, and why.
+/// A refused request, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RefusedRequest {
-    /// The seed or region that it was about; nothing for a message.
+    /// The seed or region of the request; `None` for a message.
     seed: Option<SeedId>,
     refusal: Refusal,
 }
 
 impl RefusedRequest {
-    /// Nothing where the request may be made again and is then granted: a full inbox is no misbehaviour.
+    /// `None` if the request may succeed later: a full message queue is not the requester's fault.
     pub(super) fn from_refusal(seed: Option<SeedId>, refusal: Refusal) -> Option<Self> {
         (refusal != Refusal::MessageQueueFull).then_some(Self { seed, refusal })
     }

@@ -1,5 +1,5 @@
-//! The requester's side of a connection: which requests wait, which were sent, and what their answers mean. It outlives
-//! the sockets: requests that were sent into a broken socket are sent again through the next one.
+//! The requester's side of a connection: which requests are queued, which were sent, and what their answers mean. It
+//! outlives the sockets: requests that were sent to a broken socket are sent again on the next one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -14,42 +14,42 @@ use super::pending_request::{PendingRequest, RequestOutcome};
 use crate::Reply;
 use crate::buffer::Buffer;
 
-/// A request without an answer.
+/// An unanswered request.
 #[derive(Debug)]
 struct UnansweredRequest {
     pending: PendingRequest,
-    /// When it was sent for the first time, if it was.
+    /// When it was first sent; `None` if it was not sent yet.
     first_sent: Option<Instant>,
 }
 
-/// What is asked of one owner and not answered.
+/// The unanswered requests to one owner.
 #[derive(Debug)]
 pub(crate) struct Requester {
-    /// What the owner knows the connection by, whatever sockets come and go.
+    /// The name by which the owner knows the connection. It is the same on all sockets.
     connection_id: ConnectionId,
-    /// By request id; ids ascend in the order of asking.
+    /// Requests by id. Ids ascend in the order of submission.
     unanswered: BTreeMap<u64, UnansweredRequest>,
-    /// How many of them ask for grants.
+    /// How many of them request grants.
     unanswered_grants: usize,
-    /// Bytes that they carry.
+    /// Number of bytes that they carry.
     unanswered_bytes: usize,
     deadlines: BTreeSet<(Instant, u64)>,
     next_id: u64,
-    /// What has this id or a greater one was not sent on this connection.
+    /// Requests from this id on were not sent on this connection.
     next_to_send: u64,
-    /// What has this id or a greater one was not sent on earlier connections.
+    /// Requests from this id on were not sent on earlier connections.
     sent_below: u64,
-    /// Whether this connection's owner was told the name.
+    /// Whether the connection's name was sent on this connection.
     is_introduced: bool,
     handles: HandleTable,
-    /// Replies that this connection still has to bring, also those that nobody waits for any more.
+    /// Replies that are still due on this connection, including those to requests that have ended.
     expected_replies: usize,
-    /// Since when nothing has come though something is owed.
+    /// Since when nothing has arrived although a reply is due.
     silent_since: Option<Instant>,
 }
 
 impl Requester {
-    /// With nothing to ask.
+    /// A requester without requests.
     pub(crate) fn new(name: ConnectionId) -> Self {
         Self {
             connection_id: name,
@@ -67,7 +67,7 @@ impl Requester {
         }
     }
 
-    /// Takes something to ask.
+    /// Adds a request.
     pub(crate) fn enqueue(&mut self, pending: PendingRequest) {
         self.unanswered_grants += usize::from(pending.is_grants_request());
         self.unanswered_bytes += pending.payload_bytes();
@@ -76,22 +76,22 @@ impl Requester {
         self.next_id += 1;
     }
 
-    /// Whether anything is unanswered.
+    /// Whether any request is unanswered.
     pub(crate) fn has_unanswered(&self) -> bool {
         !self.unanswered.is_empty()
     }
 
-    /// How many requests of the caller's are unanswered.
+    /// Number of unanswered requests of the caller.
     pub(crate) fn unanswered_count(&self) -> usize {
         self.unanswered.len() - self.unanswered_grants
     }
 
-    /// How many bytes those carry.
+    /// Number of bytes that unanswered requests carry.
     pub(crate) fn unanswered_bytes(&self) -> usize {
         self.unanswered_bytes
     }
 
-    /// Appends the frames of the next request that this connection has not seen; `false` when there is none.
+    /// Appends the frames of the next request that was not sent on this connection. Returns `false` if there is none.
     pub(crate) fn encode_next(&mut self, now: Instant, out: &mut Vec<u8>) -> bool {
         let Some((&id, unanswered)) = self.unanswered.range_mut(self.next_to_send..).next() else {
             return false;
@@ -122,21 +122,21 @@ impl Requester {
         true
     }
 
-    /// Takes note that something came.
+    /// Records that bytes were received.
     pub(crate) fn mark_received(&mut self, now: Instant) {
         self.silent_since = (self.expected_replies > 0).then_some(now);
     }
 
-    /// Since when nothing has come though something is owed.
+    /// Since when nothing has arrived although a reply is due.
     pub(crate) fn silent_since(&self) -> Option<Instant> {
         self.silent_since
     }
 
-    /// Takes a frame from the owner; gives what it answers, unless nobody waits for that any more. A buffer that is
-    /// not part of the outcome stays in `body`.
+    /// Handles a frame from the owner. Returns the request that it answers, and the outcome; `None` if that request has
+    /// ended already. A buffer that is not part of the outcome stays in `body`.
     ///
     /// # Errors
-    /// Where the frame is none that an owner would send here; the connection must end.
+    /// When an owner must not send this frame now. The connection must end.
     pub(crate) fn handle_frame(
         &mut self,
         header: &Header,
@@ -170,7 +170,7 @@ impl Requester {
         Ok(Some((pending, outcome)))
     }
 
-    /// Something whose deadline has passed, while there is any, and when it was first sent, if it was.
+    /// Removes a request whose deadline has passed. Returns it with the time when it was first sent, if it was.
     pub(crate) fn take_expired(&mut self, now: Instant) -> Option<(PendingRequest, Option<Instant>)> {
         let &(deadline, id) = self.deadlines.first()?;
         if deadline > now {
@@ -188,7 +188,7 @@ impl Requester {
         Some(removed)
     }
 
-    /// Everything unanswered, which is forgotten, each with the time when it was first sent, if it was. Later answers are
+    /// Removes all unanswered requests, each with the time when it was first sent, if it was. Later answers to them are
     /// ignored.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = (PendingRequest, Option<Instant>)> + use<> {
         self.deadlines.clear();
@@ -198,12 +198,12 @@ impl Requester {
         unanswered.map(|UnansweredRequest { pending, first_sent }| (pending, first_sent))
     }
 
-    /// The next deadline.
+    /// The earliest deadline.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// The connection is gone: all is to be sent again on the next.
+    /// The connection was lost: all requests must be sent again on the next one.
     pub(crate) fn handle_disconnect(&mut self) {
         self.handles.clear();
         self.is_introduced = false;
@@ -214,7 +214,7 @@ impl Requester {
     }
 }
 
-/// Whether a frame brings a file descriptor along.
+/// Whether a file descriptor is passed with a frame.
 pub(crate) fn carries_fd(header: &Header) -> bool {
     header.kind == FrameKind::Granted && header.body_bytes > 0
 }

@@ -18,43 +18,43 @@ use super::{ChangeSessionTable, RefusedRequest, SendQueue, SessionAttachment};
 use crate::buffer::BufferPool;
 use crate::{Exporter, LinkError, LocalTemplate, Region, SeedKey};
 
-/// What all connections of an owner share.
+/// The state that all connections of an owner share.
 #[derive(Clone)]
 pub(crate) struct OwnerContext {
-    /// What there is to read, to write and to tell.
+    /// The memory and the message receiver.
     pub(crate) exporter: Arc<dyn Exporter>,
-    /// What is remembered of requesters' changes.
+    /// The record of the requesters' changes.
     pub(crate) change_sessions: Arc<ChangeSessionTable>,
 }
 
 impl OwnerContext {
-    /// For an owner that has just begun.
+    /// The context of an owner that has just started.
     pub(crate) fn new(exporter: &Arc<dyn Exporter>) -> Self {
         Self { exporter: Arc::clone(exporter), change_sessions: Arc::default() }
     }
 }
 
-/// What the owner knows of one connection.
+/// The owner's state of one connection.
 #[derive(Debug)]
 pub(crate) struct Responder {
-    /// What the requester's handles stand for.
+    /// The seeds of the requester's handles.
     handles: Vec<Option<SeedKey>>,
-    /// The requester's place among its connections, once it has introduced itself.
+    /// The attachment to the requester's session, once it has sent INTRODUCE.
     attachment: Option<SessionAttachment>,
-    /// Who it is, for messages.
+    /// The requester's name, for messages and the log.
     peer_name: String,
-    /// Whether the requester is on this host, so that it may read for itself.
+    /// Whether the requester is on this host, and so may get grants.
     same_host: bool,
-    /// Whether the stream itself proves each byte: data needs no checksums then.
+    /// Whether the stream itself protects each byte: data then needs no checksum.
     is_integrity_protected: bool,
-    /// What it was refused last, until somebody asks.
+    /// The last refusal since [`Responder::take_last_refusal`].
     last_refusal: Option<RefusedRequest>,
-    /// Where small replies are put together.
+    /// The buffer in which small replies are encoded.
     scratch: Vec<u8>,
 }
 
 impl Responder {
-    /// Begins a connection with the greeting.
+    /// Starts a connection by queueing the hello.
     pub(crate) fn new(from: String, same_host: bool, out: &mut SendQueue, pool: &mut BufferPool) -> Self {
         out.append(&encode_hello(), pool);
         Self {
@@ -68,17 +68,17 @@ impl Responder {
         }
     }
 
-    /// Who the requester is, as the log names it.
+    /// The requester's name, as in the log.
     pub(crate) fn peer_name(&self) -> &str {
         &self.peer_name
     }
 
-    /// The requester has proved who it is.
+    /// Sets the name: the requester has proved its identity.
     pub(crate) fn set_peer_name(&mut self, from: String) {
         self.peer_name = from;
     }
 
-    /// The stream itself proves each byte.
+    /// From now on, the stream itself protects each byte.
     pub(crate) fn set_integrity_protected(&mut self) {
         self.is_integrity_protected = true;
     }
@@ -86,7 +86,7 @@ impl Responder {
     /// Serves one request.
     ///
     /// # Errors
-    /// Where the requester violates the protocol, or has connected anew; the connection must end.
+    /// When the requester violates the protocol, or has reconnected. The connection must end.
     pub(crate) fn serve_request(
         &mut self,
         header: &Header,
@@ -124,7 +124,7 @@ impl Responder {
         Ok(())
     }
 
-    /// What was refused since this was asked last: of several, the last one.
+    /// Removes and returns the last refusal.
     pub(crate) fn take_last_refusal(&mut self) -> Option<RefusedRequest> {
         self.last_refusal.take()
     }
@@ -141,7 +141,7 @@ impl Responder {
         let stranger =
             FabricFrameError::InvalidBody { kind: header.kind, what: "its requester has not introduced itself" };
         if header.id == u64::MAX {
-            // None is left that would be beyond it: whether it was made could not be told.
+            // There is no greater id, so the session could not record that this change was made.
             return Err(
                 FabricFrameError::InvalidBody { kind: header.kind, what: "its id is beyond all requests" }.into()
             );
@@ -232,7 +232,7 @@ impl Responder {
     }
 }
 
-/// Appends the reply to a read, or nothing where it is refused.
+/// Appends the reply to a read; appends nothing if the read is refused.
 fn append_read_reply(
     exporter: &dyn Exporter,
     key: &SeedKey,
@@ -253,7 +253,7 @@ fn append_read_reply(
     let frame = out.reserve(data_frame_bytes(data_bytes), pool);
     let mut rest = &mut frame[HEADER_BYTES..HEADER_BYTES + data_bytes];
     for span in spans {
-        // Only a read of one span is clipped: its length is all that is left.
+        // Only a read of one span is clipped. Its length is the length of the reply.
         let (into, behind) = rest.split_at_mut(rest.len().min(span.bytes as usize));
         if !into.is_empty() {
             region.read(span.extent, span.offset, into).map_err(|error| refusal_from_error(&error))?;
@@ -267,8 +267,8 @@ fn append_read_reply(
     Ok(())
 }
 
-/// Makes a write; nothing is written where a span is out of bounds. Where the memory fails midway, what was written
-/// before stays.
+/// Makes a write. If a span is out of bounds, nothing is written. If the memory fails midway, the bytes before that stay
+/// written.
 fn apply_write(exporter: &dyn Exporter, key: &SeedKey, spans: &[Span], data: &[u8]) -> Result<(), Refusal> {
     let region = exporter.open_region(&key.seed, &key.token)?;
     for span in spans {
@@ -288,7 +288,7 @@ fn apply_write(exporter: &dyn Exporter, key: &SeedKey, spans: &[Span], data: &[u
     Ok(())
 }
 
-/// How many bytes of a span there are, and the length of its extent.
+/// The number of existing bytes in a span, and the length of its extent.
 fn clip_span(region: &dyn Region, mode: ReadMode, span: &Span) -> Result<(usize, u64), Refusal> {
     let extent_bytes = region.extent_bytes(span.extent).ok_or(Refusal::OutOfBounds)?;
     let left = extent_bytes.saturating_sub(span.offset);
@@ -299,13 +299,13 @@ fn clip_span(region: &dyn Region, mode: ReadMode, span: &Span) -> Result<(usize,
     }
 }
 
-/// A template that has ended takes its seed with it; any other failure is the memory's own.
+/// The refusal for a failed read. If the template has ended, the seed no longer exists. Any other failure is permanent.
 fn refusal_from_error(error: &io::Error) -> Refusal {
     let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
     if errno == Errno::SRCH { Refusal::UnknownSeed } else { Refusal::Unreadable { errno: errno.raw_os_error() } }
 }
 
-/// What a requester on this host may read for itself: nothing where it is on another.
+/// The grants for a requester on this host. There are none for a requester on another host.
 fn collect_grants(
     exporter: &dyn Exporter,
     key: &SeedKey,

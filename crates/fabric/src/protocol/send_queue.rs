@@ -1,5 +1,5 @@
-//! Encodes frames into a stream of bytes. The queue holds few large chunks, so that one system call sends everything
-//! that is ready.
+//! Encodes frames into a stream of bytes. The queue has few large chunks, so that one system call sends everything that is
+//! ready.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -7,13 +7,13 @@ use std::os::fd::OwnedFd;
 
 use crate::buffer::{Buffer, BufferPool};
 
-/// Most chunks of one system call.
+/// Most chunks in one system call.
 const SLICES_MAX: usize = 16;
 
 /// Size of a chunk that collects small frames, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// What waits to be sent.
+/// Bytes to send.
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
     chunks: VecDeque<Chunk>,
@@ -25,17 +25,17 @@ struct Chunk {
     buffer: Buffer,
     filled_bytes: usize,
     sent_bytes: usize,
-    /// Goes with the first byte.
+    /// A descriptor that is sent with the first byte.
     fd: Option<OwnedFd>,
 }
 
 impl SendQueue {
-    /// How many bytes wait.
+    /// Number of bytes to send.
     pub(crate) fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
 
-    /// Room for `bytes` behind what waits, of arbitrary contents; [`SendQueue::commit`] makes it wait too.
+    /// Reserves space for `bytes` at the end, with arbitrary contents. [`SendQueue::commit`] queues them.
     pub(crate) fn reserve(&mut self, bytes: usize, pool: &mut BufferPool) -> &mut [u8] {
         let fits = self.chunks.back().is_some_and(|chunk| chunk.buffer.len() - chunk.filled_bytes >= bytes);
         if !fits {
@@ -46,7 +46,7 @@ impl SendQueue {
         &mut chunk.buffer[chunk.filled_bytes..chunk.filled_bytes + bytes]
     }
 
-    /// Takes the first `bytes` of what was reserved last.
+    /// Queues the first `bytes` of the last reservation.
     pub(crate) fn commit(&mut self, bytes: usize) {
         let chunk = self.chunks.back_mut().expect("something was reserved");
         chunk.filled_bytes += bytes;
@@ -59,7 +59,7 @@ impl SendQueue {
         self.commit(bytes.len());
     }
 
-    /// Appends bytes of which the first brings a file descriptor along.
+    /// Appends bytes, with a file descriptor that is sent with the first of them.
     pub(crate) fn append_with_fd(&mut self, bytes: &[u8], descriptor: OwnedFd, pool: &mut BufferPool) {
         let mut buffer = pool.take(bytes.len());
         buffer.copy_from_slice(bytes);
@@ -67,7 +67,7 @@ impl SendQueue {
         self.queued_bytes += bytes.len();
     }
 
-    /// What one system call can send: slices, how many of them, and the descriptor to go with them.
+    /// What one system call can send: slices, their number, and the descriptor to send with them.
     pub(crate) fn slices(&self) -> ([IoSlice<'_>; SLICES_MAX], usize, Option<&OwnedFd>) {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let mut count = 0;
@@ -82,7 +82,7 @@ impl SendQueue {
         (slices, count, descriptor)
     }
 
-    /// Takes note that the first `count` bytes were sent, and the descriptor that belongs to the first of them.
+    /// Records that the first `count` bytes were sent, with the descriptor of the first one.
     pub(crate) fn mark_sent(&mut self, mut count: usize, pool: &mut BufferPool) {
         self.queued_bytes -= count;
         while let Some(chunk) = self.chunks.front_mut() {

@@ -1,5 +1,5 @@
-//! Tests of requester and responder as a pair, without sockets and on a virtual clock. Whatever the path does to the
-//! bytes, each read ends once, with the right bytes.
+//! Tests of requester and responder as a pair, without sockets and on a virtual clock. Whatever the path does to the bytes,
+//! each read ends once, with the right bytes.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,7 +18,7 @@ use crate::{Exporter, ReadMode, ReadRequest, Refusal, Region, SeedKey, Span};
 
 const EXTENT_BYTES: u64 = 10_000;
 
-/// A seed whose byte at offset N depends on N and the seed's number. Even numbers exist.
+/// A seed whose byte at offset N depends on N and the seed's number. Only even numbers exist.
 struct NumberedPattern(u64);
 
 impl Region for NumberedPattern {
@@ -45,7 +45,7 @@ fn requester() -> Requester {
     Requester::new(ConnectionId::from_bytes([3; 16]))
 }
 
-/// One connection: the owner's end, and what is under way in both directions.
+/// One connection: the owner's end, and the bytes in flight in both directions.
 struct ConnectionPair {
     shared: OwnerContext,
     owner: Responder,
@@ -73,7 +73,7 @@ impl ConnectionPair {
         }
     }
 
-    /// Moves some bytes to the owner, and what it answers onto the way back.
+    /// Moves some bytes to the owner, and queues its answers for the way back.
     fn advance_owner(&mut self, bytes: usize) {
         let mut rest = &self.to_owner[..bytes.min(self.to_owner.len())];
         let moved = rest.len();
@@ -95,7 +95,7 @@ impl ConnectionPair {
         }
     }
 
-    /// Moves some bytes to the requester; gives what they answer.
+    /// Moves some bytes to the requester. Returns the requests that they answer.
     fn advance_requester(&mut self, bytes: usize, requester: &mut Requester) -> Vec<(PendingRequest, RequestOutcome)> {
         let mut rest = &self.to_requester[..bytes.min(self.to_requester.len())];
         let (moved, mut answers) = (rest.len(), Vec::new());
@@ -112,7 +112,7 @@ impl ConnectionPair {
     }
 }
 
-/// Puts what fits into an inbound's spaces; gives how much that was.
+/// Writes as many bytes to a decoder's buffers as fit. Returns their number.
 fn feed(decoder: &mut FrameDecoder, bytes: &[u8]) -> usize {
     let mut count = 0;
     for space in &mut decoder.receive_buffers() {
@@ -149,7 +149,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..150)
 }
 
-/// The reads of a run: what is still to end, and how often each ended.
+/// The reads of a run: those that have not ended, and how often each ended.
 struct ReadTracker {
     requester: Requester,
     path: ConnectionPair,
@@ -199,7 +199,7 @@ impl ReadTracker {
         self.asked += 1;
     }
 
-    /// Checks how a read ended; `None`: its time was up.
+    /// Checks the end of a read; `None` means that its deadline passed.
     fn check_ended(&mut self, pending: &PendingRequest, outcome: Option<&RequestOutcome>) {
         let PendingRequest::Read(request) = pending else { panic!("only reads were asked") };
         *self.ended.entry(request.tag).or_default() += 1;
@@ -229,7 +229,7 @@ proptest! {
         for step in &steps {
             run.step(step);
         }
-        // The path heals: what is left is answered, and nothing is owed.
+        // The path is repaired: the remaining reads are answered, and no reply is due.
         for step in [Step::Send, Step::AdvanceOwner(usize::MAX), Step::AdvanceRequester(usize::MAX)] {
             run.step(&step);
         }

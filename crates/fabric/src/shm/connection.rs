@@ -17,13 +17,13 @@ use crate::stream::{EpollEventSource, Link, LinkConfig};
 use crate::tcp::random_connection_id;
 use crate::{Address, Buffer, Completion, MessageRequest, REQUESTS_MAX, ReadRequest, Reply, SubmitError, WriteRequest};
 
-/// Most bytes that one poll reads from templates, so that it does not hold up the caller's other work.
+/// Most bytes that one poll reads from templates, so that it does not delay the caller's other work.
 const POLL_BYTES_MAX: usize = 2 << 20;
 
-/// Begins to connect to an owner on the same host.
+/// Starts to connect to an owner on the same host.
 ///
 /// # Errors
-/// Where this process cannot have another file descriptor.
+/// When the process cannot create another file descriptor.
 pub fn connect(path: &Path) -> io::Result<Box<dyn crate::Connection>> {
     let (address, dialer) = (Address::Shm(path.to_owned()), Box::new(ShmDialer::new(path.to_owned())));
     let parts = LinkConfig {
@@ -44,21 +44,21 @@ pub fn connect(path: &Path) -> io::Result<Box<dyn crate::Connection>> {
 struct ShmConnection {
     link: Link,
     grants: GrantCache,
-    /// Reads that need no owner, each with its template.
+    /// Reads that do not need the owner, each with its template.
     direct_reads: VecDeque<(ReadRequest, Arc<GrantedTemplate>)>,
-    /// When polled last. Direct reads that wait are due then: at once.
+    /// Time of the last poll. It is the timeout while direct reads are queued, so that they are due at once.
     polled_at: Instant,
 }
 
 impl ShmConnection {
-    /// The template from which all of a read can be had.
+    /// The template that has all bytes of a read.
     fn find_template(&mut self, request: &ReadRequest) -> Option<Arc<GrantedTemplate>> {
         let Some(SeedAccess::Local(template)) = self.grants.get(&request.key) else { return None };
         let granted = request.mode == ReadMode::Exact && request.spans.iter().all(|s| template.locate(s).is_some());
         granted.then(|| Arc::clone(template))
     }
 
-    /// Asks the owner, and for grants with the first read of a seed.
+    /// Sends a read to the owner, with a request for grants if it is the first read of a seed.
     fn submit_to_owner(&mut self, request: ReadRequest) {
         let (key, deadline) = (Arc::clone(&request.key), request.deadline);
         self.link.enqueue(PendingRequest::Read(request));
@@ -96,7 +96,7 @@ impl ShmConnection {
         }
     }
 
-    /// What cannot be read is the owner's to judge: it may have the seed's memory elsewhere when the template has ended.
+    /// Lets the owner serve a read that failed: it may have the memory elsewhere after the template has ended.
     fn fall_back_to_owner(&mut self, request: ReadRequest, error: &io::Error) {
         if Errno::from_io_error(error) == Some(Errno::SRCH) {
             self.grants.remove(&request.key);
@@ -105,7 +105,7 @@ impl ShmConnection {
     }
 }
 
-/// Reads all spans; gives the length of the first one's extent.
+/// Reads all spans. Returns the length of the first span's extent.
 fn read_spans(template: &GrantedTemplate, request: &ReadRequest, data: &mut [u8]) -> io::Result<u64> {
     let mut rest = data;
     let mut first_extent_bytes = None;

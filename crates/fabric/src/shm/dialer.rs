@@ -16,7 +16,7 @@ pub struct ShmDialer {
 }
 
 impl ShmDialer {
-    /// To the socket of this path.
+    /// Connects to the socket with this path.
     pub fn new(to: PathBuf) -> Self {
         Self { path: to }
     }

@@ -9,21 +9,21 @@ use farfork_wire::frame::reply::Grant;
 
 use crate::{SeedKey, Span, TemplateMemory};
 
-/// Most seeds whose grants are kept; each has two file descriptors. The one that was not used for longest goes first.
+/// Most seeds in the cache. Each has two file descriptors. The seed that was unused longest is dropped first.
 const CACHED_SEEDS_MAX: usize = 64;
 
-/// What is known of a seed.
+/// How a seed can be read.
 #[derive(Debug)]
 pub(crate) enum SeedAccess {
-    /// The owner was asked.
+    /// Not known yet: grants were requested.
     Requested,
-    /// All is read through the owner.
+    /// Only through the owner.
     OwnerOnly,
-    /// This host can read for itself.
+    /// Directly, on this host.
     Local(Arc<GrantedTemplate>),
 }
 
-/// A template that may be read.
+/// A template that may be read directly.
 #[derive(Debug)]
 pub(crate) struct GrantedTemplate {
     pub(crate) memory: TemplateMemory,
@@ -31,8 +31,8 @@ pub(crate) struct GrantedTemplate {
 }
 
 impl GrantedTemplate {
-    /// Where a span begins in the template, and how long its extent is; `None` where it was not granted or reaches
-    /// beyond its extent.
+    /// The address of a span in the template, and the length of its extent. `None` if the extent was not granted, or if the
+    /// span reaches beyond it.
     pub(crate) fn locate(&self, span: &Span) -> Option<(u64, u64)> {
         let grant = self.extents.get(&span.extent)?;
         let end = span.offset.checked_add(u64::from(span.bytes))?;
@@ -44,12 +44,12 @@ impl GrantedTemplate {
 /// The grants of one owner.
 #[derive(Debug, Default)]
 pub(crate) struct GrantCache {
-    /// The one that was used last stands last.
+    /// The most recently used seed is last.
     seeds: Vec<(Arc<SeedKey>, SeedAccess)>,
 }
 
 impl GrantCache {
-    /// What is known of a seed; `None` when the owner was never asked.
+    /// How a seed can be read; `None` if no grants were requested.
     pub(crate) fn get(&mut self, key: &Arc<SeedKey>) -> Option<&SeedAccess> {
         let at = self.position(key)?;
         let seed = self.seeds.remove(at);
@@ -57,12 +57,12 @@ impl GrantCache {
         self.seeds.last().map(|(_, access)| access)
     }
 
-    /// The owner was asked.
+    /// Records that grants were requested.
     pub(crate) fn mark_requested(&mut self, key: &Arc<SeedKey>) {
         self.insert(key, SeedAccess::Requested);
     }
 
-    /// The owner answered. A grant that cannot be used (a pid namespace that hides the template, say) is as none.
+    /// Records the owner's answer. A grant that cannot be used counts as none (a pid namespace may hide the template).
     pub(crate) fn record_answer(&mut self, key: &Arc<SeedKey>, grants: Vec<Grant>, template: Option<OwnedFd>) {
         let access = match template.map(TemplateMemory::new) {
             None => SeedAccess::OwnerOnly,
@@ -78,14 +78,14 @@ impl GrantCache {
         self.insert(key, access);
     }
 
-    /// Forgets a seed.
+    /// Removes a seed.
     pub(crate) fn remove(&mut self, key: &Arc<SeedKey>) {
         if let Some(at) = self.position(key) {
             self.seeds.remove(at);
         }
     }
 
-    /// Forgets what was asked, for there will be no answer.
+    /// Removes the seeds with requested grants: there will be no answer.
     pub(crate) fn remove_requested(&mut self) {
         self.seeds.retain(|(_, access)| !matches!(access, SeedAccess::Requested));
     }

@@ -10,9 +10,8 @@
 //     | /proc/PID/mem, is it still alive?     |    |   from now on the owner is not asked
 //     |-------------------------------------->|    |
 //
-// In any doubt the owner is asked, and its answer counts. Through the socket go reads of memory that was not
-// granted (copies of shared memory, the descriptor), reads outside the bounds, and reads that fail. Only a
-// template that has ended needs no answer: its seed is gone.
+// In any doubt the owner is asked, and its answer is authoritative. These reads go through the socket: memory that was not
+// granted (copies of shared memory, the descriptor), reads outside the bounds, and reads that failed.
 //
 // The owner checks the token when it grants, not at each read. This loses nothing: a requester that may read
 // another process's memory has root's power over it (ptrace(2)). Dropping a seed ends its template, which ends

@@ -14,8 +14,8 @@ use super::stream::ShmStream;
 use crate::stream::{self, ListenerConfig};
 use crate::{Address, Exporter, transport};
 
-/// Serves an exporter's memory to this host until it is dropped, which ends all connections at once. The socket's path
-/// stays: its owner is who made it.
+/// Serves an exporter's memory to this host until it is dropped. That ends all connections at once. The socket's file is
+/// left to its creator.
 #[derive(Debug)]
 pub struct ShmServer {
     path: PathBuf,
@@ -23,12 +23,11 @@ pub struct ShmServer {
 }
 
 impl ShmServer {
-    /// Serves what connects to `listener`: processes of root and of this process's user, as the kernel says; others are
-    /// shown out, whatever the socket's file permits.
+    /// Serves connections to `listener` from processes of root and of this process's user, according to the kernel. Others
+    /// are disconnected, whatever the permissions of the socket's file.
     ///
     /// # Errors
-    /// `InvalidInput` where the listener has no path; else where this process cannot have another file descriptor or
-    /// thread.
+    /// `InvalidInput` if the listener has no path; or the process cannot create another file descriptor or thread.
     pub fn start(listener: UnixListener, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let path = address.as_pathname().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
@@ -42,17 +41,17 @@ impl ShmServer {
         Ok(Self { path, server: stream::StreamServer::start(listener.into(), &config, exporter)? })
     }
 
-    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `timeout`.
+    /// Stops accepting and receiving, answers received requests, and ends once the replies are sent or after `timeout`.
     pub fn close(self, timeout: Duration) {
         self.server.close(timeout);
     }
 
-    /// How often its threads have panicked: each time, connections were lost, and the thread went on.
+    /// Number of panics of its threads. Each panic lost connections, and the thread continued.
     pub fn panic_count(&self) -> u64 {
         self.server.panic_count()
     }
 
-    /// Where it is reached.
+    /// The address that it listens on.
     pub fn address(&self) -> Address {
         Address::Shm(self.path.clone())
     }
@@ -67,7 +66,7 @@ fn stream_from_socket(socket: OwnedFd) -> io::Result<(Box<dyn transport::Stream>
     Ok((Box::new(ShmStream::for_owner(socket)), from))
 }
 
-/// A template's memory is its user's, and root's.
+/// Only root and the template's user may access its memory.
 fn may_connect(peer: Uid, own: Uid) -> bool {
     peer.is_root() || peer == own
 }

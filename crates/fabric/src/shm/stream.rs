@@ -13,14 +13,14 @@ use rustix::net::{
 
 use crate::transport;
 
-/// Most file descriptors of one message: an owner sends one.
+/// Most file descriptors in one message. An owner sends one.
 const FDS_MAX: usize = 2;
 
 /// A connected, nonblocking Unix socket.
 #[derive(Debug)]
 pub(super) struct ShmStream {
     socket: OwnedFd,
-    /// Descriptors that came; `None` where none may come.
+    /// Received descriptors; `None` if the peer must not send any.
     received_fds: Option<VecDeque<OwnedFd>>,
 }
 
@@ -30,7 +30,7 @@ impl ShmStream {
         Self { socket, received_fds: Some(VecDeque::new()) }
     }
 
-    /// The owner's end: descriptors that come are a violation.
+    /// The owner's end. A received descriptor is a protocol violation.
     pub(super) fn for_owner(socket: OwnedFd) -> Self {
         Self { socket, received_fds: None }
     }

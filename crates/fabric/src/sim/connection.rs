@@ -13,7 +13,7 @@ use crate::stream::{EventSource, Interest, Link, LinkConfig};
 use crate::transport::Security;
 use crate::{Address, Connection};
 
-/// Begins to connect, from a node to a place. While the connection is waited for, the world goes on.
+/// Starts to connect from a node to an address. While a caller waits for the connection, the world continues.
 pub fn connect(
     world: &World,
     from: NodeId,
@@ -35,7 +35,7 @@ fn connection_id_from(world: &World) -> ConnectionId {
     ConnectionId::from_bytes(bytes)
 }
 
-/// Where a requester meets its world.
+/// The event source of a requester in a world.
 #[derive(Debug)]
 struct SimEventSource {
     world: World,
@@ -60,7 +60,7 @@ impl EventSource for SimEventSource {
     }
 
     /// # Errors
-    /// `TimedOut` where nothing can happen any more that ends the wait.
+    /// `TimedOut` if no event can end the wait any more.
     fn wait(&self, until: Option<Instant>, is_ready: &dyn Fn() -> bool) -> io::Result<()> {
         let until = until.map_or_else(|| self.world.end_of_time(), |until| self.world.to_world_time(self.node, until));
         let ended = self.world.run_until(until, || self.world.is_running(self.node) && is_ready());

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use super::world::{NodeId, SimAddress, SimConnectAttempt, World};
 use crate::transport::{self, ConnectAttempt, Stream};
 
-/// Connects from a node to a place.
+/// Connects from a node to an address.
 #[derive(Debug)]
 pub struct SimDialer {
     world: World,
@@ -15,7 +15,7 @@ pub struct SimDialer {
 }
 
 impl SimDialer {
-    /// From this node to this place.
+    /// Connects from this node to this address.
     pub fn new(world: &World, from: NodeId, to: SimAddress) -> Self {
         Self { world: world.clone(), from, to }
     }

@@ -4,27 +4,27 @@ use std::time::{Duration, Instant};
 
 use super::world::{ClockSkew, NodeId, PathConditions, World};
 
-/// Between two misfortunes, in microseconds.
+/// Longest time between two faults, in microseconds.
 const FAULT_INTERVAL_US_MAX: u64 = 150_000;
 
-/// How long one lasts, in microseconds. Longer than a requester is patient at first, so that it connects anew.
+/// Longest duration of a fault, in microseconds. It exceeds a requester's first response timeout, so that it reconnects.
 const FAULT_DURATION_US_MAX: u64 = 1_500_000;
 
-/// Longest rest of a slow node after each turn, in microseconds.
+/// Longest pause of a slow node after each turn, in microseconds.
 const TURN_DELAY_US_MAX: u64 = 3_000;
 
-/// Something that lasts.
+/// A fault that lasts for some time.
 #[derive(Debug, Clone, Copy)]
 enum InjectedFault {
-    /// No bytes from one node to another.
+    /// No bytes arrive from one node at another.
     LinkDown(NodeId, NodeId),
-    /// A node does nothing.
+    /// A node gets no turns.
     NodeStopped(NodeId),
-    /// A node does little.
+    /// A node pauses after each turn.
     NodeSlow(NodeId),
 }
 
-/// What goes wrong in a world, and when.
+/// Chooses the faults of a world, and their times.
 #[derive(Debug)]
 pub struct FaultInjector {
     world: World,
@@ -34,7 +34,7 @@ pub struct FaultInjector {
 }
 
 impl FaultInjector {
-    /// Among these nodes, whose clocks and paths it makes bad ones at once.
+    /// An injector for these nodes. It sets random clock skews and path conditions at once.
     pub fn new(world: &World, nodes: &[NodeId]) -> Self {
         for node in nodes {
             let ahead_us = world.random_below(2_000_000_000) as i32 - 1_000_000_000;
@@ -47,7 +47,7 @@ impl FaultInjector {
         Self { world: world.clone(), nodes: nodes.to_vec(), active_faults: Vec::new(), next_fault_at: world.now() }
     }
 
-    /// When it wants [`FaultInjector::apply_due`] to be called, by a clock that is right.
+    /// When to call [`FaultInjector::apply_due`], in the world's time.
     pub fn next_due_at(&self) -> Instant {
         self.active_faults
             .iter()
@@ -57,7 +57,7 @@ impl FaultInjector {
             .unwrap_or(self.next_fault_at)
     }
 
-    /// Brings about what is due, and ends what has lasted long enough.
+    /// Injects due faults, and ends those that have lasted long enough.
     pub fn apply_due(&mut self) {
         let now = self.world.now();
         let (over, lasting) = self.active_faults.iter().copied().partition::<Vec<_>, _>(|(until, _)| *until <= now);
@@ -69,7 +69,7 @@ impl FaultInjector {
         }
     }
 
-    /// Ends all troubles; the paths are quiet from now on, and what they swallowed before stays swallowed.
+    /// Ends all faults, and sets fault-free path conditions. Bytes that were lost before stay lost.
     pub fn end_all(&mut self) {
         for (_, fault) in std::mem::take(&mut self.active_faults) {
             self.end_fault(fault);
@@ -125,7 +125,7 @@ fn node_pairs(nodes: &[NodeId]) -> impl Iterator<Item = (NodeId, NodeId)> {
     nodes.iter().flat_map(move |from| nodes.iter().map(move |to| (*from, *to)))
 }
 
-/// Most paths are a little bad, some very.
+/// Random conditions. Most paths have few faults, some have many.
 fn random_conditions(world: &World) -> PathConditions {
     let chance = |most: f64| match world.random_below(3) {
         0 => most * world.random_below(1000) as f64 / 1000.0,

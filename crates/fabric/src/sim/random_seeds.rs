@@ -7,17 +7,17 @@ use std::thread;
 
 use super::World;
 
-/// Names a single seed, to be run in place of all.
+/// The environment variable that selects a single seed.
 const SEED_VARIABLE: &str = "FARFORK_SIM_SEED";
 
-/// Seeds that run at the same time: each takes a thread, and tests run beside other tests.
+/// Seeds that run at the same time. Each takes a thread, and other tests run in parallel.
 const PARALLEL_RUNS: usize = 2;
 
-/// Runs a test with each seed below `count`, or with the one that `FARFORK_SIM_SEED` names. Gives how many seeds that were,
-/// and the sum of what the test counted.
+/// Runs a test with each seed below `count`, or with the seed in `FARFORK_SIM_SEED`. Returns the number of seeds, and the
+/// sum of the test's results.
 ///
 /// # Panics
-/// As the test does; where the variable is no number.
+/// When the test panics, or when the variable is not a number.
 pub fn run_random_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64, u64) {
     let seeds = seed_from_env().map_or(0..count, |seed| seed..seed + 1);
     let (next, sum) = (AtomicU64::new(seeds.start), AtomicU64::new(0));
@@ -35,11 +35,11 @@ pub fn run_random_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64,
     (end - start, sum.into_inner())
 }
 
-/// Runs the course of one seed. Where it fails, the world's story is told, and how it is repeated: `tests` is what follows
-/// `cargo test`.
+/// Runs the scenario of one seed. If it panics, prints the world's trace and the command that repeats it: `cargo test`
+/// followed by `tests`.
 ///
 /// # Panics
-/// As the course does.
+/// When the scenario panics.
 pub fn run_scenario(world: &World, seed: u64, tests: &str, scenario: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(scenario)) {
         eprintln!("{}", world.format_trace());
@@ -48,7 +48,7 @@ pub fn run_scenario(world: &World, seed: u64, tests: &str, scenario: impl FnOnce
     }
 }
 
-/// The seed that the caller names.
+/// The seed in the environment.
 fn seed_from_env() -> Option<u64> {
     let text = std::env::var(SEED_VARIABLE).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{SEED_VARIABLE} is a number")))

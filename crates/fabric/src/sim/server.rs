@@ -1,4 +1,4 @@
-//! The owner's end of `sim`: an actor of the world does the work of a real server's threads.
+//! The owner's end of `sim`: an actor of the world takes the place of a real server's threads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,10 +13,10 @@ use crate::stream::{ServerConnection, TurnOutcome};
 use crate::transport::{Security, Stream};
 use crate::{Address, Exporter};
 
-/// How often stalled connections are looked for.
+/// Interval between checks for stalled connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves an exporter's memory in a world until it is dropped, which ends all connections at once.
+/// Serves an exporter's memory in a world until it is dropped. That ends all connections at once.
 pub struct SimServer {
     world: World,
     address: SimAddress,
@@ -24,7 +24,7 @@ pub struct SimServer {
     stage: Arc<Mutex<ServerStage>>,
 }
 
-/// How far a server is.
+/// The stage of a server's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ServerStage {
     Serving,
@@ -33,7 +33,7 @@ enum ServerStage {
 }
 
 impl SimServer {
-    /// Serves what connects to a place.
+    /// Serves connections to an address.
     ///
     /// # Errors
     /// `AddrInUse`.
@@ -41,7 +41,7 @@ impl SimServer {
         Self::start_secured(world, address, exporter, None)
     }
 
-    /// The same, with connections that something protects.
+    /// As [`SimServer::start`], with `security` around each stream.
     ///
     /// # Errors
     /// As [`SimServer::start`].
@@ -67,14 +67,14 @@ impl SimServer {
         Ok(Self { world: world.clone(), address, actor_id: actor, stage })
     }
 
-    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `timeout`.
+    /// Stops accepting and receiving, answers received requests, and ends once the replies are sent or after `timeout`.
     pub fn close(self, timeout: Duration) {
         let stage = || *self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = ServerStage::Draining;
         self.world.run_until(self.world.now() + timeout, || stage() == ServerStage::Drained);
     }
 
-    /// Where it is reached.
+    /// The address that it listens on.
     pub fn address(&self) -> Address {
         Address::Sim(self.address)
     }
@@ -92,10 +92,10 @@ impl fmt::Debug for SimServer {
     }
 }
 
-/// The actor.
+/// The actor that runs a server.
 struct ServerActor {
     world: World,
-    /// Absent once it finishes.
+    /// `None` once it is draining.
     listener: Option<SimListener>,
     security: Option<Arc<dyn Security>>,
     shared: OwnerContext,

@@ -9,30 +9,30 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::transport::Stream;
 
-/// What a worker is to do.
+/// The present command of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServerCommand {
     /// Serve.
     Serve,
-    /// Serve what was received, send what waits, until then at most; then end.
+    /// Serve received requests and send queued replies, at most until this time; then end.
     Drain(Instant),
     /// End at once.
     Stop,
 }
 
-/// A connection whose handshake is over, or has begun.
+/// A connection whose handshake is complete or has begun.
 #[derive(Debug)]
 pub(crate) struct AcceptedStream {
     pub(crate) stream: Box<dyn Stream>,
-    /// Who it comes from, as the log names it.
+    /// The peer's name, as in the log.
     pub(crate) peer_name: String,
     pub(crate) accepted_at: Instant,
 }
 
-/// The mailbox of one worker.
+/// The queue of one worker.
 #[derive(Debug)]
 pub(crate) struct CommandQueue {
-    /// Readable when there is mail.
+    /// Readable when there is a command or a connection.
     pub(crate) wakeup_fd: OwnedFd,
     state: Mutex<CommandQueueState>,
 }
@@ -52,7 +52,7 @@ impl CommandQueue {
         })
     }
 
-    /// Orders its worker.
+    /// Sets the command of the worker.
     pub(crate) fn set_command(&self, order: ServerCommand) {
         self.lock().command = order;
         self.signal_wakeup();
@@ -63,7 +63,7 @@ impl CommandQueue {
         self.signal_wakeup();
     }
 
-    /// What to do, and the connections that were let in since.
+    /// The command, and the connections that were accepted since the last call.
     pub(crate) fn drain(&self) -> (ServerCommand, Vec<AcceptedStream>) {
         let _ = rustix::io::read(&self.wakeup_fd, &mut [0; 8]);
         let mut command_queue_state = self.lock();
@@ -71,7 +71,7 @@ impl CommandQueue {
     }
 
     fn signal_wakeup(&self) {
-        // It can only fail when the counter is full, and then the worker is awake.
+        // The write fails only when the counter is full, and then the worker is awake.
         let _ = rustix::io::write(&self.wakeup_fd, &1u64.to_ne_bytes());
     }
 

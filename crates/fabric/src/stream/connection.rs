@@ -1,4 +1,4 @@
-//! Implements `Connection` for a [`Link`], and checks requests before the link takes them.
+//! Implements `Connection` for a [`Link`], and checks requests before the link accepts them.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,10 +15,10 @@ use crate::{
 };
 
 impl Link {
-    /// Whether a request may be taken that carries so many bytes.
+    /// Checks whether a request that carries this many bytes may be accepted.
     ///
     /// # Errors
-    /// Why not.
+    /// Why it may not.
     pub(crate) fn check_capacity(&self, bytes: usize) -> Result<(), SubmitError> {
         if self.is_closing {
             return Err(SubmitError::Closed);

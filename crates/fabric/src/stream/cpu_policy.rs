@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::{affinity, sched_slice};
 
-/// Replies of a turn up to this size, in bytes, are of single pages.
+/// Replies of a turn up to this size, in bytes, count as single pages.
 const SINGLE_PAGE_BYTES_MAX: usize = 8 << 10;
 
-/// Turns of single pages in a row after which the next are taken to be of that kind.
+/// Consecutive turns with single pages after which the next ones are expected to be of that kind.
 const SINGLE_PAGE_TURNS_MIN: u32 = 3;
 
-/// How often it is looked where requests come in.
+/// Interval between checks of which CPU receives the requests.
 const CPU_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// How long a worker that sends a stream runs at a time: as long as a few replies take.
+/// Time slice of a worker that sends a stream: as long as a few replies take.
 const STREAM_TIME_SLICE: Duration = Duration::from_micros(500);
 
 // Single pages: a requester that asks for one page waits for it, and works while the worker waits. On one machine,
@@ -28,7 +28,7 @@ const STREAM_TIME_SLICE: Duration = Duration::from_micros(500);
 //
 // The kernel may move the worker at any time.
 
-/// What a worker has served lately.
+/// The kind of the recent turns of a worker.
 #[derive(Debug, Default)]
 pub(super) struct CpuPolicy {
     single_page_turns: u32,
@@ -37,13 +37,13 @@ pub(super) struct CpuPolicy {
 }
 
 impl CpuPolicy {
-    /// The worker's thread begins.
+    /// Sets the initial time slice, from the worker's thread.
     pub(super) fn apply_initial(&mut self) {
         self.is_streaming = false;
         set_time_slice(sched_slice::SLICE_MIN);
     }
 
-    /// A turn has served so many bytes; `incoming_cpu` tells where its requests came in.
+    /// Records that a turn served this many bytes. `incoming_cpu` returns the CPU that received the requests.
     pub(super) fn record_turn(&mut self, bytes: usize, incoming_cpu: impl FnOnce() -> Option<u32>, now: Instant) {
         match bytes {
             0 => return,

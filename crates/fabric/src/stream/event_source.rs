@@ -1,4 +1,4 @@
-//! What a requester waits on: one file descriptor for the life of the connection, whichever socket is current.
+//! What a requester waits on: one file descriptor for the lifetime of the connection, whichever socket is current.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// What a stream is waited for.
+/// The events that a stream waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interest {
     pub(crate) receive: bool,
@@ -17,7 +17,7 @@ pub(crate) struct Interest {
 }
 
 impl Interest {
-    /// Until it takes bytes, as a socket does once it is connected.
+    /// Until it accepts bytes, which a socket does once it is connected.
     pub(crate) const SEND_ONLY: Self = Self { receive: false, send: true };
 
     pub(crate) fn to_epoll_flags(self) -> epoll::EventFlags {
@@ -28,25 +28,25 @@ impl Interest {
     }
 }
 
-/// Where a requester meets its surroundings: what it waits for and by which clock.
+/// The surroundings of a requester: the events that it waits for, and its clock.
 pub(crate) trait EventSource: fmt::Debug + Send {
     /// The time.
     fn now(&self) -> Instant;
 
-    /// What is readable when there is something to do, if there is such a thing.
+    /// A descriptor that is readable when there is something to do, if there is one.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// A new socket is waited for; the one before is gone.
+    /// Waits for a new socket from now on. The previous one was closed.
     fn set_socket(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
 
-    /// The socket is waited for differently.
+    /// Changes the events of the socket.
     fn set_interest(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
 
-    /// Waits until there is something to do, at most until `until`. `is_ready` tells where no descriptor does.
+    /// Waits until there is something to do, at most until `until`. `is_ready` is for sources without a descriptor.
     fn wait(&self, until: Option<Instant>, is_ready: &dyn Fn() -> bool) -> io::Result<()>;
 }
 
-/// The rim of requesters with sockets: an epoll.
+/// The event source of requesters with sockets: an epoll.
 #[derive(Debug)]
 pub(crate) struct EpollEventSource {
     epoll: OwnedFd,

@@ -11,11 +11,11 @@ use crate::buffer::{Buffer, BufferPool};
 use crate::protocol::{DecodeEvent, FrameDecoder, SendQueue, carries_fd};
 use crate::transport::Stream;
 
-/// Size of the staging area, in bytes: a burst of seven single pages with one system call; of a longer reply, the part
-/// that is copied once more.
+/// Size of the staging buffer, in bytes. It takes a burst of seven single pages in one system call. Of a longer reply, it is
+/// the part that is copied once more.
 const STAGING_BYTES: usize = 32 << 10;
 
-/// Most request bytes that are put together before they are sent: thousands of reads. One more request may exceed it.
+/// Most request bytes that are collected before they are sent: thousands of reads. One more request may exceed the limit.
 const OUTBOUND_BYTES_MAX: usize = 256 << 10;
 
 /// A connected stream.
@@ -23,21 +23,21 @@ pub(crate) struct FramedStream {
     stream: Box<dyn Stream>,
     decoder: FrameDecoder,
     send_queue: SendQueue,
-    /// Whether the stream took less than there was.
+    /// Whether the stream accepted fewer bytes than were queued.
     is_send_blocked: bool,
     scratch: Vec<u8>,
 }
 
-/// What one receipt brought.
+/// The result of one receive call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReceiveResult {
     pub(crate) bytes: usize,
-    /// Whether the stream has no more for now.
+    /// Whether the stream has no more bytes for now.
     pub(crate) is_drained: bool,
 }
 
 impl FramedStream {
-    /// Begins with the greeting.
+    /// Queues the hello.
     pub(crate) fn new(stream: Box<dyn Stream>, pool: &mut BufferPool) -> Self {
         let mut send_queue = SendQueue::default();
         send_queue.append(&encode_hello(), pool);
@@ -54,17 +54,17 @@ impl FramedStream {
         &*self.stream
     }
 
-    /// What the stream is waited for.
+    /// The events that the stream waits for.
     pub(crate) fn interest(&self) -> Interest {
         Interest { receive: true, send: self.is_send_blocked || self.stream.has_unsent() }
     }
 
-    /// Whether something waits to be sent.
+    /// Whether bytes are still to be sent.
     pub(crate) fn has_unsent(&self) -> bool {
         self.send_queue.queued_bytes() > 0 || self.stream.has_unsent()
     }
 
-    /// Sends what waits and what `encode` appends, until that is nothing or the stream takes no more.
+    /// Sends queued bytes and what `encode` appends, until there are none left or the stream accepts no more.
     pub(crate) fn send_queued(
         &mut self,
         pool: &mut BufferPool,
@@ -95,7 +95,7 @@ impl FramedStream {
         Ok(())
     }
 
-    /// Receives once; `None` when there is nothing now.
+    /// Receives once. Returns `None` if nothing has arrived.
     pub(crate) fn receive(&mut self) -> Result<Option<ReceiveResult>, LinkError> {
         let mut spaces = self.decoder.receive_buffers();
         let room: usize = spaces.iter().map(|space| space.len()).sum();
@@ -112,7 +112,7 @@ impl FramedStream {
         }
     }
 
-    /// The next frame that is complete, with the descriptor that belongs to it.
+    /// The next complete frame, with its descriptor.
     pub(crate) fn next_frame(
         &mut self,
         pool: &mut BufferPool,

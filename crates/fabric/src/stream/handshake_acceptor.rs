@@ -1,5 +1,5 @@
 //! The thread that accepts connections and completes their handshakes, so that a flood of handshakes takes no time from
-//! connections that are served. It hands authenticated connections to the workers.
+//! connections that are served. It passes authenticated connections to the workers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,11 +19,11 @@ use super::server::ListenerConfig;
 use super::server_connection::HELLO_TIMEOUT;
 use crate::LinkError;
 
-/// Most connections within the handshake: all nodes of a large cluster that come at once, some kilobytes each. Where more
-/// come, the one that has taken longest goes.
+/// Most connections in the handshake: enough for all nodes of a large cluster at once, some kilobytes each. If there are
+/// more, the oldest is closed.
 const PENDING_MAX: usize = 1024;
 
-/// How often those are looked for that take too long.
+/// Interval between checks for handshakes that take too long.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 const EVENTS_MAX: usize = 64;
@@ -31,7 +31,7 @@ const COMMAND_TOKEN: u64 = 0;
 const LISTENER_TOKEN: u64 = 1;
 const FIRST_PENDING_TOKEN: u64 = 2;
 
-/// A connection within the handshake.
+/// A connection in the handshake.
 struct PendingConnection {
     accepted: AcceptedStream,
     interest: Interest,
@@ -40,13 +40,13 @@ struct PendingConnection {
 //   accept -> pending, PENDING_MAX at most, each for HELLO_TIMEOUT -- handshake done -> command queue of a worker
 //               +- refused, too slow, or the oldest of too many: a log line that names the peer
 
-/// The thread's state.
+/// State of the thread.
 pub(crate) struct HandshakeAcceptor {
     config: ListenerConfig,
     commands: Arc<CommandQueue>,
     epoll: OwnedFd,
     listener: EpollListener,
-    /// By number, so that the one that came first is first.
+    /// Connections by number, so that the oldest is first.
     pending: BTreeMap<u64, PendingConnection>,
     next_token: u64,
     workers: Vec<Arc<CommandQueue>>,
@@ -56,7 +56,7 @@ pub(crate) struct HandshakeAcceptor {
 }
 
 impl HandshakeAcceptor {
-    /// Accepts at a nonblocking, listening socket.
+    /// Accepts connections on a nonblocking, listening socket.
     pub(crate) fn new(
         config: ListenerConfig,
         socket: OwnedFd,
@@ -81,7 +81,7 @@ impl HandshakeAcceptor {
         })
     }
 
-    /// Lets in until it is ordered to end.
+    /// Accepts connections until it is commanded to end.
     pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
@@ -93,7 +93,7 @@ impl HandshakeAcceptor {
             let now = Instant::now();
             for event in &events {
                 match event.data.u64() {
-                    // Only workers have something to finish.
+                    // Only workers have work to complete.
                     COMMAND_TOKEN if self.commands.drain().0 != ServerCommand::Serve => return,
                     COMMAND_TOKEN => {}
                     LISTENER_TOKEN => self.accept(now),
@@ -104,12 +104,12 @@ impl HandshakeAcceptor {
         }
     }
 
-    /// Shows everybody out.
+    /// Closes all pending connections.
     pub(crate) fn drop_connections(&mut self) {
         self.pending.clear();
     }
 
-    /// How long to wait at most: for ever while there is nobody to look after.
+    /// Longest time to wait; no limit while there are no connections.
     fn wait_timeout(&self) -> Option<Timespec> {
         let wait = match (self.listener.is_paused(), self.pending.is_empty()) {
             (true, _) => ACCEPT_PAUSE,
@@ -125,7 +125,7 @@ impl HandshakeAcceptor {
         }
     }
 
-    /// Takes a new connection.
+    /// Adds a new connection.
     fn add_pending(&mut self, socket: OwnedFd, now: Instant) {
         let (stream, from) = match self.config.wrap_socket(socket) {
             Ok(accepted) => accepted,
@@ -150,7 +150,7 @@ impl HandshakeAcceptor {
         self.continue_handshake(number, now);
     }
 
-    /// Takes a step of a guest's handshake.
+    /// Continues the handshake of a connection.
     fn continue_handshake(&mut self, number: u64, now: Instant) {
         let Some(pending_connection) = self.pending.get_mut(&number) else { return };
         let handshake = pending_connection.accepted.stream.continue_handshake().map_err(LinkError::Handshake);
@@ -167,7 +167,7 @@ impl HandshakeAcceptor {
         }
     }
 
-    /// The handshake is over: the connection is a worker's.
+    /// The handshake is complete: passes the connection to a worker.
     fn hand_to_worker(&mut self, number: u64) {
         let Some(pending_connection) = self.pending.remove(&number) else { return };
         if let Some(socket) = pending_connection.accepted.stream.socket() {
@@ -177,7 +177,7 @@ impl HandshakeAcceptor {
         self.admitted_count += 1;
     }
 
-    /// Ends handshakes that do not get on, and accepts again after a pause.
+    /// Closes connections whose handshake takes too long, and accepts again after a pause.
     fn sweep(&mut self, now: Instant) {
         self.listener.resume(&self.epoll, now);
         if now.duration_since(self.swept_at) < SWEEP_INTERVAL {
@@ -194,7 +194,7 @@ impl HandshakeAcceptor {
 }
 
 impl PendingConnection {
-    /// Waits for what can help.
+    /// Waits for the events that let the handshake proceed.
     fn watch(&mut self, epoll: &OwnedFd, number: u64) -> Result<(), LinkError> {
         let interest = Interest { receive: true, send: self.accepted.stream.has_unsent() };
         if interest != self.interest

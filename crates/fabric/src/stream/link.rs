@@ -1,5 +1,5 @@
-//! The requester's end of a connection: one stream at a time, replaced when it fails while requests wait. It does not
-//! wait itself: its event source and its user do.
+//! The requester's end of a connection: one stream at a time, replaced when it fails while requests are unanswered. It does
+//! not wait: its event source and its user do.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::protocol::{Backoff, PendingRequest, RequestOutcome, Requester};
 use crate::transport::{Dialer, Security};
 use crate::{Address, Completion, FabricError, LinkError, Reply, SeedKey};
 
-/// Most bytes that one poll receives, so that a fast owner does not hold up the caller's other work: some 20 µs, with
-/// decryption. A pager hears its children's faults in between.
+/// Most bytes that one poll receives, so that a fast owner does not delay the caller's other work: some 20 µs, with
+/// decryption. Between two polls, a pager handles its children's faults.
 const RECEIVED_BYTES_MAX: usize = 64 << 10;
 
-/// What became of asking for grants: `None` when there was no answer in time.
+/// The answer to a request for grants: `None` if there was no answer in time.
 #[derive(Debug)]
 pub(crate) struct GrantAnswer {
     pub(crate) key: Arc<SeedKey>,
@@ -29,26 +29,26 @@ pub(crate) struct GrantAnswer {
     pub(crate) template: Option<OwnedFd>,
 }
 
-/// What a link is made of.
+/// Parameters of a link.
 #[derive(Debug)]
 pub(crate) struct LinkConfig {
-    /// Where the owner is.
+    /// The owner's address.
     pub(crate) address: Address,
-    /// What connects to it.
+    /// Connects to the owner.
     pub(crate) dialer: Box<dyn Dialer>,
-    /// What protects the connection, if anything does.
+    /// Wraps the stream, if there is any security.
     pub(crate) security: Option<Arc<dyn Security>>,
-    /// What it is waited for with.
+    /// Waits for the stream.
     pub(crate) event_source: Box<dyn EventSource>,
-    /// What the owner knows it by.
+    /// The name by which the owner knows the connection.
     pub(crate) connection_id: ConnectionId,
 }
 
-//        +-------------------------- failed: wait, longer each time --------------------------+
-//        v                                                                                    |
-//      Down -- request, delay over -> Connecting -- connected -> Handshaking -- open -> Up -- failed, silent,
-//        ^                                 |                          |                 |     damaged
-//        +------ refused, no answer -------+--------------------------+      hello, requests >  < replies
+//        ┌────────────────────────── failed: wait, longer each time ──────────────────────────┐
+//        ▼                                                                                    │
+//      Down ── request, delay over ─▶ Connecting ── connected ─▶ Handshaking ── open ─▶ Up ── failed, silent,
+//        ▲                                 │                          │                 │     damaged
+//        └────── refused, no answer ───────┴──────────────────────────┘      hello, requests ▶  ◀ replies
 
 /// A connection to one owner over streams.
 #[derive(Debug)]
@@ -61,14 +61,14 @@ pub(crate) struct Link {
     failure: LinkFailure,
     grant_answers: Vec<GrantAnswer>,
     pub(super) is_closing: bool,
-    /// When a poll left something in the stream that its socket does not tell of.
+    /// When a poll left bytes in the stream, for which its socket is not readable.
     unread_since: Option<Instant>,
-    /// When the owner of this stream was last found to be trusted still.
+    /// When the owner of this stream was last checked to be trusted.
     pub(super) checked_at: Option<Instant>,
 }
 
 impl Link {
-    /// A connection that is not made yet.
+    /// A link that is not connected yet.
     pub(crate) fn new(parts: LinkConfig) -> Self {
         let requester = Requester::new(parts.connection_id);
         Self {
@@ -94,12 +94,12 @@ impl Link {
         self.grant_answers.clear();
     }
 
-    /// Takes something to ask; the caller has checked the spans, and how much is unanswered.
+    /// Adds a request. The caller has checked the spans and the limits.
     pub(crate) fn enqueue(&mut self, pending: PendingRequest) {
         self.requester.enqueue(pending);
     }
 
-    /// The socket that requests go through now.
+    /// The current socket.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             LinkState::Up(session) => session.stream().socket(),
@@ -107,7 +107,7 @@ impl Link {
         }
     }
 
-    /// What became of asking for grants.
+    /// Removes and returns the answers to requests for grants.
     pub(crate) fn take_grant_answers(&mut self) -> Vec<GrantAnswer> {
         std::mem::take(&mut self.grant_answers)
     }
@@ -122,7 +122,7 @@ impl Link {
         own.into_iter().chain(self.unread_since).chain(self.requester.next_deadline()).min()
     }
 
-    /// Where there is no descriptor to wait for: whether there is something to poll for.
+    /// Whether a poll would find something to do, for event sources without a descriptor.
     pub(crate) fn is_ready(&self) -> bool {
         match &self.state {
             LinkState::Down { .. } => false,
@@ -137,7 +137,7 @@ impl Link {
         self.is_closing && matches!(self.state, LinkState::Down { .. }) && !self.requester.has_unanswered()
     }
 
-    /// Does all that can be done now.
+    /// Does everything that can be done now.
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>) {
         if let Err(cause) = self.advance(now, completions) {
             self.handle_failure(cause, now, completions);
@@ -174,9 +174,9 @@ impl Link {
             self.recheck_trust(now)?;
             let was_quiet = self.is_idle();
             let sent = self.send_pending(now);
-            // The answer to the first question cannot be there yet: to look for it would cost as much as to send it.
+            // The answer to the first request cannot have arrived yet. A check for it would cost as much as the send.
             if !was_quiet || self.requester.silent_since().is_none() || sent.is_err() {
-                // What came before the stream failed counts: a refusal to talk, say.
+                // Bytes that arrived before the stream failed are valid: the owner's reason for a refusal, for example.
                 self.receive(now, completions)?;
             }
             sent?;
@@ -188,7 +188,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether nothing is owed, and the stream keeps nothing that its socket does not tell of.
+    /// Whether no reply is due, and the stream has no buffered bytes.
     fn is_idle(&self) -> bool {
         let keeps = matches!(&self.state, LinkState::Up(session) if session.stream().may_have_buffered());
         self.requester.silent_since().is_none() && self.unread_since.is_none() && !keeps
@@ -200,7 +200,7 @@ impl Link {
         self.config.event_source.set_interest(session.stream().socket(), session.interest()).map_err(LinkError::Broken)
     }
 
-    /// Receives what there is, within the limit.
+    /// Receives what has arrived, within the limit.
     fn receive(&mut self, now: Instant, completions: &mut Vec<Completion>) -> Result<(), LinkError> {
         let mut received_bytes = 0;
         self.unread_since = None;
@@ -254,7 +254,7 @@ impl Link {
         Ok(())
     }
 
-    /// Gives the stream up. Who is of another version will not be another one with the next stream.
+    /// Closes the stream. An incompatible owner fails all requests, because the next stream would find the same version.
     pub(super) fn handle_failure(&mut self, cause: LinkError, now: Instant, completions: &mut Vec<Completion>) {
         tracing::debug!(address = %self.config.address, %cause, "connection failed");
         let silent_since = self.requester.silent_since();

@@ -8,33 +8,33 @@ use crate::{Address, FabricError, LinkError};
 /// The failures since the last answer.
 #[derive(Debug, Default)]
 pub(crate) struct LinkFailure {
-    /// Of the last failure.
+    /// Cause of the last failure.
     cause: Option<Arc<LinkError>>,
-    /// Since when somebody waits in vain; `None` while nobody waits.
+    /// Since when a request has waited for a failed connection; `None` if no request waits.
     waiting_since: Option<Instant>,
 }
 
 impl LinkFailure {
-    /// An answer came.
+    /// Clears the record: an answer arrived.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// The connection failed. `waiting_since`: how long somebody had waited for it, if anybody.
+    /// Records a failure. `waiting_since` says since when a request has waited for the connection, if any.
     pub(crate) fn record(&mut self, cause: LinkError, waiting_since: Option<Instant>) {
         self.cause = Some(Arc::new(cause));
         self.waiting_since = waiting_since.map(|since| self.waiting_since.unwrap_or(since));
     }
 
-    /// Somebody waits for a connection that failed before.
+    /// Records that a request waits for a connection that failed before.
     pub(crate) fn record_waiter(&mut self, now: Instant) {
         if self.cause.is_some() {
             self.waiting_since.get_or_insert(now);
         }
     }
 
-    /// The error of a request without an answer. `change_sent`: when a change was sent, which may have been made;
-    /// `silent_since`: since when an open connection has been silent.
+    /// The error of a request without an answer. `change_sent` is when a change was sent, which may have been made.
+    /// `silent_since` is since when an open connection has been silent.
     pub(crate) fn to_error(
         &self,
         address: &Address,
@@ -46,7 +46,7 @@ impl LinkFailure {
         let since = |since: Option<Instant>| since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let address = address.clone();
         match change_sent {
-            // The owner may have answered other requests meanwhile, or the connection may have failed just now.
+            // In the meantime, the owner may have answered other requests, or the connection may have failed.
             Some(_) => FabricError::OutcomeUnknown { address, cause, silence: since(change_sent) },
             None => FabricError::Unreachable { address, cause, silence: since(self.waiting_since.or(silent_since)) },
         }
@@ -68,7 +68,7 @@ mod tests {
     fn a_change_without_an_answer_has_the_time_since_it_was_sent() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        // Something else was received at the moment of the deadline.
+        // Another reply was received at the time of the deadline.
         let error =
             LinkFailure::default().to_error(&"tcp:10.0.0.1:1".parse().unwrap(), Some(start), Some(at(2)), at(2));
         assert!(error.to_string().contains("did not answer for 2.0s"), "{error}");

@@ -1,4 +1,4 @@
-//! The setup of a link's stream: connects, authenticates both sides, and rechecks now and then that the owner is still
+//! The setup of a link's stream: connects, authenticates both sides, and periodically rechecks that the owner is still
 //! trusted. [`Link`] draws the states.
 
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use super::link::Link;
 use crate::LinkError;
 use crate::transport::{ConnectAttempt, Stream};
 
-/// Between two looks whether the owner is still trusted, as often as its credentials are read anew: more would tell
-/// nothing more.
+/// Interval between checks that the owner is still trusted. Credentials are reloaded at the same interval, so more frequent
+/// checks would find nothing new.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How far a link is.
+/// The state of a link.
 #[derive(Debug)]
 pub(super) enum LinkState {
     Down { retry_at: Option<Instant> },
@@ -23,7 +23,7 @@ pub(super) enum LinkState {
 }
 
 impl Link {
-    /// Begins to connect, without waiting for something to ask.
+    /// Starts to connect, even without a request.
     pub(crate) fn connect(&mut self, now: Instant) {
         if let Err(cause) = self.begin_connect(now) {
             self.handle_failure(cause, now, &mut Vec::new());
@@ -66,7 +66,8 @@ impl Link {
         Ok(())
     }
 
-    /// Neither asks an owner that was revoked, nor believes what it says. A link that is not polled does neither.
+    /// Checks that the owner is still trusted. A revoked owner gets no requests, and its replies are not accepted. A link
+    /// that is not polled does neither.
     pub(super) fn recheck_trust(&mut self, now: Instant) -> Result<(), LinkError> {
         let LinkState::Up(session) = &self.state else { return Ok(()) };
         if self.checked_at.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL) {

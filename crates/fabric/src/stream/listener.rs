@@ -8,10 +8,10 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
-/// Most connections accepted before those that exist get their turn.
+/// Most connections that are accepted before existing ones get their turn.
 const ACCEPTS_MAX: usize = 64;
 
-/// The pause after accept(2) failed for want of file descriptors or memory.
+/// The pause after accept(2) failed for lack of file descriptors or memory.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listening socket in an epoll.
@@ -23,7 +23,7 @@ pub(crate) struct EpollListener {
 }
 
 impl EpollListener {
-    /// Waited for by `epoll` as `token`.
+    /// Adds the socket to `epoll`, as `token`.
     pub(crate) fn new(epoll: &OwnedFd, token: u64, socket: OwnedFd) -> io::Result<Self> {
         epoll::add(epoll, &socket, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         Ok(Self { socket, token, paused_until: None })
@@ -33,14 +33,14 @@ impl EpollListener {
         self.paused_until.is_some()
     }
 
-    /// Accepts what waits, within the limit.
+    /// Accepts waiting connections, within the limit.
     pub(crate) fn accept(&mut self, epoll: &OwnedFd, now: Instant) -> Vec<OwnedFd> {
         let mut accepted = Vec::new();
         for _ in 0..ACCEPTS_MAX {
             match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => accepted.push(socket),
                 Err(Errno::AGAIN) => break,
-                // The peer gave up, or a signal came: the next one may be good.
+                // The peer has given up, or a signal interrupted the call. The next connection may be good.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => {
                     tracing::warn!(%errno, "the fabric's server cannot accept connections for now");

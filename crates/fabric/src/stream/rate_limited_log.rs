@@ -3,18 +3,18 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Lines of one interval. Ten thousand bad peers must not fill the disk.
+/// Most lines in one interval. Ten thousand misbehaving peers must not fill the disk.
 const LINES_MAX: u32 = 10;
 
-/// How long that is the limit for.
+/// Length of an interval.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many lines there were lately.
+/// The number of recent lines.
 #[derive(Debug)]
 pub(crate) struct RateLimitedLog {
     interval_began: Instant,
     lines: u32,
-    /// Peers that were not named in this interval.
+    /// Peers that were not logged in this interval.
     suppressed: u32,
 }
 
@@ -23,14 +23,14 @@ impl RateLimitedLog {
         Self { interval_began: now, lines: 0, suppressed: 0 }
     }
 
-    /// Says that a peer's connection is ended.
+    /// Logs that a peer's connection is closed.
     pub(crate) fn log_disconnect(&mut self, now: Instant, peer: &str, cause: &dyn fmt::Display) {
         if self.allow_line(now) {
             tracing::warn!(peer, %cause, "the fabric's server ends a connection");
         }
     }
 
-    /// Says that a peer asked for what it does not get.
+    /// Logs that a peer's request is refused.
     pub(crate) fn log_refusal(&mut self, now: Instant, peer: &str, what: &dyn fmt::Display) {
         if self.allow_line(now) {
             tracing::warn!(peer, %what, "the fabric's server refuses a request");
@@ -44,7 +44,7 @@ impl RateLimitedLog {
         self.take_line()
     }
 
-    /// Begins another interval if this one is over; gives how many peers were not named in it, if any.
+    /// Starts another interval if this one is over. Returns how many peers were not logged in it, if any.
     fn begin_interval(&mut self, now: Instant) -> Option<u32> {
         if now.saturating_duration_since(self.interval_began) < INTERVAL {
             return None;

@@ -1,5 +1,5 @@
-//! The owner's server: a listening socket, one thread that accepts connections, and worker threads that serve them. A
-//! thread that panics loses its connections and continues.
+//! The owner's server: a listening socket, one thread that accepts connections, and worker threads that serve them. A thread
+//! that panics loses its connections and continues.
 
 use std::fmt;
 use std::io;
@@ -17,28 +17,28 @@ use crate::Exporter;
 use crate::protocol::OwnerContext;
 use crate::transport::{Security, Stream};
 
-/// Threads of a server that serve. Two, so that one connection's stream does not hold up another's single pages; reading memory
-/// is bound by memory, so that more would gain little.
+/// Number of worker threads. With two, one connection's stream does not delay another's single pages. More would gain
+/// little, because memory bandwidth limits reads.
 const WORKERS: usize = 2;
 
-/// Makes a stream of an accepted socket; gives also who it comes from, as the log names it.
+/// Makes a stream from an accepted socket. Also returns the peer's name for the log.
 pub(crate) type StreamFactory = fn(OwnedFd) -> io::Result<(Box<dyn Stream>, String)>;
 
-/// How connections come in.
+/// How a server accepts connections.
 #[derive(Clone)]
 pub(crate) struct ListenerConfig {
-    /// What the threads are called by.
+    /// Name of the threads.
     pub(crate) thread_name: &'static str,
-    /// Whether all that connects is on this host.
+    /// Whether all peers are on this host.
     pub(crate) same_host: bool,
-    /// What becomes of a socket.
+    /// Makes a stream from a socket.
     pub(crate) make_stream: StreamFactory,
-    /// What protects the streams, if anything does.
+    /// Wraps the streams, if there is any security.
     pub(crate) security: Option<Arc<dyn Security>>,
 }
 
 impl ListenerConfig {
-    /// Lets a socket in.
+    /// Makes a stream from an accepted socket, with security if there is any.
     pub(crate) fn wrap_socket(&self, socket: OwnedFd) -> io::Result<(Box<dyn Stream>, String)> {
         let (stream, from) = (self.make_stream)(socket)?;
         let stream = match &self.security {
@@ -49,20 +49,20 @@ impl ListenerConfig {
     }
 }
 
-/// Serves an exporter's memory until it is dropped, which ends its threads and connections at once.
+/// Serves an exporter's memory until it is dropped. That ends its threads and connections at once.
 pub(crate) struct StreamServer {
-    /// The workers, then the thread that authenticates connections.
+    /// The queues of the workers, then of the thread that authenticates connections.
     command_queues: Vec<Arc<CommandQueue>>,
     threads: Vec<JoinHandle<()>>,
     panics: Arc<AtomicU64>,
 }
 
-/// What a thread of a server does.
+/// The task of a server's thread.
 trait ServerTask: Send + 'static {
-    /// Until it is ordered to end.
+    /// Runs until it is commanded to end.
     fn run(&mut self);
 
-    /// Loses what it has in hand, which may be half done.
+    /// Drops all connections after a panic, because any of them may be in an inconsistent state.
     fn drop_connections(&mut self);
 }
 
@@ -87,7 +87,7 @@ impl ServerTask for HandshakeAcceptor {
 }
 
 impl StreamServer {
-    /// Serves what connects to `listener`, a nonblocking, listening socket.
+    /// Serves connections to `listener`, a nonblocking, listening socket.
     pub(crate) fn start(listener: OwnedFd, config: &ListenerConfig, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
         let new_queue = || CommandQueue::new().map(Arc::new);
         let workers: Vec<_> = (0..WORKERS).map(|_| new_queue()).collect::<io::Result<_>>()?;
@@ -104,7 +104,7 @@ impl StreamServer {
         Ok(server)
     }
 
-    /// Gives a thread its duty, which it keeps whatever happens.
+    /// Starts a thread that runs a task, and runs it again after a panic.
     fn spawn_task(&mut self, name: String, mut task: impl ServerTask) -> io::Result<()> {
         let (thread, panics) = (thread::Builder::new().name(name.clone()), Arc::clone(&self.panics));
         let work = move || {
@@ -122,13 +122,13 @@ impl StreamServer {
         Ok(())
     }
 
-    /// How often its threads have panicked.
+    /// Number of panics of its threads.
     pub(crate) fn panic_count(&self) -> u64 {
         self.panics.load(Ordering::Relaxed)
     }
 
-    /// Accepts and receives nothing more, serves what was received, sends what waits, until all is sent or `timeout` is
-    /// over; then ends.
+    /// Stops accepting and receiving, serves received requests, and sends their replies. Ends once all are sent or after
+    /// `timeout`.
     pub(crate) fn close(mut self, timeout: Duration) {
         self.stop_threads(ServerCommand::Drain(Instant::now() + timeout));
     }

@@ -1,5 +1,5 @@
-//! One requester's connection at the owner. It works in turns of bounded length, so that no requester delays another.
-//! While the requester does not take its replies, no further requests are read, so that none exhausts memory.
+//! One requester's connection at the owner. It works in turns of bounded length, so that no requester delays another. While
+//! the requester does not take its replies, no further requests are read, so that none exhausts memory.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -11,34 +11,35 @@ use crate::buffer::BufferPool;
 use crate::protocol::{DecodeEvent, FrameDecoder, OwnerContext, RefusedRequest, Responder, SendQueue};
 use crate::transport::Stream;
 
-/// Size of the staging area, in bytes: some hundred requests with one system call.
+/// Size of the staging buffer, in bytes: some hundred requests in one system call.
 const STAGING_BYTES: usize = 16 << 10;
 
-/// Memory that a requester gets for the body that it announces, in bytes: the longest message. For a longer write, it
-/// gets more as the body comes: who only announces costs little.
+/// Memory for an announced body, in bytes: the longest message. For a longer write, the buffer grows as bytes arrive. So an
+/// announcement alone costs little.
 const BODY_PREALLOC_BYTES: usize = 64 << 10;
 
-/// Reply bytes that may wait for a requester before its further requests do. One more reply may exceed it.
+/// Queued reply bytes after which a requester's further requests wait. One more reply may exceed the limit.
 const OUTBOUND_BYTES_MAX: usize = 2 << 20;
 
-/// Reply bytes of one turn. One more reply may exceed it.
+/// Most reply bytes in one turn. One more reply may exceed the limit.
 const TURN_BYTES_MAX: usize = 512 << 10;
 
-/// Reply bytes that are sent before the next request is served: the requester works on them meanwhile.
+/// Reply bytes that are sent before the next request is served, so that the requester can already process them.
 const FLUSH_BYTES: usize = 128 << 10;
 
-/// How long a connection may go without handshake and greeting.
+/// How long a connection may exist without a handshake and a hello.
 pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long replies may wait without any being taken, and a request for its rest. A pager that was stopped for longer connects again.
+/// How long a requester may accept no queued replies, or send nothing more of a request. A pager that was stopped for longer
+/// reconnects.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a turn leaves.
+/// The outcome of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TurnOutcome {
-    /// Nothing, until the stream has something or takes something.
+    /// There is nothing to do until the stream receives or accepts bytes.
     Idle,
-    /// Requests that were received but not served yet.
+    /// Received requests were not served yet.
     HasMore,
 }
 
@@ -51,25 +52,25 @@ pub(crate) struct ServerConnection {
     decoder: FrameDecoder,
     send_queue: SendQueue,
     responder: Responder,
-    /// Whether the handshake is over.
+    /// Whether the handshake is complete.
     is_handshake_done: bool,
-    /// Whether there may be requests that were received but not served.
+    /// Whether there may be received requests that were not served yet.
     has_backlog: bool,
-    /// Whether the stream may keep bytes that have come.
+    /// Whether the stream may have buffered bytes.
     may_have_unread: bool,
-    /// Whether nothing more is received.
+    /// Whether receiving has stopped.
     is_draining: bool,
     /// Reply bytes of the last turn.
     served_bytes: usize,
-    /// When it last got on: when it came, when replies were taken, or when none waited.
+    /// Time of the last progress: it connected, replies were sent, or no replies were queued.
     progress_at: Instant,
-    /// When bytes came last, or the rest of a frame was not waited for.
+    /// When bytes last arrived, or when the rest of a frame was not awaited.
     received_at: Instant,
 }
 
 impl ServerConnection {
-    /// Of a stream that was accepted. `from`: who it comes from, as the log names it; `came_at`: since when it has had time
-    /// to greet.
+    /// A connection over an accepted stream. `from` is the peer's name for the log. The time for the hello starts at
+    /// `accepted_at`.
     pub(crate) fn new(
         stream: Box<dyn Stream>,
         from: String,
@@ -96,12 +97,12 @@ impl ServerConnection {
         }
     }
 
-    /// Who it is, as the log names it.
+    /// The peer's name, as in the log.
     pub(crate) fn peer_name(&self) -> &str {
         self.responder.peer_name()
     }
 
-    /// What it was refused since this was asked last.
+    /// The last refusal since the previous call.
     pub(crate) fn take_last_refusal(&mut self) -> Option<RefusedRequest> {
         self.responder.take_last_refusal()
     }
@@ -110,12 +111,12 @@ impl ServerConnection {
         &*self.stream
     }
 
-    /// Whether it has said what it speaks.
+    /// Whether the requester has sent its hello.
     pub(crate) fn has_greeted(&self) -> bool {
         self.decoder.has_greeted()
     }
 
-    /// Receives, serves, sends: as much as a turn may.
+    /// Receives, serves and sends, within the limits of a turn.
     pub(crate) fn run_turn(
         &mut self,
         now: Instant,
@@ -132,29 +133,29 @@ impl ServerConnection {
             self.received_at = now;
         }
         let served = self.receive(now).and_then(|()| self.serve_received(now, shared, pool));
-        // Who violates the protocol still learns what was served before, and who is here.
+        // A requester that violates the protocol still gets the replies to earlier requests, and the owner's hello.
         self.send_replies(now, pool)?;
         served?;
         let has_more = (self.has_backlog || self.may_have_unread) && !self.is_send_queue_full();
         Ok(if has_more { TurnOutcome::HasMore } else { TurnOutcome::Idle })
     }
 
-    /// How many bytes of replies the last turn has put together.
+    /// Reply bytes of the last turn.
     pub(crate) fn served_bytes(&self) -> usize {
         self.served_bytes
     }
 
-    /// From now on nothing more is received.
+    /// Stops receiving.
     pub(crate) fn stop_receiving(&mut self) {
         self.is_draining = true;
     }
 
-    /// Whether all that was received is served, and all replies are sent.
+    /// Whether all received requests were served and all replies sent.
     pub(crate) fn is_drained(&self) -> bool {
         !(self.has_backlog || self.is_handshake_done && self.has_unsent())
     }
 
-    /// What to wait for: requests unless too many replies wait, room while any do.
+    /// The events that let it proceed: requests, unless too many replies are queued; space, while replies are queued.
     pub(crate) fn interest(&self) -> Interest {
         Interest {
             receive: !self.has_backlog && !self.is_send_queue_full() && !self.is_draining,
@@ -162,7 +163,7 @@ impl ServerConnection {
         }
     }
 
-    /// Whether it did not get on for too long.
+    /// Whether it has made no progress for too long.
     pub(crate) fn is_stalled(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.progress_at);
         let silence = now.saturating_duration_since(self.received_at);
@@ -183,7 +184,7 @@ impl ServerConnection {
         Ok(self.is_handshake_done)
     }
 
-    /// Whether a frame has come in part, and the rest would be received.
+    /// Whether a frame has arrived in part, and its rest may be received.
     fn awaits_frame_rest(&self) -> bool {
         self.decoder.has_partial_frame() && !self.has_backlog && !self.is_send_queue_full()
     }
@@ -196,7 +197,7 @@ impl ServerConnection {
         self.send_queue.queued_bytes() > 0 || self.stream.has_unsent()
     }
 
-    /// Before the handshake is over the greeting waits, and only the handshake's own bytes may want room.
+    /// Whether it waits for space. During the handshake, the queued hello does not count, only the handshake's own bytes.
     fn wants_write(&self) -> bool {
         self.is_handshake_done || self.stream.has_unsent()
     }
@@ -222,7 +223,7 @@ impl ServerConnection {
         }
     }
 
-    /// Serves what was received, while not too much waits to be sent.
+    /// Serves received requests while not too many replies are queued.
     fn serve_received(&mut self, now: Instant, shared: &OwnerContext, pool: &mut BufferPool) -> Result<(), LinkError> {
         self.served_bytes = 0;
         while self.has_backlog && !self.is_send_queue_full() && self.served_bytes < TURN_BYTES_MAX {

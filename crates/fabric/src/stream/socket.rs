@@ -8,22 +8,22 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use crate::transport::{ConnectAttempt, Stream};
 
-/// A new socket.
+/// Creates a socket.
 pub(crate) fn create_socket(family: AddressFamily) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-/// A socket that connects.
+/// A connecting socket.
 #[derive(Debug)]
 pub(crate) struct SocketAttempt {
-    /// Absent once it is given.
+    /// `None` once the stream was returned.
     socket: Option<OwnedFd>,
     make_stream: fn(OwnedFd) -> Box<dyn Stream>,
 }
 
 impl SocketAttempt {
-    /// Of a socket that was told to connect; `stream` makes the stream of it.
+    /// An attempt of a socket on which connect(2) was called. `stream` makes a stream from it.
     pub(crate) fn new(socket: OwnedFd, stream: fn(OwnedFd) -> Box<dyn Stream>) -> Self {
         Self { socket: Some(socket), make_stream: stream }
     }

@@ -1,4 +1,4 @@
-//! A server connection as a worker holds it, with the events that the worker's epoll waits for.
+//! A worker's record of a server connection, with the events that the worker's epoll waits for.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -8,14 +8,14 @@ use super::event_source::Interest;
 use super::server_connection::ServerConnection;
 use crate::LinkError;
 
-/// A connection, and what the epoll waits for.
+/// A connection, and the events that the epoll waits for.
 pub(super) struct WatchedConnection {
     pub(super) connection: ServerConnection,
     pub(super) interest: Interest,
 }
 
 impl WatchedConnection {
-    /// Waits for what can help.
+    /// Waits for the events that let the connection proceed.
     pub(super) fn update_interest(&mut self, epoll: &OwnedFd, token: u64) -> Result<(), LinkError> {
         let interest = self.connection.interest();
         if interest != self.interest

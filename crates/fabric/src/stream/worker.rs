@@ -20,17 +20,17 @@ use crate::buffer::BufferPool;
 use crate::protocol::OwnerContext;
 use crate::{AdaptiveSpin, LinkError};
 
-/// Most connections of a thread: two for each pager, of some hundred nodes. More are closed at once.
+/// Most connections of a thread: two for each pager of some hundred nodes. Further ones are closed at once.
 const CONNECTIONS_MAX: usize = 2048;
 
-/// Most connections of a thread that have not greeted. A requester greets within a round trip; where more connect and
-/// say nothing, the one that has said nothing for longest goes.
+/// Most connections of a thread that have not sent a hello. A requester sends it within a round trip. If more connections
+/// are silent, the one that has been silent longest is closed.
 const UNGREETED_MAX: usize = 512;
 
-/// How often stalled connections are looked for.
+/// Interval between checks for stalled connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often a worker that finishes looks at its limit.
+/// Interval at which a draining worker checks its time limit.
 const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 const EVENTS_MAX: usize = 64;
@@ -39,16 +39,16 @@ const FIRST_CONNECTION_TOKEN: u64 = 1;
 
 /// One thread of a server.
 pub(crate) struct Worker {
-    /// Whether all that connects is on this host.
+    /// Whether all peers are on this host.
     same_host: bool,
     shared: OwnerContext,
     commands: Arc<CommandQueue>,
     epoll: OwnedFd,
     connections: HashMap<u64, WatchedConnection>,
-    /// Those that have not greeted; the one that came first is first.
+    /// Connections that have not sent a hello; the oldest is first.
     ungreeted: BTreeSet<u64>,
     next_token: u64,
-    /// Connections that have requests left from their last turn.
+    /// Connections with requests left from their last turn.
     ready: Vec<u64>,
     pool: BufferPool,
     spin: AdaptiveSpin,
@@ -81,7 +81,7 @@ impl Worker {
         })
     }
 
-    /// Loses all connections.
+    /// Drops all connections.
     pub(crate) fn drop_connections(&mut self) {
         self.connections.clear();
         self.ungreeted.clear();
@@ -89,7 +89,7 @@ impl Worker {
         self.pool = BufferPool::default();
     }
 
-    /// Works until it is ordered to end.
+    /// Runs until it is commanded to end.
     pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         self.cpu_policy.apply_initial();
@@ -120,7 +120,7 @@ impl Worker {
         }
     }
 
-    /// Waits for something to do: looks for it for a while, where that pays, then sleeps.
+    /// Waits for events: spins for a while if that pays off, then sleeps.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> Result<(), Errno> {
         const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         events.clear();
@@ -138,7 +138,7 @@ impl Worker {
         Ok(())
     }
 
-    /// How long to wait at most: for ever while there is nobody to look after.
+    /// Longest time to wait; no limit while there are no connections.
     fn wait_timeout(&self) -> Option<Timespec> {
         let wait = match self.command {
             _ if !self.ready.is_empty() => Duration::ZERO,
@@ -159,7 +159,7 @@ impl Worker {
         }
     }
 
-    /// Takes a new connection.
+    /// Adds a new connection.
     fn add_connection(
         &mut self,
         AcceptedStream { stream, peer_name: from, accepted_at }: AcceptedStream,
@@ -216,7 +216,7 @@ impl Worker {
         }
     }
 
-    /// Ends a connection that did what it must not, or did nothing.
+    /// Closes a connection that violated the protocol or made no progress, and logs it.
     fn disconnect(&mut self, token: u64, now: Instant, cause: impl std::fmt::Display) {
         if let Some(watched) = self.remove(token) {
             self.log.log_disconnect(now, watched.connection.peer_name(), &cause);
@@ -228,7 +228,7 @@ impl Worker {
         self.connections.remove(&token)
     }
 
-    /// Ends connections that do not get on.
+    /// Closes connections that make no progress.
     fn sweep(&mut self, now: Instant) {
         if now.duration_since(self.swept_at) >= SWEEP_INTERVAL {
             self.swept_at = now;
@@ -249,7 +249,7 @@ impl Worker {
         }
     }
 
-    /// From now on nothing more is received.
+    /// Stops receiving on all connections.
     fn start_draining(&mut self, now: Instant) {
         let tokens: Vec<u64> = self.connections.keys().copied().collect();
         for token in tokens {
@@ -260,7 +260,7 @@ impl Worker {
         }
     }
 
-    /// Whether there is nothing left to do.
+    /// Whether the worker has nothing left to do.
     fn is_finished(&mut self, now: Instant) -> bool {
         match self.command {
             ServerCommand::Serve => false,

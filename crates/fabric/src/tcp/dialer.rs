@@ -11,24 +11,25 @@ use rustix::net::{AddressFamily, connect, sockopt};
 use crate::stream::{SocketAttempt, create_socket};
 use crate::transport::{self, ConnectAttempt, PlainStream};
 
-/// When an idle connection is first probed: a peer that vanished without a word is noticed, and its memory freed,
-/// within half a minute.
+/// Idle time before the first keepalive probe. A peer that vanished is noticed, and its memory freed, within half a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 
-/// Between two probes.
+/// Interval between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Probes without an answer that end a connection.
+/// Number of unanswered probes after which the connection ends.
 const KEEPALIVE_PROBES: u32 = 4;
 
 /// How long sent bytes may stay without acknowledgement before the kernel ends a connection, in milliseconds.
 const USER_TIMEOUT_MS: u32 = 30_000;
 
-/// How a connection finds its rate. Reno has no pace and no guess: it doubles until something is lost, which between
-/// nodes of a cluster is never or soon. What the machine uses for the Internet may hold such a link back: BBR sends by
-/// timers that are coarse beside a round trip of 50 µs (a third of the rate, where it was measured), CUBIC takes the
-/// delay of a full receiver for a full network. Below some milliseconds neither would be faster where packets are lost:
-/// CUBIC is then Reno by design.
+/// The congestion control algorithm. Reno does not pace, and does not estimate the bandwidth. It doubles its rate until a
+/// packet is lost, which between nodes of a cluster happens never or soon.
+///
+/// The machine's default for the Internet may be slower on such a link. BBR paces with timers that are coarse compared with
+/// a round trip of 50 µs; it reached a third of the rate in a measurement. CUBIC mistakes the delay of a busy receiver for a
+/// full network. With round trips of less than some milliseconds, neither is faster when packets are lost: CUBIC then
+/// behaves like Reno by design.
 const CONGESTION_CONTROL: &str = "reno";
 
 /// Connects to a socket address.
@@ -38,7 +39,7 @@ pub struct TcpDialer {
 }
 
 impl TcpDialer {
-    /// To this address.
+    /// Connects to this address.
     pub fn new(to: SocketAddr) -> Self {
         Self { address: to }
     }
@@ -58,7 +59,7 @@ impl transport::Dialer for TcpDialer {
     }
 }
 
-/// Small frames leave at once, and dead peers are noticed.
+/// Sets the options by which small frames are sent at once, and dead peers are noticed.
 pub(super) fn set_socket_options(socket: &OwnedFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
@@ -66,7 +67,7 @@ pub(super) fn set_socket_options(socket: &OwnedFd) -> io::Result<()> {
     sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
     sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT_MS)?;
-    // Only a help: every kernel has it, but a machine may forbid the choice.
+    // Optional: every kernel has Reno, but a machine may forbid the choice.
     let _ = sockopt::set_tcp_congestion(socket, CONGESTION_CONTROL);
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::stream::{self, ListenerConfig};
 use crate::transport::{PlainStream, Security, Stream};
 use crate::{Address, Exporter};
 
-/// Serves an exporter's memory over TCP until it is dropped, which ends all connections at once.
+/// Serves an exporter's memory over TCP until it is dropped. That ends all connections at once.
 #[derive(Debug)]
 pub struct TcpServer {
     address: SocketAddr,
@@ -19,15 +19,15 @@ pub struct TcpServer {
 }
 
 impl TcpServer {
-    /// Serves what connects to `listener`.
+    /// Serves connections to `listener`.
     ///
     /// # Errors
-    /// Where this process cannot have another file descriptor or thread.
+    /// When the process cannot create another file descriptor or thread.
     pub fn start(listener: TcpListener, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
         Self::start_secured(listener, exporter, None)
     }
 
-    /// The same, with connections that something protects.
+    /// As [`TcpServer::start`], with `security` around each stream.
     ///
     /// # Errors
     /// As [`TcpServer::start`].
@@ -43,17 +43,17 @@ impl TcpServer {
         Ok(Self { address, server: stream::StreamServer::start(listener.into(), &config, exporter)? })
     }
 
-    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `timeout`.
+    /// Stops accepting and receiving, answers received requests, and ends once the replies are sent or after `timeout`.
     pub fn close(self, timeout: Duration) {
         self.server.close(timeout);
     }
 
-    /// How often its threads have panicked: each time, connections were lost, and the thread went on.
+    /// Number of panics of its threads. Each panic lost connections, and the thread continued.
     pub fn panic_count(&self) -> u64 {
         self.server.panic_count()
     }
 
-    /// Where it is reached.
+    /// The address that it listens on.
     pub fn address(&self) -> Address {
         Address::Tcp(self.address)
     }

@@ -65,7 +65,7 @@ fn what_is_written_is_read(mut fixture: Fixture) {
     let most = pattern(2, WRITE_BYTES_MAX as u64);
     other.write(&key, &[span(3, WRITE_BYTES_MAX as u64)], &most, PATIENCE).unwrap();
     assert_eq!(fixture.requester.read(&key, &[span(3, WRITE_BYTES_MAX as u64)], PATIENCE).unwrap(), most);
-    // Where two spans of a write overlap, the later one counts.
+    // Where two spans of a write overlap, the later one is written last.
     fixture.requester.write(&key, &[span(0, 4), span(2, 4)], b"abcdefgh", PATIENCE).unwrap();
     assert_eq!(fixture.requester.read(&key, &[span(0, 6)], PATIENCE).unwrap(), b"abefgh");
 }
@@ -125,7 +125,7 @@ fn limits_on_changes_are_refused_before_anything_is_sent(mut fixture: Fixture) {
     fixture.requester.tell(&[7; MESSAGE_BYTES_MAX], PATIENCE).unwrap();
 }
 
-/// Memory that notices who touches it once nobody may.
+/// Memory that records accesses after it was revoked.
 #[derive(Default)]
 struct Watched {
     revoked: AtomicBool,
@@ -147,7 +147,7 @@ impl Region for Watched {
     fn read(&self, _: ExtentId, _: u64, into: &mut [u8]) -> io::Result<()> {
         self.touch();
         into.fill(1);
-        // Long enough for somebody to revoke it meanwhile.
+        // Long enough to be revoked in between.
         std::thread::sleep(Duration::from_micros(20));
         self.touch();
         Ok(())
@@ -159,7 +159,7 @@ impl Region for Watched {
     }
 
     fn local_template(&self) -> Option<LocalTemplate> {
-        // What would be granted could be kept: the registry must not pass it on.
+        // A requester could keep a grant, so the registry must not pass it on.
         let template = farfork_sys::pidfd::open(std::process::id() as i32).unwrap();
         Some(LocalTemplate { template, extents: vec![(WORDS, 4096)] })
     }
@@ -199,7 +199,7 @@ fn memory_is_revoked_under_requests_on_their_way(mut fixture: Fixture) {
         assert_eq!(ended.len(), 400);
         let mut refused = false;
         for (tag, result) in ended {
-            // Once one is refused, all behind it are.
+            // Once one is refused, all later ones are.
             refused |= result.is_err();
             if refused {
                 assert_eq!(refusal(result), Refusal::UnknownSeed, "{tag}");
@@ -293,7 +293,7 @@ fn nothing_is_done_twice_by_an_owner_that_forgot(mut fixture: Fixture) {
             fixture.requester.poll();
             fixture.site.pass(Duration::from_micros(30 * round));
         }
-        // The inbox outlives the server, as what a message brought about may.
+        // The message queue outlives the server, like the effects of a message.
         let seeds = fixture.seeds.clone();
         fixture.restart(&seeds);
         let ended: HashMap<u64, _> = fixture.requester.finish().into_iter().collect();
@@ -341,7 +341,7 @@ fn a_closing_owner_answers_what_it_received(mut fixture: Fixture) {
         fixture.site.pass(Duration::from_micros(200));
     }
     let server = fixture.server.take().unwrap();
-    // Only what the kernel's buffers hold can be sent: nobody reads meanwhile.
+    // No requester reads, so only what fits into the kernel's buffers can be sent.
     server.close(Duration::from_millis(300));
     let served = fixture.seed.reads.load(Ordering::Relaxed);
     let answered = fixture.requester.finish().into_iter().filter(|(_, result)| result.is_ok()).count() as u64;

@@ -14,10 +14,10 @@ use farfork_wire::descriptor::ExtentId;
 use crate::pattern::{PATTERN_BYTES, Pattern};
 use crate::seed::key;
 
-/// Parts of a requester's memory, each of which one write fills.
+/// Parts of a requester's memory. Each write fills one.
 pub(crate) const SLOTS: u64 = 8;
 
-/// Length of each, in bytes.
+/// Length of a part, in bytes.
 pub(crate) const SLOT_BYTES: u64 = 1500;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) enum Asked {
     Message(u64),
 }
 
-/// What became of a change.
+/// The outcome of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Open,
@@ -37,7 +37,7 @@ pub(crate) enum Fate {
     NotDone,
 }
 
-/// One requester, and what it knows.
+/// One requester, and its expectations.
 pub(crate) struct Client {
     pub(crate) number: u64,
     pub(crate) node: NodeId,
@@ -45,10 +45,10 @@ pub(crate) struct Client {
     key: Arc<SeedKey>,
     pub(crate) asked: BTreeMap<u64, (Asked, Instant)>,
     pub(crate) next_tag: u64,
-    /// By number; numbers ascend.
+    /// Writes by number; numbers ascend.
     pub(crate) writes: BTreeMap<u64, (u64, Fate)>,
     pub(crate) messages: BTreeMap<u64, Fate>,
-    /// The latest write seen in each slot.
+    /// The latest write that was seen in each part.
     seen: [u64; SLOTS as usize],
 }
 
@@ -69,7 +69,7 @@ impl Client {
         }
     }
 
-    /// Asks for something.
+    /// Sends a random request.
     pub(crate) fn ask(&mut self, world: &World, within: Duration) {
         let (tag, deadline, key) = (self.next_tag, self.connection.now() + within, Arc::clone(&self.key));
         let slot = world.random_below(SLOTS);
@@ -139,7 +139,7 @@ impl Client {
         }
     }
 
-    /// A slot must hold one whole write: not an older one than was done or seen before, and none that was not done.
+    /// Checks that a part contains one whole write: no older one than was done or seen before, and none that was not done.
     fn check_slot(&mut self, slot: u64, data: &[u8]) {
         let number = u64::from_le_bytes(*data.first_chunk().unwrap());
         assert_eq!(data, if number == 0 { vec![0; SLOT_BYTES as usize] } else { contents(number) }, "a torn write");

@@ -13,7 +13,7 @@ use farfork_fabric::{
 };
 use farfork_wire::descriptor::ExtentId;
 
-/// Makes a test for each provider.
+/// Defines a test for each provider.
 macro_rules! on_each_provider {
     ($($name:ident),* $(,)?) => {
         mod tcp {
@@ -52,7 +52,7 @@ fn page(number: u64) -> Span {
     Span { extent: MEMORY, offset: number * PAGE, bytes: PAGE as u32 }
 }
 
-/// Makes sure that a provider which can do without the owner does so from now on.
+/// Reads until a provider that can read directly does so.
 fn warm_up(fixture: &mut Fixture) {
     for _ in 0..3 {
         fixture.read(MEMORY, 0, 8).unwrap();
@@ -65,7 +65,7 @@ fn bytes_are_those_of_the_template(mut fixture: Fixture) {
             let bytes = fixture.read(MEMORY, number * PAGE, PAGE as u32).unwrap();
             assert_eq!(bytes, expected(MEMORY, number * PAGE, PAGE), "page {number}, round {round}");
         }
-        // Across the page that the template itself may not read, from and to the middle of pages.
+        // Includes the page that the template itself may not read, and starts and ends within pages.
         let (offset, bytes) = (3 * PAGE + 100, 4 * PAGE);
         assert_eq!(fixture.read(MEMORY, offset, bytes as u32).unwrap(), expected(MEMORY, offset, bytes));
     }

@@ -1,4 +1,4 @@
-//! Random faults on reads, writes and messages, with hundreds of random seeds: no wrong byte, no hang, no change made
+//! Random faults during reads, writes and messages, with hundreds of random seeds: no wrong byte, no hang, no change made
 //! twice. A seed that fails prints the command that repeats it.
 
 use std::collections::BTreeSet;
@@ -13,19 +13,19 @@ use crate::client::{Client, Fate, SLOT_BYTES, SLOTS};
 use crate::pattern::Pattern;
 use crate::seed::key;
 
-/// Seeds of a run, unless one is named.
+/// Seeds of a run, unless one is chosen.
 const SEEDS: u64 = 250;
 
-/// Those of `make test-long`.
+/// Seeds of a run by `make test-long`.
 const MANY_SEEDS: u64 = 1000;
 
-/// Requesters of a world.
+/// Requesters in a world.
 const REQUESTERS: u64 = 3;
 
-/// How long things go wrong, of the world's time.
+/// Duration of the faults, in the world's time.
 const CHAOS: Duration = Duration::from_secs(4);
 
-/// How long everything may take that was asked for while nothing goes wrong any more.
+/// How long requests may take after the faults have stopped.
 const CALM: Duration = Duration::from_secs(60);
 
 /// A world with an owner and its requesters.
@@ -63,7 +63,7 @@ impl Scene {
         (Self { world, owner_address, exporter, inbox, server, clients, arrived, last_arrived, completed: 0 }, injector)
     }
 
-    /// Everybody who is awake does what can be done.
+    /// Gives each requester on a running node a turn, and checks the messages that arrived.
     fn turn(&mut self) {
         for client in &mut self.clients {
             if self.world.is_running(client.node) {
@@ -81,7 +81,7 @@ impl Scene {
         }
     }
 
-    /// When somebody wants a turn, at most `until`.
+    /// When the first requester needs a turn, at most `until`.
     fn next_at(&self, until: Instant) -> Instant {
         let is_awake = |client: &&Client| self.world.is_running(client.node);
         let wants =
@@ -89,7 +89,7 @@ impl Scene {
         self.clients.iter().filter(is_awake).filter_map(wants).fold(until, Instant::min)
     }
 
-    /// Lets time pass until then, or until `each` says that it is enough; it gives when it wants to be asked again.
+    /// Runs the world until `until`, or until `each` returns `None`. `each` returns when it wants to be called next.
     fn run(&mut self, until: Instant, mut each: impl FnMut(&mut Self) -> Option<Instant>) {
         while self.world.now() < until {
             let Some(wanted) = each(self) else { return };
@@ -99,7 +99,7 @@ impl Scene {
         }
     }
 
-    /// Things go wrong while everybody asks.
+    /// Injects faults while all requesters send requests.
     fn suffer(&mut self, injector: &mut FaultInjector) {
         let mut ask_at = self.world.now();
         let until = self.world.now() + CHAOS;
@@ -125,8 +125,9 @@ impl Scene {
         });
     }
 
-    /// Nothing goes wrong any more: everything ends, and what is asked for once that is so is done. Who asked for nothing when its owner went
-    /// hears of that by its next request, which may be answered by one that does not know it.
+    /// Stops the faults. All requests must end, and those sent afterwards must succeed. The first request of each requester
+    /// afterwards may fail: if the owner was restarted, the requester notices only then, and the new owner has no record of
+    /// it.
     fn recover(&mut self) {
         self.settle();
         for client in &mut self.clients {
@@ -156,7 +157,7 @@ impl Scene {
         }
     }
 
-    /// Waits until everything has ended.
+    /// Waits until all requests have ended.
     fn settle(&mut self) {
         let until = self.world.now() + 2 * CALM;
         self.run(until, |scene| {
@@ -169,7 +170,7 @@ impl Scene {
     }
 }
 
-/// Runs one seed; gives what tells it apart from others.
+/// Runs one seed. Returns a fingerprint of the run, and the number of completed requests.
 fn run(seed: u64) -> (u64, usize) {
     let (mut scene, mut injector) = Scene::new(seed);
     let world = scene.world.clone();

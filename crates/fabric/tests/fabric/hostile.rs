@@ -20,10 +20,10 @@ use crate::log;
 use crate::seed::{MEMORY, Seed, Seeds, expected, key};
 use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, TestRequester, connections_of};
 
-/// Connections that say nothing.
+/// Number of silent connections.
 const HALF_OPEN: usize = 10_000;
 
-/// As many of them as an owner keeps, with those few that speak.
+/// As many of them as an owner keeps, with the few that send something.
 const STRANGERS_MAX: usize = 2 * 512 + 8;
 
 fn fixture() -> (Fixture, SocketAddr) {
@@ -32,7 +32,7 @@ fn fixture() -> (Fixture, SocketAddr) {
     (fixture, at)
 }
 
-/// Sends, then reads until the owner ends the connection; gives what came.
+/// Sends bytes, then reads until the owner closes the connection. Returns what was received.
 fn speak(at: SocketAddr, bytes: &[u8]) -> (SocketAddr, Vec<u8>) {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -46,7 +46,7 @@ fn speak(at: SocketAddr, bytes: &[u8]) -> (SocketAddr, Vec<u8>) {
     (own, received)
 }
 
-/// A header that is right, of a frame that is not.
+/// A valid header of an invalid frame.
 fn header(kind: u8, body_bytes: u32) -> Vec<u8> {
     let mut bytes = Header { kind: FrameKind::Read, body_bytes, id: 1, body_crc: 0 }.encode();
     bytes[0] = kind;
@@ -86,7 +86,7 @@ fn who_breaks_the_rules_is_named_and_harms_nobody() {
         assert_eq!(received, hello(), "whoever connects learns who is here, and no more");
         log::wait_for(&[&peer.to_string(), cause]);
         assert_eq!(fixture.read(MEMORY, 0, 64).unwrap(), expected(MEMORY, 0, 64));
-        // So many lines a second are written; the next case needs one.
+        // The log is limited to some lines per second, and the next case needs one.
         std::thread::sleep(Duration::from_millis(150));
     }
     assert!(fixture.seeds.inbox.receive().is_none());
@@ -106,8 +106,8 @@ fn what_is_cut_off_is_forgotten() {
         assert_eq!(fixture.read(MEMORY, 8, 8).unwrap(), expected(MEMORY, 8, 8));
     }
     assert!(fixture.seeds.inbox.receive().is_none());
-    // The owner may read an introduction that was cut off behind this one's, which then has to connect again: as often as
-    // there are such introductions.
+    // The owner may process one of the truncated introductions only now. It then supersedes this connection, which must
+    // connect again, at most once for each truncated introduction.
     let arrives = || {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.write_all(&whole).unwrap();
@@ -140,7 +140,7 @@ fn replayed_and_reordered_changes_are_not_made_again() {
     let first = send(&recorded, answers);
     let mut later = recorded.clone();
     append_write(&mut later, 9, 0, &span, b"new");
-    // Behind it, what came before: on the same connection, and on others.
+    // After it, earlier changes again: on the same connection, and on others.
     append_write(&mut later, 4, 0, &span, b"old");
     append_message(&mut later, 3, b"once");
     send(&later, answers + 3 * HEADER_BYTES);
@@ -152,7 +152,7 @@ fn replayed_and_reordered_changes_are_not_made_again() {
     assert!(fixture.seeds.inbox.receive().is_none());
 }
 
-/// Has a defect that one request brings to light.
+/// An exporter with a defect that one request triggers.
 struct Defective(Arc<Seeds>);
 
 impl Exporter for Defective {
@@ -174,7 +174,7 @@ fn a_thread_that_panics_goes_on_and_says_so() {
     let page = [Span { extent: MEMORY, offset: 0, bytes: 4096 }];
     let mut others = [connect(), connect()];
     others.iter_mut().for_each(|other| drop(other.read(&key(1), &page, PATIENCE).unwrap()));
-    // Again and again, over new connections, whichever thread those come to.
+    // Repeated over new connections, so that each thread gets some.
     let deadline = Instant::now() + PATIENCE;
     while server.panic_count() < 2 {
         connect().read(&key(66), &page, Duration::from_secs(1)).unwrap_err();
@@ -187,7 +187,7 @@ fn a_thread_that_panics_goes_on_and_says_so() {
     log::wait_for(&["a thread of the fabric's server panicked", "panics=1"]);
 }
 
-/// Runs a test in a process of its own, where no other test takes memory; tells whether this is that process.
+/// Runs a test in a process of its own, where no other test allocates memory. Returns whether this is that process.
 pub(crate) fn is_alone(test: &str) -> bool {
     const ALONE: &str = "FARFORK_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -200,7 +200,7 @@ pub(crate) fn is_alone(test: &str) -> bool {
     false
 }
 
-/// The most memory that this process ever had, in KiB.
+/// The peak memory of this process, in KiB.
 pub(crate) fn memory_peak_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -222,7 +222,7 @@ fn who_only_announces_costs_no_memory() {
         .map(|_| {
             let mut stream = TcpStream::connect(at).unwrap();
             stream.write_all(&announced).unwrap();
-            // It was accepted and heard once it is greeted.
+            // Once its hello arrives, the owner has accepted the connection and served its turn.
             stream.read_exact(&mut [0; 16]).unwrap();
             stream
         })
@@ -248,7 +248,7 @@ fn ten_thousand_half_open_connections_cost_little_and_others_nothing() {
         if number % 500 == 0 {
             let before = Instant::now();
             assert_eq!(fixture.read(MEMORY, 0, 4096).unwrap(), expected(MEMORY, 0, 4096));
-            // A newcomer that speaks is let in, too.
+            // A new connection that sends a hello is accepted too.
             let mut friend = fixture.site.connect(&fixture.address);
             let span = [Span { extent: MEMORY, offset: 8, bytes: 8 }];
             assert_eq!(friend.read(&fixture.key, &span, PATIENCE).unwrap(), expected(MEMORY, 8, 8));

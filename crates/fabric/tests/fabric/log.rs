@@ -19,7 +19,7 @@ impl Write for Catcher {
     }
 }
 
-/// From now on lines are caught.
+/// Starts to capture log lines.
 pub(crate) fn catch() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
@@ -27,7 +27,7 @@ pub(crate) fn catch() {
     });
 }
 
-/// Waits for a line in which all of these stand.
+/// Waits for a line that contains all these words.
 pub(crate) fn wait_for(words: &[&str]) -> String {
     let limit = Instant::now() + Duration::from_secs(60);
     loop {
@@ -40,7 +40,7 @@ pub(crate) fn wait_for(words: &[&str]) -> String {
     }
 }
 
-/// How many lines have all of these.
+/// Number of lines that contain all these words.
 pub(crate) fn count(words: &[&str]) -> usize {
     let lines = String::from_utf8_lossy(&LINES.lock().unwrap()).into_owned();
     lines.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()

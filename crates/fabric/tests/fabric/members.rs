@@ -19,24 +19,24 @@ use crate::log;
 use crate::seed::{MEMORY, PAGE, PAGES, Seed, Seeds, expected, key};
 use crate::support::{PATIENCE, TestRequester};
 
-/// Connections that show nobody's certificate: far more than a server lets be silent at a time.
+/// Connections without a certificate: far more than a server keeps silent at a time.
 const SILENT: usize = 10_000;
 
-/// What that many may cost, in MiB: those that are let be silent, and this process's ends of all.
+/// Most memory that they may cost, in MiB: the silent ones that are kept, and this process's ends of all.
 const GROWTH_MIB_MAX: u64 = 128;
 
 fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
 }
 
-/// One seed.
+/// An exporter of one seed.
 fn exporter() -> (Arc<Seeds>, Arc<dyn Exporter>) {
     let seeds = Arc::new(Seeds::default());
     seeds.add(&key(1), &Seed::start());
     (seeds.clone(), seeds)
 }
 
-/// A node `n1` with a seed, and what makes others.
+/// A node `n1` with a seed, which can create other members.
 struct Owner {
     scratch: TempDir,
     directory: TrustDirectory,
@@ -80,7 +80,7 @@ impl Owner {
         TestRequester { connection, completions: Vec::new() }
     }
 
-    /// Why somebody gets nothing.
+    /// The reason why a read is refused.
     fn refuses(&self, credentials: Option<&Credentials>, expected: &str) -> String {
         let error = read_page(&mut self.requester(credentials, expected)).unwrap_err();
         assert!(matches!(error, FabricError::Unreachable { .. }), "{error:?}");
@@ -93,7 +93,7 @@ fn read_page(requester: &mut TestRequester) -> Result<Vec<u8>, FabricError> {
     requester.read(&key(1), &spans, Duration::from_secs(2))
 }
 
-/// Reads all of the seed's memory, which must be right.
+/// Reads all of the seed's memory, and checks it.
 fn read_all(requester: &mut TestRequester) {
     let pages_each = 16;
     for at in 0..PAGES / pages_each {
@@ -166,7 +166,7 @@ fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
     let credentials = owner.issue(Role::Node, "n2");
     let mut requester = owner.requester(Some(&credentials), "n1");
     read_all(&mut requester);
-    // The owner goes on to serve: it is the requester that must not go on to read.
+    // The owner would still serve, but the requester must stop reading.
     member::revoke_identity(&owner.directory, Role::Node, &name("n1"), SystemTime::now).unwrap();
     credentials.install_roster(&owner.directory.read_roster().unwrap().1).unwrap();
     let deadline = Instant::now() + PATIENCE;
@@ -194,7 +194,7 @@ fn who_asks_for_what_it_may_not_have_is_named() {
     let page = [Span { extent: MEMORY, offset: 0, bytes: 8 }];
     nosy.read(&Arc::new(wrong), &page, PATIENCE).unwrap_err();
     log::wait_for(&["farfork://blue/node/nosy at 127.0.0.1", "refuses", "the token does not open it"]);
-    // Memory that was there, and was taken back.
+    // Memory that was registered, and then revoked.
     let own = key(5);
     let registration = owner.seeds.registry.register(&own, Arc::new(SharedMemory::new(100).unwrap())).unwrap();
     let span = [Span { extent: ExtentId(0), offset: 0, bytes: 8 }];
@@ -207,7 +207,7 @@ fn who_asks_for_what_it_may_not_have_is_named() {
     assert_eq!(log::count(&["farfork://blue/node/other", "refuses"]), 0);
 }
 
-/// Reads again and again until that fails; tells how.
+/// Repeats a read until it fails. Returns the error.
 fn read_until_refused(requester: &mut TestRequester) -> FabricError {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -281,13 +281,13 @@ fn half_of_a_handshake_is_not_waited_for_and_disturbs_nobody() {
     let mut silent: Vec<TcpStream> = Vec::with_capacity(SILENT);
     for number in 0..SILENT {
         let mut stream = TcpStream::connect(at).unwrap();
-        // Some say nothing, some begin, some are no members of anything.
+        // Some send nothing, some a part of a handshake, and some a hello without a handshake.
         let words: [&[u8]; 3] = [b"", &[22, 3, 1, 1, 0, 1], &encode_hello()];
-        // Those that were shown out already hear nothing.
+        // This fails on connections that the server has closed already.
         let _ = stream.write_all(words[number % 3]);
         silent.push(stream);
         if number % 1000 == 999 {
-            // Who is there is served, and who comes is let in.
+            // Existing connections are served, and new ones are accepted.
             read_all(&mut member);
             read_all(&mut owner.requester(Some(&credentials), "n1"));
         }
@@ -297,7 +297,7 @@ fn half_of_a_handshake_is_not_waited_for_and_disturbs_nobody() {
     for stream in &mut silent {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut answer = Vec::new();
-        // Closed, or reset because not all was read.
+        // Closed, or reset because not all bytes were read.
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.len() < 64, "nothing but an alert comes: {answer:?}");
     }

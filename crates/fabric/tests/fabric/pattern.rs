@@ -11,7 +11,7 @@ use crate::seed::key;
 /// Length of the one extent, in bytes.
 pub(crate) const PATTERN_BYTES: u64 = 100_000;
 
-/// The memory.
+/// The region.
 pub(crate) struct Pattern;
 
 impl Pattern {
@@ -19,7 +19,7 @@ impl Pattern {
         key(1)
     }
 
-    /// What `bytes` at `offset` must be.
+    /// The expected `bytes` at `offset`.
     pub(crate) fn expected(offset: u64, bytes: u64) -> Vec<u8> {
         (offset..offset + bytes).map(|at| (at * 31 % 251) as u8 ^ (at >> 8) as u8).collect()
     }

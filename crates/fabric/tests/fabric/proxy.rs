@@ -1,4 +1,4 @@
-//! A proxy between requester and owner that damages, cuts or swallows bytes.
+//! A proxy between requester and owner that damages, cuts or drops bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::thread;
 
 use farfork_fabric::Address;
 
-/// What happens to a connection.
+/// A fault on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProxyFault {
     /// One bit of the owner's bytes is flipped.
@@ -17,18 +17,18 @@ pub(crate) enum ProxyFault {
     FlipRequest,
     /// The connection is reset.
     Cut,
-    /// The owner's bytes vanish from there on, and the connection stays.
+    /// From some point on, the owner's bytes are dropped, and the connection stays open.
     Swallow,
 }
 
-/// A listening proxy; its threads end with the test.
+/// A listening proxy. Its threads end with the test.
 pub(crate) struct Proxy {
     at: SocketAddr,
     faults: Arc<AtomicUsize>,
 }
 
 impl Proxy {
-    /// Goes wrong on the first `connections` connections after `after` bytes, a little later on each.
+    /// Causes the fault on the first `connections` connections after `after` bytes, a little later on each.
     pub(crate) fn start(to: SocketAddr, fault: ProxyFault, after: usize, connections: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (at, faults) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -50,13 +50,13 @@ impl Proxy {
         Address::Tcp(self.at)
     }
 
-    /// How many connections went wrong.
+    /// Number of connections on which the fault has occurred.
     pub(crate) fn faults(&self) -> usize {
         self.faults.load(Ordering::Relaxed)
     }
 }
 
-/// Passes one direction on, until `after` bytes have passed; then the fault.
+/// Forwards one direction. After `after` bytes, causes the fault.
 fn pass(from: &TcpStream, to: &TcpStream, fault: ProxyFault, after: usize, count: &Arc<AtomicUsize>) {
     let (mut from, mut to, count) = (from.try_clone().unwrap(), to.try_clone().unwrap(), Arc::clone(count));
     thread::spawn(move || {

@@ -16,7 +16,7 @@ use farfork_fabric::{
 use crate::seed::{COPY, COPY_BYTES, MEMORY, PAGE, Seed, Seeds, expected, key};
 use crate::support::{PATIENCE, Provider, Site, TestRequester};
 
-/// Inverts every byte, in records, once both sides have said the same word.
+/// A stream that inverts every byte, in records, once both sides have sent the same word.
 #[derive(Debug)]
 struct Inverted {
     inner: Box<dyn Stream>,
@@ -27,7 +27,7 @@ struct Inverted {
     unsent: VecDeque<u8>,
 }
 
-/// Most bytes that wait inside, in either direction.
+/// Most buffered bytes in each direction.
 const KEPT_MAX: usize = 50_000;
 
 impl Inverted {
@@ -52,7 +52,7 @@ impl Stream for Inverted {
             }
         }
         let mut copied = 0;
-        // Less than there is, now and then.
+        // Sometimes fewer than are buffered.
         let most = self.kept.len().min(7000);
         for space in spaces {
             let part = space.len().min(most - copied);
@@ -128,12 +128,12 @@ impl Security for Word {
     }
 }
 
-/// An owner that knows a word, and what connects to it with a word of its own.
+/// An owner that requires a word, and the means to connect to it with any word.
 struct Guarded {
     site: Site,
     seeds: Arc<Seeds>,
     address: Address,
-    /// Held for its end.
+    /// Kept to be dropped last.
     _server: Box<dyn Any>,
 }
 
@@ -215,7 +215,7 @@ fn strangers_learn_nothing(provider: Provider) {
     let guarded = Guarded::new(provider, "swordfish");
     let mut wait = Duration::from_millis(400);
     let page = [Span { extent: MEMORY, offset: 0, bytes: PAGE as u32 }];
-    // On a busy machine the time may be over before the handshake has failed.
+    // On a busy machine, the deadline may pass before the handshake fails.
     let error = loop {
         let error = guarded.connect(Some("codfishes")).read(&key(1), &page, wait).unwrap_err();
         if matches!(cause_of(&error), LinkError::Handshake(_)) {
@@ -225,7 +225,7 @@ fn strangers_learn_nothing(provider: Provider) {
         wait *= 3;
     };
     assert!(error.to_string().contains("the handshake failed"), "{error}");
-    // In clear: the word is no greeting.
+    // In clear: the word is not a hello.
     let error = guarded.connect(None).read(&key(1), &page, wait).unwrap_err();
     assert!(!error.is_permanent(), "{error}");
     assert_eq!(guarded.connect(Some("swordfish")).read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, PAGE));
@@ -241,7 +241,7 @@ fn strangers_learn_nothing_through_sim() {
     strangers_learn_nothing(Provider::Sim);
 }
 
-/// Holds whoever shakes hands for as long as it is closed.
+/// Blocks handshakes for as long as it is closed.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -251,7 +251,7 @@ struct Gate {
 #[derive(Debug, Default)]
 struct GateState {
     is_closed: bool,
-    /// Threads that stand before it.
+    /// Number of blocked threads.
     held: usize,
 }
 
@@ -269,14 +269,14 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Waits until so many threads stand before it, or for a while.
+    /// Waits until this many threads are blocked, at most for `limit`.
     fn wait_for(&self, threads: usize, limit: Duration) {
         let state = self.state.lock().unwrap();
         drop(self.changed.wait_timeout_while(state, limit, |state| state.held < threads).unwrap());
     }
 }
 
-/// A stream whose handshake takes its thread's time.
+/// A stream whose handshake blocks its thread.
 #[derive(Debug)]
 struct Slow {
     inner: Box<dyn Stream>,
@@ -319,7 +319,7 @@ impl Security for Gated {
     }
 }
 
-/// Opens a gate at its end, so that a test that fails does not wait for those who stand before it.
+/// Opens a gate when it is dropped, so that a failing test does not wait for blocked threads.
 struct Opened(Arc<Gate>);
 
 impl Drop for Opened {
@@ -340,7 +340,7 @@ fn handshakes_take_no_turn_of_those_that_are_served() {
         let connection = connect_secured(&server.address(), None).unwrap();
         TestRequester { connection, completions: Vec::new() }
     };
-    // One at each of the owner's threads that serve.
+    // One connection for each of the owner's workers.
     let mut members = [connect(), connect()];
     let page = [Span { extent: MEMORY, offset: PAGE, bytes: PAGE as u32 }];
     members.iter_mut().for_each(|member| drop(member.read(&key(1), &page, PATIENCE).unwrap()));
@@ -362,7 +362,7 @@ fn handshakes_take_no_turn_of_those_that_are_served() {
 fn a_handshake_has_a_limit_on_both_sides() {
     let guarded = Guarded::new(Provider::Sim, "swordfish");
     let page = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
-    // A stranger that says no word.
+    // A peer that sends no word.
     let Address::Sim(server_address) = guarded.address else { panic!("it is in a world") };
     let mut attempt = guarded.site.world.dial(guarded.site.here, server_address);
     let began = guarded.site.world.now();
@@ -379,7 +379,7 @@ fn a_handshake_has_a_limit_on_both_sides() {
     let took = guarded.site.world.now() - began;
     assert!(took > Duration::from_secs(4) && took < Duration::from_secs(8), "{took:?}");
 
-    // A listener that accepts and never says a word.
+    // A listener that accepts and never sends a word.
     let silent_address = sim::world::SimAddress { node: guarded.site.there, port: 9 };
     let _listener = guarded.site.world.listen(silent_address).unwrap();
     let security = Some(Arc::new(Word("anybody")) as Arc<dyn Security>);

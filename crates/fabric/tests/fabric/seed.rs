@@ -1,4 +1,4 @@
-//! What a test's owner exports: the memory of an idle process as a template's, registered memory, and a message queue.
+//! The exports of a test's owner: the memory of an idle process as a template's, registered memory, and a message queue.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader};
@@ -12,18 +12,18 @@ use farfork_sys::pidfd;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-/// Pages of the template's memory; page N holds N, as a 64-bit number, again and again.
+/// Pages of the template's memory. Page N is filled with N as a 64-bit number.
 pub(crate) const PAGES: u64 = 600;
 /// The page that the template itself may not read.
 pub(crate) const PROTECTED_PAGE: u64 = 5;
 pub(crate) const PAGE: u64 = 4096;
 /// The extent in the template's memory.
 pub(crate) const MEMORY: ExtentId = ExtentId(0);
-/// An extent that the owner holds as a copy.
+/// An extent that the owner has as a copy.
 pub(crate) const COPY: ExtentId = ExtentId(1);
-/// Its length, in bytes: no whole pages.
+/// Length of the copy, in bytes: not a multiple of the page size.
 pub(crate) const COPY_BYTES: u64 = 300_001;
-/// Longer than one read may be.
+/// Length of the descriptor, in bytes: longer than one read may be.
 pub(crate) const DESCRIPTOR_BYTES: usize = 2_500_000;
 const SCRIPT: &str = "
 import ctypes, mmap, sys
@@ -37,7 +37,7 @@ print(address, flush=True)
 sys.stdin.read()
 ";
 
-/// A process with known memory that does nothing, as a template does.
+/// An idle process with known memory, as a template.
 pub(crate) struct Template {
     child: Mutex<Child>,
     pidfd: OwnedFd,
@@ -73,7 +73,7 @@ impl Drop for Template {
     }
 }
 
-/// What `bytes` of an extent at `offset` must be.
+/// The expected `bytes` of an extent at `offset`.
 pub(crate) fn expected(extent: ExtentId, offset: u64, bytes: u64) -> Vec<u8> {
     let at = |position: u64| match extent {
         MEMORY => (position / PAGE).to_le_bytes()[(position % 8) as usize],
@@ -88,7 +88,7 @@ pub(crate) struct Seed {
     pub(crate) template: Template,
     copy: Vec<u8>,
     descriptor: Vec<u8>,
-    /// How often the owner read something, and how many bytes.
+    /// Number of the owner's reads, and of the bytes that it read.
     pub(crate) reads: AtomicU64,
     pub(crate) bytes: AtomicU64,
 }
@@ -134,10 +134,10 @@ impl Region for Seed {
     }
 }
 
-/// What an owner exports.
+/// The exports of an owner.
 pub(crate) struct Seeds {
     seeds: Mutex<HashMap<SeedId, (Token, Arc<Seed>)>>,
-    /// What is registered, and the inbox.
+    /// Registered memory, and the message queue.
     pub(crate) registry: Arc<RegionRegistry>,
     pub(crate) inbox: Arc<MessageQueue>,
 }

@@ -13,7 +13,7 @@ use farfork_wire::frame::request::{ReadMode, append_open, append_read};
 use crate::seed::{MEMORY, PAGE, expected};
 use crate::support::{Fixture, PATIENCE, Provider};
 
-/// The owner's replies on the connections there are vanish from now on.
+/// From now on, the owner's replies on existing connections are lost.
 fn swallow_replies(fixture: &Fixture) {
     let deaf = PathConditions { blackhole_chance: 1.0, ..PathConditions::default() };
     fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &deaf);
@@ -23,7 +23,7 @@ fn heal(fixture: &Fixture) {
     fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &PathConditions::default());
 }
 
-/// Sends a message that arrives, and whose answer is lost.
+/// Sends a message that arrives, but whose answer is lost.
 fn send_unanswered(fixture: &mut Fixture) {
     fixture.requester.tell(b"first", PATIENCE).unwrap();
     assert_eq!(fixture.seeds.inbox.receive().unwrap().bytes, b"first");
@@ -78,7 +78,7 @@ fn silence_is_noticed_within_a_second_and_the_path_used_again_when_it_heals() {
     assert!(world.now() - healed < Duration::from_secs(3), "{:?}", world.now() - healed);
 }
 
-/// A connection by hand.
+/// A raw connection.
 fn dial(fixture: &Fixture) -> SimStream {
     let Address::Sim(place) = fixture.address else { panic!("it is in a world") };
     let world = &fixture.site.world;
@@ -87,7 +87,7 @@ fn dial(fixture: &Fixture) -> SimStream {
     attempt.poll().unwrap().unwrap()
 }
 
-/// Takes what has come; gives how much that was, and whether the stream has ended.
+/// Receives what has arrived. Returns the number of bytes, and whether the stream has ended.
 fn drain(stream: &mut SimStream) -> (usize, bool) {
     let (mut rest, mut taken) = (vec![0; 1 << 20], 0);
     loop {
@@ -129,7 +129,7 @@ fn who_keeps_the_rest_of_a_request_is_ended_in_half_a_minute() {
     assert!(!drain(&mut stream).1, "a stopped requester has some time");
     fixture.site.pass(Duration::from_secs(10));
     assert!(drain(&mut stream).1);
-    // A requester that is idle between requests stays.
+    // A requester that is idle between requests is not disconnected.
     fixture.read(MEMORY, 0, 8).unwrap();
     let mut idle = dial(&fixture);
     idle.send(&[IoSlice::new(&request)]).unwrap();

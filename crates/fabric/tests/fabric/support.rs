@@ -17,12 +17,12 @@ use farfork_wire::descriptor::ExtentId;
 
 use crate::seed::{Seed, Seeds, key};
 
-/// What a busy machine may add to something that takes milliseconds: a hang guard.
+/// Most delay by a busy machine of an operation that takes milliseconds: a hang guard.
 pub(crate) const BUSY_MACHINE: Duration = Duration::from_secs(30);
-/// What a test waits at most for something that comes.
+/// How long a test waits for an event.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Which provider a test uses.
+/// The provider of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Provider {
     Tcp,
@@ -30,10 +30,10 @@ pub(crate) enum Provider {
     Sim,
 }
 
-/// Where requesters and owners of a test are.
+/// The location of a test's requesters and owners.
 pub(crate) struct Site {
     pub(crate) provider: Provider,
-    /// Of `sim`.
+    /// For `sim`.
     pub(crate) world: World,
     pub(crate) here: NodeId,
     pub(crate) there: NodeId,
@@ -46,7 +46,7 @@ impl Site {
         Self { provider, world, here, there }
     }
 
-    /// Serves at a new address, or again at one that was served before.
+    /// Serves at a new address, or again at an earlier one.
     pub(crate) fn serve(&self, at: Option<&Address>, exporter: &Arc<dyn Exporter>) -> Server {
         match (self.provider, at) {
             (Provider::Tcp, Some(Address::Tcp(at))) => Server::Tcp(tcp_server(&at.to_string(), exporter)),
@@ -69,7 +69,7 @@ impl Site {
         }
     }
 
-    /// Begins to connect.
+    /// Starts to connect.
     pub(crate) fn connect(&self, address: &Address) -> TestRequester {
         let connection = match address {
             Address::Sim(place) => sim::connect(&self.world, self.here, *place, None),
@@ -89,7 +89,7 @@ impl Site {
     }
 }
 
-/// Keeps a server; dropping it ends it.
+/// A running server. It ends when it is dropped.
 pub(crate) enum Server {
     Tcp(tcp::TcpServer),
     Shm(shm::ShmServer),
@@ -119,7 +119,7 @@ fn tcp_server(at: &str, exporter: &Arc<dyn Exporter>) -> tcp::TcpServer {
     let listener = loop {
         match TcpListener::bind(at) {
             Ok(listener) => break listener,
-            // While nobody listened, the kernel may have given the port to a connection of another test.
+            // While no server listened, the kernel may have given the port to a connection of another test.
             Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < limit => {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -129,7 +129,7 @@ fn tcp_server(at: &str, exporter: &Arc<dyn Exporter>) -> tcp::TcpServer {
     tcp::TcpServer::start(listener, exporter).unwrap()
 }
 
-/// How many connections to a port this host has, as the side that accepted them sees it.
+/// Number of connections to a port of this host, as the accepting side sees it.
 pub(crate) fn connections_of(at: SocketAddr) -> usize {
     let own = format!(":{:04X}", at.port());
     let lines = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -162,14 +162,14 @@ impl Fixture {
         Self { site, seed, seeds, key, address, server: Some(server), requester }
     }
 
-    /// Starts a server where the last one was.
+    /// Starts a new server at the address of the last one.
     pub(crate) fn restart(&mut self, seeds: &Arc<Seeds>) {
         self.server = None;
         let exporter: Arc<dyn Exporter> = seeds.clone();
         self.server = Some(self.site.serve(Some(&self.address), &exporter));
     }
 
-    /// Reads and waits.
+    /// Reads, and waits for the reply.
     pub(crate) fn read(&mut self, extent: ExtentId, offset: u64, bytes: u32) -> Result<Vec<u8>, FabricError> {
         self.requester.read(&self.key.clone(), &[Span { extent, offset, bytes }], PATIENCE)
     }
@@ -183,7 +183,7 @@ impl Drop for Fixture {
     }
 }
 
-/// A connection, polled as an event loop would.
+/// A connection that is polled as by an event loop.
 pub(crate) struct TestRequester {
     pub(crate) connection: Box<dyn Connection>,
     pub(crate) completions: Vec<Completion>,
@@ -218,7 +218,7 @@ impl TestRequester {
         self.connection.poll(now, &mut self.completions);
     }
 
-    /// Polls, and waits at most until the time that the connection names, until something completed.
+    /// Polls until a request completes, and waits between polls at most until the connection's timeout.
     pub(crate) fn wait(&mut self) {
         let limit = self.in_time(PATIENCE * 2);
         loop {
@@ -232,7 +232,7 @@ impl TestRequester {
         }
     }
 
-    /// Waits for everything; gives it by tag, in the order of completion.
+    /// Waits for all requests. Returns their results by tag, in the order of completion.
     pub(crate) fn finish(&mut self) -> Vec<(u64, Result<Vec<u8>, FabricError>)> {
         while self.connection.unanswered_count() > 0 {
             let before = self.completions.len();
@@ -248,20 +248,20 @@ impl TestRequester {
         std::mem::take(&mut self.completions).into_iter().map(ended).collect()
     }
 
-    /// The one thing that was asked for.
+    /// Waits for the only request.
     fn finish_one(&mut self) -> Result<Vec<u8>, FabricError> {
         let mut ended = self.finish();
         assert_eq!((ended.len(), ended[0].0), (1, ONE));
         ended.remove(0).1
     }
 
-    /// Reads and waits.
+    /// Reads, and waits for the reply.
     pub(crate) fn read(&mut self, key: &Arc<SeedKey>, spans: &[Span], wait: Duration) -> Result<Vec<u8>, FabricError> {
         self.submit(ONE, key, spans, wait);
         self.finish_one()
     }
 
-    /// Writes and waits.
+    /// Writes, and waits for the reply.
     pub(crate) fn write(
         &mut self,
         key: &Arc<SeedKey>,
@@ -273,17 +273,17 @@ impl TestRequester {
         self.finish_one().map(|reply| assert!(reply.is_empty()))
     }
 
-    /// Sends and waits.
+    /// Sends a message, and waits for the reply.
     pub(crate) fn tell(&mut self, bytes: &[u8], wait: Duration) -> Result<(), FabricError> {
         self.send(ONE, bytes, wait);
         self.finish_one().map(|reply| assert!(reply.is_empty()))
     }
 }
 
-/// The tag of what is waited for alone.
+/// The tag of a single request.
 const ONE: u64 = 77;
 
-/// What the owner refused with.
+/// The refusal in an error.
 pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T, FabricError>) -> Refusal {
     match result {
         Err(error @ (FabricError::Refused { refusal, .. } | FabricError::MessageRefused { refusal, .. })) => {

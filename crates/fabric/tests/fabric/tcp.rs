@@ -1,5 +1,5 @@
-//! What networks and foreign peers do to `tcp`: damaged, cut and swallowed bytes, and peers that are slow, silent or
-//! speak another protocol.
+//! What networks and foreign peers do to `tcp`: damaged, cut and dropped bytes, and peers that are slow, silent or speak
+//! another protocol.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,7 +20,7 @@ fn fixture() -> (Fixture, std::net::SocketAddr) {
     (fixture, at)
 }
 
-/// Reads all pages, some at a time, through `requester`; every byte must be right.
+/// Reads all pages, some at a time, through `requester`, and checks every byte.
 fn read_everything(fixture: &Fixture, requester: &mut TestRequester) {
     let pages_each = 8;
     for tag in 0..PAGES / pages_each {
@@ -44,7 +44,7 @@ fn flipped_bits_are_never_taken_for_data() {
     let (fixture, at) = fixture();
     let flips = [ProxyFault::FlipReply, ProxyFault::FlipRequest];
     for (fault, after) in flips.into_iter().flat_map(|fault| [3, 30, 100, 1000, 3000].map(|after| (fault, after))) {
-        // The first connections are damaged, each at another place; then the path heals.
+        // The first connections are damaged, each at another place. The later ones are not.
         let proxy = Proxy::start(at, fault, after, 6);
         read_everything(&fixture, &mut TestRequester::new(&proxy.address()));
         assert!(proxy.faults() > 0, "{fault:?} after {after} did nothing");
@@ -134,7 +134,7 @@ fn a_foreign_peer_is_named_as_such() {
     assert!(error.to_string().contains("does not speak farfork's fabric protocol"), "{error}");
 }
 
-/// A connection by hand, that has greeted and opened the fixture's seed.
+/// A raw connection that has sent a hello and opened the fixture's seed.
 fn raw_requester(fixture: &Fixture, at: std::net::SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(at).unwrap();
     let mut bytes = encode_hello().to_vec();
@@ -163,12 +163,12 @@ fn a_slow_reader_costs_its_owner_little_and_others_nothing() {
         }
         served = now;
     }
-    // What the kernel buffers on both sides, and what may wait.
+    // What the kernel buffers on both sides, and what the owner may queue.
     assert!(served < 24 << 20, "{served} bytes were read for a requester that takes none");
     let before = Instant::now();
     assert_eq!(fixture.read(MEMORY, 0, 4096).unwrap(), expected(MEMORY, 0, 4096));
     assert!(before.elapsed() < BUSY_MACHINE);
-    // It gets the rest once it reads.
+    // It gets the remaining bytes once it reads.
     let mut taken = vec![0; 40 << 20];
     slow.read_exact(&mut taken).unwrap();
     assert!(fixture.seed.bytes.load(Ordering::Relaxed) > served);

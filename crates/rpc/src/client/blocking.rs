@@ -10,32 +10,32 @@ use super::connection::Client;
 use super::protocol::SessionHandle;
 use super::request::{CallError, Completion, OutgoingRequest, RequestPayload, SubmitError};
 
-/// Longest sleep: a safeguard, not a schedule.
+/// Longest sleep. It is a safeguard, not a schedule.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// How long a call looks for its answer before it sleeps: some hops of a fast network.
+/// How long a call spins for its answer before it sleeps: a few hops of a fast network.
 const ANSWER_SPIN_LIMIT: Duration = Duration::from_micros(300);
 
-/// Why a call that was waited for gave nothing.
+/// Why a blocking call has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockingCallError {
-    /// It was not accepted.
+    /// The request was not accepted.
     #[error(transparent)]
     Submit(#[from] SubmitError),
-    /// It ended without an answer.
+    /// The request ended without an answer.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The kernel cannot wait.
+    /// poll(2) failed.
     #[error("cannot wait for the connection: {0}")]
     Wait(#[from] io::Error),
 }
 
 impl Client {
-    /// Waits until a poll has something to do, or `until`. It looks again for a while before it sleeps, and returns at
-    /// once where the last poll may have left something.
+    /// Waits until a poll has something to do, or until `until`. It spins for a while before it sleeps. It returns at once
+    /// if the last poll may have left data.
     ///
     /// # Errors
-    /// The kernel cannot wait.
+    /// When poll(2) fails.
     pub fn wait_ready(&mut self, now: Instant, until: Option<Instant>) -> io::Result<()> {
         if self.has_more {
             return Ok(());
@@ -58,10 +58,10 @@ impl Client {
         }
     }
 
-    /// Asks and waits for the answer. Other requests that end meanwhile are told to `others`.
+    /// Sends a request and waits for its answer. `others` gets the requests that end in the meantime.
     ///
     /// # Errors
-    /// What came of it.
+    /// Why there is no answer.
     pub fn call_blocking(
         &mut self,
         session: SessionHandle,
@@ -91,7 +91,7 @@ impl Client {
         }
     }
 
-    /// Waits until a poll has something to do. The answer to a call is known to come, so it looks longer before it sleeps.
+    /// Waits until a poll has something to do. It spins longer before it sleeps, because an answer is due.
     fn wait_answer(&mut self, now: Instant) -> io::Result<()> {
         match self.spin.as_mut().filter(|spin| spin.should_spin_for(now, ANSWER_SPIN_LIMIT)) {
             Some(spin) => {

@@ -1,4 +1,4 @@
-//! A client and its connection. Streams are replaced when they fail; requests stay until they end.
+//! A client and its connection. Streams are replaced when they fail. Requests are kept until they end.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -15,41 +15,41 @@ use super::request::{CallError, Completion, OutgoingRequest, RequestPayload, Sub
 use crate::frame_decoder::StagingBuffer;
 use crate::retransmit::SLICES_MAX;
 
-/// First pause before connecting again; it doubles.
+/// First delay before a reconnection. Each failure doubles it.
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(5);
 
-/// Longest pause before connecting again.
+/// Longest delay before a reconnection.
 const RETRY_DELAY_MAX: Duration = Duration::from_millis(500);
 
-/// How often a connection that stands is asked whether its server may still be there: as often as servers ask.
+/// How often a client checks on an open connection whether the server is still trusted; servers check as often.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
-    /// It could not be made, or broke.
+    /// The connection could not be established, or broke.
     #[error("the connection broke: {0}")]
     Broken(#[from] io::Error),
     /// The server closed it.
     #[error("the server closed the connection")]
     Closed,
-    /// The server sent what it must not.
+    /// The server violates the protocol.
     #[error(transparent)]
     Frame(#[from] RpcFrameError),
-    /// The server did not show a sign of life.
+    /// The server sent nothing for too long.
     #[error("the server is silent")]
     NoResponse,
 }
 
-/// A client of one server. Nothing here blocks but [`Client::wait_ready`].
+/// A client of one server. Only [`Client::wait_ready`] blocks, and the calls that use it.
 ///
-/// A caller submits, polls, and waits when a poll told of nothing. The connection is made when there is something to
-/// ask, and made again when it breaks; what is unanswered is asked again, and executed once.
+/// A caller submits requests, polls, and waits when a poll found nothing. The client connects when there is a request to
+/// send, and reconnects when the connection breaks. It then sends unanswered requests again; each is executed once.
 pub struct Client {
     protocol: ClientProtocol,
     connector: Box<dyn Connector>,
     stream: Option<Box<dyn Stream>>,
-    /// Whether both ends have come to trust each other, where they have to.
+    /// Whether the handshake of the stream is complete.
     is_handshake_done: bool,
     connection_count: u64,
     staging: StagingBuffer,
@@ -58,7 +58,7 @@ pub struct Client {
     checked_at: Instant,
     /// Whether the last poll may have left something to receive.
     pub(super) has_more: bool,
-    /// Only where it may look again before it sleeps.
+    /// `None` if the client may not spin before it sleeps.
     pub(super) spin: Option<AdaptiveSpin>,
     last_error: Option<ConnectionError>,
 }
@@ -73,7 +73,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client without a connection yet, which looks again for a while before it sleeps, where that pays, or does not.
+    /// A client without a connection yet. If `spins`, it spins for a while before it sleeps, as long as that pays off.
     pub fn new(connector: Box<dyn Connector>, spins: bool) -> Self {
         let new_id = || {
             let mut bytes = [0; 16];
@@ -83,7 +83,7 @@ impl Client {
         Self::with_session_ids(connector, spins, Instant::now(), Box::new(new_id))
     }
 
-    /// The same with everything that is not determined as an argument, for simulations.
+    /// As [`Client::new`], with clock and session ids as arguments, for simulations.
     pub fn with_session_ids(
         connector: Box<dyn Connector>,
         spins: bool,
@@ -106,21 +106,21 @@ impl Client {
         }
     }
 
-    /// Makes a session with room for `window` unanswered requests, [`farfork_wire::rpc::WINDOW_MAX`] at most; `None` when
-    /// there are too many.
+    /// Opens a session with room for `window` unanswered requests, at most [`farfork_wire::rpc::WINDOW_MAX`]. Returns `None`
+    /// when there are too many sessions.
     pub fn open_session(&mut self, window: u64) -> Option<SessionHandle> {
         self.protocol.open_session(window.clamp(1, farfork_wire::rpc::WINDOW_MAX))
     }
 
-    /// Ends a session; its unanswered requests end as cancelled.
+    /// Closes a session. Its unanswered requests end as cancelled.
     pub fn close_session(&mut self, session: SessionHandle) {
         self.protocol.close_session(session);
     }
 
-    /// Takes a request; it is sent with the next [`Client::poll`], together with all others taken until then.
+    /// Accepts a request. It is sent with the next [`Client::poll`], together with all others accepted until then.
     ///
     /// # Errors
-    /// [`SubmitError`], before anything is sent; then there is no completion.
+    /// [`SubmitError`]: nothing was sent, and there will be no completion.
     pub fn submit(
         &mut self,
         now: Instant,
@@ -131,7 +131,7 @@ impl Client {
         self.protocol.submit(now, session, call, body)
     }
 
-    /// Takes a request back by its tag; it ends as cancelled. What came of it at the server, nobody knows.
+    /// Cancels a request by its tag. Whether the server executed it is not known.
     pub fn cancel(&mut self, session: SessionHandle, tag: u64) -> bool {
         self.protocol.cancel(session, tag)
     }
@@ -146,7 +146,7 @@ impl Client {
         self.last_error.as_ref()
     }
 
-    /// Sends what can be sent, receives once, and tells of the requests that ended. Gives whether anything came.
+    /// Sends what can be sent, receives once, and reports the requests that ended. Returns whether bytes were received.
     pub fn poll(&mut self, now: Instant, mut on_end: impl FnMut(Completion<'_>)) -> bool {
         let received = match self.advance(now, &mut on_end) {
             Ok(received) => received,
@@ -181,14 +181,14 @@ impl Client {
             }
         }
         self.check_server_trusted(now)?;
-        // What came before the stream broke counts: a refusal to talk, say.
+        // Bytes that arrived before the stream broke are valid: the server's reason for a refusal, for example.
         let sent = self.send_queued();
         let received = self.receive_frames(now, on_end)?;
         sent?;
         Ok(received)
     }
 
-    /// A server that was revoked is noticed on a connection that stands, too.
+    /// Checks periodically whether the server was revoked since the connection was established.
     fn check_server_trusted(&mut self, now: Instant) -> Result<(), ConnectionError> {
         let is_due = now.saturating_duration_since(self.checked_at) >= CHECK_INTERVAL;
         if let Some(stream) = self.stream.as_ref().filter(|_| is_due) {
@@ -232,7 +232,7 @@ impl Client {
         }
     }
 
-    /// Gives the connection up. Who is of another version will not be another one with the next.
+    /// Closes the connection. An incompatible server fails all requests, because a reconnection would find the same version.
     fn handle_failure(&mut self, cause: ConnectionError, now: Instant) {
         tracing::debug!(connector = ?self.connector, %cause, "an RPC connection failed");
         if self.stream.take().is_some() {
@@ -246,20 +246,20 @@ impl Client {
         self.last_error = Some(cause);
     }
 
-    /// Sends what can be sent, for callers that have more to submit behind a poll and other connections to look after.
+    /// Sends what can be sent. For callers that submit more requests between two polls, or serve other connections.
     pub fn flush(&mut self, now: Instant) {
         if let Err(cause) = self.send_queued() {
             self.handle_failure(cause, now);
         }
     }
 
-    /// The socket of the moment, for callers that wait for several clients at once; [`Client::connection_count`] tells when
-    /// it is another.
+    /// The present socket, for callers that wait for several clients at once. It changes with each connection
+    /// ([`Client::connection_count`]).
     pub fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.stream.as_ref().and_then(|stream| stream.socket())
     }
 
-    /// Where there is no socket to wait for: whether a poll would find something to do.
+    /// Whether a poll would find something to do, for callers without a socket to wait for.
     pub fn is_ready(&self) -> bool {
         match &self.stream {
             Some(stream) => self.has_more || stream.is_ready(true, self.has_unsent()),
@@ -267,18 +267,18 @@ impl Client {
         }
     }
 
-    /// Number of connections that were made.
+    /// Number of connections so far.
     pub fn connection_count(&self) -> u64 {
         self.connection_count
     }
 
-    /// Whether bytes wait for the socket to take more.
+    /// Whether bytes wait for space in the socket.
     pub fn has_unsent(&self) -> bool {
         let inside = self.stream.as_ref().is_some_and(|stream| stream.has_unsent());
         inside || (self.protocol.unsent_bytes() > 0 && (self.is_handshake_done || self.stream.is_none()))
     }
 
-    /// When to poll even if nothing came.
+    /// When to poll even if nothing was received.
     pub fn next_timeout(&self) -> Option<Instant> {
         let retry = self.retry_at.filter(|_| self.stream.is_none() && self.protocol.needs_connection());
         [self.protocol.next_timeout(), retry].into_iter().flatten().min()

@@ -10,16 +10,16 @@ use farfork_fabric::transport::{PlainStream, Security, Stream};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
-/// Makes connections to one server.
+/// Connects to one server.
 pub trait Connector: fmt::Debug + Send {
-    /// Begins a connection, without waiting for it: until it is there, the stream has nothing and takes nothing.
+    /// Starts a connection without waiting for it. Until it is established, the stream receives nothing and accepts nothing.
     ///
     /// # Errors
-    /// It cannot even begin.
+    /// When the connection cannot be started.
     fn connect(&mut self) -> io::Result<Box<dyn Stream>>;
 }
 
-/// TCP, protected or in clear.
+/// Connects over TCP, with or without security.
 #[derive(Debug)]
 pub struct TcpConnector {
     address: SocketAddr,
@@ -27,12 +27,12 @@ pub struct TcpConnector {
 }
 
 impl TcpConnector {
-    /// To this address, whoever answers there.
+    /// Connects to this address without authentication.
     pub fn new(to: SocketAddr) -> Self {
         Self { address: to, security: None }
     }
 
-    /// To this address, through something that protects the connection.
+    /// Connects to this address, with `security` wrapped around the stream.
     pub fn secured(to: SocketAddr, security: Arc<dyn Security>) -> Self {
         Self { address: to, security: Some(security) }
     }

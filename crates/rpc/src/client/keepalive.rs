@@ -1,13 +1,13 @@
-//! Decides when a silent server is pinged and when it is given up, while replies are due. Pure: time is an argument.
+//! Decides when to ping a silent server, and when to close the connection, while replies are due. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
 use super::ConnectionError;
 
-/// Silence after which the server is asked for a sign of life.
+/// Silence after which the client pings the server.
 const PING_AFTER: Duration = Duration::from_secs(1);
 
-/// Silence after which the connection is given up.
+/// Silence after which the client closes the connection.
 const TIMEOUT_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -21,17 +21,17 @@ impl KeepaliveTimer {
         Self { since: now, ping_sent: false }
     }
 
-    /// From now on something is owed.
+    /// Starts the timer: from now on, the server owes a reply.
     pub(super) fn start(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
-    /// Something came.
+    /// Restarts the timer: something was received.
     pub(super) fn reset(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
-    /// Whether to ask for a sign of life, once.
+    /// Whether to send a ping now. It returns `true` once for each period of silence.
     pub(super) fn should_ping(&mut self, now: Instant) -> Result<bool, ConnectionError> {
         let silent = now.saturating_duration_since(self.since);
         if silent >= TIMEOUT_AFTER {

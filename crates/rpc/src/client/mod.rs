@@ -1,4 +1,4 @@
-//! The client: sessions, and requests in flight, on a connection that reconnects by itself.
+//! The client: sessions and requests in flight, on a connection that reconnects by itself.
 
 //   submit --> ClientProtocol (pure) <--> Client (streams, waiting, reconnecting) --> completions
 

@@ -1,4 +1,4 @@
-//! The client's side of the protocol, pure: bytes and time are arguments. [`Client`](super::Client) moves the bytes.
+//! The client's side of the protocol. Pure: bytes and time are arguments. [`Client`](super::Client) moves the bytes.
 //!
 //! Requests are accepted in every state. They are sent when their session is open, and again when it is resumed.
 
@@ -19,29 +19,29 @@ use crate::retransmit::{RetransmitBuffer, SLICES_MAX, SendQueue};
 /// Most bytes of unanswered requests.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
-/// The owner of all frames: a client has one spool.
+/// The owner of all frames: a client has one retransmit buffer.
 pub(super) const BUFFER_OWNER: u16 = 0;
 
-/// A control frame's size, in bytes, about.
+/// Approximate size of a control frame, in bytes.
 const CONTROL_FRAME_BYTES: usize = 32;
 
 /// A session of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SessionHandle(pub(super) u16);
 
-/// A client's side of one connection at a time.
+/// The client's side of its connection.
 pub(crate) struct ClientProtocol {
     pub(super) decoder: FrameDecoder<ServerFrame>,
     pub(super) retransmit: RetransmitBuffer,
     pub(super) send_queue: SendQueue,
-    /// By slot.
+    /// Sessions by slot.
     pub(super) sessions: Vec<Option<ClientSession>>,
     pub(super) state: ConnectionState,
     pub(super) new_session_id: Box<dyn FnMut() -> SessionId + Send>,
     /// Requests that ended without a frame.
     pub(super) ended_requests: VecDeque<(u64, CallError)>,
     pub(super) unanswered: usize,
-    /// No deadline is earlier; there may be none at it any more.
+    /// A lower bound of all deadlines; the request with this deadline may have ended.
     pub(super) deadline_hint: Option<Instant>,
     pub(super) keepalive: KeepaliveTimer,
 }
@@ -69,7 +69,7 @@ impl fmt::Debug for ClientProtocol {
 }
 
 impl ClientProtocol {
-    /// `new_id` gives what nobody guesses, and nobody has given before.
+    /// `new_id` must return ids that are unique and cannot be guessed.
     pub(crate) fn new(now: Instant, new_id: Box<dyn FnMut() -> SessionId + Send>) -> Self {
         Self {
             decoder: FrameDecoder::default(),
@@ -85,7 +85,7 @@ impl ClientProtocol {
         }
     }
 
-    /// Takes a request; it is sent with the next bytes.
+    /// Accepts a request. It is sent with the next bytes.
     pub(crate) fn submit(
         &mut self,
         now: Instant,
@@ -124,7 +124,7 @@ impl ClientProtocol {
         Ok(())
     }
 
-    /// Takes a request back. What came of it at the server, nobody knows.
+    /// Cancels a request. Whether the server executed it is not known.
     pub(crate) fn cancel(&mut self, key: SessionHandle, tag: u64) -> bool {
         let session = self.sessions.get(usize::from(key.0)).and_then(Option::as_ref);
         let Some(id) = session.and_then(|session| session.requests.find(|request| request.tag == tag)) else {
@@ -152,12 +152,12 @@ impl ClientProtocol {
         self.unanswered
     }
 
-    /// Whether it has anything to do with a connection.
+    /// Whether there are requests for which a connection is needed.
     pub(crate) fn needs_connection(&self) -> bool {
         self.unanswered > 0
     }
 
-    /// A connection is there.
+    /// A connection was started.
     pub(crate) fn handle_connected(&mut self, now: Instant) {
         debug_assert_eq!(self.state, ConnectionState::Down);
         self.state = ConnectionState::Greeting;
@@ -166,7 +166,7 @@ impl ClientProtocol {
         self.append_with(|out| out.extend_from_slice(&VersionRange::SUPPORTED.encode()));
     }
 
-    /// The connection is gone. What was sent will be sent again.
+    /// The connection ended. What was sent will be sent again.
     pub(crate) fn handle_disconnected(&mut self) {
         self.state = ConnectionState::Down;
         self.send_queue.clear();
@@ -192,7 +192,7 @@ impl ClientProtocol {
         self.retransmit.release_frame(&location);
     }
 
-    /// Bytes that are still to be sent.
+    /// Number of queued bytes.
     pub(crate) fn unsent_bytes(&self) -> usize {
         self.send_queue.queued_bytes()
     }
@@ -202,16 +202,16 @@ impl ClientProtocol {
         self.send_queue.slices(slices, |_| &self.retransmit)
     }
 
-    /// Takes note that `count` bytes were sent.
+    /// Records that `count` bytes were sent.
     pub(crate) fn mark_sent(&mut self, count: usize) {
         let Self { send_queue: queue, retransmit: spool, .. } = self;
         queue.mark_sent(count, |_, ended| ended.release(spool));
     }
 
-    /// Ends what is overdue; gives whether the server must be asked for a sign of life, or is gone.
+    /// Ends overdue requests, and pings the server if it was silent for a while.
     ///
     /// # Errors
-    /// The server was silent for too long; the connection must end.
+    /// When the server was silent for too long. The connection must end.
     pub(crate) fn advance(&mut self, now: Instant) -> Result<(), super::ConnectionError> {
         if self.deadline_hint.is_some_and(|hint| hint <= now) {
             self.expire_requests(now);
@@ -239,7 +239,7 @@ impl ClientProtocol {
         }
     }
 
-    /// Ends everything that waits.
+    /// Ends all requests.
     pub(crate) fn fail_all(&mut self, error: &CallError) {
         for slot in 0..self.sessions.len() {
             let ids: Vec<u64> = self.sessions[slot].iter().flat_map(|session| session.requests.ids()).collect();
@@ -247,7 +247,7 @@ impl ClientProtocol {
         }
     }
 
-    /// Tells what ended without a frame.
+    /// Reports the requests that ended without a frame.
     pub(crate) fn drain_ended(&mut self, on_end: &mut impl FnMut(Completion<'_>)) {
         while let Some((tag, error)) = self.ended_requests.pop_front() {
             on_end(Completion { tag, result: Err(error) });

@@ -10,29 +10,29 @@ use super::request::{CallError, Completion};
 use super::session::SessionStage;
 use crate::frame_decoder::StagingBuffer;
 
-/// Bytes of received replies after which a client says that it has them, if no request does before.
+/// Bytes of received replies after which a client acknowledges them, if no request did before.
 const UNACKNOWLEDGED_BYTES_MAX: usize = 256 << 10;
 
 impl ClientProtocol {
-    /// Prepares the staging area for what was kept; then come [`ClientProtocol::receive_buffers`].
+    /// Restores saved bytes to the staging buffer. Call it before [`ClientProtocol::receive_buffers`].
     pub(crate) fn restore_partial(&mut self, staging: &mut StagingBuffer) {
         self.decoder.restore_partial(staging);
     }
 
-    /// Where to receive into.
+    /// The buffers to receive into.
     pub(crate) fn receive_buffers<'a>(&'a mut self, staging: &'a mut StagingBuffer) -> [IoSliceMut<'a>; 2] {
         self.decoder.receive_buffers(staging)
     }
 
-    /// Empties the staging area where nothing was received.
+    /// Saves the bytes in the staging buffer, and empties it. For when nothing was received.
     pub(crate) fn save_partial(&mut self, staging: &mut StagingBuffer) {
         self.decoder.save_partial(staging);
     }
 
-    /// Takes note of what was received, tells what ended by it, and leaves the staging area empty.
+    /// Handles received bytes, reports the requests that they complete, and leaves the staging buffer empty.
     ///
     /// # Errors
-    /// The server violates the protocol; the connection must end.
+    /// When the server violates the protocol. The connection must end.
     pub(crate) fn handle_received(
         &mut self,
         staging: &mut StagingBuffer,
@@ -87,7 +87,7 @@ impl ClientProtocol {
         }
     }
 
-    /// Says what was received where long replies come and no requests go.
+    /// Acknowledges replies when many bytes have been received and no request acknowledged them.
     fn acknowledge_received(&mut self, slot: usize, payload_bytes: usize) {
         let Some(session) = self.sessions[slot].as_mut() else { return };
         session.unacknowledged_bytes += payload_bytes;

@@ -7,19 +7,19 @@ use farfork_wire::rpc::{OpenOutcome, PAYLOAD_BYTES_MAX, RequestHead, RpcFrameErr
 use crate::frame_decoder::ReceivedPayload;
 use crate::retransmit::{FrameLocation, RetransmitBuffer};
 
-/// Shortest payload that is not copied when its caller gives it away, in bytes.
+/// Shortest owned payload that is sent without a copy, in bytes.
 const DETACHED_PAYLOAD_BYTES_MIN: usize = 16 << 10;
 
 /// A request without its payload.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OutgoingRequest {
-    /// What is to be called.
+    /// The handler to call.
     pub handler: u32,
-    /// What the caller knows the request by; it is only repeated.
+    /// The caller's name for the request; it is returned in the completion.
     pub tag: u64,
-    /// When the caller gives up; what has not begun by then does not begin. `None`, or more than an hour: never.
+    /// When the caller gives up. A request that has not started by then does not start. `None`, or more than an hour: never.
     pub deadline: Option<Instant>,
-    /// Whether both payloads have checksums of their own, from end to end.
+    /// Whether request and reply have end-to-end payload checksums.
     pub checked: bool,
 }
 
@@ -39,9 +39,9 @@ impl OutgoingRequest {
 /// A request's payload.
 #[derive(Debug)]
 pub enum RequestPayload<'a> {
-    /// Copied once, to where it is sent from.
+    /// Copied once, into the buffer from which it is sent.
     Borrowed(&'a [u8]),
-    /// Given away; a long one is not copied.
+    /// Moved; a long one is not copied.
     Owned(Vec<u8>),
 }
 
@@ -58,7 +58,7 @@ impl RequestPayload<'_> {
         if bytes > PAYLOAD_BYTES_MAX { Err(SubmitError::TooLong { bytes }) } else { Ok(()) }
     }
 
-    /// Writes the frame into the spool.
+    /// Writes the frame into the retransmit buffer.
     pub(super) fn write_frame(self, retransmit_buffer: &mut RetransmitBuffer, head: &RequestHead) -> FrameLocation {
         let is_long = matches!(&self, Self::Owned(bytes) if bytes.len() >= DETACHED_PAYLOAD_BYTES_MIN);
         let out = retransmit_buffer.begin_frame(head.head_bytes() + if is_long { 0 } else { self.as_bytes().len() });
@@ -81,13 +81,13 @@ impl RequestPayload<'_> {
 /// Why a request was not accepted. Nothing was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// The window or the memory for requests is full: wait until one ends.
+    /// The window or the memory for requests is full. Wait until a request ends.
     #[error("too many requests are unanswered")]
     Full,
     /// The session was closed.
     #[error("the session was closed")]
     SessionClosed,
-    /// The payload is longer than it may be.
+    /// The payload is longer than the limit.
     #[error("the payload has {bytes} bytes, {PAYLOAD_BYTES_MAX} at most")]
     TooLong {
         /// Its length.
@@ -98,34 +98,34 @@ pub enum SubmitError {
 /// The end of a request.
 #[derive(Debug)]
 pub struct Completion<'a> {
-    /// From the request.
+    /// The tag of the request.
     pub tag: u64,
-    /// What came of it.
+    /// The outcome of the request.
     pub result: Result<ReceivedPayload<'a>, CallError>,
 }
 
 /// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// The handler refused.
+    /// The handler refused the request.
     #[error("the handler refused: {reason}")]
     Refused {
-        /// In its words.
+        /// The handler's reason.
         reason: String,
     },
-    /// The server ended it.
+    /// The server ended the request.
     #[error("{0}")]
     Status(Status),
-    /// Its deadline passed. It may have been executed, or may yet be.
+    /// The deadline passed. The request may have been executed, or may still be.
     #[error("its deadline passed")]
     DeadlineExceeded,
-    /// It was taken back. It may have been executed.
+    /// The request was cancelled. It may have been executed.
     #[error("it was taken back")]
     Cancelled,
-    /// The server has forgotten the session, or was restarted. It may have been executed; it was not executed twice.
+    /// The server has forgotten the session, or was restarted. The request may have been executed, but not twice.
     #[error("the server has forgotten the session: whether it was executed is not known")]
     SessionLost,
-    /// The session cannot be had.
+    /// The server refuses the session.
     #[error("{0}")]
     SessionRefused(OpenOutcome),
     /// The server speaks another version.

@@ -1,4 +1,4 @@
-//! The requests of one session from their submission until they end.
+//! The requests of one session, from submission to completion.
 
 use std::time::Instant;
 
@@ -9,14 +9,14 @@ use crate::retransmit::{FrameLocation, RetransmitBuffer};
 /// A request that has not ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PendingRequest {
-    /// What its caller knows it by.
+    /// The caller's name for it.
     pub(super) tag: u64,
     pub(super) handler: u32,
     pub(super) checked: bool,
-    /// Whether the server may have seen it.
+    /// Whether it was sent, so that the server may have received it.
     pub(super) sent: bool,
     pub(super) deadline: Option<Instant>,
-    /// Its frame, sealed.
+    /// Its sealed frame.
     pub(super) location: FrameLocation,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct PendingRequest {
 /// The requests of one session.
 #[derive(Debug)]
 pub(super) struct RequestWindow {
-    /// By id, modulo their number, which is a power of two.
+    /// Requests by id modulo the number of entries, which is a power of two.
     entries: Box<[Option<PendingRequest>]>,
     window: u64,
     oldest_pending: u64,
@@ -46,7 +46,7 @@ impl RequestWindow {
         id as usize & (self.entries.len() - 1)
     }
 
-    /// The oldest that has not ended, or the next where all have.
+    /// The id of the oldest request that has not ended, or the next id if all have ended.
     pub(super) fn oldest_pending(&self) -> u64 {
         self.oldest_pending
     }
@@ -56,14 +56,14 @@ impl RequestWindow {
         (self.next_id - self.oldest_pending < self.window).then_some(self.next_id)
     }
 
-    /// Takes the next request.
+    /// Adds the next request.
     pub(super) fn push(&mut self, request: PendingRequest) {
         let index = self.index(self.next_id);
         self.entries[index] = Some(request);
         self.next_id += 1;
     }
 
-    /// Whether this id was ever given.
+    /// Whether this id was assigned.
     pub(super) fn was_issued(&self, id: u64) -> bool {
         id < self.next_id
     }
@@ -73,7 +73,7 @@ impl RequestWindow {
         is_inside.then(|| self.index(id)).and_then(|index| self.entries[index].as_mut())
     }
 
-    /// Ends a request.
+    /// Removes a request that ended.
     pub(super) fn take(&mut self, id: u64) -> Option<PendingRequest> {
         if id < self.oldest_pending || id >= self.next_id {
             return None;
@@ -85,22 +85,22 @@ impl RequestWindow {
         Some(taken)
     }
 
-    /// The ids of all that wait, in order.
+    /// The ids of all pending requests, in order.
     pub(super) fn ids(&self) -> impl Iterator<Item = u64> + use<'_> {
         (self.oldest_pending..self.next_id).filter(|id| self.entries[self.index(*id)].is_some())
     }
 
-    /// The first that waits and matches.
+    /// The first pending request that matches.
     pub(super) fn find(&self, matches: impl Fn(&PendingRequest) -> bool) -> Option<u64> {
         self.ids().find(|id| self.entries[self.index(*id)].as_ref().is_some_and(&matches))
     }
 
-    /// The next deadline.
+    /// The earliest deadline.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.ids().filter_map(|id| self.entries[self.index(id)].as_ref()?.deadline).min()
     }
 
-    /// Seals a request's frame anew, for another connection.
+    /// Seals a request's frame again, for another connection.
     pub(super) fn reseal(
         &mut self,
         id: u64,
@@ -120,7 +120,7 @@ impl RequestWindow {
     }
 }
 
-/// Time to the deadline as a request says it; a deadline beyond an hour is none.
+/// Time to the deadline, as encoded in a request. A deadline beyond an hour counts as none.
 pub(super) fn remaining_us(deadline: Option<Instant>, now: Instant) -> u32 {
     let Some(deadline) = deadline else { return 0 };
     u32::try_from(deadline.saturating_duration_since(now).as_micros()).unwrap_or(0).max(1)

@@ -9,7 +9,7 @@ pub(super) struct ClientSession {
     pub(super) id: SessionId,
     pub(super) stage: SessionStage,
     pub(super) epoch: u32,
-    /// Whether the server has said that it has it.
+    /// Whether the server has confirmed that it has the session.
     pub(super) is_established: bool,
     pub(super) requests: RequestWindow,
     pub(super) unacknowledged_bytes: usize,
@@ -20,22 +20,22 @@ pub(super) enum SessionStage {
     Closed,
     Opening,
     Open,
-    /// It was closed while it was being opened: the server has to be told once it has answered.
+    /// The caller closed it while its OPEN was unanswered. The CLOSE is sent after the answer.
     Closing,
 }
 
 impl ClientSession {
-    /// A session that its server has not heard of.
+    /// A session that the server does not know yet.
     pub(super) fn new(id: SessionId, window: u64) -> Self {
         let requests = RequestWindow::new(window);
         Self { id, stage: SessionStage::Closed, epoch: 0, is_established: false, requests, unacknowledged_bytes: 0 }
     }
 
-    /// Takes the request that a reply answers; `None` where nobody waits for it any more.
+    /// Removes the request that a reply answers. `None` if the request has ended already.
     pub(super) fn take_answered(&mut self, head: &ReplyHead) -> Result<Option<PendingRequest>, RpcFrameError> {
         let unasked = RpcFrameError::Invalid("it answers what was not asked");
         if self.stage != SessionStage::Open {
-            // For the session that had the slot before.
+            // The reply belongs to the previous session in this slot.
             return Ok(None);
         }
         if !self.requests.was_issued(head.id) {

@@ -9,7 +9,7 @@ use super::request::CallError;
 use super::session::{ClientSession, SessionStage};
 
 impl ClientProtocol {
-    /// Makes a session, with room for so many unanswered requests.
+    /// Opens a session with room for this many unanswered requests.
     pub(crate) fn open_session(&mut self, window: u64) -> Option<SessionHandle> {
         let slot = match self.sessions.iter().position(Option::is_none) {
             Some(slot) => slot,
@@ -26,7 +26,7 @@ impl ClientProtocol {
         Some(SessionHandle(slot as u16))
     }
 
-    /// Ends a session; its requests end as cancelled.
+    /// Closes a session. Its requests end as cancelled.
     pub(crate) fn close_session(&mut self, key: SessionHandle) {
         let slot = usize::from(key.0);
         let Some(Some(session)) = self.sessions.get(slot) else { return };
@@ -56,7 +56,7 @@ impl ClientProtocol {
         self.append_frame(&ClientFrame::Open { slot: slot as u16, session: id, epoch, resumed: known });
     }
 
-    /// The server has answered an OPEN.
+    /// Handles the server's answer to an OPEN.
     pub(super) fn handle_opened(
         &mut self,
         slot: usize,
@@ -98,7 +98,7 @@ impl ClientProtocol {
         Ok(())
     }
 
-    /// Begins a session anew. What the server may have executed for the old one is not sent again.
+    /// Replaces a session by a new one. Requests that the server may have executed for the old one are not sent again.
     fn restart_session(&mut self, slot: usize) {
         let id = (self.new_session_id)();
         let Some(session) = self.sessions[slot].as_mut() else { return };

@@ -10,29 +10,29 @@ pub(crate) use send_queue::{SLICES_MAX, SendQueue};
 /// Size of a segment, in bytes: some hundred small frames, and small enough to stay in a core's cache.
 pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
 
-/// Most segments that wait to be used again.
+/// Most segments that are kept for reuse.
 const SPARE_MAX: usize = 4;
 
-/// Where a frame lies.
+/// The location of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct FrameLocation {
     segment: u64,
     offset: u32,
     bytes: u32,
-    /// Whether its payload is the segment behind.
+    /// Whether its payload is in the next segment.
     has_detached_payload: bool,
 }
 
 #[derive(Debug, Default)]
 struct Segment {
     bytes: Vec<u8>,
-    /// Frames that are not released.
+    /// Number of frames that were not released.
     frame_refs: u32,
-    /// Runs of the queue.
+    /// Number of runs of the send queue in this segment.
     run_refs: u32,
-    /// Whether nothing may be appended.
+    /// Whether no more frames may be appended.
     is_sealed: bool,
-    /// What it counts for, in bytes.
+    /// Bytes that are accounted for it.
     held_bytes: usize,
 }
 
@@ -62,18 +62,18 @@ pub(crate) struct RetransmitBuffer {
 }
 
 impl RetransmitBuffer {
-    /// Bytes of all segments that are in use.
+    /// Bytes of all segments in use.
     pub(crate) fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// Where to append a frame of `bytes` or more; whatever the frame is, it ends at the end of this.
+    /// The buffer to which a frame of at least `bytes` is appended. The frame ends where the buffer ends.
     pub(crate) fn begin_frame(&mut self, bytes: usize) -> &mut Vec<u8> {
         let fits = self.segments.back().is_some_and(|last| {
             !last.is_sealed && (last.bytes.is_empty() || last.bytes.len() + bytes <= SEGMENT_BYTES)
         });
         if !fits {
-            // The first grows as it is needed: most connections of a flood send no more than a greeting.
+            // The first one grows on demand: in a flood of connections, most send no more than a hello.
             let is_first = self.first_segment == 0 && self.segments.is_empty();
             let new = || Vec::with_capacity(if is_first { bytes } else { SEGMENT_BYTES });
             let spare = self.spare_buffers.pop().unwrap_or_else(new);
@@ -82,17 +82,17 @@ impl RetransmitBuffer {
         &mut self.segments.back_mut().expect("there is one now").bytes
     }
 
-    /// The same place again, while the frame is being written.
+    /// The same buffer again, while the frame is being written.
     pub(crate) fn current_buffer(&mut self) -> &mut Vec<u8> {
         &mut self.segments.back_mut().expect("a frame was opened").bytes
     }
 
-    /// Takes what was appended from `start` on as a frame.
+    /// Completes the frame that was appended from `start` on.
     pub(crate) fn end_frame(&mut self, start: usize) -> FrameLocation {
         let segment = self.first_segment + self.segments.len() as u64 - 1;
         let last = self.segments.back_mut().expect("a frame was opened");
         last.frame_refs += 1;
-        // A long frame made it grow.
+        // A long frame may have extended the buffer.
         self.held_bytes += last.bytes.capacity() - last.held_bytes;
         last.held_bytes = last.bytes.capacity();
         FrameLocation {
@@ -103,7 +103,7 @@ impl RetransmitBuffer {
         }
     }
 
-    /// The same for a frame whose payload is not copied.
+    /// As [`RetransmitBuffer::end_frame`], for a frame whose payload is not copied.
     pub(crate) fn end_frame_detached(&mut self, start: usize, payload: Vec<u8>) -> FrameLocation {
         let location = self.end_frame(start);
         self.segments.back_mut().expect("a frame was closed").is_sealed = true;
@@ -116,12 +116,12 @@ impl RetransmitBuffer {
         self.segments.push_back(segment);
     }
 
-    /// Whether a frame is still there.
+    /// Whether a frame is still stored.
     pub(crate) fn contains(&self, location: &FrameLocation) -> bool {
         location.segment >= self.first_segment
     }
 
-    /// The frame, and its payload if that lies apart.
+    /// A frame, and its payload if that is in a segment of its own.
     pub(crate) fn frame_mut(&mut self, location: &FrameLocation) -> (&mut [u8], Option<&[u8]>) {
         let index = (location.segment - self.first_segment) as usize;
         let mut segments = self.segments.range_mut(index..);
@@ -131,7 +131,7 @@ impl RetransmitBuffer {
         (frame, apart)
     }
 
-    /// Gives a frame up.
+    /// Releases a frame.
     pub(crate) fn release_frame(&mut self, location: &FrameLocation) {
         self.release_segment_ref(location.segment);
         if location.has_detached_payload {
@@ -140,13 +140,13 @@ impl RetransmitBuffer {
     }
 
     fn release_segment_ref(&mut self, segment: u64) {
-        // It may have been evicted.
+        // The segment may have been evicted.
         let Some(index) = segment.checked_sub(self.first_segment) else { return };
         self.segments[index as usize].frame_refs -= 1;
         self.reclaim_if_unused(index as usize);
     }
 
-    /// Uses a segment again if nothing needs it.
+    /// Recycles a segment that is no longer used.
     fn reclaim_if_unused(&mut self, index: usize) {
         let is_last = index + 1 == self.segments.len();
         let segment = &mut self.segments[index];
@@ -175,7 +175,7 @@ impl RetransmitBuffer {
         }
     }
 
-    /// Drops the oldest segment with all frames in it, unless it is still to be sent or the last.
+    /// Drops the oldest segment with all its frames, unless it is queued for sending or the last one.
     pub(crate) fn evict_oldest(&mut self) -> bool {
         let evictable = self.segments.len() > 1 && self.segments[0].run_refs == 0;
         if evictable {
@@ -186,7 +186,7 @@ impl RetransmitBuffer {
         evictable
     }
 
-    /// Nothing of it is to be sent any more.
+    /// Forgets all runs of the send queue: nothing is to be sent any more.
     pub(crate) fn clear_run_refs(&mut self) {
         self.segments.iter_mut().for_each(|segment| segment.run_refs = 0);
         for index in (0..self.segments.len()).rev() {
@@ -196,7 +196,7 @@ impl RetransmitBuffer {
         }
     }
 
-    /// The bytes of the payload that lies behind a frame's segment.
+    /// Length of the payload in the segment after a frame's segment, in bytes.
     fn detached_payload_bytes(&self, location: &FrameLocation) -> usize {
         self.segments[(location.segment + 1 - self.first_segment) as usize].bytes.len()
     }

@@ -5,10 +5,10 @@ use std::io::IoSlice;
 
 use super::{FrameLocation, RetransmitBuffer};
 
-/// Most slices of one send: the kernel takes 1,024, but so many are enough to fill a socket.
+/// Most slices of one send. The kernel accepts 1,024, but this many fill a socket.
 pub(crate) const SLICES_MAX: usize = 64;
 
-/// Frames that lie one behind the other.
+/// Frames that are adjacent in a segment.
 #[derive(Debug)]
 struct FrameRun {
     owner: u16,
@@ -17,7 +17,7 @@ struct FrameRun {
     to: u32,
 }
 
-/// What is still to be sent, in order, from the spools of one or several owners.
+/// Frames to send, in order, from the retransmit buffers of one or several owners.
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
     runs: VecDeque<FrameRun>,
@@ -25,12 +25,12 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    /// Bytes that are still to be sent.
+    /// Number of bytes to send.
     pub(crate) fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
 
-    /// Adds a frame of `owner`'s spool.
+    /// Adds a frame of `owner`'s retransmit buffer.
     pub(crate) fn push(&mut self, owner: u16, retransmit_buffer: &mut RetransmitBuffer, location: &FrameLocation) {
         self.append_range(
             owner,
@@ -70,7 +70,7 @@ impl SendQueue {
         count
     }
 
-    /// Takes note that `count` bytes were sent; `ended` is told whose run that was.
+    /// Records that `count` bytes were sent. `ended` gets each completed run and its owner.
     pub(crate) fn mark_sent(&mut self, mut count: usize, mut ended: impl FnMut(u16, SentRun)) {
         assert!(count <= self.queued_bytes, "more was sent than there was");
         self.queued_bytes -= count;
@@ -86,7 +86,7 @@ impl SendQueue {
         }
     }
 
-    /// Moves what is still to be sent of one owner to the spool of another.
+    /// Moves the queued frames of one owner to the retransmit buffer of another.
     pub(crate) fn reassign(
         &mut self,
         from: u16,
@@ -112,20 +112,20 @@ impl SendQueue {
         }
     }
 
-    /// Forgets everything; the spools have to forget their runs as well.
+    /// Removes everything. The caller must also call [`RetransmitBuffer::clear_run_refs`].
     pub(crate) fn clear(&mut self) {
         self.runs.clear();
         self.queued_bytes = 0;
     }
 }
 
-/// A run that was sent; its spool has to know.
+/// A completed run. Its retransmit buffer must be notified.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct SentRun(u64);
 
 impl SentRun {
-    /// Tells the spool.
+    /// Releases the run's reference to its segment.
     pub(crate) fn release(self, retransmit_buffer: &mut RetransmitBuffer) {
         retransmit_buffer.drop_run_ref(self.0);
     }

@@ -24,8 +24,8 @@ pub(super) enum DisconnectCause {
 }
 
 impl DisconnectCause {
-    /// Whether its client did what it must not, or is nobody who may be here: such a one is named. Connections come and go
-    /// otherwise.
+    /// Whether the client violated the protocol, or may not connect. Only these causes are logged with the client's name;
+    /// other connections end all the time.
     pub(super) fn is_peer_fault(&self) -> bool {
         match self {
             Self::Frame(_) => true,
@@ -35,21 +35,21 @@ impl DisconnectCause {
     }
 }
 
-/// What a turn leaves.
+/// The outcome of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TurnOutcome {
-    /// Nothing came.
+    /// Nothing was received.
     Idle,
-    /// Something came; there may be more.
+    /// Bytes were received; there may be more.
     Received,
 }
 
-/// What a connection waits for.
+/// The events that a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Interest {
-    /// Something to receive.
+    /// Bytes to receive.
     pub(super) receive: bool,
-    /// Room to send.
+    /// Space to send.
     pub(super) send: bool,
 }
 
@@ -58,15 +58,15 @@ pub(super) struct Interest {
 pub(super) struct ServerConnection {
     stream: Box<dyn Stream>,
     pub(super) protocol: ServerProtocol,
-    /// Whether both ends have come to trust each other, where they have to.
+    /// Whether the handshake of the stream is complete.
     is_handshake_done: bool,
-    /// Who it is, for the log.
+    /// The client's name, for the log.
     pub(super) peer_name: String,
-    /// The last round that it had a turn in.
+    /// The last round in which it had a turn.
     pub(super) last_round: u64,
-    /// What whoever waits for its socket was told; nothing yet, of a new one.
+    /// The interest that is registered for its socket; `None` for a new connection.
     pub(super) registered_interest: Option<Interest>,
-    /// Bytes that are counted as its own among those of the server.
+    /// Bytes that are accounted for it in the shared state.
     pub(super) accounted_bytes: usize,
 }
 
@@ -83,18 +83,18 @@ impl ServerConnection {
         }
     }
 
-    /// The socket to wait for, where there is one.
+    /// The socket to wait for, if there is one.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.stream.socket()
     }
 
-    /// Where there is no socket to wait for: whether a turn would find something to do.
+    /// Whether a turn would find something to do, for a stream without a socket.
     pub(super) fn is_ready(&self) -> bool {
         let Interest { receive, send } = self.interest();
         self.stream.is_ready(receive, send)
     }
 
-    /// Receives once, and handles what came.
+    /// Receives once, and handles the received frames.
     pub(super) fn run_turn(
         &mut self,
         now: Instant,
@@ -127,25 +127,25 @@ impl ServerConnection {
         }
         let handled = self.protocol.handle_received(staging, clock, service);
         if let Err(violation) = handled {
-            // It still learns what was answered before, and who is here.
+            // The client still gets the replies to earlier requests, and the server's hello.
             let _ = self.send_queued(now);
             return Err(violation.into());
         }
         Ok(TurnOutcome::Received)
     }
 
-    /// What can help it on: requests unless too many replies wait, room while any do.
+    /// The events that let it proceed: requests, unless too many replies are queued; space, while replies are queued.
     pub(super) fn interest(&self) -> Interest {
         let has_unsent = self.is_handshake_done && self.protocol.unsent_bytes() > 0;
         Interest { receive: self.protocol.can_receive(), send: has_unsent || self.stream.has_unsent() }
     }
 
-    /// Whether its client may still be there.
+    /// Checks whether the client is still trusted.
     pub(super) fn check_client_trusted(&self) -> io::Result<()> {
         self.stream.check_peer_trusted()
     }
 
-    /// Sends what waits, as far as that goes now.
+    /// Sends queued bytes, as far as possible without waiting.
     pub(super) fn send_queued(&mut self, now: Instant) -> Result<(), DisconnectCause> {
         if !self.is_handshake_done {
             return Ok(());

@@ -31,7 +31,7 @@ impl fmt::Debug for HandlerTable {
 }
 
 impl HandlerTable {
-    /// Adds a handler that answers at once. It must be quick: all connections of its thread wait for it.
+    /// Adds a handler that answers at once. It must be fast, because all connections of its thread wait for it.
     ///
     /// # Panics
     /// When the id is taken.
@@ -57,7 +57,7 @@ impl HandlerTable {
     }
 }
 
-/// Handlers, and where the answers go that they give later.
+/// The handlers of a thread, and the sink for deferred replies.
 #[derive(Debug)]
 pub(super) struct HandlerService<'a, R> {
     pub(super) handlers: &'a mut HandlerTable,

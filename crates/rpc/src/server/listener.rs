@@ -11,31 +11,31 @@ use farfork_fabric::transport::{PlainStream, Security, Stream};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
 
-/// Most connections accepted at once, so that a flood of them does not hold up those that there are.
+/// Most connections that are accepted at once, so that a flood of them does not delay existing connections.
 const ACCEPTS_MAX: usize = 64;
 
-/// How long nothing is accepted when this process cannot have another file descriptor.
+/// How long the server accepts nothing after the process has run out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// When an idle connection is first probed: a client that vanished without a word is noticed within half a minute.
+/// Idle time before the first keepalive probe. A client that vanished is noticed within half a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 
-/// Between two probes.
+/// Interval between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Probes without an answer that end a connection.
+/// Number of unanswered probes after which the connection ends.
 const KEEPALIVE_PROBES: u32 = 4;
 
-/// Makes a stream of an accepted socket.
+/// Makes a stream from an accepted socket.
 pub trait Acceptor: fmt::Debug + Send + Sync {
-    /// Takes a connected, nonblocking socket.
+    /// Makes a stream from a connected, nonblocking socket.
     ///
     /// # Errors
-    /// It is not to be served.
+    /// When the connection must not be served.
     fn accept(&self, socket: OwnedFd) -> io::Result<Box<dyn Stream>>;
 }
 
-/// Serves who comes, over plain TCP.
+/// Serves all clients, over plain TCP.
 #[derive(Debug)]
 pub struct PlainAcceptor;
 
@@ -45,7 +45,7 @@ impl Acceptor for PlainAcceptor {
     }
 }
 
-/// Serves whom something that protects connections lets in.
+/// Serves the clients that a [`Security`] admits.
 #[derive(Debug)]
 pub struct SecuredAcceptor(pub Arc<dyn Security>);
 
@@ -69,21 +69,22 @@ impl Listener {
         Self { socket, acceptor, accepted_count: 0, paused_until: None }
     }
 
-    /// Accepts nothing for a while.
+    /// Accepts no connections for a while.
     pub(super) fn pause(&mut self, now: Instant) {
         self.paused_until = Some(now + ACCEPT_PAUSE);
     }
 
-    /// Accepts what waits, within the limit; what is accepted goes to `on_accept` with its number, and where it comes from.
+    /// Accepts waiting connections, within the limit. `on_accept` gets each connection with its number and the peer's
+    /// address.
     ///
     /// # Errors
-    /// Nothing can be accepted for now.
+    /// When no connection can be accepted for now.
     pub(super) fn accept(&mut self, mut on_accept: impl FnMut(usize, Box<dyn Stream>, String)) -> Result<(), Errno> {
         for _ in 0..ACCEPTS_MAX {
             let (socket, from) = match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return Ok(()),
-                // The client gave up, or a signal came: the next one may be good.
+                // The client has given up, or a signal interrupted the call. The next connection may be good.
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
                 Err(errno) => return Err(errno),
             };

@@ -34,16 +34,16 @@ pub(crate) use {
     session_registry::{ClaimOutcome, ConnectionLocation, SessionRegistry},
 };
 
-/// How a server runs.
+/// Configuration of a server.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerConfig {
-    /// Threads; connections are spread over them.
+    /// Number of threads. Connections are distributed over them.
     pub threads: usize,
-    /// Whether a thread looks again for a while before it sleeps, where that pays.
+    /// Whether a thread spins for a while before it sleeps, as long as that pays off.
     pub should_spin: bool,
 }
 
-/// Serves until it is dropped, which ends its threads and connections at once.
+/// Serves until it is dropped. That ends its threads and connections at once.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -52,10 +52,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves what connects to `listener`; each thread has handlers of its own.
+    /// Serves connections to `listener`. Each thread has handlers of its own.
     ///
     /// # Errors
-    /// Where this process cannot have another file descriptor or thread.
+    /// When the process cannot create another file descriptor or thread.
     pub fn start(
         listener: TcpListener,
         config: &ServerConfig,
@@ -78,7 +78,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it is reached.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -1,5 +1,4 @@
-//! The server's side of one connection: decodes frames, calls handlers, encodes replies. Pure: bytes and time are
-//! arguments.
+//! The server's side of one connection: decodes frames, calls handlers, encodes replies. Pure: bytes and time are arguments.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
@@ -13,31 +12,31 @@ use super::session_table::SessionTable;
 use crate::frame_decoder::{FrameDecoder, ReceivedPayload, StagingBuffer};
 use crate::retransmit::SLICES_MAX;
 
-/// Bytes that may wait for a client before its further requests do. One more reply may exceed it.
+/// Queued bytes for a client after which its further requests wait. One more reply may exceed the limit.
 const SEND_QUEUE_BYTES_MAX: usize = 4 << 20;
 
-/// Most bytes that are held for a connection: replies of all its sessions that were not acknowledged, what its sessions
-/// remember, and what has come of a payload. Beyond, its requests are refused; four sessions may keep as much as one may.
+/// Most bytes that are held for a connection: unacknowledged replies of all its sessions, what these remember of requests,
+/// and the received part of a payload. Beyond it, requests are refused. It is as much as four sessions may keep.
 pub(crate) const HELD_BYTES_MAX: usize = 128 << 20;
 
-/// How long a connection may go without a greeting.
+/// How long a connection may exist without a hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long replies may wait without any being taken, or a long payload without any of it coming.
+/// How long a client may accept no queued replies, or send nothing more of a long payload.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What executes requests.
+/// Executes requests.
 pub(crate) trait RequestExecutor {
-    /// Executes a request. When the reply is to come later, `reply` says so, and the ticket names the request then.
+    /// Executes a request. If the reply is deferred, `reply` records that, and `ticket` identifies the request later.
     fn execute(&mut self, handler: u32, ticket: RequestKey, payload: ReceivedPayload<'_>, reply: &mut ReplyWriter<'_>);
 }
 
-/// What a connection wants of the registry.
+/// A request of a connection to the session registry.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SessionRequest {
-    /// A session.
+    /// To claim a session.
     Claim(SessionClaim),
-    /// The end of one.
+    /// To close a session.
     Close(SessionId),
 }
 
@@ -47,18 +46,18 @@ pub(crate) struct ServerProtocol {
     decoder: FrameDecoder<ClientFrame>,
     sessions: SessionTable,
     has_greeted: bool,
-    /// Whether there may be frames that were received but not understood.
+    /// Whether received frames may still be undecoded.
     has_unparsed: bool,
-    /// Most bytes that may be held for it now.
+    /// Most bytes that may be held for it at present.
     held_bytes_max: usize,
     received_at: Instant,
-    /// When it last got on: when it came, when something was received or taken.
+    /// Time of the last progress: when it connected, received bytes, or sent bytes.
     progress_at: Instant,
     session_requests: Vec<SessionRequest>,
 }
 
 impl ServerProtocol {
-    /// A connection that has just come; the greeting is the first to be sent.
+    /// A new connection. The hello is the first frame to send.
     pub(crate) fn new(now: Instant) -> Self {
         let mut session_table = SessionTable::default();
         session_table.append_control_frame(|out| out.extend_from_slice(&VersionRange::SUPPORTED.encode()));
@@ -74,34 +73,34 @@ impl ServerProtocol {
         }
     }
 
-    /// Whether it has greeted.
+    /// Whether the client has sent its hello.
     pub(crate) fn has_greeted(&self) -> bool {
         self.has_greeted
     }
 
-    /// Bytes that are held for it.
+    /// Bytes that are held for the connection.
     pub(crate) fn held_bytes(&self) -> usize {
         self.sessions.held_bytes() + self.decoder.held_bytes()
     }
 
-    /// Says how many bytes may be held for it from now on.
+    /// Sets the limit of the bytes that are held for the connection.
     pub(crate) fn set_held_bytes_max(&mut self, bytes: usize) {
         self.held_bytes_max = bytes;
     }
 
-    /// Whether it may receive: not while too many replies wait, or requests that were received before, or while the rest
-    /// of a payload has no room.
+    /// Whether the connection may receive. It may not while too many replies are queued, while received requests wait, or
+    /// while there is no space for the rest of a payload.
     pub(crate) fn can_receive(&self) -> bool {
         !self.has_unparsed && !self.is_send_queue_full() && !self.is_payload_blocked()
     }
 
-    /// Whether a payload is coming that there is no room for now. What gives room is never behind it in the stream: other
-    /// connections' acknowledgements, or the end of some that do not get on.
+    /// Whether there is no space for a payload that is being received. Space becomes free when other connections acknowledge
+    /// replies or are closed as stalled. So it never depends on a later frame of this stream.
     pub(crate) fn is_payload_blocked(&self) -> bool {
         self.decoder.has_partial_payload() && self.held_bytes() >= self.held_bytes_max
     }
 
-    /// Whether frames that were received before can be handled now.
+    /// Whether received frames wait, and can be handled now.
     pub(crate) fn has_backlog(&self) -> bool {
         self.has_unparsed && !self.is_send_queue_full()
     }
@@ -110,17 +109,17 @@ impl ServerProtocol {
         self.sessions.unsent_bytes() >= SEND_QUEUE_BYTES_MAX
     }
 
-    /// Prepares the staging area for what was kept; then come [`ServerProtocol::receive_buffers`].
+    /// Restores saved bytes to the staging buffer. Call it before [`ServerProtocol::receive_buffers`].
     pub(crate) fn restore_partial(&mut self, staging: &mut StagingBuffer) {
         self.decoder.restore_partial(staging);
     }
 
-    /// Where to receive into.
+    /// The buffers to receive into.
     pub(crate) fn receive_buffers<'a>(&'a mut self, staging: &'a mut StagingBuffer) -> [IoSliceMut<'a>; 2] {
         self.decoder.receive_buffers(staging)
     }
 
-    /// Takes note of what was received.
+    /// Records that bytes were received.
     pub(crate) fn mark_received(&mut self, staging: &mut StagingBuffer, count: usize, now: Instant) {
         self.decoder.mark_received(staging, count);
         self.received_at = now;
@@ -128,15 +127,15 @@ impl ServerProtocol {
         self.has_unparsed = true;
     }
 
-    /// Empties the staging area where nothing was received.
+    /// Saves the bytes in the staging buffer, and empties it. For when nothing was received.
     pub(crate) fn save_partial(&mut self, staging: &mut StagingBuffer) {
         self.decoder.save_partial(staging);
     }
 
-    /// Handles frames while there is room for replies; leaves the staging area empty.
+    /// Handles frames while there is space for replies, and leaves the staging buffer empty.
     ///
     /// # Errors
-    /// The client violates the protocol: the connection must end, once what waits was sent.
+    /// When the client violates the protocol. The connection must end once the queued bytes were sent.
     pub(crate) fn handle_received(
         &mut self,
         staging: &mut StagingBuffer,
@@ -192,22 +191,22 @@ impl ServerProtocol {
         Ok(())
     }
 
-    /// What it wants of the registry, since the last time.
+    /// The requests to the registry since the last call.
     pub(crate) fn take_session_requests(&mut self) -> Vec<SessionRequest> {
         std::mem::take(&mut self.session_requests)
     }
 
-    /// Gives it a session that it claimed.
+    /// Gives the connection a session that it claimed.
     pub(crate) fn attach_session(&mut self, slot: u16, session: Box<ServerSession>) {
         self.sessions.attach_session(slot, session);
     }
 
-    /// Tells it that it cannot have a session that it claimed.
+    /// Refuses a session that the connection claimed.
     pub(crate) fn refuse_session(&mut self, claim: &SessionClaim, outcome: OpenOutcome) {
         self.sessions.refuse_session(claim.slot, claim.epoch, outcome);
     }
 
-    /// Ends a request that was to be answered later; gives the answer back where the session is not here.
+    /// Completes a deferred request. Returns the payload as an error if the session is not on this connection.
     pub(crate) fn complete_deferred(
         &mut self,
         ticket: RequestKey,
@@ -217,7 +216,7 @@ impl ServerProtocol {
         self.sessions.complete_deferred(ticket, status, payload)
     }
 
-    /// Bytes that are still to be sent.
+    /// Number of queued bytes.
     pub(crate) fn unsent_bytes(&self) -> usize {
         self.sessions.unsent_bytes()
     }
@@ -227,20 +226,20 @@ impl ServerProtocol {
         self.sessions.slices(slices)
     }
 
-    /// Takes note that `count` bytes were sent.
+    /// Records that `count` bytes were sent.
     pub(crate) fn mark_sent(&mut self, count: usize, now: Instant) {
         self.sessions.mark_sent(count);
         self.progress_at = now;
     }
 
-    /// Whether it did not get on for too long.
+    /// Whether the connection has made no progress for too long.
     pub(crate) fn is_stalled(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.progress_at);
         let owes = self.sessions.unsent_bytes() > 0 || self.decoder.has_partial_frame();
         (!self.has_greeted && since >= HELLO_TIMEOUT) || (owes && since >= STALL_TIMEOUT)
     }
 
-    /// Its sessions, for the registry, once the connection has ended.
+    /// The sessions of the connection, which has ended, for the registry.
     pub(crate) fn into_sessions(self) -> impl Iterator<Item = Box<ServerSession>> {
         self.sessions.into_sessions()
     }

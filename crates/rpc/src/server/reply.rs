@@ -1,20 +1,20 @@
-//! The writer for a handler's reply: the bytes go straight to the buffer that they are sent from and cached in.
+//! The writer for a handler's reply. The bytes are written straight to the buffer that they are sent from and cached in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use farfork_wire::rpc::{PAYLOAD_BYTES_MAX, SessionId, Status};
 
-/// Shortest answer that is not copied when its handler gives it away, in bytes.
+/// Shortest owned payload that is sent without a copy, in bytes.
 pub(super) const DETACHED_PAYLOAD_BYTES_MIN: usize = 16 << 10;
 
-/// Where answers go that handlers give later, from any thread.
+/// Receives deferred replies, from any thread.
 pub(crate) trait ReplySink: Send + Sync {
-    /// Takes the end of a request.
+    /// Completes a request.
     fn deliver(&self, ticket: RequestKey, status: Status, payload: Vec<u8>);
 }
 
-/// What names a request to the server, on whatever connection its session is.
+/// Identifies a request to the server, on any connection of its session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestKey {
     pub(crate) session: SessionId,
@@ -23,16 +23,16 @@ pub(crate) struct RequestKey {
     pub(crate) checked: bool,
 }
 
-/// The answer to a request. A handler that returns without writing anything has given an empty answer.
+/// The reply to a request. A handler that returns without writing anything has sent an empty reply.
 #[derive(Debug)]
 pub struct ReplyWriter<'a> {
     out: &'a mut Vec<u8>,
-    /// Where the payload begins in `out`.
+    /// Offset of the payload in `out`.
     start: usize,
     outcome: HandlerOutcome,
 }
 
-/// What a handler has done.
+/// The outcome of a handler.
 #[derive(Debug)]
 pub(super) enum HandlerOutcome {
     Answered(Status, Option<Vec<u8>>),
@@ -44,13 +44,13 @@ impl<'a> ReplyWriter<'a> {
         Self { start: out.len(), out, outcome: HandlerOutcome::Answered(Status::Answered, None) }
     }
 
-    /// Appends to the answer.
+    /// Appends to the reply.
     pub fn write(&mut self, bytes: &[u8]) {
         self.inline_payload();
         self.out.extend_from_slice(bytes);
     }
 
-    /// Appends `count` zeroes to the answer, to be written over.
+    /// Appends `count` zeroes to the reply, to be overwritten.
     pub fn append_zeroed(&mut self, count: usize) -> &mut [u8] {
         self.inline_payload();
         let at = self.out.len();
@@ -58,13 +58,13 @@ impl<'a> ReplyWriter<'a> {
         &mut self.out[at..]
     }
 
-    /// Lets something write the answer behind what there is.
+    /// Lets `write` append to the reply.
     pub fn append_with<E>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<(), E> {
         self.inline_payload();
         write(self.out)
     }
 
-    /// Gives the whole answer away; a long one is not copied. It replaces what was written.
+    /// Sets the whole reply, and replaces what was written. A long payload is not copied.
     pub fn set_payload(&mut self, payload: Vec<u8>) {
         self.out.truncate(self.start);
         if payload.len() < DETACHED_PAYLOAD_BYTES_MIN {
@@ -75,7 +75,7 @@ impl<'a> ReplyWriter<'a> {
         }
     }
 
-    /// Refuses, instead of an answer; the caller reads the reason.
+    /// Refuses the request. The caller gets the reason.
     pub fn refuse(&mut self, reason: &str) {
         self.set_status(Status::Failed, reason);
     }
@@ -86,12 +86,12 @@ impl<'a> ReplyWriter<'a> {
         self.outcome = HandlerOutcome::Answered(status, None);
     }
 
-    /// The answer comes later; its handler sees by this whether it is still wanted.
+    /// Defers the reply. `cancelled` tells the handler that the client no longer waits.
     pub(crate) fn defer(&mut self, cancelled: Arc<AtomicBool>) {
         self.outcome = HandlerOutcome::Deferred(cancelled);
     }
 
-    /// What was given away comes back, where more is to follow it.
+    /// Copies a payload that was set apart into the buffer, so that more can follow it.
     fn inline_payload(&mut self) {
         if let HandlerOutcome::Answered(_, apart @ Some(_)) = &mut self.outcome {
             self.out.extend_from_slice(&apart.take().expect("it was matched"));
@@ -110,7 +110,7 @@ impl<'a> ReplyWriter<'a> {
     }
 }
 
-/// A request that is answered later, from any thread. Dropping it answers that the handler gave it up.
+/// A request that is answered later, from any thread. If it is dropped, the caller gets `Abandoned`.
 pub struct DeferredReply {
     ticket: RequestKey,
     sink: Arc<dyn ReplySink>,
@@ -129,12 +129,12 @@ impl DeferredReply {
         Self { ticket, sink: returns, cancelled, is_unanswered: true }
     }
 
-    /// Whether nobody waits for the answer any more.
+    /// Whether the client no longer waits for the answer.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Answers.
+    /// Answers the request.
     pub fn answer(mut self, payload: Vec<u8>) {
         if payload.len() > PAYLOAD_BYTES_MAX {
             let reason = format!("the answer has {} bytes, {PAYLOAD_BYTES_MAX} at most", payload.len());
@@ -143,7 +143,7 @@ impl DeferredReply {
         self.deliver_once(Status::Answered, payload);
     }
 
-    /// Refuses, instead of an answer.
+    /// Refuses the request.
     pub fn refuse(mut self, reason: &str) {
         self.deliver_once(Status::Failed, reason.as_bytes().to_vec());
     }

@@ -1,7 +1,7 @@
-//! The server's state of one session: which requests were executed, and the replies that its client may not have.
+//! The server's state of one session: which requests were executed, and the replies that the client may not have received.
 //!
-//! A request is executed only if its id is unseen, so at most once. A duplicate gets the cached reply. A session over
-//! its limit drops the oldest replies, but still knows that their requests were executed.
+//! A request is executed only if its id is unseen, so at most once. A duplicate gets the cached reply. A session over its
+//! limit drops the oldest replies, but still knows that their requests were executed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,10 +11,10 @@ use farfork_wire::rpc::{ReplyHead, RpcFrameError, SessionId, Status, WINDOW_MAX}
 use super::reply::{DETACHED_PAYLOAD_BYTES_MIN, RequestKey};
 use crate::retransmit::{FrameLocation, RetransmitBuffer, SendQueue};
 
-/// Most bytes of sent replies that a session keeps: two of the longest.
+/// Most bytes of cached replies in a session: two of the longest.
 const REPLY_CACHE_BYTES_MAX: usize = 32 << 20;
 
-/// Requests that a session remembers at first.
+/// Initial size of the window, in requests.
 const WINDOW_MIN: usize = 64;
 
 //      acknowledged   |<---------------- window ----------------->|
@@ -27,12 +27,12 @@ const WINDOW_MIN: usize = 64;
 #[derive(Debug)]
 pub(crate) struct ServerSession {
     pub(super) id: SessionId,
-    /// The same on all connections, for kept replies bear it.
+    /// The same on all connections, because cached replies contain it.
     pub(super) slot: u16,
     pub(super) epoch: u32,
-    /// All requests before it are acknowledged.
+    /// All requests with smaller ids are acknowledged.
     acknowledged_below: u64,
-    /// By request id, modulo their number, which is a power of two.
+    /// Entries by request id modulo their number, which is a power of two.
     entries: Vec<RequestEntry>,
     pub(super) replies: RetransmitBuffer,
 }
@@ -41,21 +41,21 @@ pub(crate) struct ServerSession {
 enum RequestEntry {
     #[default]
     Unseen,
-    /// A handler answers later; it sees by this whether its client has taken the request back.
+    /// The handler answers later. The flag tells it that the client has cancelled the request.
     Deferred(Arc<AtomicBool>),
     Replied(FrameLocation),
 }
 
-/// What to do with a request.
+/// How to handle a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     /// Execute it.
     New,
-    /// Nothing: its reply was acknowledged, or will come.
+    /// Ignore it: its reply was acknowledged, or is still due.
     Duplicate,
-    /// Send its reply once more.
+    /// Send its reply again.
     Replay(FrameLocation),
-    /// Say that its reply was not kept.
+    /// Answer that its reply was evicted.
     ReplyEvicted,
 }
 
@@ -65,12 +65,12 @@ impl ServerSession {
         Self { id, slot, epoch: 0, acknowledged_below: 0, entries, replies: RetransmitBuffer::default() }
     }
 
-    /// Bytes that it holds: replies, and what it remembers of requests.
+    /// Bytes that it holds: replies and the window.
     pub(crate) fn held_bytes(&self) -> usize {
         self.replies.held_bytes() + self.entries.len() * size_of::<RequestEntry>()
     }
 
-    /// Whether any handler is to answer later.
+    /// Whether a deferred reply is still due.
     pub(crate) fn has_deferred(&self) -> bool {
         self.entries.iter().any(|entry| matches!(entry, RequestEntry::Deferred(_)))
     }
@@ -83,7 +83,7 @@ impl ServerSession {
         id.checked_sub(self.acknowledged_below).is_some_and(|ahead| ahead < self.entries.len() as u64)
     }
 
-    /// Takes note of a request, whose client has the replies to all before `floor`.
+    /// Decides how to handle a request. Its client has the replies to all requests before `floor`.
     pub(super) fn admit(&mut self, id: u64, floor: u64) -> Result<Admission, RpcFrameError> {
         self.acknowledge(floor);
         let Some(ahead) = id.checked_sub(self.acknowledged_below) else { return Ok(Admission::Duplicate) };
@@ -106,14 +106,14 @@ impl ServerSession {
         let shorter = std::mem::replace(&mut self.entries, longer);
         let mask = shorter.len() - 1;
         for (at, entry) in shorter.into_iter().enumerate() {
-            // The only id of the old window at this place.
+            // The only id of the old window with this index.
             let id = self.acknowledged_below + ((at.wrapping_sub(self.acknowledged_below as usize)) & mask) as u64;
             let index = self.index(id);
             self.entries[index] = entry;
         }
     }
 
-    /// Forgets the requests before `floor`. What still runs of them ends without a reply.
+    /// Forgets the requests before `floor`. Those that still run end without a reply.
     pub(super) fn acknowledge(&mut self, floor: u64) {
         let count = floor.saturating_sub(self.acknowledged_below).min(self.entries.len() as u64);
         for id in self.acknowledged_below..self.acknowledged_below + count {
@@ -127,7 +127,7 @@ impl ServerSession {
         self.acknowledged_below = self.acknowledged_below.max(floor);
     }
 
-    /// A handler is to answer later.
+    /// Records that the reply is deferred.
     pub(super) fn mark_deferred(&mut self, id: u64, cancelled: Arc<AtomicBool>) {
         let index = self.index(id);
         self.entries[index] = RequestEntry::Deferred(cancelled);
@@ -137,7 +137,7 @@ impl ServerSession {
         self.in_window(id) && matches!(self.entries[self.index(id)], RequestEntry::Deferred(_))
     }
 
-    /// Tells the handler that its client has taken the request back; gives whether it was running.
+    /// Tells the handler that the client has cancelled the request. Returns whether the reply was deferred.
     pub(super) fn cancel_deferred(&mut self, id: u64) -> bool {
         match self.in_window(id).then(|| &self.entries[self.index(id)]) {
             Some(RequestEntry::Deferred(cancelled)) => {
@@ -148,7 +148,7 @@ impl ServerSession {
         }
     }
 
-    /// Answers a request that was to be answered later, if anybody still waits for that.
+    /// Answers a deferred request, unless it was cancelled or forgotten.
     pub(crate) fn complete_deferred(
         &mut self,
         ticket: RequestKey,
@@ -170,7 +170,7 @@ impl ServerSession {
         self.store_reply(&head, start, is_long.then_some(payload), queue);
     }
 
-    /// Seals a reply whose payload is written, or lies apart; keeps it, and has it sent.
+    /// Seals a reply whose payload is written or is in `apart`. Then caches it, and queues it for sending.
     pub(super) fn store_reply(
         &mut self,
         head: &ReplyHead,

@@ -7,24 +7,24 @@ use farfork_wire::rpc::{OpenOutcome, SessionId};
 
 use super::session::ServerSession;
 
-/// How long a session waits for its client. A client that was away for longer learns that the outcome of what it had
-/// asked is lost.
+/// How long a session without a connection is kept. A client that returns later learns that the outcome of its requests is
+/// lost.
 pub const SESSION_IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// Most sessions of a server.
 const SESSIONS_MAX: usize = 1 << 16;
 
-/// Most bytes that parked sessions hold; the one that is parked for longest goes first.
+/// Most bytes of parked sessions. The session that was parked first is dropped first.
 const PARKED_BYTES_MAX: usize = 256 << 20;
 
-/// A connection of a server: the thread, and the connection's number there.
+/// The location of a connection: the thread, and the connection's number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectionLocation {
     pub(crate) worker: usize,
     pub(crate) connection: u64,
 }
 
-/// An OPEN of a connection.
+/// A claim to a session, from an OPEN frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionClaim {
     pub(crate) slot: u16,
@@ -33,23 +33,23 @@ pub(crate) struct SessionClaim {
     pub(crate) is_resumed: bool,
 }
 
-/// What became of a claim.
+/// The outcome of a claim.
 #[derive(Debug)]
 pub(crate) enum ClaimOutcome {
-    /// It is the claimant's.
+    /// The connection gets the session.
     Granted(Box<ServerSession>),
-    /// It cannot be had.
+    /// The claim is refused.
     Refused(OpenOutcome),
-    /// An older connection has it, and must end before the claim is made again.
+    /// An older connection has the session. It must end before the claim is repeated.
     HeldBy(ConnectionLocation),
 }
 
-/// Where a session is.
+/// The place of a session.
 #[derive(Debug)]
 pub(crate) enum SessionLocation<'a> {
-    /// With a connection.
+    /// On a connection.
     Attached(ConnectionLocation),
-    /// Here.
+    /// In the registry.
     Parked(&'a mut ServerSession),
 }
 
@@ -110,7 +110,7 @@ impl SessionRegistry {
         self.sessions.insert(claim.session, SessionEntry::Attached { location, epoch: claim.epoch })
     }
 
-    /// Takes a session back from a connection that ended.
+    /// Parks a session of a connection that ended.
     pub(crate) fn park(&mut self, session: Box<ServerSession>, now: Instant) {
         let bytes = session.held_bytes();
         self.parked_bytes += bytes;
@@ -131,14 +131,14 @@ impl SessionRegistry {
         }
     }
 
-    /// Ends a session.
+    /// Removes a session.
     pub(crate) fn remove(&mut self, id: &SessionId) {
         if let Some(SessionEntry::Parked { bytes, .. }) = self.sessions.remove(id) {
             self.parked_bytes -= bytes;
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no sessions.
     pub(crate) fn is_empty(&self) -> bool {
         self.sessions.is_empty()
     }
@@ -151,7 +151,7 @@ impl SessionRegistry {
         })
     }
 
-    /// Ends the sessions that were parked for too long, unless a handler still runs for them.
+    /// Removes the sessions that were parked for too long, unless a handler still runs for them.
     pub(crate) fn expire_parked(&mut self, now: Instant) {
         let parked_bytes = &mut self.parked_bytes;
         self.sessions.retain(|_, entry| match entry {

@@ -1,4 +1,4 @@
-//! The sessions of one connection, and the frames that are to be sent to it.
+//! The sessions of one connection, and the frames to send on it.
 
 use std::io::IoSlice;
 
@@ -15,10 +15,10 @@ use crate::retransmit::{RetransmitBuffer, SLICES_MAX, SendQueue};
 /// The owner of frames that belong to no session.
 const CONTROL_OWNER: u16 = u16::MAX;
 
-/// Most requests of a connection whose handlers answer later.
+/// Most deferred requests of a connection.
 const DEFERRED_MAX: usize = 1 << 14;
 
-/// A small reply's size, in bytes: where so much fits, a segment is not begun.
+/// Size of a small reply, in bytes. A segment with this much space is used before another one is started.
 const SMALL_REPLY_BYTES: usize = 64;
 
 const SESSION_NOT_OPEN: RpcFrameError = RpcFrameError::Invalid("its session is not open");
@@ -26,12 +26,12 @@ const SESSION_NOT_OPEN: RpcFrameError = RpcFrameError::Invalid("its session is n
 /// The sessions of one connection.
 #[derive(Debug, Default)]
 pub(super) struct SessionTable {
-    /// By slot.
+    /// Sessions by slot.
     slots: Vec<SessionSlot>,
     control_frames: RetransmitBuffer,
     send_queue: SendQueue,
     deferred_count: usize,
-    /// Of all its sessions.
+    /// Bytes that all its sessions hold.
     held_bytes: usize,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct SessionTable {
 enum SessionSlot {
     #[default]
     Empty,
-    /// A claim has no answer yet.
+    /// A claim is unanswered.
     Claimed,
     Open(Box<ServerSession>),
 }
@@ -54,7 +54,7 @@ impl SessionTable {
         self.held_bytes
     }
 
-    /// Does something with a session, and counts the bytes that it holds anew.
+    /// Changes a session, and updates the number of held bytes.
     fn with_accounting<T>(&mut self, slot: u16, change: impl FnOnce(&mut Self) -> T) -> T {
         let before = self.session_held_bytes(slot);
         let outcome = change(self);
@@ -69,7 +69,7 @@ impl SessionTable {
         }
     }
 
-    /// Adds a frame that belongs to no session.
+    /// Queues a frame that belongs to no session.
     pub(super) fn append_control_frame(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let out = self.control_frames.begin_frame(SMALL_REPLY_BYTES);
         let start = out.len();
@@ -79,7 +79,7 @@ impl SessionTable {
         self.control_frames.release_frame(&location);
     }
 
-    /// Takes note that a slot is claimed.
+    /// Records that a slot is claimed.
     pub(super) fn claim_slot(&mut self, slot: u16) -> Result<(), RpcFrameError> {
         assert!(usize::from(slot) < SESSIONS_MAX, "frames were checked");
         if self.slots.len() <= usize::from(slot) {
@@ -111,7 +111,7 @@ impl SessionTable {
         }
     }
 
-    /// Executes a request, unless it was before, or there is no room for its answer.
+    /// Executes a request, unless it was executed before, or there is no space for its reply.
     pub(super) fn handle_request(
         &mut self,
         head: &RequestHead,
@@ -121,7 +121,7 @@ impl SessionTable {
         service: &mut impl RequestExecutor,
     ) -> Result<(), RpcFrameError> {
         if self.held_bytes >= held_bytes_max {
-            // What it acknowledges gives room.
+            // Its acknowledgement may free space.
             self.acknowledge(head.slot, head.id - u64::from(head.oldest_pending_distance))?;
         }
         let has_room = self.held_bytes < held_bytes_max;
@@ -142,7 +142,7 @@ impl SessionTable {
             return Err(SESSION_NOT_OPEN);
         };
         match session.admit(head.id, head.id - u64::from(head.oldest_pending_distance))? {
-            // It stays unseen: asked again, it may be executed.
+            // The request stays unseen: if the client sends it again, it may be executed.
             Admission::New if !has_room => {
                 let head =
                     ReplyHead { slot: head.slot, id: head.id, status: Status::Overloaded, has_payload_crc: false };
@@ -188,7 +188,7 @@ impl SessionTable {
         Ok(())
     }
 
-    /// Ends a request that was to be answered later; gives the answer back where its session is not here.
+    /// Completes a deferred request. Returns the payload as an error if the session is not on this connection.
     pub(super) fn complete_deferred(
         &mut self,
         ticket: RequestKey,
@@ -225,7 +225,7 @@ impl SessionTable {
         })
     }
 
-    /// Ends a session. What waits to be sent of it is sent.
+    /// Closes a session. Its queued frames are still sent.
     pub(super) fn close_session(&mut self, slot: u16) -> Result<SessionId, RpcFrameError> {
         let session_slot = self
             .with_accounting(slot, |session_table| session_table.slots.get_mut(usize::from(slot)).map(std::mem::take));

@@ -12,27 +12,27 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::reply::{ReplySink, RequestKey};
 use super::session_registry::{SessionLocation, SessionRegistry};
 
-/// Most bytes that are held for all connections of a server. Beyond, those that hold much are refused until they hold less.
-/// (Sessions that wait for their clients have a limit of their own.)
+/// Most bytes that are held for all connections of a server. Beyond it, requests of connections that hold much are refused
+/// until they hold less. Parked sessions have a limit of their own.
 const HELD_BYTES_MAX: usize = 1 << 30;
 
-/// Something for a thread.
+/// A message to a thread.
 #[derive(Debug)]
 pub(crate) enum WorkerMessage {
-    /// A new connection, and where it comes from.
+    /// A new connection, and the peer's address.
     NewConnection(Box<dyn Stream>, String),
-    /// A session of this connection was resumed elsewhere.
+    /// A session of this connection was resumed on another one.
     CloseConnection(u64),
-    /// An answer for a session of this connection.
+    /// A deferred reply for a session of this connection.
     DeferredReply { peer: u64, ticket: RequestKey, status: Status, payload: Vec<u8> },
 }
 
-/// What the threads share.
+/// The state that all threads share.
 #[derive(Debug)]
 pub(crate) struct SharedState {
     registry: Mutex<SessionRegistry>,
     worker_queues: Vec<WorkerQueue>,
-    /// For connections, as of each one's last turn.
+    /// Bytes held for connections, as of the last turn of each.
     held_bytes: AtomicUsize,
     held_bytes_max: usize,
     stopped: AtomicBool,
@@ -49,7 +49,7 @@ impl SharedState {
         Self::with_limit(workers, HELD_BYTES_MAX)
     }
 
-    /// The same with another limit for what all connections hold.
+    /// As [`SharedState::new`], with another limit for the bytes held for all connections.
     pub(crate) fn with_limit(workers: usize, held_bytes_max: usize) -> io::Result<Self> {
         let new_queue = || -> io::Result<WorkerQueue> {
             let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -74,7 +74,7 @@ impl SharedState {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts what a connection holds now in the place of what it held before.
+    /// Updates the number of held bytes of a connection.
     pub(super) fn update_held_bytes(&self, counted_bytes: &mut usize, now_bytes: usize) {
         let before = std::mem::replace(counted_bytes, now_bytes);
         match now_bytes.checked_sub(before) {
@@ -84,17 +84,17 @@ impl SharedState {
         }
     }
 
-    /// Whether connections hold more than they may together.
+    /// Whether all connections together hold more than the limit.
     pub(super) fn is_over_memory_limit(&self) -> bool {
         self.held_bytes.load(Ordering::Relaxed) > self.held_bytes_max
     }
 
-    /// Where there is no descriptor to wait for: whether a letter came.
+    /// Whether there are messages for a thread, for callers that do not wait for [`SharedState::wakeup_fd`].
     pub(crate) fn has_messages(&self, worker: usize) -> bool {
         !self.worker_queues[worker].messages.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// What becomes readable when a letter came.
+    /// The descriptor that becomes readable when there is a message.
     pub(super) fn wakeup_fd(&self, worker: usize) -> &OwnedFd {
         &self.worker_queues[worker].wakeup_fd
     }
@@ -105,7 +105,7 @@ impl SharedState {
         queue.signal_wakeup();
     }
 
-    /// The letters that came.
+    /// Removes the messages for a thread and returns them.
     pub(super) fn take_messages(&self, worker: usize) -> Vec<WorkerMessage> {
         let queue = &self.worker_queues[worker];
         let _ = rustix::io::read(&queue.wakeup_fd, &mut [0; 8]);
@@ -124,7 +124,7 @@ impl SharedState {
 
 impl WorkerQueue {
     fn signal_wakeup(&self) {
-        // It can only fail when the counter is full, and then the thread is awake.
+        // The write fails only when the counter is full, and then the thread is awake.
         let _ = rustix::io::write(&self.wakeup_fd, &1u64.to_ne_bytes());
     }
 }
@@ -140,7 +140,7 @@ impl ReplySink for SharedState {
                     WorkerMessage::DeferredReply { peer: location.connection, ticket, status, payload },
                 );
             }
-            // The session was closed: nobody waits.
+            // The session was closed, so the reply is not needed.
             None => {}
         }
     }

@@ -16,7 +16,7 @@ use super::handlers::HandlerTable;
 use super::listener::{Acceptor, Listener};
 use super::shared_state::{SharedState, WorkerMessage};
 
-/// Events of one wait.
+/// Most events of one wait.
 const EVENTS_MAX: usize = 256;
 
 const MESSAGE_TOKEN: u64 = 0;
@@ -30,7 +30,7 @@ pub(super) struct Worker {
     connections: ConnectionTable,
     epoll: OwnedFd,
     listener: Option<Listener>,
-    /// Only where it may look again before it sleeps.
+    /// `None` if the thread may not spin before it sleeps.
     spin: Option<AdaptiveSpin>,
 }
 
@@ -60,14 +60,14 @@ impl Worker {
         })
     }
 
-    /// Makes it the one that accepts.
+    /// Makes this the thread that accepts connections.
     pub(super) fn listen(&mut self, socket: OwnedFd, acceptor: Arc<dyn Acceptor>) -> io::Result<()> {
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(LISTENER_TOKEN), epoll::EventFlags::IN)?;
         self.listener = Some(Listener::new(socket, acceptor));
         Ok(())
     }
 
-    /// Works until the server ends.
+    /// Runs until the server stops.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let mut now = Instant::now();
@@ -94,7 +94,7 @@ impl Worker {
         }
     }
 
-    /// Ends a round: remembers whether it was worth looking, and lets others have the processor where it was not.
+    /// Ends a round. If it received something, the thread spins for the next event; otherwise it yields the CPU.
     fn end_round(&mut self, began: Instant) -> Instant {
         let Some(spin) = &mut self.spin else { return began };
         if !self.connections.take_did_work() {
@@ -107,7 +107,7 @@ impl Worker {
         now
     }
 
-    /// How long to wait at most.
+    /// Longest time to wait.
     fn wait_timeout(&self, now: Instant) -> Timespec {
         let looks_again = || self.spin.as_ref().is_some_and(|spin| spin.should_spin(now));
         let wait = if self.connections.has_requeued() || looks_again() {
@@ -144,7 +144,7 @@ impl Worker {
         }
     }
 
-    /// Has the kernel wait for what the connections wait for now.
+    /// Registers the events that the connections wait for now.
     fn update_registrations(&mut self, now: Instant) {
         for token in self.connections.take_interest_changed() {
             let Some(connection) = self.connections.connection_mut(token) else { continue };

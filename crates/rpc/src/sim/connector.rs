@@ -11,7 +11,7 @@ use farfork_fabric::transport::{Security, Stream};
 
 use crate::client;
 
-/// Makes connections from a node to a place.
+/// Connects from a node to an address.
 #[derive(Debug)]
 pub struct SimConnector {
     world: World,
@@ -21,7 +21,7 @@ pub struct SimConnector {
 }
 
 impl SimConnector {
-    /// From this node to this place, protected or in clear.
+    /// Connects from this node to this address, with or without security.
     pub fn new(world: &World, from: NodeId, to: SimAddress, security: Option<Arc<dyn Security>>) -> Self {
         Self { world: world.clone(), from, to, security }
     }
@@ -37,7 +37,7 @@ impl client::Connector for SimConnector {
     }
 }
 
-/// A stream that has nothing and takes nothing until it is there, as a socket that connects.
+/// A stream that receives and accepts nothing until it is connected, like a connecting socket.
 #[derive(Debug)]
 enum ConnectingStream {
     Connecting(SimConnectAttempt),

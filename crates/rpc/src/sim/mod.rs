@@ -1,5 +1,5 @@
-//! Client and server in the fabric's simulated world, for tests. They run the same code as on sockets; only the
-//! transport and the clock differ. Everything, faults included, follows from the world's random seed.
+//! Client and server in the fabric's simulated world, for tests. They run the same code as on sockets; only the transport
+//! and the clock differ. The world's random seed determines everything, including faults.
 
 mod connector;
 mod server;

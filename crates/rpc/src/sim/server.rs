@@ -1,4 +1,4 @@
-//! A server in a simulated world: actors of the world do the work of its threads.
+//! A server in a simulated world. Actors of the world take the place of its threads.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use farfork_fabric::transport::{Security, Stream};
 
 use crate::server::{Clock, ConnectionTable, HandlerTable, SharedState, WorkerMessage};
 
-/// Serves until it is dropped, which ends all connections at once, and forgets all sessions.
+/// Serves until it is dropped. That ends all connections at once, and forgets all sessions.
 pub struct SimServer {
     world: World,
     address: SimAddress,
@@ -19,10 +19,10 @@ pub struct SimServer {
 }
 
 impl SimServer {
-    /// Serves what connects to a place, with so many actors in the place of threads; each has handlers of its own.
+    /// Serves connections to an address, with this many actors instead of threads. Each has handlers of its own.
     ///
     /// # Errors
-    /// `AddrInUse`; where this process cannot have another file descriptor.
+    /// `AddrInUse`; or the process cannot create another file descriptor.
     pub fn start(
         world: &World,
         address: SimAddress,
@@ -45,7 +45,7 @@ impl SimServer {
         Ok(server)
     }
 
-    /// Where it is reached.
+    /// The address that it listens on.
     pub fn address(&self) -> SimAddress {
         self.address
     }
@@ -65,14 +65,14 @@ impl fmt::Debug for SimServer {
     }
 }
 
-/// Where connections come in; one actor has it.
+/// The listener. One of the actors has it.
 struct SimAcceptor {
     listener: SimListener,
     security: Option<Arc<dyn Security>>,
     accepted_count: usize,
 }
 
-/// The actor.
+/// The actor that runs a connection table.
 struct WorkerActor {
     number: usize,
     world: World,
@@ -110,7 +110,7 @@ impl Actor for WorkerActor {
             self.connections.run_turn(token, now);
         }
         self.connections.sweep(now);
-        // Nobody waits for sockets here.
+        // There are no sockets to register.
         self.connections.take_interest_changed();
     }
 

@@ -15,7 +15,7 @@ use crate::server::{
     SessionRegistry, SessionRequest,
 };
 
-/// Echoes, or answers with as many bytes as the handler's number says; every tenth request runs on for ever.
+/// Echoes, or answers with as many bytes as the handler's number says. Every tenth request runs forever.
 #[derive(Default)]
 struct CountingExecutor {
     executed: HashMap<(SessionId, u64), u32>,
@@ -32,7 +32,7 @@ impl RequestExecutor for CountingExecutor {
     }
 }
 
-/// A server's end of one connection, with a registry.
+/// The server's end of one connection, with a registry.
 struct ServerEnd {
     protocol: ServerProtocol,
     staging: StagingBuffer,
@@ -54,7 +54,7 @@ impl ServerEnd {
         }
     }
 
-    /// As far as it takes them; gives how many bytes that were.
+    /// Passes bytes to the server while it may receive. Returns how many it took.
     fn feed(&mut self, mut bytes: &[u8]) -> Result<usize, RpcFrameError> {
         let mut taken = 0;
         while !bytes.is_empty() && self.protocol.can_receive() {
@@ -88,7 +88,7 @@ impl ServerEnd {
         }
     }
 
-    /// The frames that it sends, all of which the client takes; long payloads as they are announced.
+    /// Takes everything that the server sends, as its client. Returns the frames; of long payloads, only the heads.
     fn take_sent(&mut self) -> Vec<ServerFrame> {
         let mut bytes = Vec::new();
         while self.protocol.unsent_bytes() > 0 {
@@ -131,7 +131,7 @@ fn request(slot: u16, id: u64, oldest_pending_distance: u32, handler: u32, paylo
     frame
 }
 
-/// Frames that are sound by themselves, in any order.
+/// Frames that are valid by themselves, in any order.
 fn frames() -> impl Strategy<Value = Vec<u8>> {
     let appended = |frame: ClientFrame| {
         let mut bytes = Vec::new();
@@ -167,7 +167,7 @@ proptest! {
                 break;
             }
         }
-        // Sessions that were closed and opened anew may use an id again; these are never closed within one test.
+        // A session that was closed and opened again may reuse an id. Without a CLOSE frame, no id is reused.
         let closed = frames.iter().any(|frame| frame[4] == 5);
         prop_assert!(closed || end.service.executed.values().all(|times| *times == 1));
         end.protocol.into_sessions().for_each(|session| end.registry.park(session, end.now));
@@ -268,7 +268,7 @@ fn who_keeps_the_rest_of_a_frame_is_ended_in_half_a_minute() {
         assert!(end.service.executed.is_empty());
         assert!(!end.protocol.is_stalled(end.now + Duration::from_secs(25)), "a stopped client has some time");
         assert!(end.protocol.is_stalled(end.now + Duration::from_secs(31)), "{withheld} bytes are kept");
-        // The rest comes after all.
+        // The rest of the frame arrives after all.
         end.feed(&frame[frame.len() - withheld..]).unwrap();
         end.take_sent();
         assert_eq!(end.service.executed.len(), 1);
@@ -318,7 +318,7 @@ fn who_acknowledges_nothing_is_refused_before_its_replies_fill_the_memory() {
     let mut end = ServerEnd::greeted(SLOTS);
     end.take_sent();
     let mut refused = 0;
-    // Without those that run on for ever.
+    // Without the requests that run forever.
     let ids = (0..60u64).filter(|id| id % 10 != 7);
     for (id, slot) in ids.flat_map(|id| (0..SLOTS).map(move |slot| (id, slot))) {
         end.feed(&request(slot, id, id as u32, 1 << 20, &[])).unwrap();
@@ -330,7 +330,7 @@ fn who_acknowledges_nothing_is_refused_before_its_replies_fill_the_memory() {
     }
     assert!(refused > 100, "{refused} requests were refused");
     assert_eq!(end.service.executed.len() + refused, 54 * usize::from(SLOTS), "nothing refused is executed");
-    // Once it acknowledges, it is served again, what was refused too.
+    // Once the client acknowledges, it is served again, including refused requests.
     let acknowledge = |slot| {
         let mut bytes = Vec::new();
         ClientFrame::Acknowledge { slot, below: 59 }.append(&mut bytes);

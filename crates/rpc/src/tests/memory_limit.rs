@@ -15,13 +15,13 @@ use farfork_wire::rpc::{
 use crate::HandlerTable;
 use crate::server::{ConnectionTable, SharedState, WorkerMessage};
 
-/// What all connections of the test's server may hold, in bytes.
+/// Limit of the bytes held for all connections of the test's server.
 const HELD_BYTES_MAX: usize = 6 << 20;
 
 /// Length of each answer, in bytes.
 const ANSWER_BYTES: usize = 300_000;
 
-/// A server's thread, turned by hand.
+/// A thread of a server, run step by step.
 struct TestWorker {
     world: World,
     nodes: [NodeId; 2],
@@ -43,7 +43,7 @@ impl TestWorker {
         Self { world, nodes, shared_state, connections: connection_table }
     }
 
-    /// A client that has greeted and opened a session of this number.
+    /// A client that has sent its hello and opened a session with this number.
     fn connect(&mut self, session: u8) -> SimStream {
         let (mut client, server) = self.world.connect_pair(self.nodes[0], self.nodes[1]);
         self.shared_state.send_message(0, WorkerMessage::NewConnection(Box::new(server), format!("client {session}")));
@@ -55,7 +55,7 @@ impl TestWorker {
         client
     }
 
-    /// Lets both sides get on for a while, and gives what came.
+    /// Runs both sides for a while. Returns the frames that the client received.
     fn exchange_frames(&mut self, client: &mut SimStream) -> Vec<ServerFrame> {
         let until = self.world.now() + Duration::from_millis(50);
         let (mut bytes, mut part) = (Vec::new(), vec![0; 1 << 18]);
@@ -129,7 +129,7 @@ fn a_payload_waits_until_there_is_room_and_nobody_else_does() {
     let mut thread = TestWorker::new();
     let (mut greedy, mut sender, mut modest) = (thread.connect(1), thread.connect(2), thread.connect(3));
     (0..40).for_each(|id| _ = thread.submit_request(&mut greedy, 1, id, id as u32));
-    // Four mebibytes, of which the server takes a part.
+    // Four mebibytes, of which the server accepts a part.
     let head =
         RequestHead { slot: 0, handler: 2, id: 0, oldest_pending_distance: 0, remaining_us: 0, has_payload_crc: true };
     let payload = vec![7; 4 << 20];
@@ -145,7 +145,7 @@ fn a_payload_waits_until_there_is_room_and_nobody_else_does() {
     let taken = frame.len() - rest.len();
     assert!((1 << 20..3 << 20).contains(&taken), "{taken} bytes were taken");
     assert_eq!(thread.submit_request(&mut modest, 1, 0, 0), Status::Answered);
-    // Room again: the rest is taken, when the server next looks.
+    // There is space again: the server receives the rest after its next sweep.
     assert_eq!(thread.submit_request(&mut greedy, 1, 40, 0), Status::Answered);
     let mut answers = Vec::new();
     for _ in 0..60 {

@@ -1,5 +1,5 @@
-//! A test's client as an actor of a simulated world. It sends random requests, cancels some, closes and opens sessions,
-//! and records how each request ends.
+//! A test's client as an actor of a simulated world. It sends random requests, cancels some, closes and opens sessions, and
+//! records how each request ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,13 +16,13 @@ use crate::works::{AT_ONCE, LATER, LONG, Works, answer_to, body_of};
 
 const SESSIONS: usize = 3;
 
-/// Unanswered requests of a session.
+/// Most unanswered requests of a session.
 const WINDOW: u64 = 32;
 
-/// Longest time between two moments at which it asks, in microseconds.
+/// Longest time between two random actions, in microseconds.
 const ASK_INTERVAL_US_MAX: u64 = 40_000;
 
-/// Longest payload that the head's checksum covers: longer ones need their own where bits are flipped.
+/// Longest payload that the head's checksum covers. Longer ones need their own checksum in a world that flips bits.
 const COVERED_BYTES: usize = 256;
 
 /// A client.
@@ -35,16 +35,16 @@ pub(crate) struct Caller {
     submitted: BTreeMap<u64, u32>,
     ended: BTreeMap<u64, Result<(), CallError>>,
     next_number: u64,
-    /// When it asks next; `None` while it is told what to ask.
+    /// Time of the next random action; `None` while the test chooses the requests.
     ask_at: Option<Instant>,
 }
 
-/// A caller in its world: the actor, and the test's hand on it.
+/// The test's handle of a caller, which is also an actor of the world.
 #[derive(Clone)]
 pub(crate) struct Shared(Arc<Mutex<Caller>>);
 
 impl Shared {
-    /// On a node, asking the server at `server_address` from now on.
+    /// Starts a caller on a node. It sends requests to the server at `server_address`.
     pub(crate) fn start(world: &World, number: u64, node: NodeId, server_address: SimAddress) -> Self {
         let now = world.local_time(node);
         let of_world = world.clone();
@@ -76,12 +76,12 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on it only waits.
+    /// Stops random actions. The caller only waits from now on.
     pub(crate) fn stop_asking(&self) {
         self.lock().ask_at = None;
     }
 
-    /// Asks a number of requests that nothing is to end but their answers; gives the first one's number.
+    /// Sends requests that only end with their answers. Returns the number of the first one.
     pub(crate) fn ask_calmly(&self, count: u64) -> u64 {
         let mut caller = self.lock();
         let now = caller.world.local_time(caller.node);
@@ -90,17 +90,17 @@ impl Shared {
         first
     }
 
-    /// How many requests have not ended.
+    /// Number of requests that have not ended.
     pub(crate) fn unanswered(&self) -> usize {
         self.lock().client.unanswered_count()
     }
 
-    /// How many requests have ended with an answer.
+    /// Number of requests that have ended with an answer.
     pub(crate) fn answered(&self) -> usize {
         self.lock().ended.values().filter(|outcome| outcome.is_ok()).count()
     }
 
-    /// Checks the ends of all requests; those from number `first_calm_number` on must have been answered.
+    /// Checks the outcomes of all requests. Those from number `first_calm_number` on must have been answered.
     pub(crate) fn check(&self, works: &Works, first_calm_number: u64) {
         let caller = self.lock();
         assert_eq!(caller.submitted.len(), caller.ended.len(), "each request has ended");
@@ -139,7 +139,7 @@ impl Actor for Shared {
 }
 
 impl Caller {
-    /// Does something at random.
+    /// Does one random action.
     fn act(&mut self, now: Instant) {
         let which = self.world.random_below(SESSIONS as u64) as usize;
         match self.world.random_below(100) {

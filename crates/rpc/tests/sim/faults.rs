@@ -1,4 +1,4 @@
-//! Random faults on calls, with hundreds of random seeds. Connections break, are delayed, cut, damaged and reordered;
+//! Random faults during calls, with hundreds of random seeds. Connections break, are delayed, cut, damaged and reordered;
 //! nodes stop or slow down, clocks drift, servers restart. A seed that fails prints the command that repeats it.
 
 use std::time::{Duration, Instant};
@@ -10,22 +10,22 @@ use farfork_rpc::sim::SimServer;
 use crate::caller::Shared;
 use crate::works::Works;
 
-/// Seeds of a run, unless one is named.
+/// Seeds of a run, unless one is chosen.
 const SEEDS: u64 = 250;
 
-/// Those of `make test-long`.
+/// Seeds of a run by `make test-long`.
 const MANY_SEEDS: u64 = 1000;
 
-/// Clients of a world, each on a node of its own.
+/// Clients in a world, each on its own node.
 const CALLERS: u64 = 3;
 
-/// How long things go wrong, of the world's time.
+/// Duration of the faults, in the world's time.
 const CHAOS: Duration = Duration::from_secs(4);
 
-/// How long everything may take that was asked for while nothing goes wrong any more.
+/// How long requests may take after the faults have stopped.
 const CALM: Duration = Duration::from_secs(60);
 
-/// Longest time until an answer is given that is to come later, in microseconds.
+/// Longest delay of a deferred reply, in microseconds.
 const LATER_US_MAX: u64 = 30_000;
 
 /// A world with a server and its clients.
@@ -37,7 +37,7 @@ struct FaultScene {
     works: Works,
     callers: Vec<Shared>,
     finish_at: Instant,
-    /// Whether handlers may give up what they took for later.
+    /// Whether handlers may drop deferred replies.
     gives_up: bool,
 }
 
@@ -61,7 +61,7 @@ impl FaultScene {
         scene
     }
 
-    /// The server begins anew, and knows nothing of what was.
+    /// Restarts the server, which then has no state.
     fn restart(&mut self) {
         self.server = None;
         let works = self.works.clone();
@@ -69,7 +69,7 @@ impl FaultScene {
         self.server = Some(server.unwrap());
     }
 
-    /// Lets time pass until then, or until `each` says that it is enough; it gives when it wants to be asked again.
+    /// Runs the world until `until`, or until `each` returns `None`. `each` returns when it wants to be called next.
     fn run(&mut self, until: Instant, mut each: impl FnMut(&mut Self) -> Option<Instant>) {
         while self.world.now() < until {
             let Some(wanted) = each(self) else { return };
@@ -81,7 +81,7 @@ impl FaultScene {
         }
     }
 
-    /// Things go wrong while everybody asks.
+    /// Injects faults while all clients send requests.
     fn suffer(&mut self, injector: &mut FaultInjector) {
         self.gives_up = true;
         self.run(self.world.now() + CHAOS, |scene| {
@@ -96,11 +96,11 @@ impl FaultScene {
         self.gives_up = false;
     }
 
-    /// Nothing goes wrong any more: everything ends, and what is asked for once that is so is answered.
+    /// Stops the faults. All requests must end, and those sent afterwards must be answered.
     fn recover(&mut self) {
         self.callers.iter().for_each(Shared::stop_asking);
         self.settle();
-        // A connection may have broken, or its server begun anew, while nobody asked: whoever asks next learns that.
+        // A connection may have broken, or the server restarted, while no requests were sent. The next request shows that.
         self.callers.iter().for_each(|caller| _ = caller.ask_calmly(1));
         self.settle();
         let first_calm_number: Vec<u64> = self.callers.iter().map(|caller| caller.ask_calmly(10)).collect();
@@ -110,7 +110,7 @@ impl FaultScene {
         }
     }
 
-    /// Waits until everything has ended.
+    /// Waits until all requests have ended.
     fn settle(&mut self) {
         let until = self.world.now() + CALM;
         self.run(until, |scene| scene.callers.iter().any(|caller| caller.unanswered() > 0).then_some(until));
@@ -123,7 +123,7 @@ impl FaultScene {
     }
 }
 
-/// Runs one seed; gives what tells it apart from others, and how many requests were answered.
+/// Runs one seed. Returns a fingerprint of the run, and the number of answered requests.
 fn run(seed: u64) -> (u64, usize) {
     let mut nodes = Vec::new();
     let mut scene = FaultScene::new(seed, &mut nodes);

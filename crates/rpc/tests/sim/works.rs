@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use farfork_fabric::sim::World;
 use farfork_rpc::{DeferredReply, HandlerTable};
 
-/// Handlers: one answers at once, one later, one with a long answer that it gives away.
+/// Handlers: one answers at once, one later, one with a long payload that it moves.
 pub(crate) const AT_ONCE: u32 = 1;
 pub(crate) const LATER: u32 = 2;
 pub(crate) const LONG: u32 = 3;
 
-/// What was done, by whichever server and thread.
+/// The requests that were executed, by any server and thread.
 #[derive(Default)]
 struct Done {
     executed: HashMap<u64, u32>,
     later: Vec<(DeferredReply, u64)>,
 }
 
-/// The works of all handlers.
+/// The record of all handlers.
 #[derive(Clone, Default)]
 pub(crate) struct Works(Arc<Mutex<Done>>);
 
@@ -27,7 +27,7 @@ impl Works {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handlers of a thread.
+    /// The handlers of one thread.
     pub(crate) fn handlers(&self) -> HandlerTable {
         let mut handlers = HandlerTable::default();
         let works = self.clone();
@@ -57,12 +57,12 @@ impl Works {
         self.lock().executed.contains_key(&number)
     }
 
-    /// How many answers are still to be given.
+    /// Number of deferred replies that are still due.
     pub(crate) fn later(&self) -> usize {
         self.lock().later.len()
     }
 
-    /// Gives one of the answers that were to come later, or gives it up.
+    /// Answers one of the deferred requests, or drops it.
     pub(crate) fn finish_one(&self, world: &World, may_give_up: bool) {
         let count = self.later() as u64;
         if count == 0 {
@@ -78,13 +78,13 @@ impl Works {
     }
 }
 
-/// The bytes of a request: mostly short.
+/// The payload of a request; most are short.
 pub(crate) fn body_of(number: u64) -> Vec<u8> {
     let bytes = if number.is_multiple_of(31) { 40_000 } else { number as usize % 600 };
     [&number.to_le_bytes()[..], &pattern(7, number, bytes)].concat()
 }
 
-/// The bytes of the answer.
+/// The payload of the answer.
 pub(crate) fn answer_to(number: u64, handler: u32) -> Vec<u8> {
     pattern(13, number, if handler == LONG { 40_000 } else { number as usize % 900 })
 }

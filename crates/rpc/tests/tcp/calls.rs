@@ -88,7 +88,7 @@ fn values_are_asked_and_answered() {
     assert!(matches!(unknown, BlockingCallError::Call(CallError::Status(Status::NoHandler))));
 }
 
-/// A server whose handler 5 passes requests on, to be answered by the test.
+/// A server whose handler 5 passes requests to the test, which answers them.
 fn deferring() -> (farfork_rpc::Server, mpsc::Receiver<(Vec<u8>, DeferredReply)>) {
     let (passing, passed) = mpsc::channel();
     let server = serve(1, move || {

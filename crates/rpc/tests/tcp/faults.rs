@@ -14,10 +14,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::proxy::Proxy;
 use crate::{ECHO, call, client_of, echo, log, poll_until, serve};
 
-/// Connections without a word that a server has to bear beside its work. Both ends are this process.
+/// Silent connections that a server must tolerate during its work. Both ends are in this process.
 const HALF_OPEN: usize = 10_000;
 
-/// Most of them that the server may hold at a time: what its two threads allow, and what is on its way.
+/// Most of them that the server may have at a time: the limit of its two threads, and those on their way.
 const HELD_MAX: usize = 2 * 2048 + 700;
 
 #[test]
@@ -76,7 +76,7 @@ fn a_server_that_began_anew_says_that_outcomes_are_lost() {
     let listener = TcpListener::bind(address).unwrap();
     let config = farfork_rpc::server::ServerConfig { threads: 1, should_spin: false };
     let acceptor = Arc::new(farfork_rpc::server::PlainAcceptor);
-    // The request may be sent before the client notices: then its outcome is lost, or it is answered by the new server.
+    // The request may be sent before the client notices. Then its outcome is lost, or the new server answers it.
     let _server = farfork_rpc::Server::start(listener, &config, acceptor, echo).unwrap();
     let request = OutgoingRequest { handler: ECHO, ..OutgoingRequest::default() };
     match client.call_blocking(session, &request, RequestPayload::Borrowed(b"after"), |_| {}) {
@@ -122,7 +122,7 @@ fn those_who_talk_nonsense_do_not_disturb_others() {
         let mut hostile = TcpStream::connect(server.address()).unwrap();
         hostile.write_all(nonsense).unwrap();
         assert_eq!(call(&mut client, session, ECHO, b"x"), b"x");
-        // It is disconnected, after our greeting at most.
+        // The client is disconnected, with at most the server's hello received.
         let mut received = Vec::new();
         let _ = hostile.read_to_end(&mut received);
         assert!(received.len() <= HELLO_BYTES);
@@ -140,12 +140,12 @@ fn thousands_of_half_open_connections_are_borne_and_ended() {
     let (mut client, session) = client_of(server.address());
     let silent: Vec<TcpStream> = (0..HALF_OPEN).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
     assert_eq!(call(&mut client, session, ECHO, b"still"), b"still");
-    // Those that had to go: for others, or because they had not greeted for five seconds.
+    // Connections that the server closed: to make room for others, or because they sent no hello for five seconds.
     let named = log::count(&["ends a connection", "127.0.0.1"]);
     assert!(named > 0 && named < HALF_OPEN / 4, "{named} lines in the log");
     let held = std::fs::read_dir("/proc/self/fd").unwrap().count() - HALF_OPEN;
     assert!(held < HELD_MAX, "{held} descriptors beside the clients'");
-    // Each ends by itself: nobody greets within the time there is for that.
+    // The server closes each of them, because it sends no hello in time.
     for mut stream in silent {
         let mut received = Vec::new();
         let _ = stream.read_to_end(&mut received);

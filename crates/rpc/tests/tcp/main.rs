@@ -15,10 +15,10 @@ use farfork_rpc::client::TcpConnector;
 use farfork_rpc::server::{PlainAcceptor, ServerConfig};
 use farfork_rpc::{Client, HandlerTable, OutgoingRequest, RequestPayload, Server, SessionHandle};
 
-/// Echoes.
+/// The handler that echoes.
 const ECHO: u32 = 1;
 
-/// A server of so many threads.
+/// A server with this many threads.
 fn serve(threads: usize, handlers: impl Fn() -> HandlerTable) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let config = ServerConfig { threads, should_spin: true };
@@ -42,7 +42,7 @@ fn call(client: &mut Client, session: SessionHandle, handler: u32, payload: &[u8
     client.call_blocking(session, &call, RequestPayload::Borrowed(payload), |_| {}).unwrap()
 }
 
-/// Polls until this holds; a test that waits for longer than a minute hangs.
+/// Polls until the condition holds, and fails after a minute.
 fn poll_until(client: &mut Client, mut on_end: impl FnMut(farfork_rpc::Completion<'_>), until: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {

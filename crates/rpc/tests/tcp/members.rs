@@ -18,7 +18,7 @@ fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
 }
 
-/// A cluster's first node, and another one of it.
+/// The first two nodes of a cluster.
 fn cluster(scratch: &Path, encryption: Encryption) -> [Credentials; 2] {
     let [first, second] = ["n1", "n2"].map(|node| TrustDirectory::new(scratch.join(node)));
     member::create_cluster(&first, &name("blue"), &name("n1"), SystemTime::now()).unwrap();
@@ -37,7 +37,7 @@ fn client_of(server: &Server, credentials: &Credentials) -> Client {
     Client::new(Box::new(TcpConnector::secured(server.address(), security)), true)
 }
 
-/// A client with a session that was used.
+/// A client with a session that has been used.
 fn connected(server: &Server, credentials: &Credentials) -> (Client, SessionHandle) {
     let mut client = client_of(server, credentials);
     let session = client.open_session(64).unwrap();
@@ -73,7 +73,7 @@ fn strangers_are_not_served_and_disturb_nobody() {
     for mut client in [client_of(&server, &stranger), plain] {
         let session = client.open_session(64).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        // On a busy machine the time may be over before it was refused.
+        // On a busy machine, the deadline may pass before the server refuses.
         while client.last_error().is_none() {
             assert!(Instant::now() < deadline, "it is not refused");
             let deadline = Some(Instant::now() + Duration::from_millis(300));
@@ -88,7 +88,7 @@ fn strangers_are_not_served_and_disturb_nobody() {
     assert_eq!(call(&mut member, session, ECHO, b"a member"), b"a member");
 }
 
-/// Calls again and again until one fails; gives why the connection ended.
+/// Repeats a call until one fails. Returns why the connection ended.
 fn call_until_refused(client: &mut Client, session: SessionHandle) -> String {
     let deadline = Instant::now() + Duration::from_secs(60);
     while client.last_error().is_none() {
@@ -107,7 +107,7 @@ fn a_revoked_server_is_not_asked_over_the_connection_that_there_is() {
     let [first, second] = cluster(scratch.path(), Encryption::On);
     let server = serve(&first);
     let (mut client, session) = connected(&server, &second);
-    // The server goes on to serve: it is the client that must not go on to ask.
+    // The server would still serve, but the client must stop sending requests.
     member::revoke_identity(first.directory(), Role::Node, &name("n1"), SystemTime::now).unwrap();
     second.install_roster(&first.directory().read_roster().unwrap().1).unwrap();
     let error = call_until_refused(&mut client, session);

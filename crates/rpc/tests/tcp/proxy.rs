@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// Passes bytes between its clients and a server.
+/// Forwards bytes between its clients and a server.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     ends: Arc<Mutex<Vec<TcpStream>>>,

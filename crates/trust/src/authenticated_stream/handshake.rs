@@ -1,4 +1,4 @@
-//! Steps of the handshake of an `AuthenticatedStream`: record by record, until both sides know each other.
+//! Steps of the handshake of an `AuthenticatedStream`, record by record, until both sides have authenticated each other.
 
 use std::io::{self, Read, Write};
 
@@ -10,7 +10,7 @@ use crate::tls::ALPN_FABRIC_CLEAR;
 use crate::verify::{AuthenticatedPeer, PeerError, from_tls_error};
 
 impl<P: Read + Write> AuthenticatedStream<P> {
-    /// Reads from the pipe within the handshake; tells whether something came.
+    /// Reads from the pipe during the handshake. Returns whether bytes arrived.
     pub(super) fn fill(&mut self) -> io::Result<bool> {
         match none_if_would_block(self.records.fill(&mut self.pipe))? {
             None => Ok(false),
@@ -19,7 +19,7 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         }
     }
 
-    /// Takes one step of the handshake with what was received; tells whether there was one.
+    /// Takes one step of the handshake with the received bytes. Returns whether there was one.
     pub(super) fn advance(&mut self) -> io::Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(false) };
         match self.state {
@@ -39,7 +39,7 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         self.process_record()
     }
 
-    /// Gives TLS one record: behind the last one of the handshake, bytes in clear may follow.
+    /// Passes one record to TLS, and no more: bytes in clear may follow the last record of the handshake.
     fn process_record(&mut self) -> io::Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(false) };
         let mut record = self.records.first_record().map_err(peer_error_to_io)?;
@@ -56,14 +56,14 @@ impl<P: Read + Write> AuthenticatedStream<P> {
             Ok(()) => Ok(bytes > 0),
             Err(error) => {
                 let words = from_tls_error(&error);
-                // Tells the peer, as far as that is possible at once.
+                // Sends the alert to the peer, as far as that is possible without waiting.
                 let _ = self.flush();
                 Err(peer_error_to_io(words))
             }
         }
     }
 
-    /// The peer has proved who it is.
+    /// Reads the peer's identity from its certificate, after the peer has proved that it has the key.
     fn identify_peer(&mut self) -> io::Result<()> {
         let Some(tls) = &mut self.tls else { return Ok(()) };
         let shown = tls.peer_certificates().and_then(|chain| chain.first()).ok_or(PeerError::NoCertificate);

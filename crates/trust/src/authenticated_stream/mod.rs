@@ -1,7 +1,7 @@
 //! A stream to an authenticated peer, over any non-blocking ordered pipe of bytes. The fabric uses it.
 //!
-//! The handshake runs inside [`AuthenticatedStream::receive`] and [`AuthenticatedStream::send`]: until it is complete,
-//! nothing is received and no bytes are taken.
+//! The handshake runs inside [`AuthenticatedStream::receive`] and [`AuthenticatedStream::send`]. Until it is complete, they
+//! receive nothing and accept no bytes.
 
 mod handshake;
 
@@ -15,10 +15,10 @@ use crate::credentials::Credentials;
 use crate::record_buffer::RecordBuffer;
 use crate::verify::{AuthenticatedPeer, PeerError, from_tls_error};
 
-/// What the server says once it has accepted the client.
+/// The byte by which the server accepts the client.
 const ACCEPT_BYTE: u8 = 1;
 
-/// Most encrypted bytes that wait inside for the pipe.
+/// Most encrypted bytes that are buffered for the pipe.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 
 /// ```text
@@ -31,32 +31,32 @@ const UNSENT_BYTES_MAX: usize = 256 << 10;
 ///    Open    records, or the same pipe in clear where both sides agreed on that
 /// ```
 ///
-/// `ACCEPT_BYTE` says that the server has accepted the client. Until then the client reads records, one by one, so that
-/// it takes no byte in clear for a record. A refusal is an alert in its place.
+/// `ACCEPT_BYTE` means that the server has accepted the client. Until then the client reads single records, so that it does
+/// not take a byte in clear for a part of a record. If the server refuses the client, it sends an alert instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HandshakeState {
-    /// In the handshake.
+    /// The TLS handshake is running.
     Handshaking,
-    /// A client that has shown who it is, and has not heard yet whether it is welcome.
+    /// A client that has sent its certificate, and waits for `ACCEPT_BYTE`.
     AwaitingAccept,
-    /// Both sides know each other.
+    /// Both sides have authenticated each other.
     Open,
 }
 
-/// A stream to a peer that has proved who it is.
+/// A stream to an authenticated peer.
 pub struct AuthenticatedStream<P> {
     pipe: P,
-    /// Gone once all goes on in clear.
+    /// `None` once all bytes are sent in clear.
     tls: Option<Box<Connection>>,
     state: HandshakeState,
     is_clear: bool,
     peer: Option<AuthenticatedPeer>,
-    /// What the peer showed.
+    /// The peer's certificate.
     peer_certificate: Option<CertificateDer<'static>>,
     records: RecordBuffer,
-    /// Decrypted bytes that TLS keeps.
+    /// Decrypted bytes that TLS still buffers.
     decrypted_bytes: usize,
-    /// Why the handshake failed: the pipe tells a reason once, and of whoever looks later only that it is at its end.
+    /// Why the handshake failed. The pipe reports the reason only once, and then end of stream.
     handshake_error: Option<PeerError>,
 }
 
@@ -72,14 +72,14 @@ impl<P> std::fmt::Debug for AuthenticatedStream<P> {
 }
 
 impl<P: Read + Write> AuthenticatedStream<P> {
-    /// Begins as the one that connected to the fabric of a node: this one, or whichever answers.
+    /// Starts a handshake as the client of a node's fabric: of the node `expected`, or of any node.
     ///
     /// # Errors
-    /// The credentials cannot be used for it.
+    /// When the credentials cannot be used for TLS.
     pub fn connect(credentials: &Credentials, pipe: P, expected: Option<&NodeName>) -> io::Result<Self> {
         let name = match expected {
             Some(node) => DnsName::try_from(node.as_str()).map(|name| ServerName::DnsName(name.to_owned())),
-            // No name: an address that no node has says that any of the cluster's will do.
+            // An address that no node has instead of a name: the verifier then accepts any node of the cluster.
             None => Ok(ServerName::IpAddress(IpAddr::V4([0, 0, 0, 0].into()))),
         };
         let config = credentials.snapshot().fabric_client.clone();
@@ -87,10 +87,10 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         Ok(Self::new(pipe, tls.into()))
     }
 
-    /// Begins as the one that was connected to.
+    /// Starts a handshake as the server.
     ///
     /// # Errors
-    /// The credentials cannot be used for it.
+    /// When the credentials cannot be used for TLS.
     pub fn accept(credentials: &Credentials, pipe: P) -> io::Result<Self> {
         let config = credentials.snapshot().fabric_server.clone();
         let tls = ServerConnection::new(config).map_err(io::Error::other)?;
@@ -113,25 +113,25 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         }
     }
 
-    /// Who the peer is, once it has proved that. A server's word that this side is welcome is [`Self::is_open`].
+    /// The peer, once it has proved its identity. [`Self::is_open`] says whether the peer has accepted this side.
     pub fn peer(&self) -> Option<&AuthenticatedPeer> {
         self.peer.as_ref()
     }
 
-    /// Whether the peer would be let in now, as it was when the stream began.
+    /// Checks whether the peer's certificate would still be accepted now.
     ///
     /// # Errors
-    /// It would not.
+    /// Why it would be refused.
     pub fn check_peer_trusted(&self, credentials: &Credentials) -> Result<(), PeerError> {
         self.peer_certificate.as_ref().map_or(Ok(()), |shown| credentials.check_certificate(shown))
     }
 
-    /// Whether both sides know each other.
+    /// Whether both sides have accepted each other.
     pub fn is_open(&self) -> bool {
         self.state == HandshakeState::Open
     }
 
-    /// Whether what follows the handshake goes in clear.
+    /// Whether the bytes after the handshake are sent in clear.
     pub fn is_clear(&self) -> bool {
         self.is_clear
     }
@@ -141,10 +141,10 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         &self.pipe
     }
 
-    /// Does of the handshake what can be done now; tells whether it is over.
+    /// Continues the handshake without waiting. Returns whether it is complete.
     ///
     /// # Errors
-    /// As [`Self::receive`]; once the peer was not let in, or did not let this side in, always the same.
+    /// As [`Self::receive`]. Once either side has refused the other, the error is always the same.
     pub fn continue_handshake(&mut self) -> io::Result<bool> {
         if let Some(verdict) = &self.handshake_error {
             return Err(peer_error_to_io(verdict.clone()));
@@ -158,7 +158,7 @@ impl<P: Read + Write> AuthenticatedStream<P> {
 
     fn run_handshake(&mut self) -> io::Result<bool> {
         while self.state != HandshakeState::Open {
-            // A peer that refused may have closed: its reason counts, and has come before the pipe broke.
+            // A peer that refused may have closed the pipe. Its alert arrived before that, and is the error to report.
             let flushed = self.flush();
             if self.advance()? || self.fill()? {
                 continue;
@@ -170,11 +170,11 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         Ok(true)
     }
 
-    /// Receives into the spaces: how many bytes came, `Some(0)` at the end of the stream, `None` when there is nothing
-    /// now.
+    /// Receives into the spaces. Returns the number of bytes, `Some(0)` at the end of the stream, or `None` if nothing has
+    /// arrived.
     ///
     /// # Errors
-    /// The pipe's; a [`PeerError`] within where the peer is not let in, or does not let this side in.
+    /// An error of the pipe. It contains a [`PeerError`] if either side refused the other.
     pub fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
         if self.state != HandshakeState::Open && !self.continue_handshake()? {
             return Ok(None);
@@ -195,7 +195,8 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         }
     }
 
-    /// Sends from the slices: how many bytes it took, `None` when it takes none now. Taken bytes may wait inside.
+    /// Sends from the slices. Returns the number of accepted bytes, or `None` if none can be accepted now. Accepted bytes
+    /// may still be buffered.
     ///
     /// # Errors
     /// As [`Self::receive`].
@@ -216,17 +217,17 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         Ok((taken > 0 || wanted == 0).then_some(taken))
     }
 
-    /// Whether bytes that came already may wait inside to be received.
+    /// Whether received bytes may be buffered.
     pub fn may_have_buffered(&self) -> bool {
         self.decrypted_bytes > 0 || !self.records.unprocessed().is_empty()
     }
 
-    /// Whether this side knows the peer, so that it may send. A client may before it is open.
+    /// Whether this side has authenticated the peer, so that it may send. A client may send before the stream is open.
     pub fn can_send(&self) -> bool {
         self.state != HandshakeState::Handshaking
     }
 
-    /// Whether bytes wait inside for room in the pipe.
+    /// Whether buffered bytes wait for space in the pipe.
     pub fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
@@ -242,7 +243,7 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         Ok(Some(count))
     }
 
-    /// Fills the spaces from records that were received, as far as they go; tells also whether the peer has ended.
+    /// Fills the spaces from buffered records. Returns the number of bytes, and whether the peer has ended the stream.
     fn decrypt(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<(usize, bool)> {
         let Some(tls) = &mut self.tls else { return Ok((0, true)) };
         let mut total = 0;
@@ -257,7 +258,7 @@ impl<P: Read + Write> AuthenticatedStream<P> {
                         self.decrypted_bytes = self.decrypted_bytes.saturating_sub(count);
                     }
                     None => {
-                        // Nothing to read would look like the end of the stream.
+                        // Passing no bytes to TLS would look like the end of the stream.
                         if self.records.unprocessed().is_empty() {
                             return Ok((total, false));
                         }
@@ -272,7 +273,7 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         Ok((total, false))
     }
 
-    /// Sends what waits inside; tells whether nothing is left.
+    /// Sends buffered bytes. Returns whether none are left.
     fn flush(&mut self) -> io::Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(true) };
         while tls.wants_write() {
@@ -300,7 +301,7 @@ fn tls_error_to_io(error: &rustls::Error) -> io::Error {
     peer_error_to_io(from_tls_error(error))
 }
 
-/// As many bytes as fit.
+/// Copies as many bytes as fit, and returns their number.
 fn copy_out(mut bytes: &[u8], spaces: &mut [IoSliceMut<'_>]) -> usize {
     let before = bytes.len();
     for space in spaces {

@@ -1,7 +1,7 @@
-//! What the holder of the authority does for others: admits machines that join with a token, and renews nodes.
+//! What the holder of the authority does for other machines: it admits those that join with a token, and renews nodes.
 //!
-//! The files decide whether they may, under the lock under which they change: a revocation takes effect wholly before
-//! or wholly after.
+//! The files decide whether a request is granted. They are read under the lock under which they change, so that a revocation
+//! takes effect wholly before or wholly after a request.
 
 use std::time::SystemTime;
 
@@ -13,20 +13,21 @@ use crate::join_token::JoinProof;
 use crate::trust_directory::TrustDirectory;
 use crate::{AuthenticatedPeer, Identity, Role};
 
-/// What somebody gets who becomes or stays a node.
+/// The answer to a machine that joins, or to a node that renews its certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssuedCertificate {
-    /// Its certificate (DER).
+    /// The certificate (DER).
     pub certificate: Vec<u8>,
-    /// The roster in force, as it travels.
+    /// The roster in force, encoded.
     pub roster: Vec<u8>,
 }
 
-/// Makes a machine a node, if it has a token of this cluster. `is_free` tells whether it may have the name, and is asked
-/// once the proof is known to be good: whoever has none learns no names. No two are asked at a time.
+/// Admits a machine as a node, if it has a token of this cluster. `is_free` says whether the name is available. It is called
+/// after the proof was verified, so that a machine without a token learns no names. Calls of it are serialized.
 ///
 /// # Errors
-/// [`MemberError::Token`], [`MemberError::NameTaken`], [`MemberError::Authority`] for what is no request, and as any file.
+/// [`MemberError::Token`], [`MemberError::NameTaken`]; [`MemberError::Authority`] for an invalid request; errors of the
+/// files.
 pub fn admit_node(
     directory: &TrustDirectory,
     proof: &JoinProof,
@@ -47,10 +48,10 @@ pub fn admit_node(
     issue_locked(directory, request, &bearer, now)
 }
 
-/// Gives a node that showed its certificate a new one, unless the one that it showed was revoked.
+/// Issues a new certificate to a node that showed its present one, unless that was revoked.
 ///
 /// # Errors
-/// [`MemberError::Revoked`], [`MemberError::Authority`] for what is no request, and as any file.
+/// [`MemberError::Revoked`]; [`MemberError::Authority`] for an invalid request; errors of the files.
 pub fn renew_certificate(
     directory: &TrustDirectory,
     bearer: &AuthenticatedPeer,
@@ -66,7 +67,7 @@ pub fn renew_certificate(
     issue_locked(directory, request, &bearer.identity, clock())
 }
 
-/// The lock is held.
+/// Issues a certificate. The caller holds the lock.
 fn issue_locked(
     directory: &TrustDirectory,
     request: &[u8],

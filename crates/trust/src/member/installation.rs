@@ -1,5 +1,5 @@
-//! Installs a certificate that another member issued. Its sender may be wrong, and the identity that it replaces cannot
-//! be recovered. So it is first verified as any peer would verify it.
+//! Installs a certificate that another member issued. The sender may be wrong, and the replaced identity cannot be
+//! recovered. So the certificate is first verified as any peer would verify it.
 
 use farfork_wire::NodeName;
 use rustls::pki_types::pem::PemObject as _;
@@ -13,10 +13,11 @@ use crate::trust_directory::{DirectoryError, TrustDirectory};
 use crate::verify::TrustAnchors;
 use crate::{Fingerprint, Identity, PeerError, Role};
 
-/// Ends a joining as a node of this name: checks what the cluster answered, and puts it in force.
+/// Completes a join as the node `name`: verifies the answer of the cluster, and installs it.
 ///
 /// # Errors
-/// [`MemberError::Roster`] where the pinned authority did not sign the roster; [`MemberError::InvalidCertificate`]; as any file.
+/// [`MemberError::Roster`] if the pinned authority did not sign the roster; [`MemberError::InvalidCertificate`]; errors of
+/// the files.
 pub fn install_join(
     into: &TrustDirectory,
     key: &UncertifiedKey,
@@ -31,10 +32,10 @@ pub fn install_join(
     install_identity(into, key, certificate, roster)
 }
 
-/// Ends a renewal of a member's own key.
+/// Completes the renewal of a member's own certificate.
 ///
 /// # Errors
-/// [`MemberError::InvalidCertificate`], and the certificate that was in force stays; as any file.
+/// [`MemberError::InvalidCertificate`]: the present certificate stays in force. Errors of the files.
 pub fn install_renewal(
     directory: &TrustDirectory,
     key: &UncertifiedKey,
@@ -49,7 +50,7 @@ pub fn install_renewal(
     Ok(directory.write_identity(&key.to_identity_pem(certificate))?)
 }
 
-/// Puts a first identity into a directory.
+/// Installs the first identity in a directory.
 pub(super) fn install_identity(
     into: &TrustDirectory,
     key: &UncertifiedKey,
@@ -65,7 +66,7 @@ pub(super) fn install_identity(
     Ok(into.write_identity(&key.to_identity_pem(certificate))?)
 }
 
-/// Whether members would accept it, and it is for this bearer and key.
+/// Checks that members would accept the certificate, and that it is for this bearer and key.
 fn check_issued(roster: &Roster, key: &UncertifiedKey, certificate: &[u8], bearer: &Identity) -> Result<(), PeerError> {
     let anchors = TrustAnchors::new(roster).map_err(|error| PeerError::MalformedCertificate(error.to_string()))?;
     let shown = anchors.verify(&CertificateDer::from(certificate), UnixTime::now())?.identity;

@@ -1,5 +1,5 @@
-//! Operations of an operator on a trust directory (make a cluster, issue, revoke, rotate), and of a machine that joins.
-//! `admission`, `installation` and `rotation` have files of their own.
+//! Operations of an operator on a trust directory (create a cluster, issue, revoke, rotate), and of a machine that joins.
+//! The larger ones are in `admission`, `installation` and `rotation`.
 //!
 //! Every operation that changes files, or acts on their contents, holds the directory's lock.
 
@@ -24,63 +24,63 @@ pub use admission::{IssuedCertificate, admit_node, renew_certificate};
 pub use installation::{install_join, install_renewal};
 pub use rotation::{begin_rotation, end_rotation};
 
-/// How long a client's certificate is good for unless its maker says otherwise.
+/// Default lifetime of a client's certificate.
 pub const CLIENT_VALID: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Why something could not be done with a trust directory.
+/// Why an operation on a trust directory failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
-    /// Its files.
+    /// The files of the directory.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// Its authority.
+    /// The authority.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// Its roster.
+    /// The roster.
     #[error(transparent)]
     Roster(#[from] RosterError),
-    /// A new key.
+    /// Creation of a key.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// Random numbers.
+    /// Random numbers for a token.
     #[error("no random numbers: {0}")]
     Random(#[from] getrandom::Error),
-    /// A join token.
+    /// The join token is refused.
     #[error("{0}; print a new one with `farfork cluster token` where the cluster was made")]
     Token(#[from] TokenRefusal),
-    /// A join token would be good for too long.
+    /// The requested lifetime of a join token is too long.
     #[error("a join token is good for at most {} days; choose a shorter time", TOKEN_VALID_MAX.as_secs() / 86_400)]
     TokenValidity,
-    /// A request for a certificate is longer than [`crate::REQUEST_BYTES_MAX`].
+    /// The certificate request is longer than [`crate::REQUEST_BYTES_MAX`].
     #[error("the request for a certificate is too long")]
     TooLong,
-    /// What somebody sent as this member's certificate is not that.
+    /// The received certificate is not valid for this member.
     #[error("the certificate that the cluster sent is not put in force: {0}")]
     InvalidCertificate(#[from] PeerError),
-    /// Somebody else has the name, or is about to.
+    /// Another node has the name, or is joining with it.
     #[error("the cluster has a node of this name, which is alive or has just joined")]
     NameTaken,
-    /// It was revoked, and asks as if it were not.
+    /// A revoked member requested a new certificate.
     #[error("{bearer} was revoked; if it is to come back, let it join again with a new token")]
     Revoked {
-        /// Who asks.
+        /// The revoked member.
         bearer: Identity,
     },
-    /// A rotation is under way.
+    /// A rotation is in progress.
     #[error("a rotation of the authority is under way; end it first with `farfork cluster rotate --finish`")]
     RotationInProgress,
-    /// None is under way.
+    /// No rotation is in progress.
     #[error("no rotation of the authority is under way; begin one with `farfork cluster rotate --authority`")]
     NoRotation,
-    /// The roster names an authority whose key is not here.
+    /// The key of the authority in the roster is not in this directory.
     #[error("the key of the authority that the roster names is not here; restore the trust directory from a backup")]
     AuthorityKeyMissing,
 }
 
-/// Makes a cluster: its authority, its roster, and the identity of its first node. Nothing is overwritten.
+/// Creates a cluster: its authority, its roster, and the identity of its first node. No file is overwritten.
 ///
 /// # Errors
-/// [`DirectoryError::AlreadyExists`], and as making any of these.
+/// [`DirectoryError::AlreadyExists`], and errors of each step.
 pub fn create_cluster(
     directory: &TrustDirectory,
     cluster: &NodeName,
@@ -100,14 +100,14 @@ pub fn create_cluster(
     let key = UncertifiedKey::generate()?;
     let certificate =
         authority.issue(&key.certificate_request()?, &Identity::for_node(cluster, node), now, NODE_VALID)?;
-    // Last: whoever finds an identity finds all of it.
+    // The identity is last: if it exists, so do all other files.
     Ok(directory.write_identity(&key.to_identity_pem(&certificate))?)
 }
 
-/// Draws a join token, good for so long.
+/// Creates a join token with this lifetime.
 ///
 /// # Errors
-/// [`MemberError::TokenValidity`], [`DirectoryError::NoAuthority`], and as any file.
+/// [`MemberError::TokenValidity`], [`DirectoryError::NoAuthority`]; errors of the files.
 pub fn create_join_token(
     directory: &TrustDirectory,
     now: SystemTime,
@@ -126,7 +126,7 @@ pub fn create_join_token(
     Ok(token)
 }
 
-/// Issues a certificate for somebody's key. That the bearer may have it is for the caller to know.
+/// Issues a certificate for the key of a request. The caller has checked that the requester may have it.
 ///
 /// # Errors
 /// [`DirectoryError::NoAuthority`], [`AuthorityError`].
@@ -146,10 +146,10 @@ pub fn issue_certificate(
     Ok(authority.issue(request, &bearer, now, valid)?)
 }
 
-/// Fills a directory for a client, whose key is made here: to be carried to where it is used.
+/// Creates a trust directory for a client, with a new key, to be copied to the client's machine.
 ///
 /// # Errors
-/// [`DirectoryError::AlreadyExists`], and as [`issue_certificate`].
+/// [`DirectoryError::AlreadyExists`], and errors of [`issue_certificate`].
 pub fn issue_client_directory(
     directory: &TrustDirectory,
     into: &TrustDirectory,
@@ -164,9 +164,10 @@ pub fn issue_client_directory(
     install_identity(into, &key, &certificate, &roster)
 }
 
-/// Trusts no longer what was issued to somebody until now. Tokens that are out become worthless too, as whoever is thrown
-/// out may have seen one: they go first, so that a crash leaves none behind. The clock is asked under the lock, so that
-/// whatever was issued before bears an earlier moment.
+/// Revokes all certificates that were issued to a member until now.
+///
+/// It also invalidates all join tokens, because the revoked member may have seen one. It does so first, so that a crash
+/// leaves no valid token. It reads the clock under the lock, so that all earlier certificates have earlier times of issue.
 ///
 /// # Errors
 /// [`DirectoryError::NoAuthority`], [`AuthorityError`].
@@ -188,7 +189,7 @@ pub fn revoke_identity(
     Ok(roster.counter())
 }
 
-/// Signs a roster with every authority that is held, and writes it; the lock is held.
+/// Signs a roster with every authority in the directory, and writes it. The caller holds the lock.
 fn sign_and_write_roster(directory: &TrustDirectory, roster: &Roster) -> Result<(), MemberError> {
     let authority = directory.read_authority()?;
     let old = directory.read_old_authority()?;
@@ -196,8 +197,8 @@ fn sign_and_write_roster(directory: &TrustDirectory, roster: &Roster) -> Result<
     Ok(directory.write_roster(&roster.sign(&authorities)?)?)
 }
 
-/// The authority whose certificates members accept: the first one of the roster. A rotation that was interrupted has put
-/// another one in its place, which nobody knows yet.
+/// The authority whose certificates members accept: the first one of the roster. After an interrupted rotation, the file may
+/// contain a newer authority that no member knows yet.
 fn issuing_authority(directory: &TrustDirectory, roster: &Roster) -> Result<Authority, MemberError> {
     let is_issuing =
         |authority: &Authority| roster.authorities().first().is_some_and(|der| der == authority.certificate());

@@ -1,5 +1,5 @@
-//! Replaces the cluster's authority, in two steps with enough time between them for the nodes to renew. Each step
-//! changes two files; a step that was interrupted between them is resumed there.
+//! Replaces the cluster's authority in two steps, with enough time between them for the nodes to renew. Each step changes
+//! two files. If a step was interrupted between them, the next call completes it.
 
 use std::time::SystemTime;
 
@@ -7,11 +7,12 @@ use super::{MemberError, sign_and_write_roster};
 use crate::authority::Authority;
 use crate::trust_directory::TrustDirectory;
 
-/// Begins a rotation of the authority: a new one issues from now on, both are trusted. Where that was begun and cut
-/// short, the new authority is there and the roster does not name it: then only the roster is missing.
+/// Begins a rotation of the authority: the new authority issues certificates from now on, and both are trusted. An
+/// interrupted call leaves a new authority that is not in the roster; then only the roster is written.
 ///
 /// # Errors
-/// [`MemberError::RotationInProgress`], [`MemberError::AuthorityKeyMissing`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].
+/// [`MemberError::RotationInProgress`], [`MemberError::AuthorityKeyMissing`], [`crate::DirectoryError::NoAuthority`],
+/// [`crate::AuthorityError`].
 pub fn begin_rotation(directory: &TrustDirectory, now: SystemTime) -> Result<(), MemberError> {
     directory.read_authority()?;
     let _lock = directory.lock()?;
@@ -20,7 +21,7 @@ pub fn begin_rotation(directory: &TrustDirectory, now: SystemTime) -> Result<(),
     if directory.read_authority()?.certificate() == issuing {
         directory.write_authority(&Authority::create(roster.cluster(), now)?)?;
     }
-    // Members know the one before, and go by its signature.
+    // Members trust the previous authority only, so it must sign the new roster too.
     let old = directory.read_old_authority()?;
     if old.is_none_or(|old| old.certificate() != issuing) {
         return Err(MemberError::AuthorityKeyMissing);
@@ -29,8 +30,8 @@ pub fn begin_rotation(directory: &TrustDirectory, now: SystemTime) -> Result<(),
     sign_and_write_roster(directory, &roster)
 }
 
-/// Ends a rotation of the authority: whoever has no certificate of the new one is a stranger from now on. Where that was
-/// cut short, the roster names the new authority alone and the old one's key is still there: then only that has to go.
+/// Ends a rotation of the authority: from now on, members accept only certificates of the new authority. An interrupted call
+/// leaves the old key, although the roster contains the new authority alone; then only the key is removed.
 ///
 /// # Errors
 /// [`MemberError::NoRotation`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].
@@ -39,7 +40,7 @@ pub fn end_rotation(directory: &TrustDirectory) -> Result<(), MemberError> {
     let _lock = directory.lock()?;
     let (mut roster, _) = directory.read_roster()?;
     if let [only] = roster.authorities() {
-        // One that was begun and cut short looks much the same, and there the old one issues.
+        // After an interrupted `begin_rotation` there are two keys as well, but the roster has the old authority.
         let is_left = directory.read_authority()?.certificate() == only && directory.read_old_authority()?.is_some();
         if !is_left {
             return Err(MemberError::NoRotation);

@@ -1,4 +1,4 @@
-//! Why a peer is not let in, in words: a TLS alert carries a number only.
+//! Why a peer is refused, as text. A TLS alert has only a number.
 
 use std::cell::Cell;
 use std::io;
@@ -8,88 +8,88 @@ use rustls::{AlertDescription, CertificateError, InvalidMessage};
 
 use crate::{Identity, Role};
 
-/// Why a peer is not who it should be, or this side is not for the peer.
+/// Why one side of a connection refuses the other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
-    /// Another authority signed its certificate, or none.
+    /// No authority of this cluster signed the certificate.
     #[error(
         "the certificate of {bearer} is not signed by an authority of this cluster (`{cluster}`); \
          let it join again with a token of this cluster"
     )]
     UnknownAuthority {
-        /// Who it says it is.
+        /// The identity in the certificate.
         bearer: String,
         /// The cluster of this side.
         cluster: NodeName,
     },
-    /// Its certificate is no longer good.
+    /// The certificate has expired.
     #[error("the certificate of {bearer} has expired; let it join again, or issue a new one (and compare the clocks)")]
     Expired {
-        /// Who it is.
+        /// The peer.
         bearer: Identity,
     },
-    /// Its certificate is not good yet.
+    /// The certificate is not valid yet.
     #[error("the certificate of {bearer} is not good yet; compare the clocks of both machines")]
     NotYetValid {
-        /// Who it is.
+        /// The peer.
         bearer: Identity,
     },
-    /// It was revoked.
+    /// The certificate was revoked.
     #[error("{bearer} was revoked; if it is to come back, let it join again with a new token")]
     Revoked {
-        /// Who it is.
+        /// The peer.
         bearer: Identity,
     },
-    /// It is of the cluster, but of the wrong kind.
+    /// The peer is a member of the cluster, but has the wrong role.
     #[error("{bearer} has the role {}, and this takes {needed}", bearer.role)]
     WrongRole {
-        /// Who it is.
+        /// The peer.
         bearer: Identity,
-        /// The role that is needed.
+        /// The required role.
         needed: Role,
     },
-    /// It is a node, but another one.
+    /// The peer is another node than expected.
     #[error("{bearer} answers where node `{expected}` should; see `farfork nodes`, and who has that address")]
     WrongNode {
-        /// Who it is.
+        /// The peer.
         bearer: Identity,
-        /// Who it should be.
+        /// The expected node.
         expected: String,
     },
-    /// It is of another cluster.
+    /// The peer is a member of another cluster.
     #[error("{bearer} is of another cluster than `{cluster}`")]
     WrongCluster {
-        /// Who it is.
+        /// The peer.
         bearer: Identity,
         /// The cluster of this side.
         cluster: NodeName,
     },
-    /// Its certificate is not of farfork's form.
+    /// The certificate does not have farfork's form.
     #[error("its certificate is of no use: {0}")]
     MalformedCertificate(String),
-    /// It showed none.
+    /// The peer showed no certificate.
     #[error("it showed no certificate; only members of the cluster may come in here")]
     NoCertificate,
-    /// A joining node found another authority than its token names.
+    /// The peer has another authority than the join token pins.
     #[error("no node of the cluster that the join token is for; compare the address with the token's origin")]
     WrongPin,
-    /// It does not speak TLS.
+    /// The peer does not use TLS.
     #[error("it does not speak TLS; it is of another version, was started with `--insecure`, or is something else")]
     Plaintext,
-    /// It refuses this side.
+    /// The peer refuses this side.
     #[error("it refuses this node's certificate: {0}")]
     RefusedByPeer(&'static str),
-    /// It went away within the handshake.
+    /// The peer closed the connection during the handshake.
     #[error("it closed the connection before both sides had shown who they are")]
     Closed,
-    /// It does not keep to the protocol.
+    /// The peer violates the protocol.
     #[error("the handshake failed: {0}")]
     Protocol(String),
 }
 
 impl PeerError {
-    /// What a stream of TLS that failed says of its peer; `None` where something else failed. To be asked at once, by the
-    /// thread that met the error.
+    /// The reason for a TLS stream's failure; `None` if something else failed. The thread that got the error must call this
+    /// before it uses TLS again.
     pub fn from_io_error(error: &io::Error) -> Option<Self> {
         let inner = error.get_ref()?;
         let known = inner.downcast_ref::<Self>().cloned();
@@ -98,12 +98,12 @@ impl PeerError {
 }
 
 thread_local! {
-    /// What the verifier of this thread found last. A verifier runs within the call that processes the peer's message,
-    /// and whoever made that call asks at once: in between, the thread does nothing else.
+    /// The last error of a verifier in this thread. A verifier runs within the call that processes the peer's message. The
+    /// caller reads the error right after that call, with no other use of TLS in between.
     static FOUND: Cell<Option<PeerError>> = const { Cell::new(None) };
 }
 
-/// What a verifier answers: the number that tells the peer, and beside it the words for this side.
+/// Returns the error that rustls sends to the peer as an alert, and keeps the full error for this side.
 pub(crate) fn to_tls_error(error: PeerError) -> rustls::Error {
     let number = match &error {
         PeerError::UnknownAuthority { .. } | PeerError::WrongPin => CertificateError::UnknownIssuer,
@@ -120,7 +120,7 @@ pub(crate) fn to_tls_error(error: PeerError) -> rustls::Error {
     rustls::Error::InvalidCertificate(number)
 }
 
-/// What a failure of TLS means, in words. To be asked by the thread that met it, before it does anything else with TLS.
+/// The meaning of a TLS error. The thread that got the error must call this before it uses TLS again.
 pub(crate) fn from_tls_error(error: &rustls::Error) -> PeerError {
     match (error, FOUND.take()) {
         (rustls::Error::InvalidCertificate(_), Some(found)) => found,
@@ -131,7 +131,7 @@ pub(crate) fn from_tls_error(error: &rustls::Error) -> PeerError {
     }
 }
 
-/// What a peer's alert means.
+/// The meaning of an alert from the peer.
 fn from_alert(alert: AlertDescription) -> PeerError {
     match alert {
         AlertDescription::UnknownCA => {

@@ -1,4 +1,4 @@
-//! The checks of every certificate, whichever side shows it.
+//! The checks that apply to every certificate, of a server or a client.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,19 +14,19 @@ use crate::certificate::{CertificateFields, certificate_expires_s};
 use crate::roster::Roster;
 use crate::{Identity, Role};
 
-/// How long the outcome of checking a chain's signatures is remembered, or until the certificate expires: the arithmetic is
-/// the same for the same bytes. Role, name and revocation are checked each time.
+/// How long a verified chain is cached, if the certificate does not expire earlier. The same bytes always have the same
+/// signatures. Role, name and revocation are checked each time.
 const CHAIN_CACHE_TTL: Duration = Duration::from_secs(60);
 
-/// Most certificates that are remembered: the nodes of a large cluster.
+/// Most cached certificates: enough for the nodes of a large cluster.
 const CHAIN_CACHE_MAX: usize = 2048;
 
-/// Who a peer has proved to be.
+/// An authenticated peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthenticatedPeer {
-    /// Who it is.
+    /// Its identity.
     pub identity: Identity,
-    /// When its certificate was made, in microseconds since 1970.
+    /// The time of issue of its certificate, in microseconds since 1970.
     pub issued_us: u64,
 }
 
@@ -36,13 +36,13 @@ impl fmt::Display for AuthenticatedPeer {
     }
 }
 
-/// The roster in force, ready for use.
+/// The roster in force, prepared for verification.
 pub(crate) struct TrustAnchors {
     cluster: NodeName,
     anchors: Vec<TrustAnchor<'static>>,
-    /// By bearer: what was issued before counts no longer.
+    /// For each revoked member: certificates issued until this time are revoked.
     revoked_before_us: HashMap<String, u64>,
-    /// Certificates whose chain was checked, until when that holds.
+    /// Certificates with a verified chain, and the time until which the result is valid.
     verified_chains: Mutex<HashMap<Vec<u8>, (CertificateFields, UnixTime)>>,
 }
 
@@ -53,10 +53,10 @@ impl fmt::Debug for TrustAnchors {
 }
 
 impl TrustAnchors {
-    /// Of a roster.
+    /// Prepares a roster.
     ///
     /// # Errors
-    /// An authority's certificate is damaged.
+    /// When an authority's certificate is damaged.
     pub(crate) fn new(roster: &Roster) -> Result<Self, webpki::Error> {
         let anchor = |der: &Vec<u8>| {
             let der = CertificateDer::from(der.as_slice());
@@ -68,13 +68,13 @@ impl TrustAnchors {
         Ok(Self { cluster: roster.cluster().clone(), anchors, revoked_before_us, verified_chains: Mutex::default() })
     }
 
-    /// Trusts one certificate of an authority, whatever its cluster, for a node that joins.
+    /// Trusts one authority, of any cluster, for a node that joins.
     pub(crate) fn from_pinned(authority: &CertificateDer<'_>, cluster: NodeName) -> Result<Self, webpki::Error> {
         let anchors = vec![webpki::anchor_from_trusted_cert(authority)?.to_owned()];
         Ok(Self { cluster, anchors, revoked_before_us: HashMap::new(), verified_chains: Mutex::default() })
     }
 
-    /// Checks everything but the role and the name.
+    /// Checks everything except role and name.
     pub(crate) fn verify(&self, shown: &CertificateDer<'_>, now: UnixTime) -> Result<AuthenticatedPeer, PeerError> {
         let facts = self.verify_chain(shown, now)?;
         if facts.subject.cluster != self.cluster {
@@ -87,7 +87,7 @@ impl TrustAnchors {
         Ok(peer)
     }
 
-    /// Whether what a peer showed counts no longer.
+    /// Whether the peer's certificate is revoked.
     pub(crate) fn is_revoked(&self, peer: &AuthenticatedPeer) -> bool {
         let before = self.revoked_before_us.get(&peer.identity.to_string());
         before.is_some_and(|before_us| peer.issued_us <= *before_us)
@@ -108,7 +108,7 @@ impl TrustAnchors {
         if seen.len() >= CHAIN_CACHE_MAX {
             seen.clear();
         }
-        // A certificate is good for the whole of its last second.
+        // A certificate is valid until the end of its last second.
         let until_s = (now.as_secs() + CHAIN_CACHE_TTL.as_secs()).min(expires + 1);
         let until = UnixTime::since_unix_epoch(Duration::from_secs(until_s));
         seen.insert(shown.to_vec(), (facts.clone(), until));
@@ -140,7 +140,8 @@ impl TrustAnchors {
     }
 }
 
-/// A node's certificate is good for both sides of a connection, the others' for one: so any TLS library would say.
+/// The extended key usage that a role needs. A node's certificate is valid for both sides of a connection, any other only
+/// for the client side. Every TLS library checks the same.
 fn required_key_usage(role: Role) -> impl ExtendedKeyUsageValidator {
     match role {
         Role::Node => KeyUsage::server_auth(),

@@ -14,36 +14,36 @@ use super::trust_anchors::{AuthenticatedPeer, TrustAnchors};
 use crate::certificate::CertificateFields;
 use crate::{Fingerprint, Role};
 
-/// Signatures that count.
+/// The accepted signature algorithms.
 static SIGNATURE_ALGORITHMS: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
     all: &[webpki::ring::ECDSA_P256_SHA256],
     mapping: &[(SignatureScheme::ECDSA_NISTP256_SHA256, &[webpki::ring::ECDSA_P256_SHA256])],
 };
 
-/// Who may connect.
+/// The clients that a server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientPolicy {
-    /// Nodes.
+    /// Nodes only.
     NodesOnly,
-    /// Whoever the cluster knows, and, to join it, whoever shows no certificate: what each may ask is decided at each
-    /// request.
+    /// All members of the cluster, and peers without a certificate, which may want to join. Each request is authorized
+    /// separately.
     AnyClient,
 }
 
-/// Checks whoever connects.
+/// Verifies a client.
 #[derive(Debug)]
 pub(crate) struct ClientVerifier {
     pub(crate) anchors: Arc<TrustAnchors>,
     pub(crate) policy: ClientPolicy,
 }
 
-/// Checks the node that was connected to. The name that is asked for is the node's, or an address where any will do.
+/// Verifies a server. The expected name is a node's, or an address to accept any node.
 #[derive(Debug)]
 pub(crate) struct ServerVerifier {
     pub(crate) anchors: Arc<TrustAnchors>,
 }
 
-/// Checks the node that a joining one connected to, by the authority that the token names.
+/// Verifies the node that a joining machine connected to, by the authority that the join token pins.
 #[derive(Debug)]
 pub(crate) struct PinnedServerVerifier {
     pub(crate) pin: Fingerprint,
@@ -65,7 +65,7 @@ fn require_name(peer: AuthenticatedPeer, name: &ServerName<'_>) -> Result<Authen
     }
 }
 
-/// What all verifiers answer alike: TLS 1.3, and which signatures.
+/// The methods that are the same in all verifiers: TLS 1.3 only, with these signature algorithms.
 macro_rules! answers_alike {
     () => {
         fn verify_tls12_signature(
@@ -117,7 +117,7 @@ impl ClientCertVerifier for ClientVerifier {
     answers_alike!();
 }
 
-/// Both verifiers of servers differ in one answer only.
+/// The verifiers of servers differ in one method only.
 macro_rules! verifies_servers {
     ($verifier:ty) => {
         impl ServerCertVerifier for $verifier {
@@ -160,7 +160,7 @@ impl PinnedServerVerifier {
     ) -> Result<AuthenticatedPeer, PeerError> {
         let authority = chain.iter().find(|authority| Fingerprint::of_certificate(authority) == self.pin);
         let authority = authority.ok_or(PeerError::WrongPin)?;
-        // The cluster's name is learnt here; the pin, which is the cluster's own, is what is checked.
+        // The cluster's name is not known yet, and is taken from the certificate. The pin identifies the cluster.
         let cluster = CertificateFields::parse(shown).map_err(PeerError::MalformedCertificate)?.subject.cluster;
         let anchors = TrustAnchors::from_pinned(authority, cluster);
         anchors.map_err(|_| PeerError::WrongPin)?.verify(shown, now).and_then(require_node)

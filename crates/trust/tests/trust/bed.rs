@@ -10,7 +10,7 @@ use farfork_trust::{
 use farfork_wire::NodeName;
 use tempfile::TempDir;
 
-/// Far more turns than any handshake takes.
+/// Far more turns than a handshake needs.
 const TURNS_MAX: usize = 100;
 
 pub(crate) fn name(text: &str) -> NodeName {
@@ -31,7 +31,7 @@ impl Bed {
         Self { scratch, first }
     }
 
-    /// A member's directory, whose certificate was made at a moment and is good for so long.
+    /// A directory of a member whose certificate was issued at `at` and is valid for `valid`.
     pub(crate) fn issue_at(&self, role: Role, member: &str, at: SystemTime, valid: Duration) -> TrustDirectory {
         let into = TrustDirectory::new(self.scratch.path().join(format!("{role}-{member}")));
         member::issue_client_directory(&self.first, &into, role, &name(member), at, valid).unwrap();
@@ -49,7 +49,7 @@ pub(crate) fn open(directory: &TrustDirectory, encryption: Encryption) -> Creden
 
 pub(crate) type End = AuthenticatedStream<UnixStream>;
 
-/// Two ends that have not begun.
+/// Two ends of a connection before the handshake.
 pub(crate) fn pair(client: &Credentials, server: &Credentials, expected: Option<&str>) -> (End, End) {
     let (one, other) = sockets();
     let expected = expected.map(name);
@@ -66,7 +66,7 @@ pub(crate) fn sockets() -> (UnixStream, UnixStream) {
     (one, other)
 }
 
-/// Lets both ends take turns until both are open or one fails; what each found.
+/// Lets both ends take turns until both are open or one fails. Returns the outcome of each.
 pub(crate) fn shake<P: Read + Write>(
     client: &mut AuthenticatedStream<P>,
     server: &mut AuthenticatedStream<P>,
@@ -90,14 +90,14 @@ pub(crate) fn shake<P: Read + Write>(
     (outcome.0.unwrap_or_else(unfinished), outcome.1.unwrap_or_else(unfinished))
 }
 
-/// What an end found wrong with its peer.
+/// The reason why an end refused its peer.
 pub(crate) fn found(outcome: io::Result<()>) -> PeerError {
     let error = outcome.expect_err("it is refused");
     let found = error.get_ref().and_then(|inner| inner.downcast_ref::<PeerError>());
     found.unwrap_or_else(|| panic!("no reason but {error}")).clone()
 }
 
-/// Sends all of it from one end to the other.
+/// Sends all bytes from one end to the other.
 pub(crate) fn carry<P: Read + Write>(
     from: &mut AuthenticatedStream<P>,
     to: &mut AuthenticatedStream<P>,

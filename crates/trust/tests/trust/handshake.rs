@@ -1,4 +1,4 @@
-//! Which peers get in, which do not, and what each side reports.
+//! Which peers are accepted, which are refused, and what each side reports.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -64,7 +64,7 @@ fn a_client_need_not_wait_for_its_welcome() {
     let (client, server) = (open(&second, Encryption::Off), open(&bed.first, Encryption::Off));
     let (mut client, mut server) = pair(&client, &server, None);
     let (mut sent, mut got) = (0, Vec::new());
-    // Bytes in clear follow the client's last record at once: none may be taken for part of one.
+    // Bytes in clear follow the client's last record at once. None of them may be taken for a part of a record.
     while got.len() < 5 {
         sent += client.send(&[IoSlice::new(&b"early"[sent..])]).unwrap().unwrap_or(0);
         let mut space = [0; 16];
@@ -142,7 +142,7 @@ fn a_revoked_node_is_refused_until_it_joins_again() {
     let (one, other) = shake(&mut one, &mut other);
     assert!(matches!(found(other), PeerError::Revoked { bearer } if bearer.name == name("n2")));
     assert!(matches!(found(one), PeerError::RefusedByPeer(why) if why.contains("revoked")));
-    // As a server it is refused too, by whoever has the roster.
+    // As a server it is refused too, by peers that have the roster.
     let (mut one, mut other) = pair(&server, &client, None);
     assert!(matches!(found(shake(&mut one, &mut other).0), PeerError::Revoked { .. }));
 
@@ -176,7 +176,7 @@ fn another_node_than_the_expected_one_is_refused() {
     assert!(matches!(&error, PeerError::WrongNode { expected, .. } if expected == "n3"), "{error}");
 }
 
-/// A pipe in memory whose ends pass on a few bytes at a time, and now and then none.
+/// A pipe in memory that transfers a few bytes at a time, and sometimes none.
 #[derive(Clone, Default)]
 struct Dribble {
     bytes: Arc<Mutex<VecDeque<u8>>>,

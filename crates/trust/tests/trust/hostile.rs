@@ -1,4 +1,4 @@
-//! Peers that do not keep to the protocol.
+//! Peers that violate the protocol.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::bed::{Bed, found, open, pair, sockets};
 
-/// What an end says when its peer sends these bytes and no more.
+/// The error of an end whose peer sends these bytes and no more.
 fn hears(bytes: &[u8], is_server: bool) -> PeerError {
     let bed = Bed::new("blue");
     let credentials = open(&bed.first, Encryption::On);
@@ -48,7 +48,7 @@ fn a_changed_byte_ends_an_encrypted_stream() {
     let (mut client, mut server) = pair(&one, &other, None);
     crate::bed::shake(&mut client, &mut server).1.unwrap();
     client.send(&[std::io::IoSlice::new(b"pay 10 to Alice")]).unwrap();
-    // Somebody on the link takes the record, and puts a changed one in its place.
+    // An attacker on the link replaces the record with a changed one.
     let mut record = vec![0; 4096];
     let count = server.pipe().read(&mut record).unwrap();
     record[count - 1] ^= 1;

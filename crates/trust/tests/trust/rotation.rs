@@ -1,4 +1,4 @@
-//! Joining, renewing and rotating, without a member having to stop for it.
+//! Joining, renewing and rotating, while all members keep running.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -20,7 +20,7 @@ fn know_each_other(one: &Credentials, other: &Credentials) -> bool {
     client.is_ok() && server.is_ok()
 }
 
-/// As a node does by itself, where the authority is at hand.
+/// Renews a certificate as a node does, on the machine with the authority.
 fn renew(bed: &Bed, directory: &TrustDirectory, member: &str) {
     let key = UncertifiedKey::generate().unwrap();
     let request = key.certificate_request().unwrap();
@@ -67,7 +67,7 @@ fn a_certificate_is_for_the_key_that_signed_the_request_or_for_none() {
     for at in 0..request.len() {
         request[at] ^= 1;
         match issue(&request) {
-            // What no signature covers may be changed; the key may not, or the two would not fit together.
+            // No signature covers the flipped bit. The key must be the same, or the installation fails.
             Ok(certificate) => {
                 member::install_renewal(&second, &key, &certificate).unwrap();
                 open(&second, Encryption::On);
@@ -106,7 +106,7 @@ fn what_is_not_this_members_certificate_replaces_none() {
             "{words}: {error}"
         );
         assert_eq!(second.read_identity().unwrap(), before);
-        // Nor does a machine join with it.
+        // A machine cannot join with it either.
         let (into, (roster, bytes)) = (tempfile::tempdir().unwrap(), bed.first.read_roster().unwrap());
         let (into, pin) = (TrustDirectory::new(into.path()), Fingerprint::of_certificate(&roster.authorities()[0]));
         assert!(member::install_join(&into, &key, &name("n2"), &answer, &bytes, pin).is_err());
@@ -152,7 +152,7 @@ fn an_authority_is_rotated_without_a_moment_without_trust() {
     other.reload();
     assert!(other.is_issued_by_current_authority());
 
-    // A token from before names the old authority, one from now the new.
+    // A token from before the rotation has the old authority, a later one the new.
     let token = member::create_join_token(&bed.first, SystemTime::now(), HOUR).unwrap();
     assert_eq!(token.authority, Fingerprint::of_certificate(&one.roster().0.authorities()[0]));
 
@@ -278,7 +278,7 @@ fn a_revoked_node_does_not_come_back_by_renewing() {
     let first = open(&bed.first, Encryption::On);
     member::renew_certificate(&bed.first, &out, &request, SystemTime::now).unwrap();
     member::revoke_identity(&bed.first, Role::Node, &name("n2"), SystemTime::now).unwrap();
-    // What is in force here is a second old at most, which is time enough to ask.
+    // The loaded credentials may be a second old, which is long enough to request a renewal.
     assert!(!first.is_revoked(&out));
     let renewed = member::renew_certificate(&bed.first, &out, &request, SystemTime::now);
     assert!(matches!(renewed, Err(MemberError::Revoked { .. })), "{renewed:?}");

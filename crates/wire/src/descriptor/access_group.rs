@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use super::{Credentials, Descriptor, Origin, Process, Thread};
 use crate::NodeName;
 
-/// What the kernel compares with who wants to see a thread's memory, descriptors or root.
+/// What the kernel compares when a process accesses a thread's memory, descriptors or root.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct PtraceCredentials<'a> {
     credentials: &'a Credentials,
-    /// PR_GET_DUMPABLE of its memory.
+    /// PR_GET_DUMPABLE.
     dumpable: u32,
 }
 
@@ -22,8 +22,10 @@ impl<'a> PtraceCredentials<'a> {
 }
 
 impl Descriptor {
-    /// What it has in common with the other seeds of the same parent that were made while the same could look into it: into all of their
-    /// children the same may look. `owner` is the node that gave the descriptor, whatever that says of itself. For no one to read.
+    /// A key that is equal for seeds of the same parent with equal credentials. A process that may access one of these seeds
+    /// may access the children of all of them.
+    ///
+    /// `owner` is the node that provided the descriptor; the descriptor's own claim is not used. The key is opaque.
     pub fn access_group_key(&self, owner: &NodeName) -> String {
         let Origin { boot_id, parent_pid, parent_start_ticks, .. } = &self.origin;
         let threads =

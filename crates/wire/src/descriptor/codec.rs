@@ -1,7 +1,7 @@
 //! Encodes a descriptor as bytes, and decodes it.
 //!
-//! Magic and version are first, so that a reader of any version can name what it was given. The checksum covers length
-//! and body, so that truncation or a flipped bit is found before anything is parsed.
+//! Magic and version are first, so that a reader of any version can name the format. The checksum covers length and body, so
+//! that truncation or a flipped bit is found before anything is parsed.
 
 use super::{Descriptor, InvalidDescriptor};
 
@@ -12,16 +12,16 @@ use super::{Descriptor, InvalidDescriptor};
 //  └────────┴─────────┴───────────┴──────────────────┴───────────────────────┘
 const MAGIC: [u8; 8] = *b"FARFORK\0";
 
-/// The version of the format, which changes with every change of it: nodes of one cluster have the same release.
+/// The version of the format. Every change of the format raises it: all nodes of a cluster run the same release.
 pub const DESCRIPTOR_VERSION: u32 = 26;
 
 const HEADER_BYTES: usize = 24;
 
-/// Largest descriptor, in bytes: 64 MiB hold a million mappings or a hundred thousand threads' names; what is larger
+/// Largest descriptor, in bytes. 64 MiB hold a million mappings, or the names of a hundred thousand threads. Anything larger
 /// is a mistake or an attack.
 pub const DESCRIPTOR_BYTES_MAX: usize = 64 << 20;
 
-/// Why bytes are no descriptor.
+/// Why bytes are not a descriptor.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The magic is missing.
@@ -32,29 +32,29 @@ pub enum DecodeError {
         "the descriptor has version {found}, this farfork reads version {DESCRIPTOR_VERSION}; use the same release on both nodes"
     )]
     Version {
-        /// What was found.
+        /// The version of the descriptor.
         found: u32,
     },
-    /// Cut short, or longer than it says.
+    /// The descriptor is truncated, or longer than its header says.
     #[error("the descriptor is damaged: {expected} bytes announced, {found} there")]
     Length {
         /// From the header.
         expected: u64,
-        /// What is there.
+        /// Bytes after the header.
         found: u64,
     },
-    /// The checksum disagrees.
+    /// The checksum does not match.
     #[error("the descriptor is damaged: its checksum disagrees")]
     Checksum,
     /// The body cannot be parsed.
     #[error("the descriptor's body cannot be read: {0}")]
     Body(#[from] postcard::Error),
-    /// It parses but makes no sense.
+    /// The body can be parsed, but is inconsistent.
     #[error(transparent)]
     Invalid(#[from] InvalidDescriptor),
 }
 
-/// Writes a descriptor.
+/// Encodes a descriptor.
 ///
 /// # Panics
 /// Never in practice: the types have no state that postcard refuses.
@@ -73,7 +73,7 @@ pub fn encode(descriptor: &Descriptor) -> Vec<u8> {
 /// Reads and validates a descriptor from bytes that may be hostile.
 ///
 /// # Errors
-/// Says what is wrong with them.
+/// The first check that failed.
 pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
     let word = |at: usize| -> Option<[u8; 4]> { bytes.get(at..at + 4)?.try_into().ok() };
     if bytes.get(..8) != Some(&MAGIC[..]) {

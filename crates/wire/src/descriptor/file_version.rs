@@ -17,28 +17,28 @@ const READ_ONLY: u32 = 0;
 /// A file that has a path, as it was at capture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileVersion {
-    /// What leads to it.
+    /// The object that refers to the file.
     pub reference: FileReference,
-    /// What it was.
+    /// The identity at capture.
     pub identity: FileIdentity,
-    /// The owner serves its bytes here; the length is `identity.bytes`, rounded up to whole pages. `None` where the owner does not hold the file,
-    /// or it is larger than a child may be given a copy of.
+    /// The owner serves the file's bytes in this extent; its length is `identity.bytes`, rounded up to whole pages. `None`
+    /// if the owner does not hold the file, or if the file is too large to be copied for a child.
     pub extent: Option<ExtentId>,
 }
 
-/// What leads to a file.
+/// An object that refers to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileReference {
-    /// An open file description, by its index; of [`OpenFile::Regular`].
+    /// Index of an open file description; it is an [`OpenFile::Regular`].
     OpenFile(u32),
-    /// A shared mapping that may be written to, by the index of its file.
+    /// Index of the file of a writable shared mapping.
     MappedFile(u32),
-    /// The executable of a process, by the process's number.
+    /// The executable of the process with this number.
     Executable(u32),
 }
 
 impl Descriptor {
-    /// The path that leads to a file.
+    /// The path of a file.
     pub fn referenced_path(&self, version: &FileVersion) -> &str {
         match version.reference {
             FileReference::OpenFile(index) => match &self.open_files[index as usize] {
@@ -52,8 +52,8 @@ impl Descriptor {
         }
     }
 
-    /// Paths of files that the processes have open for writing, or mapped so, ascending: a change by whoever does likewise need not show in their
-    /// times.
+    /// Paths of files that the processes have open or mapped for writing, ascending. If another process writes to them too,
+    /// their contents may change while their times do not.
     pub fn unverifiable_files(&self) -> Vec<String> {
         let is_written = |version: &&FileVersion| match version.reference {
             FileReference::OpenFile(index) => match &self.open_files[index as usize] {
@@ -68,7 +68,7 @@ impl Descriptor {
         paths.into_iter().map(str::to_owned).collect()
     }
 
-    /// Files come after files that are mapped in what an owner tells of both ([`ExtentId::FILE_STATES`]).
+    /// Number of states in [`ExtentId::FILE_STATES`]: the mapped files first, then the file versions.
     pub fn file_count(&self) -> usize {
         self.mapped_files.len() + self.file_versions.len()
     }

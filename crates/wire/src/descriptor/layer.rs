@@ -9,25 +9,24 @@ use super::validate::{InvalidDescriptor, USER_SPACE_END, require};
 use super::{Descriptor, Extent, ExtentId};
 use crate::{PAGE_SIZE, SeedId, Token};
 
-/// Most seeds that one inherits from. Each capture of a child of a child adds one; a chain that is longer is settled
-/// first.
+/// Most layers of a seed. Each capture of a child of a child adds one. A longer chain must be settled first.
 pub const LAYERS_MAX: usize = 256;
 
-/// A seed that owns pages of another.
+/// A seed that owns pages of another seed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
     /// The seed.
     pub seed: SeedId,
-    /// What opens it. Whoever may read this descriptor may read all of that seed.
+    /// Its token. A peer that may read this descriptor may read all of that seed.
     pub token: Token,
-    /// Where its owner serves memory.
+    /// The address at which its owner serves memory.
     pub owner: SocketAddr,
 }
 
 //  extent   |- populated -| zeroes |- inherited: layer 1, extent 4, pages 70 ... -| zeroes |- inherited: layer 0 ... -|
 //  layers   0: seed, token, owner      1: seed, token, owner
 
-/// Neighbouring pages of an extent, which are neighbours in an extent of the seed that owns them.
+/// Adjacent pages of an extent that are also adjacent in an extent of the seed that owns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InheritedRun {
     /// Number of the first page, counted from the extent's start.
@@ -43,7 +42,7 @@ pub struct InheritedRun {
 }
 
 impl Descriptor {
-    /// Checks the layers themselves.
+    /// Checks the number of layers, and that each seed occurs once.
     pub(super) fn validate_layers(&self) -> Result<(), InvalidDescriptor> {
         let count = self.layers.len();
         require(count <= LAYERS_MAX, || format!("it inherits from {count} seeds"))?;
@@ -52,7 +51,8 @@ impl Descriptor {
         require(seeds.windows(2).all(|pair| pair[0] != pair[1]), || "two layers are one seed".into())
     }
 
-    /// Checks what an extent inherits: in order, inside, from layers there are, and no page that the owner has as well.
+    /// Checks the inherited pages of an extent: they are in order and inside it, their layers exist, and the owner has none
+    /// of them itself.
     pub(super) fn validate_inherited(&self, index: usize, extent: &Extent) -> Result<(), InvalidDescriptor> {
         let wrong = || format!("extent {index}: what it inherits is out of order, outside, or its own as well");
         let pages = extent.bytes / PAGE_SIZE;

@@ -1,4 +1,4 @@
-//! The memory map of a process, and the extents that the owner serves of it.
+//! The memory map of a process, and the extents in which the owner serves its memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,33 +12,33 @@ pub type Protection = u8;
 pub struct ExtentId(pub u32);
 
 impl ExtentId {
-    /// The descriptor itself, which is read from the owner like memory.
+    /// The descriptor itself. It is read from the owner like memory.
     pub const DESCRIPTOR: ExtentId = ExtentId(u32::MAX);
-    /// Which pages the seed's children touch, in order: read from the owner like memory, and empty while none is known.
+    /// The pages that the seed's children touch, in order. Read from the owner like memory; empty while unknown.
     pub const WORKING_SET: ExtentId = ExtentId(u32::MAX - 1);
-    /// What became of the seed's files since, a byte for each ([`FileState`]): of those that are mapped first, then of the others. Read from the
-    /// owner like memory; the owner looks at each file anew.
+    /// The present state of the seed's files, one byte each ([`FileState`]): the mapped files first, then the file versions.
+    /// Read from the owner like memory; the owner examines each file at each read.
     pub const FILE_STATES: ExtentId = ExtentId(u32::MAX - 2);
 }
 
-/// One area of the address space; `start` and `end` are multiples of the page size.
+/// One mapping of the address space; `start` and `end` are multiples of the page size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// Address behind the last byte.
+    /// Address after the last byte.
     pub end: u64,
-    /// What may be done with it.
+    /// Permitted accesses.
     pub protection: Protection,
     /// Further properties.
     pub flags: MappingFlags,
     /// Where its contents come from.
     pub backing: Backing,
-    /// Pages that must not be touched (MADV_GUARD_INSTALL), counted from its start, ascending.
+    /// Guard pages (MADV_GUARD_INSTALL), counted from the start of the mapping, ascending.
     pub guards: Vec<PageRun>,
 }
 
-/// Properties of a mapping beside its protection (proc_pid_smaps, VmFlags).
+/// Properties of a mapping other than its protection (proc_pid_smaps, VmFlags).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappingFlags {
     /// MAP_GROWSDOWN: a main thread's stack.
@@ -47,13 +47,13 @@ pub struct MappingFlags {
     pub no_reserve: bool,
     /// mlock(2).
     pub locked: bool,
-    /// MADV_HUGEPAGE, or the kernel gave it huge pages without.
+    /// MADV_HUGEPAGE, or the kernel gave the mapping huge pages by itself.
     pub huge_page: bool,
     /// MADV_NOHUGEPAGE.
     pub no_huge_page: bool,
     /// MADV_WIPEONFORK: a child sees zeroes.
     pub wipe_on_fork: bool,
-    /// MADV_DONTFORK: carried, but absent from what the child itself forks.
+    /// MADV_DONTFORK: the child has the mapping, but the child's own forks do not.
     pub dont_fork: bool,
     /// MADV_DONTDUMP.
     pub dont_dump: bool,
@@ -63,27 +63,27 @@ pub struct MappingFlags {
     pub random: bool,
     /// MADV_MERGEABLE.
     pub mergeable: bool,
-    /// MAP_DROPPABLE: the kernel may take its pages away at any time, and a child sees zeroes.
+    /// MAP_DROPPABLE: the kernel may drop its pages at any time, and a child sees zeroes.
     pub droppable: bool,
 }
 
 /// Where a mapping's contents come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backing {
-    /// Private memory without a file, or a private file mapping that has written pages: paged from the owner.
-    /// `None`: nothing to fetch, the child sees zeroes.
+    /// Private memory without a file, or a private file mapping that has written pages: paged from the owner. Without an
+    /// extent, all pages read as zeroes.
     Anonymous {
-        /// What the pages come from; the extent is exactly as long as the mapping.
+        /// The contents of the pages. The extent is exactly as long as the mapping.
         extent: Option<ExtentId>,
     },
-    /// A private file mapping without written pages: from the node's own file where it is the same file, else paged
-    /// from `extent`.
+    /// A private file mapping without written pages. Its pages are those of the node's own file if that is the same file;
+    /// otherwise they are paged from `extent`.
     PrivateFile {
         /// Index into the mapped files.
         file: u32,
         /// Offset in the file, in bytes.
         offset: u64,
-        /// The same bytes as the owner holds them.
+        /// The same bytes, as the owner holds them.
         extent: ExtentId,
     },
     /// A shared mapping of a file on a disk.
@@ -94,10 +94,10 @@ pub enum Backing {
         offset: u64,
         /// Whether the file must be opened for writing.
         writable: bool,
-        /// The same bytes as the owner holds them, where the process can only read them.
+        /// The same bytes, as the owner holds them; only if the process can only read them.
         extent: Option<ExtentId>,
     },
-    /// A shared mapping of memory that no path leads to.
+    /// A shared mapping of memory without a path.
     SharedMemory {
         /// Index into the shared objects.
         object: u32,
@@ -106,31 +106,32 @@ pub enum Backing {
     },
     /// A page that the kernel provides.
     Special(SpecialMapping),
-    /// A private mapping of memory that no path leads to: the pages of `written` are the process's own, the others show what the object holds by now.
+    /// A private mapping of memory without a path. The pages of `written` belong to the process; the others show the present
+    /// contents of the object.
     PrivateObject {
         /// Index into the shared objects.
         object: u32,
         /// Offset in the object, in bytes.
         offset: u64,
-        /// What was written; `None`: nothing.
+        /// The written pages; `None` if there are none.
         written: Option<ExtentId>,
     },
-    /// A private mapping of a file that a process of the seed may write to otherwise: as [`Self::PrivateObject`] of the node's own file where it is
-    /// the same file, else paged from `extent`.
+    /// A private mapping of a file that a process of the seed may also write to by other means. Like
+    /// [`Self::PrivateObject`], with the node's own file if that is the same file; otherwise paged from `extent`.
     PrivateWritableFile {
         /// Index into the mapped files.
         file: u32,
         /// Offset in the file, in bytes.
         offset: u64,
-        /// All its pages, those of the file and those that were written.
+        /// All pages: those of the file and the written ones.
         extent: ExtentId,
-        /// What was written; `None`: nothing.
+        /// The written pages; `None` if there are none.
         written: Option<ExtentId>,
     },
 }
 
 impl Backing {
-    /// The pages that were written through a private mapping, which lie over those of its file from the start.
+    /// The pages that were written through a private mapping. They cover those of the file from the start.
     pub fn written_extent(&self) -> Option<ExtentId> {
         match *self {
             Self::PrivateObject { written, .. } | Self::PrivateWritableFile { written, .. } => written,
@@ -139,7 +140,7 @@ impl Backing {
     }
 }
 
-/// Mappings that a kernel provides to each process.
+/// Mappings that the kernel provides to each process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpecialMapping {
     /// `[vdso]`.
@@ -151,30 +152,30 @@ pub enum SpecialMapping {
 }
 
 impl SpecialMapping {
-    /// All there are.
+    /// All special mappings.
     pub const ALL: [Self; 3] = [Self::Vdso, Self::Vvar, Self::VvarVclock];
 }
 
 /// A range of memory that the owner serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// Where the owner reads it.
+    /// Where the owner reads the extent.
     pub source: ExtentSource,
     /// Its length, in bytes; a multiple of the page size.
     pub bytes: u64,
-    /// The pages that may hold something other than zeroes and that the owner has, ascending, never touching one another.
+    /// The pages that the owner has and that may contain data other than zeroes: ascending, with a gap between two runs.
     pub populated: Vec<PageRun>,
-    /// The pages that other seeds own, ascending: the owner does not have these.
+    /// The pages that other seeds own, ascending. The owner does not have them.
     pub inherited: Vec<InheritedRun>,
 }
 
 impl Extent {
-    /// Whether there is nothing to fetch: all of it reads as zeroes.
+    /// Whether all pages read as zeroes, so that there is nothing to fetch.
     pub fn is_empty(&self) -> bool {
         self.populated.is_empty() && self.inherited.is_empty()
     }
 
-    /// Whether a page may hold something other than zeroes, whoever owns it.
+    /// Whether a page may contain data other than zeroes, in this seed or in a layer.
     pub fn has_data(&self, page: u64) -> bool {
         let own = self.populated.partition_point(|run| run.first <= page).checked_sub(1).map(|at| &self.populated[at]);
         let of_others =
@@ -183,12 +184,12 @@ impl Extent {
     }
 }
 
-/// Where the owner reads an extent. A reader never uses this: it names extent and offset.
+/// Where the owner reads an extent. A reader never uses this: it names an extent and an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExtentSource {
     /// A template's memory, from this address.
     Template {
-        /// The process whose template it is, by its number.
+        /// Number of the process that the template belongs to.
         process: u32,
         /// First address.
         address: u64,
@@ -205,7 +206,7 @@ pub enum ExtentSource {
     },
 }
 
-/// Neighbouring pages of an extent.
+/// Adjacent pages of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRun {
     /// Number of the first page, counted from the extent's start.
@@ -219,38 +220,39 @@ pub struct PageRun {
 pub struct MappedFile {
     /// Its path, as the process sees it.
     pub path: String,
-    /// What tells that another node's file is the same.
+    /// By this, another node recognizes the same file.
     pub identity: FileIdentity,
-    /// Where the owner finds it.
+    /// A mapping through which the owner finds the file.
     pub owner_range: MappedRange,
-    /// Whether pages of a private mapping of it were written, which the kernel takes away from all processes when the file is truncated.
+    /// Whether the process has written pages of a private mapping of the file. The kernel removes such pages from all
+    /// processes when the file is truncated.
     pub has_written_pages: bool,
 }
 
-/// A mapping of a file in a template: whatever the file's path leads to by now, the mapping leads to the file.
+/// A mapping of a file in a template. It refers to the file even if the path now leads to another file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappedRange {
-    /// The process whose template it is, by its number.
+    /// Number of the process that the template belongs to.
     pub process: u32,
     /// First address.
     pub start: u64,
-    /// Address behind the last byte.
+    /// Address after the last byte.
     pub end: u64,
 }
 
-/// What became of a file since it was captured, as the owner tells ([`ExtentId::FILE_STATES`]).
+/// What happened to a file since its capture, as its owner reports it ([`ExtentId::FILE_STATES`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileState {
-    /// Its bytes are those of the capture.
+    /// The bytes are those of the capture.
     Unchanged,
-    /// It was changed in place.
+    /// The file was changed in place.
     Changed,
-    /// The owner does not hold it any more.
+    /// The owner no longer holds the file.
     NotHeld,
 }
 
 impl FileState {
-    /// As it is told.
+    /// The state as a byte of [`ExtentId::FILE_STATES`].
     pub fn to_byte(self) -> u8 {
         match self {
             Self::Unchanged => 0,
@@ -259,7 +261,7 @@ impl FileState {
         }
     }
 
-    /// What was told; what nobody knows is taken for a change.
+    /// The state that a byte means. An unknown byte counts as a change.
     pub fn from_byte(byte: u8) -> Self {
         match byte {
             0 => Self::Unchanged,
@@ -269,47 +271,47 @@ impl FileState {
     }
 }
 
-/// What tells a file from another of the same path.
+/// Distinguishes a file from other files with the same path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileIdentity {
     /// Size, in bytes.
     pub bytes: u64,
-    /// Device and inode at the origin; they speak only within one boot of one kernel.
+    /// Device at the origin. Device and inode are comparable only within one boot of one kernel.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
     /// Time of last modification, in nanoseconds since 1970.
     pub modified_ns: i64,
-    /// Time of the last change of bytes or attributes, which nobody can set, in nanoseconds since 1970.
+    /// Time of the last change of bytes or attributes, in nanoseconds since 1970. No system call can set it.
     pub changed_ns: i64,
-    /// How many names it has.
+    /// Number of hard links.
     pub links: u32,
     /// Mode and owner.
     pub status: FileStatus,
-    /// The ELF build id, where it has one.
+    /// The ELF build id, if the file has one.
     pub build_id: Option<Vec<u8>>,
-    /// SHA-256 of its bytes, of small files without a build id.
+    /// SHA-256 of the bytes; only for small files without a build id.
     pub digest: Option<[u8; super::DIGEST_BYTES]>,
 }
 
-/// Shared memory that no path leads to, copied while the parent was stopped.
+/// Shared memory without a path, copied while the parent was stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedObject {
-    /// Its name, as memfd_create(2) took it; empty for shared anonymous memory.
+    /// The name given to memfd_create(2); empty for shared anonymous memory.
     pub name: String,
-    /// Its size, in bytes, as fstat tells it; need not be a multiple of the page size.
+    /// Size in bytes, as in fstat(2); not necessarily a multiple of the page size.
     pub bytes: u64,
-    /// F_GET_SEALS; `None` where it was not made for sealing.
+    /// F_GET_SEALS; `None` if the object does not support seals.
     pub seals: Option<u32>,
-    /// What else it is.
+    /// The kind of the object, with what only this kind has.
     pub kind: SharedObjectKind,
-    /// When it was read and written last.
+    /// Times of the last access and modification.
     pub times: FileTimes,
-    /// What the owner serves; its length is `bytes`, rounded up to whole pages.
+    /// The extent with the contents; its length is `bytes`, rounded up to whole pages.
     pub extent: ExtentId,
 }
 
-/// What shared memory is beside its bytes.
+/// The kind of a shared object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedObjectKind {
     /// Shared anonymous memory.
@@ -321,20 +323,20 @@ pub enum SharedObjectKind {
     DeletedFile(FileStatus),
     /// POSIX shared memory: a file below `/dev/shm`.
     PosixShm {
-        /// As the process sees it.
+        /// The path, as the process sees it.
         path: String,
         /// Mode and owner.
         status: FileStatus,
     },
     /// A segment of System V shared memory.
     SystemV {
-        /// As shmget(2) took it; 0 for none.
+        /// The key given to shmget(2); 0 for none.
         key: u32,
-        /// As shmget(2) gave it.
+        /// The id that shmget(2) returned.
         id: u32,
         /// Mode and owner.
         status: FileStatus,
-        /// Whether it goes with the last who has it attached.
+        /// Whether it is marked for removal: it is destroyed when the last process detaches it.
         is_removed: bool,
     },
 }
@@ -350,7 +352,7 @@ pub struct FileStatus {
     pub gid: u32,
 }
 
-/// When a file was read and written last, in nanoseconds since 1970.
+/// Times of the last access and modification of a file, in nanoseconds since 1970.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileTimes {
     /// st_atime.

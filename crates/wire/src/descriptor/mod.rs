@@ -1,4 +1,4 @@
-//! The descriptor: a seed's serialised state without the contents of its pages.
+//! The descriptor: the serialised state of a seed without the contents of its pages.
 //!
 //! A descriptor from another node is hostile input: [`decode`] checks its form, [`Descriptor::validate`] its meaning.
 
@@ -46,35 +46,35 @@ pub use written_runs::WrittenRun;
 
 use crate::NodeName;
 
-//  descriptor -+- origin             where it was captured: node, kernel, CPU features, clocks
-//              +- process            ids, credentials, limits, signals, address-space layout
-//              +- threads            registers and everything else that belongs to one thread
-//              +- mappings           the memory map; paged memory names an extent
-//              +- extents            ranges of memory that the owner serves, with the pages that hold data
-//              +- layers             seeds that own pages which this one inherits
-//              +- shared_objects     shared memory, copied at capture
-//              +- open_files, file_descriptors   open file descriptions, and the descriptors that lead to them
-//              +- descendants        processes that descend from the first, if the seed is of a tree (see `tree`)
-//              +- volumes            mounted volumes that hold files of the above
+//  descriptor ─┬─ origin             where it was captured: node, kernel, CPU features, clocks
+//              ├─ process            ids, credentials, limits, signals, address-space layout
+//              ├─ threads            registers and everything else that belongs to one thread
+//              ├─ mappings           the memory map; paged memory names an extent
+//              ├─ extents            ranges of memory that the owner serves, with the pages that hold data
+//              ├─ layers             seeds that own pages which this one inherits
+//              ├─ shared_objects     shared memory, copied at capture
+//              ├─ open_files, file_descriptors   open file descriptions, and the descriptors that lead to them
+//              ├─ descendants        processes that descend from the first, if the seed is of a tree (see `tree`)
+//              └─ volumes            mounted volumes that hold files of the above
 
-/// Everything a node needs to turn a seed into a child, but the contents of its pages.
+/// Everything that a node needs to turn a seed into a child, except the contents of its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptor {
-    /// Where and when it was captured.
+    /// Where and when the seed was captured.
     pub origin: Origin,
-    /// What the process has as a whole.
+    /// State of the process as a whole.
     pub process: Process,
-    /// Its threads; the first is the leader.
+    /// Threads; the first is the leader.
     pub threads: Vec<Thread>,
-    /// Its memory map, in ascending order of address.
+    /// The memory map, in ascending order of address.
     pub mappings: Vec<Mapping>,
-    /// The ranges that can be read from the owner; an [`ExtentId`] is an index into this list.
+    /// The ranges that can be read from the owner. An [`ExtentId`] is an index into this list.
     pub extents: Vec<Extent>,
-    /// The seeds that own pages which this one inherits.
+    /// The seeds that own inherited pages.
     pub layers: Vec<Layer>,
     /// Files that mappings refer to.
     pub mapped_files: Vec<MappedFile>,
-    /// Shared memory (shared anonymous mappings, memfds), filled before a child runs.
+    /// Shared memory (shared anonymous mappings, memfds). It is filled before a child runs.
     pub shared_objects: Vec<SharedObject>,
     /// System V semaphores.
     pub semaphore_sets: Vec<SemaphoreSet>,
@@ -84,29 +84,29 @@ pub struct Descriptor {
     pub terminals: Vec<PseudoTerminal>,
     /// Open file descriptions.
     pub open_files: Vec<OpenFile>,
-    /// Files that are open or executed, as they were.
+    /// Files that are open or executed, as they were at capture.
     pub file_versions: Vec<FileVersion>,
-    /// File descriptors, ascending, each with the description that it leads to.
+    /// File descriptors, ascending, each with its open file description.
     pub file_descriptors: Vec<FileDescriptor>,
-    /// Locks of files that the process holds.
+    /// File locks that the process holds.
     pub file_locks: Vec<FileLock>,
-    /// Who is told of files' readiness.
+    /// Which threads get signals about the readiness of files.
     pub file_owners: Vec<FileOwner>,
-    /// Bytes that must be in place before a thread runs, because the kernel touches them where no page fault can
-    /// be served (an exiting thread's robust list, clear_child_tid, rseq).
+    /// Bytes that must be in place before a thread runs, because the kernel touches them where no page fault can be served
+    /// (an exiting thread's robust list, clear_child_tid, rseq).
     pub eager_bytes: Vec<EagerBytes>,
-    /// Processes that descend from the first, whose own state stands above; parents before children.
+    /// Descendants of the first process; parents before children. The state of the first process is in the fields above.
     pub descendants: Vec<DescendantProcess>,
-    /// Children of any of them that have ended.
+    /// Children of any of these processes that have ended.
     pub zombies: Vec<Zombie>,
     /// The volumes that a node must have mounted at the same paths.
     pub volumes: Vec<VolumeMount>,
 }
 
-/// Registers of CPUID that tell of instruction sets which programs may use.
+/// Number of CPUID registers that describe the instruction sets available to programs.
 pub const CPU_FEATURE_WORDS: usize = 9;
 
-/// Larger than any vdso: two to four pages on x86-64.
+/// Largest vdso. On x86-64 a vdso has two to four pages.
 pub const VDSO_BYTES_MAX: usize = 64 << 10;
 
 /// Where and when a seed was captured.
@@ -116,25 +116,26 @@ pub struct Origin {
     pub node: NodeName,
     /// `uname -r` there.
     pub kernel_release: String,
-    /// The parent's number there, as its daemon knows it: not that of its innermost pid namespace, which others have, too.
+    /// The parent's pid as its daemon sees it. The pid in the innermost pid namespace would not be unique.
     pub parent_pid: u32,
-    /// When the parent started, in clock ticks since that boot. With node, boot and number it tells a parent apart from every other.
+    /// When the parent started, in clock ticks since boot. Together with node, boot and pid it identifies the parent.
     pub parent_start_ticks: u64,
-    /// The boot of that kernel (`/proc/sys/kernel/random/boot_id`): same boot, same files by inode.
+    /// The boot id of that kernel (`/proc/sys/kernel/random/boot_id`). Inode numbers are comparable only within one boot.
     pub boot_id: String,
-    /// Build id of the vdso there, whose addresses the program knows; empty where it could not be read.
+    /// Build id of the vdso there; the program has addresses of this vdso. Empty if it could not be read.
     pub vdso_build_id: Vec<u8>,
-    /// The vdso itself, a library of [some pages](VDSO_BYTES_MAX): where its functions are, for a node whose kernel has another.
+    /// The vdso itself, at most [`VDSO_BYTES_MAX`]. A node whose kernel has another vdso finds the addresses of its
+    /// functions here.
     #[serde(with = "serde_bytes")]
     pub vdso_image: Vec<u8>,
-    /// Extended-state components that the CPU there has enabled (XCR0).
+    /// Extended-state components that are enabled on the CPU there (XCR0).
     pub xcr0: u64,
-    /// Size of the extended state in the registers below, in bytes.
+    /// Size of the extended state of each thread, in bytes.
     pub xstate_bytes: u32,
-    /// Instruction sets that programs may use on the CPU there; what the numbers mean, `farfork_sys::cpu` says.
+    /// Instruction sets that programs may use on the CPU there. `farfork_sys::cpu` defines the words.
     pub cpu_features: [u32; CPU_FEATURE_WORDS],
-    /// CLOCK_MONOTONIC at capture as the parent saw it, in nanoseconds.
+    /// CLOCK_MONOTONIC at capture, as the parent saw it, in nanoseconds.
     pub monotonic_ns: i64,
-    /// CLOCK_BOOTTIME at capture as the parent saw it, in nanoseconds.
+    /// CLOCK_BOOTTIME at capture, as the parent saw it, in nanoseconds.
     pub boottime_ns: i64,
 }

@@ -1,4 +1,4 @@
-//! Open file descriptions, and the file descriptors that lead to them.
+//! Open file descriptions, and the file descriptors that refer to them.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,23 +20,23 @@ pub struct FileDescriptor {
 pub enum OpenFile {
     /// A regular file, reopened by path at its offset.
     Regular {
-        /// As the process sees it.
+        /// The path, as the process sees it.
         path: String,
         /// O_* flags.
         flags: u32,
-        /// In bytes.
+        /// File offset, in bytes.
         offset: u64,
     },
     /// A directory, reopened by path.
     Directory {
-        /// As the process sees it.
+        /// The path, as the process sees it.
         path: String,
         /// O_* flags.
         flags: u32,
         /// Position in the listing.
         offset: u64,
     },
-    /// A directory that was deleted: made, opened and removed again.
+    /// A directory that was deleted. A child creates, opens and removes one.
     DeletedDirectory {
         /// Mode and owner.
         status: FileStatus,
@@ -45,14 +45,14 @@ pub enum OpenFile {
     },
     /// `/dev/null`, `zero`, `full`, `random` or `urandom`.
     Device {
-        /// As the process sees it.
+        /// The path, as the process sees it.
         path: String,
         /// O_* flags.
         flags: u32,
     },
-    /// An end of a pipe that leads back into the process.
+    /// An end of a pipe whose other end is in the seed too.
     Pipe {
-        /// The same for both ends.
+        /// Number of the pipe, the same for both ends.
         pipe: u64,
         /// Which end this is.
         is_write_end: bool,
@@ -60,10 +60,10 @@ pub enum OpenFile {
         flags: u32,
         /// Capacity, in bytes.
         capacity: u32,
-        /// What was in it; stands on the first end that can read.
+        /// Unread bytes. Only the first readable end of a pipe has them.
         #[serde(with = "serde_bytes")]
         content: Vec<u8>,
-        /// How it is divided, in bytes each: one piece, unless a writer is in packet mode (O_DIRECT).
+        /// Lengths of the packets in `content`, in bytes. One packet, unless a writer is in packet mode (O_DIRECT).
         packets: Vec<u32>,
     },
     /// eventfd(2).
@@ -79,7 +79,7 @@ pub enum OpenFile {
     Epoll {
         /// O_* flags.
         flags: u32,
-        /// What it watches.
+        /// The registered descriptors.
         targets: Vec<EpollTarget>,
     },
     /// A memfd.
@@ -88,18 +88,18 @@ pub enum OpenFile {
         object: u32,
         /// O_* flags.
         flags: u32,
-        /// In bytes.
+        /// File offset, in bytes.
         offset: u64,
     },
-    /// A named pipe, reopened by path and filled.
+    /// A named pipe. It is reopened by path, and filled.
     NamedPipe {
-        /// As the process sees it.
+        /// The path, as the process sees it.
         path: String,
         /// O_* flags.
         flags: u32,
         /// Capacity, in bytes.
         capacity: u32,
-        /// What was in it; stands on the first end that can read.
+        /// Unread bytes. Only the first readable end of a pipe has them.
         #[serde(with = "serde_bytes")]
         content: Vec<u8>,
     },
@@ -109,32 +109,33 @@ pub enum OpenFile {
         clock: u32,
         /// O_* flags.
         flags: u32,
-        /// Expirations that nobody has read yet.
+        /// Expirations that were not read yet.
         ticks: u64,
-        /// Disarmed where all is 0.
+        /// Remaining time and interval; all 0 if disarmed.
         time: TimerSpec,
-        /// Whether somebody who sets the wall clock cancels it (TFD_TIMER_CANCEL_ON_SET).
+        /// Whether setting the wall clock cancels the timer (TFD_TIMER_CANCEL_ON_SET).
         is_cancelled_by_clock: bool,
     },
     /// signalfd(2).
     SignalFd {
-        /// The signals it takes; bit N−1 is signal N.
+        /// The signals that it accepts; bit N−1 is signal N.
         mask: u64,
         /// O_* flags.
         flags: u32,
     },
     /// inotify(7).
     Inotify {
-        /// Whether events waited to be read, at which nobody can look: a child is told that it has lost some.
+        /// Whether unread events were queued. Their contents cannot be read, so a child gets an overflow event
+        /// (IN_Q_OVERFLOW).
         has_lost: bool,
         /// O_* flags.
         flags: u32,
-        /// Ascending by number.
+        /// Watches, ascending by number.
         watches: Vec<InotifyWatch>,
     },
-    /// A pidfd of a process of the tree.
+    /// A pidfd that refers to a process of the tree.
     PidFd {
-        /// Its id.
+        /// Id of the process.
         pid: u32,
         /// O_* flags.
         flags: u32,
@@ -143,23 +144,25 @@ pub enum OpenFile {
     Terminal {
         /// Index into the terminals.
         terminal: u32,
-        /// As the process sees it: of the end that drives it, the file that makes new ones.
+        /// The path, as the process sees it; for a master, the path of the multiplexer (ptmx).
         path: String,
-        /// Whether it is the end that drives it.
+        /// Whether it is the master end.
         is_master: bool,
         /// O_* flags.
         flags: u32,
     },
     /// A socket.
     Socket(Socket),
-    /// A connection to the node's daemon. A child gets another in its place.
+    /// A connection to the node's daemon. A child gets a new one.
     CheckpointSocket {
-        /// Whether the process waits there to be told what it is; else a child finds it at its end.
+        /// Whether the process waits on this socket for the answer to its checkpoint call. In a child, all other such
+        /// sockets are at end of file.
         is_caller: bool,
         /// O_* flags.
         flags: u32,
     },
-    /// One of the three standard streams, or what shares its file: leads to whoever forks.
+    /// One of the three standard streams, or a descriptor of the same file. In a child it leads to the client that requested
+    /// the fork.
     StandardStream(StandardStream),
 }
 
@@ -172,63 +175,63 @@ pub enum StandardStream {
     Error,
 }
 
-/// One watch of an inotify.
+/// One watch of an inotify instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InotifyWatch {
-    /// Its number.
+    /// The watch descriptor.
     pub number: u32,
-    /// As the process sees it.
+    /// The path, as the process sees it.
     pub path: String,
     /// IN_* events and flags.
     pub mask: u32,
 }
 
-/// A lock of a file that the process holds.
+/// A file lock that the process holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileLock {
-    /// The descriptor that it is held by.
+    /// The descriptor through which it is held.
     pub number: u32,
-    /// Which kind.
+    /// The kind of the lock.
     pub kind: FileLockKind,
-    /// Whether others may not read either.
+    /// Whether it excludes readers too (a write lock).
     pub is_exclusive: bool,
     /// First byte.
     pub start: u64,
-    /// How many bytes; 0 for all to the end, however far that moves.
+    /// How many bytes; 0 for all bytes up to the end of the file, even if the file grows.
     pub bytes: u64,
 }
 
-/// Which kind of lock.
+/// The kind of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileLockKind {
     /// flock(2).
     Flock,
-    /// fcntl(2), F_SETLK: the process's.
+    /// fcntl(2), F_SETLK: owned by the process.
     Posix,
-    /// fcntl(2), F_OFD_SETLK: the open file's.
+    /// fcntl(2), F_OFD_SETLK: owned by the open file description.
     OpenFileDescription,
-    /// fcntl(2), F_SETLEASE, for reading: the open file's.
+    /// fcntl(2), F_SETLEASE, for reading: owned by the open file description.
     Lease,
 }
 
-/// Who is told of an open file's readiness (fcntl(2), F_SETOWN and F_SETSIG, with O_ASYNC).
+/// Which thread gets signals about the readiness of an open file (fcntl(2), F_SETOWN and F_SETSIG, with O_ASYNC).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileOwner {
-    /// A descriptor that leads to the file.
+    /// A descriptor of the file.
     pub number: u32,
-    /// Thread of the process; 0 for the process itself.
+    /// A thread of the process; 0 for the process itself.
     pub tid: u32,
     /// The signal; 0 for SIGIO.
     pub signal: u32,
 }
 
-/// One registration of an epoll.
+/// One registration of an epoll instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpollTarget {
-    /// The descriptor number it was registered under.
+    /// The descriptor number at registration.
     pub number: u32,
     /// EPOLL* events and flags.
     pub events: u32,
-    /// The program's own word.
+    /// The program's data (`epoll_data`).
     pub data: u64,
 }

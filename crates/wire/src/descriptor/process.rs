@@ -9,21 +9,21 @@ use super::{FileStatus, IntervalTimer, PosixTimer};
 pub struct Process {
     /// Its id in its own (innermost) pid namespace; the child has the same in its container.
     pub pid: u32,
-    /// Whether it leads its process group, and its session.
+    /// Whether it leads its process group.
     pub is_group_leader: bool,
     /// Whether it leads its session.
     pub is_session_leader: bool,
-    /// Path of its executable; as all paths of a seed, from the root of its mount namespace.
+    /// Path of its executable. Like all paths of a seed, it starts at the root of its mount namespace.
     pub exe: String,
-    /// Index into the shared objects of what that is, where no path leads there any more.
+    /// Index of its executable in the shared objects, if no path leads to the executable any more.
     pub exe_object: Option<u32>,
-    /// Arguments, for people to read.
+    /// Arguments, for display.
     pub arguments: Vec<String>,
     /// Current directory.
     pub cwd: String,
-    /// Its mode and owner, where it was deleted.
+    /// Mode and owner of the current directory, if that was deleted.
     pub deleted_cwd: Option<FileStatus>,
-    /// The directory that it takes for its root (chroot(2)), if any; none where it has its parent's, whatever becomes of that (CLONE_FS).
+    /// Its root directory, if it called chroot(2). `None` also if it shares its parent's root (CLONE_FS).
     pub root: Option<String>,
     /// File mode creation mask.
     pub umask: u32,
@@ -45,13 +45,13 @@ pub struct Process {
     pub interval_timers: Vec<IntervalTimer>,
     /// POSIX timers, ascending by number.
     pub posix_timers: Vec<PosixTimer>,
-    /// Filters of system calls; threads name them by index.
+    /// Filters of system calls; threads refer to them by index.
     pub seccomp_filters: Vec<SeccompFilter>,
     /// Registrations for membarrier(2): MEMBARRIER_CMD_REGISTER_* bits.
     pub membarrier_registrations: u32,
-    /// Whether it has forbidden itself huge pages (PR_SET_THP_DISABLE).
+    /// Whether the process disabled huge pages for itself (PR_SET_THP_DISABLE).
     pub is_thp_disabled: bool,
-    /// Whether orphans among its descendants become its children (PR_GET_CHILD_SUBREAPER).
+    /// Whether orphaned descendants become its children (PR_GET_CHILD_SUBREAPER).
     pub is_subreaper: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct SeccompFilter {
     pub instructions: Vec<u8>,
 }
 
-/// The fields that PR_SET_MM_MAP takes (prctl(2)); addresses in bytes.
+/// The fields of PR_SET_MM_MAP (prctl(2)); addresses in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "named as in struct prctl_mm_map")]
 pub struct Mm {
@@ -84,7 +84,7 @@ pub struct Mm {
     pub auxv: Vec<u64>,
 }
 
-/// Who a thread acts as (credentials(7), capabilities(7)).
+/// Credentials of a thread (credentials(7), capabilities(7)).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Credentials {
     /// Real, effective, saved and file-system user id.
@@ -93,7 +93,7 @@ pub struct Credentials {
     pub gids: [u32; 4],
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Capability sets as bit masks.
+    /// Inheritable capabilities. Each set is a bit mask.
     pub capabilities_inheritable: u64,
     /// Permitted set.
     pub capabilities_permitted: u64,
@@ -120,22 +120,22 @@ pub struct ResourceLimit {
     pub hard: u64,
 }
 
-/// A signal's disposition, as the kernel's `struct sigaction` has it.
+/// The disposition of a signal, as in the kernel's `struct sigaction`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignalAction {
     /// 1 to 64.
     pub signal: u32,
-    /// Address, or 0 for the default, 1 to ignore.
+    /// Address of the handler; 0 for the default action, 1 to ignore the signal.
     pub handler: u64,
     /// SA_* flags.
     pub flags: u64,
     /// Address that the handler returns to.
     pub restorer: u64,
-    /// Signals blocked while it runs; bit N−1 is signal N.
+    /// Signals blocked while the handler runs; bit N−1 is signal N.
     pub mask: u64,
 }
 
-/// A pending signal with what its sender said.
+/// A pending signal with the sender's information.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingSignal {
     /// The kernel's siginfo_t, 128 bytes.

@@ -1,5 +1,5 @@
-//! Validates a process's resources other than memory and files: timers, filters, locks, sockets. The restorer makes
-//! system calls from them. What only the kernel can judge is left to the kernel.
+//! Validates a process's resources other than memory and files: timers, filters, locks, sockets. The restorer makes system
+//! calls from them. This module leaves to the kernel what only the kernel can check.
 
 use super::validate::{ProcessView, require};
 use super::{
@@ -7,31 +7,31 @@ use super::{
     TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, TimerSpec, VDSO_BYTES_MAX,
 };
 
-/// Highest number of a POSIX timer, and of an inotify watch: beyond, it takes the restorer long to get there.
+/// Highest number of a POSIX timer or an inotify watch. It limits the work of the restorer to reach a number.
 pub const RESTORED_NUMBER_MAX: u32 = 100_000;
 
 /// Most bytes of a socket's address: `struct sockaddr_storage`.
 const ADDRESS_BYTES_MAX: usize = 128;
 
-/// Most bytes of a socket option that is carried.
+/// Largest socket address, in bytes: `struct sockaddr_storage`.
 const OPTION_BYTES_MAX: usize = 256;
 
 /// The kernel's SCM_MAX_FD.
 const MESSAGE_FDS_MAX: usize = 253;
 
-/// Most bytes of a System V message that is carried: what the kernel's msgmax is rarely set above.
+/// Largest System V message, in bytes. The kernel's msgmax is rarely set higher.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// The kernel's BPF_MAXINSNS, in bytes.
 const FILTER_BYTES_MAX: usize = 4096 * 8;
 
-/// The kernel's limit on what signals there are.
+/// The kernel's highest signal number.
 const SIGNAL_MAX: u32 = 64;
 
-/// A child that is born has 16 resource limits and three interval timers.
+/// Number of interval timers that a process has.
 const INTERVAL_TIMER_COUNT: u32 = 3;
 
-/// As far as seconds go in the kernel's own times.
+/// Longest time that the kernel can represent, in nanoseconds.
 const TIME_NS_MAX: u64 = i64::MAX as u64;
 
 impl Descriptor {
@@ -116,7 +116,7 @@ impl Descriptor {
         Ok(())
     }
 
-    /// Unix sockets alone carry files, and say who sent what.
+    /// Checks that only messages of Unix sockets have files and a sender.
     fn validate_messages(&self, socket: &Socket) -> Result<(), InvalidDescriptor> {
         const UNIX: u32 = 1;
         for message in &socket.received_messages {
@@ -130,7 +130,7 @@ impl Descriptor {
         Ok(())
     }
 
-    /// What the kernel's numbers, which are positive, and its limits leave room for.
+    /// Checks that ids are valid for the kernel, and that sets and messages are within its limits.
     fn validate_system_v(&self) -> Result<(), InvalidDescriptor> {
         let sets = self.semaphore_sets.iter().map(|set| (set.id, !set.values.is_empty()));
         let is_message = |(kind, text): &(i64, Vec<u8>)| *kind > 0 && text.len() <= MESSAGE_BYTES_MAX;
@@ -141,7 +141,7 @@ impl Descriptor {
         Ok(())
     }
 
-    /// Each has one open file that drives it, and those of its other end are by its name. A session has one.
+    /// Checks that each terminal has exactly one master, that paths match, and that each session has at most one terminal.
     fn validate_terminals(&self) -> Result<(), InvalidDescriptor> {
         let mut lowest = 0;
         for terminal in &self.terminals {
@@ -179,7 +179,7 @@ impl Descriptor {
         self.process.pid == leader || self.descendants.iter().any(leads)
     }
 
-    /// Whether a process is in a group of this number, or was and has ended.
+    /// Whether a live or ended process of the tree is in a group of this number.
     fn has_process_group(&self, group: u32) -> bool {
         let relations = self
             .descendants
@@ -191,7 +191,7 @@ impl Descriptor {
 }
 
 impl ProcessView<'_> {
-    /// What a process holds beside memory and files.
+    /// Checks the resources of one process other than memory and files.
     pub(super) fn validate_process_resources(&self) -> Result<(), InvalidDescriptor> {
         self.validate_timers()?;
         self.validate_filters()?;

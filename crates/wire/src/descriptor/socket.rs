@@ -1,5 +1,5 @@
-//! Sockets. A pair whose two ends the seed holds is rebuilt with the data in flight between them. Listening and bound
-//! sockets are bound again, in the child's own network and file system. Any other connection has ended.
+//! Sockets. A pair of which the seed has both ends is rebuilt with the data in flight. Listening and bound sockets are bound
+//! again, in the child's own network and file system. Any other connection is closed in a child.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -14,116 +14,117 @@ pub struct Socket {
     pub family: u32,
     /// SOCK_*, without flags.
     pub kind: u32,
-    /// As socket(2) took it.
+    /// The protocol given to socket(2).
     pub protocol: u32,
     /// O_* flags.
     pub flags: u32,
-    /// What it is in the middle of.
+    /// State of the connection.
     pub state: SocketState,
-    /// Its file, where bind(2) is to make one.
+    /// The file that bind(2) creates, if any.
     pub file: Option<SocketFile>,
-    /// Options that differ from those of a new socket, in the order in which they are to be set.
+    /// Options that differ from those of a new socket, in the order in which to set them.
     pub options: Vec<SocketOption>,
-    /// What has arrived and was not read.
+    /// Messages that arrived and were not read.
     pub received_messages: Vec<SocketMessage>,
     /// Whether it was shut down for reading (1) and for writing (2).
     pub shutdown_flags: u32,
 }
 
-/// A message that has arrived; of a stream, a piece of any length.
+/// A received message; for a stream, a piece of any length.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketMessage {
-    /// May be none.
+    /// The contents; may be empty.
     #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
-    /// Open files on their way with it (SCM_RIGHTS), by their indices.
+    /// Open files that the message passes (SCM_RIGHTS), by index.
     pub files: Vec<u32>,
-    /// Who sent it, where the receiver is told (SO_PASSCRED) and the kernel knows.
+    /// The sender, if the receiver requested it (SO_PASSCRED) and the kernel knows it.
     pub sender: Option<MessageSender>,
 }
 
 /// A process that sent a message (SCM_CREDENTIALS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageSender {
-    /// One of the tree, by its id.
+    /// Id of a process of the tree.
     pub pid: u32,
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
 }
 
 /// The file of a Unix socket that is bound to a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketFile {
-    /// Where it is now, as the process sees it, whatever path it was bound to; `None` where it was removed.
+    /// The present path of the file, as the process sees it, which may differ from the bound path. `None` if it was removed.
     pub path: Option<String>,
     /// Mode and owner.
     pub status: FileStatus,
 }
 
-/// What a socket is in the middle of.
+/// State of a socket's connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SocketState {
     /// Neither connected nor listening.
     Unconnected {
-        /// As bind(2) takes it; empty where it is not bound.
+        /// Local address, in the form of bind(2); empty if unbound.
         address: Vec<u8>,
-        /// Where it sends to by itself, as connect(2) takes it; empty for nowhere.
+        /// Default destination, in the form of connect(2); empty for none.
         peer: Vec<u8>,
     },
-    /// It listens.
+    /// Listening.
     Listening {
-        /// As bind(2) takes it.
+        /// Local address, in the form of bind(2).
         address: Vec<u8>,
-        /// How many connections may wait.
+        /// Length of the queue of pending connections.
         backlog: u32,
     },
-    /// Connected with another socket of the process.
+    /// Connected to another Unix socket of the process.
     UnixPaired {
         /// Number of the pair, the same for both.
         pair: u32,
-        /// Which of the two it is: 0 or 1; of a connection, 1 was accepted.
+        /// End of the pair: 0 or 1. Of a connection, end 1 was accepted.
         end: u32,
-        /// The address of the listening socket that they were connected through; empty for a socketpair(2).
+        /// The address of the listening socket of this connection; empty for a socketpair(2).
         through: Vec<u8>,
-        /// Its own address, as bind(2) takes it; empty where it is not bound, or has that of the listening socket.
+        /// Local address, in the form of bind(2); empty if unbound or equal to the listening socket's.
         address: Vec<u8>,
     },
-    /// Connected over TCP with another socket of the process.
+    /// Connected over TCP to another socket of the process.
     TcpPaired {
         /// Number of the pair, the same for both.
         pair: u32,
-        /// Which of the two it is: 0 or 1.
+        /// End of the pair: 0 or 1.
         end: u32,
-        /// Its own address, of the loopback.
+        /// Local address, on the loopback interface.
         address: Vec<u8>,
-        /// That of the other.
+        /// Address of the other end.
         peer: Vec<u8>,
     },
-    /// Connected through a listening socket of the process, which has not accepted it, and has nothing sent.
+    /// Connected to a listening socket of the process. The connection was not accepted yet, and this socket has sent
+    /// nothing.
     PendingAccept {
-        /// Its own address, as bind(2) takes it; empty where it is not bound.
+        /// Local address, in the form of bind(2); empty if unbound.
         address: Vec<u8>,
-        /// That of the listening socket, as connect(2) takes it.
+        /// Address of the listening socket, in the form of connect(2).
         through: Vec<u8>,
-        /// Which comes first of those that wait, ascending.
+        /// Position in the queue of pending connections; the lowest is accepted first.
         turn: u32,
     },
-    /// A TCP connection that both ends have shut down: what had arrived can be read, and then its end.
+    /// A TCP connection that both ends have shut down. Received data can still be read, then end of file.
     ShutDown {
-        /// Its own address; empty where it has none.
+        /// Local address; empty if there is none.
         address: Vec<u8>,
     },
-    /// Connected with somebody else: a child finds the other end closed or, over TCP, the connection reset.
+    /// Connected to a process outside the seed. A child finds the other end closed or, over TCP, the connection reset.
     PeerOutside {
-        /// Whether that was closed before it had read all, of which the process was not told yet (ECONNRESET). Of a Unix socket.
+        /// For a Unix socket: whether the other end was closed with unread data, and the process has not got ECONNRESET yet.
         is_reset: bool,
     },
 }
 
 impl Socket {
-    /// Whether it has an address of any kind, as itself or by way of the one that listens.
+    /// Whether it has an address of any kind, its own or its listening socket's.
     pub fn has_address(&self) -> bool {
         match &self.state {
             SocketState::Unconnected { address, .. } | SocketState::ShutDown { address } => !address.is_empty(),
@@ -133,7 +134,7 @@ impl Socket {
         }
     }
 
-    /// The address that it is to be bound to by itself; empty for none.
+    /// The address to bind the socket to; empty for none.
     pub fn bind_address(&self) -> &[u8] {
         match &self.state {
             SocketState::Unconnected { address, .. }
@@ -144,14 +145,14 @@ impl Socket {
         }
     }
 
-    /// The path among these addresses; `None` for one of another kind.
+    /// The file path in the bind address; `None` for another kind of address.
     pub fn bind_path(&self) -> Option<&[u8]> {
         const UNIX: u32 = 1;
         let path = self.bind_address().get(2..).filter(|_| self.family == UNIX)?;
         path.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())
     }
 
-    /// Where on the internet others reach it; `None` where they do not, or another way.
+    /// The internet address at which peers reach it; `None` if there is none.
     pub fn internet_bind_address(&self) -> Option<SocketAddr> {
         match &self.state {
             SocketState::Unconnected { address, .. } | SocketState::Listening { address, .. } => {
@@ -162,7 +163,7 @@ impl Socket {
     }
 }
 
-/// An address of the internet, as bind(2) takes it; one of version 4 in the clothes of version 6 is one of version 4.
+/// Parses an internet address in the form of bind(2). An IPv4-mapped IPv6 address becomes an IPv4 address.
 pub fn parse_internet_address(address: &[u8]) -> Option<SocketAddr> {
     const INET: u16 = 2;
     const INET6: u16 = 10;
@@ -179,11 +180,11 @@ pub fn parse_internet_address(address: &[u8]) -> Option<SocketAddr> {
 /// An option of a socket (setsockopt(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOption {
-    /// SOL_*, or the number of a protocol.
+    /// SOL_*, or a protocol number.
     pub level: u32,
-    /// SO_*, or a protocol's own.
+    /// SO_*, or a protocol-specific option.
     pub name: u32,
-    /// Its value, as setsockopt(2) takes it.
+    /// The value, in the form of setsockopt(2).
     pub value: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! System V semaphores and message queues that the process uses, as they are in its IPC namespace.
+//! System V semaphores and message queues that the process uses, as in its IPC namespace.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,27 +7,27 @@ use super::FileStatus;
 /// A set of semaphores (semget(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SemaphoreSet {
-    /// The key by which others find it.
+    /// The key for semget(2).
     pub key: u32,
     /// Its number.
     pub id: u32,
     /// Mode and owner.
     pub status: FileStatus,
-    /// The value of each.
+    /// The value of each semaphore.
     pub values: Vec<u16>,
 }
 
 /// A queue of messages (msgget(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageQueue {
-    /// The key by which others find it.
+    /// The key for msgget(2).
     pub key: u32,
     /// Its number.
     pub id: u32,
     /// Mode and owner.
     pub status: FileStatus,
-    /// Most bytes that may wait in it.
+    /// Capacity, in bytes.
     pub bytes_max: u64,
-    /// Those that wait, the oldest first: type (positive) and text.
+    /// Queued messages, oldest first: type (positive) and text.
     pub messages: Vec<(i64, Vec<u8>)>,
 }

@@ -7,37 +7,37 @@ use super::FileStatus;
 /// Bytes of `struct termios2`.
 pub const TERMINAL_SETTINGS_BYTES: usize = 44;
 
-/// Highest number of a terminal: beyond, it takes the restorer long to get there.
+/// Highest terminal number. The restorer opens terminals until it reaches a number, so a higher number would take too long.
 pub const TERMINAL_NUMBER_MAX: u32 = 1023;
 
-/// A pseudo-terminal (pty(7)), in which nothing waits.
+/// A pseudo-terminal (pty(7)) without queued data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PseudoTerminal {
-    /// Its name in `/dev/pts`; a child's has the same.
+    /// Its number in `/dev/pts`, which is the same in a child.
     pub number: u32,
     /// `struct termios2`.
     pub settings: Vec<u8>,
-    /// The window: rows and columns, in characters and in pixels.
+    /// Window size: rows and columns in characters, then in pixels.
     pub window: [u16; 4],
-    /// Whether the other end cannot be opened yet.
+    /// Whether the slave end is still locked (unlockpt(3)).
     pub is_locked: bool,
-    /// Whether the other end was opened, and is closed.
+    /// Whether the slave end was opened and is closed now.
     pub is_hung_up: bool,
     /// TIOCPKT.
     pub is_packet_mode: bool,
-    /// TIOCEXCL of the other end.
+    /// TIOCEXCL of the slave end.
     pub is_exclusive: bool,
     /// The session whose controlling terminal it is.
     pub session: Option<ControlledSession>,
-    /// Mode and owner of the other end; `None` where nobody has it open.
+    /// Mode and owner of the slave end; `None` if no process has it open.
     pub status: Option<FileStatus>,
 }
 
-/// A session that a terminal controls (credentials(7)). All of its processes have it as theirs.
+/// A session and its controlling terminal (credentials(7)), which all processes of the session share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlledSession {
-    /// The process that leads it.
+    /// The session leader.
     pub leader: u32,
-    /// The process group in the foreground.
+    /// The foreground process group.
     pub foreground: u32,
 }

@@ -4,15 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{Credentials, PendingSignal};
 
-/// One thread, as it stood when the process was stopped.
+/// One thread, as it was when the process was stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
     /// Its id in the innermost pid namespace.
     pub tid: u32,
     /// Its name (comm), at most 15 bytes.
     pub name: Vec<u8>,
-    /// General registers in the order of the kernel's `user_regs_struct` (27 words), ready to resume from: a system
-    /// call that was interrupted is already set to be made again.
+    /// General registers in the order of the kernel's `user_regs_struct` (27 words), ready to resume from: an interrupted
+    /// system call is already set up to be repeated.
     pub registers: Vec<u64>,
     /// Extended state as NT_X86_XSTATE gives it (XSAVE format, not compacted).
     #[serde(with = "serde_bytes")]
@@ -25,40 +25,40 @@ pub struct Thread {
     pub alt_stack: AltStack,
     /// Head of the list of robust futexes; 0 for none.
     pub robust_list_head: u64,
-    /// Its length as registered (24 on x86-64).
+    /// Length registered with the kernel (24 on x86-64).
     pub robust_list_bytes: u64,
     /// set_tid_address(2); 0 for none.
     pub clear_child_tid: u64,
     /// Restartable-sequence area, if registered.
     pub rseq: Option<Rseq>,
-    /// How it is scheduled.
+    /// Scheduling policy and priorities.
     pub scheduling: Scheduling,
-    /// Credentials, where they differ from the process's.
+    /// Credentials, if they differ from the process's.
     pub credentials: Option<Credentials>,
     /// PR_GET_PDEATHSIG; 0 for none.
     pub parent_death_signal: u32,
     /// PR_GET_TIMERSLACK, in nanoseconds.
     pub timer_slack_ns: u64,
-    /// Whether it is stopped at reading the processor's time stamps (PR_SET_TSC).
+    /// Whether reading the time-stamp counter raises SIGSEGV (PR_SET_TSC).
     pub is_tsc_disabled: bool,
     /// Execution domain (personality(2)).
     pub personality: u32,
-    /// CPUs that it has chosen to run on, of those that its control group has; bit N of word M is CPU 32 × M + N. Empty where it
-    /// has chosen none.
+    /// CPUs that the thread chose to run on, within those of its control group; bit N of word M is CPU 32 × M + N. Empty if
+    /// it chose none.
     pub cpus: Vec<u32>,
-    /// Its filters of system calls, in the order in which they were installed: indices into the process's.
+    /// Its filters of system calls, in the order of installation: indices into the process's list.
     pub seccomp_filters: Vec<u32>,
-    /// How much time the system call has that its registers make again, where that is less than the call's own limit. The upper half
-    /// of the call's number is a mark then, which the kernel ignores and keeps.
+    /// Remaining time of the system call that the registers repeat, if that is less than the call's own limit. The upper
+    /// half of the call's number is then a call mark, which the kernel ignores and keeps.
     pub interrupted_call: Option<RestartableCall>,
 }
 
-/// What is left of a system call's time limit.
+/// The rest of a system call's time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartableCall {
-    /// In nanoseconds, from when the thread goes on.
+    /// In nanoseconds, from when the thread runs again.
     pub remaining_ns: u64,
-    /// What the call gives when that is over, as in the register of the result.
+    /// Result of the call after that time, as in the result register.
     pub timeout_result: i64,
 }
 
@@ -73,7 +73,7 @@ pub struct AltStack {
     pub flags: u32,
 }
 
-/// rseq(2) registration, as PTRACE_GET_RSEQ_CONFIGURATION tells it.
+/// rseq(2) registration, from PTRACE_GET_RSEQ_CONFIGURATION.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rseq {
     /// Address of the area.
@@ -93,24 +93,24 @@ pub struct Scheduling {
     pub nice: i32,
     /// Real-time priority, 0 to 99.
     pub priority: u32,
-    /// Of SCHED_DEADLINE.
+    /// Parameters of SCHED_DEADLINE.
     pub deadline: Option<DeadlineParameters>,
 }
 
-/// What a thread of SCHED_DEADLINE is promised.
+/// Parameters of a SCHED_DEADLINE thread (sched(7)).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadlineParameters {
     /// SCHED_FLAG_*.
     pub flags: u64,
-    /// So long it runs in each period.
+    /// CPU time in each period.
     pub runtime_ns: u64,
-    /// So long after the period's begin at the latest.
+    /// Deadline, from the beginning of the period.
     pub deadline_ns: u64,
-    /// So long is a period.
+    /// Length of a period.
     pub period_ns: u64,
 }
 
-/// Bytes that a child needs before it runs.
+/// Bytes that must be in place before a child runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EagerBytes {
     /// Page-aligned address.

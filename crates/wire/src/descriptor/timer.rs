@@ -1,13 +1,13 @@
-//! Timers of a process. All times are relative (time left, or interval), so a child's timers continue from there.
+//! Timers of a process. All times are relative (time left, or interval), so a child's timers continue from them.
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds until a timer goes off, and between its expirations; 0 for a timer that is disarmed, or goes off once.
+/// Remaining time and interval of a timer, in nanoseconds, as in `struct itimerspec`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimerSpec {
-    /// Until it goes off.
+    /// Until the next expiration; 0 if disarmed.
     pub remaining_ns: u64,
-    /// Between two expirations.
+    /// Between two expirations; 0 for a timer that expires once.
     pub interval_ns: u64,
 }
 
@@ -16,7 +16,7 @@ pub struct TimerSpec {
 pub struct IntervalTimer {
     /// ITIMER_REAL 0, ITIMER_VIRTUAL 1, ITIMER_PROF 2.
     pub which: u32,
-    /// To the microsecond.
+    /// In whole microseconds.
     pub time: TimerSpec,
 }
 
@@ -25,14 +25,14 @@ pub struct IntervalTimer {
 pub struct PosixTimer {
     /// The kernel's number for it.
     pub id: u32,
-    /// CLOCK_*; the number of one that counts the processor time of a thread is negative, and has the thread's id in it.
+    /// CLOCK_*. A clock of a thread's CPU time has a negative number, which contains the thread's id.
     pub clock: u32,
-    /// What its signal tells.
+    /// The value that the signal carries.
     pub value: u64,
-    /// 1 to 64; 0 where nobody is told.
+    /// Signal, 1 to 64; 0 for no notification.
     pub signal: u32,
     /// The thread that gets the signal; 0 for the process.
     pub tid: u32,
-    /// Disarmed where all is 0.
+    /// All 0 if disarmed.
     pub time: TimerSpec,
 }

@@ -1,56 +1,56 @@
 //! The other processes of a seed that captures a process tree.
 //!
-//! Processes are numbered: the first is 0, its descendants follow from 1 on. A parent has a lower number than its
-//! children.
+//! Processes are numbered. The first is 0, its descendants follow from 1 on. A parent has a lower number than its children.
 
 use serde::{Deserialize, Serialize};
 
 use super::validate::{ProcessView, require};
 use super::{Descriptor, EagerBytes, FileDescriptor, FileLock, FileOwner, InvalidDescriptor, Mapping, Process, Thread};
 
-/// Most processes of one seed, zombies included: each has a template, and a space in a pager.
+/// Most processes of one seed, zombies included. Each process has a template, and an address space in a pager.
 pub const PROCESSES_MAX: usize = 256;
 
-/// The kernel's limit on what signals there are.
+/// The kernel's highest signal number.
 const SIGNAL_MAX: u32 = 64;
 
-/// How a process stands among the others.
+/// Relations of a process to the other processes of its tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRelations {
-    /// Number of the process whose child it is.
+    /// Number of the parent process.
     pub parent: u32,
     /// Id of its process group.
     pub group: u32,
     /// Id of its session.
     pub session: u32,
-    /// The signal that tells its parent of its end; 0 for none.
+    /// The signal that its parent gets when it ends; 0 for none.
     pub exit_signal: u32,
     /// Whether it shares root, current directory and file mode creation mask with its parent (CLONE_FS).
     pub shares_fs: bool,
-    /// Whether it has its parent's descriptors (CLONE_FILES), and so lists none itself.
+    /// Whether it shares its parent's table of descriptors (CLONE_FILES). Its own list is then empty.
     pub shares_files: bool,
-    /// Whether it has its parent's address space (CLONE_VM), and so lists no memory itself.
+    /// Whether it shares its parent's address space (CLONE_VM). Its own memory map is then empty.
     pub shares_memory: bool,
-    /// Whether it has its parent's signal handlers (CLONE_SIGHAND), and so lists none itself.
+    /// Whether it shares its parent's signal handlers (CLONE_SIGHAND). Its own list is then empty.
     pub shares_handlers: bool,
-    /// Whether who made its session has ended: a zombie, a child of its own parent, which has it from there.
+    /// Whether the process was orphaned by its session's leader. The leader is a zombie, and a child of this process's
+    /// present parent.
     pub is_session_orphan: bool,
 }
 
-//  descriptor -+- process, threads, mappings, ...   the first process, from which all others descend
-//              +- descendants   each with its own such lists; extents, files and objects are one table for all
-//              +- zombies       processes that have ended and that their parents have not waited for
+//  descriptor ─┬─ process, threads, mappings, ...   the first process, from which all others descend
+//              ├─ descendants   each with its own such lists; extents, files and objects are one table for all
+//              └─ zombies       processes that have ended and that their parents have not waited for
 
-/// A process beside the first.
+/// A process other than the first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DescendantProcess {
-    /// How it stands among the others.
+    /// Relations to the other processes.
     pub relations: ProcessRelations,
     /// Whether a signal has stopped it.
     pub is_stopped: bool,
     /// Whether its parent can still wait for that stop (WUNTRACED).
     pub has_unreported_stop: bool,
-    /// What it has as a whole.
+    /// State of the process as a whole.
     pub process: Process,
     /// Its threads; the first is the leader.
     pub threads: Vec<Thread>,
@@ -58,52 +58,52 @@ pub struct DescendantProcess {
     pub mappings: Vec<Mapping>,
     /// File descriptors, ascending.
     pub file_descriptors: Vec<FileDescriptor>,
-    /// Locks of files that it holds.
+    /// File locks that it holds.
     pub file_locks: Vec<FileLock>,
-    /// Who is told of files' readiness.
+    /// Which threads get signals about the readiness of files.
     pub file_owners: Vec<FileOwner>,
     /// Bytes that must be in place before it runs.
     pub eager_bytes: Vec<EagerBytes>,
 }
 
-/// A process that has ended, and whose parent has not heard of it.
+/// A process that has ended, and that its parent has not waited for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Zombie {
     /// Its id.
     pub pid: u32,
-    /// How it stands among the others.
+    /// Relations to the other processes.
     pub relations: ProcessRelations,
-    /// What wait(2) will tell.
+    /// The status that wait(2) will return.
     pub status: u32,
     /// Its name (comm), at most 15 bytes.
     pub name: Vec<u8>,
-    /// Whether its parent has heard of it after all: it only led a group in which others still are.
+    /// Whether its parent has waited for it after all. It is kept because processes are still in the group that it led.
     pub is_reaped: bool,
 }
 
 impl Descriptor {
-    /// How many threads its processes have together, with those that have ended and were not heard of.
+    /// Number of threads of all processes, plus zombies.
     pub fn task_count(&self) -> u64 {
         let of_members: usize = self.descendants.iter().map(|member| member.threads.len()).sum();
         (self.threads.len() + of_members + self.zombies.len()) as u64
     }
 
-    /// How many processes there are, without zombies.
+    /// Number of processes, without zombies.
     pub fn process_count(&self) -> usize {
         1 + self.descendants.len()
     }
 
-    /// The number of the process whose table of descriptors a process has: its own, or that of an ancestor.
+    /// The number of the process that owns a process's table of descriptors: itself or an ancestor.
     pub fn fd_table_owner(&self, number: u32) -> u32 {
         self.nearest_unshared(number, |process_relations| process_relations.shares_files)
     }
 
-    /// The number of the process whose address space a process has: its own, or that of an ancestor.
+    /// The number of the process that owns a process's address space: itself or an ancestor.
     pub fn address_space_owner(&self, number: u32) -> u32 {
         self.nearest_unshared(number, |process_relations| process_relations.shares_memory)
     }
 
-    /// The nearest of a process and its ancestors that does not have something from its parent.
+    /// The process itself or its nearest ancestor that does not share something with its parent.
     fn nearest_unshared(&self, number: u32, has_parents: impl Fn(&ProcessRelations) -> bool) -> u32 {
         let mut origin = number;
         while let Some(member) = self.descendant(origin).filter(|member| has_parents(&member.relations)) {
@@ -116,7 +116,8 @@ impl Descriptor {
         self.descendants.get(number.checked_sub(1)? as usize)
     }
 
-    /// The same with a member in the place of the first process: what is made for one process can be made for it.
+    /// A copy of the descriptor with a descendant as the first process. Code for one process can then be used for the
+    /// descendant.
     pub fn rooted_at(&self, member: &DescendantProcess) -> Self {
         let member = member.clone();
         Self {
@@ -143,7 +144,7 @@ impl Descriptor {
         }
     }
 
-    /// Its processes, the first one first.
+    /// The processes, the first one first.
     pub fn processes(&self) -> impl Iterator<Item = &Process> {
         self.process_views().map(|part| part.process)
     }
@@ -153,7 +154,7 @@ impl Descriptor {
         self.process_views().flat_map(|part| part.threads)
     }
 
-    /// What each process has of its own, the first one's first.
+    /// The parts of the descriptor that belong to each process, the first process first.
     pub(super) fn process_views(&self) -> impl Iterator<Item = ProcessView<'_>> {
         let first = ProcessView {
             descriptor: self,
@@ -178,7 +179,7 @@ impl Descriptor {
         std::iter::once(first).chain(others)
     }
 
-    /// Checks that the processes are a tree, and that no two of them have an id in common.
+    /// Checks that the processes are a tree, and that all thread ids are unique.
     pub(super) fn validate_tree(&self) -> Result<(), InvalidDescriptor> {
         let count = self.process_count() + self.zombies.len();
         require(count <= PROCESSES_MAX, || format!("{count} processes"))?;
@@ -205,7 +206,7 @@ impl Descriptor {
 }
 
 impl DescendantProcess {
-    /// Checks what the process has from fork: session, root, table of descriptors.
+    /// Checks what the process inherits by fork: session, root, table of descriptors.
     fn validate_inheritance(&self, zombies: &[Zombie]) -> Result<(), InvalidDescriptor> {
         let ProcessRelations {
             parent,
@@ -217,7 +218,7 @@ impl DescendantProcess {
         } = self.relations;
         let leads = |zombie: &Zombie| zombie.pid == session && zombie.relations.session == session;
         let is_left = || zombies.iter().any(|zombie| leads(zombie) && zombie.relations.parent == parent);
-        // Such a one is born by the zombie, and has nothing in common with that.
+        // The zombie created this process, so the present parent shares nothing with it.
         let has_origin = !is_heir || !shares_directory && !shares_files && is_left();
         require(has_origin, || format!("process {} has a session from nowhere", self.process.pid))?;
         let has_one_root = !shares_directory || self.process.root.is_none();
@@ -226,7 +227,8 @@ impl DescendantProcess {
         require(has_one_table, || format!("process {} has two tables of descriptors", self.process.pid))
     }
 
-    /// Who has its parent's memory is born when that has been built: so late, only others of that memory can be.
+    /// Checks which processes share memory. Such a process is created after the memory is built, which is too late to create
+    /// processes with other memory. So all its children must share the memory too.
     fn validate_memory(&self, tree: &Descriptor) -> Result<(), InvalidDescriptor> {
         let ProcessRelations { parent, session, shares_memory, shares_handlers, is_session_orphan: is_heir, .. } =
             self.relations;

@@ -16,7 +16,7 @@ pub const REGISTER_WORDS: usize = 27;
 /// Most threads of one seed: pid_max of a small kernel.
 pub const THREADS_MAX: usize = 32_768;
 
-/// Words of a set of CPUs: the most that any kernel is built for, 8192.
+/// Words of a CPU set. No kernel is built for more than 8192 CPUs.
 const CPU_WORDS_MAX: usize = 8192 / 32;
 
 /// Largest extended state, in bytes: AMX makes it 11 KiB.
@@ -25,7 +25,7 @@ pub const XSTATE_BYTES_MAX: usize = 16 << 10;
 /// Smallest extended state: the legacy area and the XSAVE header.
 const XSTATE_BYTES_MIN: usize = 576;
 
-/// What does not make sense in a descriptor.
+/// The check that a descriptor failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the descriptor makes no sense: {reason}")]
 pub struct InvalidDescriptor {
@@ -36,7 +36,7 @@ pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), 
     if holds { Ok(()) } else { Err(InvalidDescriptor { reason: what() }) }
 }
 
-/// What one process of a tree has of its own, and the tables that are everybody's.
+/// The parts of a descriptor that belong to one process of the tree, with the tables that all processes share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ProcessView<'a> {
     pub(super) descriptor: &'a Descriptor,
@@ -50,10 +50,10 @@ pub(super) struct ProcessView<'a> {
 }
 
 impl Descriptor {
-    /// Checks all that a reader relies on.
+    /// Checks everything that readers of a descriptor rely on.
     ///
     /// # Errors
-    /// The first thing that does not make sense.
+    /// The first check that failed.
     pub fn validate(&self) -> Result<(), InvalidDescriptor> {
         self.validate_tree()?;
         for part in self.process_views() {
@@ -88,7 +88,7 @@ impl ProcessView<'_> {
         })?;
         for thread in self.threads {
             let tid = thread.tid;
-            // The first process may be the init of a pid namespace; the container's own has the id besides.
+            // The first process may be the init of a pid namespace. In a child, the container's init has that id as well.
             let may_be_init = std::ptr::eq(self.process, &self.descriptor.process) && tid == leader;
             require(tid > 1 || (tid == 1 && may_be_init), || format!("a thread has id {tid}, which only an init has"))?;
             let (words, xstate) = (thread.registers.len(), thread.xstate.len());
@@ -157,7 +157,8 @@ impl ProcessView<'_> {
         require(known && offset.is_multiple_of(PAGE_SIZE), || format!("shared object {object} at {offset}"))
     }
 
-    /// Pages that lie over those of a file are read from the owner before the process begins, and from nobody else.
+    /// Checks an extent of written pages. They are read from the owner before the process starts, so none may be inherited
+    /// from another seed.
     fn validate_written_extent(&self, id: ExtentId) -> Result<(), InvalidDescriptor> {
         let is_owners = self.descriptor.extents[id.0 as usize].inherited.is_empty();
         require(is_owners, || format!("extent {} of written pages inherits some", id.0))

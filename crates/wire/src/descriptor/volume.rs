@@ -7,21 +7,21 @@ use serde::{Deserialize, Serialize};
 use super::Descriptor;
 use super::validate::{InvalidDescriptor, require};
 
-/// A mounted volume, and what the processes of a seed use of it.
+/// A mounted volume, and the paths on it that the processes of a seed use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeMount {
     /// Name of the volume.
     pub volume: String,
-    /// Which directory of the volume is mounted: `/`, unless a part of it was bound (mount(8) with `--bind`).
+    /// The directory of the volume that is mounted: `/`, unless a part of it was bound (mount(8) with `--bind`).
     pub directory: String,
-    /// Where, as the processes see it.
+    /// The mount point, as the processes see it.
     pub mount_path: String,
-    /// Absolute paths of what the processes have open, mapped or as a directory below the mount path, ascending.
+    /// Absolute paths below the mount point that the processes have open, mapped or as a directory; ascending.
     pub paths: Vec<String>,
 }
 
 impl Descriptor {
-    /// Whether the processes have found a volume's file at this path.
+    /// Whether the seed uses a file of a volume at this path.
     pub fn is_on_volume(&self, path: &str) -> bool {
         self.volumes.iter().any(|mount| mount.paths.binary_search_by(|known| known.as_str().cmp(path)).is_ok())
     }

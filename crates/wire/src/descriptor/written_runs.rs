@@ -4,29 +4,29 @@
 use super::{Descriptor, ExtentId, Mapping, Protection};
 use crate::PAGE_SIZE;
 
-/// Neighbouring pages that a process has written in a private mapping of a file.
+/// Adjacent pages that a process has written in a private mapping of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrittenRun {
     /// The process, by its number.
     pub process: u32,
-    /// The mapping: first address, and address behind its last byte.
+    /// The mapping: first address, and address after the last byte.
     pub mapping: (u64, u64),
-    /// What may be done with it.
+    /// Protection of the mapping.
     pub protection: Protection,
     /// First address of the pages.
     pub address: u64,
-    /// Their length.
+    /// Length, in bytes.
     pub bytes: u64,
-    /// What the owner serves them in, and where.
+    /// The extent in which the owner serves them.
     pub extent: ExtentId,
     /// Offset in the extent, in bytes.
     pub extent_offset: u64,
-    /// Where they stand in the file of all that were written, in bytes.
+    /// Offset in the file of all written pages, in bytes.
     pub file_offset: u64,
 }
 
 impl Descriptor {
-    /// All of them: by process, ascending.
+    /// All runs, ascending by process.
     pub fn written_runs(&self) -> Vec<WrittenRun> {
         let members = self.descendants.iter().map(|member| &member.mappings);
         let maps = std::iter::once(&self.mappings).chain(members);

@@ -1,24 +1,24 @@
 //! Frames of a requester that change something at the owner: writes and messages. [`super::request`] has the others.
 //!
-//! A change that is sent again must not be made twice, nor after later changes. So each connection has a random name
-//! that outlives its sockets, and request ids that ascend for as long as the name lives.
+//! A change that is sent again must not be made twice, nor after later changes. So each connection has a random name that
+//! outlives its sockets, and request ids that ascend for the lifetime of the name.
 
 use std::fmt;
 
 use super::request::{HANDLES_MAX, ReadMode, SPAN_BYTES, Span, append_spans, check_spans, decode_spans};
 use super::{FabricFrameError, FieldReader, FrameKind, Header, READ_BYTES_MAX, SPANS_MAX, header};
 
-/// Most bytes of one write: as of one read.
+/// Most bytes of one write: the same as of one read.
 pub const WRITE_BYTES_MAX: usize = READ_BYTES_MAX;
 
-/// Most bytes of one message. It is for control; what is longer is written to memory, and announced.
+/// Most bytes of one message. Messages are for control: write longer data to memory, and announce it in a message.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 const CONNECTION_ID_BYTES: usize = 16;
 pub(super) const INTRODUCE_BYTES: usize = CONNECTION_ID_BYTES + 8;
 pub(super) const WRITE_REQUEST_BYTES_MAX: usize = 8 + SPANS_MAX * SPAN_BYTES + WRITE_BYTES_MAX;
 
-/// A requester's name for its connection to one owner: random, so that nobody can take the name of another's.
+/// A requester's name for its connection to one owner. It is random, so that no peer can use another peer's name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId([u8; CONNECTION_ID_BYTES]);
 
@@ -30,7 +30,7 @@ impl ConnectionId {
 }
 
 impl fmt::Debug for ConnectionId {
-    /// The beginning only: who knows a name could speak in it.
+    /// Shows only the first bytes: a peer that knows a name could use it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ConnectionId({:02x}{:02x}…)", self.0[0], self.0[1])
     }
@@ -43,33 +43,33 @@ impl fmt::Debug for ConnectionId {
 // A requester sends a change again if the connection broke before the answer arrived. On each socket, it sends the
 // connection's name (INTRODUCE) before the first change.
 //
-// - The owner remembers, by name, the last change that it made and the changes that it refused. A change with that id
+// - For each name, the owner remembers the last change that it made and the changes that it refused. A change with that id
 //   or a smaller one gets the same answer again, and is not made again.
-// - Only the latest socket with a name may make changes. Bytes that are still in a socket that its requester has given
-//   up are void from then on.
-// - Sent below: changes with smaller ids may have reached an owner before. An owner that does not know the name (it was
+// - Only the latest socket with a name may make changes. Bytes that are still in a socket that its requester has abandoned
+//   are ignored from then on.
+// - `sent_below`: changes with smaller ids may have reached an owner before. An owner that does not know the name (it was
 //   restarted, or forgot) refuses those as `Refusal::OutcomeForgotten`, and so never makes one twice.
 
 /// A change, as the owner reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// Says whose changes follow on this socket.
+    /// Names the connection whose changes follow on this socket.
     Introduce {
         /// The connection's name.
         connection: ConnectionId,
         /// Changes with smaller ids may have reached an owner before.
         sent_below: u64,
     },
-    /// Puts bytes into spans.
+    /// Writes bytes to spans.
     Write {
         /// Below [`HANDLES_MAX`].
         handle: u32,
         /// Within the limits of a read's spans.
         spans: Vec<Span>,
-        /// As many as the spans have, one after the other.
+        /// The bytes of the spans, one after the other.
         data: &'a [u8],
     },
-    /// Gives the owner a message.
+    /// Delivers a message to the owner.
     Message {
         /// At most [`MESSAGE_BYTES_MAX`] bytes.
         bytes: &'a [u8],
@@ -84,7 +84,7 @@ pub fn append_introduce(out: &mut Vec<u8>, connection: ConnectionId, sent_below:
     });
 }
 
-/// Appends a WRITE frame. The caller has checked the spans, and that there are as many bytes as they have.
+/// Appends a WRITE frame. The caller has checked the spans, and that `data` is as long as all spans together.
 pub fn append_write(out: &mut Vec<u8>, id: u64, handle: u32, spans: &[Span], data: &[u8]) {
     debug_assert!(handle < HANDLES_MAX && check_spans(ReadMode::Exact, spans) == Ok(data.len()));
     header::append_frame(out, FrameKind::Write, id, |body| {
@@ -104,10 +104,11 @@ pub fn append_message(out: &mut Vec<u8>, id: u64, bytes: &[u8]) {
 }
 
 impl<'a> Change<'a> {
-    /// Reads the body of a change whose checksums agree.
+    /// Decodes the body of a change whose checksums were verified.
     ///
     /// # Errors
-    /// [`FabricFrameError::UnexpectedKind`] for what is no change, [`FabricFrameError::InvalidBody`] for what makes no sense.
+    /// [`FabricFrameError::UnexpectedKind`] if the frame is not a change, [`FabricFrameError::InvalidBody`] if its body is
+    /// invalid.
     pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FabricFrameError> {
         let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         match header.kind {

@@ -18,31 +18,31 @@ pub const HEADER_BYTES: usize = 24;
 
 const CRC_COVERED_BYTES: usize = HEADER_BYTES - 4;
 
-/// What a frame is. Requests have small numbers, replies those from 16.
+/// The kind of a frame. Requests have small numbers; replies start at 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// Gives a handle its meaning.
+    /// Binds a handle to a seed.
     Open = 1,
-    /// Asks for bytes.
+    /// Requests bytes.
     Read = 2,
-    /// Asks where a requester on the same host can read for itself.
+    /// Requests the ranges that a requester on the same host can read directly.
     AskGrants = 3,
-    /// Says whose changes follow.
+    /// Names the connection of the changes that follow.
     Introduce = 4,
-    /// Puts bytes into the owner's memory.
+    /// Writes bytes to the owner's memory.
     Write = 5,
-    /// Gives the owner a message.
+    /// Delivers a message to the owner.
     Message = 6,
     /// The bytes of a read.
     Data = 16,
-    /// A request that cannot be served.
+    /// The owner refuses a request.
     Refused = 17,
-    /// Where a requester on the same host can read for itself.
+    /// The ranges that a requester on the same host can read directly.
     Granted = 18,
     /// A write was made.
     Written = 19,
-    /// A message was taken.
+    /// A message was accepted.
     Arrived = 20,
 }
 
@@ -65,12 +65,12 @@ impl FrameKind {
         FRAME_KINDS.into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// Whether an owner receives it (a requester receives the others).
+    /// Whether an owner receives it. A requester receives the others.
     pub fn is_request(self) -> bool {
         (self as u8) < Self::Data as u8
     }
 
-    /// Whether it is one of [`change`]'s.
+    /// Whether it is a kind of [`change`].
     pub fn is_change(self) -> bool {
         matches!(self, Self::Introduce | Self::Write | Self::Message)
     }
@@ -95,26 +95,26 @@ impl FrameKind {
 /// A frame's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What the frame is.
+    /// The kind of the frame.
     pub kind: FrameKind,
     /// Length of the body, in bytes.
     pub body_bytes: u32,
-    /// The request that the frame makes or answers; 0 where there is no answer.
+    /// The request that the frame makes or answers; 0 if it has no answer.
     pub id: u64,
     /// CRC-32C of the body.
     pub body_crc: u32,
 }
 
 impl Header {
-    /// The header for a body that is at hand.
+    /// The header for a body.
     ///
     /// # Panics
-    /// When the body is longer than its kind may be: the sender must not build such frames.
+    /// When the body is longer than its kind may be. The sender must not build such frames.
     pub fn for_body(kind: FrameKind, id: u64, body: &[u8]) -> Self {
         Self { body_crc: crc32c::crc32c(body), ..Self::without_checksum(kind, id, body.len()) }
     }
 
-    /// The header for a body of so many bytes that has no checksum.
+    /// The header for a body of this length that has no checksum.
     ///
     /// # Panics
     /// As [`Header::for_body`].
@@ -123,7 +123,7 @@ impl Header {
         Self { kind, body_bytes: body_bytes as u32, id, body_crc: 0 }
     }
 
-    /// As bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0] = self.kind as u8;
@@ -135,7 +135,7 @@ impl Header {
         bytes
     }
 
-    /// From bytes that may be damaged or hostile. The length it gives is within the limit of its kind.
+    /// Decodes bytes that may be damaged or hostile. The length in the result is within the limit of its kind.
     ///
     /// # Errors
     /// [`FabricFrameError::HeaderChecksum`], [`FabricFrameError::UnexpectedKind`] or [`FabricFrameError::TooLong`].
@@ -157,7 +157,7 @@ impl Header {
         Ok(Self { kind, body_bytes, id, body_crc })
     }
 
-    /// Whether `body` is what was sent.
+    /// Checks a body against the checksum in the header.
     ///
     /// # Errors
     /// [`FabricFrameError::BodyChecksum`].
@@ -165,7 +165,7 @@ impl Header {
         self.check_body_crc(crc32c::crc32c(body))
     }
 
-    /// The same for a checksum that the receiver took while the body arrived.
+    /// As [`Header::check_body`], with a checksum that the receiver computed while the body arrived.
     ///
     /// # Errors
     /// [`FabricFrameError::BodyChecksum`].

@@ -1,9 +1,9 @@
-//! The hello that opens each direction of a connection. Its form never changes, so that peers of any two versions can
-//! tell each other's version.
+//! The hello that opens each direction of a connection. Its form never changes, so that peers of any two versions recognize
+//! each other's version.
 
 use super::{FabricFrameError, FieldReader};
 
-/// Version of the frames that follow the greeting. The first one had no changes, the second one checksums of all DATA.
+/// Version of the frames that follow the hello. Version 1 had no changes. Version 2 had a checksum in every DATA frame.
 pub const VERSION: u32 = 3;
 
 //  0         8          12         16
@@ -12,17 +12,17 @@ pub const VERSION: u32 = 3;
 //  │ FFABRIC0│ u32      │ u32      │   all numbers are little-endian
 //  └─────────┴──────────┴──────────┘
 
-/// Size of a greeting, in bytes.
+/// Size of a hello, in bytes.
 pub const HELLO_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"FFABRIC\0";
 
-/// The greeting of this version.
+/// The hello of this version.
 pub fn encode_hello() -> [u8; HELLO_BYTES] {
     encode_version(VERSION)
 }
 
-/// Checks a peer's greeting.
+/// Checks a peer's hello.
 ///
 /// # Errors
 /// [`FabricFrameError::BadMagic`], [`FabricFrameError::HelloChecksum`] or [`FabricFrameError::Version`].

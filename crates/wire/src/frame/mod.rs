@@ -31,60 +31,60 @@ pub mod request;
 pub use header::{FrameKind, HEADER_BYTES, Header};
 pub use hello::{HELLO_BYTES, VERSION, decode_hello, encode_hello};
 
-/// Most bytes that one read may ask for: 256 pages. More would only delay the replies behind it.
+/// Most bytes that one read may ask for: 256 pages. A larger read would only delay the replies after it.
 pub const READ_BYTES_MAX: usize = 1 << 20;
 
-/// Most spans of one read: as many as pages fit into it.
+/// Most spans of one read: one for each page of a read of [`READ_BYTES_MAX`].
 pub const SPANS_MAX: usize = 256;
 
-/// Why received bytes are no frame of this protocol.
+/// Why received bytes are not a frame of this protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FabricFrameError {
     /// The stream does not begin with the magic.
     #[error("the peer does not speak farfork's fabric protocol")]
     BadMagic,
-    /// A hello in which bits were flipped.
+    /// The hello's checksum does not match.
     #[error("the peer's greeting is damaged: its checksum disagrees")]
     HelloChecksum,
-    /// A peer of another version.
+    /// The peer speaks another version.
     #[error(
         "the peer speaks version {theirs} of the fabric protocol, this farfork version {VERSION}; use the same release on both nodes"
     )]
     Version {
-        /// What the peer speaks.
+        /// The peer's version.
         theirs: u32,
     },
-    /// A header in which bits were flipped, or bytes that are none.
+    /// The header's checksum does not match: bits were flipped, or the bytes are not a header.
     #[error("a frame's header is damaged: its checksum disagrees")]
     HeaderChecksum,
-    /// A kind of frame that the receiver does not expect.
+    /// The receiver does not expect this kind of frame.
     #[error("a frame has kind {0}, which has no meaning here")]
     UnexpectedKind(u8),
-    /// A frame that is longer than its kind may be.
+    /// The frame is longer than its kind may be.
     #[error("a {kind:?} frame announces {bytes} bytes")]
     TooLong {
-        /// Of the frame.
+        /// Kind of the frame.
         kind: FrameKind,
-        /// What its header announces.
+        /// Length in the header.
         bytes: u32,
     },
-    /// A body in which bits were flipped.
+    /// The body's checksum does not match.
     #[error("the body of frame {id} is damaged: its checksum disagrees")]
     BodyChecksum {
-        /// The request that the frame belongs to.
+        /// The request of the frame.
         id: u64,
     },
-    /// A body that is sound but makes no sense.
+    /// The checksums match, but the body is invalid.
     #[error("a {kind:?} frame makes no sense: {what}")]
     InvalidBody {
-        /// Of the frame.
+        /// Kind of the frame.
         kind: FrameKind,
-        /// What is wrong with it.
+        /// The problem.
         what: &'static str,
     },
 }
 
-/// Reads little-endian numbers off the front of a body.
+/// Takes little-endian numbers from the front of a body.
 struct FieldReader<'a>(&'a [u8]);
 
 impl<'a> FieldReader<'a> {

@@ -3,10 +3,10 @@
 use super::{FabricFrameError, FieldReader, FrameKind, HEADER_BYTES, Header, READ_BYTES_MAX, header};
 use crate::descriptor::ExtentId;
 
-/// Size of what stands behind the data in a DATA frame, in bytes.
+/// Size of the trailer of a DATA frame, which follows the data, in bytes.
 pub const DATA_TRAILER_BYTES: usize = 8;
 
-/// Most grants of one reply. What is not granted is read through the owner, so that more would only be faster.
+/// Most grants of one reply. Memory without a grant is read through the owner, which is only slower.
 pub const GRANTS_MAX: usize = 32 << 10;
 
 const GRANT_BYTES: usize = 24;
@@ -14,14 +14,14 @@ pub(super) const DATA_BYTES_MAX: usize = READ_BYTES_MAX + DATA_TRAILER_BYTES;
 pub(super) const REFUSED_BYTES: usize = 8;
 pub(super) const GRANTED_BYTES_MAX: usize = GRANTS_MAX * GRANT_BYTES;
 
-/// Why the owner does not do what was asked for. Each is final but [`Refusal::MessageQueueFull`]: asking again gives the same
-/// answer.
+/// Why the owner refuses a request. All refusals except [`Refusal::MessageQueueFull`] are final: another attempt gets the
+/// same answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The owner has no such seed (any more).
+    /// The owner does not have the seed, or no longer has it.
     #[error("its owner does not have it: it was dropped, or its node was restarted")]
     UnknownSeed,
-    /// The token does not open the seed.
+    /// The token does not match the seed's.
     #[error("the token does not open it")]
     WrongToken,
     /// The seed has no such extent, or the extent is shorter.
@@ -33,7 +33,7 @@ pub enum Refusal {
         /// The owner's errno.
         errno: i32,
     },
-    /// The memory is not to be written.
+    /// The memory may only be read.
     #[error("it may only be read")]
     ReadOnly,
     /// The owner has the extent but cannot write it.
@@ -42,18 +42,18 @@ pub enum Refusal {
         /// The owner's errno.
         errno: i32,
     },
-    /// The owner takes no messages.
+    /// The owner accepts no messages.
     #[error("its owner takes no messages")]
     NoReceiver,
-    /// The owner's messages wait to be received, as many as may.
+    /// The owner's message queue is full.
     #[error("its owner has not received its earlier messages yet")]
     MessageQueueFull,
-    /// A change that was sent before, to an owner that does not remember: it may have been made or not.
+    /// The change was sent before, to an owner that does not remember it. It may or may not have been made.
     #[error("its owner does not know whether it did this before: it was restarted, or remembers no more")]
     OutcomeForgotten,
 }
 
-/// Where a requester on the owner's host can read an extent for itself: in the memory of the template.
+/// A range that a requester on the owner's host can read directly from the template's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// The extent.
@@ -74,25 +74,25 @@ pub struct Grant {
 /// A reply, as the requester reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply<'a> {
-    /// What a read asked for.
+    /// The bytes that a read requested.
     Data {
         /// The bytes of the spans, one after the other.
         data: &'a [u8],
         /// Length of the first span's extent, in bytes.
         extent_bytes: u64,
     },
-    /// It cannot be had.
+    /// The owner refuses the request.
     Refused(Refusal),
-    /// Grants; a descriptor of the template's process (pidfd) comes with them, unless there are none.
+    /// Grants. Unless there are none, a pidfd of the template's process is passed with them.
     Granted(Vec<Grant>),
     /// The write was made.
     Written,
-    /// The message was taken.
+    /// The message was accepted.
     Arrived,
 }
 
-/// Fills in the header of a DATA frame and the trailer behind its data. `frame` is the whole frame, with the data in
-/// place: an owner reads memory straight into the frame that it will send.
+/// Fills in the header of a DATA frame, and the trailer after its data. `frame` is the whole frame with the data in place:
+/// an owner reads memory straight into the frame that it sends.
 ///
 /// # Panics
 /// When `frame` is shorter than header and trailer, or longer than a frame may be.
@@ -103,7 +103,7 @@ pub fn seal_data(frame: &mut [u8], id: u64, extent_bytes: u64) {
     frame[..HEADER_BYTES].copy_from_slice(&header.encode());
 }
 
-/// As [`seal_data`], for a stream that proves each byte itself: the body has no checksum of its own, and 0 in its place.
+/// As [`seal_data`], for a stream that already protects each byte: the checksum field of the body is 0.
 ///
 /// # Panics
 /// As [`seal_data`].
@@ -114,7 +114,7 @@ pub fn seal_data_without_checksum(frame: &mut [u8], id: u64, extent_bytes: u64) 
     frame[..HEADER_BYTES].copy_from_slice(&header.encode());
 }
 
-/// Size of the DATA frame for so many bytes of data.
+/// Size of a DATA frame with this many bytes of data.
 pub fn data_frame_bytes(data_bytes: usize) -> usize {
     HEADER_BYTES + data_bytes + DATA_TRAILER_BYTES
 }
@@ -148,7 +148,7 @@ pub fn append_arrived(out: &mut Vec<u8>, id: u64) {
     header::append_frame(out, FrameKind::Arrived, id, |_| {});
 }
 
-/// Appends a GRANTED frame; of more than [`GRANTS_MAX`] grants, the first ones.
+/// Appends a GRANTED frame with at most the first [`GRANTS_MAX`] grants.
 pub fn append_granted(out: &mut Vec<u8>, id: u64, grants: &[Grant]) {
     header::append_frame(out, FrameKind::Granted, id, |body| {
         for grant in grants.iter().take(GRANTS_MAX) {
@@ -161,10 +161,10 @@ pub fn append_granted(out: &mut Vec<u8>, id: u64, grants: &[Grant]) {
 }
 
 impl<'a> Reply<'a> {
-    /// Reads the body of a reply whose checksums agree.
+    /// Decodes the body of a reply whose checksums were verified.
     ///
     /// # Errors
-    /// [`FabricFrameError::UnexpectedKind`] for a request, [`FabricFrameError::InvalidBody`] for what makes no sense.
+    /// [`FabricFrameError::UnexpectedKind`] for a request, [`FabricFrameError::InvalidBody`] if the body is invalid.
     pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FabricFrameError> {
         let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         match header.kind {

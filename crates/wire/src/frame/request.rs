@@ -6,7 +6,7 @@ use crate::id::NODE_NAME_BYTES_MAX;
 use crate::token::TOKEN_BYTES;
 use crate::{SeedId, Token};
 
-/// Handles of one connection are below this. A requester with more seeds of one owner gives its oldest a new meaning.
+/// Handles of one connection are smaller than this. A requester with more seeds of one owner rebinds its oldest handle.
 pub const HANDLES_MAX: u32 = 64;
 
 const SEED_TEXT_BYTES_MAX: usize = NODE_NAME_BYTES_MAX + ".s".len() + 16;
@@ -20,20 +20,20 @@ pub(super) const ASK_GRANTS_BYTES: usize = 4;
 pub struct Span {
     /// The extent.
     pub extent: ExtentId,
-    /// Where it begins, in bytes from the extent's start.
+    /// Offset of its first byte in the extent.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// Length, in bytes.
     pub bytes: u32,
 }
 
-/// What becomes of a span that reaches beyond the end of its extent.
+/// How a span that reaches beyond the end of its extent is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ReadMode {
-    /// The read is refused: who pages memory knows how long it is.
+    /// The read is refused. A reader of memory knows the extent's length.
     Exact = 0,
-    /// The read gives what is there, as pread(2) does; it must have one span. This is how a descriptor, whose length
-    /// the requester cannot know, arrives in one round trip.
+    /// The read returns the bytes up to the end, like pread(2). It must have one span. So a requester can read a descriptor,
+    /// whose length it does not know, in one round trip.
     Clip = 1,
 }
 
@@ -44,35 +44,35 @@ pub enum ReadMode {
 /// A request, as the owner reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// From here on, `handle` stands for this seed and token.
+    /// Binds `handle` to this seed and token.
     Open {
         /// Below [`HANDLES_MAX`].
         handle: u32,
         /// The seed.
         seed: SeedId,
-        /// What opens it.
+        /// The token of the seed.
         token: Token,
     },
-    /// Asks for the bytes of the spans, one after the other.
+    /// Requests the bytes of the spans, one after the other.
     Read {
         /// Below [`HANDLES_MAX`].
         handle: u32,
-        /// What becomes of a span that is too long.
+        /// How a span that is too long is handled.
         mode: ReadMode,
-        /// At least one, at most [`SPANS_MAX`]; together not more than [`READ_BYTES_MAX`]; none is empty.
+        /// 1 to [`SPANS_MAX`] spans, none empty, with at most [`READ_BYTES_MAX`] bytes together.
         spans: Vec<Span>,
     },
-    /// Asks where a requester on the same host can read for itself.
+    /// Requests the ranges that a requester on the same host can read directly.
     AskGrants {
         /// Below [`HANDLES_MAX`].
         handle: u32,
     },
 }
 
-/// Why a read cannot be put into a frame.
+/// Why spans do not fit into a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpansError {
-    /// None, or an empty one.
+    /// No span, or an empty span.
     #[error("a read needs spans of at least one byte")]
     Empty,
     /// More than [`SPANS_MAX`].
@@ -81,15 +81,15 @@ pub enum SpansError {
     /// More than [`READ_BYTES_MAX`] bytes together.
     #[error("a read has at most {READ_BYTES_MAX} bytes")]
     TooLong,
-    /// More than one span that is to be clipped.
+    /// More than one span in [`ReadMode::Clip`].
     #[error("a read that is clipped at the end of its extent has one span")]
     ClipNotSingle,
 }
 
-/// Checks the limits that both sides keep; gives the number of bytes that the spans ask for.
+/// Checks the limits that both sides enforce. Returns the number of bytes of all spans.
 ///
 /// # Errors
-/// Says which limit is exceeded.
+/// The exceeded limit.
 pub fn check_spans(mode: ReadMode, spans: &[Span]) -> Result<usize, SpansError> {
     if spans.is_empty() || spans.iter().any(|span| span.bytes == 0) {
         return Err(SpansError::Empty);
@@ -139,10 +139,11 @@ pub fn append_ask_grants(out: &mut Vec<u8>, id: u64, handle: u32) {
 }
 
 impl Request {
-    /// Reads the body of a request whose checksums agree.
+    /// Decodes the body of a request whose checksums were verified.
     ///
     /// # Errors
-    /// [`FabricFrameError::UnexpectedKind`] for a reply or a change, [`FabricFrameError::InvalidBody`] for what makes no sense.
+    /// [`FabricFrameError::UnexpectedKind`] for a reply or a change, [`FabricFrameError::InvalidBody`] if the body is
+    /// invalid.
     pub fn decode(header: &Header, body: &[u8]) -> Result<Self, FabricFrameError> {
         let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         if !matches!(header.kind, FrameKind::Open | FrameKind::Read | FrameKind::AskGrants) {

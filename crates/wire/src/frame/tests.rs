@@ -14,7 +14,7 @@ use super::{FabricFrameError, HEADER_BYTES, HELLO_BYTES, Header, READ_BYTES_MAX,
 use crate::descriptor::ExtentId;
 use crate::{NodeName, SeedId, Token};
 
-/// What either side makes of one whole frame.
+/// Decodes one whole frame as its receiver does.
 fn decode(frame: &[u8]) -> Result<(Header, String), FabricFrameError> {
     let head = frame.first_chunk::<HEADER_BYTES>().ok_or(FabricFrameError::HeaderChecksum)?;
     let header = Header::decode(head)?;
@@ -45,7 +45,7 @@ fn decode_change(frame: &[u8]) -> Change<'_> {
     Change::decode(&header, &frame[HEADER_BYTES..]).unwrap()
 }
 
-/// Spans, and bytes for them.
+/// Spans, and as many bytes as they have.
 fn spans_with_data() -> impl Strategy<Value = (Vec<Span>, Vec<u8>)> {
     vec((any::<u32>(), any::<u64>(), 1u32..300), 1..20).prop_map(|spans| {
         let span = |(extent, offset, bytes)| Span { extent: ExtentId(extent), offset, bytes };
@@ -195,7 +195,7 @@ proptest! {
     #[test]
     fn no_bytes_panic(bytes in vec(any::<u8>(), 0..200), kind in 0u8..24) {
         let _ = decode(&bytes);
-        // The same bytes behind a header whose checksums agree, so that the body's decoder sees them.
+        // The same bytes after a header whose checksums match, so that the body's decoder gets them.
         let mut out = Vec::new();
         append_ask_grants(&mut out, 7, 0);
         let mut header = Header::decode(out.first_chunk().unwrap()).unwrap();

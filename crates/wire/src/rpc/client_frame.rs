@@ -15,18 +15,18 @@ const ACKNOWLEDGE: u8 = 4;
 const CLOSE: u8 = 5;
 const PING: u8 = 6;
 
-/// The name of a session: random, so that clients need not agree, nor can guess each other's.
+/// The id of a session. It is random: clients need not coordinate, and cannot guess each other's ids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId([u8; 16]);
 
 impl SessionId {
-    /// Takes random bytes from the caller, who has the randomness.
+    /// Takes random bytes from the caller: this crate has no randomness.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 }
 
-/// Shows the first bytes only: who knows a session's id can take it over.
+/// Shows only the first bytes: a peer that knows a session's id can take the session over.
 impl fmt::Debug for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SessionId({:02x}{:02x}…)", self.0[0], self.0[1])
@@ -36,70 +36,71 @@ impl fmt::Debug for SessionId {
 /// The head of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHead {
-    /// The session.
+    /// Slot of the session.
     pub slot: u16,
-    /// What is to be called.
+    /// The handler to call.
     pub handler: u32,
-    /// Of the request, in its session.
+    /// Id of the request in its session.
     pub id: u64,
-    /// How far behind `id` the oldest unanswered request is; all before that one are acknowledged.
+    /// Distance from the oldest unanswered request to `id`. It acknowledges the replies to all earlier requests.
     pub oldest_pending_distance: u32,
-    /// Time until the client gives up, in microseconds; 0: it does not.
+    /// Time until the client gives up, in microseconds; 0 for no limit.
     pub remaining_us: u32,
-    /// Whether both payloads have checksums of their own.
+    /// Whether request and reply have payload checksums.
     pub has_payload_crc: bool,
 }
 
-/// A client's frame.
+/// A frame from a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientFrame {
     /// Calls a handler.
     Request(RequestHead),
     /// Binds a session to a slot of this connection.
     Open {
-        /// The session's short name.
+        /// The slot of the session.
         slot: u16,
         /// The session.
         session: SessionId,
-        /// Counts the connections that the session has been on.
+        /// Number of the session's connection: it rises with each reconnection.
         epoch: u32,
-        /// Whether the server should know it.
+        /// Whether the session exists already.
         resumed: bool,
     },
-    /// Takes a request back; what has not begun does not begin.
+    /// Cancels a request. If its handler has not started, it does not run.
     Cancel {
-        /// The session.
+        /// Slot of the session.
         slot: u16,
         /// The request.
         id: u64,
     },
-    /// All requests before this one are answered.
+    /// Acknowledges the replies to all requests before this one.
     Acknowledge {
-        /// The session.
+        /// Slot of the session.
         slot: u16,
         /// The oldest unanswered request.
         below: u64,
     },
     /// Ends a session.
     Close {
-        /// The session.
+        /// Slot of the session.
         slot: u16,
     },
-    /// Asks for a sign of life.
+    /// Requests a PONG.
     Ping,
 }
 
 impl RequestHead {
-    /// Bytes before the payload.
+    /// Number of bytes before the payload.
     #[inline]
     pub fn head_bytes(&self) -> usize {
         REQUEST_HEAD_BYTES + if self.has_payload_crc { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
-    /// Writes it to the front of `frame`, which holds [`RequestHead::head_bytes`] and the payload, unless that lies `apart`.
+    /// Writes the head to the front of `frame`, which has room for [`RequestHead::head_bytes`] and holds the payload, unless
+    /// that is in `apart`.
     ///
     /// # Panics
-    /// When the frame is too short or the payload too long: the sender must not build such frames.
+    /// When the frame is too short or the payload too long. The sender must not build such frames.
     #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
         debug_assert!(
@@ -117,10 +118,10 @@ impl RequestHead {
 }
 
 impl ClientFrame {
-    /// Appends a frame that is no request.
+    /// Appends a frame that is not a request.
     ///
     /// # Panics
-    /// For a request, which is sealed around its payload.
+    /// For a request, which `RequestHead::seal` encodes.
     pub fn append(&self, out: &mut Vec<u8>) {
         let mut frame = [0; REQUEST_HEAD_BYTES];
         let mut write = |kind, slot, id| HeadPrefix::without_payload(kind, slot, 0, id).write(&mut frame);

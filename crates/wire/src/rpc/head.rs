@@ -20,10 +20,10 @@ use super::{HEAD_CRC_PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX, RpcFrameError};
 // eight bytes more. All numbers are little-endian. The distance of a request is
 // `RequestHead::oldest_pending_distance`.
 //
-// In checked frames (flag 1), the head is followed by the payload's own CRC-32C (u32), then by the payload. The
-// head's checksum is the first field. It covers the rest of the head, the payload's checksum, and the payload too
-// if that has at most `HEAD_CRC_PAYLOAD_BYTES_MAX` bytes: one pass over a small frame. A longer payload is covered
-// by its own checksum, if the client asked for it. So a length is never trusted before its checksum was verified.
+// In checked frames (flag 1), the payload's own CRC-32C (u32) follows the head, then the payload. The head's checksum is the
+// first field. It covers the rest of the head and the payload's checksum. It also covers a payload of at most
+// `HEAD_CRC_PAYLOAD_BYTES_MAX` bytes, so that a small frame needs one pass. A longer payload is covered by its own checksum,
+// if the client asked for it. So no length is trusted before its checksum was verified.
 
 /// Size of the part that all heads share, in bytes.
 pub(super) const PREFIX_BYTES: usize = 24;
@@ -31,27 +31,27 @@ pub(super) const PREFIX_BYTES: usize = 24;
 /// Size of a payload's own checksum, in bytes.
 pub const PAYLOAD_CRC_BYTES: usize = 4;
 
-/// Where the part begins that the head's checksum covers.
+/// Offset of the first byte that the head's checksum covers.
 const HEAD_CRC_START: usize = 4;
 
 const FLAG_CHECKED: u8 = 1;
 const FLAG_RESUMED: u8 = 2;
 
-/// Frames of one direction.
+/// The frames of one direction.
 pub trait FrameHead: Sized {
-    /// The frame at the front of `bytes`, `None` while they are too few to tell.
+    /// Decodes the frame at the front of `bytes`. `None` if `bytes` is too short to decide.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The first check that failed.
     fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, RpcFrameError>;
 }
 
-/// A frame, as its head describes it.
+/// A frame, as described by its head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<M> {
-    /// What it says.
+    /// The decoded head.
     pub head: M,
-    /// Where its payload begins, from the frame's first byte.
+    /// Offset of the payload from the frame's first byte.
     pub head_bytes: usize,
     /// Length of its payload, in bytes.
     pub payload_bytes: usize,
@@ -71,17 +71,17 @@ pub(super) struct HeadPrefix {
     pub(super) id: u64,
 }
 
-/// What `Prefix::decode` gives: the prefix, the head's bytes with the payload's checksum, and that checksum.
+/// Result of [`HeadPrefix::decode`]: the prefix, the length of the head with the payload's checksum, and that checksum.
 pub(super) type DecodedPrefix = (HeadPrefix, usize, Option<u32>);
 
 impl HeadPrefix {
-    /// Of a frame without payload.
+    /// The prefix of a frame without payload.
     #[inline]
     pub(super) fn without_payload(kind: u8, slot: u16, code: u32, id: u64) -> Self {
         Self { kind, has_payload_crc: false, is_resumed: false, slot, payload_bytes: 0, code, id }
     }
 
-    /// Writes it to the front of `frame`; the checksum is still missing.
+    /// Writes the prefix to the front of `frame`. `seal` adds the checksum.
     #[inline]
     pub(super) fn write(&self, frame: &mut [u8]) {
         frame[4] = self.kind;
@@ -92,7 +92,7 @@ impl HeadPrefix {
         frame[16..24].copy_from_slice(&self.id.to_le_bytes());
     }
 
-    /// Reads and verifies the front of `bytes`, whose head has `head_bytes`.
+    /// Decodes and verifies the front of `bytes`, whose head has `head_bytes`.
     #[inline]
     pub(super) fn decode(bytes: &[u8], head_bytes: usize) -> Result<Option<DecodedPrefix>, RpcFrameError> {
         let Some(head) = bytes.get(..head_bytes) else { return Ok(None) };
@@ -130,11 +130,11 @@ impl HeadPrefix {
     }
 }
 
-/// Fills in the checksums of a frame whose head is written. `frame` is the head, room for the payload's checksum if
-/// it is checked, and the payload, unless that lies `apart`.
+/// Fills in the checksums of a frame whose head is written. `frame` is the head, room for the payload's checksum if the
+/// frame is checked, and the payload, unless that is in `apart`.
 ///
 /// # Panics
-/// When a payload lies apart that the head's checksum has to cover.
+/// When the head's checksum must cover a payload that is in `apart`.
 #[inline]
 pub(super) fn seal(frame: &mut [u8], head_bytes: usize, checked: bool, apart: Option<&[u8]>) {
     let payload_at = head_bytes + if checked { PAYLOAD_CRC_BYTES } else { 0 };
@@ -150,7 +150,7 @@ pub(super) fn seal(frame: &mut [u8], head_bytes: usize, checked: bool, apart: Op
     frame[..HEAD_CRC_START].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Where the part ends that the head's checksum covers.
+/// Offset after the last byte that the head's checksum covers.
 #[inline]
 fn head_crc_end(payload_at: usize, payload_bytes: usize) -> usize {
     if payload_bytes <= HEAD_CRC_PAYLOAD_BYTES_MAX { payload_at + payload_bytes } else { payload_at }

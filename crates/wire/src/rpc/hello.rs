@@ -8,26 +8,26 @@ use super::RpcFrameError;
 //  │ FFRPC000│ u16      │ u16      │ u32      │   the checksum covers all before it
 //  └─────────┴──────────┴──────────┴──────────┘
 
-/// Size of a greeting, in bytes.
+/// Size of a hello, in bytes.
 pub const HELLO_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"FFRPC\0\0\0";
 const CRC_COVERED_BYTES: usize = HELLO_BYTES - 4;
 
-/// Versions of the frames behind the greeting that one side speaks.
+/// Range of protocol versions that one side supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VersionRange {
-    /// The one it prefers.
+    /// The newest supported version, which is preferred.
     pub newest: u16,
-    /// The first that it still speaks.
+    /// The oldest supported version.
     pub oldest: u16,
 }
 
 impl VersionRange {
-    /// What this farfork speaks.
+    /// The versions that this release supports.
     pub const SUPPORTED: Self = Self { newest: 1, oldest: 1 };
 
-    /// The greeting that says so.
+    /// The hello that announces these versions.
     pub fn encode(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -38,7 +38,7 @@ impl VersionRange {
         bytes
     }
 
-    /// What a greeting says.
+    /// Decodes a peer's hello.
     ///
     /// # Errors
     /// [`RpcFrameError::BadMagic`], [`RpcFrameError::HelloChecksum`], or [`RpcFrameError::Invalid`].
@@ -58,10 +58,10 @@ impl VersionRange {
         Ok(versions)
     }
 
-    /// The version to speak with a peer: the newest that both know.
+    /// The version to use with a peer: the newest that both sides support.
     ///
     /// # Errors
-    /// [`RpcFrameError::Version`] where there is none.
+    /// [`RpcFrameError::Version`] if there is none.
     pub fn negotiate(self, theirs: Self) -> Result<u16, RpcFrameError> {
         let version = self.newest.min(theirs.newest);
         let known = version >= self.oldest.max(theirs.oldest);

@@ -38,54 +38,56 @@ pub use hello::{HELLO_BYTES, VersionRange};
 pub use server_frame::{REPLY_HEAD_BYTES, ReplyHead, ServerFrame};
 pub use status::{OpenOutcome, Status};
 
-/// Longest payload, in bytes. What is larger belongs into registered memory, which is read one-sidedly.
+/// Longest payload, in bytes. Put larger data into registered memory, for one-sided reads.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 
-/// Longest payload that the head's checksum covers, in bytes: so much may arrive before a length is verified.
+/// Longest payload that the head's checksum covers, in bytes. So many bytes may arrive before a length is verified.
 pub const HEAD_CRC_PAYLOAD_BYTES_MAX: usize = 256;
 
-/// Most requests of one session between the oldest unanswered one and the newest: what a server remembers of a session.
+/// Most requests of one session from the oldest unanswered one to the newest. It limits the state that a server keeps for a
+/// session.
 pub const WINDOW_MAX: u64 = 4096;
 
 /// Most sessions of one connection.
 pub const SESSIONS_MAX: usize = 1024;
 
-/// Why received bytes are no frame of this protocol.
+/// Why received bytes are not a frame of this protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RpcFrameError {
     /// The stream does not begin with the magic.
     #[error("the peer does not speak farfork's RPC protocol")]
     BadMagic,
-    /// A hello in which bits were flipped.
+    /// The hello's checksum does not match.
     #[error("the peer's greeting is damaged: its checksum disagrees")]
     HelloChecksum,
-    /// A peer with which no version is shared.
+    /// The peer supports no version that this side supports.
     #[error(
         "the peer speaks versions {} to {} of the RPC protocol, this farfork {} to {}; use the same release on both nodes",
         theirs.oldest, theirs.newest, ours.oldest, ours.newest
     )]
     Version {
-        /// What the peer speaks.
+        /// Versions of the peer.
         theirs: VersionRange,
-        /// What this side speaks.
+        /// Versions of this side.
         ours: VersionRange,
     },
-    /// A head, or the short payload behind it, in which bits were flipped, or bytes that are none.
+    /// The checksum of a head, or of a head with its short payload, does not match: bits were flipped, or the bytes are not
+    /// a frame.
     #[error("a frame is damaged: its checksum disagrees")]
     HeadChecksum,
-    /// A kind of frame that the receiver does not expect.
+    /// The receiver does not expect this kind of frame.
     #[error("a frame has kind {0}, which has no meaning here")]
     UnexpectedKind(u8),
-    /// A frame that is longer than any may be.
+    /// The payload is longer than the limit.
     #[error("a frame announces a payload of {bytes} bytes, {PAYLOAD_BYTES_MAX} at most")]
     TooLong {
-        /// What its head announces.
+        /// Length in the head.
         bytes: u32,
     },
-    /// A payload in which bits were flipped.
+    /// The payload's checksum does not match.
     #[error("a payload is damaged: its checksum disagrees")]
     PayloadChecksum,
-    /// A frame that is sound but makes no sense.
+    /// The checksums match, but the frame is invalid.
     #[error("a frame makes no sense: {0}")]
     Invalid(&'static str),
 }

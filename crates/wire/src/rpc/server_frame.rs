@@ -13,51 +13,52 @@ const PONG: u8 = 18;
 /// The head of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplyHead {
-    /// The session.
+    /// Slot of the session.
     pub slot: u16,
-    /// The request that it answers.
+    /// The answered request.
     pub id: u64,
-    /// How that ended.
+    /// The outcome of the request.
     pub status: Status,
     /// Whether the payload has a checksum of its own.
     pub has_payload_crc: bool,
 }
 
-/// A server's frame.
+/// A frame from a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerFrame {
-    /// The end of a request.
+    /// Completes a request.
     Reply(ReplyHead),
-    /// What became of an OPEN.
+    /// Answers an OPEN.
     Opened {
-        /// From the OPEN.
+        /// Slot in the OPEN.
         slot: u16,
-        /// From the OPEN.
+        /// Epoch in the OPEN.
         epoch: u32,
-        /// What became of it.
+        /// The outcome.
         outcome: OpenOutcome,
     },
-    /// A sign of life.
+    /// Answers a PING.
     Pong,
 }
 
 impl ReplyHead {
-    /// Bytes before the payload.
+    /// Number of bytes before the payload.
     #[inline]
     pub fn head_bytes(&self) -> usize {
         Self::head_bytes_with(self.has_payload_crc)
     }
 
-    /// Bytes before the payload of a reply that is checked, or not.
+    /// Number of bytes before the payload, for a reply with or without a payload checksum.
     #[inline]
     pub fn head_bytes_with(checked: bool) -> usize {
         REPLY_HEAD_BYTES + if checked { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
-    /// Writes it to the front of `frame`, which holds [`ReplyHead::head_bytes`] and the payload, unless that lies `apart`.
+    /// Writes the head to the front of `frame`, which has room for [`ReplyHead::head_bytes`] and holds the payload, unless
+    /// that is in `apart`.
     ///
     /// # Panics
-    /// When the frame is too short or the payload too long: the sender must not build such frames.
+    /// When the frame is too short or the payload too long. The sender must not build such frames.
     #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
         HeadPrefix {
@@ -70,10 +71,10 @@ impl ReplyHead {
 }
 
 impl ServerFrame {
-    /// Appends a frame that is no reply.
+    /// Appends a frame that is not a reply.
     ///
     /// # Panics
-    /// For a reply, which is sealed around its payload.
+    /// For a reply, which `ReplyHead::seal` encodes.
     pub fn append(&self, out: &mut Vec<u8>) {
         let mut frame = [0; REPLY_HEAD_BYTES];
         match *self {

@@ -1,6 +1,6 @@
 //! The outcomes of requests and of session openings, as numbers.
 
-/// How a request ended at the server.
+/// The outcome of a request at the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[repr(u32)]
 pub enum Status {
@@ -16,18 +16,18 @@ pub enum Status {
     /// The deadline passed before the handler began. Nothing ran.
     #[error("the deadline passed before the server could begin")]
     DeadlineExceeded = 3,
-    /// The client took it back while it ran.
+    /// The client cancelled the request while it ran.
     #[error("it was cancelled while it ran")]
     Cancelled = 4,
-    /// Too many requests run already, or too many bytes are held for what was not acknowledged. Nothing ran.
+    /// Too many requests are running, or unacknowledged replies use too much memory. Nothing ran.
     #[error(
         "the server has too many unfinished requests, or unacknowledged replies, of this connection; ask again later"
     )]
     Overloaded = 5,
-    /// It was executed, but its reply was too large to be kept for long; it is not executed again.
+    /// The request was executed, but its reply was too large to be kept for long. It is not executed again.
     #[error("it was executed, but the server did not keep the reply")]
     ReplyEvicted = 6,
-    /// The handler took it for later and dropped it.
+    /// The handler deferred its reply, then dropped it without an answer.
     #[error("the handler gave it up")]
     Abandoned = 7,
 }
@@ -49,23 +49,23 @@ impl Status {
     }
 }
 
-/// What became of an OPEN.
+/// The outcome of an OPEN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[repr(u32)]
 pub enum OpenOutcome {
     /// Requests may be sent.
     #[error("it is open")]
     Opened = 0,
-    /// It was to be resumed, but the server does not have it (any more).
+    /// The client wanted to resume the session, but the server does not have it, or no longer has it.
     #[error("the server has forgotten the session")]
     Expired = 1,
     /// A later connection has resumed it.
     #[error("a later connection has resumed the session")]
     Superseded = 2,
-    /// It was to be new, but the server has one of this id.
+    /// The client wanted a new session, but the server has one with this id.
     #[error("the server has a session of this id already")]
     IdInUse = 3,
-    /// The server has as many sessions as it may have.
+    /// The server has its maximum number of sessions.
     #[error("the server has too many sessions")]
     TooManySessions = 4,
 }

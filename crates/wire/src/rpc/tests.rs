@@ -58,7 +58,7 @@ fn reply_frame(head: &ReplyHead, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// What a receiver makes of a whole frame, its payload's checksum included.
+/// Decodes a whole frame, and verifies its payload's checksum.
 fn receive<M: FrameHead>(bytes: &[u8]) -> Result<Option<Frame<M>>, RpcFrameError> {
     let Some(frame) = M::decode(bytes)? else { return Ok(None) };
     let Some(payload) = bytes.get(frame.head_bytes..frame.head_bytes + frame.payload_bytes) else { return Ok(None) };
@@ -138,7 +138,7 @@ proptest! {
         }
     }
 
-    /// Heads whose checksum is right but whose fields are anybody's: each is refused or makes sense.
+    /// Heads with a matching checksum and arbitrary fields: each is refused, or decodes to a valid frame.
     #[test]
     fn sealed_garbage_does_not_panic(mut bytes in vec(any::<u8>(), 32..400), payload_bytes in 0u32..500, flags in 0u8..4) {
         bytes[4] %= 20;
@@ -185,7 +185,7 @@ fn an_oversized_frame_is_refused_before_its_payload() {
     assert_eq!(ClientFrame::decode(&frame), Err(RpcFrameError::TooLong { bytes: (16 << 20) + 1 }));
 }
 
-/// The bytes of version 1, kept so that a change of them is noticed.
+/// The bytes of version 1, kept so that a change of the format is noticed.
 #[test]
 fn version_1_has_these_bytes() {
     let head = RequestHead {

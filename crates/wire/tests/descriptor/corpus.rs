@@ -8,13 +8,13 @@ use farfork_wire::descriptor::{Descriptor, decode, encode};
 
 use super::{descriptor, shares_memory};
 
-/// What stands before the body, in bytes; a target puts it there itself.
+/// Size of the header before the body, in bytes. A target adds the header itself.
 const HEADER_BYTES: usize = 24;
 
-/// What the target `restore` reads before the body: a report of the stub.
+/// Size of the stub's report that the target `restore` reads before the body.
 const REPORT_BYTES: usize = 72;
 
-/// Set to write the inputs rather than compare them, after a change of the format.
+/// The environment variable that makes the test write the inputs instead of comparing them, after a change of the format.
 const RENEW: &str = "FARFORK_RENEW_CORPUS";
 
 #[test]

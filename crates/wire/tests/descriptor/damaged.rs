@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::descriptor;
 
-/// The same body with a right checksum: what an attacker who knows the format would send.
+/// A changed body with a correct checksum: what an attacker who knows the format could send.
 fn with_body(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = encode(&descriptor());
     let mut body = bytes.split_off(24);

@@ -34,7 +34,7 @@ fn a_lineage_is_one_parents_while_it_is_who_it_was() {
         }
     }
     assert_ne!(descriptor().access_group_key(&"n2".parse().unwrap()), first, "whatever its owner says of itself");
-    // All of them changed alike.
+    // All processes changed alike.
     let mut next = descriptor();
     next.process.credentials.gids = [7; 4];
     next.descendants.iter_mut().for_each(|member| member.process.credentials.gids = [7; 4]);

@@ -135,7 +135,7 @@ fn origin() -> Origin {
     }
 }
 
-/// One of everything that `validate` looks at.
+/// A descriptor with one of everything that `validate` checks.
 fn descriptor() -> Descriptor {
     let template = |address, bytes, populated| Extent {
         source: ExtentSource::Template { process: 0, address },
@@ -222,7 +222,7 @@ fn kinship(parent: u32) -> ProcessRelations {
     }
 }
 
-/// The second member has the address space of the first.
+/// Makes the second descendant share the address space of the first.
 fn shares_memory(descriptor: &mut Descriptor) {
     descriptor.zombies.clear();
     descriptor.descendants[1].relations.shares_memory = true;
@@ -477,7 +477,7 @@ fn nonsense_about_resources_is_refused() {
     ]);
 }
 
-/// What is done to a descriptor.
+/// Makes a descriptor invalid.
 type Corruption = fn(&mut Descriptor);
 
 fn require_refusal(changes: &[(&str, Corruption)]) {

@@ -5,7 +5,8 @@ use farfork_wire::descriptor::{Backing, Descriptor, ExtentId, PageRun, WrittenRu
 
 use super::{Corruption, descriptor, require_refusal};
 
-/// The mapping of the only shared object is private; of its one page, that is written which extent 1 has.
+/// A descriptor whose only shared object is mapped privately. The populated page of extent 1 is the object's one written
+/// page.
 fn with_private_object() -> Descriptor {
     let mut written = descriptor();
     written.mappings[2].backing = private(0, 0, Some(ExtentId(1)));

@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-/// What a path from one node to another does to what is sent along it. The way back is a path of its own.
+/// How a path from one node to another treats packets. The way back is a separate path.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PathConditions {
-    /// Least time that a segment takes, behind its last byte.
+    /// Shortest delay of a segment, after its last byte was sent.
     pub delay_min: Duration,
-    /// Most time. Segments of one connection stay in order; those of two overtake each other.
+    /// Longest delay. Segments of one connection stay in order; those of two connections may overtake each other.
     pub delay_max: Duration,
-    /// Bytes a second, of all connections together.
+    /// Bandwidth of the path in bytes per second, for all connections together.
     pub bytes_per_s: u64,
-    /// Chance of a segment to break its connection, which both ends learn.
+    /// Chance that a segment resets its connection, at both ends.
     pub reset_chance: f64,
-    /// Chance of a segment to be the last that the connection brings: what follows vanishes, and nobody is told.
+    /// Chance that a segment is the last that its connection delivers. Later ones are lost silently.
     pub blackhole_chance: f64,
-    /// Chance of a segment to arrive with one bit flipped.
+    /// Chance that a segment arrives with one bit flipped.
     pub bit_flip_chance: f64,
 }
 
 impl Default for PathConditions {
-    /// A quiet network of one rack: no faults.
+    /// A network within one rack, without faults.
     fn default() -> Self {
         Self {
             delay_min: Duration::from_micros(20),
@@ -36,17 +36,17 @@ impl Default for PathConditions {
 /// How a node's clock differs from the world's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClockSkew {
-    /// How far it is ahead at the beginning, in microseconds; negative: behind.
+    /// Offset at the beginning, in microseconds; negative if the clock is slow.
     pub offset_us: i32,
-    /// How much faster it goes, in millionths; negative: slower.
+    /// Rate difference, in parts per million; negative if the clock runs slower.
     pub drift_ppm: i32,
 }
 
-/// So far is every clock ahead of the world's beginning, so that one may be behind.
+/// Every clock starts this far ahead of the world's beginning, so that offsets may be negative.
 const CLOCK_ORIGIN_OFFSET: Duration = Duration::from_secs(4000);
 
 impl ClockSkew {
-    /// What the clock shows, since the world's origin, when `elapsed` has passed.
+    /// The clock's time since the world's origin, when `elapsed` has passed in the world.
     pub(super) fn to_local(self, elapsed: Duration) -> Duration {
         let passed = i128::from(elapsed.as_nanos() as u64);
         let drift = passed * i128::from(self.drift_ppm) / 1_000_000;
@@ -54,13 +54,13 @@ impl ClockSkew {
         Duration::from_nanos(u64::try_from(shown).unwrap_or(0))
     }
 
-    /// When the clock shows at least `local`.
+    /// The world's time when the clock shows at least `local`.
     pub(super) fn to_world(self, local: Duration) -> Duration {
         let shown =
             local.as_nanos() as i128 - CLOCK_ORIGIN_OFFSET.as_nanos() as i128 - i128::from(self.offset_us) * 1000;
         let rate = 1_000_000 + i128::from(self.drift_ppm);
         let passed = shown.max(0) * 1_000_000 / rate;
-        // Divisions round down: a clock that shows too little would be looked at in vain.
+        // Divisions round down. Without the addition, the clock might not have reached `local` yet.
         Duration::from_nanos(u64::try_from(passed).unwrap_or(u64::MAX)) + Duration::from_nanos(2)
     }
 }

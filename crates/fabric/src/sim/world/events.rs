@@ -1,7 +1,7 @@
 //! The events of the simulated network, each with its time.
 //!
-//! An arrival event takes the first packet of its pipe, whichever packet it was scheduled for. So the bytes of a
-//! connection keep their order, whatever delays were drawn and however long a path was cut.
+//! An arrival event takes the first packet of its pipe, whichever packet it was scheduled for. So the bytes of a connection
+//! keep their order, whatever delays were drawn and however long a path was cut.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::SimAddress;
 use super::network::{ACCEPTOR_SIDE, DIALER_SIDE, Network};
 use super::pipe::SimPacket;
 
-/// Connections that wait to be accepted; further ones are refused.
+/// Most connections that wait to be accepted. Further ones are refused.
 const BACKLOG_MAX: usize = 128;
 
-/// What happens at some time.
+/// An event in the network.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum NetworkEvent {
     ConnectRequest { connection: u64, port: u16 },
@@ -26,12 +26,12 @@ impl Network {
         self.next_event += 1;
     }
 
-    /// When something happens next.
+    /// Time of the next event.
     pub(super) fn next_event_at(&self) -> Option<Duration> {
         self.events.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Lets time pass, and happen what is due by then.
+    /// Advances the time, and applies all events that are due.
     pub(super) fn advance(&mut self, to: Duration) {
         while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= to) {
             let ((at, _), event) = entry.remove_entry();
@@ -78,7 +78,7 @@ impl Network {
     fn deliver_packet(&mut self, id: u64, side: usize) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let bytes = connection.pipes[side].deliver_next();
-        // As TCP does: who sends to somebody who left is told.
+        // Like TCP: data to a closed end is answered with a reset.
         if bytes > 0 && !connection.open[side] {
             self.send_packet(id, side, SimPacket::Reset, self.now);
         }

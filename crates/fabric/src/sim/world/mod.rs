@@ -1,9 +1,8 @@
 //! A world of simulated nodes: one random seed determines its network, time and faults.
 //!
-//! Everything runs in the thread that calls [`World::step`], and no real time passes. Only the seed and the calls
-//! decide what happens: equal runs have equal [`World::trace_digest`]. Participants are an [`Actor`] (a server), or the
-//! caller itself (a test's requester), which looks at its streams between steps. Each node has its own clock
-//! ([`World::local_time`]).
+//! Everything runs in the thread that calls [`World::step`], and no real time passes. Only the seed and the calls decide
+//! what happens: equal runs have equal [`World::trace_digest`]. Participants are an [`Actor`] (a server), or the caller
+//! itself (a test's requester), which polls its streams between steps. Each node has its own clock ([`World::local_time`]).
 
 mod conditions;
 mod events;
@@ -26,22 +25,22 @@ pub use stream::{SimConnectAttempt, SimListener, SimStream};
 use network::{ACCEPTOR_SIDE, DIALER_SIDE, Network, NodeState};
 use scheduler::ActorTable;
 
-/// What a round of turns takes: so that what is always ready does not stop the time.
+/// Duration of a round of turns, so that time advances even if an actor is always ready.
 const ROUND_DURATION: Duration = Duration::from_micros(2);
 
-/// When a world ends that waits for nothing: some years on.
+/// Lifetime of a world, as a limit for waits without a deadline: about three years.
 const WORLD_DURATION: Duration = Duration::from_secs(100_000_000);
 
 /// A node of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(u32);
 
-/// Where a node listens. As text, `2:7001`: node and port.
+/// An address of a listener. As text, `2:7001`: node and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SimAddress {
     /// The node.
     pub node: NodeId,
-    /// One of its doors.
+    /// The port.
     pub port: u16,
 }
 
@@ -65,7 +64,7 @@ impl FromStr for SimAddress {
 //     ^                                                                                      |
 //     +--------------------- nothing ready: time jumps to the next event <-------------------+
 
-/// The world. Clones are the same world.
+/// A simulated world. Clones share its state.
 #[derive(Clone)]
 pub struct World {
     shared: Arc<WorldState>,
@@ -79,13 +78,13 @@ struct WorldState {
 }
 
 impl World {
-    /// A world without nodes.
+    /// Creates a world without nodes.
     pub fn new(seed: u64) -> Self {
         let (network, actors) = (Mutex::new(Network::new(seed)), Mutex::default());
         Self { shared: Arc::new(WorldState { random_seed: seed, origin: Instant::now(), network, actors }) }
     }
 
-    /// What it was made from.
+    /// The seed of the world.
     pub fn random_seed(&self) -> u64 {
         self.shared.random_seed
     }
@@ -98,7 +97,7 @@ impl World {
         self.shared.actors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new node.
+    /// Adds a node.
     pub fn add_node(&self, name: &str) -> NodeId {
         let nodes = &mut self.network().nodes;
         let (skew, pace, rests_until) = (ClockSkew::default(), Duration::ZERO, Duration::ZERO);
@@ -117,28 +116,28 @@ impl World {
         self.network().nodes[node.0 as usize].name.clone()
     }
 
-    /// The time by a clock that is right.
+    /// The time of a clock without skew.
     pub fn now(&self) -> Instant {
         self.shared.origin + ClockSkew::default().to_local(self.network().now)
     }
 
-    /// A time that no test lives to see.
+    /// A time that no test reaches.
     pub fn end_of_time(&self) -> Instant {
         self.shared.origin + WORLD_DURATION
     }
 
-    /// The time by a node's own clock.
+    /// The time of a node's own clock.
     pub fn local_time(&self, node: NodeId) -> Instant {
         let network = self.network();
         self.shared.origin + network.nodes[node.0 as usize].skew.to_local(network.now)
     }
 
-    /// What a clock that is right shows when a node's own shows `local`.
+    /// The time of a clock without skew when a node's own clock shows `local`.
     pub fn to_world_time(&self, node: NodeId, local: Instant) -> Instant {
         self.shared.origin + ClockSkew::default().to_local(self.elapsed_at_local(node, local))
     }
 
-    /// When, since the world's beginning, a node's own clock shows `local`.
+    /// The time since the world's beginning when a node's own clock shows `local`.
     fn elapsed_at_local(&self, node: NodeId, local: Instant) -> Duration {
         let shown = local.saturating_duration_since(self.shared.origin);
         self.network().nodes[node.0 as usize].skew.to_world(shown)
@@ -149,17 +148,17 @@ impl World {
         self.network().random.u64(..limit)
     }
 
-    /// Whether something with this chance happens now.
+    /// A random decision: `true` with this chance.
     pub fn random_bool(&self, chance: f64) -> bool {
         self.network().random.f64() < chance
     }
 
-    /// Sets what a node's clock is like. Only before its time was asked for.
+    /// Sets a node's clock skew. Call it before the node's time is first read.
     pub fn set_clock_skew(&self, node: NodeId, skew: ClockSkew) {
         self.network().nodes[node.0 as usize].skew = skew;
     }
 
-    /// Stops a node (its connections stay, its actors get no turns), or lets it go on.
+    /// Stops a node (its connections stay, its actors get no turns), or continues it.
     pub fn set_stopped(&self, node: NodeId, stopped: bool) {
         let mut network = self.network();
         let now = network.now;
@@ -167,40 +166,40 @@ impl World {
         network.nodes[node.0 as usize].stopped = stopped;
     }
 
-    /// Makes a node rest so long after each turn.
+    /// Sets the pause of a node after each turn.
     pub fn set_turn_delay(&self, node: NodeId, pace: Duration) {
         self.network().nodes[node.0 as usize].turn_delay = pace;
     }
 
-    /// Whether a node is neither stopped nor resting: who is no actor asks before a turn.
+    /// Whether a node is neither stopped nor pausing. Callers that are not actors check this before a turn.
     pub fn is_running(&self, node: NodeId) -> bool {
         let network = self.network();
         let state = &network.nodes[node.0 as usize];
         !state.stopped && state.paused_until <= network.now
     }
 
-    /// Sets what the path from one node to another is like; the way back is another path.
+    /// Sets the conditions of the path from one node to another. The way back is a separate path.
     pub fn set_conditions(&self, from: NodeId, to: NodeId, conditions: &PathConditions) {
         self.network().set_conditions(from, to, conditions.clone());
     }
 
-    /// Cuts the path from one node to another, or heals it. What is sent meanwhile arrives after that.
+    /// Cuts the path from one node to another, or repairs it. Packets that were sent in between arrive after the repair.
     pub fn set_link_down(&self, from: NodeId, to: NodeId, cut: bool) {
         self.network().set_link_down(from, to, cut);
     }
 
-    /// Breaks all connections between two nodes.
+    /// Resets all connections between two nodes.
     pub fn reset_connections_between(&self, one: NodeId, other: NodeId) {
         self.network().reset_connections_between(one, other);
     }
 
-    /// Two streams that are connected: the first is `from`'s.
+    /// A pair of connected streams. The first one is at node `from`.
     pub fn connect_pair(&self, from: NodeId, to: NodeId) -> (SimStream, SimStream) {
         let connection = self.network().connect_pair(from, to);
         (SimStream::new(self, connection, DIALER_SIDE), SimStream::new(self, connection, ACCEPTOR_SIDE))
     }
 
-    /// Listens.
+    /// Listens at an address.
     ///
     /// # Errors
     /// `AddrInUse`.
@@ -208,18 +207,18 @@ impl World {
         if self.network().add_listener(at) { Ok(SimListener::new(self, at)) } else { Err(ErrorKind::AddrInUse.into()) }
     }
 
-    /// Begins to connect.
+    /// Starts to connect.
     pub fn dial(&self, from: NodeId, to: SimAddress) -> SimConnectAttempt {
         let connection = self.network().begin_connect(from, to);
         SimConnectAttempt::new(self, connection)
     }
 
-    /// A number that two worlds share only when the same happened in them.
+    /// A number that is equal for two worlds only if their events were the same.
     pub fn trace_digest(&self) -> u64 {
         self.network().trace.digest()
     }
 
-    /// The last events, a line each: what a failing test prints.
+    /// The last events, one per line, for a failing test to print.
     pub fn format_trace(&self) -> String {
         self.network().trace.format()
     }

@@ -11,10 +11,10 @@ use super::pipe::{SimPacket, SimPipe};
 use super::trace::EventTrace;
 use super::{NodeId, SimAddress};
 
-/// Longest segment, in bytes: several make a long frame, so that frames are cut anywhere.
+/// Longest segment, in bytes. A long frame has several, so that it may be cut anywhere.
 const SEGMENT_BYTES_MAX: usize = 16 << 10;
 
-/// The side of a connection that dialled, and the one that accepted.
+/// The side of a connection that dialled, and the side that accepted.
 pub(super) const DIALER_SIDE: usize = 0;
 pub(super) const ACCEPTOR_SIDE: usize = 1;
 
@@ -23,30 +23,30 @@ pub(super) struct NodeState {
     pub(super) name: String,
     pub(super) skew: ClockSkew,
     pub(super) stopped: bool,
-    /// Rest after each turn.
+    /// Pause after each turn.
     pub(super) turn_delay: Duration,
     pub(super) paused_until: Duration,
 }
 
-/// From one node to another.
+/// A path from one node to another.
 #[derive(Debug, Default)]
 pub(super) struct NetworkPath {
     conditions: PathConditions,
     pub(super) is_down: bool,
-    /// What arrives once the path is whole again.
+    /// Events that occur once the path is repaired.
     pub(super) held_events: Vec<NetworkEvent>,
-    /// When its last byte has left.
+    /// When its last byte has been sent.
     free_at: Duration,
 }
 
 #[derive(Debug)]
 pub(super) struct SimConnection {
-    /// Of the two sides.
+    /// The nodes of both sides.
     pub(super) nodes: [NodeId; 2],
-    /// What each side reads.
+    /// The bytes that each side reads.
     pub(super) pipes: [SimPipe; 2],
     pub(super) open: [bool; 2],
-    /// What the dialler learned: accepted or refused.
+    /// What the dialler got: accepted or refused.
     pub(super) accepted: Option<bool>,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Network {
     pub(super) paths: BTreeMap<(NodeId, NodeId), NetworkPath>,
     pub(super) connections: BTreeMap<u64, SimConnection>,
     pub(super) listeners: BTreeMap<SimAddress, VecDeque<u64>>,
-    /// By time, then in the order of scheduling.
+    /// Events by time, then in the order of scheduling.
     pub(super) events: BTreeMap<(Duration, u64), NetworkEvent>,
     pub(super) next_event: u64,
     next_connection: u64,
@@ -85,7 +85,7 @@ impl Network {
         self.paths.entry((from, to)).or_default().conditions = conditions;
     }
 
-    /// Cuts or heals the path from one node to another.
+    /// Cuts or repairs the path from one node to another.
     pub(super) fn set_link_down(&mut self, from: NodeId, to: NodeId, cut: bool) {
         self.trace.record(self.now, format_args!("path {} to {} cut: {cut}", from.0, to.0));
         let path = self.paths.entry((from, to)).or_default();
@@ -105,7 +105,7 @@ impl Network {
         free
     }
 
-    /// Nobody listens there any more; who waits to be accepted is reset.
+    /// Removes a listener, and resets the connections that were not accepted.
     pub(super) fn remove_listener(&mut self, at: SimAddress) {
         for connection in self.listeners.remove(&at).unwrap_or_default() {
             self.close(connection, ACCEPTOR_SIDE);
@@ -119,7 +119,7 @@ impl Network {
         connection
     }
 
-    /// A connection between two nodes that is there at once.
+    /// A connection between two nodes that is established at once.
     pub(super) fn connect_pair(&mut self, from: NodeId, to: NodeId) -> u64 {
         let id = self.add_connection(from, to);
         if let Some(connection) = self.connections.get_mut(&id) {
@@ -133,7 +133,7 @@ impl Network {
         let id = self.next_connection;
         self.next_connection += 1;
         let pipes = [SimPipe::default(), SimPipe::default()];
-        // The acceptor's side is open as soon as it may be accepted.
+        // The acceptor's side is open as soon as it is in the backlog.
         let connection = SimConnection { nodes: [from, to], pipes, open: [true, false], accepted: None };
         self.connections.insert(id, connection);
         id
@@ -143,7 +143,7 @@ impl Network {
         self.listeners.get_mut(&at)?.pop_front()
     }
 
-    /// The node that a connection comes from.
+    /// The node that opened a connection.
     pub(super) fn dialer_node(&self, id: u64) -> Option<NodeId> {
         self.connections.get(&id).map(|connection| connection.nodes[DIALER_SIDE])
     }
@@ -160,7 +160,7 @@ impl Network {
         self.connections.get(&id)
     }
 
-    /// Sends from a side of a connection; gives how much it took.
+    /// Sends from one side of a connection. Returns the number of accepted bytes.
     pub(super) fn send(&mut self, id: u64, side: usize, bytes: &[u8]) -> usize {
         let Some(connection) = self.connections.get(&id) else { return 0 };
         let count = bytes.len().min(connection.pipes[1 - side].free_bytes());
@@ -193,7 +193,7 @@ impl Network {
         }
     }
 
-    /// Breaks a connection; each side learns it in its time.
+    /// Resets a connection. Each side sees that after its delay.
     pub(super) fn reset(&mut self, id: u64) {
         self.trace.record(self.now, format_args!("connection {id} breaks"));
         for side in [DIALER_SIDE, ACCEPTOR_SIDE] {
@@ -201,7 +201,7 @@ impl Network {
         }
     }
 
-    /// Breaks all connections between two nodes.
+    /// Resets all connections between two nodes.
     pub(super) fn reset_connections_between(&mut self, one: NodeId, other: NodeId) {
         let between = |nodes: [NodeId; 2]| nodes == [one, other] || nodes == [other, one];
         let ids: Vec<u64> = self.connections.iter().filter(|(_, c)| between(c.nodes)).map(|(id, _)| *id).collect();
@@ -222,7 +222,7 @@ impl Network {
         self.schedule(at, NetworkEvent::Delivery { connection: id, side: 1 - side });
     }
 
-    /// A side is dropped.
+    /// Closes one side, which was dropped.
     pub(super) fn close(&mut self, id: u64, side: usize) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.open[side] = false;

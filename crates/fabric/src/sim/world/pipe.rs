@@ -4,42 +4,43 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::time::Duration;
 
-/// Bytes that a direction holds: a sender waits for its peer to take some. As a socket's buffers, some hundred KiB.
+/// Most bytes in one direction. A sender waits for its peer to receive some. As large as a socket's buffers, some hundred
+/// KiB.
 pub(super) const WINDOW_BYTES: usize = 256 << 10;
 
-/// What arrives.
+/// A packet on its way.
 #[derive(Debug)]
 pub(super) enum SimPacket {
     /// Bytes.
     Segment(Vec<u8>),
     /// The end of the stream.
     Fin,
-    /// The connection broke.
+    /// The connection was reset.
     Reset,
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Debug, Default)]
 pub(super) struct SimPipe {
     in_flight: VecDeque<SimPacket>,
     arrived: VecDeque<u8>,
-    /// Bytes on the way or arrived.
+    /// Bytes in flight or arrived.
     held_bytes: usize,
-    /// When the parcel that was sent last arrives: none overtakes another.
+    /// When the last packet arrives: packets keep their order.
     pub(super) last_arrival: Duration,
-    /// Nothing more arrives, and nobody knows.
+    /// Nothing more arrives, and neither side is notified.
     pub(super) is_blackholed: bool,
     has_ended: bool,
     is_reset: bool,
 }
 
 impl SimPipe {
-    /// How many bytes may be sent now.
+    /// Number of bytes that may be sent now.
     pub(super) fn free_bytes(&self) -> usize {
         WINDOW_BYTES.saturating_sub(self.held_bytes)
     }
 
-    /// Sends.
+    /// Sends a packet.
     pub(super) fn push(&mut self, packet: SimPacket) {
         if let SimPacket::Segment(bytes) = &packet {
             self.held_bytes += bytes.len();
@@ -47,7 +48,7 @@ impl SimPipe {
         self.in_flight.push_back(packet);
     }
 
-    /// The parcel that was sent first arrives; tells how many bytes it had.
+    /// Delivers the oldest packet. Returns its number of bytes.
     pub(super) fn deliver_next(&mut self) -> usize {
         match self.in_flight.pop_front() {
             Some(SimPacket::Segment(bytes)) => {
@@ -61,7 +62,7 @@ impl SimPipe {
         0
     }
 
-    /// Whether its reader learned that the connection broke.
+    /// Whether its reader was notified that the connection was reset.
     pub(super) fn is_reset(&self) -> bool {
         self.is_reset
     }
@@ -71,17 +72,17 @@ impl SimPipe {
         !self.arrived.is_empty() || self.has_ended || self.is_reset
     }
 
-    /// How many bytes wait for the reader.
+    /// Number of bytes for the reader.
     pub(super) fn readable_bytes(&self) -> usize {
         self.arrived.len()
     }
 
-    /// Whether the stream ended and all was taken.
+    /// Whether the stream has ended and all bytes were read.
     pub(super) fn is_eof(&self) -> bool {
         self.has_ended && self.arrived.is_empty()
     }
 
-    /// Takes at most `bytes_max`, into the spaces in their order.
+    /// Reads at most `bytes_max` into the spaces, in their order.
     pub(super) fn read_into(&mut self, spaces: &mut [IoSliceMut<'_>], bytes_max: usize) -> usize {
         let mut taken = 0;
         for space in spaces {

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use super::{NodeId, ROUND_DURATION, World};
 
-/// What takes part in a world: it is given turns whenever it could do something.
+/// A participant in a world. It gets a turn whenever it has something to do.
 pub trait Actor: Send {
-    /// Does what can be done now. `now` is the time by its node's clock.
+    /// Does what can be done now. `now` is the time of its node's clock.
     fn run_turn(&mut self, now: Instant);
 
     /// Whether a turn would find something to do.
     fn is_ready(&self) -> bool;
 
-    /// When, by its node's clock, it wants a turn even if it is not ready.
+    /// When it needs a turn even if it is not ready, by its node's clock.
     fn next_timeout(&self) -> Option<Instant>;
 }
 
@@ -29,12 +29,12 @@ pub(super) struct ActorTable {
 
 struct ActorSlot {
     node: NodeId,
-    /// Absent while it takes its turn.
+    /// `None` during its turn.
     actor: Option<Box<dyn Actor>>,
 }
 
 impl World {
-    /// Gives a node an actor.
+    /// Adds an actor to a node.
     pub fn add_actor(&self, node: NodeId, actor: Box<dyn Actor>) -> ActorId {
         let mut actors = self.actors();
         let id = ActorId(actors.next_id);
@@ -43,16 +43,15 @@ impl World {
         id
     }
 
-    /// Ends an actor.
+    /// Removes an actor.
     pub fn remove_actor(&self, id: ActorId) {
         let actor_slot = self.actors().slots.remove(&id);
-        // Dropped here, when nothing is locked: it may own streams, or worlds.
+        // Dropped here, without locks: it may own streams or worlds.
         drop(actor_slot);
     }
 
-    /// Gives those who are ready a turn, in an order that the seed decides; where nobody is, lets time pass until
-    /// something happens, at most until `until` (by a clock that is right). Tells whether anything happened before
-    /// that.
+    /// Gives each ready actor a turn, in an order that the seed decides. If none is ready, advances the time to the next
+    /// event, at most to `until` (of a clock without skew). Returns whether there was an event before that.
     pub fn step(&self, until: Instant) -> bool {
         let mut ready = self.ready_actors();
         if ready.is_empty() {
@@ -68,7 +67,7 @@ impl World {
         true
     }
 
-    /// Steps until `done` says so; tells whether it did before `until` (by a clock that is right).
+    /// Steps until `done` returns `true`. Returns whether it did before `until` (of a clock without skew).
     pub fn run_until(&self, until: Instant, mut done: impl FnMut() -> bool) -> bool {
         while !done() {
             if self.now() >= until {
@@ -111,7 +110,7 @@ impl World {
         next.is_some_and(|next| next < until)
     }
 
-    /// When the next actor of a node that is not stopped wants a turn.
+    /// The time of the next turn that an actor needs. Actors of stopped nodes get none.
     fn next_turn_at(&self) -> Option<Duration> {
         let wants_at = |actor_slot: &ActorSlot| {
             let actor = actor_slot.actor.as_ref()?;

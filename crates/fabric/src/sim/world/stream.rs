@@ -8,10 +8,10 @@ use super::network::{ACCEPTOR_SIDE, DIALER_SIDE};
 use super::{NodeId, SimAddress, World};
 use crate::transport;
 
-/// One in so many receipts brings less than there is.
+/// One in this many receive calls returns fewer bytes than have arrived.
 const SHORT_READ_INTERVAL: u32 = 8;
 
-/// One end of a simulated connection. Dropping it closes the connection behind what was sent.
+/// One end of a simulated connection. Dropping it closes the connection after the sent bytes.
 pub struct SimStream {
     world: World,
     connection: u64,
@@ -23,7 +23,7 @@ impl SimStream {
         Self { world: world.clone(), connection, side }
     }
 
-    /// The connection's number in its world, which the trace names it by.
+    /// The connection's number in its world, as in the trace.
     pub fn connection_number(&self) -> u64 {
         self.connection
     }
@@ -101,10 +101,10 @@ impl SimConnectAttempt {
         Self { stream: Some(SimStream::new(world, connection, DIALER_SIDE)) }
     }
 
-    /// The connection, once it is there; `None` before, and after it was given.
+    /// The stream, once it is connected; `None` before, and after it was returned.
     ///
     /// # Errors
-    /// `ConnectionRefused` where nobody listens.
+    /// `ConnectionRefused` if there is no listener.
     pub fn poll(&mut self) -> io::Result<Option<SimStream>> {
         let Some(stream) = &self.stream else { return Ok(None) };
         let answered =
@@ -116,7 +116,7 @@ impl SimConnectAttempt {
         }
     }
 
-    /// Whether [`SimConnectAttempt::poll`] would say something.
+    /// Whether [`SimConnectAttempt::poll`] would return a stream or an error.
     pub fn is_ready(&self) -> bool {
         let answered = |stream: &SimStream| {
             stream
@@ -129,7 +129,7 @@ impl SimConnectAttempt {
     }
 }
 
-/// A place that accepts connections until it is dropped.
+/// A listener that accepts connections until it is dropped.
 pub struct SimListener {
     world: World,
     address: SimAddress,
@@ -140,7 +140,7 @@ impl SimListener {
         Self { world: world.clone(), address: at }
     }
 
-    /// The next connection that waits, and the node that it came from.
+    /// The next waiting connection, and the node that opened it.
     pub fn accept(&self) -> Option<(SimStream, NodeId)> {
         let mut network = self.world.network();
         let connection = network.accept(self.address)?;
@@ -149,12 +149,12 @@ impl SimListener {
         Some((SimStream::new(&self.world, connection, ACCEPTOR_SIDE), from))
     }
 
-    /// Whether a connection waits.
+    /// Whether a connection waits to be accepted.
     pub fn is_ready(&self) -> bool {
         self.world.network().can_accept(self.address)
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SimAddress {
         self.address
     }

@@ -27,7 +27,7 @@ fn receive(stream: &mut SimStream, into: &mut Vec<u8>) -> std::io::Result<Option
     Ok(count)
 }
 
-/// Sends numbered bytes one way until all are there; gives them, and how long that took.
+/// Sends numbered bytes one way until all have arrived. Returns them, and the elapsed time.
 fn transfer(world: &World, from: &mut SimStream, to: &mut SimStream, bytes: usize) -> (Vec<u8>, Duration) {
     let whole: Vec<u8> = (0..bytes).map(|at| (at * 7 % 251) as u8).collect();
     let (mut sent, mut received, began) = (0, Vec::new(), world.now());
@@ -160,7 +160,7 @@ fn clocks_go_as_they_are_set() {
     assert!((right - world.now()).abs_diff(Duration::from_secs(10)) < Duration::from_millis(1));
 }
 
-/// A world in which many things go wrong.
+/// Runs a world with many faults.
 fn run_faulty_world(seed: u64) -> (u64, String) {
     let (world, a, b) = two_nodes(seed);
     let conditions = PathConditions { reset_chance: 0.01, bit_flip_chance: 0.05, ..PathConditions::default() };

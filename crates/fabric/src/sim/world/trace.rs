@@ -1,11 +1,11 @@
-//! The trace of a simulated world: a digest that two runs share only if they were the same, and the last events as
+//! The trace of a simulated world: a digest that is equal for two runs only if they were the same, and the last events as
 //! text.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// Events that are kept as text.
+/// Most events that are kept as text.
 const EVENTS_KEPT_MAX: usize = 400;
 
 /// The events of a world.
@@ -16,10 +16,10 @@ pub(super) struct EventTrace {
 }
 
 impl EventTrace {
-    /// Takes note of an event.
+    /// Records an event.
     pub(super) fn record(&mut self, at: Duration, event: fmt::Arguments<'_>) {
         let line = format!("{:>12.6} {event}", at.as_secs_f64());
-        // FNV-1a: it need only tell runs apart.
+        // FNV-1a suffices to distinguish runs.
         self.digest = line.bytes().fold(self.digest ^ 0xcbf2_9ce4_8422_2325, |digest, byte| {
             (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
@@ -29,12 +29,12 @@ impl EventTrace {
         self.events.push_back(line);
     }
 
-    /// Of all events so far.
+    /// The digest of all events so far.
     pub(super) fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// The last events, a line each.
+    /// The last events, one per line.
     pub(super) fn format(&self) -> String {
         self.events.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
     }

@@ -1,6 +1,5 @@
-//! The connections of one server thread, and their turns. Does not wait: `worker` polls the sockets, `crate::sim`
-//! simulates them. Time is an argument. `session_claims` gives sessions to connections; `sweep` ends stalled
-//! connections.
+//! The connections of one server thread, and their turns. Does not wait: `worker` polls the sockets, `crate::sim` simulates
+//! them. Time is an argument. `session_claims` assigns sessions to connections; `sweep` closes stalled connections.
 
 mod rate_limited_log;
 mod session_claims;
@@ -22,15 +21,15 @@ use super::shared_state::{SharedState, WorkerMessage};
 use crate::frame_decoder::StagingBuffer;
 use rate_limited_log::RateLimitedLog;
 
-/// Most connections of a thread. With few file descriptors the process's limit is reached before.
+/// Most connections of a thread. If the process may have few file descriptors, it reaches that limit first.
 const CONNECTIONS_MAX: usize = 1 << 14;
 
-/// Most connections of a thread that have not greeted. A client greets within a round trip; where more connect and say
-/// nothing, the one that has said nothing for longest goes.
+/// Most connections of a thread that have not sent a hello. A client sends it within a round trip. If more connections are
+/// silent, the one that has been silent longest is closed.
 const UNGREETED_MAX: usize = 2048;
 
-/// What each connection may hold, in bytes, even where all of them together hold too much: what a client in no haste
-/// needs, so that those that hold much wait, and not those beside them.
+/// Bytes that each connection may hold even if all connections together exceed their limit. This is enough for a client that
+/// does not hurry. So connections that hold much are delayed, and the others are not.
 const FAIR_HELD_BYTES: usize = 1 << 20;
 
 /// A clock, for deadlines within a turn.
@@ -42,21 +41,21 @@ pub(crate) struct ConnectionTable {
     shared: Arc<SharedState>,
     handlers: HandlerTable,
     clock: Clock,
-    /// In order, so that the same happens where the same comes.
+    /// Sorted, so that iteration is deterministic.
     connections: BTreeMap<u64, ServerConnection>,
-    /// Those that have not greeted; the one that came first is first.
+    /// Connections that have not sent a hello; the oldest is first.
     ungreeted: BTreeSet<u64>,
     log: RateLimitedLog,
     next_token: u64,
     staging: StagingBuffer,
-    /// Connections to turn to again before waiting: their streams may have more than their sockets show.
+    /// Connections that get another turn before the thread waits: their streams may have more data than their sockets show.
     requeued: Vec<u64>,
-    /// Connections that wait for something else than whoever waits for their sockets was told.
+    /// Connections whose interest differs from the registered one.
     interest_changed: Vec<u64>,
     round: u64,
-    /// Whether anything came in this round.
+    /// Whether bytes were received in this round.
     did_work: bool,
-    /// Sessions that connections of other threads must give up first, and when they are asked for again.
+    /// Claims to sessions that connections of other threads must release first.
     pending_claims: Vec<(u64, SessionClaim)>,
     claims_due: Instant,
     sweep_due: Instant,
@@ -69,7 +68,7 @@ impl fmt::Debug for ConnectionTable {
 }
 
 impl ConnectionTable {
-    /// Of the thread of this number.
+    /// The table of the thread with this number.
     pub(crate) fn new(number: usize, shared_state: Arc<SharedState>, handlers: HandlerTable, clock: Clock) -> Self {
         let now = clock();
         Self {
@@ -92,18 +91,18 @@ impl ConnectionTable {
         }
     }
 
-    /// Begins a round, in which each connection has one turn; gives those that are to have one whatever is waited for.
+    /// Starts a round, in which each connection has one turn. Returns the connections that get one even without an event.
     pub(crate) fn begin_round(&mut self) -> Vec<u64> {
         self.round += 1;
         std::mem::take(&mut self.requeued)
     }
 
-    /// Whether anything came since this was last asked.
+    /// Whether bytes were received since the last call.
     pub(crate) fn take_did_work(&mut self) -> bool {
         std::mem::take(&mut self.did_work)
     }
 
-    /// Connections whose sockets are to be waited for in another way, or for the first time.
+    /// Connections whose interest must be registered, for the first time or anew.
     pub(crate) fn take_interest_changed(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.interest_changed)
     }
@@ -112,32 +111,32 @@ impl ConnectionTable {
         self.connections.get_mut(&token)
     }
 
-    /// Where there are no sockets to wait for: the connections that a turn would help on, in order.
+    /// Connections for which a turn would find something to do, in order; for streams without sockets.
     pub(crate) fn ready_connections(&self) -> BTreeSet<u64> {
         self.connections.iter().filter(|(_, connection)| connection.is_ready()).map(|(token, _)| *token).collect()
     }
 
-    /// Where there are no sockets to wait for: whether a turn would help any connection on.
+    /// Whether a turn would find something to do for any connection; for streams without sockets.
     pub(crate) fn has_ready_connection(&self) -> bool {
         self.connections.values().any(ServerConnection::is_ready)
     }
 
-    /// Whether some connections are to have a turn at once.
+    /// Whether some connections get another turn at once.
     pub(crate) fn has_requeued(&self) -> bool {
         !self.requeued.is_empty()
     }
 
-    /// Whether nothing is due, however much time passes: nobody is connected, and no session waits for its client.
+    /// Whether nothing will become due: there are no connections and no sessions.
     pub(crate) fn is_idle(&self) -> bool {
         self.connections.is_empty() && self.pending_claims.is_empty() && self.shared.registry().is_empty()
     }
 
-    /// When it wants a round whatever comes.
+    /// When the next round is due even without an event.
     pub(crate) fn next_timeout(&self) -> Instant {
         if self.pending_claims.is_empty() { self.sweep_due } else { self.sweep_due.min(self.claims_due) }
     }
 
-    /// Reads what other threads have for this one.
+    /// Handles the messages from other threads.
     pub(crate) fn handle_messages(&mut self, now: Instant) {
         for worker_message in self.shared.take_messages(self.worker) {
             match worker_message {
@@ -151,7 +150,7 @@ impl ConnectionTable {
                     };
                     match completed {
                         Ok(()) => self.flush(peer, now),
-                        // The session has moved on meanwhile.
+                        // The session has moved to another connection in the meantime.
                         Err(payload) => self.shared.deliver(ticket, status, payload),
                     }
                 }
@@ -159,7 +158,7 @@ impl ConnectionTable {
         }
     }
 
-    /// Takes a new connection.
+    /// Adds a new connection.
     fn add_connection(&mut self, stream: Box<dyn Stream>, from: String, now: Instant) {
         if self.connections.len() >= CONNECTIONS_MAX {
             let cause = format_args!("{CONNECTIONS_MAX} connections are served by this thread already");
@@ -202,7 +201,7 @@ impl ConnectionTable {
         self.flush(token, now);
     }
 
-    /// Sends what waits of a connection, and takes note of what it waits for then.
+    /// Sends a connection's queued bytes, and notes its new interest.
     fn flush(&mut self, token: u64, now: Instant) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
         if let Err(cause) = connection.send_queued(now) {
@@ -210,7 +209,7 @@ impl ConnectionTable {
         }
         self.shared.update_held_bytes(&mut connection.accounted_bytes, connection.protocol.held_bytes());
         if connection.protocol.has_backlog() {
-            // Requests that waited for room.
+            // Requests that waited for space for their replies.
             self.requeued.push(token);
         }
         if connection.registered_interest != Some(connection.interest()) {
@@ -218,7 +217,7 @@ impl ConnectionTable {
         }
     }
 
-    /// Ends a connection that failed.
+    /// Closes a connection that failed.
     fn handle_failure(&mut self, token: u64, now: Instant, cause: &DisconnectCause) {
         if cause.is_peer_fault() {
             return self.disconnect_logged(token, now, cause);
@@ -229,7 +228,7 @@ impl ConnectionTable {
         self.remove_connection(token, now);
     }
 
-    /// Ends a connection that did what it must not, or did nothing.
+    /// Closes a connection that violated the protocol or made no progress, and logs it.
     fn disconnect_logged(&mut self, token: u64, now: Instant, cause: impl fmt::Display) {
         if let Some(connection) = self.connections.get(&token) {
             self.log.log_disconnect(&connection.peer_name, &cause);
@@ -237,7 +236,7 @@ impl ConnectionTable {
         self.remove_connection(token, now);
     }
 
-    /// Ends a connection; its sessions wait for their client.
+    /// Closes a connection. Its sessions are parked for their client.
     pub(super) fn remove_connection(&mut self, token: u64, now: Instant) {
         let Some(mut connection) = self.connections.remove(&token) else { return };
         self.ungreeted.remove(&token);

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Most lines between two looks: who floods the server is named, and does not flood the log.
+/// Most lines per sweep: a client that floods the server is named, and does not flood the log.
 const LINES_MAX: u32 = 8;
 
-/// The complaints of a thread since its last look.
+/// The lines that a thread has logged since its last sweep.
 #[derive(Debug, Default)]
 pub(super) struct RateLimitedLog {
     lines: u32,
@@ -13,7 +13,7 @@ pub(super) struct RateLimitedLog {
 }
 
 impl RateLimitedLog {
-    /// Says that a client's connection is ended.
+    /// Logs that a client's connection is closed.
     pub(super) fn log_disconnect(&mut self, peer: &str, cause: &dyn fmt::Display) {
         if self.lines < LINES_MAX {
             self.lines += 1;
@@ -23,7 +23,7 @@ impl RateLimitedLog {
         }
     }
 
-    /// Begins another interval.
+    /// Starts another interval.
     pub(super) fn begin_interval(&mut self) {
         if self.suppressed > 0 {
             tracing::warn!(connections = self.suppressed, "an RPC server ended further connections");

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::ConnectionTable;
 
-/// Between two looks.
+/// Interval between two sweeps.
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ConnectionTable {
-    /// Does what is due: asks again for sessions that others had, and looks for connections that do not get on.
+    /// Does all due work: retries claims to sessions, and closes connections that make no progress.
     pub(crate) fn sweep(&mut self, now: Instant) {
         self.retry_claims(now);
         if now < self.sweep_due {
