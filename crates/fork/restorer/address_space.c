@@ -2,7 +2,8 @@
  * userfaultfd. restore.c calls these functions in order. The pager fetches the pages that are not copied here, on faults. */
 #include "restorer.h"
 
-/* Moves the kernel's mappings (vdso, vvar) to the staging area: their old and new addresses may overlap anything. */
+/* Moves the kernel's mappings (vdso, vvar) to the staging area, because their old and new addresses may overlap other
+ * mappings. */
 void stage_special_mappings(const struct plan *plan)
 {
 	const struct plan_special_mapping *special = plan_pointer(plan, plan->special_mappings.offset);
@@ -77,7 +78,7 @@ static void map_mapping(const struct plan *plan, const struct plan_mapping *mapp
 		advise_mapping(plan, mapping, index);
 }
 
-/* How many mappings, from this one on, are adjacent and differ in read and write protection only. */
+/* Counts the mappings, from this one on, that are adjacent and differ in read and write protection only. */
 static u32 count_mergeable(const struct plan_mapping *mapping, u32 left)
 {
 	u32 count = 1;

@@ -35,7 +35,7 @@ static inline long call6(long number, long a, long b, long c, long d, long e, lo
 #define CALL6(nr, a, b, c, d, e, f) \
 	call6(__NR_##nr, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
-/* The compiler may call these by name. */
+/* In place of memcpy(3) and memset(3), which no library provides here. */
 static inline void copy_bytes(void *to, const void *from, u64 bytes)
 {
 	__asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");

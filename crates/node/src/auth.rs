@@ -23,7 +23,7 @@ const NODE_SERVICE: &str = "farfork.v1.Node";
 /// The service for nodes.
 const PEER_SERVICE: &str = "farfork.v1.Peer";
 
-/// The service that makes members.
+/// The service by which machines become members.
 const CLUSTER_SERVICE: &str = "farfork.v1.Cluster";
 
 /// Longest path of a request that is checked, in bytes. The paths of all methods are shorter.

@@ -1,4 +1,4 @@
-//! Wall-clock time for records and listings, and boot time for deadlines: it is never set, and it outlasts a daemon.
+//! Wall-clock time for records and listings, and boot time for deadlines: no one sets it, and it continues across daemons.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! Moves the messages of membership: heartbeats to all members and to the addresses to join, and their answers.
+//! Exchanges the messages of membership: heartbeats to all members and to the addresses to join, and their answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

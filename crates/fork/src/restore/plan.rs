@@ -192,7 +192,7 @@ fn write_tables(
 ) -> Result<PlanTables, RestoreError> {
     let process = &descriptor.process;
     let has_memory = matches!(plan_options.scope, PlanScope::ZygoteCopy { .. });
-    // A copy of a zygote maps shared files only. The descriptor's files that are shared are always mapped from this node.
+    // A copy of a zygote maps shared files only, and those are always this node's.
     let matching_files =
         if has_memory { Vec::new() } else { super::address_space::find_matching_files(descriptor, node) };
     let address_space = AddressSpacePlan::compile(

@@ -29,7 +29,7 @@ use super::zygote::{self, ZygoteRegion};
 use super::{LocalNode, RestoreError, privileged_forker};
 use crate::phase;
 
-/// What a child is made from.
+/// The inputs from which a child is made.
 #[derive(Debug)]
 pub struct ChildSpec<'a> {
     /// The seed's state, validated.

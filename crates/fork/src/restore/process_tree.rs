@@ -30,7 +30,7 @@ const FD_BASE_MIN: u32 = 64;
 /// In a wait status: a core was written.
 const CORE_BIT: u32 = 0x80;
 
-/// Whether a core that is written on this node is a file of its directory, by a name that the restorer knows.
+/// Whether a core on this node is written into the current directory, under a name that the restorer knows.
 fn has_plain_core_pattern() -> bool {
     let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern");
     pattern.is_ok_and(|pattern| matches!(pattern.trim_end(), "core" | "core.%p"))

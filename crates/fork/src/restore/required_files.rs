@@ -1,5 +1,5 @@
 //! Checks that the files which the restorer opens by path exist on this node, before anything is started.
-//! [`PathSnapshot`] tells later whether the same files are still at these paths.
+//! [`PathSnapshot`] later checks whether the same files are still at these paths.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};

@@ -29,7 +29,7 @@ const SIGMASK_OFFSET: usize = SIGCONTEXT_OFFSET + 256;
 const SIGCONTEXT_REGISTERS: [usize; 18] = [9, 8, 7, 6, 3, 2, 1, 0, 14, 13, 4, 5, 12, 10, 11, 19, 16, 18];
 const CS_INDEX: usize = 17;
 const SS_INDEX: usize = 20;
-/// Index of FS base and GS base in `user_regs_struct`.
+/// Indexes of RIP, FS base and GS base in `user_regs_struct`.
 pub(super) const RIP_INDEX: usize = 16;
 pub(super) const FS_BASE_INDEX: usize = 21;
 pub(super) const GS_BASE_INDEX: usize = 22;

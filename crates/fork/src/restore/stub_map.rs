@@ -42,7 +42,7 @@ impl StubMap {
         self.ranges.iter().copied()
     }
 
-    /// Where the kernel's mapping of this kind is.
+    /// Address range of the kernel's mapping of this kind.
     pub(super) fn special_mapping(&self, kind: SpecialMapping) -> Option<(u64, u64)> {
         let name: &[u8] = match kind {
             SpecialMapping::Vdso => b"[vdso]",

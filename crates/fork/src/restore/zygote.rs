@@ -215,7 +215,7 @@ impl PlannedChild<'_> {
         Ok((started.into(), control))
     }
 
-    /// Has the container's stub wait for the child's end, as if it had forked it.
+    /// Has the container's stub wait for the child's end, as if the stub had forked it.
     ///
     /// # Errors
     /// The stub's socket failed.

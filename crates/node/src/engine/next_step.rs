@@ -1,4 +1,4 @@
-//! Chooses the next step that a user is advised when a child cannot be started.
+//! Chooses the next step that is suggested to a user when a child cannot be started.
 
 use std::io;
 
@@ -25,7 +25,7 @@ const MISSING_FILE_STEP: &str = "copy it to the same path on that node, or share
 pub(super) const DISK_FULL_STEP: &str =
     "make room there, or give the node another run directory (farfork node --run-dir)";
 
-/// Next step if the kernel cannot filter connections out of a child's network.
+/// Next step if this kernel or daemon cannot connect a child to the outside of its network.
 pub(super) const EGRESS_UNSUPPORTED_STEP: &str = "it takes a daemon that may load programs for the kernel's socket lookup (CAP_BPF and CAP_NET_ADMIN), on Linux 5.9 or later: leave --egress away, or fork it with --net host";
 
 /// The next step after an error, if one is known.

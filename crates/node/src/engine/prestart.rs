@@ -1,8 +1,8 @@
 //! Prestarted children: copies of zygotes, made in advance, that wait before their first instruction for the next
 //! request. Such a child then gets its identity and payload, and is released.
 //!
-//! It has run no instruction of its program, so its receiver cannot tell. But its clocks run on from its parent's since
-//! it was made. `find_prestart_obstacle` says which seeds may have prestarted children.
+//! It has run no instruction of its program, so its requester sees no difference. But its clocks have continued from its
+//! parent's since it was made. `find_prestart_obstacle` says which seeds may have prestarted children.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd as _;

@@ -11,7 +11,7 @@ use super::open_files::OpenFileBuilder;
 use super::socket::{self, SOCK_CLOEXEC, SocketContext, run_as_owner};
 use super::{abi, socket_file, value};
 
-/// Ends a socket's repair mode.
+/// Ends the repair mode of a socket.
 const TCP_REPAIR_OFF: u32 = 0;
 
 /// Connects the waiting connections in the order of their queue, after those that the parent had accepted.

@@ -48,7 +48,7 @@ pub(super) struct SyscallLists {
     /// Objects. Each is created as descriptor 0, because nothing is open yet, and stored above all numbers that the child
     /// will have. Then it is placed like those that the daemon passes.
     pub(super) before_files: PlanSpan,
-    /// The process's own root: no process of the tree opens anything by a path any more.
+    /// The process's own root, after all processes of the tree have opened their paths.
     pub(super) after_paths: PlanSpan,
     /// Timers, locks and file owners: with the child's own threads, files and credentials.
     pub(super) before_start: PlanSpan,

@@ -1,5 +1,5 @@
 //! Files of Unix sockets. bind(2) creates each at the socket's name, which getsockname(2) then returns.
-//! The file is renamed to its path at capture, as by the program: another file may have the socket's name by now.
+//! The file is then renamed to its path at capture, as the program did: another file may have the socket's name by now.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket, SocketFile, SocketState};

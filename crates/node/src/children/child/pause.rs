@@ -1,9 +1,9 @@
 //! Pausing, unpausing and signalling a child.
 //!
-//! A child that was started paused waits at a socket before its first step. Any other is paused by freezing its
-//! container's control group, with all that it has forked and the container's init. Init reaps the child: a child that
-//! ends while frozen must be thawed, or its end is never reported. A restarted daemon finds the group still frozen.
-//! A client may freeze the group by itself (`open_freezer`); from then on the group says whether the child is paused.
+//! A child that was started paused waits at a socket before its first instruction. Any other is paused by freezing its
+//! container's control group, with all that it has forked and the container's init. Init reaps the child: if the child ends
+//! while frozen, it must be thawed, or its end is never reported. The group stays frozen across restarts of the daemon. A
+//! client may freeze it directly (`open_freezer`). Then the group says whether the child is paused.
 
 use std::io;
 use std::os::fd::AsFd;
