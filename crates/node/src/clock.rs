@@ -1,4 +1,5 @@
-//! Wall-clock time for records and listings, and boot time for deadlines: no one sets it, and it continues across daemons.
+//! Wall-clock time for records and listings, and boot time for deadlines. Boot time cannot be set, and continues when the
+//! daemon restarts.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

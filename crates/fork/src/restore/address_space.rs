@@ -33,7 +33,7 @@ pub(super) struct AddressSpacePlan {
     pub(super) bridge_image: Option<Vec<u8>>,
     /// Ranges that are locked in memory. A fork does not inherit the locks.
     pub(super) locked_ranges: Vec<PlanRange>,
-    /// First addresses of private mappings over which the process's written pages are laid.
+    /// First addresses of private mappings that get the process's written pages.
     pub(super) overlaid_mappings: BTreeSet<u64>,
 }
 

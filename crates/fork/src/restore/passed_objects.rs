@@ -144,7 +144,7 @@ impl PassedObjects {
         PASSED_RESERVED_COUNT + self.fds.len() as u32 - 1
     }
 
-    /// Adds a duplicate of a descriptor of the caller's. Returns its index.
+    /// Adds a duplicate of the caller's descriptor. Returns its index.
     pub(super) fn add_borrowed(&mut self, fd: BorrowedFd<'_>) -> io::Result<u32> {
         Ok(self.add(fd.try_clone_to_owned()?))
     }

@@ -75,7 +75,7 @@ pub(super) const CREDENTIALS_UNCHANGED: u32 = u32::MAX;
 pub(super) const SYSCALL_ANY_RESULT: u64 = u64::MAX;
 pub(super) const SYSCALL_MAY_FAIL: u64 = u64::MAX - 1;
 
-/// Steps that system calls of `syscalls` belong to, `enum step`.
+/// Steps of the calls that `syscalls` compiles, from `enum step`.
 pub(super) const STEP_CHANGE_DIRECTORY: u32 = 20;
 pub(super) const STEP_OPEN_FILE: u32 = 21;
 pub(super) const STEP_SCHEDULING: u32 = 31;

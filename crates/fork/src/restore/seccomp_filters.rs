@@ -109,7 +109,7 @@ fn find_shared_filters(descriptor: &Descriptor) -> &[u32] {
 }
 
 /// `struct plan_common_filters` for `address`: the number of waiting threads, and whether they may continue; the word they
-/// wait on, and their total number; whether the filters allow to wake them.
+/// wait on, and their total number; whether the filters allow the wake-up.
 fn encode_common_header(descriptor: &Descriptor, shared: &[u32], address: u64) -> [u64; 3] {
     const WAKE_FUTEX_OFFSET: u64 = 8;
     const SYS_FUTEX: u32 = 202;

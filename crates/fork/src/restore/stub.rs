@@ -27,8 +27,8 @@ pub const STUB_QUEUE_FD: u32 = 5;
 /// The stub: a program of a few KiB without a C library, which runs as pid 1 of each container.
 pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
-/// Limit for the first report of a new stub, its first action. The end of a stub is noticed at once. Schedulers that left
-/// processes waiting for ten seconds were observed (`docs/decisions/023-scheduling-stalls.md`).
+/// Limit for the first report of a new stub, which is its first action. The end of a stub is noticed at once. A machine was
+/// observed whose scheduler left processes waiting for ten seconds (`docs/decisions/023-scheduling-stalls.md`).
 const STUB_READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Interval between checks whether a stub is stopped.

@@ -32,7 +32,7 @@ fn still_runs(parent: &mut Parent) {
     parent.wait_for("runs");
 }
 
-/// The most threads are more than one page has room for.
+/// Also with more threads than one page has room for.
 #[test]
 fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
     for threads in ["0", "3", "30"] {

@@ -30,7 +30,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most handshakes at once: for all nodes of a large cluster that connect at the same time, at some kilobytes each.
 const HANDSHAKES_MAX: usize = 512;
 
-/// Most connections of members at once: one of each node of the largest cluster, and as many of clients.
+/// Most connections of members at once: one from each node of the largest cluster, and as many from clients.
 const CONNECTIONS_MAX: usize = 2048;
 
 /// Most connections without a certificate at once, for machines that join.

@@ -84,7 +84,7 @@ impl Engine {
     ) -> Self {
         let name = own.node.clone();
         let zygote_cache = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygote_limits);
-        // Created at the start, so that the number of groups does not grow later.
+        // Created at the start, so that a node has the same number of groups at its start and at its end.
         if let Some(error) = (zygote_limits.count_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {
             tracing::warn!(%error, "the control group of zygotes is not made yet");
         }

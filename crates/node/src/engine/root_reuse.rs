@@ -16,8 +16,8 @@ use crate::network::{FanOutNetwork, NetworkMode};
 // processes may inspect the children of each (`farfork_wire::Descriptor::lineage`). That holds while all their threads
 // have the same users, groups and capabilities, and are alike in being dumpable. Children in one network can pass
 // descriptors to each other: their roots belong to the seed, and are dropped with it.
-/// The key by which a child with these options may pass on its root; `None` if it must not. It must not if it is untrusted,
-/// has access that others lack, or is in a network with others to which it could send a descriptor.
+/// The key by which a child with these options may pass on its root. `None` for a child that is untrusted, has access that
+/// others lack, or is in a network with strangers, to which it could send a descriptor.
 pub(super) fn root_reuse_key(
     (seed, lineage): (&SeedId, &Arc<str>),
     options: &StartOptions,

@@ -36,7 +36,7 @@ pub(super) fn configure_terminals(
     Ok(())
 }
 
-/// Sets the foreground process group of a controlling terminal, in the leader of its session. All groups exist.
+/// Sets the foreground process group of a controlling terminal. Runs in the session's leader, when all groups exist.
 pub(super) fn set_foreground_group(
     descriptor: &Descriptor,
     (objects, fd_base): (&PassedObjects, u32),

@@ -443,14 +443,14 @@ impl ZygoteCache {
     }
 }
 
-/// Whether a child of a seed with these options is to be a copy of a zygote. Not if its sockets' addresses may be in use: it
-/// is then refused like any other child, which says nothing about the zygote.
+/// Whether a child of a seed with these options is to be a copy of a zygote. A child whose sockets' addresses may be in use
+/// is not: its refusal would say nothing about the zygote.
 fn can_copy_zygote(source: &SeedSource, options: &StartOptions) -> bool {
     has_copyable_options(options) && (options.network == NetworkMode::Private || !has_bound_sockets(&source.descriptor))
 }
 
-/// Whether a child with these options can be a copy of a zygote, whatever its seed. Limits would count memory that it shares
-/// with the zygote unexpectedly. Paths that are bound elsewhere may be mapped. A request for another strategy expects that
+/// Whether a child with these options can be a copy of a zygote, whatever its seed. Limits would count the zygote's memory
+/// in an unexpected way. Bound paths may have files that the zygote maps. A request for another strategy expects that
 /// strategy. An untrusted child shares no memory with others.
 pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
     let strategy = &options.strategy;
