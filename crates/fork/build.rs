@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Freestanding, and without anything that would need a relocation, a table of addresses or a vector register.
+/// For freestanding code that needs no relocation, no table of addresses and no vector register.
 const FLAGS: &[&str] = &[
     "-std=gnu11",
     "-O2",

@@ -1,9 +1,9 @@
 /* Builds the child's address space in the restorer: unmaps the stub's, maps the child's, and gives the pager the
- * userfaultfd. restore.c calls these functions in order. Pages that are not copied here are fetched by the pager on a
- * fault. */
+ * userfaultfd. restore.c calls these functions in order. The pager fetches the pages that are not copied here, on faults. */
 #include "restorer.h"
 
-/* Moves the kernel's mappings (vdso, vvar) to the staging area: their old and new addresses may overlap anything. */
+/* Moves the kernel's mappings (vdso, vvar) to the staging area, because their old and new addresses may overlap other
+ * mappings. */
 void stage_special_mappings(const struct plan *plan)
 {
 	const struct plan_special_mapping *special = plan_pointer(plan, plan->special_mappings.offset);
@@ -78,7 +78,7 @@ static void map_mapping(const struct plan *plan, const struct plan_mapping *mapp
 		advise_mapping(plan, mapping, index);
 }
 
-/* How many mappings, from this one on, are adjacent and differ in read and write protection only. */
+/* Counts the mappings, from this one on, that are adjacent and differ in read and write protection only. */
 static u32 count_mergeable(const struct plan_mapping *mapping, u32 left)
 {
 	u32 count = 1;
@@ -149,7 +149,8 @@ void install_guards(const struct plan *plan)
 		check(plan, STEP_GUARD, CALL3(madvise, guard[i].start, guard[i].bytes, K_MADV_GUARD_INSTALL), i);
 }
 
-/* After the guards, which locked memory does not accept. On fault: the pager supplies pages one by one, as elsewhere. */
+/* Runs after the guards, because locked memory accepts none. MLOCK_ONFAULT: the pager supplies pages one by one, as
+ * elsewhere. */
 void lock_ranges(const struct plan *plan)
 {
 	const struct plan_range *locked = plan_pointer(plan, plan->locked_ranges.offset);
@@ -157,7 +158,7 @@ void lock_ranges(const struct plan *plan)
 		check(plan, STEP_ADVISE, CALL3(mlock2, locked[i].start, locked[i].bytes, K_MLOCK_ONFAULT), i);
 }
 
-/* Before the ranges are registered, so that a page costs neither a system call nor a userfaultfd message. */
+/* Runs before the ranges are registered, so that a page costs neither a system call nor a userfaultfd message. */
 void copy_eager_bytes(const struct plan *plan)
 {
 	const struct plan_eager_bytes *eager = plan_pointer(plan, plan->eager.offset);
@@ -165,7 +166,7 @@ void copy_eager_bytes(const struct plan *plan)
 		copy_bytes((void *)eager[i].address, plan_pointer(plan, eager[i].offset), eager[i].bytes);
 }
 
-/* The message is the process's index. `second_fd`: another descriptor to send along, or -1. */
+/* Sends a descriptor. The message is the process's index. `second_fd`: another descriptor to send along, or -1. */
 static void send_fd(const struct plan *plan, int socket, int fd, int second_fd)
 {
 	const u64 count = second_fd < 0 ? 1 : 2;
@@ -179,7 +180,7 @@ static void send_fd(const struct plan *plan, int socket, int fd, int second_fd)
 	check(plan, STEP_SEND_USERFAULTFD, CALL3(sendmsg, socket, &message, K_MSG_NOSIGNAL), 0);
 }
 
-/* The pager need not have received the descriptor when this returns: until then a fault waits. */
+/* May return before the pager has received the descriptor: until then a fault waits. */
 void register_userfaultfd(const struct plan *plan)
 {
 	const struct plan_range *range = plan_pointer(plan, plan->userfaultfd_ranges.offset);
@@ -203,7 +204,8 @@ void register_userfaultfd(const struct plan *plan)
 		struct k_uffdio_register area = { range[i].start, range[i].bytes, K_UFFDIO_REGISTER_MODE_MISSING, 0 };
 		check(plan, STEP_REGISTER, CALL3(ioctl, uffd, K_UFFDIO_REGISTER, &area), i);
 	}
-	/* A zygote holds its own: its program never runs, and a copy cannot proceed while its pages are not served. */
+	/* A zygote holds its own userfaultfd: its program never runs, and a copy cannot proceed while its pages are not
+	 * served. */
 	const int queue = (int)plan->fd_base + RESTORER_SLOT_QUEUE, pager = (int)plan->fd_base + PASSED_PAGER;
 	if (plan->flags & PLAN_ZYGOTE) {
 		check(plan, STEP_KEEP_USERFAULTFD, CALL3(dup3, uffd, queue, K_O_CLOEXEC), 0);
@@ -215,7 +217,8 @@ void register_userfaultfd(const struct plan *plan)
 	CALL1(close, uffd);
 }
 
-/* prctl(2), PR_SET_MM_MAP. The executable can be set without CAP_SYS_RESOURCE once nothing of the old one is mapped. */
+/* Sets addresses by prctl(2), PR_SET_MM_MAP. The executable can be set without CAP_SYS_RESOURCE once nothing of the old one
+ * is mapped. */
 void set_mm(const struct plan *plan)
 {
 	struct {
@@ -234,7 +237,7 @@ void set_mm(const struct plan *plan)
 		map.exe = (u32)check(plan, STEP_OPEN_EXECUTABLE,
 				     CALL3(open, plan_pointer(plan, plan->exe), K_O_RDONLY | K_O_CLOEXEC, 0), 0);
 	check(plan, STEP_SET_MM, CALL5(prctl, K_PR_SET_MM, K_PR_SET_MM_MAP, &map, sizeof map, 0), 0);
-	/* A passed descriptor may be used by another process too. */
+	/* Another process may use a passed descriptor too. */
 	if (!is_passed)
 		CALL1(close, map.exe);
 }

@@ -1,5 +1,5 @@
-/* Sets a thread's credentials and capabilities (credentials(7), capabilities(7)), in the restorer. threads.c calls it per
- * thread. */
+/* Sets a thread's credentials and capabilities (credentials(7), capabilities(7)), in the restorer. threads.c calls it for
+ * each thread. */
 #include "restorer.h"
 
 static void set_capabilities(const struct plan *plan, const struct plan_credentials *wanted)
@@ -18,7 +18,7 @@ static void set_capabilities(const struct plan *plan, const struct plan_credenti
 			      CALL5(prctl, K_PR_CAP_AMBIENT, K_PR_CAP_AMBIENT_RAISE, bit, 0, 0), 5);
 }
 
-/* Privileges go last and in this order: each step needs those that a later one takes away. */
+/* Drops privileges last, in this order: each step needs privileges that a later step drops. */
 void set_credentials(const struct plan *plan, u32 index)
 {
 	if (index == CREDENTIALS_UNCHANGED)

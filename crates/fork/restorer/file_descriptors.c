@@ -67,7 +67,7 @@ void open_descriptors(const struct plan *plan)
 		if (wanted[i].kind == DESCRIPTOR_FROM_PROCESS)
 			copy_descriptor(plan, &wanted[i]);
 	wait_barrier(plan, &barrier_page(plan)->files_copied, plan->process_count);
-	/* After all that they watch. */
+	/* Epoll entries are added after the files that they watch. */
 	for (u32 i = 0; i < plan->epolls.count; i++) {
 		struct k_epoll_event event = { watch[i].events, watch[i].data };
 		check(plan, STEP_EPOLL,

@@ -1,4 +1,5 @@
-/* System calls and kernel interface for stub and restorer, without a C library: none of one may remain in a child. */
+/* System calls and kernel interface for stub and restorer, without a C library: nothing of a library may remain in a
+ * child. */
 #pragma once
 
 #include <asm/unistd.h>
@@ -34,7 +35,7 @@ static inline long call6(long number, long a, long b, long c, long d, long e, lo
 #define CALL6(nr, a, b, c, d, e, f) \
 	call6(__NR_##nr, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
-/* The compiler may call these by name. */
+/* In place of memcpy(3) and memset(3), which no library provides here. */
 static inline void copy_bytes(void *to, const void *from, u64 bytes)
 {
 	__asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
@@ -45,8 +46,8 @@ static inline void clear_bytes(void *at, u64 bytes)
 	__asm__ volatile("rep stosb" : "+D"(at), "+c"(bytes) : "a"(0) : "memory");
 }
 
-/* Names of the kernel's interface, from its uapi headers. Those headers conflict with one another without a C library, so
- * the few that are needed are here. */
+/* Names of the kernel's interface, from its uapi headers. Without a C library, those headers conflict with one another, so
+ * this file defines the few that are needed. */
 enum {
 	K_EPERM = 1,
 	K_EINTR = 4,

@@ -179,8 +179,8 @@ struct plan_seccomp_filter {
 	u64 program;
 };
 
-/* Filters that all threads of a process have. The leader installs them for all threads, when all others wait and need
- * only their last system call. The assembly in threads.c depends on the offsets. */
+/* Filters that all threads of a process have. The leader installs them for all threads, when all others wait and need only
+ * their last system call. The assembly in threads.c depends on the offsets. */
 struct plan_common_filters {
 	u32 waiting_threads; /* threads that have arrived */
 	u32 start;	     /* set when they may continue */
@@ -305,13 +305,15 @@ struct plan {
 
 /* A request to a stub: this message with descriptors, then more messages until all descriptors have arrived.
  *
- *   request to                  pid    passed[0]   passed[1]         passed[2]        passed[3..]    last one
- *   a container's stub          child  plan        pager's socket    status file      the child's    userfaultfd queue
- *   a stub outside containers   0      plan        pager's socket    unused           the zygote's   -
- *   a zygote                    child  plan        container's init  control socket   the child's    cgroup
- *   a privileged forker         child  plan        pager's socket    container's init the child's    userfaultfd queue
- *   a stub that waits           child  status file userfaultfd queue
- *   a stub, before all others          namespace
+ * | request to                | pid   | passed[0]   | passed[1]        | passed[2]        | passed[3..]  | last one |
+ * | a container's stub        | child | plan        | pager's socket   | status file      | the child's  | queue    |
+ * | a stub outside containers | 0     | plan        | pager's socket   | unused           | the zygote's | -        |
+ * | a zygote                  | child | plan        | container's init | control socket   | the child's  | cgroup   |
+ * | a privileged forker       | child | plan        | pager's socket   | container's init | the child's  | queue    |
+ * | a stub that waits         | child | status file | queue            |                  |              |          |
+ * | a stub, before all others |       | namespace   |                  |                  |              |          |
+ *
+ * The queue is the child's userfaultfd queue.
  *
  * A stub outside of containers becomes a zygote. A zygote or a privileged forker forks the child through an intermediate,
  * whose pid is intermediate_pid, because the child must be in the pid namespace of another stub, the container's init. A
@@ -449,7 +451,7 @@ struct stub_report {
 	i32 error; /* errno */
 	u32 step;
 	u32 detail; /* index, signal or number that the step was at; in REPORT_CHILD_ENDED, the wait status */
-	u32 process_index; /* in its tree; 0 where it has none yet */
+	u32 process_index; /* in its tree; 0 if it has none yet */
 	u32 status;  /* wait status, in REPORT_PROCESS_ENDED */
 	u64 realtime_ns;
 	u64 marks_ns[MARK_COUNT]; /* in REPORT_RESTORED; CLOCK_REALTIME, which no time namespace changes */

@@ -54,7 +54,8 @@ __attribute__((noreturn)) void fork_via_intermediate(const struct stub_request *
 	exit_process(0);
 }
 
-/* The last step that needs the node's capabilities, except thread ids: the user namespace owns the pid namespace too. */
+/* Enters the user namespace. After that, the process has no capability of the node. Setting thread ids still works, because
+ * the user namespace also owns the pid namespace. */
 void enter_user_namespace(const struct plan *plan)
 {
 	if (plan->user_namespace != 0)

@@ -54,7 +54,7 @@ void wait_barrier_count(const struct plan *plan, u32 *counter, u32 wanted)
 	}
 }
 
-/* Counts this process, and waits until `count` processes are here. */
+/* Counts this process, and waits until `count` processes have arrived. */
 void wait_barrier(const struct plan *plan, u32 *counter, u32 count)
 {
 	if (plan->process_count == 1)
@@ -85,13 +85,13 @@ static void wait_flagged_children(const struct plan *plan, u32 flag, u32 events)
 	}
 }
 
-/* After this barrier all processes are forked: process groups have their leaders, and all pids exist. */
+/* Waits until all processes are forked. Then process groups have their leaders, and all pids exist. */
 void join_group_and_wait_zombies(const struct plan *plan)
 {
 	wait_barrier(plan, &barrier_page(plan)->processes_forked, plan->process_count);
 	if (plan->process_group != 0)
 		check(plan, STEP_GROUP, CALL2(setpgid, 0, plan->process_group), plan->process_group);
-	/* Before the signal actions are set: with SIGCHLD ignored, children would not become zombies. */
+	/* Runs before the signal actions are set: with SIGCHLD ignored, children would not become zombies. */
 	wait_flagged_children(plan, CHILD_ZOMBIE, K_WEXITED | K_WNOWAIT);
 	remove_cores(plan);
 }
@@ -119,8 +119,8 @@ void wait_tree_ready(const struct plan *plan)
 	wait_barrier_count(plan, &barrier_page(plan)->processes_closed, plan->process_count - 1);
 }
 
-/* Closes farfork's descriptors. Of a shared table only the last user closes them, because the others still report
- * failures on them. Counts that for the first process, which starts the tree only when all others have done so. */
+/* Closes farfork's descriptors. The last user of a shared table closes them, because the others still report failures on
+ * them. Counts this for the first process, which starts the tree when all others have closed them. */
 static void close_restorer_fds(const struct plan *plan)
 {
 	struct tree_barrier *barrier = barrier_page(plan);
@@ -133,8 +133,8 @@ static void close_restorer_fds(const struct plan *plan)
 		CALL3(futex, &barrier->processes_closed, K_FUTEX_WAKE, K_FUTEX_ALL);
 }
 
-/* The last barrier: this process is complete. The first process starts all. A process that was stopped stops here until
- * SIGCONT. */
+/* The last barrier: this process is complete. The first process starts all others. A process that was stopped stops here
+ * until SIGCONT. */
 void wait_tree_start(const struct plan *plan)
 {
 	const struct plan_thread *leader = plan_pointer(plan, plan->threads.offset);
@@ -142,7 +142,8 @@ void wait_tree_start(const struct plan *plan)
 	if (plan->process_index != 0) {
 		if (__atomic_add_fetch(&barrier->processes_ready, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
 			CALL3(futex, &barrier->processes_ready, K_FUTEX_WAKE, K_FUTEX_ALL);
-		/* Checks its children until they are complete too, except if it stops: its parent may be waiting for that. */
+		/* Checks its children until they are complete too, unless it stops: its parent may be waiting for that
+		 * stop. */
 		if (plan->children.count > 0 && !(plan->flags & PLAN_STOPPED))
 			wait_barrier_count(plan, &barrier->processes_ready, plan->process_count - 1);
 	}

@@ -30,8 +30,8 @@ static void set_limits(const struct plan *plan)
 	}
 }
 
-/* Installs farfork's own filter in all threads, which wait. No process of the tree may run before: it could see another one
- * without the filter. The filter allows every system call that the rest of the restore makes. */
+/* Installs farfork's own filter in all threads, which wait. No process of the tree may run before that: it could see a
+ * process without the filter. The filter allows every system call that the rest of the restore makes. */
 static void install_confinement(const struct plan *plan)
 {
 	const struct plan_seccomp_filter *filter = (const struct plan_seccomp_filter *)plan->confinement_filters;
@@ -119,7 +119,7 @@ void restore(const struct plan *plan)
 	start_threads(plan);
 	become_leader(plan, leader);
 	futex_wait_until(&scratch->threads_ready, plan->threads.count - 1);
-	/* A thread that changes its credentials resets this. */
+	/* Set here, because a thread that changes its credentials resets it. */
 	CALL5(prctl, K_PR_SET_DUMPABLE, plan->dumpable, 0, 0, 0);
 	run_syscalls(plan, plan->syscalls_before_start);
 	consume_child_events(plan);

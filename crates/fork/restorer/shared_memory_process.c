@@ -35,7 +35,7 @@ void fork_shared_memory_children(const struct plan *plan)
 			fork_shared_memory_child(plan, &children[i]);
 }
 
-/* The first steps of such a process, which others take before they build their memory. */
+/* The first steps of such a process. Other processes take them before they build their memory. */
 void start_shared_memory_process(const struct plan *plan)
 {
 	if (plan->flags & PLAN_SUBREAPER)

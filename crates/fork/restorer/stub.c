@@ -65,7 +65,7 @@ static __attribute__((noreturn)) void fork_child(const struct stub_request *stub
 	reap_until_exit(child);
 }
 
-/* Enters another network namespace in place of its container's, for itself and its future children, and reports READY. */
+/* Enters another network namespace in place of its container's, for itself and its future children. Then reports READY. */
 static void enter_network(const struct passed_fds *passed)
 {
 	long error = CALL2(setns, passed->first + NETWORK_PASSED_NAMESPACE, K_CLONE_NEWNET);

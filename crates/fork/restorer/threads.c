@@ -1,5 +1,5 @@
-/* Creates the child's threads; each sets its own attributes and enters the child through its signal frame.
- * enter_thread() is all code that stays mapped in the child: it must fit in the first page of the code. */
+/* Creates the child's threads. Each sets its own attributes and enters the child through its signal frame. Only the code of
+ * enter_thread() stays mapped in the child: it must fit in the first page of the code. */
 #include "restorer.h"
 
 /* The leader's arguments to a new thread. */
@@ -35,7 +35,6 @@ void queue_pending_signals(const struct plan *plan, struct plan_span pending_sig
 	}
 }
 
-/* Attributes that each thread sets for itself. */
 static void set_thread_attributes(const struct plan *plan, const struct plan_thread *thread)
 {
 	if (thread->gs_base != 0)
@@ -226,7 +225,7 @@ static __attribute__((noreturn)) void run_thread(void *argument)
 	enter_thread(plan, thread);
 }
 
-/* The new task takes its argument from a register that the system call preserves: it has no stack frame yet. */
+/* The new task takes its argument from a register that the system call preserves, because it has no stack frame yet. */
 long start_task(struct k_clone_args *args, void (*run)(void *), void *run_argument)
 {
 	register void *argument __asm__("r12") = run_argument;

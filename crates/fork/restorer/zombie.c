@@ -29,7 +29,7 @@ static char *append_core_directory(char *end, u32 pid)
 }
 
 /* Lets the process dump a core, in a directory of its own: only then does its wait status have the core flag. The core is
- * small, as the process has little memory. Returns whether a core can be written. */
+ * small, because the process has little memory. Returns whether a core can be written. */
 static int prepare_core(u32 pid)
 {
 	char directory[CORE_PATH_BYTES];

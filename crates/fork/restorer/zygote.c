@@ -6,7 +6,7 @@
 /*   zygote ── clone3(VM, VFORK) ──▶ intermediate, in the container's pid namespace
  *                                     │ clone3(set_tid, INTO_CGROUP)
  *                                     ├──────────────────────────────▶ copy: fork.c, restore.c
- *                                     ends: the kernel reparents the copy to the stub, pid 1 of the namespace, which reaps it
+ *                                     ends: the kernel reparents the copy to the namespace's pid 1, the stub
  *
  * The intermediate shares the zygote's memory, so that the memory is copied once, not twice. It is in the container's pid
  * namespace itself because the kernel reparents an orphan to pid 1 of its *parent's* namespace. */
@@ -69,7 +69,7 @@ static long fork_copy(const struct plan *plan, struct copy_request *copy_request
 	do
 		error = CALL4(wait4, intermediate, &status, K_WALL, 0);
 	while (error == -K_EINTR);
-	if (status) /* otherwise the intermediate did; closing its socket reports that there is no copy */
+	if (status) /* otherwise the intermediate closed them; closing its socket reports that there is no copy */
 		close_passed_fds(&copy_request->request.passed);
 	return 0;
 }

@@ -1,5 +1,5 @@
-//! A thousand captures leave nothing open. This is a test program of its own: it measures what its process holds, so no
-//! other test may hold anything meanwhile.
+//! A thousand captures leave nothing open. This is a separate test program, because it measures the resources of its
+//! process.
 
 #[allow(dead_code, reason = "the tests of capture use the rest")]
 #[path = "capture/harness.rs"]
@@ -10,7 +10,7 @@ use harness::{Parent, children};
 const ROUNDS: usize = 1000;
 const ENDING_MAX: usize = 4;
 
-/// What may grow.
+/// Resources that could leak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Holdings {
     files: usize,
@@ -37,7 +37,7 @@ fn a_thousand_rounds_leave_nothing_behind() {
         drop(parent.capture().unwrap());
     }
     let (after, parents_after) = (ours(), resident());
-    // A tracer or two may be about to end; what is left behind by each round would be a thousand.
+    // One or two tracers may still be ending. A leak in each round would leave a thousand.
     assert!(after.files <= before.files + ENDING_MAX, "{before:?} {after:?}");
     assert!(after.threads <= before.threads + ENDING_MAX, "{before:?} {after:?}");
     // The allocator may keep a little.

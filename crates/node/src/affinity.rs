@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use farfork_sys::process::format_cpu_list;
 
-/// Each of these sets once; not those of threads that have chosen none.
+/// Each distinct set once, without the empty sets of threads that have chosen none.
 pub(crate) fn format_distinct_sets<'a>(sets: impl Iterator<Item = &'a [u32]>) -> Vec<String> {
     let distinct: BTreeSet<String> = sets.filter(|cpus| !cpus.is_empty()).map(format_cpu_list).collect();
     distinct.into_iter().collect()

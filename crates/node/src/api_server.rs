@@ -24,17 +24,17 @@ use crate::node::Node;
 use crate::service::{ControlService, PeerService};
 use crate::trust::ClusterService;
 
-/// The sockets that requests come in at.
+/// The listeners of the API.
 pub(crate) struct ApiListeners {
     socket: tokio::net::UnixListener,
     network: tokio::net::TcpListener,
 }
 
 impl ApiListeners {
-    /// Must be called within the runtime.
+    /// Registers the listeners with the runtime. Must be called within it.
     ///
     /// # Errors
-    /// The runtime cannot watch them.
+    /// The runtime cannot watch a listener.
     pub(crate) fn new(socket: UnixListener, network: TcpListener) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         network.set_nonblocking(true)?;
@@ -42,10 +42,10 @@ impl ApiListeners {
     }
 }
 
-/// Serves until `stopped` turns true; requests under way then have [`SHUTDOWN_TIMEOUT`] left.
+/// Serves until `stopped` becomes true. Requests in progress then have [`SHUTDOWN_TIMEOUT`] left.
 ///
 /// # Errors
-/// A server failed; the other is stopped too.
+/// A server failed. The other one is stopped too.
 pub(crate) async fn serve_api(
     node: &Arc<Node>,
     listeners: ApiListeners,
@@ -65,7 +65,8 @@ pub(crate) async fn serve_api(
     let cluster = ClusterServer::new(ClusterService::new(node.peers.clone()))
         .max_decoding_message_size(ANONYMOUS_MESSAGE_BYTES_MAX);
     let credentials = node.peers.security().credentials().cloned();
-    // Of whom the kernel tells when it is gone: one that stands still, for who stopped it or reads what it writes, is not gone.
+    // The Unix socket needs no keepalive: the kernel reports callers that end. A caller that is stopped or blocked is still
+    // there.
     let at_socket = Server::builder()
         .layer(RequestAuthorizer::Socket)
         .add_service(control())
@@ -82,7 +83,7 @@ pub(crate) async fn serve_api(
     let both = async { tokio::try_join!(at_socket, at_port).map(drop) };
     let overdue = async {
         let _ = stopped.wait_for(|is_stopped| *is_stopped).await;
-        // Streams without an end of their own (logs, attach) keep a server open: they are cut off.
+        // Streams that do not end by themselves (logs, attach) keep a server open. After the timeout they are cut off.
         let _ = timeout(SHUTDOWN_TIMEOUT, std::future::pending::<()>()).await;
     };
     tokio::select! {

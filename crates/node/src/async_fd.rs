@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// What owns a descriptor, and keeps it until it is dropped.
+/// The owner of a descriptor, which keeps it open until it is dropped.
 #[derive(Debug)]
 pub(crate) struct FdOwner<T>(pub(crate) T);
 

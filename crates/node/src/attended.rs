@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use crate::children::{Child, HeldChild};
 
-/// The batches of attended children on this node, by the number that the asked node drew.
+/// The batches of attended children on this node, by a number that the node with the fork request has drawn.
 #[derive(Debug, Default)]
 pub(crate) struct AttendedBatches(Mutex<HashMap<u64, Weak<AttendedBatch>>>);
 
@@ -23,13 +23,13 @@ pub(crate) struct AttendedBatch(Mutex<BatchState>);
 
 #[derive(Debug, Default)]
 struct BatchState {
-    /// The caller has gone: nobody could collect what comes of another child.
+    /// Whether the caller has disconnected. No caller would collect the results of further children.
     is_caller_gone: bool,
     children: Vec<HeldChild>,
 }
 
 impl AttendedBatches {
-    /// A batch without children; it is known as long as somebody has it.
+    /// Registers a batch without children. It stays known until its last reference is dropped.
     pub(crate) fn register(&self, number: u64) -> Arc<AttendedBatch> {
         let batch = Arc::new(AttendedBatch::default());
         let mut batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,8 +38,8 @@ impl AttendedBatches {
         batch
     }
 
-    /// Ends the children of a batch whose caller has gone: by SIGTERM, and those that live on by SIGKILL. One that is unknown has none.
-    /// Must be called within the runtime.
+    /// Ends the children of a batch whose caller has disconnected: by SIGTERM, later by SIGKILL. An unknown batch has no
+    /// children. Must be called within the runtime.
     pub(crate) fn end_children(&self, number: u64) {
         let batch = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&number).and_then(Weak::upgrade);
         if let Some(batch) = batch {
@@ -49,7 +49,7 @@ impl AttendedBatches {
 }
 
 impl AttendedBatch {
-    /// A child was started; in a batch that is over it ends at once.
+    /// Adds a started child. If the caller has disconnected, the child is killed at once.
     pub(crate) fn add(&self, child: HeldChild) {
         let mut state = self.state();
         if state.is_caller_gone {
@@ -75,13 +75,13 @@ impl AttendedBatch {
         });
     }
 
-    /// Every change is complete under its lock.
+    /// Ignores poisoning: every change is complete under its lock.
     fn state(&self) -> MutexGuard<'_, BatchState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn send_signal(child: &Child, signal: Signal) {
-    // It may have ended by itself.
+    // The child may have ended by itself.
     let _ = child.kill(signal.as_raw().unsigned_abs());
 }

@@ -23,16 +23,16 @@ const NODE_SERVICE: &str = "farfork.v1.Node";
 /// The service for nodes.
 const PEER_SERVICE: &str = "farfork.v1.Peer";
 
-/// The service that makes members.
+/// The service by which machines become members.
 const CLUSTER_SERVICE: &str = "farfork.v1.Cluster";
 
-/// Longest path of a request that is looked at, in bytes; no method's is longer.
+/// Longest path of a request that is checked, in bytes. The paths of all methods are shorter.
 const PATH_BYTES_MAX: usize = 100;
 
-/// What changes nothing.
+/// Methods that change nothing.
 const READ_ONLY_METHODS: [&str; 6] = ["ListSeeds", "ListChildren", "ListNodes", "Inspect", "Logs", "Wait"];
 
-/// Who asks. Each request carries it.
+/// The caller of a request. Each request carries it.
 ///
 /// | caller | may request |
 /// |---|---|
@@ -43,21 +43,21 @@ const READ_ONLY_METHODS: [&str; 6] = ["ListSeeds", "ListChildren", "ListNodes", 
 /// | a peer without a certificate | to join, with a token |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
-    /// Whoever may write to the Unix socket.
+    /// A process that may write to the Unix socket.
     Socket,
     /// A member of the cluster.
     Member(AuthenticatedPeer),
-    /// Somebody who showed no certificate.
+    /// A peer without a certificate.
     Anonymous,
-    /// Whoever reaches the port of a node that was told to trust everybody.
+    /// A peer of a node that runs without certificates (`--insecure`).
     Insecure,
 }
 
 impl Caller {
-    /// Whether this may be asked for.
+    /// Checks whether the caller may make this request.
     ///
     /// # Errors
-    /// What it may not, and what would help.
+    /// The request is not allowed. The failure says why, and what to do.
     fn authorize(&self, service: &str, method: &str) -> Result<(), Failure> {
         let refuse = |code, cause: String, step: &str| {
             Err(Failure::new(code, format!("request {service}/{method}"), cause).with_next_step(step))
@@ -88,16 +88,16 @@ impl Caller {
     }
 }
 
-/// Stands at a door, looks at each request, and notes on it who asks.
+/// Checks each request at a listener, and attaches its caller.
 #[derive(Debug, Clone)]
 pub(crate) enum RequestAuthorizer {
     /// At the Unix socket.
     Socket,
     /// At the control port.
     Network {
-        /// Absent where everybody is trusted.
+        /// `None` if the node runs without certificates.
         credentials: Option<Credentials>,
-        /// What was refused.
+        /// Logs refused requests, at a limited rate.
         denial_log: Arc<RateLimitedLog>,
     },
 }
@@ -125,7 +125,7 @@ impl RequestAuthorizer {
         Ok(())
     }
 
-    /// Who asks for what it may not, from the network, does not fill the disk with it.
+    /// Logs a refused request. Requests from the network must not fill the disk, so their log is rate-limited.
     fn log_denial(&self, failure: &Failure) {
         match self {
             Self::Socket => tracing::warn!("refused: {failure}"),
@@ -142,7 +142,7 @@ impl<S> Layer<S> for RequestAuthorizer {
     }
 }
 
-/// A service behind a doorkeeper.
+/// A service whose requests are authorized first.
 #[derive(Debug, Clone)]
 pub(crate) struct AuthorizedService<S> {
     authorizer: RequestAuthorizer,

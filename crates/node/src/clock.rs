@@ -1,8 +1,9 @@
-//! Wall-clock time for records and listings, and boot time for deadlines: it is never set, and it outlasts a daemon.
+//! Wall-clock time for records and listings, and boot time for deadlines. Boot time cannot be set, and continues when the
+//! daemon restarts.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Now, in milliseconds since 1970.
+/// The current time, in milliseconds since 1970.
 pub(crate) fn unix_ms_now() -> u64 {
     unix_ms(SystemTime::now())
 }
@@ -13,19 +14,19 @@ pub(crate) fn unix_ms(time: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Now, in milliseconds since the machine was started, also such in which it slept.
+/// Time since boot, in milliseconds, including time in which the machine was suspended.
 pub(crate) fn boot_ms_now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let milliseconds = now.tv_sec.saturating_mul(1_000).saturating_add(now.tv_nsec / 1_000_000);
     u64::try_from(milliseconds).unwrap_or(0)
 }
 
-/// How long it is until a time, by the clock that says `now_ms`.
+/// Duration until a deadline, by the clock that shows `now_ms`.
 pub(crate) fn duration_until(deadline_ms: u64, now_ms: u64) -> Duration {
     Duration::from_millis(deadline_ms.saturating_sub(now_ms))
 }
 
-/// So long after a time in milliseconds; what lies beyond all clocks is never.
+/// Adds a duration to a time in milliseconds. A sum beyond the maximum means never.
 pub(crate) fn add_duration(time_ms: u64, wait: Duration) -> u64 {
     time_ms.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX))
 }

@@ -1,6 +1,6 @@
 //! The daemon: starts a node, runs it until SIGTERM or SIGINT, and stops it.
 //!
-//! After SIGKILL, seeds that are not sealed are gone. Its pager and children go on, and the next daemon adopts them.
+//! After SIGKILL, seeds that are not sealed are lost. The pager and the children continue, and the next daemon adopts them.
 
 use std::fs;
 use std::io;
@@ -47,49 +47,49 @@ use crate::stall_watchdog;
 use crate::trust::{self, EnrollmentError, Security};
 use crate::volumes::{VolumeService, VolumeServiceConfig};
 
-/// Between two looks at whether the daemon is at rest.
+/// Interval between checks whether the daemon is idle.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why a daemon could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Its run directory.
+    /// Its run directory cannot be used.
     #[error("run directory {path}: {cause}")]
     RunDir {
         /// The directory.
         path: String,
-        /// What is wrong with it.
+        /// The error.
         cause: RunDirError,
     },
-    /// What an earlier daemon left, or containers of its own.
+    /// Containers of an earlier daemon could not be removed, or its own could not be created.
     #[error("containers: {0}")]
     Containers(#[from] ContainerError),
-    /// Its pager.
+    /// Its pager failed.
     #[error("the pager: {0}")]
     Pager(String),
-    /// An address or socket to listen at.
+    /// It cannot listen at an address or socket.
     #[error("cannot listen at {address}: {cause}")]
     Listen {
-        /// Where.
+        /// The address.
         address: String,
-        /// Why not.
+        /// The error.
         cause: io::Error,
     },
-    /// What the machine has.
+    /// A system call failed.
     #[error("cannot {action}: {cause}")]
     System {
-        /// What was tried.
+        /// The action.
         action: &'static str,
-        /// What the system said.
+        /// The error.
         cause: io::Error,
     },
-    /// Its cluster will not have it.
+    /// Its cluster does not accept it.
     #[error("it cannot join: {0}")]
     Join(#[from] Failure),
-    /// It does not know who it is, or whom to trust.
+    /// Its identity or its trust settings are missing or invalid.
     #[error("{0}")]
     Trust(String),
-    /// Its API's server.
+    /// The server of its API failed.
     #[error("the server of its API failed: {0}")]
     Server(#[from] tonic::transport::Error),
 }
@@ -127,9 +127,9 @@ impl From<PagerError> for DaemonError {
 /// ```
 ///
 /// # Errors
-/// It could not be started; what it had made is gone again.
+/// The node could not be started. Everything that it had created is removed.
 pub fn run(options: Options) -> Pin<Box<dyn Future<Output = Result<(), DaemonError>>>> {
-    // Boxed, so that the code of the whole daemon is compiled with this crate and not with the crate that polls it.
+    // Boxed, so that the daemon's code is compiled with this crate, and not with the crate that polls it.
     Box::pin(run_until_signal(options))
 }
 
@@ -147,7 +147,8 @@ async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
     served
 }
 
-/// Closes the control port at the end. A peer that stops too would otherwise connect to it, and wait for an answer.
+/// Serves until a signal, then closes the control port. A peer that stops too could otherwise connect, and wait for an
+/// answer.
 async fn serve_until_signal(running: &RunningDaemon, control: TcpListener) -> Result<(), DaemonError> {
     let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
@@ -188,26 +189,26 @@ async fn serve_until_signal(running: &RunningDaemon, control: TcpListener) -> Re
         wait_for_signal().await;
         task_node.begin_stop();
         let _ = stop.send(true);
-        // Held until the daemon ends: a closed channel is no order to stop.
+        // Keeps the sender until the daemon ends, because a closed channel is not a request to stop.
         std::future::pending().await
     });
     api_server::serve_api(node, listeners, stopped).await
 }
 
-/// What runs once a daemon has started.
+/// A daemon that has started.
 struct RunningDaemon {
     run_dir: RunDir,
     node: Arc<Node>,
     join: Vec<SocketAddr>,
     metrics: Option<TcpListener>,
-    /// Held for their ends.
+    /// Servers that stop when they are dropped.
     _fabric: (tcp::TcpServer, shm::ShmServer),
     volumes: VolumeService,
     lock: RunDirLock,
 }
 
 impl RunningDaemon {
-    /// All that blocks of a stop, once the children have ended.
+    /// The blocking part of a stop, after the children have ended.
     fn stop(self) {
         self.node.engine.stop_zygotes();
         self.node.seeds.drop_all();
@@ -216,7 +217,7 @@ impl RunningDaemon {
         if !self.lock.is_current(&self.run_dir) {
             return;
         }
-        // Whoever comes now is told that nobody is here.
+        // From here on, connections fail at once.
         let _ = fs::remove_file(self.run_dir.socket());
         let _ = fs::remove_file(self.run_dir.program_socket());
         let _ = fs::remove_file(self.run_dir.volume_socket());
@@ -225,7 +226,7 @@ impl RunningDaemon {
     }
 }
 
-/// Connections that say nothing are limited by number, and the usual limit on descriptors is below that number.
+/// Raises the limit on descriptors. Idle connections are limited by number, and the usual limit is below that number.
 fn raise_descriptor_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -233,7 +234,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// All that blocks of a start, in the order drawn above.
+/// The blocking part of a start, in the order drawn above.
 fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpListener), DaemonError> {
     raise_descriptor_limit();
     let path = options.run_dir.display().to_string();
@@ -245,7 +246,7 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     }
     let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
     let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
-    // Also where nobody uses it yet (`--insecure`): what is made there later is no child's business.
+    // Hidden even if it is not used yet (`--insecure`): children must not see files that are created there later.
     containers.masked_future_paths.push(options.trust.directory.clone());
     containers.masked_future_paths.extend(options.images.clone());
     containers.masked_future_paths.push(options.volumes.store.clone());
@@ -256,14 +257,14 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     match assemble_node(options, security, (run_dir, lock), &control, containers, leftovers, &pager) {
         Ok(running) => Ok((running, control)),
         Err(error) => {
-            // It refuses where an earlier daemon's children still need it.
+            // A pager that serves children of an earlier daemon refuses to stop.
             pager.stop();
             Err(error)
         }
     }
 }
 
-/// Everything of a daemon but its pager.
+/// Assembles everything of a daemon except its pager.
 fn assemble_node(
     options: Options,
     security: Security,
@@ -279,7 +280,7 @@ fn assemble_node(
     let child_budget = ChildBudget::new(options.child_memory_bytes_max);
     let metrics = metrics.map(bind_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
-    // Before anybody can ask: a seed that is unknown is lost to its children.
+    // Loaded before the first request: an unknown seed counts as lost for its children.
     let images = images.unwrap_or_else(|| run_dir.images_dir());
     let found = seeds::load_images(&images, &name, &seeds);
     let exporter: Arc<dyn Exporter> = seeds.clone();
@@ -308,7 +309,7 @@ fn assemble_node(
     Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
 }
 
-/// Answers where the node's volumes are, and runs their processes when there are any.
+/// Answers requests about the node's volumes, and runs their processes when there are any.
 fn start_volumes(options: &Options, security: &Security, run_dir: &RunDir) -> Result<VolumeService, DaemonError> {
     let listener = bind_private_socket(&run_dir.volume_socket())?;
     let config = VolumeServiceConfig {
@@ -359,7 +360,8 @@ fn adopt_children(
     Ok(children)
 }
 
-/// A Unix socket that only its owner may connect to. One that an earlier daemon left is replaced: we hold the lock.
+/// Creates a Unix socket to which only its owner may connect. Replaces a socket of an earlier daemon, because this one has
+/// the lock.
 fn bind_private_socket(path: &Path) -> Result<UnixListener, DaemonError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -367,16 +369,16 @@ fn bind_private_socket(path: &Path) -> Result<UnixListener, DaemonError> {
         }
         _ => {}
     }
-    // The run directory has mode 0700, so that nobody gets in before the mode is set.
+    // The run directory has mode 0700, so no other user can connect before the mode is set.
     let listener = UnixListener::bind(path).map_err(DaemonError::listen(path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(DaemonError::listen(path.display()))?;
     Ok(listener)
 }
 
-/// Between two looks at what files of seeds take of the disk: disks do not fill up much faster.
+/// Interval between checks of the disk space that files of seeds use. Disks do not fill up much faster.
 const HELD_FILES_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Ends zygotes and closes connections that are of no use, as long as the daemon runs.
+/// Ends unused zygotes and closes unused connections, as long as the daemon runs.
 async fn run_cache_eviction(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
     let mut checked_at = Instant::now();
@@ -387,7 +389,7 @@ async fn run_cache_eviction(node: Arc<Node>) {
             let task_node = node.clone();
             let _ = tokio::task::spawn_blocking(move || task_node.seeds.limit_held_files()).await;
         }
-        // An idle node is not woken for nothing.
+        // An idle node wakes no other thread.
         if !node.engine.has_cached_state() {
             continue;
         }
@@ -400,7 +402,7 @@ async fn run_cache_eviction(node: Arc<Node>) {
     }
 }
 
-/// Gives memory back whenever the daemon comes to rest.
+/// Returns free memory to the kernel whenever the daemon becomes idle.
 async fn run_memory_trim() {
     let mut ticks = tokio::time::interval(IDLE_CHECK_INTERVAL);
     let mut rest = IdleDetector::new(Instant::now());

@@ -1,4 +1,4 @@
-//! Moves the messages of membership: heartbeats to all members and to the addresses to join, and their answers.
+//! Exchanges the messages of membership: heartbeats to all members and to the addresses to join, and their answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use crate::member_file::MemberFile;
 use crate::peers::Peers;
 use crate::trust;
 
-/// Between two looks at what is due: a fraction of [`HEARTBEAT_INTERVAL`], so that no beat is late by much.
+/// Interval between checks for due heartbeats: a fraction of [`HEARTBEAT_INTERVAL`], so that no heartbeat is late by much.
 const TICK: Duration = Duration::from_millis(250);
 
-/// For the introduction at a daemon's start: nodes that are there answer in milliseconds.
+/// Limit for the first contact at a daemon's start: running nodes answer in milliseconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a node says of itself that changes.
+/// The changing part of what a node reports about itself.
 pub(crate) struct LocalState {
     /// How many children run on it.
     pub(crate) children: u32,
-    /// Why it takes no children, where it takes none.
+    /// Why it takes no children, if it takes none.
     pub(crate) not_ready: Option<String>,
 }
 
-/// Sends heartbeats until the daemon stops. `own_state` is asked before each round.
+/// Sends heartbeats until the daemon stops. Calls `own_state` before each round.
 pub(crate) async fn run(
     peers: Arc<Peers>,
     join: Vec<SocketAddr>,
@@ -74,11 +74,11 @@ pub(crate) async fn run(
     }
 }
 
-/// Calls at addresses where nodes may be, before this node is open to requests: it then knows its cluster. Who does not
-/// answer is asked again later.
+/// Sends heartbeats to the addresses at which nodes may be, before this node accepts requests, so that it knows its cluster.
+/// Nodes that do not answer are tried again later.
 ///
 /// # Errors
-/// This node cannot be a member of a cluster there.
+/// This node cannot be a member of the cluster at an address.
 pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &[SocketAddr]) -> Result<(), Failure> {
     let mut heartbeats: JoinSet<_> = addresses.iter().map(|address| send_heartbeat(peers.clone(), *address)).collect();
     let deadline = tokio::time::Instant::now() + JOIN_TIMEOUT;
@@ -92,7 +92,7 @@ pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &[SocketAddr]) -
     Ok(())
 }
 
-/// Tells all members that this node stops. Who does not hear it will find out.
+/// Notifies all members that this node stops. A member that gets no notification will miss its heartbeats.
 pub(crate) async fn leave(peers: &Peers) {
     let own_member: v1::Member = peers.membership().own_member().clone().into();
     let others = peers.others_alive().into_iter();
@@ -106,10 +106,10 @@ pub(crate) async fn leave(peers: &Peers) {
     }
 }
 
-/// What a member says of itself counts if its certificate says the same.
+/// Checks that the name that a member reports is the name in its certificate.
 ///
 /// # Errors
-/// It says that it is another.
+/// The member reports another name.
 pub(crate) fn check_sender(caller: Option<&Caller>, from: &v1::Member) -> Result<(), Failure> {
     match caller {
         Some(Caller::Member(peer)) if peer.identity.name.as_str() != from.name => {
@@ -151,13 +151,13 @@ pub(crate) fn handle_heartbeat(
     Ok(v1::Members { members, roster, holds_authority })
 }
 
-/// Addresses to join where no known member is.
+/// The addresses to join at which there is no known member.
 fn unknown_addresses(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
     let known: Vec<SocketAddr> = peers.views().into_iter().map(|view| view.member.address).collect();
     join.iter().filter(|address| !known.contains(address)).copied().collect()
 }
 
-/// One heartbeat and its answer.
+/// Sends one heartbeat, and handles the answer.
 async fn send_heartbeat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
     let object = format!("node at {address}");
     let own_member: v1::Member = peers.membership().own_member().clone().into();

@@ -1,4 +1,4 @@
-//! The daemon `farfork node`: it joins requests, seeds, children and the fabric. `farfork-cli` calls [`daemon::run`].
+//! The daemon `farfork node`: it connects requests, seeds, children and the fabric. `farfork-cli` calls [`daemon::run`].
 //! `farfork-api` has the messages of its API, and the client.
 #![forbid(unsafe_code)]
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use farfork_api::run_dir::RunDir;
 
-/// The file, and what was last written to it.
+/// The file, and the addresses that were last written to it.
 #[derive(Debug)]
 pub(crate) struct MemberFile {
     path: PathBuf,
@@ -16,8 +16,8 @@ pub(crate) struct MemberFile {
 }
 
 impl MemberFile {
-    /// Those that an earlier daemon wrote down. A file that is missing or damaged tells of none: then somebody else
-    /// has to tell.
+    /// Reads the addresses that an earlier daemon has written. A missing or damaged file contains none: then other nodes or
+    /// the options must supply them.
     pub(crate) fn read(run_dir: &RunDir) -> Self {
         let file = run_dir.member_file();
         let read = || -> io::Result<Vec<SocketAddr>> { Ok(serde_json::from_slice(&fs::read(&file)?)?) };
@@ -25,12 +25,12 @@ impl MemberFile {
         Self { path: file, saved: written }
     }
 
-    /// What was last written down.
+    /// The addresses that were last written.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.saved
     }
 
-    /// Writes down the addresses, if they are not the same as before.
+    /// Writes the addresses, if they have changed.
     pub(crate) fn save(&mut self, mut addresses: Vec<SocketAddr>) {
         addresses.sort_unstable();
         if addresses == self.saved {
@@ -47,9 +47,9 @@ impl MemberFile {
         }
     }
 
-    /// Forgets all: the node stops for good.
+    /// Removes the file, because the node stops for good.
     pub(crate) fn remove(run_dir: &RunDir) {
-        // There may be none.
+        // It may not exist.
         let _ = fs::remove_file(run_dir.member_file());
     }
 }

@@ -27,26 +27,26 @@ pub(super) struct AddressSpacePlan {
     pub(super) files: Vec<PlanFile>,
     pub(super) special_mappings: Vec<PlanSpecialMapping>,
     pub(super) userfaultfd_ranges: Vec<PlanRange>,
-    /// Pages that must not be touched.
+    /// Guard pages. Access to them raises SIGSEGV.
     pub(super) guards: Vec<PlanRange>,
-    /// What stands in the place of the parent's vdso where the kernel here has another.
+    /// The code that replaces the parent's vdso, if this kernel has another vdso.
     pub(super) bridge_image: Option<Vec<u8>>,
-    /// What is locked in memory, which no fork inherits.
+    /// Ranges that are locked in memory. A fork does not inherit the locks.
     pub(super) locked_ranges: Vec<PlanRange>,
-    /// First addresses of private mappings of files over whose pages those are laid that the process has written.
+    /// First addresses of private mappings that get the process's written pages.
     pub(super) overlaid_mappings: BTreeSet<u64>,
 }
 
 /// Which part of an address space is planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PlanScope {
-    /// A child's, whole.
+    /// All of a child's address space.
     Whole,
-    /// What copies of a zygote have of it: all that is private to a process.
+    /// The memory that copies of a zygote inherit: all that is private to a process.
     Zygote,
-    /// What a copy of a zygote makes for itself; `zygote_region`, start and length, is the region that it unmaps.
+    /// The rest, which a copy of a zygote maps itself.
     ZygoteCopy {
-        /// Where the zygote's restorer is.
+        /// The zygote's restorer region, which the copy unmaps: start and length.
         zygote_region: (u64, u64),
     },
 }
@@ -99,7 +99,8 @@ impl AddressSpacePlan {
                     space.add_mapping(mapping, MAPPING_FILE, source, offset, 0);
                 }
                 Backing::PrivateWritableFile { file, offset, .. } => {
-                    // An overlay shows who opens a file for reading alone what it was, and not what is written to it later.
+                    // Open for writing: a read-only open through overlayfs refers to the lower file, and misses writes after
+                    // the copy-up.
                     let source = space.add_mapped_file(file, OFlags::RDWR, descriptor, &mut opened, writer)?;
                     space.add_mapping(mapping, MAPPING_FILE, source, offset, 0);
                     space.overlaid_mappings.insert(mapping.start);
@@ -127,7 +128,7 @@ impl AddressSpacePlan {
                 },
             }
         }
-        // The restorer opens each file once: its mappings must stand together.
+        // The restorer opens each file once, so the mappings of one file must be adjacent in the table.
         space
             .mappings
             .sort_by_key(|mapping| (mapping.kind, if mapping.kind == MAPPING_FILE { mapping.source } else { 0 }));
@@ -146,8 +147,8 @@ impl AddressSpacePlan {
         });
     }
 
-    /// A mapping of a shared object, shared or private by its flags. A private one of a segment is of what that is filled with: nobody has a file
-    /// of the segment itself.
+    /// Adds a mapping of a shared object, shared or private by `flags`. A private mapping of a System V segment maps the
+    /// memfd that fills the segment, because the segment itself has no descriptor.
     fn add_shared_object(
         &mut self,
         mapping: &Mapping,
@@ -158,7 +159,7 @@ impl AddressSpacePlan {
         match &descriptor.shared_objects[object as usize].kind {
             kind if is_mapped_by_shmat(kind) && flags & MAPPING_SHARED != 0 => {}
             SharedObjectKind::PosixShm { path, .. } => {
-                // What is readable only may be made writable later, as memfds may.
+                // Open for writing: mprotect(2) may later make a read-only mapping writable, as with memfds.
                 let source = self.add_file(path, OFlags::RDWR, writer)?;
                 self.add_mapping(mapping, MAPPING_FILE, source, offset, flags);
             }
@@ -169,7 +170,7 @@ impl AddressSpacePlan {
 
     fn add_anonymous(&mut self, mapping: &Mapping, extent: Option<ExtentId>, descriptor: &Descriptor) {
         self.add_mapping(mapping, MAPPING_ANONYMOUS, 0, 0, 0);
-        // Memory without any data needs no pager: the kernel's own zeroes are right.
+        // Memory without any data needs no pager: the kernel's zero pages are right.
         if extent.is_none_or(|id| descriptor.extents[id.0 as usize].is_empty()) {
             return;
         }
@@ -179,7 +180,7 @@ impl AddressSpacePlan {
         }
     }
 
-    /// The parent's vdso, which is filled before it can be executed, and what it had its data in.
+    /// Maps anonymous memory in place of the parent's vdso and its data pages. The vdso stays writable until its code is in.
     fn add_vdso_bridge(
         &mut self,
         mapping: &Mapping,
@@ -198,7 +199,6 @@ impl AddressSpacePlan {
         Ok(())
     }
 
-    /// Another file to open.
     fn add_file(&mut self, path: &str, access: OFlags, writer: &mut PlanWriter) -> Result<u32, RestoreError> {
         let path = writer.write_text(path)?;
         self.files.push(PlanFile { path, flags: (access | OFlags::CLOEXEC | OFlags::NOCTTY).bits() });
@@ -222,7 +222,7 @@ impl AddressSpacePlan {
     }
 }
 
-/// Whether each child has what is mapped for itself: a fork would leave that in common with its parent.
+/// Whether fork(2) shares the mapping's memory with the parent. Each child needs its own, so a copy maps it itself.
 fn is_shared_by_fork(mapping: &Mapping) -> bool {
     matches!(mapping.backing, Backing::SharedFile { .. } | Backing::SharedMemory { .. } | Backing::PrivateObject { .. })
 }
@@ -253,7 +253,7 @@ fn mapping_flags(mapping: &Mapping) -> u16 {
     .fold(0, |bits, (_, bit)| bits | bit)
 }
 
-/// The stub's own vdso and vvar move to where the parent had them; kernels that lay them out otherwise do not match.
+/// Moves the stub's own vdso or vvar to the parent's address. Fails if its size differs from the parent's.
 fn plan_special_mapping(
     mapping: &Mapping,
     kind: SpecialMapping,

@@ -1,10 +1,10 @@
-//! Runs a seccomp(2) filter on one system call as the kernel does, and tells whether the filter allows the call.
-//! A program that the kernel would reject counts as forbidding the call. Pure; `seccomp_filters` calls it.
+//! Runs a seccomp(2) filter on one system call as the kernel does, and returns whether the filter allows the call. A program
+//! that the kernel would reject counts as forbidding the call. Pure; `seccomp_filters` calls it.
 
-/// `struct seccomp_data`, as 32-bit words: number, architecture, instruction pointer, six arguments.
+/// Size of `struct seccomp_data` in 32-bit words: number, architecture, instruction pointer, six arguments.
 const DATA_WORDS: usize = 16;
 
-/// SECCOMP_RET_ALLOW and _LOG, without their data.
+/// SECCOMP_RET_ALLOW and SECCOMP_RET_LOG, without their data bits.
 const SECCOMP_RET_ALLOW: u32 = 0x7fff_0000;
 const SECCOMP_RET_LOG: u32 = 0x7ffc_0000;
 const SECCOMP_RET_ACTION_MASK: u32 = 0xffff_0000;
@@ -16,7 +16,7 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlannedSyscall {
     pub(super) number: u32,
-    /// Behind the instruction that makes it.
+    /// Address after the instruction that makes the call.
     pub(super) instruction_pointer: u64,
     pub(super) arguments: [u64; 6],
 }
@@ -33,14 +33,15 @@ impl PlannedSyscall {
         data
     }
 
-    /// Whether a filter of these instructions (`struct sock_filter`s, 8 bytes each) lets the call through.
+    /// Whether a filter of these instructions (`struct sock_filter`s, 8 bytes each) allows the call.
     pub(super) fn is_allowed_by(self, instructions: &[u8]) -> bool {
         run_program(instructions, &self.seccomp_data())
             .is_some_and(|answer| [SECCOMP_RET_ALLOW, SECCOMP_RET_LOG].contains(&(answer & SECCOMP_RET_ACTION_MASK)))
     }
 }
 
-/// An accumulator, an index register, and a scratch memory of 16 words. All jumps go forwards, so that each program ends.
+/// The machine has an accumulator, an index register and 16 words of scratch memory. All jumps are forward, so each program
+/// ends.
 fn run_program(instructions: &[u8], data: &[u32; DATA_WORDS]) -> Option<u32> {
     const BPF_RET_K: u16 = 0x06;
     const BPF_RET_A: u16 = 0x16;
@@ -77,7 +78,7 @@ fn run_program(instructions: &[u8], data: &[u32; DATA_WORDS]) -> Option<u32> {
     }
 }
 
-/// How many instructions are left out.
+/// How many instructions the jump skips.
 fn jump_offset(code: u16, (accumulator, operand): (u32, u32), bytes: &[u8; 8], constant: u32) -> Option<usize> {
     let holds = match code & 0xf0 {
         0x00 => return Some(constant as usize),
@@ -140,7 +141,7 @@ mod tests {
             ])
         };
         assert!(CALL.is_allowed_by(&denies(11)) && !CALL.is_allowed_by(&denies(202)));
-        // The upper half of the first argument is behind the lower.
+        // Offset 20 is the upper half of the first argument, after the lower half.
         let upper = program(&[(0x20, 0, 0, 20), (0x15, 1, 0, 1), (0x06, 0, 0, 0), (0x06, 0, 0, SECCOMP_RET_LOG)]);
         assert!(CALL.is_allowed_by(&upper));
         let masked = program(&[

@@ -18,7 +18,7 @@ use super::plan_writer::PlanWriter;
 use super::process_tree::TreePosition;
 use super::syscalls::{CreatedFiles, O_ASYNC};
 
-/// Flags that belong to the act of opening, not to the open file; and O_ASYNC, which open(2) only pretends to set.
+/// Flags of the open(2) call that are not flags of the open file; and O_ASYNC, which open(2) ignores.
 const OPEN_TIME_FLAGS: OFlags = OFlags::CREATE
     .union(OFlags::EXCL)
     .union(OFlags::TRUNC)
@@ -28,10 +28,10 @@ const OPEN_TIME_FLAGS: OFlags = OFlags::CREATE
 /// Name of the payload in the container's private directory.
 pub const PAYLOAD_NAME: &str = "payload";
 
-/// Number under which a child finds its payload open, unless its parent used that number, for something else than a payload of its own.
+/// Descriptor of a child's payload, unless its parent used that number for something other than its own payload.
 pub const PAYLOAD_FD: u32 = 1000;
 
-/// Descriptors ascending, and the registrations of epolls.
+/// The tables of descriptors, in ascending order, and of epoll registrations.
 pub(super) fn build_fd_tables(
     descriptor: &Descriptor,
     (objects, created_files, place): (&PassedObjects, &CreatedFiles, &TreePosition<'_>),
@@ -103,7 +103,8 @@ fn add_payload(
     Ok(())
 }
 
-/// Whether the parent is a child that still had its own payload there, which it was not to keep: it is a file of its container's.
+/// Whether the parent is itself a child that has its own payload open. That payload is a file of the parent's container, so
+/// the new child does not inherit it.
 fn has_payload_open(descriptor: &Descriptor) -> bool {
     let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == PAYLOAD_FD);
     let Some(OpenFile::MemFd { object, .. }) = entry.map(|entry| &descriptor.open_files[entry.open_file as usize])

@@ -11,16 +11,16 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags, fchmod, fcntl_setfl};
 use rustix::io::{ioctl_fionread, read};
 
-/// Longest queue that is filled: the kernel's own setting is 16,384, which takes some 10 ms.
+/// Longest queue that is filled. The kernel's default is 16,384, which takes some 10 ms.
 const EVENTS_MAX: u64 = 1 << 20;
 
-/// Of an event without a name.
+/// Size of an event without a name.
 const EVENT_BYTES: u64 = 16;
 
-/// Bytes that are taken out at a time: whole events.
+/// Bytes per read(2): whole events.
 const READ_CHUNK_BYTES: usize = 64 << 10;
 
-/// One that watches nothing, and in which that event alone waits; `flags` are its O_* flags.
+/// Creates an instance without watches, whose queue contains the overflow event alone; `flags` are its O_* flags.
 pub(super) fn create_overflowed_inotify(flags: u32) -> io::Result<OwnedFd> {
     let events = read_queue_limit()?;
     let notify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
@@ -28,7 +28,7 @@ pub(super) fn create_overflowed_inotify(flags: u32) -> io::Result<OwnedFd> {
     let watch =
         |file: &File| inotify::add_watch(&notify, format!("/proc/self/fd/{}", file.as_raw_fd()), WatchFlags::ATTRIB);
     let watches = [watch(&touched[0])?, watch(&touched[1])?];
-    // In turn: of several equal events in a row the kernel keeps one.
+    // Alternately, because the kernel merges equal consecutive events.
     for event in 0..=events {
         fchmod(&touched[(event % 2) as usize], Mode::RUSR)?;
     }

@@ -8,7 +8,7 @@ use farfork_wire::descriptor::Origin;
 use super::vdso::VdsoBridge;
 use super::{LocalNode, RestoreError};
 
-/// What a child needs beside the vdso of the kernel here: nothing where the kernels are of one build.
+/// The bridge that a child needs from the parent's vdso to this kernel's; `None` if both kernels are of one build.
 pub(super) fn build_bridge_if_needed(origin: &Origin, node: &LocalNode) -> Result<Option<VdsoBridge>, RestoreError> {
     let is_same_build = !origin.vdso_build_id.is_empty() && origin.vdso_build_id == node.vdso_build_id;
     if (node.is_origin_machine(origin) || is_same_build) && !node.forces_vdso_bridge {
@@ -23,7 +23,7 @@ pub(super) fn build_bridge_if_needed(origin: &Origin, node: &LocalNode) -> Resul
 mod tests {
     use super::*;
 
-    /// A seed of another machine with this kernel, and this node.
+    /// The origin of a seed of another machine with this kernel, and this node.
     fn of_another_machine() -> (Origin, LocalNode) {
         let node = LocalNode::detect().unwrap();
         let origin = Origin {

@@ -62,27 +62,27 @@ pub use zygote::{CopyDestination, PlannedZygote, ZygoteRegion, find_zygote_obsta
 //    │◀── restored ───────────────────────┼─────────────────────────│ (paused: wait command)  │
 //    │                                    │                         │ rt_sigreturn, runs on   │
 //    │            status file ◀── status ─│◀── ends ────────────────│                         │
-/// What a node is, as far as restoring depends on it.
+/// The properties of a node that a restore depends on.
 #[derive(Debug, Clone)]
 pub struct LocalNode {
-    /// Root of the children's view of files.
+    /// Root of the children's file system.
     pub root: PathBuf,
-    /// /proc/sys/kernel/random/boot_id; empty where it could not be read.
+    /// /proc/sys/kernel/random/boot_id; empty if it could not be read.
     pub boot_id: String,
     /// `uname -r`.
     pub kernel_release: String,
-    /// Build id of the kernel's vdso; empty where it could not be read.
+    /// Build id of the kernel's vdso; empty if it could not be read.
     pub vdso_build_id: Vec<u8>,
-    /// Whether children are led from their parent's vdso to the one here although the two are of one build: to try that.
+    /// Whether children use a vdso bridge even if the kernels are of one build. For tests.
     pub forces_vdso_bridge: bool,
-    /// What programs find on the CPU here.
+    /// The CPU features of this node.
     pub processor: ProcessorFeatures,
-    /// What a stub runs as; threads of a child that are no different need nothing done.
+    /// The credentials of a stub. Threads of a child that have the same ones keep them.
     pub credentials: Credentials,
 }
 
 impl LocalNode {
-    /// What this machine is, for a daemon whose stubs run as it does.
+    /// Detects the properties of this machine, for a daemon whose stubs have its own credentials.
     ///
     /// # Errors
     /// When /proc cannot be read, or the CPU lacks XSAVE.
@@ -113,47 +113,47 @@ impl LocalNode {
         })
     }
 
-    /// Where this process finds what a child finds at a path.
+    /// The path by which this process reaches a path of a child.
     pub(crate) fn resolve_path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Whether a seed was made here, since this machine was started.
+    /// Whether a seed was made on this machine since its last boot.
     pub(crate) fn is_origin_machine(&self, origin: &Origin) -> bool {
         !origin.boot_id.is_empty() && origin.boot_id == self.boot_id
     }
 }
 
-/// Why a child could not be made. Nothing of it is left when this is returned and its container dropped.
+/// Why a child could not be restored. When its container is dropped too, nothing of the child is left.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The restorer could not carry out a step.
     #[error("{step} failed{}: {cause}", if object.is_empty() { String::new() } else { format!(" for {object}") })]
     Step {
-        /// What it was doing.
+        /// The step.
         step: &'static str,
-        /// To what.
+        /// Its object, or empty.
         object: String,
         /// errno.
         cause: io::Error,
-        /// What can be done about it, where that is known.
+        /// What to do about it, if that is known.
         remedy: Option<&'static str>,
     },
-    /// The CPU lacks what the parent's registers need.
+    /// The CPU lacks state components of the parent's registers.
     #[error(
         "the seed's CPU has state that this node lacks (components {wanted:#x}, {wanted_bytes} bytes; here {found:#x}, {found_bytes}): fork it to a node with the same CPU features"
     )]
     MissingCpuState {
         /// XCR0 at the origin.
         wanted: u64,
-        /// Bytes there.
+        /// Bytes of state at the origin.
         wanted_bytes: u32,
         /// XCR0 here.
         found: u64,
-        /// Bytes here.
+        /// Bytes of state here.
         found_bytes: u32,
     },
-    /// The CPU saves more than the parent's did.
+    /// The CPU saves state components that the parent's CPU did not have.
     #[error(
         "this node's CPU has state that the seed's lacks ({surplus}), for which a program that saves registers itself, as the dynamic linker does, has no room: fork it to a node with the same CPU features"
     )]
@@ -161,25 +161,25 @@ pub enum RestoreError {
         /// State components, by name.
         surplus: String,
     },
-    /// The CPU lacks instructions that the parent may be using: it has been free to since it began.
+    /// The CPU lacks instructions that the parent's CPU had, and that the parent may be using.
     #[error(
         "the seed's CPU has instructions that this node's lacks ({missing}): fork it to a node with the same CPU features"
     )]
     MissingInstructions {
-        /// Their names, as /proc/cpuinfo has them.
+        /// Their names, as in /proc/cpuinfo.
         missing: String,
     },
-    /// Another build of the kernel has its functions for programs at other addresses.
+    /// This kernel is another build, whose vdso functions have other addresses.
     #[error(
         "the kernels differ (the seed's is {wanted}, this node's {found}): fork it to a node with the same build of the kernel"
     )]
     KernelMismatch {
-        /// Release of the seed's.
+        /// Release of the seed's kernel.
         wanted: String,
-        /// Release of the one here.
+        /// Release of this node's kernel.
         found: String,
     },
-    /// A thread would go on in code that is not there.
+    /// A thread would continue in vdso code that this node does not have.
     #[error(
         "thread {tid} was inside a function of its kernel's vdso, and this node's kernel has another: prepare the parent again, or fork it to a node with the same build of the kernel"
     )]
@@ -190,58 +190,58 @@ pub enum RestoreError {
     /// The kernel here maps no vdso.
     #[error("this node's kernel gives programs no vdso: start it without vdso=0")]
     NoVdso,
-    /// The kernels lay out their own mappings otherwise.
+    /// The kernels have mappings of different sizes.
     #[error(
         "the kernels differ: {kind:?} has {wanted} bytes in the seed, {found:?} here; fork it to a node with the same kernel"
     )]
     SpecialMappingMismatch {
-        /// Which.
+        /// The mapping.
         kind: SpecialMapping,
         /// Size at the origin.
         wanted: u64,
         /// Size here.
         found: Option<u64>,
     },
-    /// A file of the parent is missing or another one here.
+    /// A file of the parent is missing here, or is a different file.
     #[error("the seed needs {path}, which this node lacks: {cause}")]
     MissingFile {
-        /// As the process sees it.
+        /// Its path, as the process sees it.
         path: String,
-        /// What is wrong with it.
+        /// The error.
         cause: io::Error,
     },
-    /// A file was replaced while the process was restored: it may map either one.
+    /// A file was replaced during the restore. The process may have mapped either one.
     #[error("{path} was replaced meanwhile; try again")]
     ReplacedFile {
-        /// As the process sees it.
+        /// Its path, as the process sees it.
         path: String,
     },
-    /// No hole in the address space.
+    /// The address space has no hole for the restorer.
     #[error("no hole of {bytes} bytes is left in the seed's address space for the restorer")]
     NoFreeRange {
-        /// Wanted.
+        /// Size of the restorer's region.
         bytes: u64,
     },
-    /// Segment selectors that no 64-bit process has.
+    /// A thread has segment selectors that no 64-bit process has.
     #[error("thread {tid} has segment selectors cs={cs:#x}, ss={ss:#x}: not a 64-bit process")]
     SegmentSelectors {
-        /// Which thread.
+        /// The thread.
         tid: u32,
         /// Code segment.
         cs: u64,
         /// Stack segment.
         ss: u64,
     },
-    /// A siginfo of another size.
+    /// The siginfo of a pending signal has the wrong size.
     #[error("a pending signal of the descriptor has the wrong size")]
     PendingSignalSize,
-    /// An open file that nothing makes.
+    /// No module creates an open file of this kind.
     #[error("nothing makes the file of fd {number}: the descriptor is of another release; use the same on both nodes")]
     UnsupportedOpenFile {
-        /// Which descriptor.
+        /// Its descriptor.
         number: u32,
     },
-    /// A listening socket where the parent's would be taken away.
+    /// A listening socket would replace the parent's at the same path.
     #[error(
         "a socket of the child at {path} would take the parent's place: the path is shared, or cannot be looked at; do not share it"
     )]
@@ -249,7 +249,7 @@ pub enum RestoreError {
         /// Its path.
         path: String,
     },
-    /// A socket that shares its port with others.
+    /// A socket would share its port with others.
     #[error(
         "{socket} of the child would take what is sent to others at this address: leave --net host away, and --publish a port"
     )]
@@ -257,7 +257,7 @@ pub enum RestoreError {
         /// Its descriptor and address.
         socket: String,
     },
-    /// Terminals that the node's own processes use.
+    /// A terminal is in a /dev/pts that the node's own processes use.
     #[error(
         "the child cannot have terminal {number} of its own: it shares the node's /dev/pts; fork it into a root of its own"
     )]
@@ -265,46 +265,46 @@ pub enum RestoreError {
         /// Its name in /dev/pts.
         number: u32,
     },
-    /// What a user namespace does not let be.
+    /// The child's user namespace does not allow an object of the child.
     #[error("the child cannot have users of its own: {cause}; leave --user-namespace away")]
     UserNamespaceRefused {
-        /// Why not.
+        /// The reason.
         cause: String,
     },
-    /// A path with a zero byte.
+    /// A path contains a zero byte.
     #[error("the path `{path}` contains a zero byte")]
     InvalidPath {
         /// Escaped.
         path: String,
     },
-    /// More than 4 GiB of tables.
+    /// The tables take more than 4 GiB.
     #[error("the restore plan is larger than 4 GiB")]
     PlanTooLarge,
-    /// The daemon has as many descriptors open as it may have.
+    /// The daemon has reached its limit of open files.
     #[error(
         "{object} of the child could not be made: this node's daemon may have no more than {limit} files open, and has; raise its limit (LimitNOFILE= of its unit, or `ulimit -Hn` before it is started), or fork fewer children at once"
     )]
     OpenFileLimit {
-        /// What.
+        /// The object that could not be created.
         object: &'static str,
         /// RLIMIT_NOFILE.
         limit: u64,
     },
-    /// A kernel object could not be made.
+    /// A kernel object could not be created.
     #[error("{object} of the child could not be made: {cause}")]
     CreateObject {
-        /// What.
+        /// The object.
         object: &'static str,
         /// errno.
         cause: io::Error,
     },
-    /// The container's stub cannot be talked to.
+    /// The socket of the container's stub failed.
     #[error("the container's stub cannot be talked to: {0}")]
     StubIo(io::Error),
-    /// The stub ended before the child stood.
+    /// The stub ended before the child was restored.
     #[error("the container's stub ended before the child stood; see the node's log, and fork again")]
     StubExited,
-    /// The child died on the way.
+    /// The child died during the restore.
     #[error(
         "the child died while it was restored (wait status {wait_status:#x}); its pages may be lost: see the node's log"
     )]
@@ -312,17 +312,17 @@ pub enum RestoreError {
         /// wait(2) status.
         wait_status: u32,
     },
-    /// So did another process of its tree, without which it is not complete.
+    /// Another process of the child's tree died during the restore.
     #[error(
         "process {pid} of the child died while it was restored (wait status {wait_status:#x}); its pages may be lost: see the node's log"
     )]
     ProcessDied {
-        /// Its id in the child.
+        /// Its pid in the child.
         pid: u32,
         /// wait(2) status.
         wait_status: u32,
     },
-    /// Nothing heard, and nothing to be heard.
+    /// The stub is stopped, and therefore reports nothing.
     #[error(
         "the first process of its container is stopped, and was not let go on within {limit:?}: see who sends SIGSTOP to processes named farfork-init, and fork again"
     )]
@@ -330,17 +330,17 @@ pub enum RestoreError {
         /// The limit.
         limit: Duration,
     },
-    /// One of its processes does not go on.
+    /// A process of the child is stopped, and was not continued.
     #[error(
         "process {pid} of the child was stopped while it was restored, by a signal or a tracer, and was not let go on within {waited:?}: see who sends SIGSTOP to processes of containers, and fork again"
     )]
     ProcessStopped {
-        /// Its id on the node.
+        /// Its pid on the node.
         pid: i32,
-        /// How long that was waited for.
+        /// How long the daemon waited.
         waited: Duration,
     },
-    /// Nothing heard in time.
+    /// No report arrived in time.
     #[error(
         "the child did not stand within {limit:?}: its pages do not come from the seed's node, or this machine is too busy; see `farfork nodes` and the node's log, and fork again"
     )]
@@ -350,10 +350,10 @@ pub enum RestoreError {
     },
 }
 
-/// What a message of a stub says, for those who try it with any bytes (`fuzz/`): whether the child stands.
+/// Whether a message of a stub reports a restored child. Fuzz targets (`fuzz/`) call it with arbitrary bytes.
 ///
 /// # Errors
-/// [`RestoreError`]: it will not.
+/// [`RestoreError`]: the child will not be restored.
 #[doc(hidden)]
 pub fn decode_report(bytes: &[u8], descriptor: &farfork_wire::Descriptor) -> Result<bool, RestoreError> {
     stub::parse_restored_report(bytes, 1, descriptor).map(|started| started.is_some())

@@ -19,7 +19,7 @@ use super::plan_layout::PASSED_RESERVED_COUNT;
 use super::{inotify_overflow, pseudo_terminals};
 use crate::file_identity;
 
-/// What open(2) adds to the flags on 64-bit machines; rustix has no name for its number.
+/// The flag that open(2) adds on 64-bit machines; rustix has no name for its number.
 const O_LARGEFILE: u32 = 0o100_000;
 
 /// The standard streams of a child.
@@ -33,32 +33,33 @@ pub struct StandardStreams {
     pub error: OwnedFd,
 }
 
-/// Memory that is complete before a child runs.
+/// Contents of shared memory, complete before a child runs.
 #[derive(Debug, Default)]
 pub struct SharedContents {
-    /// Of each shared object a memfd, in the descriptor's order.
+    /// A memfd for each shared object, in the descriptor's order.
     pub objects: Vec<File>,
-    /// The pages that lie over those of files that are mapped privately, where there are any ([`Descriptor::written_runs`]).
+    /// Pages that were written through private mappings of files, if there are any ([`Descriptor::written_runs`]).
     pub written_pages: Option<File>,
 }
 
-/// Objects to pass, and where among the passed descriptors each one stands.
+/// The objects to pass, and the index of each among the passed descriptors.
 #[derive(Debug)]
 pub(super) struct PassedObjects {
     fds: Vec<OwnedFd>,
     by_open_file: HashMap<u32, u32>,
     shared_objects: Vec<u32>,
-    /// Where the pages stand that were written through private mappings of files, and which these are.
+    /// Index of the memfd with the pages that were written through private mappings of files, and the runs of those pages.
     written_pages: Option<(u32, Vec<WrittenRun>)>,
-    /// A page that all processes of a tree map.
+    /// Index of a page that all processes of a tree map.
     barrier: Option<u32>,
-    /// By the leaders of sessions: the terminals that control them.
+    /// Index of the terminal that controls a session, by the session's leader.
     controlling_terminals: HashMap<u32, u32>,
     roots: RootPaths,
 }
 
 impl PassedObjects {
-    /// Makes all objects of a descriptor. `checkpoint_socket` replaces the socket on which the parent waited for the answer of its checkpoint.
+    /// Creates all objects of a descriptor. `checkpoint_socket` replaces the socket on which the parent waited for the
+    /// answer of its checkpoint.
     pub(super) fn create(
         descriptor: &Descriptor,
         streams: StandardStreams,
@@ -70,7 +71,7 @@ impl PassedObjects {
         objects.create_barrier(descriptor)?;
         let standard = [streams.input, streams.output, streams.error].map(|stream| objects.add(stream));
         for (index, memfd) in (0..).zip(&shared) {
-            // What is executed, nobody may have open to write to it.
+            // Read-only: a file that is open for writing cannot become an executable (ETXTBSY).
             let passed = if is_executed(descriptor, index) {
                 reopen_memfd(memfd, 0, 0)
             } else {
@@ -99,7 +100,7 @@ impl PassedObjects {
         Ok(objects)
     }
 
-    /// None, for what has none.
+    /// No objects.
     pub(super) fn empty() -> Self {
         let nowhere = RootPaths { node_root: PathBuf::new(), container_root: PathBuf::new(), is_origin_machine: false };
         let (by_open_file, controlling) = (HashMap::new(), HashMap::new());
@@ -143,73 +144,72 @@ impl PassedObjects {
         PASSED_RESERVED_COUNT + self.fds.len() as u32 - 1
     }
 
-    /// Passes something of the container's, too, and tells where it stands.
+    /// Adds a duplicate of the caller's descriptor. Returns its index.
     pub(super) fn add_borrowed(&mut self, fd: BorrowedFd<'_>) -> io::Result<u32> {
         Ok(self.add(fd.try_clone_to_owned()?))
     }
 
-    /// Where the terminal stands that controls the session of the process that leads it, by that one's id.
+    /// Index of the terminal that controls the session of this leader.
     pub(super) fn controlling_terminal(&self, leader: u32) -> Option<u32> {
         self.controlling_terminals.get(&leader).copied()
     }
 
-    /// Whether what the child writes at a path is its own. What is shared is left as it is.
+    /// Whether the child's writes to a path are private to it. Shared files are left as they are.
     pub(super) fn is_private_path(&self, path: &str) -> bool {
         self.roots.is_private_path(path)
     }
 
-    /// Whether a path leads to a file of the capture that is longer by now.
+    /// Whether a path leads to the file of the capture, and the file is longer now.
     pub(super) fn has_grown(&self, path: &str, then: &FileIdentity) -> bool {
         let now = file_identity::stat_path_identity(&self.roots.node_root.join(path.trim_start_matches('/')));
         let is_it = |now: &FileIdentity| (now.device, now.inode) == (then.device, then.inode);
         self.roots.is_origin_machine && now.is_ok_and(|now| is_it(&now) && now.bytes > then.bytes)
     }
 
-    /// Where the object of an open file stands among the passed descriptors; `None` for what the restorer opens.
+    /// Index of an open file's object among the passed descriptors; `None` if the restorer opens it.
     pub(super) fn slot_of_open_file(&self, index: u32) -> Option<u32> {
         self.by_open_file.get(&index).copied()
     }
 
-    /// Index of the tree's barrier page.
+    /// Index of the tree's barrier page among the passed descriptors.
     pub(super) fn barrier(&self) -> Option<u32> {
         self.barrier
     }
 
-    /// Where a shared object stands.
+    /// Index of a shared object among the passed descriptors.
     pub(super) fn slot_of_shared_object(&self, index: u32) -> u32 {
         self.shared_objects[index as usize]
     }
 
-    /// Where the pages stand that a process has written through private mappings of files, and which these are.
+    /// Index of the memfd with written pages among the passed descriptors, and the runs of pages of one process.
     pub(super) fn written_pages(&self, process: u32) -> Option<(u32, impl Iterator<Item = &WrittenRun>)> {
         let (passed, runs) = self.written_pages.as_ref()?;
         Some((*passed, runs.iter().filter(move |run| run.process == process)))
     }
 
-    /// All of them, in the order in which they are passed behind farfork's own.
+    /// All objects, in the order in which they are passed after farfork's own descriptors.
     pub(super) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.fds.iter().map(AsFd::as_fd)
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.fds.len()
     }
 }
 
-/// What objects of open files are made of.
+/// Creates the objects of open files.
 struct ObjectBuilder<'a> {
     descriptor: &'a Descriptor,
     shared: &'a [File],
-    /// Until it is given to the open file that it is for.
+    /// The socket of the checkpoint's caller, until its open file takes it.
     checkpoint_socket: Option<OwnedFd>,
     pipes: PipeTable,
-    /// Objects whose first open file was given.
+    /// Memfds whose first open file exists.
     opened_memfds: HashSet<u32>,
 }
 
 impl ObjectBuilder<'_> {
-    /// The object of an open file; `None` where the restorer opens or makes it.
+    /// Creates the object of an open file; `None` if the restorer opens or creates it.
     fn create_object(&mut self, file: &OpenFile) -> Result<Option<OwnedFd>, RestoreError> {
         let (what, made) = match file {
             OpenFile::Pipe { .. } => ("a pipe", open_pipe_end(file, &mut self.pipes, self.descriptor)),
@@ -242,8 +242,8 @@ impl ObjectBuilder<'_> {
 }
 
 impl ObjectBuilder<'_> {
-    /// An open file of shared memory. The first of a memfd is as memfd_create(2) made it: only what was opened later keeps others from
-    /// executing it (ETXTBSY).
+    /// Opens shared memory. The first open file of a memfd gets the description of memfd_create(2), which does not count as
+    /// a writer. Any other writable description prevents execution (ETXTBSY).
     fn open_memory(&mut self, object: u32, flags: u32, offset: u64) -> io::Result<OwnedFd> {
         let memfd = &self.shared[object as usize];
         let is_memfd = matches!(self.descriptor.shared_objects[object as usize].kind, SharedObjectKind::MemFd(_));
@@ -258,7 +258,7 @@ impl ObjectBuilder<'_> {
     }
 }
 
-/// The roots of the node and of the child's container, as this process reaches them.
+/// The roots of the node and of the child's container, as paths of this process.
 #[derive(Debug, Clone)]
 pub(super) struct RootPaths {
     pub(super) node_root: PathBuf,
@@ -268,9 +268,9 @@ pub(super) struct RootPaths {
 }
 
 impl RootPaths {
-    /// Whether the directory of a path is another one in the container, which covers the node's.
+    /// Whether the directory of a path is on different devices in the container and on the node.
     pub(super) fn is_private_path(&self, path: &str) -> bool {
-        // Links are followed here: an absolute one inside the container would lead out of it, seen from here.
+        // Links are resolved on the node: seen from here, an absolute link inside the container would lead out of it.
         let directory = Path::new(path).parent().unwrap_or(Path::new("/"));
         let real = self.node_root.join(directory.strip_prefix("/").unwrap_or(directory)).canonicalize();
         let Ok(node) = real else { return false };
@@ -278,7 +278,7 @@ impl RootPaths {
         let device = |directory: &Path| directory.metadata().map(|found| found.dev());
         match (device(&node), device(&self.container_root.join(below))) {
             (Ok(node), Ok(container)) => node != container,
-            // It is on one side only, or cannot be looked at.
+            // The directory exists on one side only, or stat(2) failed.
             _ => false,
         }
     }
@@ -289,7 +289,8 @@ pub(super) fn has_path(descriptor: &Descriptor, object: u32) -> bool {
     matches!(descriptor.shared_objects[object as usize].kind, SharedObjectKind::PosixShm { .. })
 }
 
-/// Whether seals come when all is mapped: this one keeps writers of before, and takes no new ones.
+/// Whether a seal is added after all mappings exist. F_SEAL_FUTURE_WRITE keeps existing writable mappings, and forbids new
+/// ones.
 pub(super) fn is_deferred_seal(seals: u32) -> bool {
     const F_SEAL_FUTURE_WRITE: u32 = 0x10;
     seals & F_SEAL_FUTURE_WRITE != 0
@@ -300,7 +301,7 @@ fn is_executed(descriptor: &Descriptor, object: u32) -> bool {
     descriptor.processes().any(|process| process.exe_object == Some(object))
 }
 
-/// What nobody could open or write any more, had it come before.
+/// Sets modes, owners and seals. Done last, because they can prevent opening or writing the memory.
 fn finalize_shared_memory(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {
     for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
         if let SharedObjectKind::MemFd(status) | SharedObjectKind::DeletedFile(status) = object.kind {
@@ -321,7 +322,7 @@ fn set_file_status(memfd: &File, status: FileStatus) -> io::Result<()> {
     Ok(rustix::fs::fchmod(memfd, Mode::from_raw_mode(mode))?)
 }
 
-/// A connection to a daemon: the one that the child is told at what it is, or one that has come to its end.
+/// A connection to a daemon: the caller's socket with the answer of its checkpoint, or a socket whose peer is closed.
 fn create_program_socket(flags: u32, caller: Option<OwnedFd>) -> io::Result<OwnedFd> {
     let end = match caller {
         Some(caller) => caller,
@@ -331,7 +332,7 @@ fn create_program_socket(flags: u32, caller: Option<OwnedFd>) -> io::Result<Owne
     Ok(end)
 }
 
-/// A pipe that was made and filled; its two ends, until the last open file of it has got its own.
+/// A filled pipe. Its ends are kept until each of its open files has its own.
 struct PipePair {
     ends: (OwnedFd, OwnedFd),
     is_end_used: [bool; 2],
@@ -340,7 +341,7 @@ struct PipePair {
 
 type PipeTable = HashMap<u64, PipePair>;
 
-/// One end of a pipe; the pipe is made, and filled, when its first end is asked for.
+/// Opens one end of a pipe. The first call for a pipe creates and fills it.
 fn open_pipe_end(file: &OpenFile, pipes: &mut PipeTable, descriptor: &Descriptor) -> io::Result<OwnedFd> {
     let OpenFile::Pipe { pipe, is_write_end, flags, .. } = file else { unreachable!("asked for pipes only") };
     if !pipes.contains_key(pipe) {
@@ -363,8 +364,9 @@ fn open_pipe_end(file: &OpenFile, pipes: &mut PipeTable, descriptor: &Descriptor
 fn duplicate_pipe_end(made: &mut PipePair, is_write_end: bool, flags: u32) -> io::Result<OwnedFd> {
     let end = if is_write_end { &made.ends.1 } else { &made.ends.0 };
     let flags = OFlags::from_bits_retain(flags);
-    // Each open file has a description of its own, so that O_NONBLOCK of one is not another's: the first gets the pipe's, if it
-    // was created with the pipe; others are opened by its name, which shows in their flags.
+    // Each open file has its own description, so that O_NONBLOCK of one does not affect another. The first open file of an
+    // end gets pipe2(2)'s description if it was created with the pipe. Others are opened by name, which O_LARGEFILE in their
+    // flags shows.
     let was_opened = flags.contains(OFlags::from_bits_retain(O_LARGEFILE));
     let end = if !was_opened && !std::mem::replace(&mut made.is_end_used[usize::from(is_write_end)], true) {
         end.try_clone()?
@@ -377,7 +379,7 @@ fn duplicate_pipe_end(made: &mut PipePair, is_write_end: bool, flags: u32) -> io
     Ok(end)
 }
 
-/// The pipe of these open files.
+/// Creates the pipe of these open files, with its contents.
 fn create_filled_pipe(files: &[&OpenFile]) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let has_packets = |file: &&OpenFile| matches!(file, OpenFile::Pipe { flags, .. } if OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
@@ -393,7 +395,7 @@ fn create_filled_pipe(files: &[&OpenFile]) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((read, write))
 }
 
-/// One write(2) for each packet: in packet mode they stay apart.
+/// Makes one write(2) per packet: packet mode keeps their boundaries.
 fn write_packets(write: &OwnedFd, content: &[u8], packets: &[u32]) -> io::Result<()> {
     let mut rest = content;
     for length in packets {
@@ -415,7 +417,7 @@ fn create_eventfd(count: u64, semaphore: bool, flags: u32) -> io::Result<OwnedFd
     Ok(made)
 }
 
-/// A description of its own over the same memory.
+/// Opens another description of the same memory.
 fn reopen_memfd(memfd: &File, flags: u32, offset: u64) -> io::Result<OwnedFd> {
     let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::APPEND | OFlags::NONBLOCK);
     let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());

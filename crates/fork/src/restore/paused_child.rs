@@ -1,6 +1,6 @@
 //! Starts a paused child, which is complete and waits for a command before its first instruction.
 //! A child is paused at its user's request, or because the node restores it before it is requested (prestart).
-//! `find_prestart_obstacle` tells which seeds cannot be prestarted.
+//! `find_prestart_obstacle` decides which seeds cannot be prestarted.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,26 +14,26 @@ use rustix::fs::OFlags;
 use super::plan_layout::{COMMAND_START, COMMAND_START_AND_REPORT};
 use super::{RestoreError, RestoredProcess, stub};
 
-/// Lets a paused child go.
+/// Starts a paused child.
 ///
 /// # Errors
-/// As sendmsg(2): EPIPE when the child is gone.
+/// As sendmsg(2): EPIPE if the child has ended.
 pub fn unpause(control: BorrowedFd<'_>) -> io::Result<()> {
     send_command(control, COMMAND_START)
 }
 
-/// Lets a child go that says when: [`wait_unpaused`] waits for that.
+/// Starts a paused child that then reports its start: [`wait_unpaused`] waits for the report.
 ///
 /// # Errors
-/// As sendmsg(2): EPIPE when the child is gone. It has not run.
+/// As sendmsg(2): EPIPE if the child has ended. It has not run.
 pub fn unpause_with_report(control: BorrowedFd<'_>) -> io::Result<()> {
     send_command(control, COMMAND_START_AND_REPORT)
 }
 
-/// Waits, at most `limit`, until a child says that it goes, which is the last thing before its first instruction.
+/// Waits, at most `limit`, for the report of a child's start. The report is the last action before the first instruction.
 ///
 /// # Errors
-/// It may have run.
+/// After an error, the child may have run.
 pub fn wait_unpaused(
     control: BorrowedFd<'_>,
     descriptor: &Descriptor,
@@ -46,8 +46,8 @@ fn send_command(control: BorrowedFd<'_>, command: u32) -> io::Result<()> {
     fd_passing::send(control, &command.to_ne_bytes(), &[])
 }
 
-/// Why a child of a seed is not to stand complete before anybody asks for it: what it has that others would notice, that goes on while
-/// it waits, or that shows the node's files as they were then. `None`: nobody can tell.
+/// Why a child of a seed cannot be restored before it is requested. Such a child would affect others, its timers would run
+/// while it waits, or it would see files as they were before the request. `None`: there is no obstacle.
 pub fn find_prestart_obstacle(descriptor: &Descriptor) -> Option<&'static str> {
     let process = &descriptor.process;
     if !(process.interval_timers.is_empty() && process.posix_timers.is_empty()) {
@@ -72,7 +72,7 @@ pub fn find_prestart_obstacle(descriptor: &Descriptor) -> Option<&'static str> {
     None
 }
 
-/// Whether nobody else has a part of an open file, or the child has only a look at it.
+/// Whether no other process shares the state of an open file, or the child only reads the file.
 fn is_unshared_file(file: &OpenFile) -> bool {
     match file {
         OpenFile::StandardStream(_)
@@ -86,7 +86,7 @@ fn is_unshared_file(file: &OpenFile) -> bool {
         | OpenFile::SignalFd { .. }
         | OpenFile::CheckpointSocket { .. }
         | OpenFile::Socket(_) => true,
-        // An overlay makes a copy of what is opened to be written to.
+        // overlayfs copies a file when it is opened for writing.
         OpenFile::Regular { flags, .. } => OFlags::from_bits_retain(*flags) & OFlags::RWMODE == OFlags::RDONLY,
         OpenFile::NamedPipe { .. }
         | OpenFile::TimerFd { .. }

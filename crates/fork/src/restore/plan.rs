@@ -35,49 +35,49 @@ use super::{LocalNode, RestoreError};
 /// A plan, ready for a stub.
 #[derive(Debug)]
 pub(super) struct ProcessPlan {
-    /// What the stub maps.
+    /// The bytes of the plan, which the stub maps.
     pub(super) bytes: Vec<u8>,
-    /// The addresses that the child registers with userfaultfd; empty when there is nothing to page.
+    /// The addresses that the child registers with userfaultfd; empty if the pager serves none.
     pub(super) userfaultfd_ranges: Vec<Range<u64>>,
-    /// Where its restorer is: start and length.
+    /// The restorer's region: start and length.
     pub(super) region: (u64, u64),
-    /// The addresses, start and end, at which something is in its memory, with the restorer.
+    /// Occupied addresses of its memory, including the restorer's: start and end.
     pub(super) occupied: Vec<(u64, u64)>,
-    /// Where it says whom it forks.
+    /// The table of children that it forks.
     pub(super) children: PlanSpan,
-    /// Where open files stand that it makes by calls, as descriptors for others to take.
+    /// Open files that it creates by system calls, and their descriptors, from which other processes copy them.
     pub(super) created_fds: HashMap<u32, u32>,
-    /// All numbers of open files that it needs while it is made are below this.
+    /// All descriptors that it needs during the restore are below this number.
     pub(super) fd_limit: u32,
 }
 
-/// What a child shall have beyond what its seed says.
+/// What a child gets in addition to its seed's state.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlanOptions<'a> {
     /// Path of the payload inside the container.
     pub(super) payload: Option<&'a Path>,
     /// Whether the child waits before its first instruction.
     pub(super) paused: bool,
-    /// Whether the child can write nothing of /proc.
+    /// Whether the child cannot write to /proc.
     pub(super) untrusted: bool,
-    /// The users that it has instead of the node's.
+    /// The child's own user namespace, if it has one.
     pub(super) user_namespace: Option<UserNamespaceTarget>,
-    /// To the vdso of the kernel here, where the parent's had another.
+    /// The bridge to this kernel's vdso, if the parent's kernel had another.
     pub(super) bridge: Option<&'a VdsoBridge>,
-    /// Which part of its address space is planned, and whose: a zygote has nothing else of what is planned.
+    /// The part of the address space that is planned. A zygote has no other state.
     pub(super) scope: PlanScope,
 }
 
-/// Users of a container's own.
+/// The user namespace of a container.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UserNamespaceTarget {
-    /// Where the process stands, among the passed descriptors, whose user namespace is entered.
+    /// Index, among the passed descriptors, of the process whose user namespace is entered.
     pub(super) passed_index: u32,
-    /// What they are outside.
+    /// The ids of its users outside.
     pub(super) id_map: IdRange,
 }
 
-/// Where each table stands; the header is written last, when the region is known.
+/// The place of each table. The header is written last, when the region is known.
 struct PlanTables {
     address_space: AddressSpacePlan,
     mappings: PlanSpan,
@@ -192,7 +192,7 @@ fn write_tables(
 ) -> Result<PlanTables, RestoreError> {
     let process = &descriptor.process;
     let has_memory = matches!(plan_options.scope, PlanScope::ZygoteCopy { .. });
-    // The files that a copy maps itself are shared ones, which are always mapped from here.
+    // A copy of a zygote maps shared files only, and those are always this node's.
     let matching_files =
         if has_memory { Vec::new() } else { super::address_space::find_matching_files(descriptor, node) };
     let address_space = AddressSpacePlan::compile(
@@ -282,7 +282,8 @@ fn build_eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result
         .collect()
 }
 
-/// But SIGSTOP, which cannot be blocked: whoever raised it would stand before it is complete (`tree` has it stop when it is).
+/// Leaves out SIGSTOP. It cannot be blocked, so it would stop the process before it is complete; `process_tree` has the
+/// process stop afterwards.
 fn write_pending_signals(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<PlanSpan, RestoreError> {
     let mut rows = Vec::new();
     for signal in signals.iter().filter(|signal| !process_tree::is_sigstop(signal)) {
@@ -293,7 +294,7 @@ fn write_pending_signals(signals: &[PendingSignal], writer: &mut PlanWriter) -> 
     writer.write_table(&rows)
 }
 
-/// The distinct credentials of a process that differ from what the stub has, and which each thread takes.
+/// The distinct credentials that differ from the stub's, and the index of each thread's.
 fn collect_credentials(descriptor: &Descriptor, node: &LocalNode) -> (Vec<Credentials>, Vec<u32>) {
     let mut table: Vec<Credentials> = Vec::new();
     let index_of = |thread: &Thread| {
@@ -374,7 +375,7 @@ fn build_thread_table(
     descriptor.threads.iter().zip(credential_index).map(planned).collect()
 }
 
-/// `struct sched_attr`, where a thread is scheduled by deadlines; else 0.
+/// Writes `struct sched_attr` for a SCHED_DEADLINE thread. Returns its offset; 0 for other threads.
 fn write_sched_attr(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, RestoreError> {
     const SCHED_DEADLINE: u64 = 6;
     const SCHED_ATTR_BYTES: u64 = 48;
@@ -385,25 +386,25 @@ fn write_sched_attr(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, Res
     Ok(writer.write_table(&words)?.offset)
 }
 
-/// The parts of a process's plan outside of its tables that the header refers to.
+/// The values of the header that are in no table of the process.
 struct ProcessContext<'a> {
     position: &'a TreePosition<'a>,
     barrier: Option<u32>,
-    /// Where the terminal stands that controls its session, if it leads one.
+    /// Index of the terminal that controls its session, if it leads one.
     controlling_terminal: Option<u32>,
-    /// The descriptor of the file that all plans are in, behind those that are passed.
+    /// Descriptor of the file with all plans: the number after the passed descriptors.
     plan_file: u32,
     /// Address of the list of confinement filters; 0 for none.
     confinement_filters: u64,
 }
 
-/// What it is to be, and the region of the zygote that it is a copy of.
+/// The PLAN_* flags of a process, and the region of its zygote if it is a copy.
 fn plan_flags(process: &Process, plan_options: &PlanOptions<'_>, position: &TreePosition<'_>) -> (u32, PlanRange) {
     let paused = if plan_options.paused { PLAN_PAUSED } else { 0 };
     let exe = if process.exe_object.is_some() { PLAN_EXE_PASSED } else { 0 };
     let (scope, (start, bytes)) = match plan_options.scope {
         PlanScope::Whole => (position.plan_flags(), (0, 0)),
-        // It was forked into a session of its own.
+        // A zygote is forked into a session of its own.
         PlanScope::Zygote => (PLAN_ZYGOTE, (0, 0)),
         PlanScope::ZygoteCopy { zygote_region } => (position.plan_flags() | PLAN_ZYGOTE_COPY, zygote_region),
     };

@@ -75,7 +75,7 @@ pub(super) const CREDENTIALS_UNCHANGED: u32 = u32::MAX;
 pub(super) const SYSCALL_ANY_RESULT: u64 = u64::MAX;
 pub(super) const SYSCALL_MAY_FAIL: u64 = u64::MAX - 1;
 
-/// Steps of calls, `enum step`.
+/// Steps of the calls that `syscalls` compiles, from `enum step`.
 pub(super) const STEP_CHANGE_DIRECTORY: u32 = 20;
 pub(super) const STEP_OPEN_FILE: u32 = 21;
 pub(super) const STEP_SCHEDULING: u32 = 31;
@@ -287,7 +287,7 @@ structures! {
         zygote_region: PlanRange,
         confinement_filters: u64,
     }
-    /// What the daemon asks of a stub.
+    /// A request of the daemon to a stub.
     struct StubRequest {
         magic: u32,
         passed_count: u32,
@@ -299,10 +299,10 @@ structures! {
     }
 }
 
-/// Moments on a child's way that are told when it stands, `enum mark`.
+/// Number of timestamps in the report of a restored child, `enum restore_mark`.
 pub(super) const MARK_COUNT: usize = 6;
 
-/// What stub and restorer tell.
+/// A report of the stub or the restorer.
 #[derive(Debug, Clone, Copy, TryFromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct StubReport {
@@ -316,7 +316,7 @@ pub(super) struct StubReport {
     pub(super) marks_ns: [u64; MARK_COUNT],
 }
 
-/// As the C compiler laid them out.
+/// Sizes and offsets from the C compiler.
 mod c {
     include!(concat!(env!("OUT_DIR"), "/layout.rs"));
 }

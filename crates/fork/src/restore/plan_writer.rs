@@ -5,14 +5,14 @@ use zerocopy::{Immutable, IntoBytes};
 use super::RestoreError;
 use super::plan_layout::{PlanHeader, PlanSpan};
 
-/// Tables hold 64-bit words.
+/// Tables contain 64-bit words.
 const ALIGNMENT: usize = 8;
 
-/// A plan in the making; the header's place is kept free at the start.
+/// A plan under construction. Room for the header is reserved at the start.
 #[derive(Debug)]
 pub(super) struct PlanWriter {
     bytes: Vec<u8>,
-    /// Words that are to hold addresses, and what each points to, as offsets.
+    /// Offsets of words that will contain addresses, and of what each one points to.
     relocations: Vec<(u32, u32)>,
 }
 
@@ -27,7 +27,7 @@ impl PlanWriter {
         Ok(PlanSpan { offset, count: rows.len() as u32 })
     }
 
-    /// Appends bytes, aligned; gives where they stand.
+    /// Appends bytes, aligned. Returns their offset.
     pub(super) fn write_bytes(&mut self, bytes: &[u8]) -> Result<u32, RestoreError> {
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
         let offset = u32::try_from(self.bytes.len()).map_err(|_| RestoreError::PlanTooLarge)?;
@@ -46,24 +46,24 @@ impl PlanWriter {
         Ok(offset)
     }
 
-    /// Has the word at `offset` point to what stands at another.
+    /// Makes the word at `offset` point to the byte at offset `to`.
     pub(super) fn add_relocation(&mut self, offset: u32, to: u32) {
         self.relocations.push((offset, to));
     }
 
-    /// Gives those words their values, now that it is known at which address the plan will be.
+    /// Writes the pointers, now that the plan's address is known.
     pub(super) fn relocate(&mut self, address: u64) {
         for (offset, to) in std::mem::take(&mut self.relocations) {
             self.overwrite(offset, &(address + u64::from(to)).to_ne_bytes());
         }
     }
 
-    /// How long it is by now.
+    /// Length so far, in bytes.
     pub(super) fn len(&self) -> u64 {
         self.bytes.len() as u64
     }
 
-    /// Overwrites what stands at `offset`.
+    /// Overwrites the bytes at `offset`.
     pub(super) fn overwrite(&mut self, offset: u32, bytes: &[u8]) {
         let start = offset as usize;
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);

@@ -29,7 +29,7 @@ use super::zygote::{self, ZygoteRegion};
 use super::{LocalNode, RestoreError, privileged_forker};
 use crate::phase;
 
-/// What a child is made from.
+/// The inputs from which a child is made.
 #[derive(Debug)]
 pub struct ChildSpec<'a> {
     /// The seed's state, validated.
@@ -44,21 +44,22 @@ pub struct ChildSpec<'a> {
     pub streams: StandardStreams,
     /// Contents of the shared objects.
     pub shared: SharedContents,
-    /// Stands for the socket at which the parent waited to be told what it is, with the answer in it.
+    /// Replaces the socket on which the parent waited for the answer of its checkpoint. It contains that answer.
     pub checkpoint_socket: Option<OwnedFd>,
     /// Path of the payload inside the container, which the child also finds open as [`super::file_descriptors::PAYLOAD_FD`].
     pub payload: Option<&'a Path>,
     /// Whether the child waits, complete, before its first instruction.
     pub paused: bool,
-    /// The zygote that it is to be a copy of.
+    /// The zygote of which the child becomes a copy, if any.
     pub zygote_region: Option<ZygoteRegion>,
-    /// Whether it can write nothing of /proc. What else an untrusted child lacks, its descriptor lacks.
+    /// Whether the child cannot write to /proc. Its descriptor has the other limits of an untrusted child.
     pub untrusted: bool,
-    /// The container's first process, where another forks the child, and what the child's users are outside.
+    /// For a child with its own user namespace: the container's first process, which waits for the child, and its ids
+    /// outside.
     pub user_namespace: Option<(ContainerInit<'a>, IdRange)>,
 }
 
-/// A child that is planned but not yet begun.
+/// A child that is planned but not yet started.
 #[derive(Debug)]
 pub struct PlannedChild<'a> {
     pub(super) descriptor: &'a Descriptor,
@@ -69,12 +70,12 @@ pub struct PlannedChild<'a> {
     container_init: Option<ContainerInit<'a>>,
 }
 
-/// A child that stands.
+/// A restored child.
 #[derive(Debug, Clone, Copy)]
 pub struct RestoredProcess {
     /// Its pid as this process sees it.
     pub pid: i32,
-    /// When all of it stood, CLOCK_REALTIME, in nanoseconds: the last thing before its first instruction.
+    /// When the whole child was complete, CLOCK_REALTIME, in nanoseconds: just before its first instruction.
     pub realtime_ns: u64,
 }
 
@@ -88,7 +89,7 @@ impl<'a> PlannedChild<'a> {
     /// Checks that this node can hold the child, and compiles its plan.
     ///
     /// # Errors
-    /// A mismatch of CPU, kernel or files; nothing was started.
+    /// A mismatch of CPU, kernel or files. Nothing was started.
     pub fn new(spec: ChildSpec<'a>) -> Result<Self, RestoreError> {
         let ChildSpec { descriptor, node, stub_pid, control, streams, shared, checkpoint_socket, payload, .. } = spec;
         let ChildSpec { paused, zygote_region, untrusted, user_namespace, .. } = spec;
@@ -124,16 +125,16 @@ impl<'a> PlannedChild<'a> {
         Ok(Self { descriptor, control, plans, objects, stub_pid, container_init: user_namespace.map(|(init, _)| init) })
     }
 
-    /// The addresses whose pages the pager must serve, ascending, of each process.
+    /// For each process, the addresses whose pages the pager must serve, in ascending order.
     pub fn userfaultfd_ranges(&self) -> Vec<&[Range<u64>]> {
         self.plans.userfaultfd_ranges.iter().map(|ranges| &ranges[..]).collect()
     }
 
-    /// Begins the child, of which is heard within `limit`. `pager_socket` is where its userfaultfd goes, `status_file` where the stub leaves
-    /// its wait status.
+    /// Requests the child from its stub. The report of the child must arrive within `limit`. The restorer sends the
+    /// userfaultfd to `pager_socket`; the stub writes the wait status to `status_file`.
     ///
     /// # Errors
-    /// What could not be made or asked for; the container is of no use any more.
+    /// An object could not be created, or the request was not accepted. The container cannot be used any more.
     pub fn start<'b>(
         &mut self,
         pager_socket: BorrowedFd<'_>,
@@ -169,14 +170,14 @@ impl<'a> PlannedChild<'a> {
             None => stub::send_request(self.control, &request, self.descriptor).map(|()| None)?,
         };
         drop(plan);
-        // The child's alone: an end of a pipe that is held here would show.
+        // Closes the daemon's copies: a pipe end that stays open here would be visible to the child.
         self.objects = PassedObjects::empty();
         let Self { descriptor, control, stub_pid, .. } = *self;
         Ok(PendingRestore { descriptor, control, stub_pid, init_and_queue, status_file, requested_ns, deadline })
     }
 }
 
-/// A child that its stub was asked for.
+/// A child that was requested from its stub.
 #[derive(Debug)]
 pub struct PendingRestore<'a> {
     descriptor: &'a Descriptor,
@@ -189,10 +190,10 @@ pub struct PendingRestore<'a> {
 }
 
 impl PendingRestore<'_> {
-    /// Waits until the child stands.
+    /// Waits until the child is restored.
     ///
     /// # Errors
-    /// What the restorer could not do; the container is of no use any more.
+    /// The step that the restorer could not carry out. The container cannot be used any more.
     pub fn wait_restored(self) -> Result<RestoredProcess, RestoreError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let started = match self.init_and_queue {

@@ -1,4 +1,4 @@
-//! Starts a child in a container whose init is in a user namespace, and has no capabilities to fork it.
+//! Starts a child in a container whose init is in a user namespace and lacks the capabilities to fork the child.
 //! A privileged forker, a stub next to the container, forks the child; init waits for it.
 //! `planned_child` calls it. The C side is `restorer/privileged_forker.c`.
 
@@ -11,12 +11,12 @@ use farfork_wire::Descriptor;
 use super::RestoreError;
 use super::stub::{self, RestoreReport, RestoreRequest};
 
-/// The first process of a container that has users of its own.
+/// The first process of a container that has its own user namespace.
 #[derive(Debug, Clone, Copy)]
 pub struct ContainerInit<'a> {
     /// The process.
     pub pidfd: BorrowedFd<'a>,
-    /// Our end of its socket.
+    /// The daemon's end of its socket.
     pub control: BorrowedFd<'a>,
 }
 
@@ -40,8 +40,8 @@ pub(super) fn send_forker_request(
     Ok(queue)
 }
 
-/// Waits until the child stands, at most `limit`, and has `init` wait for its end: it is init's child since before it
-/// could report anything.
+/// Waits, at most `limit`, until the child is restored, and has `init` wait for its end. The child is init's child before it
+/// can report anything.
 pub(super) fn finish_start(
     control: BorrowedFd<'_>,
     (init, status_file, queue): (ContainerInit<'_>, BorrowedFd<'_>, OwnedFd),

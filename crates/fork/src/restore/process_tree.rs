@@ -30,36 +30,36 @@ const FD_BASE_MIN: u32 = 64;
 /// In a wait status: a core was written.
 const CORE_BIT: u32 = 0x80;
 
-/// Whether a core that is written on this node is a file of its directory, by a name that the restorer knows.
+/// Whether a core on this node is written into the current directory, under a name that the restorer knows.
 fn has_plain_core_pattern() -> bool {
     let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern");
     pattern.is_ok_and(|pattern| matches!(pattern.trim_end(), "core" | "core.%p"))
 }
 
-/// Where a process stands in its tree.
+/// The position of a process in its tree.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TreePosition<'a> {
-    /// Its number.
+    /// Its index in the tree; 0 is the first process.
     pub(super) process_index: u32,
-    /// First number for farfork's own descriptors while they are restored.
+    /// First number for farfork's own descriptors during the restore.
     pub(super) fd_base: u32,
     tree: &'a Descriptor,
-    /// Open files that the first process has made by calls, by the descriptors that it has for them.
+    /// Open files that the first process creates by system calls, and the descriptors that it has for them.
     created_fds: &'a HashMap<u32, u32>,
-    /// The addresses, start and end, at which something is in the memory that it has from its parent, restorers of others too.
+    /// Occupied addresses in the memory that it shares with its parent, including other restorers: start and end.
     pub(super) occupied: &'a [(u64, u64)],
 }
 
 /// The plans of all processes, in one file.
 #[derive(Debug)]
 pub(super) struct TreePlan {
-    /// What the stub, and the processes it becomes, map.
+    /// The bytes that the stub, and each process forked from it, map.
     pub(super) bytes: Vec<u8>,
-    /// All numbers that open files have while they are made are below this.
+    /// All descriptors that the processes need during the restore are below this number.
     pub(super) fd_limit: u32,
-    /// The addresses that each process registers with userfaultfd.
+    /// For each process, the addresses that it registers with userfaultfd.
     pub(super) userfaultfd_ranges: Vec<Vec<Range<u64>>>,
-    /// Where the first one's restorer is: start and length.
+    /// The first process's restorer region: start and length.
     pub(super) region: (u64, u64),
 }
 
@@ -77,7 +77,7 @@ pub(super) fn compile(
     let mut first = plan::compile(descriptor, node, stub, objects, (plan_options, &position))?;
     let created_fds = std::mem::take(&mut first.created_fds);
     let mut plans = vec![first];
-    // The payload is for the first.
+    // Only the first process gets the payload.
     let plan_options = PlanOptions { payload: None, paused: false, ..*plan_options };
     for (member, number) in descriptor.descendants.iter().zip(1..) {
         let owner = descriptor.address_space_owner(number);
@@ -85,7 +85,7 @@ pub(super) fn compile(
         let occupied = if has_own_memory { &[][..] } else { &plans[owner as usize].occupied };
         let position =
             TreePosition { process_index: number, fd_base, tree: descriptor, created_fds: &created_fds, occupied };
-        // Where the functions of another kernel's vdso lead is a matter of who builds the memory.
+        // The vdso bridge belongs to the process that builds the address space.
         let plan_options = PlanOptions { bridge: plan_options.bridge.filter(|_| has_own_memory), ..plan_options };
         let plan = plan::compile(&descriptor.rooted_at(member), node, stub, objects, (&plan_options, &position))?;
         if !has_own_memory {
@@ -97,8 +97,8 @@ pub(super) fn compile(
     Ok(concatenate_plans(plans, descriptor))
 }
 
-/// Above all that any of the processes will have, and above where a stub gets what it is `passed`: it is one number for all, as they may
-/// have one table.
+/// First number for farfork's descriptors: above all descriptors of the processes, and above those that a stub receives as
+/// `passed`. It is the same for all processes, because they may share one descriptor table.
 fn reserved_fd_base(descriptor: &Descriptor, has_payload: bool, passed: u32) -> u32 {
     let tables = descriptor.descendants.iter().map(|member| &member.file_descriptors);
     let last = |table: &Vec<FileDescriptor>| table.last().map_or(0, |entry| entry.number + 1);
@@ -108,7 +108,7 @@ fn reserved_fd_base(descriptor: &Descriptor, has_payload: bool, passed: u32) -> 
 
 //  memfd   plan of the first ┊ plan of process 1 ┊ plan of process 2 ┊ …     each begins on a page
 //            └ children: 1, 2   └ child: a zombie                             with the offset of each child's plan
-/// Puts plans behind one another, and into each where those of its children stand.
+/// Concatenates the plans, and writes into each plan the offsets of its children's plans.
 fn concatenate_plans(mut plans: Vec<ProcessPlan>, descriptor: &Descriptor) -> TreePlan {
     let mut plan_offsets = Vec::with_capacity(plans.len());
     let mut end = 0_u64;
@@ -123,7 +123,7 @@ fn concatenate_plans(mut plans: Vec<ProcessPlan>, descriptor: &Descriptor) -> Tr
         }
     }
     let region = plans[0].region;
-    // Until all are forked, the plan file has the number after the passed descriptors.
+    // Until all processes are forked, the plan file has the number after the passed descriptors.
     let fd_limit = plans.iter().map(|plan| plan.fd_limit + 1).max().unwrap_or(0);
     let mut bytes = Vec::with_capacity(end as usize);
     let mut userfaultfd_ranges = Vec::with_capacity(plans.len());
@@ -135,7 +135,7 @@ fn concatenate_plans(mut plans: Vec<ProcessPlan>, descriptor: &Descriptor) -> Tr
     TreePlan { bytes, fd_limit, userfaultfd_ranges, region }
 }
 
-/// What a process has in common with its parent.
+/// The resources that a process shares with its parent.
 fn sharing_flags(process_relations: &ProcessRelations) -> u32 {
     [
         (process_relations.shares_fs, CHILD_SHARES_DIRECTORY),
@@ -148,19 +148,18 @@ fn sharing_flags(process_relations: &ProcessRelations) -> u32 {
     .fold(0, |flags, (_, flag)| flags | flag)
 }
 
-/// The numbers of a process's children that live.
+/// The indexes of a process's live children.
 fn live_children(descriptor: &Descriptor, number: u32) -> impl Iterator<Item = usize> {
     let members = descriptor.descendants.iter().enumerate();
     members.filter(move |(_, member)| member.relations.parent == number).map(|(index, _)| index + 1)
 }
 
 impl TreePosition<'_> {
-    /// How many processes there are.
     pub(super) fn process_count(&self) -> u32 {
         self.tree.process_count() as u32
     }
 
-    /// All of them.
+    /// The descriptor of the whole tree.
     pub(super) fn tree_descriptor(&self) -> &Descriptor {
         self.tree
     }
@@ -173,12 +172,12 @@ impl TreePosition<'_> {
         self.member().map_or(&self.tree.process, |member| &member.process)
     }
 
-    /// The number of the process that places its descriptors: of those who have them in common, the first.
+    /// Index of the process that places the descriptors: the first of those that share the table.
     pub(super) fn fd_table_owner(&self) -> u32 {
         self.tree.fd_table_owner(self.process_index)
     }
 
-    /// How many processes have its descriptors.
+    /// How many processes share its descriptor table.
     pub(super) fn fd_table_users(&self) -> u32 {
         let table = self.fd_table_owner();
         (0..self.process_count()).filter(|number| self.tree.fd_table_owner(*number) == table).count() as u32
@@ -189,7 +188,7 @@ impl TreePosition<'_> {
         (0..self.process_count()).filter(|number| self.tree.address_space_owner(*number) == *number).count() as u32
     }
 
-    /// The processes that have its descriptors, but do not place them.
+    /// The processes that share its descriptor table, but do not place the descriptors.
     pub(super) fn fd_table_sharers(&self) -> impl Iterator<Item = &DescendantProcess> {
         let members = self.tree.descendants.iter().zip(1..);
         members
@@ -199,7 +198,8 @@ impl TreePosition<'_> {
             .map(|(member, _)| member)
     }
 
-    /// How it begins. The session and group that the first process had are not in the container: it leads its own.
+    /// The PLAN_* flags of its start. The first process leads its own session and group, because the originals are outside
+    /// of the container.
     pub(super) fn plan_flags(&self) -> u32 {
         let process = self.process();
         let (session, group) = self.member().map_or((process.pid, process.pid), |member| {
@@ -221,13 +221,13 @@ impl TreePosition<'_> {
         flags
     }
 
-    /// The process group that it joins; 0 where it leads one.
+    /// The process group that it joins; 0 if it leads one.
     pub(super) fn joined_group(&self) -> u32 {
         let of_other = |member: &&DescendantProcess| member.relations.group != member.process.pid;
         self.member().filter(of_other).map_or(0, |member| member.relations.group)
     }
 
-    /// Its children, the living first; where their plans stand is filled in later.
+    /// Its children, live ones first. The offsets of their plans are filled in later.
     pub(super) fn build_child_table(&self) -> Vec<PlanChild> {
         let living = live_children(self.tree, self.process_index)
             .map(|child| self.plan_live_child(&self.tree.descendants[child - 1]));
@@ -242,7 +242,7 @@ impl TreePosition<'_> {
             flags |= CHILD_REPARENTED;
         }
         if starts_stopped(member) {
-            // A stop that has not come yet was not waited for.
+            // No parent has waited for a stop that has not happened yet.
             let unreported = if member.has_unreported_stop || !member.is_stopped { CHILD_STOP_UNREPORTED } else { 0 };
             flags |= CHILD_STOPPED | unreported;
         }
@@ -281,15 +281,16 @@ impl TreePosition<'_> {
         }
     }
 
-    /// CHILD_AFTER_SESSION if the child is in this process's session or leads one. Otherwise it is in the session that this process was
-    /// forked in, and 0.
+    /// CHILD_AFTER_SESSION if the child is in this process's session or leads one. Otherwise 0: the child is in the session
+    /// in which this process was forked.
     fn session_flag(&self, pid: u32, process_relations: &ProcessRelations) -> u32 {
         let session = self.member().map_or(self.tree.process.pid, |member| member.relations.session);
         let is_after = process_relations.session == session || process_relations.session == pid;
         if is_after { CHILD_AFTER_SESSION } else { 0 }
     }
 
-    /// Whether no earlier process has a shared object mapped, and this one has, or nobody.
+    /// Whether this process is the first one that maps a shared object. If no process maps it, the first process of the tree
+    /// is.
     pub(super) fn is_first_to_attach(&self, object: u32) -> bool {
         let is_it = |mapping: &Mapping| matches!(mapping.backing, Backing::SharedMemory { object: other, .. } if other == object);
         let members = self.tree.descendants.iter().map(|member| &member.mappings);
@@ -297,7 +298,8 @@ impl TreePosition<'_> {
         first.unwrap_or(0) == self.process_index as usize
     }
 
-    /// The process, by its id, that this one takes an open file from, and its number there; `None` where it has its own way.
+    /// The pid of the process from which this one copies an open file, and the descriptor there; `None` if it opens the file
+    /// itself.
     pub(super) fn fd_source(&self, open_file: u32) -> Option<(u32, u32)> {
         if self.process_index == 0 {
             return None;
@@ -315,7 +317,7 @@ impl TreePosition<'_> {
     }
 }
 
-/// Whether a process is stopped when it is complete: it was, or had not yet taken the signal that stops it.
+/// Whether a process is stopped as soon as it is complete: it was stopped, or a SIGSTOP was pending.
 pub(super) fn starts_stopped(member: &DescendantProcess) -> bool {
     let of_threads = member.threads.iter().flat_map(|thread| &thread.pending_signals);
     member.is_stopped || member.process.pending_signals.iter().chain(of_threads).any(is_sigstop)

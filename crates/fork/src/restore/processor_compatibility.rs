@@ -7,7 +7,7 @@ use farfork_wire::descriptor::Origin;
 
 use super::{LocalNode, RestoreError};
 
-/// Fails unless the CPU here has all that the one of the origin has, and saves no more.
+/// Fails unless this CPU has all features of the origin's, and no additional state.
 pub(super) fn check_processor(origin: &Origin, node: &LocalNode) -> Result<(), RestoreError> {
     let began_on = ProcessorFeatures {
         state: ExtendedState { xcr0: origin.xcr0, bytes: origin.xstate_bytes },
@@ -34,7 +34,7 @@ pub(super) fn check_processor(origin: &Origin, node: &LocalNode) -> Result<(), R
 mod tests {
     use super::*;
 
-    /// This machine, as a seed says it and as a node does.
+    /// This machine, as a seed's origin and as a node.
     fn this_machine() -> (Origin, LocalNode) {
         let node = LocalNode::detect().unwrap();
         let origin = Origin {
@@ -91,7 +91,8 @@ mod tests {
         assert!(matches!(check_processor(&origin, &other), Err(RestoreError::MissingCpuState { .. })));
     }
 
-    /// glibc reserves stack for its own XSAVE once, when a program starts: a component more overwrites what lies behind that.
+    /// glibc measures its XSAVE area once, when a program starts. A CPU with one more component overwrites the memory after
+    /// it.
     #[test]
     fn registers_that_the_seed_does_not_save_are_refused_by_name() {
         let (mut origin, node) = this_machine();

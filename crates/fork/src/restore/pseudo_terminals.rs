@@ -15,23 +15,23 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use super::RestoreError;
 use super::passed_objects::RootPaths;
 
-/// Where programs find them.
+/// The directory of pseudo-terminals in the child.
 pub(super) const PTS_DIRECTORY: &str = "/dev/pts";
 
 const PTMX_PATH: &str = "/dev/pts/ptmx";
 
-/// A terminal of the child.
+/// A pseudo-terminal of the child.
 #[derive(Debug)]
 pub(super) struct TerminalPair {
-    /// The end that drives it.
+    /// The master.
     pub(super) master: OwnedFd,
-    /// Index of its open file.
+    /// Index of the master's open file.
     pub(super) open_file: u32,
-    /// Its other end, where it controls a session: the session's leader takes it when it begins the session.
+    /// The slave, if it controls a session. The leader takes it when it begins the session.
     pub(super) slave: Option<OwnedFd>,
 }
 
-/// Makes the terminals of a descriptor, in its order: ascending, since numbers are given from 0 on where nobody has any yet.
+/// Creates the terminals of a descriptor, in ascending order: devpts assigns the lowest free number, from 0.
 pub(super) fn create_terminals(descriptor: &Descriptor, roots: &RootPaths) -> Result<Vec<TerminalPair>, RestoreError> {
     let Some(last) = descriptor.terminals.last() else { return Ok(Vec::new()) };
     if !roots.is_private_path(&format!("{PTS_DIRECTORY}/{}", last.number)) {
@@ -40,7 +40,7 @@ pub(super) fn create_terminals(descriptor: &Descriptor, roots: &RootPaths) -> Re
     let map_error = |error| RestoreError::from_object_error("a terminal", error);
     let root = rustix::fs::open(&roots.container_root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let root = root.map_err(io::Error::from).map_err(map_error)?;
-    // Terminals that the program has closed: as long as they are open, their numbers are not given again.
+    // Fills the numbers of terminals that the program has closed: devpts does not assign the number of an open terminal.
     let mut closed = Vec::new();
     let mut terminals = Vec::with_capacity(descriptor.terminals.len());
     for (index, wanted) in descriptor.terminals.iter().enumerate() {
@@ -56,7 +56,7 @@ pub(super) fn create_terminals(descriptor: &Descriptor, roots: &RootPaths) -> Re
     Ok(terminals)
 }
 
-/// The open file that drives a terminal: index, path, flags.
+/// The master's open file of a terminal: index, path, flags.
 fn find_master(descriptor: &Descriptor, wanted: u32) -> Result<(u32, &str, u32), RestoreError> {
     let found = descriptor.open_files.iter().enumerate().find_map(|(index, file)| match file {
         OpenFile::Terminal { terminal, path, is_master: true, flags } if *terminal == wanted => {
@@ -67,19 +67,19 @@ fn find_master(descriptor: &Descriptor, wanted: u32) -> Result<(u32, &str, u32),
     found.ok_or(RestoreError::UnsupportedOpenFile { number: 0 })
 }
 
-/// Opens a path of the container, whose links do not lead out of it.
+/// Opens a path of the container. Symbolic links cannot lead out of it.
 fn open_in_root(root: &OwnedFd, path: &str, flags: u32) -> io::Result<OwnedFd> {
     let inside = Path::new(path).strip_prefix("/").unwrap_or(Path::new(path));
     Ok(openat2(root, inside, open_flags(flags), Mode::empty(), ResolveFlags::IN_ROOT)?)
 }
 
-/// How an end is opened that is open with `flags`.
+/// The flags to open an end that had `flags`.
 pub(super) fn open_flags(flags: u32) -> OFlags {
     let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::NONBLOCK | OFlags::APPEND);
     kept | OFlags::NOCTTY | OFlags::CLOEXEC
 }
 
-/// Lets the other end be opened, and opens it for a session that it is to control.
+/// Unlocks the slave. Opens it if it controls a session.
 fn open_slave(master: &OwnedFd, number: u32, controls: bool) -> io::Result<Option<OwnedFd>> {
     let given = terminal::read_master(master.as_fd())?.number;
     if given != number {

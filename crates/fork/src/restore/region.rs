@@ -6,13 +6,13 @@ use farfork_wire::PAGE_SIZE;
 use super::RestoreError;
 use super::plan_layout::{CODE_BYTES_MAX, LEADER_STACK_BYTES, THREAD_STACK_BYTES};
 
-/// Where the search begins, downwards: far from heaps, from the area that mmap(2) fills from the top, from Go's arenas and
-/// the shadow memory of sanitizers, and above the low 4 GiB.
+/// The search begins here and proceeds downwards. The address is far from heaps, from the mmap(2) area at the top, from Go's
+/// arenas and the shadow memory of sanitizers, and above the low 4 GiB.
 const SEARCH_TOP: u64 = 0x2000_0000_0000;
-/// Kept free on both sides, so that neither a stack that grows down nor a heap that grows up meets the region.
+/// Free space on both sides, so that neither a stack that grows down nor a heap that grows up reaches the region.
 const MARGIN_BYTES: u64 = 1 << 20;
 
-/// The parts of the region, as offsets from its start in bytes; the order is the drawing's in `restorer/plan.h`.
+/// The parts of the region, as offsets from its start in bytes. `restorer/plan.h` draws their order.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RestorerRegion {
     pub(super) start: u64,
@@ -24,7 +24,7 @@ pub(super) struct RestorerRegion {
     pub(super) thread_stacks: u64,
     pub(super) staging: u64,
     pub(super) scratch: u64,
-    /// 0 where there is none.
+    /// 0 if there is none.
     pub(super) barrier: u64,
     pub(super) bytes: u64,
 }
@@ -60,7 +60,7 @@ impl RestorerRegion {
         }
     }
 
-    /// The same, placed in the highest hole below the search's top that no range of `occupied` comes near.
+    /// Places the region in the highest hole below SEARCH_TOP with MARGIN_BYTES between it and each range of `occupied`.
     pub(super) fn place(mut self, occupied: &[(u64, u64)]) -> Result<Self, RestoreError> {
         self.start =
             find_highest_free_range(self.bytes, occupied).ok_or(RestoreError::NoFreeRange { bytes: self.bytes })?;
@@ -72,7 +72,7 @@ impl RestorerRegion {
         self.start + self.frames + index as u64 * self.frame_bytes
     }
 
-    /// Where the stack of thread `index` begins (it grows down); the leader has its own.
+    /// The stack top of thread `index` (stacks grow down). The leader's stack is separate.
     pub(super) fn stack_top(&self, index: usize) -> u64 {
         match index as u64 {
             0 => self.start + self.leader_stack + LEADER_STACK_BYTES,
@@ -81,7 +81,7 @@ impl RestorerRegion {
     }
 }
 
-/// The highest place for so many bytes that no range of `occupied` comes near.
+/// The highest free address for `bytes` bytes, with MARGIN_BYTES on both sides.
 pub(super) fn find_highest_free_range(bytes: u64, occupied: &[(u64, u64)]) -> Option<u64> {
     let mut ranges: Vec<(u64, u64)> = occupied.iter().copied().filter(|range| range.0 < SEARCH_TOP).collect();
     ranges.sort_unstable();
@@ -93,7 +93,7 @@ pub(super) fn find_highest_free_range(bytes: u64, occupied: &[(u64, u64)]) -> Op
         }
         top = top.min(start);
     }
-    // The lowest megabyte stays free as well: addresses there are what null pointers hit.
+    // The lowest megabyte stays free as well, because null pointers with an offset point there.
     (top >= wanted + MARGIN_BYTES).then(|| (top - MARGIN_BYTES - bytes) & !(PAGE_SIZE - 1))
 }
 
@@ -127,7 +127,7 @@ mod tests {
     fn what_is_occupied_is_kept_clear_of() {
         let occupied = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x1000, SEARCH_TOP - (5 << 20))];
         let narrow = region();
-        // One megabyte between the two: not enough with the margins, and below there is no room.
+        // The hole between the two is 1 MiB: too small with the margins, and no hole below is large enough.
         assert!(narrow.place(&occupied).is_err());
         let wider = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x1000, SEARCH_TOP - (9 << 20))];
         let placed = region().place(&wider).unwrap();

@@ -7,11 +7,12 @@ use rustix::io::Errno;
 
 use super::plan_layout::MARK_COUNT;
 
-/// The phases of a child's way, each up to a mark of `enum restore_mark` in `restorer/plan.h`; the last one to where it stands.
+/// The phases of a restore. Each ends at a timestamp of `enum restore_mark` in `restorer/plan.h`; the last one ends when the
+/// child is restored.
 const PHASES: [&str; MARK_COUNT + 1] =
     ["child.wake", "child.fork", "child.enter", "child.map", "child.register", "child.open", "child.thread"];
 
-/// Tells the phases of a child that was asked for and stood at these times.
+/// Traces the phases of a child from these timestamps of its request and its restore.
 pub(super) fn trace_phases(requested_ns: u64, marks_ns: &[u64; MARK_COUNT], restored_ns: u64) {
     let mut begun_ns = requested_ns;
     for (phase, ended_ns) in PHASES.into_iter().zip(marks_ns.iter().copied().chain([restored_ns])) {
@@ -21,7 +22,7 @@ pub(super) fn trace_phases(requested_ns: u64, marks_ns: &[u64; MARK_COUNT], rest
     tracing::debug!(target: "farfork::phase", phase = "child.report", begun_ns, ended_ns = realtime_ns());
 }
 
-/// What the restorer does, by the numbers of `enum step` of `restorer/plan.h`.
+/// Descriptions of the restorer's steps, by the numbers of `enum step` in `restorer/plan.h`.
 const STEPS: [(u32, &str); 68] = [
     (1, "mounting /proc in the container"),
     (2, "receiving the request"),
@@ -93,13 +94,13 @@ const STEPS: [(u32, &str); 68] = [
     (68, "installing the system call filter of an untrusted child"),
 ];
 
-/// What the restorer was doing when it failed.
+/// The action of the restorer that failed.
 pub(super) fn describe_step(step: u32) -> &'static str {
     let found = STEPS.iter().find(|(number, _)| *number == step);
     found.map_or("doing something unknown to this farfork", |(_, words)| words)
 }
 
-/// The object that a step was at, as far as its detail names one.
+/// The object of a failed step, if its detail identifies one.
 pub(super) fn describe_step_object(step: u32, detail: u32, descriptor: &Descriptor) -> String {
     let index = detail as usize;
     match step {
@@ -121,7 +122,7 @@ pub(super) fn describe_step_object(step: u32, detail: u32, descriptor: &Descript
     }
 }
 
-/// What can be done about a step's failure, where that is known.
+/// The remedy for a failed step, if one is known.
 pub(super) fn suggest_remedy(step: u32, error: Errno) -> Option<&'static str> {
     match (step, error) {
         (31, Errno::PERM) => Some(

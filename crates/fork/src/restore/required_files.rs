@@ -1,5 +1,5 @@
 //! Checks that the files which the restorer opens by path exist on this node, before anything is started.
-//! [`PathSnapshot`] tells later whether the same files are still at these paths.
+//! [`PathSnapshot`] later checks whether the same files are still at these paths.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -12,23 +12,23 @@ use rustix::fs::OFlags;
 use super::{LocalNode, RestoreError};
 use crate::file_use::FileKey;
 
-/// Stands for a symbolic link itself (with O_PATH).
+/// O_NOFOLLOW: with O_PATH, it opens a symbolic link itself.
 const O_NOFOLLOW: u32 = OFlags::NOFOLLOW.bits();
 
-/// What must be at a path.
+/// The type that a required path must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PathKind {
-    /// Whatever the path leads to.
+    /// Any file.
     Any,
-    /// A directory: nothing else can be entered.
+    /// A directory, which can be entered.
     Directory,
-    /// The symbolic link that is there.
+    /// A symbolic link.
     Symlink,
-    /// A named pipe: anything else would be written to.
+    /// A named pipe. Any other file would be written to.
     NamedPipe,
 }
 
-/// A path that the restorer opens, or enters.
+/// A path that the restorer opens or enters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct RequiredPath<'a> {
     path: &'a str,
@@ -41,7 +41,7 @@ impl<'a> RequiredPath<'a> {
     }
 }
 
-/// What of the node's files the processes of a seed need.
+/// The node's files that the processes of a seed need.
 fn required_paths(descriptor: &Descriptor) -> impl Iterator<Item = RequiredPath<'_>> {
     let own = descriptor.processes().flat_map(|process| {
         let cwd = process.deleted_cwd.is_none().then_some(&process.cwd);
@@ -71,9 +71,9 @@ fn required_path(file: &OpenFile) -> Option<RequiredPath<'_>> {
     Some(RequiredPath::new(kind, path))
 }
 
-/// Each path that the restorer opens must lead somewhere: better said now, by name, than half-way.
+/// Checks each path that the restorer opens, so that a missing file is reported by name before anything is started.
 pub(super) fn check_paths(descriptor: &Descriptor, node: &LocalNode) -> Result<(), RestoreError> {
-    // What is told of the process itself is there as soon as the child is, whether a parent of its number is here or not.
+    // /proc/PID of the child exists as soon as the child does. Whether the node has a process with that pid is irrelevant.
     let own = format!("/proc/{}", descriptor.process.pid);
     for RequiredPath { path, kind } in required_paths(descriptor) {
         let here = node.resolve_path(path);
@@ -99,12 +99,12 @@ fn check_directory(here: &Path) -> io::Result<()> {
     if is_directory { Ok(()) } else { Err(io::Error::other("another file is at this path, not a directory")) }
 }
 
-/// Which files were at these paths when a child was made.
+/// The files at a child's paths when the child was made.
 #[derive(Debug)]
 pub struct PathSnapshot(Vec<(Option<FileKey>, PathBuf)>);
 
 impl PathSnapshot {
-    /// Those that a child has which is made now.
+    /// Records the files that a child made now gets.
     pub fn record(descriptor: &Descriptor, node: &LocalNode) -> Self {
         let seen = required_paths(descriptor).map(|RequiredPath { path, .. }| {
             let here = node.resolve_path(path);
@@ -113,7 +113,7 @@ impl PathSnapshot {
         Self(seen.collect())
     }
 
-    /// Whether each path leads to the same file still: who replaces one wants the next child to have the new one.
+    /// Whether each path still leads to the same file. After a replacement, the next child must get the new file.
     pub fn is_current(&self) -> bool {
         self.0.iter().all(|(number, path)| file_key_at(path) == *number)
     }

@@ -1,7 +1,7 @@
-//! The seccomp(2) filters of a plan, in the part of the region that stays mapped. Each process installs the confinement filter
-//! before any process of the tree runs, and the others as the last step before a thread enters its frame
-//! (`restorer/threads.c`). Filters of all threads of a process are installed for all at once (SECCOMP_FILTER_FLAG_TSYNC):
-//! the threads have them from one ancestor, as in the parent, and can get further common filters.
+//! The seccomp(2) filters of a plan, in the part of the region that stays mapped. Each process installs the confinement
+//! filter before any process of the tree runs, and the others as the last step before a thread enters its frame
+//! (`restorer/threads.c`). Filters of all threads of a process are installed for all at once (SECCOMP_FILTER_FLAG_TSYNC).
+//! The threads then share them, as in the parent, and can get further common filters.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{SeccompFilter, Thread};
@@ -17,28 +17,28 @@ const SECCOMP_SET_MODE_FILTER: u64 = 1;
 /// SECCOMP_FILTER_FLAG_TSYNC.
 const SECCOMP_FILTER_FLAG_TSYNC: u64 = 1;
 
-/// Filters, and where they are.
+/// The filters, and the addresses of their lists.
 pub(super) struct SeccompFilterTable {
     pub(super) bytes: Vec<u8>,
-    /// The address of each thread's own list; 0 for none.
+    /// Address of each thread's own list; 0 for none.
     pub(super) thread_lists: Vec<u64>,
-    /// The address of what all have in common; 0 for nothing.
+    /// Address of the list that all threads share; 0 for none.
     pub(super) common_list: u64,
-    /// The address of the list that the leader installs for all threads before any process of the tree runs; 0 for none.
+    /// Address of the list that the leader installs for all threads before any process of the tree runs; 0 for none.
     pub(super) confinement_list: u64,
 }
 
-/// How much room they take, in bytes.
+/// Size of the table in bytes.
 pub(super) fn table_bytes(descriptor: &Descriptor) -> u64 {
     build_table(descriptor, 0).bytes.len() as u64
 }
 
-//  ┌─ instructions of each filter ─┬─ struct sock_fprog of each ─┬─ confinement ─┬─ common ────────────────────┬─ a list for each thread ─┐
-//  │ 8 bytes each                  │ length, address             │ a list        │ struct plan_common_filters, │ for each thread          │
-//  │                               │                             │               │ which ends with a list      │ with filters of its own  │
-//  └───────────────────────────────┴─────────────────────────────┴───────────────┴─────────────────────────────┴──────────────────────────┘
+//  ┌─ instructions of each filter ─┬─ sock_fprog of each ─┬─ confinement ─┬─ common ───────────────┬─ per thread ─────┐
+//  │ 8 bytes each                  │ length, address      │ a list        │ plan_common_filters,   │ a list for each  │
+//  │                               │                      │               │ which ends with a list │ with own filters │
+//  └───────────────────────────────┴──────────────────────┴───────────────┴────────────────────────┴──────────────────┘
 //  a list: operation, flags, address; …; 0
-/// Their contents, to stand at `base`.
+/// The table's contents, for the address `base`.
 pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTable {
     let filters = &descriptor.process.seccomp_filters;
     let mut bytes: Vec<u8> = filters.iter().flat_map(|filter| &filter.instructions).copied().collect();
@@ -73,11 +73,11 @@ pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTa
     SeccompFilterTable { bytes, thread_lists, common_list, confinement_list }
 }
 
-/// The shared filters that are farfork's own confinement, and those that the leader installs last for all threads. A single thread installs
-/// its filters itself.
+/// The shared filters that are farfork's own confinement, and those that the leader installs last for all threads. A single
+/// thread installs its filters itself.
 ///
-/// The confinement filter allows each system call that the rest of a restore makes, so it can be installed before one process of a tree
-/// waits for another. Filters of the parent may forbid such a call.
+/// The confinement filter allows each system call that the rest of a restore makes, so it can be installed before one
+/// process of a tree waits for another. Filters of the parent may forbid such a call.
 fn split_shared_filters(descriptor: &Descriptor) -> (&[u32], &[u32]) {
     let shared = find_shared_filters(descriptor);
     let is_confinement = |filter: &SeccompFilter| filter.flags == 0 && filter.instructions == encode_filter();
@@ -87,10 +87,12 @@ fn split_shared_filters(descriptor: &Descriptor) -> (&[u32], &[u32]) {
     (confinement, if descriptor.threads.len() > 1 { others } else { &[] })
 }
 
-/// The filters that all threads have, from their first one on. The kernel reports which programs a thread has, not which of them it shares
-/// with another thread. Filters that all threads have in the same order count as shared, the others as each thread's own.
+/// The filters that all threads have, from their first one on. The kernel reports which programs a thread has, but not which
+/// of them it shares with another thread. Filters that all threads have in the same order count as shared, the others as
+/// each thread's own.
 ///
-/// A thread that installs filters for others also sets their no_new_privs like its own: threads that differ in it share no filter.
+/// A thread that installs filters for others also sets their no_new_privs to its own value. So threads that differ in it
+/// share no filter.
 fn find_shared_filters(descriptor: &Descriptor) -> &[u32] {
     let Some((leader, others)) = descriptor.threads.split_first() else {
         return &[];
@@ -106,8 +108,8 @@ fn find_shared_filters(descriptor: &Descriptor) -> &[u32] {
     &of_leader[..others.iter().map(in_common).min().unwrap_or(of_leader.len())]
 }
 
-/// `struct plan_common_filters`, which stands at `address`: how many threads wait and whether they may go; where they wait, and how many there
-/// are; whether they can be woken under the filters.
+/// `struct plan_common_filters` for `address`: the number of waiting threads, and whether they may continue; the word they
+/// wait on, and their total number; whether the filters allow the wake-up.
 fn encode_common_header(descriptor: &Descriptor, shared: &[u32], address: u64) -> [u64; 3] {
     const WAKE_FUTEX_OFFSET: u64 = 8;
     const SYS_FUTEX: u32 = 202;

@@ -1,11 +1,11 @@
-//! Finds what a child would take from its parent in a network that both are in: traffic to a port that both can bind.
+//! Finds the sockets by which a child would take its parent's traffic in a network that both are in.
 
 use farfork_sys::socket_abi::{SO_REUSEADDR, SO_REUSEPORT, SOCK_DGRAM, SOL_SOCKET};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket};
 
-/// The first socket, by descriptor and address, that the kernel would bind although its parent has the same one, and then give some
-/// of what is meant for the parent. All others are refused by the kernel, as long as the parent is there.
+/// The first socket, with its descriptor and address, whose port the kernel lets child and parent share. The child would
+/// then get a part of the parent's traffic. The kernel refuses to bind any other port that the parent still uses.
 pub fn find_port_conflict(descriptor: &Descriptor) -> Option<String> {
     descriptor.open_files.iter().enumerate().find_map(|(index, file)| match file {
         OpenFile::Socket(socket) if can_share_port(socket) => {
@@ -22,7 +22,7 @@ pub fn find_port_conflict(descriptor: &Descriptor) -> Option<String> {
     })
 }
 
-/// Whether it has sockets with addresses, which belong to one in a network.
+/// Whether the child has sockets with addresses, which are valid in one network only.
 pub fn has_bound_sockets(descriptor: &Descriptor) -> bool {
     descriptor.open_files.iter().any(|file| matches!(file, OpenFile::Socket(socket) if socket.has_address()))
 }

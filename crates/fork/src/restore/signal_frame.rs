@@ -7,16 +7,16 @@ use farfork_wire::descriptor::{AltStack, Thread};
 
 use super::RestoreError;
 
-/// Where the extended state stands in a frame; the XSAVE area wants 64-byte alignment.
+/// Offset of the extended state in a frame. The XSAVE area must be aligned to 64 bytes.
 const XSTATE_OFFSET: usize = 0x400;
-/// Behind the extended state: FP_XSTATE_MAGIC2.
+/// FP_XSTATE_MAGIC2, after the extended state.
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
-/// In the extended state's software-reserved bytes: FP_XSTATE_MAGIC1.
+/// FP_XSTATE_MAGIC1, in the software-reserved bytes of the extended state.
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const SW_RESERVED_RANGE: std::ops::Range<usize> = 464..512;
 /// UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS.
 const UC_FLAGS: u64 = 0b111;
-/// SS_ONSTACK, which sigreturn would refuse.
+/// SS_ONSTACK, which sigreturn rejects.
 const SS_ONSTACK: u32 = 1;
 const UCONTEXT_OFFSET: usize = 8;
 const STACK_OFFSET: usize = UCONTEXT_OFFSET + 16;
@@ -24,35 +24,35 @@ const SIGCONTEXT_OFFSET: usize = UCONTEXT_OFFSET + 40;
 const FPSTATE_OFFSET: usize = SIGCONTEXT_OFFSET + 184;
 const SIGMASK_OFFSET: usize = SIGCONTEXT_OFFSET + 256;
 
-/// Which of ptrace's registers (by index in `user_regs_struct`) stand in the signal context, in its order:
-/// r8–r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, eflags.
+/// Indexes in `user_regs_struct` of the registers in the signal context, in its order: r8–r15, rdi, rsi, rbp, rbx, rdx, rax,
+/// rcx, rsp, rip, eflags.
 const SIGCONTEXT_REGISTERS: [usize; 18] = [9, 8, 7, 6, 3, 2, 1, 0, 14, 13, 4, 5, 12, 10, 11, 19, 16, 18];
 const CS_INDEX: usize = 17;
 const SS_INDEX: usize = 20;
-/// Index of FS base and GS base in `user_regs_struct`.
+/// Indexes of RIP, FS base and GS base in `user_regs_struct`.
 pub(super) const RIP_INDEX: usize = 16;
 pub(super) const FS_BASE_INDEX: usize = 21;
 pub(super) const GS_BASE_INDEX: usize = 22;
 
-/// Bytes that one frame takes for this much extended state: whole pages.
+/// Size of a frame with this much extended state: whole pages.
 pub(crate) fn frame_bytes(xstate_bytes: usize) -> u64 {
     (XSTATE_OFFSET + xstate_bytes + 4).next_multiple_of(4096) as u64
 }
 
-/// What a frame loads into a thread.
+/// The state that a frame loads into a thread.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SignalFrameState<'a> {
     /// In the order of `user_regs_struct`.
     pub(crate) registers: &'a [u64],
-    /// As ptrace gives it.
+    /// In ptrace's format.
     pub(crate) xstate: &'a [u8],
     /// Blocked signals.
     pub(crate) signal_mask: u64,
-    /// Alternate stack; flags that make no sense leave the thread's own as it is.
+    /// Alternate stack. The kernel ignores invalid flags, and keeps the thread's own stack.
     pub(crate) alt_stack: AltStack,
 }
 
-/// The frame of `thread`, to stand at `address`; `xcr0` are the state components that this node's CPU has enabled.
+/// Builds the frame of `thread` for `address`. `xcr0` are the state components that this node's CPU has enabled.
 pub(super) fn build_frame(thread: &Thread, address: u64, bytes: u64, xcr0: u64) -> Result<Vec<u8>, RestoreError> {
     check_selectors(thread)?;
     let Thread { registers, xstate, signal_mask, alt_stack, .. } = thread;
@@ -65,7 +65,7 @@ pub(super) fn build_frame(thread: &Thread, address: u64, bytes: u64, xcr0: u64) 
 //  │ return│ ucontext: flags, stack,      │ unused│ extended state as ptrace   │ end │
 //  │ addr. │ registers, mask              │       │ gave it, magic in 464..512 │ mark│
 //  └───────┴──────────────────────────────┴───────┴────────────────────────────┴─────┘
-/// A frame of `bytes`, to stand at `address`.
+/// Builds a frame of `bytes` bytes for `address`.
 pub(crate) fn encode_frame(state: &SignalFrameState<'_>, address: u64, bytes: u64, xcr0: u64) -> Vec<u8> {
     let mut frame = vec![0; bytes as usize];
     let mut put = |at: usize, value: &[u8]| frame[at..at + value.len()].copy_from_slice(value);
@@ -94,7 +94,7 @@ pub(crate) fn encode_frame(state: &SignalFrameState<'_>, address: u64, bytes: u6
     frame
 }
 
-/// 64-bit user code and data: what the kernel gives every 64-bit process; anything else is no process of ours.
+/// Checks for the 64-bit user segments that the kernel gives every 64-bit process. Others cannot be restored.
 fn check_selectors(thread: &Thread) -> Result<(), RestoreError> {
     const USER_CS: u64 = 0x33;
     const USER_SS: u64 = 0x2b;

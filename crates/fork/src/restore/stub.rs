@@ -24,49 +24,49 @@ use super::report::{describe_step, describe_step_object, suggest_remedy};
 /// The number of the userfaultfd queue in a stub whose child runs (USERFAULTFD_QUEUE_FD in restorer.h).
 pub const STUB_QUEUE_FD: u32 = 5;
 
-/// The stub: a program of a few KiB without a C library, to be run as pid 1 of each container.
+/// The stub: a program of a few KiB without a C library, which runs as pid 1 of each container.
 pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
-/// For a stub to say that it waits: the first thing that it does. One that has ended is known at once; a machine whose scheduler leaves
-/// processes waiting for ten seconds was seen (`docs/decisions/023-scheduling-stalls.md`).
+/// Limit for the first report of a new stub, which is its first action. The end of a stub is noticed at once. A machine was
+/// observed whose scheduler left processes waiting for ten seconds (`docs/decisions/023-scheduling-stalls.md`).
 const STUB_READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Between two looks whether a stub was stopped.
+/// Interval between checks whether a stub is stopped.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A child that stands.
+/// The report of a restored child.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RestoreReport {
     /// Its pid as this process sees it.
     pub(super) pid: i32,
     /// When it was complete, CLOCK_REALTIME, in nanoseconds.
     pub(super) realtime_ns: u64,
-    /// Moments on its way, by the same clock.
+    /// Timestamps of its phases, by the same clock.
     pub(super) marks_ns: [u64; MARK_COUNT],
 }
 
-/// What a stub, or a zygote, is asked for.
+/// A request to a stub, a zygote or a privileged forker.
 #[derive(Debug)]
 pub(super) struct RestoreRequest<'a> {
     pub(super) plan: &'a File,
-    /// Where the userfaultfd goes; of a zygote's copy, the first process of its container.
+    /// The socket that receives the userfaultfd. For a zygote's copy: the first process of its container.
     pub(super) pager_or_init: BorrowedFd<'a>,
-    /// The file for the wait status; of a zygote's copy, its control socket; for a privileged forker, the container's init.
+    /// The file for the wait status. For a zygote's copy: its control socket. For a privileged forker: the container's init.
     pub(super) status_or_control: BorrowedFd<'a>,
     pub(super) objects: &'a PassedObjects,
-    /// Of a zygote's copy, the cgroup to be forked into; of any other child, the userfaultfd queue.
+    /// For a zygote's copy: the cgroup into which it is forked. For any other child: the userfaultfd queue.
     pub(super) cgroup_or_queue: Option<BorrowedFd<'a>>,
-    /// 0: to be a zygote itself.
+    /// 0: the stub becomes a zygote.
     pub(super) pid: u32,
     /// Pid of the intermediate, which forks the child of a zygote or a privileged forker in its container.
     pub(super) intermediate_pid: u32,
-    /// All numbers of open files that it needs are below this.
+    /// All descriptors that the restore needs are below this number.
     pub(super) fd_limit: u32,
     pub(super) time_offsets: &'a str,
 }
 
-/// Waits until a new stub has said that it waits, without hearing it. Who started it knows that it is executed: the kernel may be
-/// mapping it still, and its container may have no `/proc` yet.
+/// Waits for the first report of a new stub, without reading it. The caller knows only that the stub was executed. The
+/// kernel may still be mapping it, and its container may lack `/proc`.
 ///
 /// # Errors
 /// `TimedOut`.
@@ -77,17 +77,17 @@ pub(super) fn wait_stub_started(control: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// A plan as a file that can be passed.
+/// Creates a file with a plan, to be passed to a stub.
 pub(super) fn create_plan_file(bytes: &[u8]) -> io::Result<File> {
     let mut file = farfork_sys::memfd::create("farfork-plan", false)?;
     file.write_all(bytes)?;
     Ok(file)
 }
 
-/// Asks a stub or a zygote.
+/// Sends a request to a stub, a zygote or a privileged forker.
 ///
 /// # Errors
-/// It hears nothing more, and what it said of that.
+/// The receiver has closed its socket. The error is the failure that it reported, if any.
 pub(super) fn send_request(
     control: BorrowedFd<'_>,
     request: &RestoreRequest<'_>,
@@ -97,9 +97,10 @@ pub(super) fn send_request(
         .map_err(|cause| read_failure_report(control, descriptor).unwrap_or(RestoreError::StubIo(cause)))
 }
 
-/// What is wrong, as whoever listened has said it before its end.
+/// Reads the failure that a stub reported before it ended.
 fn read_failure_report(control: BorrowedFd<'_>, descriptor: &Descriptor) -> Option<RestoreError> {
-    /// It was ready once, or twice in another network, and the end of its socket may be told before what it wrote there.
+    /// A stub reports that it is ready once, or twice if it changed networks. The end of its socket may be noticed before
+    /// these reports.
     const REPORTS_MAX: usize = 4;
     for _ in 0..REPORTS_MAX {
         match wait_report(control, Duration::ZERO, descriptor, REPORT_READY) {
@@ -111,7 +112,7 @@ fn read_failure_report(control: BorrowedFd<'_>, descriptor: &Descriptor) -> Opti
     None
 }
 
-/// Sends the request, in as many messages as its descriptors need.
+/// Sends the request, in as many messages as its descriptors require.
 fn send_request_messages(control: BorrowedFd<'_>, request: &RestoreRequest<'_>) -> io::Result<()> {
     let mut fds: Vec<BorrowedFd<'_>> = vec![request.plan.as_fd(), request.pager_or_init, request.status_or_control];
     fds.extend(request.objects.as_fds());
@@ -133,14 +134,14 @@ fn send_request_messages(control: BorrowedFd<'_>, request: &RestoreRequest<'_>) 
     rest.chunks(FDS_PER_MESSAGE_MAX).try_for_each(|chunk| fd_passing::send(control, &[0; 4], chunk))
 }
 
-/// Tells a stub to wait for the child, which another has forked; it writes the wait status to
-/// `status_file`, and holds the userfaultfd `queue`.
+/// Has a stub wait for a child that another process has forked. The stub writes the wait status to `status_file`, and holds
+/// the userfaultfd `queue`.
 pub(super) fn send_wait_request(
     control: BorrowedFd<'_>,
     (status_file, queue): (BorrowedFd<'_>, BorrowedFd<'_>),
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
-    // What is left unread when our end is closed would have the stub's reads fail.
+    // Reads the stub's report first: a socket that is closed with unread messages makes the stub's reads fail.
     fd_passing::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
     wait_ready(control, STUB_READY_TIMEOUT, descriptor)?;
     let message = StubRequest {
@@ -155,10 +156,10 @@ pub(super) fn send_wait_request(
     fd_passing::send(control, message.as_bytes(), &[status_file, queue]).map_err(RestoreError::StubIo)
 }
 
-/// Has a stub that was asked for nothing yet leave its container's network for another, and waits until it is there.
+/// Has an unused stub leave its container's network for another. Waits until it has done so.
 ///
 /// # Errors
-/// The stub cannot be talked to, or may not enter; the container is of no use any more.
+/// The stub's socket failed, or the stub may not enter the network. The container cannot be used any more.
 pub fn enter_network(
     control: BorrowedFd<'_>,
     network: BorrowedFd<'_>,
@@ -180,7 +181,7 @@ pub fn enter_network(
     wait_ready(control, limit, descriptor).map(drop)
 }
 
-/// Waits until the child stands, or it is known why it does not.
+/// Waits until the child is restored, or its failure is known.
 pub(super) fn wait_restored(
     control: BorrowedFd<'_>,
     limit: Duration,
@@ -189,7 +190,7 @@ pub(super) fn wait_restored(
     wait_report(control, limit, descriptor, REPORT_RESTORED)
 }
 
-/// Likewise of a stub, which may have been stopped: that need not be borne for long.
+/// As `wait_restored`, but fails early if the stub or a process of the child is stopped.
 pub(super) fn wait_restored_or_stopped(
     stub_pid: i32,
     control: BorrowedFd<'_>,
@@ -197,7 +198,7 @@ pub(super) fn wait_restored_or_stopped(
     descriptor: &Descriptor,
 ) -> Result<RestoreReport, RestoreError> {
     let (started_at, mut stopped_before) = (Instant::now(), None);
-    // Of a tree some of whose processes are to be stopped, nobody knows here which of them stands too early.
+    // If some processes of a tree are to be stopped, a process that stopped too early cannot be identified.
     let is_stop_expected = descriptor.descendants.iter().any(starts_stopped);
     loop {
         let left = limit.saturating_sub(started_at.elapsed());
@@ -207,7 +208,7 @@ pub(super) fn wait_restored_or_stopped(
         }
         match find_stopped_process(stub_pid) {
             Some(pid) if pid == stub_pid => return Err(RestoreError::StubStopped { limit: started_at.elapsed() }),
-            // Seen twice, so that nobody is blamed who is let go on.
+            // The process must be stopped at two checks in a row, because it may be continued in between.
             Some(pid) if stopped_before == Some(pid) && !is_stop_expected => {
                 return Err(RestoreError::ProcessStopped { pid, waited: started_at.elapsed() });
             }
@@ -217,7 +218,7 @@ pub(super) fn wait_restored_or_stopped(
     }
 }
 
-/// A process that a signal or a tracer has stopped: this one, or one that descends from it.
+/// A process that a signal or a tracer has stopped: `pid` or one of its descendants.
 fn find_stopped_process(pid: i32) -> Option<i32> {
     if ProcStat::read(pid).is_ok_and(|stat| matches!(stat.state, 'T' | 't')) {
         return Some(pid);
@@ -226,7 +227,7 @@ fn find_stopped_process(pid: i32) -> Option<i32> {
     children.split_whitespace().filter_map(|child| child.parse().ok()).find_map(find_stopped_process)
 }
 
-/// Waits until a zygote can be asked for another copy: the last is forked, or the zygote has reported why not.
+/// Waits until a zygote accepts the next request: it has forked the last copy, or has reported its failure.
 pub(super) fn wait_ready(
     control: BorrowedFd<'_>,
     limit: Duration,
@@ -255,7 +256,7 @@ fn wait_report(
     }
 }
 
-/// What a message says: that the child stands, nothing yet, or that it will not.
+/// Parses a message: a restored child, `None` for no result yet, or the failure.
 pub(super) fn parse_restored_report(
     bytes: &[u8],
     pid: i32,
@@ -265,7 +266,7 @@ pub(super) fn parse_restored_report(
     Ok(Some(report).filter(|_| kind == REPORT_RESTORED))
 }
 
-/// A message that says no ill: its kind, and what it tells.
+/// Parses a message that reports no failure: its kind and its contents.
 fn parse_report(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Result<(u32, RestoreReport), RestoreError> {
     let report = match StubReport::try_read_from_bytes(bytes) {
         Ok(report) => report,

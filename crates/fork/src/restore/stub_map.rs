@@ -9,29 +9,29 @@ use super::RestoreError;
 #[derive(Debug)]
 pub(super) struct StubMap {
     ranges: Vec<(u64, u64)>,
-    /// The kernel's own mappings among them, where they have to be moved.
+    /// The kernel's own mappings among them, if they must be moved.
     special_mappings: Vec<MapEntry>,
 }
 
 impl StubMap {
-    /// Reads it.
+    /// Reads the map of a stub.
     ///
     /// # Errors
     /// [`RestoreError::StubExited`] when the stub has ended.
     pub(super) fn read(pid: i32) -> Result<Self, RestoreError> {
         let mut entries = process::read_maps(pid).map_err(RestoreError::StubIo)?;
-        // That of a process which has ended is there until its end is noticed, and empty.
+        // The map of a process that has ended is empty, until the process is reaped.
         if entries.is_empty() {
             return Err(RestoreError::StubExited);
         }
-        // [vsyscall] lies beyond what can be unmapped.
+        // [vsyscall] is above user space, and cannot be unmapped.
         entries.retain(|entry| entry.end <= USER_SPACE_END);
         let ranges = entries.iter().map(|entry| (entry.start, entry.end)).collect();
         entries.retain(|entry| entry.path.starts_with(b"["));
         Ok(Self { ranges, special_mappings: entries })
     }
 
-    /// That of a zygote with these mappings, and its restorer at `region`, start and length.
+    /// The map of a zygote with these mappings, and its restorer at `region`: start and length.
     pub(super) fn from_zygote(mappings: &[Mapping], region: (u64, u64)) -> Self {
         let mapped = mappings.iter().map(|mapping| (mapping.start, mapping.end));
         Self { ranges: mapped.chain([(region.0, region.0 + region.1)]).collect(), special_mappings: Vec::new() }
@@ -42,7 +42,7 @@ impl StubMap {
         self.ranges.iter().copied()
     }
 
-    /// Where the kernel's mapping of this kind is.
+    /// Address range of the kernel's mapping of this kind.
     pub(super) fn special_mapping(&self, kind: SpecialMapping) -> Option<(u64, u64)> {
         let name: &[u8] = match kind {
             SpecialMapping::Vdso => b"[vdso]",

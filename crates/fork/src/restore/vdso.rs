@@ -15,11 +15,11 @@ use super::region;
 use super::signal_frame::RIP_INDEX;
 use super::stub_map::StubMap;
 
-/// `jmp *0(%rip)`, and the address behind it: no register is changed.
+/// `jmp *0(%rip)`, followed by the target's address. It changes no register.
 const JUMP: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
 const JUMP_BYTES: usize = JUMP.len() + 8;
 
-/// Functions that are calls of the same arguments, and their numbers.
+/// Functions that a system call with the same arguments can replace, and its number.
 const SYSCALL_FALLBACKS: [(&str, u32); 6] = [
     ("clock_gettime", 228),
     ("gettimeofday", 96),
@@ -29,26 +29,27 @@ const SYSCALL_FALLBACKS: [(&str, u32); 6] = [
     ("getrandom", 318),
 ];
 
-/// The names of all functions begin with this; some have another name without.
+/// Prefix of all function names. Some functions have another name without it.
 const SYMBOL_PREFIX: &str = "__vdso_";
 
 //  the parent's place    its vdso, as it was: headers, names, and for each function a jump ──┐
 //                        its data pages: nothing that could be read                           │
 //  a free place          this kernel's data pages and vdso, as the kernel made them  ◀────────┘
-/// Each place of the parent's vdso that a program may call, and what stands there instead.
+/// For each address of the parent's vdso that a program may call, the code that replaces it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct VdsoBridge {
     image: Vec<u8>,
-    /// Offsets in the old vdso, ascending, and in this kernel's; `None` for functions that it lacks, which are in the image.
+    /// Offsets in the old vdso, ascending, and in this kernel's; `None` if this kernel lacks the function: the image has a
+    /// substitute.
     jumps: Vec<(usize, Option<u64>)>,
 }
 
-/// A bridge at its place.
+/// A bridge with its addresses.
 #[derive(Debug)]
 pub(super) struct PlacedBridge {
-    /// The kernel's own mappings, where they come from and where they go.
+    /// Source and destination of the kernel's own mappings.
     pub(super) special_mappings: Vec<PlanSpecialMapping>,
-    /// What stands at the parent's place.
+    /// Contents of the parent's vdso mapping.
     pub(super) image: Vec<u8>,
 }
 
@@ -59,8 +60,8 @@ struct VdsoFunction<'a> {
 }
 
 impl VdsoBridge {
-    /// From the vdso of the image `old`, which may be anything, to `new`. `None` where one of them is no library, or the old one's
-    /// functions leave no room.
+    /// Builds a bridge from the vdso image `old`, which is not trusted, to `new`. `None` if one of them is no ELF library,
+    /// or a function of `old` is too short for a jump.
     pub(super) fn from_images(old: &[u8], new: &[u8]) -> Option<Self> {
         let (mut image, targets) = (old.to_vec(), parse_functions(new)?);
         let mut known = parse_functions(old)?;
@@ -80,8 +81,8 @@ impl VdsoBridge {
         (!jumps.is_empty()).then_some(Self { image, jumps })
     }
 
-    /// Finds a place for this kernel's vdso, in the order in which the stub has its parts, and has the old one lead there. No
-    /// thread may be in the old one's code.
+    /// Chooses an address for this kernel's vdso, in the stub's layout, and makes the old one jump there. No thread may be
+    /// in the old vdso's code.
     pub(super) fn place(&self, descriptor: &Descriptor, stub: &StubMap) -> Result<PlacedBridge, RestoreError> {
         let here: Vec<(u64, u64)> = SpecialMapping::ALL.iter().filter_map(|kind| stub.special_mapping(*kind)).collect();
         let vdso = stub.special_mapping(SpecialMapping::Vdso).ok_or(RestoreError::NoVdso)?;
@@ -103,28 +104,28 @@ impl VdsoBridge {
         Ok(PlacedBridge { special_mappings: here.into_iter().map(special).collect(), image })
     }
 
-    /// Whether it fits where the parent had its vdso.
+    /// Whether the image has the size of the parent's vdso mapping.
     pub(super) fn fits_in(&self, mapping: &Mapping) -> bool {
         let bytes = self.image.len() as u64;
         mapping.end - mapping.start == bytes && bytes.is_multiple_of(PAGE_SIZE)
     }
 }
 
-/// Where the parent's vdso was; `None` for a process without one.
+/// Address range of the parent's vdso; `None` for a process without one.
 pub(super) fn parent_vdso_range(descriptor: &Descriptor) -> Option<Range<u64>> {
     use farfork_wire::descriptor::Backing::Special;
     let is_vdso = |one: &&Mapping| matches!(one.backing, Special(SpecialMapping::Vdso));
     descriptor.mappings.iter().find(is_vdso).map(|one| one.start..one.end)
 }
 
-/// The code of the old vdso reads data that are not there any more.
+/// Fails if a thread is in the old vdso's code, which reads data that no longer exist.
 fn check_threads_outside_vdso(descriptor: &Descriptor) -> Result<(), RestoreError> {
     let Some(place) = parent_vdso_range(descriptor) else { return Ok(()) };
     let inside = descriptor.threads.iter().find(|thread| place.contains(&thread.registers[RIP_INDEX]));
     inside.map_or(Ok(()), |thread| Err(RestoreError::ThreadInVdso { tid: thread.tid }))
 }
 
-/// `mov $NUMBER, %eax; syscall; ret`; or, of what is no call, `mov $-ENOSYS, %rax; ret`.
+/// `mov $NUMBER, %eax; syscall; ret`. For a function without a system call: `mov $-ENOSYS, %rax; ret`.
 fn fallback_code(name: &str) -> [u8; JUMP_BYTES] {
     const BREAKPOINT: u8 = 0xcc;
     let mut code = [BREAKPOINT; JUMP_BYTES];
@@ -139,14 +140,14 @@ fn fallback_code(name: &str) -> [u8; JUMP_BYTES] {
     code
 }
 
-/// The functions that a vdso offers, by their names without the prefix.
+/// The functions that a vdso exports, by their names without the prefix.
 fn parse_functions(image: &[u8]) -> Option<Vec<VdsoFunction<'_>>> {
     let library = object::File::parse(image).ok()?;
     let mut found = Vec::new();
     for symbol in library.dynamic_symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.is_definition())
     {
         let name = symbol.name_bytes().ok().and_then(|name| str::from_utf8(name).ok())?;
-        // The image itself lives as long as the names.
+        // Names borrow from the image, not from `library`.
         found.push(VdsoFunction { name: name.strip_prefix(SYMBOL_PREFIX).unwrap_or(name), offset: symbol.address() });
     }
     Some(found)
@@ -174,7 +175,7 @@ mod tests {
         let bridge = VdsoBridge::from_images(vdso_image(), &lesser).unwrap();
         let missing: Vec<usize> =
             bridge.jumps.iter().filter(|(_, target)| target.is_none()).map(|(at, _)| *at).collect();
-        // Its other name may still be there.
+        // The function's other name may still exist.
         assert!(missing.len() <= 1);
         for at in missing {
             assert_eq!(bridge.image[at..at + 8], [0xb8, 0x35, 1, 0, 0, 0x0f, 0x05, 0xc3]);

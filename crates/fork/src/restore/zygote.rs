@@ -23,7 +23,7 @@ use super::stub::{self, RestoreRequest};
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError, clocks, kernel_compatibility, processor_compatibility, report};
 
-/// Where a zygote's restorer is: start and length.
+/// Address range of a zygote's restorer: start and length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZygoteRegion(pub(super) (u64, u64));
 
@@ -34,7 +34,7 @@ pub struct ZygoteRegion(pub(super) (u64, u64));
 //    │◀── ready for the next ─────────────│                              │                       │ the rest
 //    │◀── restored ───────────────────────┼──────────────────────────────┼───────────────────────│
 //    │ wait request: status file, queue ──┼─────────────────────────────▶│ wait4                 │ runs on
-/// A zygote that is planned but not yet begun: the pager must hear of its memory first.
+/// A zygote that is planned but not yet started: the pager must first be informed of its memory.
 #[derive(Debug)]
 pub struct PlannedZygote<'a> {
     descriptor: &'a Descriptor,
@@ -44,17 +44,17 @@ pub struct PlannedZygote<'a> {
     plans: TreePlan,
 }
 
-/// What a copy needs of its container.
+/// The container in which a copy is created.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyDestination<'a> {
-    /// Its first process.
+    /// The container's first process.
     pub init: BorrowedFd<'a>,
-    /// The cgroup to be forked into.
+    /// The cgroup into which the copy is forked.
     pub cgroup: BorrowedFd<'a>,
 }
 
-/// Why no zygote is made of a seed on this node: what it has that a fork would leave in common, or that only a restore from
-/// the start can give. `None`: one is.
+/// Why no zygote is made of a seed on this node: state that a fork would share with the zygote, or that only a full restore
+/// can create. `None`: a zygote can be made.
 pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option<&'static str> {
     let is_empty = |extent: &Extent| extent.populated.is_empty() && extent.inherited.is_empty();
     if !descriptor.descendants.is_empty() || !descriptor.zombies.is_empty() {
@@ -83,11 +83,11 @@ pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option
 }
 
 impl<'a> PlannedZygote<'a> {
-    /// Checks that this node can hold the zygote, and compiles its plan for the stub of this pid and at this socket, which is in
-    /// the daemon's namespaces.
+    /// Checks that this node can hold the zygote, and compiles its plan. The stub with this pid and socket becomes the
+    /// zygote; it is in the daemon's namespaces.
     ///
     /// # Errors
-    /// A mismatch of CPU, kernel or files; nothing was started.
+    /// A mismatch of CPU, kernel or files. Nothing was started.
     pub fn new(
         descriptor: &'a Descriptor,
         node: &'a LocalNode,
@@ -98,7 +98,7 @@ impl<'a> PlannedZygote<'a> {
         required_files::check_paths(descriptor, node)?;
         stub::wait_stub_started(control).map_err(RestoreError::StubIo)?;
         let stub = StubMap::read(stub_pid)?;
-        // Files and threads are each child's own.
+        // Each copy has its own files and threads.
         let mut bare = descriptor.clone();
         bare.file_descriptors.clear();
         bare.threads.truncate(1);
@@ -115,16 +115,16 @@ impl<'a> PlannedZygote<'a> {
         Ok(Self { descriptor, node, matching_files, plans })
     }
 
-    /// The addresses whose pages the pager must serve, ascending.
+    /// The addresses whose pages the pager must serve, in ascending order.
     pub fn userfaultfd_ranges(&self) -> Vec<&[Range<u64>]> {
         self.plans.userfaultfd_ranges.iter().map(|ranges| &ranges[..]).collect()
     }
 
-    /// Has the stub at `control` become the zygote, and waits until it stands, at most `limit`. Its userfaultfd goes to
-    /// `pager_socket`.
+    /// Turns the stub at `control` into the zygote, and waits, at most `limit`, until its memory is built. The stub sends
+    /// the userfaultfd to `pager_socket`.
     ///
     /// # Errors
-    /// What the restorer could not do; the stub is of no use any more.
+    /// The step that the restorer could not carry out. The stub cannot be used any more.
     pub fn start(
         self,
         control: BorrowedFd<'_>,
@@ -136,7 +136,7 @@ impl<'a> PlannedZygote<'a> {
         let request = RestoreRequest {
             plan: &plan,
             pager_or_init: pager_socket,
-            // Its place is taken by the control socket.
+            // Unused: the control socket takes this slot.
             status_or_control: plan.as_fd(),
             objects: &PassedObjects::empty(),
             cgroup_or_queue: None,
@@ -152,8 +152,8 @@ impl<'a> PlannedZygote<'a> {
         Ok(ZygoteRegion(self.plans.region))
     }
 
-    /// Checks that the zygote maps the files of the capture. The stub opens them by path, and a file may be replaced
-    /// after the plan compared it. A zygote is made when its seed's user may already replace files.
+    /// Checks that the zygote maps the files of the capture. The stub opens them by path, and a file may be replaced after
+    /// the plan has compared it. At that time the seed's user may already replace files.
     fn check_mapped_files(&self) -> Result<(), RestoreError> {
         let found = find_matching_files(self.descriptor, self.node);
         let replaced = self.matching_files.iter().zip(found).position(|(before, after)| *before != after);
@@ -165,11 +165,12 @@ impl<'a> PlannedZygote<'a> {
 }
 
 impl PlannedChild<'_> {
-    /// Has the zygote at `zygote` fork the child, and waits until it stands, at most `limit`. Gives the child's own control
-    /// socket too. The stub of its container waits for its end once [`Self::assign_to_init`] told it to.
+    /// Has the zygote at `zygote` fork the child, and waits, at most `limit`, until the child is restored. Also returns the
+    /// daemon's end of the child's control socket. Call [`Self::assign_to_init`] next: the container's stub then waits for
+    /// the child.
     ///
     /// # Errors
-    /// What could not be done; the container is of no use any more, and the zygote may be of none.
+    /// The step that failed. The container cannot be used any more, and perhaps the zygote cannot either.
     pub fn start_from_zygote(
         &mut self,
         zygote: BorrowedFd<'_>,
@@ -194,16 +195,17 @@ impl PlannedChild<'_> {
             time_offsets: &clocks::format_timens_offsets(&self.descriptor.origin, Clocks::now()),
         };
         let requested_ns = realtime_ns();
-        // It has ended: nobody was asked.
+        // The zygote has ended, and no copy was requested.
         stub::send_request(zygote, &request, self.descriptor).map_err(|error| match error {
             RestoreError::StubIo(cause) => RestoreError::from_object_error("the copy of its zygote", cause),
             reported => reported,
         })?;
         drop((child_control, plan));
-        // The child's alone: an end of a pipe that is held here would show.
+        // Closes the daemon's copies: a pipe end that stays open here would be visible to the child.
         self.objects = PassedObjects::empty();
         let left = || deadline.saturating_duration_since(Instant::now());
-        // The zygote is ready long before its copy stands: nobody wakes for that, but where there is no copy and it has said why.
+        // The zygote is ready long before its copy is restored, so its report is read second. If there is no copy, the
+        // zygote's report has the reason.
         let started = stub::wait_restored(control.as_fd(), left(), self.descriptor);
         if matches!(started, Ok(_) | Err(RestoreError::StubExited)) {
             stub::wait_ready(zygote, left(), self.descriptor)?;
@@ -213,16 +215,16 @@ impl PlannedChild<'_> {
         Ok((started.into(), control))
     }
 
-    /// Has the container's stub wait for the child's end, as if it had forked it.
+    /// Has the container's stub wait for the child's end, as if the stub had forked it.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub's socket failed.
     pub fn assign_to_init(&self, status_file: BorrowedFd<'_>, queue: BorrowedFd<'_>) -> Result<(), RestoreError> {
         stub::send_wait_request(self.control, (status_file, queue), self.descriptor)
     }
 }
 
-/// A number that no process, thread or group of the seed has: 1 is the stub's.
+/// A pid that no process, thread, group or session of the seed has. The stub has pid 1.
 pub(super) fn find_free_pid(descriptor: &Descriptor) -> u32 {
     let members = descriptor.descendants.iter();
     let threads = descriptor.threads.iter().chain(members.clone().flat_map(|member| &member.threads));

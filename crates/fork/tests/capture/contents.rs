@@ -172,8 +172,8 @@ fn file_mappings_are_the_files_until_they_are_written() {
     assert_eq!(exe.unwrap().identity.build_id.as_ref().unwrap().len(), 20);
 }
 
-/// Linux 6.13 and later gives files times that are up to a clock tick ahead of the coarse clock. On earlier kernels
-/// the program's file may have the time of the stop, and a round shows nothing.
+/// On Linux 6.13 and later, file times are up to a clock tick ahead of the coarse clock. On earlier kernels, the program's
+/// file may have the time of the stop, and a round shows nothing.
 #[test]
 fn a_program_that_was_written_just_before_is_not_changed() {
     let directory = TempDir::new().unwrap();
@@ -214,7 +214,7 @@ fn signals_and_attributes_are_carried() {
     assert_eq!(action(13).unwrap().handler, 1);
     assert_eq!(leader.signal_mask, 1 << 9 | 1 << 33);
     assert_eq!(leader.pending_signals.len(), 1);
-    // siginfo_t: the number, and behind pid and uid at 16 the value.
+    // siginfo_t: the signal number at 0, the value at 24, after pid and uid.
     let values: Vec<(u8, u8)> =
         process.pending_signals.iter().map(|info| (info.siginfo[0], info.siginfo[24])).collect();
     assert_eq!(values, [(34, 41), (34, 42)]);

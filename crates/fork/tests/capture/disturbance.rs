@@ -67,7 +67,7 @@ fn a_parent_never_sees_its_stops() {
         for page in [0, 1, 1000, 2047] {
             assert_eq!(word(template, data + page * 4096), known(page));
         }
-        // The parent writes on; its template does not change.
+        // The parent continues to write; its template does not change.
         let before: Vec<u64> = (0..2048).map(|page| word(template, data + page * 4096 + 8)).collect();
         parent.wait_for("round");
         let after: Vec<u64> = (0..2048).map(|page| word(template, data + page * 4096 + 8)).collect();
@@ -78,7 +78,7 @@ fn a_parent_never_sees_its_stops() {
     parent.wait_for("round");
 }
 
-/// The kernel goes on with an interrupted sleep by restart_syscall(2), which only the parent's own threads can make.
+/// The kernel continues an interrupted sleep by restart_syscall(2), which only the parent's own threads can make.
 #[test]
 fn a_child_of_a_later_seed_makes_the_call_that_was_interrupted() {
     const RAX: usize = 10;
@@ -121,7 +121,7 @@ fn a_template_is_handed_to_the_caller_and_is_first_for_the_oom_killer() {
     assert_eq!(std::fs::read_dir(format!("/proc/{template}/fd")).unwrap().count(), 0, "it holds no file open");
 }
 
-/// From the moment in which the parent goes on, before anyone but the capture's thread has heard of the template.
+/// The test runs as soon as the parent resumes, before any other thread has the template.
 #[test]
 fn what_a_parent_closes_nobody_holds_open() {
     struct Closing(Parent, Sender<Result<u64, CaptureError>>);
@@ -145,7 +145,7 @@ fn what_a_parent_closes_nobody_holds_open() {
     let (pid, (sender, receiver)) = (parent.pid(), channel());
     capture::start_capture(pid, options(), Box::new(Closing(parent, sender))).unwrap();
     assert_eq!(receiver.recv().unwrap().unwrap(), 1, "the other end has not heard of it");
-    // The capture's thread has come to its end.
+    // The capture's thread has ended.
     assert!(receiver.recv().is_err());
 }
 

@@ -14,19 +14,19 @@ use rustix::process::{Pid, Signal};
 
 use crate::harness::{Parent, WAIT_LIMIT, offer, options};
 
-/// The parent, and where it has pages to offer (none are offered where that is empty), in the victim's environment.
+/// Environment variables of the victim: the parent, and the address of the pages that it offers (empty for none).
 const PARENT: &str = "FARFORK_TEST_PARENT";
 const PAGES: &str = "FARFORK_TEST_PAGES";
 
-/// Places that the parent keeps from fork(2): the scripts of its second clone are longer than those of its first.
+/// Ranges that the parent excludes from fork(2), so that scripts of the second clone are longer than those of the first.
 const PLACES: usize = 60;
 
-/// PTRACE_O_TRACECLONE, PTRACE_O_TRACEVFORK: threads that a tracee makes are traced, too, and its companions.
+/// PTRACE_O_TRACECLONE and PTRACE_O_TRACEVFORK: new threads and companions of a tracee are traced too.
 const OPTIONS_TRACE_BORN: usize = 1 << 3 | 1 << 2;
 const SYSCALL_STOP: i32 = 5 | 0x80;
 const SIGCHLD: i32 = 17;
 
-/// The victim: captures once, when it is told to. Started by the tests below, and nothing by itself.
+/// The victim: captures once, when it reads a byte. The tests below start it. It tests nothing by itself.
 #[test]
 #[ignore = "the victim of other tests"]
 fn captures_once() {
@@ -39,9 +39,9 @@ fn captures_once() {
 /// Which processes are killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Killed {
-    /// The one that captures, with its tracer.
+    /// The capturing process and its tracer.
     All,
-    /// The one that captures: its tracer goes on.
+    /// The capturing process. Its tracer continues.
     Owner,
 }
 
@@ -67,11 +67,11 @@ fn end_within_each_call(killed: Killed, offers: bool) {
     assert_eq!(whole.kept_from_fork, PLACES);
     let count = end_before((usize::MAX, killed), &mut parent, &pages);
     assert!(count > 50, "a capture changes more than {count} things");
-    // Backwards: what an early end leaves on the pages that the parent offers must not help a later one.
+    // In descending order: changes that an early end leaves on the offered pages must not help a later one.
     for calls in (0..count).rev() {
         end_before((calls, killed), &mut parent, &pages);
         whole.require(parent.pid(), calls);
-        // What it says itself takes a while.
+        // A report of the parent takes a while.
         if calls % 16 == 0 {
             parent.wait_for("round");
         }
@@ -82,7 +82,7 @@ fn end_within_each_call(killed: Killed, offers: bool) {
 
 //  this test ── traces ──▶ the victim ──▶ its tracer ── captures ──▶ the parent
 //              counts the tracer's calls of ptrace(2) and its writes to memory; SIGKILL before the one it is at
-/// Has a victim capture the parent, and kills it before it makes the call after so many others. Tells how many it made.
+/// Has a victim capture the parent, and kills it before the call after `calls` others. Returns how many calls it made.
 fn end_before(end: (usize, Killed), parent: &mut Parent, pages: &str) -> usize {
     let mut victim = Command::new(env::current_exe().unwrap())
         .args(["--ignored", "--exact", "ended_within::captures_once"])
@@ -98,13 +98,13 @@ fn end_before(end: (usize, Killed), parent: &mut Parent, pages: &str) -> usize {
     let made = follow(pid, parent.pid(), end).unwrap_or_else(|| {
         panic!("the parent ended while {end:?} was awaited: {}", parent.say_how_it_ended());
     });
-    // It is reaped: as its tracer we hear of its end as well.
+    // Reaps the victim. Its end is also reported to this process as its tracer.
     let _ = victim.wait();
     made
 }
 
-/// All threads of the victim, which must have reached its reading of standard input: those that it makes later are traced from
-/// their births.
+/// Seizes all threads of the victim, when it reads its standard input. Threads that it creates later are traced from the
+/// start.
 fn seize_all(pid: i32) {
     let started_at = Instant::now();
     let reads = |tid: &i32| {
@@ -120,7 +120,7 @@ fn seize_all(pid: i32) {
     }
 }
 
-/// How many calls the victim and its tracer made; `None` where the parent has ended.
+/// Counts the calls of the victim and its tracer; `None` if the parent has ended.
 fn follow(victim: i32, parent: i32, (calls, killed): (usize, Killed)) -> Option<usize> {
     let (mut made, mut tracer) = (0, None);
     let mut is_owner_there = true;
@@ -151,7 +151,7 @@ fn follow(victim: i32, parent: i32, (calls, killed): (usize, Killed)) -> Option<
                 made += usize::from(changes);
                 drop(ptrace::resume_to_syscall(tid));
             }
-            // A birth, on either side; and SIGCHLD, with which the kernel tells the tracer of the parent's stops.
+            // The start of a thread or process, or SIGCHLD, which reports the parent's stops to the tracer.
             TraceeEvent::Stopped { event, signal } if event != 0 || signal == SIGCHLD => {
                 drop(ptrace::resume_to_syscall(tid));
             }
@@ -167,7 +167,7 @@ fn kill(pid: i32) {
     rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
 }
 
-/// Whether a thread that stands at a system call is about to make one that changes something in a tracee.
+/// Whether a thread at a system-call stop is about to change a tracee.
 fn is_change(tid: i32) -> bool {
     const PTRACE: u64 = 101;
     const PWRITE: u64 = 18;
@@ -179,9 +179,9 @@ fn is_change(tid: i32) -> bool {
     is_entry && (registers.orig_rax == PWRITE || registers.orig_rax == PTRACE && REQUESTS.contains(&registers.rdi))
 }
 
-/// What a parent is as the kernel tells it, and what no capture may leave otherwise.
+/// State of the parent in /proc that no capture may change permanently.
 struct Wholeness {
-    /// Of each thread: its id, and what it blocks.
+    /// Blocked signals of each thread, by thread id.
     masks: Vec<(i32, u64)>,
     kept_from_fork: usize,
 }
@@ -194,7 +194,7 @@ impl Wholeness {
         Self { masks, kept_from_fork: areas.iter().filter(|area| area.has_flag("dc")).count() }
     }
 
-    /// What a script was about it ends by itself.
+    /// Waits for the original state, because a script that had begun ends by itself.
     fn require(&self, pid: i32, calls: usize) {
         let started_at = Instant::now();
         loop {

@@ -38,7 +38,7 @@ fn areas_of_much_memory_keep_their_flags() {
         assert_eq!(around.map(is_held), [true, false, false, true], "only the key is left out");
         assert!(!has_area(captured.template.pid(), key) && has_area(captured.template.pid(), key - 1));
         assert_eq!((marks(parent.pid(), key), marks(parent.pid(), key - 1)), (vec!["dc", "dd"], vec!["dd"]));
-        // What no fork and no core shall have is not even in the template.
+        // Memory that is excluded from forks and cores is not even in the template.
         let absent = parent.reported("absent");
         assert!(!has_area(captured.template.pid(), absent));
         for (name, flags) in [("unforked", vec!["dc"]), ("absent", vec!["dc", "dd"]), ("plain", vec![])] {
@@ -55,7 +55,7 @@ fn has_area(pid: i32, address: u64) -> bool {
     process::read_maps(pid).unwrap().iter().any(|entry| entry.start <= address && address < entry.end)
 }
 
-/// Which of the marks that keep memory from copies an area has.
+/// The flags of an area that exclude its memory from copies: `dc` (fork), `dd` (core).
 pub(crate) fn marks(pid: i32, address: u64) -> Vec<&'static str> {
     let areas = process::read_smaps(pid).unwrap();
     let area = areas.iter().find(|entry| entry.start <= address && address < entry.end).unwrap();

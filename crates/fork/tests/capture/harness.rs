@@ -13,7 +13,7 @@ use farfork_fork::capture::{self, CaptureError, CaptureOptions, CapturedTree, Of
 use farfork_wire::NodeName;
 use farfork_wire::descriptor::{Descriptor, Mapping};
 
-/// How long a parent may take for what it was asked.
+/// Limit for an action of a parent.
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running parent; killed when dropped.
@@ -49,7 +49,7 @@ impl Parent {
     /// Copies a program of this folder into a directory, starts the copy at once and waits until it is ready.
     pub(crate) fn start_new_copy(name: &str, arguments: &[&str], directory: &Path) -> Self {
         let copy = directory.join(name);
-        // By another process: a descriptor that is open for writing would be inherited by what other tests start.
+        // Copied by another process, because processes of other tests would inherit a descriptor that is open for writing.
         let status = Command::new("cp").arg("--remove-destination").arg(compile(name)).arg(&copy).status();
         assert!(status.expect("cp(1) starts").success());
         Self::start_program(&copy, arguments)
@@ -69,12 +69,12 @@ impl Parent {
         self.child.id() as i32
     }
 
-    /// What it told under a name.
+    /// The value that the parent reported under a name.
     pub(crate) fn reported(&self, name: &str) -> u64 {
         *self.reported.get(name).unwrap_or_else(|| panic!("the parent did not tell {name}"))
     }
 
-    /// Waits for a line that begins with `word`, and gives the number behind it.
+    /// Waits for a line that begins with `word`. Returns the number after it.
     pub(crate) fn wait_for(&mut self, word: &str) -> u64 {
         let deadline = Instant::now() + WAIT_LIMIT;
         loop {
@@ -90,13 +90,13 @@ impl Parent {
         }
     }
 
-    /// What it said last, and its status, when it has ended by itself.
+    /// Waits until the parent ends by itself. Returns its status and its last line.
     pub(crate) fn say_how_it_ended(&mut self) -> String {
         let status = self.child.wait().expect("it is our child");
         format!("{status}; {:?}", self.lines.iter().last())
     }
 
-    /// Writes to its standard input.
+    /// Writes to the parent's standard input.
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         let stdin: &mut ChildStdin = self.child.stdin.as_mut().expect("its input is a pipe");
         stdin.write_all(bytes).expect("the parent reads");
@@ -111,12 +111,12 @@ impl Parent {
         capture::capture_blocking(self.pid(), options())
     }
 
-    /// The letter of its state.
+    /// The parent's state letter in /proc/PID/stat.
     pub(crate) fn state(&self) -> char {
         farfork_sys::process::ProcStat::read(self.pid()).expect("it lives").state
     }
 
-    /// Waits until it is in a state.
+    /// Waits until the parent is in a state.
     pub(crate) fn wait_state(&self, wanted: char) {
         let deadline = Instant::now() + WAIT_LIMIT;
         while self.state() != wanted {
@@ -149,19 +149,19 @@ pub(crate) fn options() -> CaptureOptions {
     CaptureOptions::new(NodeName::new("here").expect("a name"))
 }
 
-/// The offer of the pages that a program has made at an address (`offer` of `parent.h`).
+/// The offer of pages that a program has mapped at an address (`offer` of `parent.h`).
 pub(crate) fn offer(start: u64) -> OfferedPages {
     const PAGES_BYTES: u64 = 256 << 10;
     let mark = [0x6b72_616d_u64.to_ne_bytes(), start.to_ne_bytes()].concat();
     OfferedPages { pages: start..start + PAGES_BYTES, mark, pinned_thread: None }
 }
 
-/// The page's word that the programs' `known` gives.
+/// The word that `known` of the programs computes for a page.
 pub(crate) fn known(page: u64) -> u64 {
     page.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1)
 }
 
-/// A word of a process's memory.
+/// Reads a word of a process's memory.
 pub(crate) fn word(pid: i32, address: u64) -> u64 {
     let mut bytes = [0; 8];
     let read = farfork_sys::process_memory::read_process(pid, address, &mut bytes);
@@ -185,7 +185,7 @@ pub(crate) fn children(pid: i32) -> Vec<i32> {
     children
 }
 
-/// Whether a process is there, zombies included.
+/// Whether a process exists, zombies included.
 pub(crate) fn exists(pid: i32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }

@@ -1,4 +1,4 @@
-//! Images of real seeds: a read returns what the template held, and whatever happens to the file, no byte is wrong.
+//! Images of real seeds: a read returns the template's contents, and no damage to the file leads to a wrong byte.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::harness::Parent;
 
-/// A seed with one of everything, and its image.
+/// A seed with one resource of each kind, and its image.
 struct ImageScene {
     directory: TempDir,
     _files: TempDir,
@@ -31,7 +31,7 @@ fn scene() -> ImageScene {
     ImageScene { directory, _files: files, _parent: parent, seed }
 }
 
-/// A seed that inherits nothing asks nobody.
+/// A reader without other seeds: a seed that inherits nothing needs none.
 fn nobody_else() -> LayerReader {
     let (node, address) = (NodeName::new("here").unwrap(), Address::Tcp(([127, 0, 0, 1], 1).into()));
     let own = LocalSeeds { node, address, table: Arc::default() };
@@ -47,13 +47,13 @@ impl ImageScene {
         self.seed.seal(&nobody_else(), b"about".to_vec(), &self.path(), &ImageProgress::default()).unwrap()
     }
 
-    /// All extents, populated pages and others alike.
+    /// All extents, with populated and other pages.
     fn extents(&self) -> impl Iterator<Item = (ExtentId, u64)> {
         let extents = self.seed.descriptor().extents.iter().enumerate();
         extents.map(|(index, extent)| (ExtentId(index as u32), extent.bytes))
     }
 
-    /// What the template holds of an extent, page by page; zeroes where the descriptor says that it holds nothing.
+    /// The template's contents of an extent; zeroes for pages that the descriptor does not list.
     fn expected(&self, extent: ExtentId) -> Vec<u8> {
         let known = &self.seed.descriptor().extents[extent.0 as usize];
         let mut bytes = vec![0; known.bytes as usize];
@@ -92,7 +92,7 @@ fn an_image_holds_what_the_template_held() {
         sealed.read(extent, 0, &mut found).unwrap();
         assert!(found == expected, "extent {}", extent.0);
         data_bytes += expected.iter().filter(|byte| **byte != 0).count();
-        // As who reads a file piece by piece may ask.
+        // A read that begins and ends within pages.
         let (from, to) = (bytes as usize / 3, bytes as usize - bytes as usize / 5);
         sealed.read(extent, from as u64, &mut found[from..to]).unwrap();
         assert!(found == expected, "extent {} in part", extent.0);
@@ -115,7 +115,8 @@ fn an_image_that_was_cut_is_refused_by_name() {
     names(&Image::open(&scene.path()).unwrap_err(), &scene.path());
 }
 
-/// At many places in turn: it is refused at once, or a read that meets the damage is an error, and all others are right.
+/// Damages the image at many offsets in turn. Either it is refused, or a read of the damaged part fails and all others are
+/// right.
 #[test]
 fn a_damaged_image_never_gives_a_wrong_byte() {
     let scene = scene();
@@ -159,7 +160,7 @@ fn an_image_that_is_not_wanted_leaves_nothing() {
     assert_eq!(fs::read_dir(scene.directory.path()).unwrap().count(), 0);
 }
 
-/// A template that ended before its image was whole.
+/// The template ends before its image is complete.
 #[test]
 fn memory_that_cannot_be_read_leaves_nothing() {
     let scene = scene();

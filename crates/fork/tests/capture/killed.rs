@@ -1,4 +1,4 @@
-//! The capturing process is killed during a capture: the parent resumes unchanged, at whatever point it was stopped.
+//! The capturing process is killed during a capture: the parent resumes unchanged, wherever it was stopped.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -11,22 +11,22 @@ use farfork_sys::process::ProcStat;
 use crate::flags::marks;
 use crate::harness::{Parent, WAIT_LIMIT, children, offer, options};
 
-/// The victim's parent, in its environment.
+/// Environment variable of the victim: the parent.
 const PARENT: &str = "FARFORK_TEST_PARENT";
 
-/// Where that has pages to offer; empty: none are offered.
+/// The address of the pages that the parent offers; empty for none.
 const PAGES: &str = "FARFORK_TEST_PAGES";
 
 const KILLS: u64 = 40;
 
-/// The victim: captures until it is killed. Started by the test below, and nothing by itself.
+/// The victim: captures until it is killed. The test below starts it. It tests nothing by itself.
 #[test]
 #[ignore = "the victim of another test"]
 fn captures_until_killed() {
     let Some(pid) = env::var(PARENT).ok().and_then(|pid| pid.parse().ok()) else { return };
     let pages = env::var(PAGES).ok().and_then(|start| start.parse().ok());
     loop {
-        // What an earlier victim left behind may still be ending.
+        // Fails while processes of an earlier victim still end.
         drop(capture::capture_blocking(pid, CaptureOptions { offered_pages: pages.map(offer), ..options() }));
     }
 }
@@ -46,7 +46,7 @@ fn a_parent_outlives_whoever_captures_it() {
         victim.kill().unwrap();
         victim.wait().unwrap();
         parent.wait_for("round");
-        // The clone may be under way, with the marks taken away: the script that it is in puts them back.
+        // A clone with the marks removed may be in progress: the running script sets them again.
         let started_at = Instant::now();
         while marks(parent.pid(), parent.reported("data")) != ["dc"] {
             assert!(started_at.elapsed() < WAIT_LIMIT, "the marks stay away after kill {kill}");
@@ -61,7 +61,7 @@ fn a_parent_outlives_whoever_captures_it() {
     let holder = captured.descriptor.threads.iter().find(|thread| thread.name == b"holder").unwrap();
     assert_eq!(holder.signal_mask, 1 << (12 - 1) | 1 << (34 + 3 - 1));
     assert_eq!(holder.alt_stack.base, parent.reported("altstack"));
-    // A tracer outlives a killed process by half a second, at most.
+    // A tracer ends at most half a second after the killed process.
     let started_at = Instant::now();
     while let Some(stat) = template_beside(captured.template.pid(), parent.pid()) {
         assert!(started_at.elapsed() < WAIT_LIMIT, "a template outlived its tracer: {stat:?}");
@@ -70,7 +70,7 @@ fn a_parent_outlives_whoever_captures_it() {
     parent.wait_for("round");
 }
 
-/// A child of a parent that has not ended, and is not this template.
+/// A live child of the parent other than this template.
 fn template_beside(template: i32, parent: i32) -> Option<ProcStat> {
     let others = children(parent).into_iter().filter(|child| *child != template);
     others.filter_map(|child| ProcStat::read(child).ok()).find(|stat| stat.state != 'Z')

@@ -1,4 +1,4 @@
-//! Captures of real processes: small C programs, compiled here, that report when they were disturbed.
+//! Captures of real processes: small C programs, compiled here, that report disturbances.
 //!
 //! Needs root and gcc.
 

@@ -1,5 +1,5 @@
-//! Pages that a process offers for its capture: they are used, and hold the same in the template as in the parent
-//! afterwards. Pages that do not pass the checks are left alone.
+//! Pages that a process offers for its capture are used, and have the same contents in template and parent afterwards. Pages
+//! that fail the checks are left unchanged.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ fn still_runs(parent: &mut Parent) {
     parent.wait_for("runs");
 }
 
-/// More threads than the desks of one page have room for.
+/// Also with more threads than one page has room for.
 #[test]
 fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
     for threads in ["0", "3", "30"] {
@@ -49,7 +49,7 @@ fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
             let code = mapping_at(&captured.descriptor, range.start);
             assert_eq!(code.start, range.start, "a child has them");
             still_runs(&mut parent);
-            // The second is captured beside the first one's template, the third beside none.
+            // The second capture runs while the first template exists, the third without another template.
             kept.push(captured);
             kept.truncate(usize::from(round == 0));
         }
@@ -88,7 +88,7 @@ fn what_is_no_pages_to_use_is_left_alone() {
     }
 }
 
-/// A clone has other contents there, and calls could not be made in it.
+/// A clone would have other contents there, so it could make no calls.
 #[test]
 fn pages_that_a_fork_wipes_are_refused() {
     let mut parent = Parent::start("offers", &["wiped"]);
@@ -98,7 +98,7 @@ fn pages_that_a_fork_wipes_are_refused() {
     parent.capture().unwrap();
 }
 
-/// The second clone has them.
+/// The second clone has these pages.
 #[test]
 fn pages_that_no_fork_hands_down_are_as_good_as_others() {
     let mut parent = Parent::start("offers", &["absent"]);
@@ -106,7 +106,7 @@ fn pages_that_no_fork_hands_down_are_as_good_as_others() {
     still_runs(&mut parent);
 }
 
-/// What a thread has chosen is carried; where it waits on one CPU for its answer alone, nothing is.
+/// A thread's own choice is carried. A CPU to which a thread is pinned only while it waits for its answer is not.
 #[test]
 fn a_thread_that_is_kept_to_a_cpu_for_its_capture_has_not_chosen_it() {
     let parent = Parent::start("offers", &["plain", "1"]);
@@ -127,7 +127,7 @@ fn a_thread_that_is_kept_to_a_cpu_for_its_capture_has_not_chosen_it() {
     assert_eq!(sched_getaffinity(pid).unwrap(), first, "the process is left as it is");
 }
 
-/// Nothing is mapped that could be written and executed.
+/// Nothing is mapped that is both writable and executable.
 #[test]
 fn a_process_that_may_have_no_other_pages_is_captured_on_those_that_it_offers() {
     let mut parent = Parent::start("offers", &["strict", "2"]);

@@ -15,8 +15,8 @@ use crate::harness::Parent;
 
 const SAMPLES: usize = 15;
 
-/// Above fork(), what a pause may take (the budget of `docs/specification.md`), and room for what a test machine's
-/// other work adds.
+/// The most that a pause may take beyond fork() (the budget of `docs/specification.md`), and room for other work of a test
+/// machine.
 const ABOVE_FORK: Duration = Duration::from_micros(300);
 const ROOM: Duration = Duration::from_millis(10);
 
@@ -25,13 +25,13 @@ fn median(mut samples: Vec<Duration>) -> Duration {
     samples[samples.len() / 2]
 }
 
-/// What it takes when nothing comes between.
+/// The tenth percentile: the duration without other work in between.
 fn low(mut samples: Vec<Duration>) -> Duration {
     samples.sort_unstable();
     samples[samples.len() / 10]
 }
 
-/// How long each phase took, each time.
+/// Durations of each phase.
 #[derive(Clone, Default)]
 struct Phases(Arc<Mutex<BTreeMap<&'static str, Vec<Duration>>>>);
 

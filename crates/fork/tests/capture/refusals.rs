@@ -10,7 +10,7 @@ use farfork_fork::capture::{
 
 use crate::harness::{Parent, WAIT_LIMIT, options};
 
-/// What a parent has, and the object and a word of the reason that its refusal names.
+/// A parent's state, and the object and a word of the reason in its refusal.
 const REFUSED: [(&str, &str, &str); 10] = [
     ("socket", "fd 3", "socket"),
     ("pidfd", "fd 3", "pidfd of another"),
@@ -43,7 +43,7 @@ fn each_is_named_and_the_parent_goes_on() {
     }
 }
 
-/// What is refused only when it stands still, and what nobody wants any more.
+/// State that is refused only after the parent has stopped, and a seed that the caller rejects.
 #[test]
 fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
     for what in ["sealed", "pathless_inotify"] {
@@ -69,7 +69,7 @@ fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
     assert_eq!(memory_map(&parent), before);
 }
 
-/// Wants no seed, and tells whether there would have been one.
+/// Rejects the seed, and reports whether there would have been one.
 struct Unwilling(Sender<bool>);
 
 impl CaptureCallbacks for Unwilling {
@@ -83,7 +83,7 @@ impl CaptureCallbacks for Unwilling {
     }
 }
 
-/// Its areas as the kernel tells them, but for the heap and the stack, which grow.
+/// The parent's /proc/PID/maps without heap and stack, which grow.
 fn memory_map(parent: &Parent) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", parent.pid())).expect("it lives");
     maps.lines().filter(|line| !line.ends_with("[heap]") && !line.ends_with("[stack]")).map(str::to_owned).collect()
@@ -101,10 +101,10 @@ fn a_check_tells_the_same_without_touching_the_process() {
     assert!(clean.refusals.is_empty() && clean.memory_bytes > 0);
 }
 
-/// A shell that calls execve(2) without end.
+/// A shell that calls execve(2) endlessly.
 const EXECS_FOREVER: &str = r#"exec sh -c "$0" "$0""#;
 
-/// A process that leads a group, which is killed with it.
+/// The leader of a process group. Dropping it kills the group.
 struct Group(Child);
 
 impl Group {

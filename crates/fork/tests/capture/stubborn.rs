@@ -21,7 +21,7 @@ fn a_parent_in_vfork_is_refused() {
     }
 }
 
-/// Who stays in vfork(2) for a child that goes on is not refused, however long that takes on a busy machine.
+/// A parent in vfork(2) whose child makes progress is not refused, however long that takes on a busy machine.
 #[test]
 fn a_parent_whose_child_in_vfork_goes_on_is_waited_for() {
     let parent = Parent::start("stubborn", &["vfork_busily"]);
@@ -66,7 +66,7 @@ fn a_parent_that_ignores_traps_still_does_afterwards() {
     for _ in 0..20 {
         drop(parent.capture().unwrap());
     }
-    // It looks a thousand times a second, and says so if it sees another disposition: then it would have ended.
+    // The parent checks a thousand times a second, and would have ended if it had seen another disposition.
     thread::sleep(Duration::from_millis(50));
     parent.wait_state('S');
 }
@@ -75,7 +75,7 @@ fn a_parent_that_ignores_traps_still_does_afterwards() {
 struct FreezerGroup(PathBuf);
 
 impl FreezerGroup {
-    /// `None` where the machine has no v1 freezer.
+    /// `None` if the machine has no v1 freezer.
     fn with(pid: i32) -> Option<Self> {
         let directory = PathBuf::from(format!("/sys/fs/cgroup/freezer/farfork-test-{pid}"));
         fs::create_dir(&directory).ok()?;
@@ -100,7 +100,7 @@ impl Drop for FreezerGroup {
         for pid in procs.lines() {
             let _ = fs::write("/sys/fs/cgroup/freezer/cgroup.procs", pid);
         }
-        // A task that is ending keeps the group busy for a moment.
+        // A task that is ending keeps the group busy for a short time.
         let deadline = Instant::now() + WAIT_LIMIT;
         while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
@@ -113,7 +113,7 @@ fn a_frozen_parent_is_refused_and_thaws_unharmed() {
     let mut parent = Parent::start("refused", &["nothing"]);
     let group = FreezerGroup::with(parent.pid()).expect("this machine has a v1 freezer");
     group.set("FROZEN");
-    // Not that it was waited for in vain.
+    // The error names the freezer, not a timeout.
     let error = parent.capture().unwrap_err();
     assert!(error.to_string().contains("frozen by the control group"), "{error}");
     group.set("THAWED");

@@ -10,29 +10,29 @@ use tonic::Code;
 use farfork_api::byte_size;
 use farfork_api::failure::Failure;
 
-/// For so long what was read of the machine's memory is believed: children may come by the thousand a second.
+/// How long a reading of the machine's memory is valid. Thousands of children may start each second.
 const MEMORY_INFO_TTL: Duration = Duration::from_millis(50);
 
-/// The part of the machine's memory that is left to it: with less, anything might be killed for a child's next page.
+/// The part of the machine's memory that stays free. With less, the kernel might kill any process for a child's next page.
 const RESERVE_DIVISOR: u64 = 64;
 
-/// What children may use.
+/// The memory that children may use.
 #[derive(Debug)]
 pub(crate) struct ChildBudget {
-    /// All limits summed up; none where the machine does not say what it has.
+    /// Most bytes of all limits together; `None` if the machine's memory is unknown.
     bytes_max: Option<u64>,
     state: Mutex<BudgetState>,
 }
 
 #[derive(Debug, Default)]
 struct BudgetState {
-    /// Limits of children that are being started.
+    /// Limits of children that are being started, in bytes.
     starting_bytes: u64,
-    /// How much was left, and when; none before the first look.
+    /// The last reading of the machine's memory, with its time; `None` before the first.
     memory_info: Option<(Instant, SystemMemory)>,
 }
 
-/// Room for a child that is being started, until this is dropped.
+/// Memory reserved for a child that is being started. Dropping it ends the reservation.
 #[derive(Debug)]
 pub(crate) struct MemoryReservation<'a> {
     budget: &'a ChildBudget,
@@ -40,16 +40,16 @@ pub(crate) struct MemoryReservation<'a> {
 }
 
 impl ChildBudget {
-    /// Children's limits may come to so much, or to all that the machine has.
+    /// The limits of all children may sum to `bytes_max`, or by default to the machine's memory.
     pub(crate) fn new(bytes_max: Option<u64>) -> Self {
         let machine = SystemMemory::read().ok().map(|memory| memory.total_bytes);
         Self { bytes_max: bytes_max.or(machine), state: Mutex::default() }
     }
 
-    /// Makes room for a child with that limit, beside those that live, whose limits come to `living`.
+    /// Reserves memory for a child with this limit. The limits of live children sum to `living`.
     ///
     /// # Errors
-    /// There is none; the failure says why.
+    /// Too little memory is left. The failure says how much.
     pub(crate) fn reserve(
         &self,
         object: &str,
@@ -78,7 +78,7 @@ impl ChildBudget {
         Ok(MemoryReservation { budget: self, bytes })
     }
 
-    /// What all limits may come to.
+    /// Most bytes of all limits together.
     pub(crate) fn bytes_max(&self) -> Option<u64> {
         self.bytes_max
     }

@@ -8,39 +8,39 @@ use farfork_fork::pager::{ClientError, PagerCounters};
 use super::Child;
 use crate::pager_link::PagerLink;
 
-/// The sums as far as no child that is listed has them.
+/// Sums over children that are no longer listed, and the last reported total.
 #[derive(Debug, Default)]
 pub(super) struct CounterTotals(Mutex<CounterSums>);
 
 #[derive(Debug, Default)]
 struct CounterSums {
-    /// Of children that are forgotten.
+    /// Of evicted children.
     evicted: PagerCounters,
-    /// What was told last: a pager that does not answer is no reason to tell less.
+    /// The last reported total: if the pager does not answer, the total must not fall.
     last_reported: PagerCounters,
 }
 
 impl CounterTotals {
-    /// Keeps what was counted for a child that is no longer listed.
+    /// Adds the counters of a child that is no longer listed.
     pub(super) fn add_evicted(&self, child: &Child) {
         let counted = child.exit_record().and_then(|ended| ended.pager).unwrap_or_default();
         let mut sums = self.sums();
         sums.evicted = sums.evicted.zip_with(&counted, u64::saturating_add);
     }
 
-    /// What was counted for those that are forgotten.
+    /// Sums over evicted children.
     pub(super) fn evicted_total(&self) -> PagerCounters {
         self.sums().evicted
     }
 
-    /// What was counted for the forgotten and for these.
+    /// Sums over evicted children and `children`. `forgotten` is the first part.
     pub(super) fn total(&self, forgotten: PagerCounters, children: &[Arc<Child>], pager: &PagerLink) -> PagerCounters {
         let mut sum = forgotten;
         let mut answers = true;
         for child in children {
             let counted = match child.exit_record() {
                 Some(ended) => ended.pager,
-                // One that was silent once would be so for each child, for seconds.
+                // After one timeout, the pager is not asked again: each further request would take seconds.
                 None if answers => {
                     let stats = pager.client().stats(&child.record().id);
                     answers = !matches!(stats, Err(ClientError::NoReply { .. }));

@@ -4,7 +4,7 @@ use farfork_fork::pager::{CacheStats, PagerCounters};
 
 use farfork_api::v1;
 
-/// What the pager counted, as a message.
+/// Converts a child's counters.
 pub(crate) fn pager_stats(counters: PagerCounters) -> v1::PagerStats {
     v1::PagerStats {
         faults: counters.faults,
@@ -27,7 +27,7 @@ pub(crate) fn pager_stats(counters: PagerCounters) -> v1::PagerStats {
     }
 }
 
-/// The use of the page cache, as a message.
+/// Converts the use of the page cache.
 pub(crate) fn cache_use(stats: CacheStats) -> v1::CacheUse {
     let CacheStats { bytes_max, bytes, pages, seeds, hits, misses, evictions } = stats;
     v1::CacheUse { bytes_max, bytes, pages, seeds, hits, misses, evictions }

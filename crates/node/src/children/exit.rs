@@ -19,12 +19,12 @@ pub(crate) enum Exit {
     Code(u32),
     /// This signal killed it.
     Signal(u32),
-    /// Nothing is known but that it is gone, and this.
+    /// Its wait status is unknown, for this reason.
     Lost(String),
 }
 
 impl Exit {
-    /// Reads what the container's stub left in the child's directory: a wait status of four bytes.
+    /// Reads the wait status, four bytes, that the container's stub wrote to the child's directory.
     pub(crate) fn read(file: &Path) -> Self {
         let mut status = [0; 4];
         match File::open(file).and_then(|file| file.read_exact_at(&mut status, 0)) {
@@ -36,8 +36,8 @@ impl Exit {
         }
     }
 
-    /// The same, of a child that was killed, for a limit or on request: where its container could not tell, that was killed with it. The
-    /// kernel takes the container's own process for want of memory where the child is ending already and its memory is still charged.
+    /// Reports SIGKILL for a child that was killed, for a limit or on request, and whose stub wrote no status, because it
+    /// was killed too. If a child is already ending and its memory is still charged, the OOM killer selects the stub.
     pub(super) fn adjust_for_kill(self, is_killed: bool) -> Self {
         match self {
             Self::Lost(_) if is_killed => Self::Signal(SIGKILL),
@@ -45,7 +45,7 @@ impl Exit {
         }
     }
 
-    /// As wait(2) lays the word out: the signal in the low seven bits, else the exit code in the second byte.
+    /// Decodes a wait(2) status: the signal in the low seven bits, otherwise the exit code in the second byte.
     fn from_wait_status(status: i32) -> Self {
         const SIGNAL_BITS: i32 = 0x7f;
         let (signal, code) = (status & SIGNAL_BITS, (status >> 8) & 0xff);

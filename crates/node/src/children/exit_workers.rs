@@ -8,17 +8,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-/// So many may wait for a thread: where more do, because the pager is slow perhaps, there is another one.
+/// Most queued exits per thread. With more, perhaps because the pager is slow, another thread is started.
 const QUEUED_PER_THREAD_MAX: usize = 2;
 
-/// What is to be done at an end. It may block.
+/// The work at a child's end. It may block.
 type ExitTask = Box<dyn FnOnce() + Send>;
 
-/// The ends of a node's children.
+/// Handles the ends of a node's children.
 #[derive(Debug, Default)]
 pub(super) struct ExitWorkers {
     state: Mutex<ExitQueue>,
-    /// How many are not dealt with.
+    /// How many exits are not handled yet.
     pending: watch::Sender<usize>,
 }
 
@@ -29,7 +29,7 @@ struct ExitQueue {
 }
 
 impl ExitWorkers {
-    /// Has an end dealt with, by a thread that may block. Must be called within the runtime.
+    /// Queues an exit for a thread that may block. Must be called within the runtime.
     pub(super) fn submit(self: &Arc<Self>, work: ExitTask) {
         self.pending.send_modify(|pending| *pending += 1);
         let mut state = self.state();
@@ -42,9 +42,9 @@ impl ExitWorkers {
         }
     }
 
-    /// Waits until all are dealt with.
+    /// Waits until all exits are handled.
     pub(super) async fn wait_idle(&self) {
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _ = self.pending.subscribe().wait_for(|pending| *pending == 0).await;
     }
 
@@ -57,7 +57,7 @@ impl ExitWorkers {
         }
     }
 
-    /// The next; without one, there is a thread less.
+    /// The next exit. Without one, the calling thread ends.
     fn next_task(&self) -> Option<ExitTask> {
         let mut state = self.state();
         let next = state.queue.pop_front();
@@ -67,7 +67,7 @@ impl ExitWorkers {
         next
     }
 
-    /// Every change is complete under its lock.
+    /// Ignores poisoning: every change is complete under its lock.
     fn state(&self) -> MutexGuard<'_, ExitQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,6 +1,6 @@
-//! Hands children back to a restarted pager. It gets the queue that each container's stub holds (pidfd_getfd(2)), and
-//! each child's id. Where that fails, or the child lost a process, memory has read as zeroes or a thread would wait for
-//! ever. Such a child is killed, and its log says why.
+//! Hands children back to a restarted pager. It gets the queue that each container's stub holds (pidfd_getfd(2)), and each
+//! child's id. If that fails, or the child has lost a process, memory has read as zeroes or a thread would wait forever.
+//! Such a child is killed, and its log says why.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use farfork_sys::process_identity::ProcessIdentity;
 use super::{Child, ChildSupervisor};
 
 impl ChildSupervisor {
-    /// Hands back every child that lives, needs a pager and is served by none. May be repeated. Blocks.
+    /// Hands back every live child that needs a pager and that no pager serves. May be repeated. Blocks.
     pub(crate) fn hand_back_children(&self) {
         let living: Vec<_> =
             self.all().into_iter().filter(|child| child.is_alive() && !child.is_memory_settled()).collect();
@@ -42,7 +42,7 @@ impl ChildSupervisor {
     fn hand_back_child(&self, child: &Child) -> Result<usize, String> {
         let queue = (|| {
             let process: ProcessIdentity = child.record().process.parse()?;
-            // Its parent is the stub from its birth to its end.
+            // The stub is its parent from start to end.
             let stub = pidfd::open(ProcStat::read(process.pid)?.parent)?;
             if process.open()?.is_none() {
                 return Err(io::ErrorKind::NotFound.into());

@@ -15,16 +15,16 @@ use super::{Child, Exit};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KillLimit {
-    /// It had run for so many milliseconds.
+    /// It ran for this many milliseconds.
     Time(u64),
-    /// It needed more than so many bytes.
+    /// It needed more than this many bytes.
     Memory(u64),
     /// Its node had no memory left.
     NodeMemory,
 }
 
 impl KillLimit {
-    /// What ended a child that the kernel killed for want of memory.
+    /// The limit for which the OOM killer ended a child.
     pub(crate) fn from_memory_end(end: OomCause, own_bytes_max: Option<u64>) -> Self {
         match (end, own_bytes_max) {
             (OomCause::OwnLimit, Some(bytes)) => Self::Memory(bytes),
@@ -43,7 +43,7 @@ impl From<KillLimit> for v1::Limit {
     }
 }
 
-/// A clause, as what a child did.
+/// A clause about the child, as `it`.
 impl fmt::Display for KillLimit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -58,16 +58,16 @@ impl fmt::Display for KillLimit {
     }
 }
 
-/// Who has sent SIGKILL to a child through this daemon.
+/// Why this daemon sent SIGKILL to a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KillSource {
-    /// Somebody who asked for that.
+    /// A request.
     Request,
-    /// The end of its time.
+    /// The child's deadline.
     Deadline,
 }
 
-/// Which limit a child was killed for, where it was for one. Its control group must still be there.
+/// The limit that a child was killed for, if any. Its control group must still exist.
 pub(super) fn find_kill_limit(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option<KillLimit> {
     let own_bytes_max = child.record().memory_bytes_max;
     match (exit, child.kill_source()) {
@@ -78,13 +78,12 @@ pub(super) fn find_kill_limit(child: &Child, exit: &Exit, cgroup: &ContainerCgro
     }
 }
 
-/// The same of a child that ended while no daemon was there, of which the kernel had killed a process for want of memory.
+/// The same for a child that ended while no daemon ran, after the OOM killer had killed one of its processes.
 pub(super) fn find_past_kill_limit(child: &Child, exit: &Exit, end: OomCause) -> Option<KillLimit> {
     can_be_oom_kill(exit).then(|| KillLimit::from_memory_end(end, child.record().memory_bytes_max))
 }
 
-/// Whether the kernel ends who needs too much memory like this. SIGBUS: a page that there was no room for. Lost: its container's own
-/// process was the one to go.
+/// Whether the OOM killer can cause this exit. SIGBUS: there was no memory for a page. Lost: the stub was killed.
 fn can_be_oom_kill(exit: &Exit) -> bool {
     matches!(exit, Exit::Signal(SIGKILL | SIGBUS) | Exit::Lost(_))
 }

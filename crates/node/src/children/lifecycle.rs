@@ -16,14 +16,15 @@ use crate::clock;
 use crate::network::ChildForwarding;
 use crate::pager_link::PagerLink;
 
-/// Who lives for longer leaves no root: to hold it costs the daemon a descriptor, and to make the next one is little beside such a life.
+/// A child that lives longer leaves no root for reuse. Holding a root costs the daemon a descriptor, and a new one costs
+/// little compared with such a life.
 const ROOT_REUSE_AGE_MAX: Duration = Duration::from_secs(5);
 
-/// For the end of a child that was killed to be told by its container's init, which reaps it and says how it ended. An init that stands
-/// still, as one that a child traces, does not: then all that is in the container is killed.
+/// Time for the container's init to report the end of a killed child. An init that is stopped, for example because a child
+/// traces it, reports nothing. Then all processes of the container are killed.
 const KILLED_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A container's init, as something to wait for: its pidfd is readable once it has ended.
+/// A container's init. Its pidfd is readable once it has ended.
 struct ContainerInit(Arc<RunningContainer>);
 
 impl AsFd for ContainerInit {
@@ -32,7 +33,7 @@ impl AsFd for ContainerInit {
     }
 }
 
-/// Watches until the first process of the child's container has ended; gives what is left of that.
+/// Watches the child until its container's first process has ended. Returns the container.
 pub(super) async fn watch_until_exit(
     child: &Child,
     container: RunningContainer,
@@ -47,7 +48,8 @@ pub(super) async fn watch_until_exit(
     container
 }
 
-/// A child whose container ended while no daemon was there; `memory_end`: the kernel killed a process of it.
+/// Records the end of a child whose container ended while no daemon ran. `memory_end`: the OOM killer killed one of its
+/// processes.
 pub(super) fn record_past_exit(child: &Child, memory_end: Option<OomCause>, pager: &PagerLink) {
     if child.is_alive() {
         let file = child.directory().join(STATUS_FILE);
@@ -72,7 +74,7 @@ async fn wait_container_exit(container: &Arc<RunningContainer>) {
     }
 }
 
-/// Where the kernel cannot tell us (no memory for another watch), we ask.
+/// Polls for the container's end, if the kernel cannot report it (no memory for another watch).
 async fn poll_container_exit(container: &RunningContainer, error: &std::io::Error) {
     const POLL_INTERVAL: Duration = Duration::from_millis(50);
     tracing::warn!(container = container.id(), %error, "its end has to be polled for");
@@ -81,7 +83,7 @@ async fn poll_container_exit(container: &RunningContainer, error: &std::io::Erro
     }
 }
 
-/// What time does to a child that runs: never returns.
+/// Enforces the limits on a running child's time. Never returns.
 async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
     let deadline = async {
         let record = child.record();
@@ -114,14 +116,14 @@ async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
     std::future::pending().await
 }
 
-/// Has nothing left of the container of a child that has ended. The figures are taken before the end is told, so that who waits for the end
-/// can ask for them. Blocks.
+/// Removes the container of a child that has ended. The counters are read before the end is reported, so that waiting
+/// callers can request them. Blocks.
 pub(super) fn clean_up(child: &Child, container: &RunningContainer, pager: &PagerLink) {
     let id = &child.record().id;
     let exit = Exit::read(&child.directory().join(STATUS_FILE));
     let limit_met = kill_limit::find_kill_limit(child, &exit, container.cgroup());
     let exit = exit.adjust_for_kill(limit_met.is_some() || child.kill_source().is_some());
-    // With its first process all others have ended: one question is enough, but where something still looks at their memory.
+    // All other processes ended with the first one. So one request suffices, unless a reader still uses their memory.
     let released = pager.release_now(id);
     let counts = released.unwrap_or_else(|| pager.counters(id));
     child.mark_ended(ExitRecord { exit, limit_met, unix_ms: clock::unix_ms_now(), pager: counts });

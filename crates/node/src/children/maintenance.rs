@@ -16,20 +16,19 @@ use super::Child;
 use crate::clock;
 use crate::node::Node;
 
-/// Between two looks at all children.
+/// Interval between two rounds.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A child is left alone for so long, in milliseconds: most end sooner, and a huge page costs more than the pages that it is
-/// made of did.
+/// Minimum age of a child, in milliseconds. Most children end sooner, and a huge page costs more than its small pages did.
 const AGE_MS_MIN: u64 = 3_000;
 
-/// For one child at a time, so that all have their turn.
+/// Limit per child and round, so that every child is served.
 const COLLAPSE_TIME_MAX: Duration = Duration::from_millis(100);
 
-/// The children that are tended.
+/// The children whose pages are collapsed.
 #[derive(Default)]
 struct HugePageCollapse {
-    /// None for a child that cannot be.
+    /// `None` for a child that does not support it.
     targets: BTreeMap<ChildId, Option<CollapseTarget>>,
 }
 
@@ -38,7 +37,7 @@ struct CollapseTarget {
     due: Instant,
 }
 
-/// Tends all children until the daemon ends.
+/// Maintains all children until the daemon ends.
 pub(crate) async fn run_child_maintenance(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(MAINTENANCE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

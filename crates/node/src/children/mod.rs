@@ -51,7 +51,7 @@ use retention::{CleanedUpChild, EvictionBatch, end_instant};
 pub(crate) use table::HeldChild;
 use table::SharedChildTable;
 
-/// For what is left of a child that has ended to be removed: its memory may be large.
+/// Time to remove the rest of a child that has ended. Its memory may be large.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The children of this node.
@@ -62,26 +62,26 @@ pub(crate) struct ChildSupervisor {
     counter_totals: CounterTotals,
     output_watcher: Arc<OutputWatcher>,
     pager: Arc<PagerLink>,
-    /// As long as they last. Those that last longer than the daemon are for the next one, with their ends.
+    /// Watchers of running children. The next daemon watches children that outlive this one.
     watchers: Mutex<JoinSet<()>>,
     exit_workers: Arc<ExitWorkers>,
 }
 
-/// What belongs to a child that has just been started.
+/// A child that was just started, with what belongs to it.
 #[derive(Debug)]
 pub(crate) struct StartedChild {
-    /// What it is.
+    /// Its description.
     pub(crate) record: ChildRecord,
-    /// Where it lives.
+    /// Its container.
     pub(crate) container: RunningContainer,
-    /// Our ends of what it reads from.
+    /// The daemon's ends of its pipes and sockets.
     pub(crate) sockets: ChildSockets,
-    /// What leads to it, and from it to others.
+    /// Forwards connections to it, and from it to others.
     pub(crate) forwarding: ChildForwarding,
 }
 
 impl ChildSupervisor {
-    /// No children yet. Must be called within the runtime.
+    /// A supervisor without children. Must be called within the runtime.
     ///
     /// # Errors
     /// As inotify_init1(2).
@@ -99,7 +99,7 @@ impl ChildSupervisor {
         })
     }
 
-    /// Takes a child that was just started, and watches over it.
+    /// Takes over a child that was just started, and watches it.
     pub(crate) fn add(&self, started_child: StartedChild) -> Arc<Child> {
         let StartedChild { record, container, sockets, forwarding } = started_child;
         let directory = self.run_dir.child_dir(&record.id);
@@ -110,7 +110,8 @@ impl ChildSupervisor {
         child
     }
 
-    /// Takes over the children that an earlier daemon of this run directory started; `leftovers` are its containers. A directory that tells no child is removed: its start was never finished.
+    /// Adopts the children that an earlier daemon of this run directory started; `leftovers` are its containers. A directory
+    /// that describes no child is removed, because its start was never completed.
     ///
     /// # Errors
     /// The directories cannot be listed.
@@ -137,7 +138,7 @@ impl ChildSupervisor {
         Ok(())
     }
 
-    /// Those that had ended before: the first to end first.
+    /// Enters the children that had ended before, in the order of their ends.
     fn enter_past_exits(&self) {
         let (now, now_unix_ms) = (Instant::now(), clock::unix_ms_now());
         let mut table = self.table.lock();
@@ -198,26 +199,26 @@ impl ChildSupervisor {
         watchers.spawn(watcher);
     }
 
-    /// The child of an id.
+    /// The child with this id.
     ///
     /// # Errors
-    /// There is none.
+    /// No child has this id.
     pub(crate) fn get(&self, id: &ChildId) -> Result<Arc<Child>, Failure> {
         let child = self.table.lock().get(id);
         child.ok_or_else(|| unknown_child(id))
     }
 
-    /// The child of an id, for a request that needs it to stay listed.
+    /// The child with this id, for a request that needs it to stay listed.
     ///
     /// # Errors
-    /// There is none.
+    /// No child has this id.
     pub(crate) fn hold(&self, id: &ChildId) -> Result<HeldChild, Failure> {
         self.table.hold(id).ok_or_else(|| unknown_child(id))
     }
 
-    /// The child that a process is, or that forked it: they share a pid namespace, which nobody leaves.
+    /// Finds the child that is this process, or that has forked it: both are in one pid namespace, which no process leaves.
     pub(crate) fn find_by_pid(&self, pid: u32) -> Option<Arc<Child>> {
-        // A node without children need not look: a program waits for this.
+        // A node without live children skips the search, because a program waits for the result.
         if self.count_alive() == 0 {
             return None;
         }
@@ -228,31 +229,31 @@ impl ChildSupervisor {
         living.into_iter().find(is_its)
     }
 
-    /// Those that have not ended.
+    /// All live children.
     pub(crate) fn all_alive(&self) -> Vec<Arc<Child>> {
         self.table.lock().alive().cloned().collect()
     }
 
-    /// All of them, the oldest first.
+    /// All children, the oldest first.
     pub(crate) fn all(&self) -> Vec<Arc<Child>> {
         let mut children: Vec<Arc<Child>> = self.table.lock().all().cloned().collect();
         children.sort_by_key(|child| child.record().started_unix_ms);
         children
     }
 
-    /// How many have not ended.
+    /// How many children are alive.
     pub(crate) fn count_alive(&self) -> usize {
         self.table.lock().alive().count()
     }
 
-    /// What those that have not ended may use together, by their limits.
+    /// Sum of the memory limits of live children, in bytes.
     pub(crate) fn sum_memory_limits(&self) -> u64 {
         self.table.lock().alive().filter_map(|child| child.record().memory_bytes_max).sum()
     }
 
-    /// What the pager has counted for all children that this node has had. Blocks: it is asked for each that runs.
+    /// Sums of the pager's counters over all children that this node has had. Blocks: asks the pager about each live child.
     pub(crate) fn pager_counters(&self) -> PagerCounters {
-        // Under the table's lock, so that a child that is forgotten meanwhile counts once.
+        // Read under the table's lock, so that a child that is evicted meanwhile counts once.
         let (children, forgotten) = {
             let table = self.table.lock();
             (table.all().cloned().collect::<Vec<_>>(), self.counter_totals.evicted_total())
@@ -260,15 +261,15 @@ impl ChildSupervisor {
         self.counter_totals.total(forgotten, &children, &self.pager)
     }
 
-    /// Tells when files of children grow.
+    /// Reports when output files of children grow.
     pub(crate) fn output_watcher(&self) -> &Arc<OutputWatcher> {
         &self.output_watcher
     }
 
-    /// Forgets a child that has ended, and removes its directory.
+    /// Removes an ended child from the list, with its directory.
     ///
     /// # Errors
-    /// There is none of that id, it has not ended, or what is left of it cannot be removed.
+    /// No child has this id, it has not ended, or its container could not be removed in time.
     pub(crate) async fn remove(&self, id: &ChildId) -> Result<(), Failure> {
         let child = self.get(id)?;
         if child.is_alive() {
@@ -285,7 +286,7 @@ impl ChildSupervisor {
         Ok(())
     }
 
-    /// Forgets ended children where there are too many, at most so many of them. Blocks.
+    /// Evicts ended children if there are too many, at most `count_max`. Blocks.
     pub(crate) fn evict_ended(&self, count_max: usize) {
         let (forgotten, uncollected) = {
             let mut table = self.table.lock();
@@ -300,7 +301,7 @@ impl ChildSupervisor {
         forgotten.iter().for_each(|child| remove_directory(child.directory()));
     }
 
-    /// Each of two who forget a child at the same time may find its directory gone.
+    /// Evicts a child. If two callers do so at the same time, only the first removes its directory.
     fn evict(&self, child: &Child) {
         let known = {
             let mut table = self.table.lock();
@@ -313,7 +314,7 @@ impl ChildSupervisor {
         }
     }
 
-    /// Kills all, waits for their ends, and forgets them: the node stops for good.
+    /// Kills all children, waits for their ends, and evicts them, because the node stops for good.
     pub(crate) async fn kill_all(&self) {
         for child in self.all() {
             // It may have ended by itself.
@@ -331,7 +332,7 @@ fn unknown_child(id: &ChildId) -> Failure {
         .with_next_step("list children with `farfork ps`; those that ended long ago are forgotten")
 }
 
-/// What the files of a directory take; of one that several directories share, this one's part. None where it cannot be read.
+/// Disk space of a directory's files. A file with several links counts in part. 0 if the directory cannot be read.
 fn disk_usage(directory: &Path) -> u64 {
     const BLOCK_BYTES: u64 = 512;
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -345,7 +346,7 @@ fn remove_directory(directory: &Path) {
     }
 }
 
-/// What led to a child, and from it to others, is opened again. A child that one cannot be opened for goes on without.
+/// Opens an adopted child's forwarding again. Without a port or proxy that cannot be opened, the child continues.
 fn reopen_forwarding(record: &ChildRecord, reopened: &mut ReopenedProxies) -> ChildForwarding {
     let published = BoundPort::bind_all(&record.publish).unwrap_or_else(|failure| {
         tracing::warn!(child = %record.id, %failure, "a child's ports lead to it no more");

@@ -18,14 +18,14 @@ use tokio::sync::{Notify, watch};
 use super::ChildStatus;
 use crate::async_fd::{FdOwner, watch_readable};
 
-/// Room for the events that one read(2) takes from the kernel; each has 16 bytes, since files have no names there.
+/// Buffer for the events of one read(2). Each event has 16 bytes, because it contains no file name.
 const EVENT_BYTES: usize = 4096;
 
-/// Tells followers of files when these grow.
+/// Notifies followers of files when the files grow.
 #[derive(Debug)]
 pub(crate) struct OutputWatcher {
     inotify: AsyncFd<FdOwner<OwnedFd>>,
-    /// By the kernel's watch descriptor.
+    /// Watched files, by inotify watch descriptor.
     watched: Mutex<HashMap<i32, WatchedFile>>,
 }
 
@@ -35,7 +35,7 @@ struct WatchedFile {
     followers: usize,
 }
 
-/// One file that is followed.
+/// A follower of one file.
 struct FileFollower {
     watch: Arc<OutputWatcher>,
     descriptor: i32,
@@ -62,7 +62,7 @@ impl OutputWatcher {
         Ok(FileFollower { watch: self.clone(), descriptor, growth: entry.growth.clone() })
     }
 
-    /// Passes on what the kernel has queued. When its queue overflowed, everyone is told.
+    /// Passes on the kernel's queued events. If the queue has overflowed, all followers are notified.
     fn wake_followers(&self) -> io::Result<()> {
         let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
         let mut reader = Reader::new(&self.inotify.get_ref().0, &mut buffer);
@@ -85,13 +85,13 @@ impl Drop for FileFollower {
         file.followers -= 1;
         if file.followers == 0 {
             watched.remove(&self.descriptor);
-            // Fails when the file was removed, and its watch with it.
+            // Fails if the file was removed, which also removes its watch.
             let _ = inotify::remove_watch(&self.watch.inotify.get_ref().0, self.descriptor);
         }
     }
 }
 
-/// Waits for the kernel, as long as the watch is in use.
+/// Waits for events, as long as the watcher is in use.
 async fn run_event_loop(watch: Weak<OutputWatcher>) {
     while let Some(watch) = watch.upgrade() {
         let Ok(mut ready) = watch.inotify.readable().await else { return };
@@ -106,26 +106,26 @@ async fn run_event_loop(watch: Weak<OutputWatcher>) {
     }
 }
 
-/// Reads a file that a child writes to, piece by piece.
+/// Reads an output file of a child in chunks.
 pub(crate) struct OutputReader {
     file: Arc<File>,
-    /// Up to where it was read.
+    /// Offset of the next chunk.
     offset: u64,
-    /// How much of it there was when it was looked at.
+    /// Size of the file at the last check.
     known_bytes: u64,
-    /// Absent: that is all.
+    /// `None`: reading ends at `known_bytes`.
     follower: Option<(FileFollower, watch::Receiver<ChildStatus>)>,
 }
 
 impl OutputReader {
-    /// What the file holds now.
+    /// Reads the current contents.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { file: Arc::new(file), offset: 0, known_bytes: bytes, follower: None })
     }
 
-    /// What the file holds, and will hold until the child has ended.
+    /// Reads the contents until the child has ended.
     pub(crate) fn follow(
         path: &Path,
         watch: &Arc<OutputWatcher>,
@@ -135,13 +135,13 @@ impl OutputReader {
         Ok(Self { follower: following, ..Self::open(path)? })
     }
 
-    /// The next piece; `None` at the end.
+    /// The next chunk; `None` at the end.
     pub(crate) async fn next_chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let Some((following, status)) = &mut self.follower else {
                 return read_chunk(&self.file, &mut self.offset, self.known_bytes).await;
             };
-            // Both are armed before the read, so that nothing that happens behind it is missed.
+            // Both are armed before the read, so that no later event is missed.
             let grown = following.growth.notified();
             tokio::pin!(grown);
             grown.as_mut().enable();
@@ -159,8 +159,8 @@ impl OutputReader {
     }
 }
 
-/// What was written lately is in the kernel's memory still: it is read here and now. To have another thread read it, and hear of
-/// that, takes longer than the read. What would have to be waited for is read by a thread that may wait.
+/// Reads recent output here, because it is still in the page cache: handing the read to another thread takes longer than the
+/// read. A read that would block is made by a thread that may block.
 async fn read_chunk(file: &Arc<File>, offset: &mut u64, bytes: u64) -> io::Result<Option<Vec<u8>>> {
     let left = bytes.saturating_sub(*offset);
     if left == 0 {
@@ -170,7 +170,7 @@ async fn read_chunk(file: &Arc<File>, offset: &mut u64, bytes: u64) -> io::Resul
     let at_once = preadv2(file, &mut [IoSliceMut::new(&mut piece)], *offset, ReadWriteFlags::NOWAIT);
     let count = match at_once {
         Ok(count) => count,
-        // Not there, or this file system does not tell.
+        // Not in the page cache, or the file system does not support RWF_NOWAIT.
         Err(_) => {
             let (file, offset) = (file.clone(), *offset);
             let reading = tokio::task::spawn_blocking(move || Ok((file.read_at(&mut piece, offset)?, piece)));

@@ -14,62 +14,62 @@ use crate::network::{EgressPolicy, NetworkMode, PortMapping};
 /// Name of the file in the child's directory.
 const RECORD_FILE: &str = "child.json";
 
-/// What a child is.
+/// The description of a child.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ChildRecord {
     /// Its id.
     pub(crate) id: ChildId,
-    /// What it was made from.
+    /// The seed that it was made from.
     pub(crate) seed: SeedId,
     /// Its program and arguments.
     pub(crate) command: String,
-    /// The container it lives in.
+    /// Its container.
     pub(crate) container: String,
-    /// Its process on the host, as `PID@TICKS`: the start time tells it from a later one of the same number.
+    /// Its process on the host, as `PID@TICKS`. The start time distinguishes it from a later process with the same pid.
     pub(crate) process: String,
-    /// From the request to its first instruction, in microseconds.
+    /// Time from the request to its first instruction, in microseconds.
     pub(crate) resume_us: u64,
     /// When it was started, in milliseconds since 1970.
     pub(crate) started_unix_ms: u64,
-    /// When it is to be killed, in milliseconds since 1970.
+    /// Its deadline, in milliseconds since 1970.
     pub(crate) deadline_unix_ms: Option<u64>,
-    /// The same by the clock that nobody sets, in milliseconds since the machine was started. (Older daemons did not say.)
+    /// Its deadline in milliseconds since boot, by a clock that is never set. (Absent in records of older daemons.)
     #[serde(default)]
     pub(crate) deadline_boot_ms: Option<u64>,
-    /// What it may use of memory, in bytes. (Older daemons did not limit it; so the next one.)
+    /// Its memory limit, in bytes. (Absent in records of older daemons, which set none.)
     #[serde(default)]
     pub(crate) memory_bytes_max: Option<u64>,
-    /// What it may use of processors, in thousandths of one.
+    /// Its CPU limit, in thousandths of a processor.
     #[serde(default)]
     pub(crate) cpu_millicores_max: Option<u64>,
-    /// How many processes and threads it may have.
+    /// Its limit of processes and threads.
     #[serde(default)]
     pub(crate) processes_max: Option<u64>,
-    /// Whether it lacks what could lead out of its container. (Older daemons trusted all; so the next one.)
+    /// Whether it is denied what could lead out of its container. (Absent in records of older daemons, which trusted all.)
     #[serde(default)]
     pub(crate) untrusted: bool,
-    /// Whether it is in a user namespace of its own.
+    /// Whether it has its own user namespace.
     #[serde(default)]
     pub(crate) user_namespace: bool,
-    /// Whether it cannot write files.
+    /// Whether its files are read-only.
     #[serde(default)]
     pub(crate) read_only: bool,
-    /// Its network. (Older daemons had private ones only.)
+    /// Its network. (Absent in records of older daemons, which had private networks only.)
     #[serde(default)]
     pub(crate) network: NetworkMode,
-    /// Ports of the node that lead to it.
+    /// Ports of the node that are forwarded to it.
     #[serde(default)]
     pub(crate) publish: Vec<PortMapping>,
-    /// Where it gets to from its own network. (Older daemons led nobody out.)
+    /// What it can reach from its own network. (Absent in records of older daemons, which allowed nothing.)
     #[serde(default)]
     pub(crate) egress: EgressPolicy,
-    /// Seeds that own pages of its seed. (Older daemons did not say.)
+    /// Seeds that own pages of its seed. (Absent in records of older daemons.)
     #[serde(default)]
     pub(crate) inherits: Vec<SeedId>,
-    /// Whether its parent had huge pages. (Older daemons did not ask.)
+    /// Whether its parent had huge pages. (Absent in records of older daemons.)
     #[serde(default)]
     pub(crate) wants_huge_pages: bool,
-    /// Once it has ended.
+    /// Its end, once it has ended.
     pub(crate) ended: Option<ExitRecord>,
 }
 
@@ -78,24 +78,24 @@ pub(crate) struct ChildRecord {
 pub(crate) struct ExitRecord {
     /// How it ended.
     pub(crate) exit: Exit,
-    /// Which limit it was killed for. (Older daemons did not say.)
+    /// The limit that it was killed for. (Absent in records of older daemons.)
     #[serde(default)]
     pub(crate) limit_met: Option<KillLimit>,
-    /// When, in milliseconds since 1970.
+    /// Time of the end, in milliseconds since 1970.
     pub(crate) unix_ms: u64,
-    /// What its pager had counted.
+    /// The pager's counters for it.
     pub(crate) pager: Option<PagerCounters>,
 }
 
 impl ChildRecord {
-    /// Writes it into the child's directory, whole or not at all, over the same child's before it ended.
+    /// Writes it into the child's directory, as a whole or not at all. It replaces the record from before the child's end.
     ///
     /// # Errors
     /// As writing and renaming a file.
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
         let (text, file) = (serde_json::to_vec(self)?, directory.join(RECORD_FILE));
-        // Of one page the kernel writes all at once, whatever becomes of the daemon: there is no need for a draft, nor, for what has
-        // ended, for room. What was there before is shorter, for want of an end.
+        // The kernel writes one page at once, whatever happens to the daemon. So a small record needs no draft, and no disk
+        // space if the child has ended: the old record was shorter, because it contained no end.
         if text.len() as u64 <= PAGE_SIZE {
             return OpenOptions::new().write(true).create(true).truncate(false).open(file)?.write_all(&text);
         }
@@ -107,7 +107,7 @@ impl ChildRecord {
     /// Reads it from the child's directory.
     ///
     /// # Errors
-    /// As reading a file; `InvalidData` where it is no record.
+    /// As reading a file; `InvalidData` if it is no record.
     pub(crate) fn read(directory: &Path) -> io::Result<Self> {
         let text = fs::read(directory.join(RECORD_FILE))?;
         serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))

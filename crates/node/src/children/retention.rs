@@ -10,15 +10,15 @@ use farfork_wire::ChildId;
 
 use farfork_api::limits::{ENDED_CHILDREN_MAX, UNCOLLECTED_BYTES_MAX, UNCOLLECTED_CHILDREN_MAX, UNCOLLECTED_KEPT_MIN};
 
-/// Orders ended children by the time at which they could have been forgotten first.
+/// Orders ended children by the time from which they could be evicted.
 type Ticket = u64;
 
-/// An ended child, of which nothing is left but files.
+/// An ended child of which only files are left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CleanedUpChild {
     /// When it ended.
     pub(super) ended_at: Instant,
-    /// What its files take.
+    /// Disk space of its files.
     pub(super) bytes: u64,
 }
 
@@ -42,12 +42,12 @@ pub(super) struct Retention {
 
 #[derive(Debug, Default)]
 struct ChildState {
-    /// Requests that wait for it.
+    /// Number of requests that wait for it.
     holders: u32,
-    /// Whether one of them was told how it ended.
+    /// Whether its end was reported to one of them.
     is_collected: bool,
     cleaned_up: Option<CleanedUpChild>,
-    /// In which queue it is, if in any.
+    /// Its queue, if it is in one.
     queue: Option<(RetentionQueue, Ticket)>,
 }
 
@@ -57,23 +57,23 @@ enum RetentionQueue {
     Uncollected,
 }
 
-/// What is to be forgotten.
+/// Children to evict.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct EvictionBatch {
-    /// All of them.
+    /// Their ids.
     pub(super) children: Vec<ChildId>,
-    /// How many of them had an end that nobody has asked for.
+    /// How many of them had an end that no request has collected.
     pub(super) uncollected: usize,
 }
 
 impl Retention {
-    /// A request waits for the child, whether it has ended or not.
+    /// Counts a request that waits for the child, whether it has ended or not.
     pub(super) fn hold(&mut self, id: &ChildId) {
         self.states.entry(id.clone()).or_default().holders += 1;
         self.leave_queue(id);
     }
 
-    /// A request waits no more.
+    /// A request no longer waits for the child.
     pub(super) fn release(&mut self, id: &ChildId) {
         let Some(state) = self.states.get_mut(id) else { return };
         state.holders = state.holders.saturating_sub(1);
@@ -87,7 +87,7 @@ impl Retention {
         }
     }
 
-    /// Somebody was told how the child ended.
+    /// Records that the child's end was reported to a client.
     pub(super) fn mark_collected(&mut self, id: &ChildId) {
         self.states.entry(id.clone()).or_default().is_collected = true;
         if self.leave_queue(id) {
@@ -95,7 +95,7 @@ impl Retention {
         }
     }
 
-    /// Nothing is left of the child but its files.
+    /// Records that only files of the child are left.
     pub(super) fn mark_cleaned_up(&mut self, id: &ChildId, cleaned_up: CleanedUpChild) {
         let state = self.states.entry(id.clone()).or_default();
         state.cleaned_up = Some(cleaned_up);
@@ -104,13 +104,13 @@ impl Retention {
         }
     }
 
-    /// The child is forgotten.
+    /// Removes the child's state.
     pub(super) fn remove(&mut self, id: &ChildId) {
         self.leave_queue(id);
         self.states.remove(id);
     }
 
-    /// What is to be forgotten now, at most so many; it is counted no more.
+    /// Selects the children to evict now, at most `count_max`, and removes their states.
     pub(super) fn take_surplus(&mut self, now: Instant, count_max: usize) -> EvictionBatch {
         while let Some(id) = self.first_uncollected().filter(|id| self.is_old(id, now)) {
             self.mark_collected(&id);
@@ -147,7 +147,7 @@ impl Retention {
         self.uncollected.len() > UNCOLLECTED_CHILDREN_MAX || self.uncollected_bytes > UNCOLLECTED_BYTES_MAX
     }
 
-    /// Puts a settled child that nobody holds behind the others of its kind.
+    /// Appends a cleaned-up child without holders to its queue.
     fn join_queue(&mut self, id: &ChildId) {
         let Some(state) = self.states.get_mut(id) else { return };
         let Some(cleaned_up) = state.cleaned_up else { return };
@@ -163,7 +163,7 @@ impl Retention {
         }
     }
 
-    /// Whether it was in a queue.
+    /// Removes the child from its queue. Returns whether it was in one.
     fn leave_queue(&mut self, id: &ChildId) -> bool {
         let Some(state) = self.states.get_mut(id) else { return false };
         let Some((queue, ticket)) = state.queue.take() else { return false };
@@ -178,10 +178,10 @@ impl Retention {
     }
 }
 
-/// When a child ended by the clock that `Instant` has, from the time of day of its end: of one that ended before this daemon began.
+/// Converts the wall-clock time of an end before this daemon's start to an `Instant`.
 pub(super) fn end_instant(now: Instant, now_unix_ms: u64, ended_unix_ms: u64) -> Instant {
     let ago = Duration::from_millis(now_unix_ms.saturating_sub(ended_unix_ms));
-    // Where the machine runs for less time than that, the clock of `Instant` has no such moment: it is kept for longer.
+    // If the machine was booted later, there is no such `Instant`, and the child is kept longer.
     now.checked_sub(ago.min(UNCOLLECTED_KEPT_MIN)).unwrap_or(now)
 }
 

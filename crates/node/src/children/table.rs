@@ -10,7 +10,7 @@ use farfork_wire::ChildId;
 use super::Child;
 use super::retention::{CleanedUpChild, EvictionBatch, Retention};
 
-/// The children by id. Those that have ended are apart: they may be many, and nobody who looks for the living goes through them.
+/// The children by id. Ended children are separate: there may be many, and searches for live children skip them.
 #[derive(Debug, Default)]
 pub(super) struct ChildTable {
     alive: BTreeMap<ChildId, Arc<Child>>,
@@ -18,11 +18,11 @@ pub(super) struct ChildTable {
     retention: Retention,
 }
 
-/// The register as those share it that change it. Every change is complete under its lock.
+/// The table, shared by all that change it. Poisoning is ignored: every change is complete under its lock.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SharedChildTable(Arc<Mutex<ChildTable>>);
 
-/// A child that a request needs: it is not forgotten as long as this lasts.
+/// A child that a request needs. It is not evicted while this exists.
 #[derive(Debug)]
 pub(crate) struct HeldChild {
     child: Arc<Child>,
@@ -34,7 +34,7 @@ impl SharedChildTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a child listed; none if there is none of that id.
+    /// Keeps a child listed; `None` if no child has this id.
     pub(super) fn hold(&self, id: &ChildId) -> Option<HeldChild> {
         let mut table = self.lock();
         let child = table.get(id)?;
@@ -44,7 +44,7 @@ impl SharedChildTable {
 }
 
 impl ChildTable {
-    /// A child that was started, or found.
+    /// Adds a child that was started or adopted.
     pub(super) fn insert(&mut self, child: Arc<Child>) {
         let children = if child.is_alive() { &mut self.alive } else { &mut self.ended };
         children.insert(child.record().id.clone(), child);
@@ -54,7 +54,7 @@ impl ChildTable {
         self.alive.get(id).or_else(|| self.ended.get(id)).cloned()
     }
 
-    /// In no order.
+    /// All children, in no particular order.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Child>> {
         self.alive.values().chain(self.ended.values())
     }
@@ -63,14 +63,14 @@ impl ChildTable {
         self.alive.values().filter(|child| child.is_alive())
     }
 
-    /// The child has ended, if it is still known.
+    /// Records the child's end, if it is still listed.
     pub(super) fn mark_ended(&mut self, id: &ChildId) {
         if let Some((id, child)) = self.alive.remove_entry(id) {
             self.ended.insert(id, child);
         }
     }
 
-    /// Nothing is left of a child but its files, if it is still known.
+    /// Records that only files of a child are left, if it is still listed.
     pub(super) fn mark_cleaned_up(&mut self, id: &ChildId, cleaned_up: CleanedUpChild) {
         self.mark_ended(id);
         if self.ended.contains_key(id) {
@@ -78,12 +78,12 @@ impl ChildTable {
         }
     }
 
-    /// Ended children to be forgotten at once: what they were is counted no more.
+    /// Takes the ended children that are to be evicted now. They are no longer counted.
     pub(super) fn take_surplus(&mut self, now: Instant, count_max: usize) -> EvictionBatch {
         self.retention.take_surplus(now, count_max)
     }
 
-    /// Gives the child if it was known.
+    /// Removes a child. Returns it if it was listed.
     pub(super) fn remove(&mut self, id: &ChildId) -> Option<Arc<Child>> {
         self.retention.remove(id);
         self.alive.remove(id).or_else(|| self.ended.remove(id))
@@ -91,12 +91,12 @@ impl ChildTable {
 }
 
 impl HeldChild {
-    /// Its end has been told to who asked.
+    /// Records that its end was reported to a client.
     pub(crate) fn mark_collected(&self) {
         self.table.lock().retention.mark_collected(&self.child.record().id);
     }
 
-    /// The child, for who does not need it kept.
+    /// The child, for a caller that need not keep it listed.
     pub(crate) fn child(&self) -> &Arc<Child> {
         &self.child
     }

@@ -24,44 +24,44 @@ use tonic::transport::server::Connected;
 
 use super::rate_limited_log::RateLimitedLog;
 
-/// For a peer to show who it is: a slow link and a busy machine together need a second.
+/// Limit for a handshake: with a slow link and a busy machine, it takes a second.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Handshakes at a time: all nodes of a large cluster that come at once, some kilobytes each.
+/// Most handshakes at once: for all nodes of a large cluster that connect at the same time, at some kilobytes each.
 const HANDSHAKES_MAX: usize = 512;
 
-/// Connections of members at a time: one of each node of the largest cluster, and as many of clients.
+/// Most connections of members at once: one from each node of the largest cluster, and as many from clients.
 const CONNECTIONS_MAX: usize = 2048;
 
-/// Connections at a time that showed no certificate: machines that join.
+/// Most connections without a certificate at once, for machines that join.
 const ANONYMOUS_CONNECTIONS_MAX: usize = 32;
 
-/// How long such a connection may last: joining takes milliseconds.
+/// Lifetime of such a connection: joining takes milliseconds.
 const ANONYMOUS_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections that wait for the server to take them.
+/// Connections that wait until the server takes them.
 const ACCEPT_QUEUE_MAX: usize = 64;
 
-/// After accept(2) failed for want of descriptors or memory.
+/// Pause after accept(2) has failed for lack of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// A connection that may ask.
+/// A connection that may make requests.
 #[derive(Debug)]
 pub(crate) struct AcceptedConnection {
     stream: RevalidatedStream,
     info: ConnectionInfo,
-    /// When it ends, whatever it does.
+    /// Time at which it is closed in any case.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Its place among the connections.
+    /// Counts it among the connections.
     _permit: OwnedSemaphorePermit,
 }
 
-/// Who came, from where.
+/// The peer of a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionInfo {
-    /// Who it proved to be; nobody where it showed no certificate, or where nobody asks for one.
+    /// The authenticated peer; `None` without a certificate, or if the node runs without certificates.
     pub(crate) peer: Option<AuthenticatedPeer>,
-    /// Where it came from.
+    /// The peer's address.
     pub(crate) address: SocketAddr,
 }
 
@@ -73,7 +73,7 @@ impl Connected for AcceptedConnection {
     }
 }
 
-/// The connections of a listener, for a server to take. They end with the stream.
+/// Accepts the connections of a listener, for a server. Accepting ends when the stream is dropped.
 ///
 /// ```text
 ///  accept ─▶ handshake, at most HANDSHAKES_MAX at once, each within HANDSHAKE_TIMEOUT ─▶ queue ─▶ tonic
@@ -99,7 +99,7 @@ pub(crate) fn accept_connections(
 }
 
 struct MtlsAcceptor {
-    /// Absent where everybody is trusted.
+    /// `None` if the node runs without certificates.
     credentials: Option<Credentials>,
     sink: mpsc::Sender<io::Result<AcceptedConnection>>,
     member_permits: Arc<Semaphore>,
@@ -139,7 +139,7 @@ impl MtlsAcceptor {
 
     async fn handle_connection(self: Arc<Self>, stream: TcpStream, address: SocketAddr) {
         match self.authenticate(stream, address).await {
-            // Who is gone by the time the server stops needs no answer.
+            // Fails if the server has stopped. Then the peer needs no answer.
             Ok(arrival) => drop(self.sink.send(Ok(arrival)).await),
             Err(cause) => self.rejection_log.warn(|| format!("a connection from {address} is not let in: {cause}")),
         }

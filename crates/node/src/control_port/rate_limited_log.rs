@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Lines in the log within a second about peers that were not let in; more are counted.
+/// Log lines per second about refused peers. Further ones are only counted.
 const LINES_PER_SECOND_MAX: usize = 20;
 
-/// Tells the log about peers, a few of them a second: whoever makes many does not fill the disk.
+/// Logs warnings about peers at a limited rate, so that a peer cannot fill the disk.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimitedLog(Mutex<LogWindow>);
 
@@ -21,7 +21,7 @@ struct LogWindow {
 }
 
 impl RateLimitedLog {
-    /// Writes the line, or counts it where there were enough in this second.
+    /// Writes the line, or counts it if this second has enough of them.
     pub(crate) fn warn(&self, text: impl FnOnce() -> String) {
         let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

@@ -15,7 +15,7 @@ use farfork_wire::{ChildId, SeedId};
 use super::start::{Assignment, ChildAssignment, StartRequest};
 use crate::children::OutputStream;
 
-/// A child, as it is told of itself.
+/// The identity that the reply gives a child.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChildIdentity<'a> {
     pub(super) child: &'a ChildId,
@@ -24,7 +24,7 @@ pub(super) struct ChildIdentity<'a> {
     pub(super) index: u32,
 }
 
-/// Where a child will hear what it is, before that is known of it.
+/// A reply that can be sent once the child's identity is known.
 #[derive(Debug)]
 pub(super) struct CheckpointReply {
     socket: OwnedFd,
@@ -37,11 +37,11 @@ pub(super) struct CheckpointReply {
 /// The reply to a checkpoint request, opened for a child. It is empty if the parent did not wait for a reply.
 #[derive(Debug, Default)]
 pub(super) struct OpenedReply {
-    /// If it is still to be sent.
+    /// The reply, if it is still to be sent.
     pub(super) reply: Option<CheckpointReply>,
     /// The child's end of the socket that carries the reply.
     pub(super) checkpoint_socket: Option<OwnedFd>,
-    /// Our end of its channel, if it has one.
+    /// The daemon's end of its channel, if it has one.
     pub(super) channel: Option<OwnedFd>,
 }
 
@@ -77,10 +77,10 @@ pub(super) fn open_reply(
 }
 
 impl CheckpointReply {
-    /// Leaves the answer for the child, which reads it, and then the end.
+    /// Sends the reply and closes the socket: the child reads the reply, and then end of file.
     ///
     /// # Errors
-    /// As the calls that make a file and send it.
+    /// As memfd_create(2), write(2) and sendmsg(2).
     pub(super) fn send(self, identity: ChildIdentity<'_>, payload: Option<&[u8]>) -> io::Result<()> {
         let ChildIdentity { child, seed, index } = identity;
         let payload = payload.map(create_sealed_memfd).transpose()?;
@@ -92,7 +92,7 @@ impl CheckpointReply {
     }
 }
 
-/// A file of memory with these contents, open for reading.
+/// Creates a memfd with these contents, open for reading only.
 fn create_sealed_memfd(contents: &[u8]) -> io::Result<File> {
     let mut memfd = memfd::create("payload", true)?;
     memfd.write_all(contents)?;

@@ -18,11 +18,12 @@ use farfork_wire::{ChildId, NodeName};
 use super::random_id;
 use crate::children::OutputStream;
 
-/// Fewest nests that are to be there: as many as can be needed at once. As many again are made at a time; each holds three descriptors.
+/// Minimum of ready directories: as many as can be needed at once. A refill adds up to as many again. Each holds three
+/// descriptors.
 const READY_MIN: usize = CONCURRENT_STARTS_MAX;
 const READY_MAX: usize = 2 * READY_MIN;
 
-/// A child's directory with its files, all empty, for their owner alone. Dropping it removes it.
+/// A child's directory with its files, which are empty. Only the owner has access. Dropping it removes it.
 #[derive(Debug)]
 pub(super) struct ChildDir {
     id: ChildId,
@@ -30,22 +31,22 @@ pub(super) struct ChildDir {
     files: ChildFiles,
 }
 
-/// What a child's directory has of files before there is a child, open for writing.
+/// The files of a child's directory before there is a child, open for writing.
 #[derive(Debug)]
 pub(super) struct ChildFiles {
-    /// What the child writes to its standard output.
+    /// The child's standard output.
     pub(super) output: OwnedFd,
-    /// What it writes to its standard error.
+    /// The child's standard error.
     pub(super) error: OwnedFd,
-    /// How it ended.
+    /// The child's wait status.
     pub(super) status: OwnedFd,
 }
 
-/// A directory; `None` when a child has it. Dropping it removes it.
+/// A directory; `None` once a child has it. Dropping it removes it.
 #[derive(Debug)]
 struct RemoveOnDrop(Option<PathBuf>);
 
-/// The nests of a node.
+/// The pool of a node.
 #[derive(Debug)]
 pub(super) struct ChildDirPool {
     node: NodeName,
@@ -73,7 +74,7 @@ impl ChildDir {
         Ok(Self { id, directory: made, files })
     }
 
-    /// Gives the child's id, its directory, which is the caller's to remove, and the files in it.
+    /// Returns the child's id, its directory and the files in it. The caller removes the directory.
     pub(super) fn into_parts(mut self) -> (ChildId, PathBuf, ChildFiles) {
         (self.id, self.directory.0.take().expect("only this and a drop take it"), self.files)
     }
@@ -88,17 +89,17 @@ impl Drop for RemoveOnDrop {
 }
 
 impl ChildDirPool {
-    /// None yet: the first child waits for its own.
+    /// An empty pool: the first child waits until its directory is created.
     pub(super) fn new(node: NodeName, run_dir: RunDir) -> Self {
         Self { node, run_dir, ready: Mutex::default() }
     }
 
-    /// The directory that they are in.
+    /// The parent of the directories.
     pub(super) fn base_dir(&self) -> PathBuf {
         self.run_dir.children_dir()
     }
 
-    /// A nest: one that is ready, or a new one.
+    /// Takes a ready directory, or creates one.
     ///
     /// # Errors
     /// As mkdir(2), open(2).
@@ -107,12 +108,12 @@ impl ChildDirPool {
         ready.map_or_else(|| ChildDir::create(&self.node, &self.run_dir), Ok)
     }
 
-    /// Whether more are to be made.
+    /// Whether the pool needs a refill.
     pub(super) fn is_low(&self) -> bool {
         self.ready().len() < READY_MIN
     }
 
-    /// Makes as many as are kept, in place of those that were taken.
+    /// Fills the pool again.
     pub(super) fn refill(&self) {
         while self.ready().len() < READY_MAX {
             match ChildDir::create(&self.node, &self.run_dir) {
@@ -122,7 +123,7 @@ impl ChildDirPool {
         }
     }
 
-    /// Unless another has made the last one meanwhile: then it goes.
+    /// Adds a directory. If the pool has been filled meanwhile, the directory is removed.
     fn put_back(&self, child_dir: ChildDir) {
         let mut ready = self.ready();
         if ready.len() < READY_MAX {
@@ -135,7 +136,7 @@ impl ChildDirPool {
     }
 }
 
-/// Removes a child's directory with all that is in it.
+/// Removes a child's directory with its contents.
 pub(super) fn remove_directory(directory: &Path) {
     if let Err(error) = fs::remove_dir_all(directory) {
         tracing::warn!(directory = %directory.display(), %error, "the directory of a child that did not start is not removed");

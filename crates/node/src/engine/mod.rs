@@ -47,7 +47,7 @@ use prestart::PrestartPool;
 use zygote_cache::ZygoteCache;
 pub(crate) use zygote_cache::{ZygoteLimits, ZygoteTrigger};
 
-/// What starts children on this node.
+/// Starts children on this node.
 #[derive(Debug)]
 pub(crate) struct Engine {
     name: NodeName,
@@ -57,18 +57,18 @@ pub(crate) struct Engine {
     node: LocalNode,
     pool: ContainerPool,
     pager: Arc<PagerLink>,
-    /// How seeds are read, this node's own and others'.
+    /// Reads this node's and other nodes' seeds.
     other_seeds: LayerReader,
-    /// The latest last.
+    /// The latest is last.
     source_cache: Mutex<VecDeque<Arc<SeedSource>>>,
 }
 
-/// What a user chooses of a capture.
+/// The options of a capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct CaptureMode {
-    /// The process stays stopped, as the template; else it runs on.
+    /// Whether the process stays stopped, as its own template. Otherwise it runs on.
     pub(crate) freeze: bool,
-    /// What becomes of a process whose children would lack something of its namespaces.
+    /// The policy for a process whose children would lack parts of its namespaces.
     pub(crate) namespaces: NamespacePolicy,
 }
 
@@ -84,7 +84,7 @@ impl Engine {
     ) -> Self {
         let name = own.node.clone();
         let zygote_cache = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygote_limits);
-        // Made now, the group is no more at the end than at the start.
+        // Created at the start, so that a node has the same number of groups at its start and at its end.
         if let Some(error) = (zygote_limits.count_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {
             tracing::warn!(%error, "the control group of zygotes is not made yet");
         }
@@ -103,11 +103,11 @@ impl Engine {
         }
     }
 
-    /// Starts to capture a process. `caller_sockets`: its connections to this
-    /// daemon, and the pages that it offers; `lineage` tells where the process's missing pages are, if it is a child.
+    /// Starts the capture of a process. `caller_sockets`: its connections to this daemon, and the pages that it offers.
+    /// `lineage`: the pager of its missing pages, if it is a child.
     ///
     /// # Errors
-    /// No capture could be started; all else is for `observer` to hear.
+    /// The capture could not be started. `observer` gets all later failures.
     pub(crate) fn capture(
         &self,
         pid: u32,
@@ -120,8 +120,8 @@ impl Engine {
         capture::start_capture(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
     }
 
-    /// Captures a process, which runs on, in the calling thread: that holds its template then, and is not given back before
-    /// the seed is dropped.
+    /// Captures a process, which runs on, in the calling thread. The thread holds the template, and returns only when the
+    /// seed is dropped.
     pub(crate) fn capture_and_hold(
         &self,
         pid: u32,
@@ -142,8 +142,8 @@ impl Engine {
         (sockets, offer): (DaemonSockets, Option<OfferedPages>),
         lineage: Option<ServingPager>,
     ) -> CaptureOptions {
-        // Copies that the parent's writes leave the template with are not charged to the parent. It is moved when all
-        // else is done: a move can take some milliseconds, until the kernel's readers of the old membership are gone.
+        // Moves the template, so that pages that only the template still uses are not charged to the parent. This is the
+        // last step: a move can take some milliseconds, until the kernel's readers of the old membership have finished.
         let cgroups = self.pool.cgroups().clone();
         let on_template = move |template: i32| {
             if let Err(error) = cgroups.template_group().and_then(|group| group.join(template)) {
@@ -161,16 +161,16 @@ impl Engine {
         }
     }
 
-    /// Who serves the missing pages of a process of this child, which other nodes will read here.
+    /// The pager that serves the missing pages of this child's processes, and the address at which other nodes read them.
     pub(crate) fn lineage(&self, child: &Child, address: SocketAddr) -> ServingPager {
         let (pager, directory) = (self.pager.client().clone(), child.directory().to_owned());
         ServingPager { pager, child: child.record().id.clone(), directory, address }
     }
 
-    /// Says what a prepare of a process would carry.
+    /// Reports what a prepare of a process would carry.
     ///
     /// # Errors
-    /// There is no such process, or it cannot be looked at.
+    /// The process does not exist, or cannot be examined.
     pub(crate) fn check_process(&self, pid: u32, options: CheckOptions) -> Result<v1::CheckResponse, Failure> {
         let report = capture::check(pid.cast_signed(), options).map_err(|error| capture_failure(pid, &error))?;
         let refusals = report.refusals.into_iter();
@@ -186,20 +186,21 @@ impl Engine {
         })
     }
 
-    /// Whether there is anything to make ready for the next child of a seed; when the node `is_idle`, also what is not needed soon.
+    /// Whether something can be prepared for the next child of a seed. If the node `is_idle`, this includes things
+    /// that are not needed soon.
     pub(crate) fn has_prewarm_work(&self, seed: &SeedId, is_idle: bool) -> bool {
         is_idle || self.child_dirs.is_low() || !self.zygote_cache.is_decided(seed)
     }
 
-    /// Makes ready what the next child of a seed, started so, will need, at leisure.
+    /// Prepares what the next child of a seed with these options needs, in the background.
     pub(crate) fn prewarm_next_child(&self, access: &SeedAccess, options: &StartOptions) {
         self.refill_child_dirs();
-        // Its descriptor is known, unless its fork failed.
+        // The descriptor is cached, unless the fork failed.
         self.create_zygote(access, options, (ZygoteTrigger::Requested, Instant::now()));
     }
 
-    /// Makes the zygote for children that are started so, where there is none and is to be one. Its descriptor comes until `deadline`, or
-    /// there is none: what keeps it away is said of a child.
+    /// Creates the zygote for children with these options, if it is wanted and does not exist. If the descriptor cannot be
+    /// read by `deadline`, no zygote is created; the fork of a child reports the cause.
     pub(crate) fn create_zygote(
         &self,
         access: &SeedAccess,
@@ -211,67 +212,67 @@ impl Engine {
         }
     }
 
-    /// Whether children that are started so are copies of a zygote, where their seed has one.
+    /// Whether children with these options are copies of their seed's zygote, if it has one.
     pub(crate) fn can_copy_zygote(&self, options: &StartOptions) -> bool {
         self.zygote_cache.is_enabled() && zygote_cache::has_copyable_options(options)
     }
 
-    /// The zygotes that there are.
+    /// The zygotes of this node.
     pub(crate) fn zygote_cache(&self) -> &ZygoteCache {
         &self.zygote_cache
     }
 
-    /// Whether something is kept for the next child: else there is nothing to let go of.
+    /// Whether something is kept for further children. Otherwise there is nothing to evict.
     pub(crate) fn has_cached_state(&self) -> bool {
         !self.zygote_cache.is_empty() || !self.prestart_pool.is_empty() || self.other_seeds.connections.has_idle()
     }
 
-    /// Lets go of what nobody used for long: zygotes, also those of seeds that are no more or that were foretold in vain, and connections to
-    /// owners. The zygotes that stay are tended.
+    /// Evicts what was not used for long: zygotes and connections to owners. Zygotes of dropped seeds, and speculative ones
+    /// that were not needed, are evicted too. Maintains the other zygotes.
     pub(crate) fn evict_unused(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
         self.prestart_pool.drop_stale();
         self.zygote_cache.evict_unused(is_dropped, is_in_vain);
-        // What stands by has the small pages of before, and nobody is to have it in between.
+        // Prestarted children still have small pages, and must not be used during the collapse.
         self.prestart_pool.set_suspended(true);
         self.zygote_cache.collapse_huge_pages().iter().for_each(|seed| self.prestart_pool.remove_seed(seed));
         self.prestart_pool.set_suspended(false);
         self.other_seeds.connections.close_idle();
     }
 
-    /// Lets go of what is kept for children of a seed that is no more: its zygote, and roots.
+    /// Drops the prestarted children, the zygote and the roots of a dropped seed.
     pub(crate) fn evict_seed(&self, seed: &SeedId) {
         self.prestart_pool.remove_seed(seed);
         self.zygote_cache.retire(seed);
         self.pool.evict_roots(&seed.to_string());
     }
 
-    /// Ends all zygotes, and what stands by: the node stops.
+    /// Ends all prestarted children and zygotes, because the node stops.
     pub(crate) fn stop_zygotes(&self) {
         self.prestart_pool.clear();
         self.zygote_cache.clear();
     }
 
-    /// Makes ready what the next child will need, at leisure.
+    /// Creates child directories in advance, in the background.
     pub(crate) fn refill_child_dirs(&self) {
         self.child_dirs.refill();
     }
 
-    /// How many containers of a kind are ready for children to come.
+    /// How many containers of a kind are ready.
     pub(crate) fn count_ready_containers(&self, kind: ContainerSpec) -> usize {
         self.pool.ready_count(kind)
     }
 }
 
-/// A process's program and arguments; empty when it has ended.
+/// The program and arguments of a process; empty if it has ended.
 fn read_command_line(pid: u32) -> String {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&arguments).replace('\0', " ").trim_end().to_owned()
 }
 
-/// Most refusals that a failure names: `farfork check` lists all.
+/// Most refusals in one failure. `farfork check` lists all.
 const REFUSALS_NAMED_MAX: usize = 20;
 
-/// What a user is told of a process that could not be captured.
+/// The failure of a process's capture.
 pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
     let code = match error {
         CaptureError::ProcessGone { .. } => Code::NotFound,
@@ -312,7 +313,7 @@ fn volume_object(object: VolumeObject) -> v1::VolumeObject {
     v1::VolumeObject { kind: kind.to_owned(), pid: pid.cast_unsigned(), fd, volume, path }
 }
 
-/// A number that no other has, across restarts too: 64 random bits.
+/// A number that is unique, across restarts too: 64 random bits.
 pub(crate) fn random_id() -> io::Result<u64> {
     getrandom::u64().map_err(io::Error::other)
 }

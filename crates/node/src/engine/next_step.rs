@@ -1,4 +1,4 @@
-//! Chooses the next step that a user is advised when a child cannot be started.
+//! Chooses the next step that is suggested to a user when a child cannot be started.
 
 use std::io;
 
@@ -9,26 +9,26 @@ use rustix::io::Errno;
 
 use crate::network::NetworkMode;
 
-/// What a user can do where a port of the child's is somebody else's.
+/// Next step if another process uses a port of the child.
 const ADDRESS_IN_USE_STEP: &str = "another process of that network has it, its parent or another child perhaps: fork it with a network of its own (--net private)";
 
-/// What a user can do where a socket of the child's is connected to somebody.
+/// Next step if the child's network has no route to the peer of a socket.
 const NET_UNREACHABLE_STEP: &str = "the child's network has no way to whom that socket is connected: have the parent close it before, or fork it with the node's (--net host)";
 
-/// What a user can do where a file of the seed's is another by now.
+/// Next step if a file of the seed was changed.
 const CHANGED_FILE_STEP: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
 
 /// Next step when the child's node lacks a file or directory of the parent.
 const MISSING_FILE_STEP: &str = "copy it to the same path on that node, or share its directory with all nodes, or fork to a node that has it (--to)";
 
-/// What a user can do where a child's files have no room.
+/// Next step if there is no disk space for a child's files.
 pub(super) const DISK_FULL_STEP: &str =
     "make room there, or give the node another run directory (farfork node --run-dir)";
 
-/// What a user can do where the kernel lets nothing out of a child's network.
+/// Next step if this kernel or daemon cannot connect a child to the outside of its network.
 pub(super) const EGRESS_UNSUPPORTED_STEP: &str = "it takes a daemon that may load programs for the kernel's socket lookup (CAP_BPF and CAP_NET_ADMIN), on Linux 5.9 or later: leave --egress away, or fork it with --net host";
 
-/// What a user can do about it, where that is known.
+/// The next step after an error, if one is known.
 pub(super) fn find_next_step(error: &ResumeError, network: NetworkMode) -> Option<&'static str> {
     match error {
         ResumeError::Restore(RestoreError::Step { cause, .. }) if is_address_in_use(cause, network) => {
@@ -60,12 +60,12 @@ pub(super) fn mount_volume_step(error: &ResumeError, node: &str) -> Option<Strin
     })
 }
 
-/// Whether a file of the seed's is not on this node; children may have it from its owner.
+/// Whether a file of the seed is missing on this node. Children may get it from its owner.
 pub(super) fn is_missing_file(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(ResumeError::Restore(RestoreError::MissingFile { .. })))
 }
 
-/// Whether an address of the child's is not free in a network that it has with others.
+/// Whether an address of the child is in use in a network that it shares.
 fn is_address_in_use(cause: &io::Error, network: NetworkMode) -> bool {
     network != NetworkMode::Private && is_errno(cause, Errno::ADDRINUSE)
 }
@@ -74,7 +74,7 @@ fn is_errno(cause: &io::Error, errno: Errno) -> bool {
     cause.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// Whether a file system has no room.
+/// Whether a file system is full.
 pub(super) fn is_disk_full(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

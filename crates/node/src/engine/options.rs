@@ -18,61 +18,62 @@ use tonic::Code;
 
 use crate::network::{EgressPolicy, NetworkMode, PortMapping};
 
-/// Processes and threads of an untrusted child that nobody set a limit for: more than nearly any program has, and few enough that
-/// a machine bears a dozen such children at their limit (the kernel's own is 32,768 on small ones).
+/// Default limit of processes and threads of an untrusted child. Nearly all programs have fewer, and a machine sustains a
+/// dozen such children at their limit (the kernel's own limit is 32,768 on small machines).
 pub(crate) const UNTRUSTED_TASKS_MAX: u64 = 1024;
 
-/// A seed, where it is, and what opens it.
+/// A seed with its location and its token.
 #[derive(Debug, Clone)]
 pub(crate) struct SeedAccess {
-    /// Which seed, and its token.
+    /// The seed and its token.
     pub(crate) key: Arc<SeedKey>,
-    /// Its owner's fabric.
+    /// Address of its owner's fabric.
     pub(crate) owner: Address,
-    /// Whether other seeds have a part of its memory.
+    /// Whether other seeds own a part of its memory.
     pub(crate) inherits: bool,
 }
 
-/// How a child is to be started.
+/// The options of a child's start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct StartOptions {
     /// Its root.
     pub(crate) root: RootSpec,
-    /// Paths of the node that it sees, each with its path inside.
+    /// Paths of the node that the child sees, each with its path inside.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
     /// Whether it waits before its first instruction.
     pub(crate) paused: bool,
     /// Whether its standard input is a pipe.
     pub(crate) attached: bool,
-    /// How long it may run.
+    /// Its time limit.
     pub(crate) timeout: Option<Duration>,
-    /// How its memory comes.
+    /// Its paging strategy.
     pub(crate) strategy: PagingStrategy,
-    /// What it may use.
+    /// Its resource limits.
     pub(crate) limits: ContainerLimits,
-    /// What it is kept from.
+    /// Its restrictions.
     pub(crate) protection: RootProtection,
     /// Its users and groups.
     pub(crate) users: UsersSpec,
     /// Its network.
     pub(crate) network: NetworkMode,
-    /// Ports of the node that lead to it.
+    /// Ports of the node that are forwarded to it.
     pub(crate) publish: Vec<PortMapping>,
-    /// Where it gets to from its own network.
+    /// What it can reach from its own network.
     pub(crate) egress: EgressPolicy,
-    /// Whether files that were changed in place are taken as they are.
+    /// Whether files that were changed in place are used as they are.
     pub(crate) allow_changed_files: bool,
     /// Whether it has a channel to its program.
     pub(crate) channel: bool,
 }
 
 impl StartOptions {
-    /// The kind of container that it is to be in.
+    /// The kind of container that it needs.
     pub(crate) fn container(&self) -> ContainerSpec {
         let limited = self.limits != ContainerLimits::default();
         let network = match self.users {
             UsersSpec::Host => self.network.to_container_spec(),
-            // Its first process stays where it is made, and shows the child what that network has.
+            // The container's first process stays in the network in which it is created, and the child can see that network
+            // through it.
             UsersSpec::Private => NetworkSpec::Private,
         };
         ContainerSpec { root: self.root, network, users: self.users, limited }

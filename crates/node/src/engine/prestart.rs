@@ -1,8 +1,8 @@
 //! Prestarted children: copies of zygotes, made in advance, that wait before their first instruction for the next
 //! request. Such a child then gets its identity and payload, and is released.
 //!
-//! It has run no instruction of its program, so its receiver cannot tell. But its clocks run on from its parent's since
-//! it was made. `find_prestart_obstacle` says which seeds may have prestarted children.
+//! It has run no instruction of its program, so its requester sees no difference. But its clocks have continued from its
+//! parent's since it was made. `find_prestart_obstacle` says which seeds may have prestarted children.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd as _;
@@ -22,43 +22,44 @@ use super::{Engine, SeedAccess, StartOptions, checkpoint_reply};
 use crate::children::StartedChild;
 use crate::network::{FanOutNetwork, NetworkMode};
 
-/// One that is not asked for goes after this: by so much its clocks are ahead, and the files that it has open are those of then.
+/// A prestarted child ends after this time if it is not requested. Its clocks are ahead by its age, and its open files are
+/// from the time when it was made.
 const PRESTART_AGE_MAX: Duration = Duration::from_secs(3);
-/// For one that is being made, when somebody asks for it: longer than any takes, but on a machine that does not come to it.
+/// Limit of a request's wait for a child in progress: longer than a restore takes, except on an overloaded machine.
 const PRESTART_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Which children one may become.
+/// The kind of children that a prestarted child can become.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PrestartKey {
     token: Token,
-    /// Of them the time limit does not matter before it runs.
+    /// Without the time limit, which has no effect before the child runs.
     options: StartOptions,
     has_payload: bool,
 }
 
-/// A child that stands by.
+/// A prestarted child.
 #[derive(Debug)]
 struct PrestartedChild {
     child: RestoredChild,
     restored_at: Instant,
-    /// What it was made with.
+    /// The files at its paths when it was made.
     files: PathSnapshot,
 }
 
-/// What stands by of a seed.
+/// The prestarted children of a seed.
 #[derive(Debug)]
 struct PrestartQueue {
-    /// Who makes one knows by this that the queue is still the same.
+    /// Identifies the queue, so that a reservation notices if the queue was replaced.
     number: u64,
     key: PrestartKey,
-    /// The oldest first.
+    /// The oldest is first.
     ready: VecDeque<PrestartedChild>,
-    /// How many are being made, and how many wait for one of these.
+    /// Children in progress, and requests that wait for one of them.
     in_progress: usize,
     waiters: usize,
 }
 
-/// The children of a node that stand by.
+/// The prestarted children of a node.
 ///
 /// ```text
 ///  a child was started,                                  a child is requested
@@ -73,13 +74,13 @@ struct PrestartQueue {
 pub(super) struct PrestartPool {
     table: Mutex<BTreeMap<SeedId, PrestartQueue>>,
     changed: Condvar,
-    /// How many queues there were.
+    /// Number of queues created so far.
     queues_created: AtomicU64,
-    /// None is given to anybody.
+    /// Whether no child may be taken.
     is_suspended: AtomicBool,
 }
 
-/// The place of one that is being made: however that ends, nobody waits for it any longer.
+/// The reservation of a child in progress. Dropping it ends the waits for that child, whatever the outcome.
 #[derive(Debug)]
 struct PrestartReservation<'a> {
     pool: &'a PrestartPool,
@@ -95,7 +96,8 @@ impl Drop for PrestartReservation<'_> {
 }
 
 impl PrestartKey {
-    /// Of a child that is started so; `None` where none stands by. Where all of a fan-out share a network, it would be of none yet.
+    /// The kind of a child with these options; `None` if it cannot be prestarted. A network that a fan-out shares does not
+    /// exist yet when children are prestarted.
     fn for_start(source: &SeedSource, options: &StartOptions, has_payload: bool) -> Option<Self> {
         let is_plain = !options.paused
             && options.publish.is_empty()
@@ -108,7 +110,7 @@ impl PrestartKey {
 }
 
 impl PrestartedChild {
-    /// Whether it may still be given to somebody.
+    /// Whether it may still be used.
     fn is_current(&self) -> bool {
         self.restored_at.elapsed() < PRESTART_AGE_MAX && self.child.container.is_current()
     }
@@ -119,7 +121,7 @@ impl PrestartQueue {
         self.ready.is_empty() && self.in_progress == 0
     }
 
-    /// Takes out those that are too old.
+    /// Removes the children that are too old, and returns them.
     fn take_stale(&mut self) -> Vec<PrestartedChild> {
         let (current, stale): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.ready).into_iter().partition(PrestartedChild::is_current);
@@ -129,17 +131,18 @@ impl PrestartQueue {
 }
 
 impl PrestartPool {
-    /// Whether there are any of a seed to be had, or are going to be.
+    /// Whether a seed has prestarted children, ready or in progress.
     fn has_seed(&self, seed: &SeedId) -> bool {
         !self.is_suspended.load(Ordering::Acquire) && self.table().contains_key(seed)
     }
 
-    /// Gives none to anybody, or does so again.
+    /// Suspends or resumes the use of prestarted children.
     pub(super) fn set_suspended(&self, is_held: bool) {
         self.is_suspended.store(is_held, Ordering::Release);
     }
 
-    /// Takes one of a seed, if they are of this kind. Who finds none waits for one that is being made, if nobody else does.
+    /// Takes a child of a seed, if it is of this kind. If none is ready, waits for one in progress that no other request
+    /// waits for.
     fn take(&self, seed: &SeedId, kind: &PrestartKey) -> Option<PrestartedChild> {
         let until = Instant::now() + PRESTART_WAIT_TIMEOUT;
         let (mut table, mut awaited) = (self.table(), None);
@@ -150,7 +153,7 @@ impl PrestartPool {
             if awaited.take().is_some() {
                 queue.waiters -= 1;
             }
-            // One that is too old goes when nobody waits for that.
+            // A child that is too old is dropped later, when no request waits for that.
             if let Some(index) = queue.ready.iter().position(PrestartedChild::is_current) {
                 return queue.ready.remove(index);
             }
@@ -164,8 +167,8 @@ impl PrestartPool {
         }
     }
 
-    /// The place of a seed's next one, for who is to make it; `None` where there are enough, and as long as there are any of another kind: they
-    /// would be made in vain where one kind follows the other.
+    /// Reserves the next child of a seed, which the caller makes. `None` if there are enough, or while children of another
+    /// kind exist: if kinds alternated, children would be made in vain.
     fn reserve<'a>(&'a self, seed: &'a SeedId, kind: &PrestartKey, most: usize) -> Option<PrestartReservation<'a>> {
         let mut table = self.table();
         let queue = table.entry(seed.clone()).or_insert_with(|| self.new_queue(kind));
@@ -177,9 +180,9 @@ impl PrestartPool {
         let number = queue.number;
         queue.in_progress += usize::from(is_wanted);
         drop(table);
-        // Their ends take a while: not under the lock.
+        // Dropped after the lock is released, because their ends take a while.
         drop(stale);
-        // Not before it is known: to drop one gives a place back.
+        // Created only if it is wanted: dropping a reservation gives its place back.
         is_wanted.then(|| PrestartReservation { pool: self, seed, queue: number, ready: None })
     }
 
@@ -188,7 +191,7 @@ impl PrestartPool {
         PrestartQueue { number, key: kind.clone(), ready: VecDeque::new(), in_progress: 0, waiters: 0 }
     }
 
-    /// Enters what came of the making of one, unless its seed was forgotten meanwhile.
+    /// Enters the outcome of a reservation, unless its seed was removed meanwhile.
     fn complete_reservation(&self, seed: &SeedId, queue_number: u64, ready: Option<PrestartedChild>) {
         let mut table = self.table();
         let unwanted = match table.get_mut(seed).filter(|queue| queue.number == queue_number) {
@@ -207,14 +210,14 @@ impl PrestartPool {
         drop(unwanted);
     }
 
-    /// Lets go of those of a seed.
+    /// Drops the children of a seed.
     pub(super) fn remove_seed(&self, seed: &SeedId) {
         let removed = self.table().remove(seed);
         self.changed.notify_all();
         drop(removed);
     }
 
-    /// Lets go of those that nobody asked for in time.
+    /// Drops the children that were not requested in time.
     pub(super) fn drop_stale(&self) {
         let mut table = self.table();
         let stale: Vec<PrestartedChild> = table.values_mut().flat_map(PrestartQueue::take_stale).collect();
@@ -223,26 +226,26 @@ impl PrestartPool {
         drop(stale);
     }
 
-    /// Lets go of all.
+    /// Drops all children.
     pub(super) fn clear(&self) {
         let all = std::mem::take(&mut *self.table());
         self.changed.notify_all();
         drop(all);
     }
 
-    /// Whether there are none.
+    /// Whether there are no children, ready or in progress.
     pub(super) fn is_empty(&self) -> bool {
         self.table().is_empty()
     }
 
-    /// Every change is complete under its lock.
+    /// Ignores poisoning: every change is complete under its lock.
     fn table(&self) -> MutexGuard<'_, BTreeMap<SeedId, PrestartQueue>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Engine {
-    /// Starts a child by letting one go that stands by; `None` where there is none, and where it was of no use.
+    /// Starts a child by releasing a prestarted one; `None` if there is none, or if it cannot be used.
     pub(super) fn start_prestarted(
         &self,
         start_request: StartRequest<'_>,
@@ -279,8 +282,8 @@ impl Engine {
         Some(started.map_err(|error| error.failure))
     }
 
-    /// Has so many children stand by for the next requests like this one, where its seed has a zygote of which there were copies, or that was
-    /// foretold.
+    /// Prestarts up to `most` children for the next requests like this one. Does so only if the seed has a zygote that has
+    /// been copied, or a speculative one.
     pub(crate) fn prestart_children(
         &self,
         access: &SeedAccess,
@@ -304,7 +307,7 @@ impl Engine {
             };
             let restored =
                 self.restore_child(Some(&cached_zygote), start_request, Assignment::Deferred { has_payload });
-            // It has taken of what is ready.
+            // The restore has used a child directory of the pool.
             self.refill_child_dirs();
             match restored {
                 Ok(restored_child) => {
@@ -322,10 +325,10 @@ impl Engine {
     }
 }
 
-/// Tells a child that stands by whose it is, and lets it go.
+/// Gives a prestarted child its identity and payload, and releases it.
 ///
 /// # Errors
-/// It has not run.
+/// The child has not run.
 fn assign_and_release(
     restored_child: &mut RestoredChild,
     source: &SeedSource,
@@ -384,7 +387,7 @@ mod tests {
         let reservation = pool.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).unwrap();
         thread::scope(|scope| {
             let first = scope.spawn(|| pool.take(&seed, &kind).is_none());
-            // It waits for a while, and the machine may be slower than that.
+            // A wait has a limit, and the machine may be slower than that.
             while pool.table()[&seed].waiters == 0 && !first.is_finished() {
                 thread::yield_now();
             }

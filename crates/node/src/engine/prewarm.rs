@@ -14,12 +14,12 @@ use tonic::Code;
 
 use super::{Engine, SeedAccess};
 
-/// Between two looks at the pager's progress: a set of some MiB is there by then.
+/// Interval between checks of the pager's progress: a working set of some MiB is loaded by then.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Engine {
-    /// Warms this node up for a seed; tells how many pages its working set has, and how many of them are kept here. Those
-    /// of this node's own seeds are not kept: they are here. Blocks until all are there.
+    /// Prewarms this node for a seed. Returns how many pages its working set has, and how many of them are cached here.
+    /// Pages of this node's own seeds are local, and not cached. Blocks until all pages are there.
     ///
     /// # Errors
     /// The seed cannot be read, or not in time.
@@ -34,7 +34,7 @@ impl Engine {
         let child_dir = self.child_dirs.take().map_err(|error| failed(&error))?;
         let (_, directory, _) = child_dir.into_parts();
         let progress = self.fill_cache(&source, &directory, deadline);
-        // The plan in it was for this alone.
+        // The plan in the directory was for this request only.
         if let Err(error) = fs::remove_dir_all(&directory) {
             tracing::warn!(directory = %directory.display(), %error, "cannot be removed");
         }

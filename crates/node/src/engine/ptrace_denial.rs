@@ -1,14 +1,14 @@
-//! Explains why the kernel does not let the daemon inspect a process, as far as it shows: it reports only EACCES or
+//! Explains why the kernel does not let the daemon inspect a process, as far as possible: the kernel reports only EACCES or
 //! EPERM.
 
 use std::fs;
 
 use farfork_api::failure::Failure;
 
-/// The capability that lets a process look into others.
+/// The capability to inspect other processes.
 const CAP_SYS_PTRACE: u32 = 19;
 
-/// The failure with a reason and a next step.
+/// Adds a reason and a next step to a failure.
 pub(super) fn explain_denial(failure: Failure, pid: u32) -> Failure {
     let (reason, step) = denial_cause(pid, has_ptrace_capability().unwrap_or(true));
     let cause = format!("{}: {reason}", failure.cause());
@@ -32,7 +32,7 @@ fn denial_cause(pid: u32, may_trace: bool) -> (&'static str, String) {
     (reason, step.to_owned())
 }
 
-/// Whether this process has the capability; none where it does not say.
+/// Whether this process has the capability; `None` if that is unknown.
 fn has_ptrace_capability() -> Option<bool> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;

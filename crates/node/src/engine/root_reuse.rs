@@ -1,6 +1,6 @@
-//! Decides which children may share a root one after the other (`farfork_container::RootReuseKey`).
+//! Decides which children may use a root one after another (`farfork_container::RootReuseKey`).
 //!
-//! Only children of one parent may, of whatever seed, and only after a child that left no trace: the container checks
+//! Only children of one parent may, whatever their seed, and only after a child that left no trace. The container checks
 //! that.
 
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::network::{FanOutNetwork, NetworkMode};
 // processes may inspect the children of each (`farfork_wire::Descriptor::lineage`). That holds while all their threads
 // have the same users, groups and capabilities, and are alike in being dumpable. Children in one network can pass
 // descriptors to each other: their roots belong to the seed, and are dropped with it.
-/// The heirs of a child that is started so; `None` where it is to have none: it is not trusted, it has more of the node or from its
-/// user than others, or is where strangers are, to whom it could send a descriptor.
+/// The key by which a child with these options may pass on its root. `None` for a child that is untrusted, has access that
+/// others lack, or is in a network with strangers, to which it could send a descriptor.
 pub(super) fn root_reuse_key(
     (seed, lineage): (&SeedId, &Arc<str>),
     options: &StartOptions,

@@ -10,17 +10,17 @@ use tonic::Code;
 
 use super::{Engine, SeedAccess};
 
-/// Descriptors of seeds that are kept after a fork, for the next one: a node works with few seeds at a time.
+/// Most descriptors that are kept after a fork, for the next one: a node works with few seeds at a time.
 const SOURCES_MAX: usize = 16;
 
 impl Engine {
-    /// How seeds that others inherit from are read.
+    /// Reads seeds from which other seeds inherit.
     pub(crate) fn other_seeds(&self) -> &LayerReader {
         &self.other_seeds
     }
 
-    /// The seed's descriptor: from an earlier fork, or from its owner. One that still names other seeds is of no use when their part
-    /// of the memory is in the seed's image.
+    /// The seed's descriptor, from an earlier fork or from its owner. A cached one that still names other seeds is outdated
+    /// when the seed's image contains their part of the memory.
     pub(super) fn load_source(&self, access: &SeedAccess, deadline: Instant) -> Result<Arc<SeedSource>, Failure> {
         let known =
             |source: &&Arc<SeedSource>| source.key.seed == access.key.seed && source.key.token == access.key.token;
@@ -45,7 +45,7 @@ impl Engine {
         Ok(fetched)
     }
 
-    /// What was made of an earlier descriptor of a seed goes.
+    /// Drops everything that was made from an earlier descriptor of a seed.
     fn evict_source(&self, seed: &SeedId) {
         self.prestart_pool.remove_seed(seed);
         self.zygote_cache.retire(seed);

@@ -29,10 +29,10 @@ use crate::children::{ChildRecord, ChildSockets, KillLimit, StartedChild};
 use crate::clock;
 use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
 
-/// What reading `/proc/PID` gives for a process that ends meanwhile.
+/// The error of reading `/proc/PID` for a process that ends meanwhile.
 const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
-/// What is asked for: which seed's child, how, and since when it is waited for.
+/// A request to start one child: seed, options, and the time at which it was received.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StartRequest<'a> {
     pub(super) source: &'a SeedSource,
@@ -41,33 +41,33 @@ pub(super) struct StartRequest<'a> {
     pub(super) requested_at: Instant,
 }
 
-/// What of a child its siblings do not have.
+/// The part of a request that differs between the children of a fork.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChildAssignment<'a> {
-    /// Its place in its fork.
+    /// Its index in its fork.
     pub(super) index: u32,
     pub(super) payload: Option<&'a [u8]>,
 }
 
-/// Whose child it is going to be.
+/// The request for which a child is made.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Assignment<'a> {
     Immediate(ChildAssignment<'a>),
-    /// That of whoever asks next: it waits for that. Whether there will be a payload is known.
+    /// Not assigned yet: waits for the next request. Whether that has a payload is known.
     Deferred {
         has_payload: bool,
     },
 }
 
-/// A child that stands, and runs, or waits for a word. Dropping it leaves nothing of it.
+/// A restored child: running, or waiting for its assignment. Dropping it leaves nothing of it.
 #[derive(Debug)]
 pub(super) struct RestoredChild {
     pub(super) container: Container,
     pub(super) rollback: StartRollback,
     pub(super) restored: RestoredProcess,
-    /// At which a copy of a zygote waits.
+    /// The socket on which a copy of a zygote waits.
     pub(super) release_socket: Option<OwnedFd>,
-    /// By which it is still to be told what it is.
+    /// The reply to its checkpoint request, if it is still to be sent.
     pub(super) checkpoint_reply: Option<CheckpointReply>,
     channel: Option<OwnedFd>,
     stdin: Option<OwnedFd>,
@@ -75,11 +75,11 @@ pub(super) struct RestoredChild {
 }
 
 impl Engine {
-    /// Starts one child, the one at `index` of its fork. `requested` is when it was asked for; `alone`: not among more than start at once,
-    /// so that it may be one that stands by.
+    /// Starts the child at `index` of its fork. `requested` is the time of the request. `alone`: the fork has no more
+    /// children than start at once, so a prestarted child may be used.
     ///
     /// # Errors
-    /// It could not be started; nothing of it is left.
+    /// It could not be started. Nothing of it is left.
     pub(crate) fn start(
         &self,
         access: &SeedAccess,
@@ -93,7 +93,7 @@ impl Engine {
         let child_assignment = ChildAssignment { index, payload };
         let owner_source = phase!("resume.files", self.with_owner_files(source, options, requested))?;
         if let Some(source) = &owner_source {
-            // What was made ahead has the node's.
+            // Zygotes and prestarted children have the node's files.
             let start_request = StartRequest { source, options, fan_out, requested_at: requested };
             let restored_child = self
                 .restore_child(None, start_request, Assignment::Immediate(child_assignment))
@@ -127,7 +127,7 @@ impl Engine {
         start(None).map_err(|error| error.failure)
     }
 
-    /// Refuses a child whose volumes this node has not mounted where its parent had them.
+    /// Refuses a child if this node has not mounted its volumes at the parent's paths.
     fn require_volumes(&self, source: &SeedSource, options: &StartOptions) -> Result<(), Failure> {
         let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
         source.check_volumes(&shown).map_err(|error| {
@@ -139,7 +139,7 @@ impl Engine {
         })
     }
 
-    /// The seed with files from its owner, where the node has not those of the capture.
+    /// The seed with files from its owner, if this node lacks those of the capture.
     fn with_owner_files(
         &self,
         source: &SeedSource,
@@ -160,8 +160,8 @@ impl Engine {
         })
     }
 
-    /// No more copies are made of a zygote that one failed of, which `is_late` where it took too long. One that was killed says nothing of
-    /// the next.
+    /// Stops the use of a zygote after a copy has failed; `is_late`: the copy took too long. If the zygote was killed, the
+    /// seed may get another one.
     pub(super) fn retire_zygote(&self, source: &SeedSource, cached_zygote: &CachedZygote, is_late: bool) {
         match cached_zygote.zygote().has_ended() {
             true => self.zygote_cache.retire(&source.key.seed),
@@ -169,7 +169,7 @@ impl Engine {
         }
     }
 
-    /// Has a child stand, as a copy of a zygote or from the beginning.
+    /// Restores a child, as a copy of a zygote or from the beginning.
     pub(super) fn restore_child(
         &self,
         zygote: Option<&CachedZygote>,
@@ -230,7 +230,7 @@ impl Engine {
         })
     }
 
-    /// Records a child that stands: it is its user's from now on, and outlives the daemon.
+    /// Records a restored child. From now on it belongs to its user, and outlives the daemon.
     pub(super) fn commit_start(
         &self,
         restored_child: RestoredChild,
@@ -287,7 +287,7 @@ impl Engine {
         })
     }
 
-    /// What leads to the child and from it is open before its first instruction.
+    /// Opens the child's forwarding before its first instruction.
     fn open_forwarding(
         &self,
         published: Vec<BoundPort>,
@@ -337,7 +337,7 @@ impl Engine {
         }
     }
 
-    /// Has the child made; gives the socket on which a copy of a zygote waits where it is to be paused.
+    /// Restores the child. For a copy of a zygote, also returns the socket on which it waits.
     fn resume(
         &self,
         zygote: Option<&CachedZygote>,
@@ -398,7 +398,7 @@ impl<'a> Assignment<'a> {
     }
 }
 
-/// A seed's processes and threads, all of which a child must be allowed to have; else why it is not, and what to do.
+/// Checks that a child may have as many processes and threads as its seed. The error is the cause and the next step.
 fn check_task_limit(source: &SeedSource, options: &StartOptions) -> Result<(), (String, &'static str)> {
     let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
     match most.filter(|most| *most < tasks) {
@@ -410,7 +410,7 @@ fn check_task_limit(source: &SeedSource, options: &StartOptions) -> Result<(), (
     }
 }
 
-/// Makes of a container of the pool what this child is to live in.
+/// Configures a container of the pool for this child.
 fn configure_container(
     container: &Container,
     start_request: StartRequest<'_>,
@@ -431,7 +431,7 @@ fn configure_container(
 pub(super) struct StartFailure {
     pub(super) failure: Failure,
     pub(super) progress: StartProgress,
-    /// Because something took too long.
+    /// Whether something took too long.
     pub(super) is_late: bool,
 }
 
@@ -441,25 +441,25 @@ impl StartFailure {
     }
 }
 
-/// How far a child came that could not be started.
+/// The progress of a child that could not be started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StartProgress {
-    /// What it needs was not to be had: that says nothing of its zygote.
+    /// A resource was missing, which says nothing about the zygote.
     NotBegun,
     /// It was begun, and has certainly not run: it may be made in another way.
     NeverRan,
-    /// It may have run: it is not to be started again.
+    /// It may have run: it must not be started again.
     MayHaveRun,
 }
 
-/// For how long a child has stood.
+/// Time since the child was restored.
 fn time_since_restore(restored: &RestoredProcess) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_nanos(restored.realtime_ns))
 }
 
-/// Which process the child is. One that has already ended, as a short job may have, is given a start time that no process
-/// has, so that nobody who gets its number next is taken for it.
+/// The identity of the child's process. If the process has already ended, as a short job may have, it gets a start time that
+/// no process has. So a later process with the same pid is not mistaken for it.
 fn read_process_identity(pid: i32) -> io::Result<ProcessIdentity> {
     match ProcessIdentity::of(pid) {
         Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {
@@ -469,14 +469,14 @@ fn read_process_identity(pid: i32) -> io::Result<ProcessIdentity> {
     }
 }
 
-/// Which limit a container was killed for before its child stood.
+/// The limit for which a container was killed before its child was restored.
 fn find_memory_limit(container: &Container, limits: &ContainerLimits, error: &ResumeError) -> Option<KillLimit> {
     let cgroup = container.cgroup();
     let end = if is_retryable(error) { cgroup.oom_cause() } else { cgroup.oom_cause_of_killed() };
     Some(KillLimit::from_memory_end(end?, limits.memory_bytes_max))
 }
 
-/// A child's standard input, with our end of it where somebody will attach.
+/// A child's standard input, with the daemon's end of it if a client will attach.
 fn open_stdin(attached: bool) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     if !attached {
         return Ok((File::open("/dev/null")?.into(), None));

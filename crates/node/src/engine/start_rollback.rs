@@ -8,17 +8,17 @@ use farfork_wire::ChildId;
 use super::child_dir_pool;
 use crate::pager_link::PagerLink;
 
-/// A child's directory, and the pager's knowledge of it, before the child stands.
+/// A child's directory and its registration with the pager, before the child is restored.
 #[derive(Debug)]
 pub(super) struct StartRollback {
     id: ChildId,
     directory: PathBuf,
-    /// Taken when it is finished.
+    /// Taken when the guard is disarmed or dropped.
     pager: Option<Arc<PagerLink>>,
 }
 
 impl StartRollback {
-    /// A child of that name that is to live there.
+    /// Guards a child with this id and directory.
     pub(super) fn new(id: ChildId, directory: PathBuf, pager: &Arc<PagerLink>) -> Self {
         Self { id, directory, pager: Some(pager.clone()) }
     }
@@ -31,7 +31,7 @@ impl StartRollback {
         &self.directory
     }
 
-    /// The child stands: nothing is undone any more.
+    /// The child is restored: nothing will be undone.
     pub(super) fn disarm(mut self) {
         self.pager = None;
     }

@@ -1,4 +1,4 @@
-//! Prometheus metrics of a node: how long its work took, what it has, and what its pager counted.
+//! Prometheus metrics of a node: durations of its operations, its resources, and its pager's counters.
 //!
 //! Names are `farfork_WHAT_UNIT`. Dashboards read them, so do not change one without need. No label contains data of a
 //! user's programs: no id, no command, no name of a seed. Metrics of volumes have the names of volumes and nodes. The port
@@ -27,18 +27,18 @@ use node_collector::NodeCollector;
 pub(crate) use server::{serve, to_async_listener};
 use volume_collector::VolumeCollector;
 
-/// Shortest time that a histogram tells apart, in seconds: a tenth of what a prepare or resume should take.
+/// Shortest time that a histogram distinguishes, in seconds: a tenth of what a prepare or resume should take.
 const BUCKET_SECONDS_MIN: f64 = 100e-6;
 
-/// Buckets of a histogram, each twice as long as the one before: up to 6.5 s, beyond capture's own limit.
+/// Number of buckets, each twice as long as the one before: up to 6.5 s, above capture's own limit.
 const BUCKETS: u16 = 17;
 
-/// What a node does that may take long, and may fail.
+/// An operation of a node that may take long, and may fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum MeasuredOperation {
     /// A process becomes a seed.
     Prepare,
-    /// A request for children is answered, wherever they start.
+    /// A request for children is answered, on whatever node they start.
     Fork,
     /// A child starts here.
     Resume,
@@ -55,7 +55,7 @@ struct FailureLabels {
     code: String,
 }
 
-/// What is measured as it happens.
+/// Metrics that are recorded as events happen.
 ///
 /// ```text
 ///  requests ──▶ Metrics: histograms and failures, as things happen ─┐
@@ -75,36 +75,36 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let answer: Family<RequestLabels, Histogram, fn() -> Histogram> = Family::new_with_constructor(histogram);
-        // Known from the beginning, so that the first one shows as a rise.
+        // Created at the start, so that the first event appears as an increase.
         for work in [MeasuredOperation::Prepare, MeasuredOperation::Fork] {
             drop(answer.get_or_create(&RequestLabels { request: work.name() }));
         }
         Self { prepare: histogram(), pause: histogram(), resume: histogram(), answer, failures: Family::default() }
     }
 
-    /// A process has become a seed.
+    /// Records that a process has become a seed.
     pub(crate) fn record_prepare(&self, seed: &v1::Seed) {
         self.prepare.observe(us_to_seconds(seed.prepare_us));
         self.pause.observe(us_to_seconds(seed.pause_us));
     }
 
-    /// A child has started here.
+    /// Records that a child has started here.
     pub(crate) fn record_resume(&self, resume_us: u64) {
         self.resume.observe(us_to_seconds(resume_us));
     }
 
-    /// A request was answered, well or not.
+    /// Records the duration of a request, successful or not.
     pub(crate) fn record_answer(&self, work: MeasuredOperation, took: Duration) {
         self.answer.get_or_create(&RequestLabels { request: work.name() }).observe(took.as_secs_f64());
     }
 
-    /// Something was not done.
+    /// Counts a failed operation.
     pub(crate) fn record_failure(&self, work: MeasuredOperation, failure: &Failure) {
         let kind = FailureLabels { work: work.name(), code: code_name(failure.code()) };
         self.failures.get_or_create(&kind).inc();
     }
 
-    /// All that Prometheus reads, as text. Blocks: the pager and the offload process are asked.
+    /// All metrics as text. Blocks: the pager and the offload process are asked.
     pub(crate) fn render_text(&self, node: Weak<Node>) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("farfork");
         let mut timed = |name: &str, help: &str, histogram: &Histogram| {
@@ -143,7 +143,7 @@ fn us_to_seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-/// `FailedPrecondition` → `failed_precondition`, as gRPC's own metrics have it.
+/// `FailedPrecondition` → `failed_precondition`, as in gRPC's own metrics.
 fn code_name(code: Code) -> String {
     let mut name = String::new();
     for letter in format!("{code:?}").chars() {

@@ -1,4 +1,4 @@
-//! Counts what a node has at the moment of a scrape, and reads what its pager counted.
+//! Counts a node's resources at each scrape, and reads its pager's counters.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,14 +16,14 @@ use prometheus_client::registry::Unit;
 use crate::children::{Child, ChildStatus};
 use crate::node::Node;
 
-/// A node, to be looked at; nothing is told of one that has gone.
+/// Collects the metrics of a node, as long as it exists.
 #[derive(Debug)]
 pub(super) struct NodeCollector(pub(super) Weak<Node>);
 
-/// Name, what it is, its unit.
+/// Name, help text, unit.
 type MetricDescription = (&'static str, &'static str, Option<Unit>);
 
-/// What one label says, with the number for it.
+/// The value of a label, and the number for it.
 type LabelledValue = (&'static str, u64);
 
 impl Collector for NodeCollector {
@@ -191,7 +191,7 @@ impl MetricEncoder<'_> {
     }
 }
 
-/// As the label says it.
+/// The label value of a root.
 fn root_label(root: RootSpec) -> &'static str {
     match root {
         RootSpec::Overlay => "overlay",
@@ -203,12 +203,12 @@ fn to_u64(items: usize) -> u64 {
     items as u64
 }
 
-/// As the library ends what it tells of histograms.
+/// Adds a period, as the library does to the help of histograms.
 fn with_period(help: &str) -> String {
     format!("{help}.")
 }
 
-/// As gauges are told.
+/// Converts a number to a gauge's value.
 fn to_gauge_value(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

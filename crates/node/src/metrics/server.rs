@@ -20,27 +20,27 @@ use tokio::time::timeout;
 
 use crate::node::Node;
 
-/// The text format with units and what each metric is.
+/// Content type of the text format with units and metric types.
 const OPEN_METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Connections at a time: a pair of Prometheus servers and a person, with room. Others wait in the backlog, also while what
-/// somebody asked for who did not wait for it is still being gathered.
+/// Most connections at once: for two Prometheus servers and a person, with a reserve. Others wait in the backlog. A request
+/// whose client has disconnected counts until its metrics are gathered.
 const CONNECTIONS_MAX: usize = 8;
 
-/// For one connection from its first byte to the last: longer than the pager takes to answer for all children, so short that
-/// nobody keeps the others out.
+/// Limit for a connection, from its first byte to its last. It is longer than the pager takes to answer for all children,
+/// and so short that no client keeps others out.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After a connection could not be taken, as when there are no descriptors left.
+/// Pause after accept(2) has failed, for example for lack of descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Most bytes of a request's head; a scrape's has a few hundred. The least that the library takes.
+/// Most bytes of a request's head: the minimum of the library. A scrape has a few hundred.
 const HEAD_BYTES_MAX: usize = 8 << 10;
 
-/// A listener as the runtime watches it. Must be called within the runtime.
+/// Registers a listener with the runtime. Must be called within the runtime.
 ///
 /// # Errors
-/// It cannot be watched.
+/// The runtime cannot watch it.
 pub(crate) fn to_async_listener(listener: &std::net::TcpListener) -> io::Result<TcpListener> {
     let listener = listener.try_clone()?;
     listener.set_nonblocking(true)?;
@@ -62,7 +62,7 @@ pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener) {
         };
         let node = node.clone();
         tokio::spawn(async move {
-            // Who is slow or says what is no HTTP is cut off.
+            // Cuts off clients that are slow or send something other than HTTP.
             let _ = timeout(CONNECTION_TIMEOUT, serve_connection(node, stream, Arc::new(turn))).await;
         });
     }
@@ -88,7 +88,7 @@ async fn handle_request(
         refusal.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("a header"));
         return Ok(refusal);
     }
-    // It blocks while the pager is asked, and goes on when nobody waits any more: the turn ends with the work.
+    // Blocks while the pager is asked, and continues if the client disconnects: the permit is held until the work ends.
     let text = run_with_permit(turn, move || node.metrics.render_text(Arc::downgrade(&node))).await;
     Ok(match text {
         Ok(Ok(text)) => {
@@ -102,7 +102,7 @@ async fn handle_request(
     })
 }
 
-/// Does what blocks on a thread of its own, in somebody's turn.
+/// Runs blocking work on a thread of its own, and releases the permit when it ends.
 async fn run_with_permit<T: Send + 'static>(
     turn: Arc<OwnedSemaphorePermit>,
     work: impl FnOnce() -> T + Send + 'static,

@@ -18,10 +18,10 @@ use prometheus_client::registry::Unit;
 
 use crate::node::Node;
 
-/// For all questions of one scrape. Prometheus itself waits 10 s by default.
+/// Limit for all requests of one scrape. Prometheus itself waits 10 s by default.
 const SCRAPE_LIMIT: Duration = Duration::from_secs(2);
 
-/// The volumes of a node.
+/// Collects the metrics of a node's volumes.
 #[derive(Debug)]
 pub(super) struct VolumeCollector(pub(super) Weak<Node>);
 
@@ -70,7 +70,7 @@ struct ReplicaMetric {
     name: &'static str,
     help: &'static str,
     unit: Option<Unit>,
-    /// None while it is not known.
+    /// `None` while it is unknown.
     value: fn(&ReplicaStatus) -> Option<i64>,
 }
 
@@ -95,7 +95,7 @@ const REPLICA_METRICS: [ReplicaMetric; 3] = [
     },
 ];
 
-/// The volumes with their replicas, as far as the offload process answers in time.
+/// The volumes with their replicas, if the offload process answers in time.
 fn list_volumes(store: &Path) -> Vec<VolumeStatus> {
     let deadline = Instant::now() + SCRAPE_LIMIT;
     let ask = |request: &ControlRequest| {
@@ -103,7 +103,7 @@ fn list_volumes(store: &Path) -> Vec<VolumeStatus> {
         let is_late = remaining.is_zero();
         match (!is_late).then(|| send_control_request_within(store, request, remaining)) {
             Some(Ok(ControlAnswer::Volumes(volumes))) => volumes,
-            // The processes run only where there are volumes. Values that are missing show as a gap.
+            // The processes run only if there are volumes. Missing values appear as a gap.
             _ => Vec::new(),
         }
     };
@@ -125,7 +125,7 @@ fn encode_replicas(
     Ok(())
 }
 
-/// Of the log that each client has. Logged minus published bytes of it are in use.
+/// The size of each client's log. Bytes that are logged but not published are in use.
 fn encode_log_sizes(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]) -> fmt::Result {
     let help = "Size of the log that each client of a volume has.";
     let mut metric = encoder.encode_descriptor("volume_log_size", help, Some(&Unit::Bytes), MetricType::Gauge)?;
@@ -136,7 +136,7 @@ fn encode_log_sizes(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus
     Ok(())
 }
 
-/// Of the newest check that a replica knows. A volume that was never checked has no values.
+/// The result of the newest check that a replica knows. A volume that was never checked has no values.
 fn encode_checks(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]) -> fmt::Result {
     let checks: Vec<_> = volumes.iter().filter_map(|volume| Some((&volume.name, volume.last_check()?))).collect();
     let help = "When the replicas of a volume were compared last.";

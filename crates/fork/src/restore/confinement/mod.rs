@@ -16,7 +16,7 @@ use super::RestoreError;
 pub(super) use seccomp_filter::encode_filter;
 pub(super) use user_namespace::map_credentials;
 
-/// The seed's state as an untrusted child is to have it; with `id_map`, it is in a user namespace of its own.
+/// The seed's state as an untrusted child gets it. With `id_map`, the child has its own user namespace.
 pub(crate) fn confine_descriptor(descriptor: &Descriptor, id_map: Option<IdRange>) -> Result<Descriptor, RestoreError> {
     let mut descriptor = descriptor.clone();
     if let Some(id_map) = id_map {
@@ -29,10 +29,11 @@ pub(crate) fn confine_descriptor(descriptor: &Descriptor, id_map: Option<IdRange
     Ok(descriptor)
 }
 
-/// The filter is the first of each thread's, because one of the parent's may forbid installing more. The kernel runs all filters and takes
-/// the strictest answer, whatever their order. Every process of a tree installs it before any of them runs (`seccomp_filters`).
+/// The filter is the first of each thread, because a filter of the parent may forbid installing more. The kernel runs all
+/// filters and takes the strictest answer, whatever their order. Every process of a tree installs it before any of them runs
+/// (`seccomp_filters`).
 fn confine_process(process: &mut Process, threads: &mut [Thread]) {
-    // A container's place is what it has anyway; nothing of /proc can be written there.
+    // The container has this score already, and the child cannot write to /proc.
     process.oom_score_adj = process.oom_score_adj.min(OOM_SCORE_ADJUSTMENT);
     drop_capabilities(&mut process.credentials);
     let ours = process.seccomp_filters.len() as u32;

@@ -2,7 +2,7 @@
 //! It denies system calls that reach the kernel's internals, other processes, mounts or namespaces.
 //! Most of these also need a capability, which the child lacks: the filter is a second barrier.
 
-/// The first number that this list knows nothing of (Linux 6.18 ends before it). Numbers of x32 are far above.
+/// The first number after this list (Linux 6.18 has no higher one). Numbers of x32 are far above.
 const FIRST_UNKNOWN_SYSCALL: u32 = 470;
 
 /// Name and number (x86-64) of each call that is denied.
@@ -21,7 +21,7 @@ const DENIED_SYSCALLS: [(&str, u32); 66] = [
     ("mount_setattr", 442),
     ("open_tree_attr", 467),
     ("open_by_handle_at", 304),
-    // Namespaces; clone(2) is looked at below.
+    // Namespaces; clone(2) is checked below.
     ("unshare", 272),
     ("setns", 308),
     // Other processes, and their memory and files.
@@ -42,7 +42,7 @@ const DENIED_SYSCALLS: [(&str, u32); 66] = [
     ("io_uring_register", 427),
     ("fanotify_init", 300),
     ("lookup_dcookie", 212),
-    // Keys, which no namespace divides.
+    // Keys, which are not separated by namespace.
     ("add_key", 248),
     ("request_key", 249),
     ("keyctl", 250),
@@ -71,7 +71,7 @@ const DENIED_SYSCALLS: [(&str, u32); 66] = [
     ("quotactl_fd", 443),
     ("acct", 163),
     ("vhangup", 153),
-    // Long dead.
+    // Obsolete calls.
     ("nfsservctl", 180),
     ("uselib", 134),
     ("ustat", 136),
@@ -86,10 +86,12 @@ const SYS_CLONE: u32 = 56;
 const SYS_CLONE3: u32 = 435;
 const SYS_SOCKET: u32 = 41;
 
-/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. (NEWTIME's bit is the end signal's here.)
+/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. (The bit of NEWTIME is part of the exit signal in
+/// clone(2).)
 const CLONE_NEW_FLAGS: u32 = 0x7e02_0000;
 
-/// AF_ALG leads into the kernel's ciphers; AF_VSOCK to the machine that this one is a guest of, past all network namespaces.
+/// AF_ALG gives access to the kernel's ciphers. AF_VSOCK connects to the virtual machine's host, past all network
+/// namespaces.
 const DENIED_FAMILIES: [u32; 2] = [38, 40];
 
 /// AUDIT_ARCH_X86_64.
@@ -103,19 +105,19 @@ const SECCOMP_RET_KILL_PROCESS: u32 = 0x8000_0000;
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 
-/// Codes of classic BPF: load a word, jump if equal, at least, or of common bits with a constant, return.
+/// Codes of classic BPF: load a word; jump if equal, if greater or equal, or if bits are set; return.
 const BPF_LD_W_ABS: u16 = 0x20;
 const BPF_JEQ_K: u16 = 0x15;
 const BPF_JGE_K: u16 = 0x35;
 const BPF_JSET_K: u16 = 0x45;
 const BPF_RET_K: u16 = 0x06;
 
-/// Offsets in `struct seccomp_data`: the lower half of the first argument is what clone(2) and socket(2) look at.
+/// Offsets in `struct seccomp_data`. Of the first argument, clone(2) and socket(2) use the lower half only.
 const NR_OFFSET: u32 = 0;
 const ARCH_OFFSET: u32 = 4;
 const ARG0_OFFSET: u32 = 16;
 
-/// An instruction: code, jumps where its condition holds and does not (counted from the next one), constant.
+/// An instruction: code, jump if its condition is true, jump if it is false (counted from the next instruction), constant.
 type BpfInstruction = (u16, u8, u8, u32);
 
 //  not x86-64?                           kill: numbers of another table mean other calls
@@ -156,23 +158,23 @@ fn build_program() -> Vec<BpfInstruction> {
     program
 }
 
-/// Refuses the call where what is loaded meets one of these; else goes on behind.
+/// Refuses the call if the loaded word matches one of these constants; otherwise continues after these instructions.
 fn refuse_if(condition: u16, constants: &[u32]) -> Vec<BpfInstruction> {
     let count = constants.len();
     let mut tests: Vec<BpfInstruction> = constants
         .iter()
         .enumerate()
-        // To the refusal behind all tests; the last one jumps over it.
+        // Each match jumps to the refusal after all tests. The last test jumps over it if it does not match.
         .map(|(index, constant)| (condition, (count - 1 - index) as u8, u8::from(index + 1 == count), *constant))
         .collect();
     tests.push((BPF_RET_K, 0, 0, SECCOMP_RET_EPERM));
     tests
 }
 
-/// The same of the first argument of one call; nothing else of that call is looked at.
+/// Refuses `call` if its first argument matches one of these constants, and allows it otherwise.
 fn refuse_if_argument(call: u32, condition: u16, constants: &[u32]) -> Vec<BpfInstruction> {
     let tests = refuse_if(condition, constants);
-    // Over the load, the tests and the answer.
+    // Skips the load, the tests and the answer.
     let mut all = vec![(BPF_JEQ_K, 0, tests.len() as u8 + 2, call), (BPF_LD_W_ABS, 0, 0, ARG0_OFFSET)];
     all.extend(tests);
     all.push((BPF_RET_K, 0, 0, SECCOMP_RET_ALLOW));
@@ -183,7 +185,7 @@ fn refuse_if_argument(call: u32, condition: u16, constants: &[u32]) -> Vec<BpfIn
 mod tests {
     use super::*;
 
-    /// What the kernel would do; the jumps must all be forwards, and end at an answer.
+    /// The kernel's answer. All jumps must be forward, and end at a return.
     fn answer(architecture: u32, number: u32, argument: u32) -> u32 {
         let program = build_program();
         let (mut at, mut word) = (0, 0);
@@ -254,7 +256,7 @@ mod tests {
             .for_each(|family| assert_eq!(answer(AUDIT_ARCH_X86_64, SYS_SOCKET, *family), SECCOMP_RET_EPERM));
     }
 
-    /// Numbers are easily mistaken: the system's own table decides, where it is there.
+    /// Compares the numbers with the system's header, if it is installed.
     #[test]
     fn numbers_are_those_of_the_kernel() {
         let Ok(header) = std::fs::read_to_string("/usr/include/x86_64-linux-gnu/asm/unistd_64.h") else { return };

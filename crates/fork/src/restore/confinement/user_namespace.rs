@@ -10,7 +10,7 @@ use farfork_wire::descriptor::{
 
 use super::super::RestoreError;
 
-/// Numbers whom things belong to as the node sees it. Who it is itself stays: it becomes that inside.
+/// Maps the owner ids of objects to the ids outside. Credentials of processes stay: they become valid inside.
 pub(super) fn map_owner_ids(descriptor: &mut Descriptor, id_map: IdRange) -> Result<(), RestoreError> {
     check_id_mapping(descriptor, id_map)?;
     let outside = |number: &mut u32| {
@@ -33,7 +33,7 @@ pub(super) fn map_owner_ids(descriptor: &mut Descriptor, id_map: IdRange) -> Res
     Ok(())
 }
 
-/// The credentials that a process has before it enters, by the numbers outside.
+/// The credentials of a process before it enters its namespace, as ids outside.
 pub(in super::super) fn map_credentials(credentials: &Credentials, id_map: IdRange) -> Credentials {
     let mut credentials = credentials.clone();
     let ids = credentials.uids.iter_mut().chain(&mut credentials.gids).chain(&mut credentials.groups);

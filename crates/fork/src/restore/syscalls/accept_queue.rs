@@ -11,10 +11,10 @@ use super::open_files::OpenFileBuilder;
 use super::socket::{self, SOCK_CLOEXEC, SocketContext, run_as_owner};
 use super::{abi, socket_file, value};
 
-/// In service again.
+/// Ends the repair mode of a socket.
 const TCP_REPAIR_OFF: u32 = 0;
 
-/// All of them, in the order in which they wait: behind those that were accepted.
+/// Connects the waiting connections in the order of their queue, after those that the parent had accepted.
 pub(super) fn connect_unaccepted(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -40,7 +40,7 @@ pub(super) fn connect_unaccepted(
     Ok(())
 }
 
-/// As descriptor 0.
+/// Connects one of them, as descriptor 0.
 fn connect_one(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     (index, socket): (u32, &Socket),
@@ -67,7 +67,7 @@ fn connect_one(
     })
 }
 
-/// Of the loopback; also where another connection has the port.
+/// Binds to a loopback address in repair mode, which works even if another connection uses the port.
 fn bind_in_repair(syscall_builder: &mut super::SyscallBuilder<'_>, address: &[u8]) -> Result<(), RestoreError> {
     let own = syscall_builder.bytes_argument(address)?;
     for (word, is_bound) in [(1_u32, false), (TCP_REPAIR_OFF, true)] {

@@ -18,25 +18,25 @@ use super::{abi, value};
 const SCM_RIGHTS: u32 = 1;
 const SCM_CREDENTIALS: u32 = 2;
 
-/// Bytes of `struct cmsghdr`, and what its data are aligned to.
+/// Size of `struct cmsghdr`, and the alignment of its data.
 const CMSGHDR_BYTES: usize = 16;
 const CMSG_ALIGNMENT: usize = 8;
 
-/// Two ends that stand, and what is still to be sent between them.
+/// Two connected ends, and the messages that are still to be sent between them.
 #[derive(Debug)]
 pub(super) struct DeferredPair<'a> {
-    /// For messages.
+    /// Index of the open file, for error reports.
     pub(super) index: u32,
-    /// The ends, by descriptors, each with the socket that it is; `None` for one that is closed when it has sent.
+    /// The ends: each a descriptor and its socket; `None` for an end that is closed after it has sent.
     pub(super) ends: [(u32, Option<&'a Socket>); 2],
 }
 
-/// Whether a socket's messages must wait until all else is there.
+/// Whether a socket's messages must wait until all other objects exist.
 pub(super) fn has_ancillary_messages(socket: &Socket) -> bool {
     socket.received_messages.iter().any(|message| !message.files.is_empty() || message.sender.is_some())
 }
 
-/// Opens what has a path and is on its way in a socket; what else there is, is made by others.
+/// Opens the files with a path that are in transit in a socket. Other modules create the other objects.
 pub(super) fn open_passed_files(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -72,7 +72,7 @@ pub(super) fn open_passed_files(
     Ok(())
 }
 
-/// Sends what is still to be sent. Options come after it, as sizes of buffers are among them.
+/// Sends the deferred messages. Options are set later, because buffer sizes are among them.
 pub(super) fn send_deferred(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     objects: &PassedObjects,
@@ -100,7 +100,7 @@ pub(super) fn send_deferred(
     Ok(())
 }
 
-/// `struct msghdr`: no name; the bytes, in one piece; what comes along; no flags.
+/// Sends one message with a `struct msghdr`: no name, one buffer, the control data, no flags.
 fn send_message(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     objects: &PassedObjects,
@@ -122,7 +122,7 @@ fn send_message(
     Ok(())
 }
 
-/// Descriptors and credentials, each behind a `struct cmsghdr`: length, level, type.
+/// Encodes descriptors and credentials, each after a `struct cmsghdr`: length, level, type.
 fn encode_control(
     open_file_builder: &OpenFileBuilder<'_, '_>,
     objects: &PassedObjects,

@@ -11,7 +11,7 @@ use super::super::process_tree::TreePosition;
 use super::{SyscallBuilder, abi, value};
 use crate::file_use::{FileUse, collect_file_uses};
 
-/// Cuts each such file of the child's own, which the child has open by now.
+/// Truncates each such file of the child's own. The child has it open already.
 pub(super) fn truncate_append_only_files(
     descriptor: &Descriptor,
     objects: &PassedObjects,
@@ -33,7 +33,7 @@ pub(super) fn truncate_append_only_files(
         let Some(entry) = entry.filter(|_| can_write && !used.is_read && place.fd_source(index).is_none()) else {
             continue;
         };
-        // Nothing on a volume is the child's own.
+        // Files on a volume are never the child's own.
         let is_own = !descriptor.is_on_volume(path) && objects.is_private_path(path);
         if is_own && objects.has_grown(path, &version.identity) {
             syscall_builder.set_step(STEP_OPEN_FILE, entry.number);

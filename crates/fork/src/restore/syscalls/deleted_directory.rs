@@ -10,7 +10,7 @@ use super::super::plan_layout::{STEP_CHANGE_DIRECTORY, STEP_OPEN_FILE};
 use super::open_files::OpenFileBuilder;
 use super::{SyscallArgument, SyscallBuilder, abi, value};
 
-/// One that is open.
+/// Opens a deleted directory.
 pub(super) fn open_deleted_directory(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     (open_file, number): (u32, u32),
@@ -25,7 +25,7 @@ pub(super) fn open_deleted_directory(
     Ok(())
 }
 
-/// The current one.
+/// Enters the deleted current directory.
 pub(super) fn enter_deleted_directory(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,

@@ -20,8 +20,8 @@ pub(super) struct RestorerFiles<'a> {
     pub(super) fd_base: u32,
 }
 
-/// Takes all locks again, of the child's own files. Where somebody else has one (the parent, of a path that is shared) the
-/// child does not start: it believes that it has it.
+/// Takes all locks of the child's own files again. If another process has one of them (the parent, on a shared path), the
+/// child is not started: it would run without a lock that it relies on.
 pub(super) fn take_locks(
     descriptor: &Descriptor,
     restorer_files: RestorerFiles<'_>,
@@ -92,7 +92,7 @@ fn encode_flock(lock: &FileLock) -> [u64; 4] {
     [if lock.is_exclusive { F_WRLCK } else { F_RDLCK }, lock.start, lock.bytes, 0]
 }
 
-/// Says who is told, and by which signal; only then that somebody is (O_ASYNC).
+/// Sets the owner and signal of each file, and then enables the signals (O_ASYNC).
 pub(super) fn set_file_owners(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -117,7 +117,7 @@ pub(super) fn set_file_owners(
     Ok(())
 }
 
-/// A file tells of its readiness by a signal; rustix has no name for it.
+/// Signal-driven I/O; rustix has no name for the flag.
 pub(in super::super) const O_ASYNC: u32 = 0o20_000;
 
 fn open_file_flags(descriptor: &Descriptor, number: u32) -> u32 {

@@ -9,10 +9,10 @@ use super::super::plan_layout::STEP_INOTIFY;
 use super::open_files::OpenFileBuilder;
 use super::{abi, value};
 
-/// Says which number the next watch is to have; a kernel that can checkpoint lets one say. Without, they are numbered from 1 on.
+/// Sets the number of the next watch. Kernels without CONFIG_CHECKPOINT_RESTORE refuse it, and number watches from 1.
 const INOTIFY_IOC_SETNEXTWD: u32 = 0x4004_4900;
 
-/// One that the daemon has not made, without watches.
+/// Creates an instance without watches, unless the daemon has created it.
 pub(super) fn create_inotify(open_file_builder: &mut OpenFileBuilder<'_, '_>, open_file: u32, flags: u32) {
     let nonblocking = OFlags::NONBLOCK.bits();
     open_file_builder.set_step(STEP_INOTIFY, open_file);
@@ -24,8 +24,8 @@ pub(super) fn create_inotify(open_file_builder: &mut OpenFileBuilder<'_, '_>, op
     open_file_builder.store_open_file(0, open_file);
 }
 
-/// Watches of all of them, which stand where they were put aside or at the descriptor that is `passed`. Behind all steps that make or remove files:
-/// a watch tells of what the program does, not of what the restorer did.
+/// Adds the watches of all instances, which are in their slots or at the descriptor `passed`. Runs after all steps that
+/// create or remove files, so that watches report no events of the restorer.
 pub(super) fn add_watches(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -49,5 +49,5 @@ pub(super) fn add_watches(
     Ok(())
 }
 
-/// FS_EVENT_ON_CHILD, which the kernel shows and does not take.
+/// FS_EVENT_ON_CHILD, which the kernel shows but does not accept.
 const FS_EVENT_ON_CHILD: u32 = 0x0800_0000;

@@ -45,10 +45,10 @@ pub(super) use shared_memory::is_mapped_by_shmat;
 pub(super) struct SyscallLists {
     /// Named shared memory. In a tree, the first process creates it before others attach it.
     pub(super) before_mappings: PlanSpan,
-    /// Objects. Each is created as descriptor 0, because nothing is open yet, and stored above all numbers that the child will have. Then it
-    /// is placed like those that the daemon passes.
+    /// Objects. Each is created as descriptor 0, because nothing is open yet, and stored above all numbers that the child
+    /// will have. Then it is placed like those that the daemon passes.
     pub(super) before_files: PlanSpan,
-    /// The process's own root: no process of the tree opens anything by a path any more.
+    /// The process's own root, after all processes of the tree have opened their paths.
     pub(super) after_paths: PlanSpan,
     /// Timers, locks and file owners: with the child's own threads, files and credentials.
     pub(super) before_start: PlanSpan,
@@ -56,42 +56,42 @@ pub(super) struct SyscallLists {
 
 /// The parts of an address space that calls change.
 pub(super) struct PatchedMemory<'a> {
-    /// Where a bridge's vdso stands.
+    /// Address range of a bridge's vdso.
     pub(super) vdso_range: Option<Range<u64>>,
-    /// First addresses of private mappings of files.
+    /// First addresses of private mappings with written pages.
     pub(super) overlaid_mappings: &'a BTreeSet<u64>,
 }
 
-/// Where objects that the child makes stand, in the same count as those that are passed to it.
+/// Slots of objects that the child creates. They are numbered like the passed descriptors.
 #[derive(Debug)]
 pub(super) struct CreatedFiles {
     slots: HashMap<u32, u32>,
-    /// Slots up to here are taken, also by what must only stay open until the child runs.
+    /// All lower slots are in use, some only until the child runs.
     next_slot: u32,
 }
 
 impl CreatedFiles {
-    /// Where the objects stand that a process has made, by their open files.
+    /// Slots of the objects that a process has created, by open file.
     pub(super) fn slots(&self) -> &HashMap<u32, u32> {
         &self.slots
     }
 
-    /// The first slot that nothing has.
+    /// The first free slot.
     pub(super) fn next_slot(&self) -> u32 {
         self.next_slot
     }
 
-    /// Where the object of an open file stands; `None` for what is not made by calls.
+    /// Slot of an open file's object; `None` if no system call creates it.
     pub(super) fn slot_of_open_file(&self, index: u32) -> Option<u32> {
         self.slots.get(&index).copied()
     }
 }
 
 impl SyscallLists {
-    /// The calls for a child whose passed `objects` begin at descriptor `fd_base`. `owner`: the child's credentials, if they are not the
-    /// stub's. `is_first`: the first process of a tree, which creates what all share. `memory`: a bridged vdso, and private file mappings
-    /// with written pages. `is_copy`: forked from a zygote. `untrusted`: cannot write to /proc. `has_users`: enters a user namespace of its
-    /// own, after the calls before files.
+    /// The calls for a child whose passed `objects` begin at descriptor `fd_base`. `owner`: the child's credentials, if they
+    /// are not the stub's. `is_first`: the first process of a tree, which creates what all share. `memory`: a bridged vdso,
+    /// and private file mappings with written pages. `is_copy`: forked from a zygote. `untrusted`: cannot write to /proc.
+    /// `has_users`: enters a user namespace of its own, after the calls before files.
     pub(super) fn compile(
         descriptor: &Descriptor,
         (objects, fd_base): (&PassedObjects, u32),
@@ -119,7 +119,7 @@ impl SyscallLists {
             shared_memory::add_deferred_seals(descriptor, (objects, fd_base), &mut syscall_builder);
             shared_memory::set_times(descriptor, (objects, fd_base), &mut syscall_builder)?;
         }
-        // Whoever has its descriptors from another lets that one open files.
+        // A process that shares another's descriptor table leaves opening files to the table's owner.
         if place.fd_table_owner() == place.process_index {
             process_settings::set_oom_scores(descriptor, place, is_copy, &mut syscall_builder)?;
         }
@@ -165,20 +165,20 @@ impl SyscallLists {
     }
 }
 
-/// An argument of a call.
+/// An argument of a system call.
 #[derive(Debug, Clone, Copy)]
 enum SyscallArgument {
     Value(u64),
-    /// What stands at this offset of the plan.
+    /// The address of the data at this offset of the plan.
     PlanOffset(u32),
 }
 
-/// The calls of one moment, in the making.
+/// Builds one list of system calls.
 #[derive(Debug)]
 struct SyscallBuilder<'a> {
     writer: &'a mut PlanWriter,
     syscalls: Vec<PlanSyscall>,
-    /// For messages: what they are about.
+    /// Step and object, for error reports.
     step_and_object: (u32, u32),
 }
 
@@ -187,12 +187,12 @@ impl<'a> SyscallBuilder<'a> {
         Self { writer, syscalls: Vec::new(), step_and_object: (0, 0) }
     }
 
-    /// What the calls from here on are about: a step, and the number of its object.
+    /// Sets the step of the following calls, and the number of its object.
     fn set_step(&mut self, step: u32, object: u32) {
         self.step_and_object = (step, object);
     }
 
-    /// A call that must give `expected`.
+    /// Adds a call that must return `expected`.
     fn call_expecting(&mut self, expected: u64, number: u32, arguments: &[SyscallArgument]) {
         let (step, object) = self.step_and_object;
         let mut row = PlanSyscall { arguments: [0; 6], expected, number, pointer_mask: 0, step, object };
@@ -208,27 +208,27 @@ impl<'a> SyscallBuilder<'a> {
         self.syscalls.push(row);
     }
 
-    /// A call that must succeed.
+    /// Adds a call that must succeed.
     fn call(&mut self, number: u32, arguments: &[SyscallArgument]) {
         self.call_expecting(SYSCALL_ANY_RESULT, number, arguments);
     }
 
-    /// A call whose failure changes nothing.
+    /// Adds a call that may fail.
     fn call_may_fail(&mut self, number: u32, arguments: &[SyscallArgument]) {
         self.call_expecting(SYSCALL_MAY_FAIL, number, arguments);
     }
 
-    /// A text for a call to point to.
+    /// Stores a text in the plan, as a pointer argument.
     fn text_argument(&mut self, text: &str) -> Result<SyscallArgument, RestoreError> {
         Ok(SyscallArgument::PlanOffset(self.writer.write_text(text)?))
     }
 
-    /// Bytes for a call to point to.
+    /// Stores bytes in the plan, as a pointer argument.
     fn bytes_argument(&mut self, bytes: &[u8]) -> Result<SyscallArgument, RestoreError> {
         Ok(SyscallArgument::PlanOffset(self.writer.write_bytes(bytes)?))
     }
 
-    /// Words for a call to point to.
+    /// Stores words in the plan, as a pointer argument.
     fn words_argument(&mut self, words: &[u64]) -> Result<SyscallArgument, RestoreError> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         self.bytes_argument(&bytes)
@@ -239,7 +239,7 @@ impl<'a> SyscallBuilder<'a> {
     }
 }
 
-/// For short lists of arguments.
+/// Keeps lists of arguments short.
 fn value(value: impl Into<u64>) -> SyscallArgument {
     SyscallArgument::Value(value.into())
 }

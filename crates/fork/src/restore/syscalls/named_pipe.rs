@@ -9,10 +9,10 @@ use super::super::plan_layout::STEP_NAMED_PIPE;
 use super::open_files::OpenFileBuilder;
 use super::{abi, value};
 
-/// Flags of an end that are set once it is open: an open(2) for one direction would wait for the other.
+/// Flags of an end that are set after open(2): opening one direction without O_NONBLOCK would wait for the other.
 const FLAGS_AFTER_OPEN: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
 
-/// All ends of one pipe. It is first opened for both directions, which never waits and keeps what is in it.
+/// Opens all ends of one pipe. The first open(2) is for both directions, so that it does not wait and the content is kept.
 pub(super) fn create_named_pipe(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,

@@ -17,45 +17,45 @@ use super::{
     terminal_settings, value,
 };
 
-/// Makes objects and puts them aside.
+/// Creates the objects of open files and stores them in slots.
 #[derive(Debug)]
 pub(super) struct OpenFileBuilder<'s, 'w> {
     pub(super) syscalls: &'s mut SyscallBuilder<'w>,
     pub(super) fd_base: u32,
     next_slot: u32,
     slots: HashMap<u32, u32>,
-    /// Of each open file the first descriptor that leads to it.
+    /// The first descriptor of each open file.
     first_fds: HashMap<u32, u32>,
 }
 
 impl OpenFileBuilder<'_, '_> {
-    /// The first descriptor that leads to an open file: what a message names.
+    /// The first descriptor of an open file, which error reports name.
     pub(super) fn first_fd(&self, open_file: u32) -> u32 {
         self.first_fds.get(&open_file).copied().unwrap_or(0)
     }
 
-    /// The calls that follow are a step of making an open file.
+    /// Sets the step of the following calls. Their object is an open file.
     pub(super) fn set_step(&mut self, step: u32, open_file: u32) {
         self.syscalls.set_step(step, self.first_fd(open_file));
     }
 
-    /// The descriptor under which an open file's object was put aside.
+    /// The slot descriptor of an open file's object.
     pub(super) fn slot_fd(&self, open_file: u32) -> Option<u32> {
         self.slots.get(&open_file).map(|slot| self.fd_base + slot)
     }
 
-    /// Puts descriptor `from` aside as the object of an open file, and closes it.
+    /// Moves descriptor `from` to the next slot, as the object of an open file.
     pub(super) fn store_open_file(&mut self, from: u32, open_file: u32) {
         self.slots.insert(open_file, self.next_slot);
         self.store_descriptor(from);
     }
 
-    /// Where the next object will be put aside.
+    /// The descriptor of the next slot.
     pub(super) fn next_slot_fd(&self) -> u32 {
         self.fd_base + self.next_slot
     }
 
-    /// Keeps descriptor `from` open until the child runs, out of the way. Gives where.
+    /// Moves descriptor `from` to the next slot, where it stays open until the child runs. Returns the new descriptor.
     pub(super) fn store_descriptor(&mut self, from: u32) -> u32 {
         let slot = self.next_slot;
         self.next_slot += 1;
@@ -67,7 +67,7 @@ impl OpenFileBuilder<'_, '_> {
     }
 }
 
-/// Makes all of them, in the order of the open files.
+/// Creates all objects, in the order of the open files.
 pub(super) fn create_open_files(
     descriptor: &Descriptor,
     fd_base: u32,
@@ -135,13 +135,13 @@ fn nonblocking_flag(flags: u32) -> u32 {
     (OFlags::from_bits_retain(flags) & OFlags::NONBLOCK).bits()
 }
 
-/// The flags that calls which make a descriptor take.
+/// Flags of calls that create a descriptor.
 fn creation_flags(flags: u32) -> u32 {
     nonblocking_flag(flags) | OFlags::CLOEXEC.bits()
 }
 
-/// Descriptor 0, with the time that is left. One that whoever sets the wall clock cancels is set to the time of day that this will
-/// be, and is cancelled so when it is disarmed, too.
+/// Arms the timerfd at descriptor 0 with the remaining time. A timer that is cancelled when the wall clock is set gets an
+/// absolute time instead. It is set even if it is disarmed, so that it can be cancelled.
 fn set_timerfd(
     syscall_builder: &mut SyscallBuilder<'_>,
     time: TimerSpec,
@@ -164,9 +164,9 @@ fn set_timerfd(
     Ok(())
 }
 
-/// Expirations of descriptor 0 that nobody has read.
+/// Sets the unread expirations of the timerfd at descriptor 0.
 fn set_timerfd_ticks(syscall_builder: &mut SyscallBuilder<'_>, ticks: u64) -> Result<(), RestoreError> {
-    /// `_IOW('T', 0, u64)`; needs a kernel that can checkpoint (CONFIG_CHECKPOINT_RESTORE).
+    /// `_IOW('T', 0, u64)`; requires CONFIG_CHECKPOINT_RESTORE.
     const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
     if ticks > 0 {
         let ticks = syscall_builder.words_argument(&[ticks])?;

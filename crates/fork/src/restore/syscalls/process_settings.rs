@@ -12,8 +12,8 @@ use super::super::plan_layout::{
 use super::super::process_tree::TreePosition;
 use super::{SyscallArgument, SyscallBuilder, abi, value};
 
-/// A container's processes go before all others of the node; one that is to go even earlier does. A copy of a zygote has the
-/// zygote's place, which is behind.
+/// The OOM killer prefers a container's processes to all others of the node. A process with a higher score keeps it. A copy
+/// of a zygote starts with the zygote's score, which is lower.
 pub(super) fn set_oom_scores(
     descriptor: &Descriptor,
     place: &TreePosition<'_>,
@@ -42,12 +42,11 @@ fn set_oom_score(process: &str, score: i32, syscall_builder: &mut SyscallBuilder
     Ok(())
 }
 
-/// Makes /proc read-only, for all who see this mount of it: to root of the container, the kernel's settings are files like others.
-/// Behind the last that is written there for the child, and before it opens any file.
+/// Makes this mount of /proc read-only, because root of the container could otherwise change kernel settings. Runs after the
+/// last write to /proc for the child, and before the child opens any file.
 pub(super) fn make_proc_read_only(syscall_builder: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
     const PROC_MOUNT_FLAGS: MountFlags =
         MountFlags::RDONLY.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
-    /// MS_REMOUNT.
     const MS_REMOUNT: u32 = 32;
     syscall_builder.set_step(STEP_PROTECT_PROC, 0);
     let flags = value((PROC_MOUNT_FLAGS | MountFlags::BIND).bits() | MS_REMOUNT);
@@ -56,8 +55,9 @@ pub(super) fn make_proc_read_only(syscall_builder: &mut SyscallBuilder<'_>) -> R
     Ok(())
 }
 
-/// Lets its threads choose their scheduling in its user namespace, where no right of theirs counts for that. Each begins with the
-/// best that one of them has, and may have worse. Where the node may raise limits, they may have any: the child's own are set behind.
+/// Lets threads choose their scheduling in a user namespace, where their capabilities do not count. Each thread starts with
+/// the best nice value of all, and may raise its own. If the node can raise limits, threads may choose any value; the
+/// child's own limits are set later.
 pub(super) fn raise_scheduling_limits(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -76,7 +76,7 @@ pub(super) fn raise_scheduling_limits(
     Ok(())
 }
 
-/// The directory that it takes for its root. What is current stays so, inside or out.
+/// Changes the root directory. The current directory stays, inside the root or outside.
 pub(super) fn enter_root(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -88,7 +88,7 @@ pub(super) fn enter_root(
     Ok(())
 }
 
-/// MEMBARRIER_CMD_REGISTER_*: global 2, private 4, for cores 6, for restartable sequences 8 (numbers of bits).
+/// MEMBARRIER_CMD_REGISTER_* by bit number: global 2, private 4, cores 6, restartable sequences 8.
 const MEMBARRIER_REGISTRATIONS: [u32; 4] = [1 << 2, 1 << 4, 1 << 6, 1 << 8];
 
 pub(super) fn register_membarriers(descriptor: &Descriptor, syscall_builder: &mut SyscallBuilder<'_>) {
@@ -101,7 +101,7 @@ pub(super) fn register_membarriers(descriptor: &Descriptor, syscall_builder: &mu
     }
 }
 
-/// Where its threads have chosen CPUs, as far as the node has them; where it has none of a thread's, that one runs anywhere.
+/// Sets the CPU affinity of threads, as far as the node has their CPUs. If it has none of them, the thread runs on any CPU.
 pub(super) fn set_cpu_affinity(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -115,7 +115,7 @@ pub(super) fn set_cpu_affinity(
     Ok(())
 }
 
-/// Before anything is mapped that might have some.
+/// Runs before any mapping that could get huge pages.
 pub(super) fn disable_huge_pages(descriptor: &Descriptor, syscall_builder: &mut SyscallBuilder<'_>) {
     const PR_SET_THP_DISABLE: u32 = 41;
     if descriptor.process.is_thp_disabled {

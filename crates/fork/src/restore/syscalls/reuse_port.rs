@@ -10,7 +10,7 @@ use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::OpenFileBuilder;
 use super::{SyscallBuilder, abi, value};
 
-/// Whether a listening socket needs the option to be bound, and does not have it.
+/// Whether a listening socket needs SO_REUSEPORT to be bound, and does not have it.
 pub(super) fn needs_reuse_port(descriptor: &Descriptor, (index, socket): (u32, &Socket)) -> bool {
     let has_option = socket.options.iter().any(|option| (option.level, option.name) == (SOL_SOCKET, SO_REUSEPORT));
     let Some(port) = socket.internet_bind_address().map(|address| address.port()).filter(|_| !has_option) else {
@@ -21,7 +21,7 @@ pub(super) fn needs_reuse_port(descriptor: &Descriptor, (index, socket): (u32, &
     })
 }
 
-/// Of descriptor `fd`.
+/// Sets or clears SO_REUSEPORT of descriptor `fd`.
 pub(super) fn set_reuse_port(
     syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
@@ -33,7 +33,7 @@ pub(super) fn set_reuse_port(
     Ok(())
 }
 
-/// All are bound.
+/// Clears the option again, when all sockets are bound.
 pub(super) fn clear_reuse_port(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,

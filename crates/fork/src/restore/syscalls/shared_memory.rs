@@ -15,10 +15,10 @@ use super::super::plan_layout::{STEP_SHARED_MEMORY, STEP_VDSO_BRIDGE, STEP_WRITT
 use super::super::process_tree::TreePosition;
 use super::{SyscallBuilder, abi, value};
 
-/// Most bytes of one call that copies: the kernel's MAX_RW_COUNT.
+/// Most bytes that one system call copies: the kernel's MAX_RW_COUNT.
 const COPY_BYTES_MAX: u64 = 0x7fff_f000;
 
-/// The calls for all of it; `fd_base` is where passed descriptors begin. It is made by the first process of a tree.
+/// Creates all named shared memory, in the first process of a tree. `fd_base` is the first passed descriptor.
 pub(super) fn create_shared_memory(
     descriptor: &Descriptor,
     (objects, fd_base): (&PassedObjects, u32),
@@ -45,8 +45,8 @@ pub(super) fn create_shared_memory(
     Ok(())
 }
 
-/// Attaches the segments that a process has, where the first has made them. One that goes with the last who has it is removed as
-/// soon as somebody has: others can still attach it.
+/// Attaches the segments of a process, after the first process has created them. A segment that is marked for removal is
+/// removed (IPC_RMID) as soon as one process has it: others can still attach it.
 pub(super) fn attach_segments(
     descriptor: &Descriptor,
     place: &TreePosition<'_>,
@@ -68,8 +68,8 @@ pub(super) fn attach_segments(
     }
 }
 
-/// Pages that a process has written through private mappings of files, over those of the files. Nobody else sees them: a page is copied as it is
-/// written.
+/// Copies the pages that a process had written through private mappings of files. No other process sees them, because the
+/// kernel copies a private page when it is written.
 pub(super) fn write_private_pages(
     (objects, fd_base): (&PassedObjects, u32),
     place: &TreePosition<'_>,
@@ -82,7 +82,8 @@ pub(super) fn write_private_pages(
     let source = fd_base + passed;
     for run in runs.filter(|run| overlaid.contains(&run.mapping.0)) {
         let (start, end) = run.mapping;
-        // All of a mapping: the kernel counts what may be written once, and parts that are counted otherwise stay parts.
+        // Changes the whole mapping: a writable mapping stays accounted (VM_ACCOUNT), and differently accounted parts are
+        // not merged.
         let protect = [PROT_READ_WRITE, run.protection].map(|protection| [start, end - start, protection.into()]);
         let is_writable = run.protection & PROT_READ_WRITE == PROT_READ_WRITE;
         if !is_writable {
@@ -99,7 +100,7 @@ pub(super) fn write_private_pages(
     }
 }
 
-/// What has been written is code from now on.
+/// Makes the bridge's vdso read-only and executable, when it is filled.
 pub(super) fn protect_vdso_code(place: &Range<u64>, syscall_builder: &mut SyscallBuilder<'_>) {
     const PROT_READ_EXEC: u32 = 5;
     syscall_builder.set_step(STEP_VDSO_BRIDGE, 0);
@@ -110,7 +111,7 @@ pub(super) fn protect_vdso_code(place: &Range<u64>, syscall_builder: &mut Syscal
     );
 }
 
-/// Seals that only what is mapped by then may break.
+/// Adds the seals from which existing mappings are exempt.
 pub(super) fn add_deferred_seals(
     descriptor: &Descriptor,
     (objects, fd_base): (&PassedObjects, u32),
@@ -125,7 +126,7 @@ pub(super) fn add_deferred_seals(
     }
 }
 
-/// The file may be there, as the node's own: in the child's layer it is another.
+/// Fills the file at `path`. If the node has a file there, the child's is another one, in its own layer.
 fn fill_shared_file(
     (source, bytes): (u32, u64),
     (path, status, times): (&str, FileStatus, FileTimes),
@@ -145,7 +146,7 @@ fn fill_shared_file(
     Ok(())
 }
 
-/// Behind all that changes them: to map a file is to access it.
+/// Sets the times after all that changes them: mapping a file sets its access time.
 pub(super) fn set_times(
     descriptor: &Descriptor,
     (objects, fd_base): (&PassedObjects, u32),
@@ -160,7 +161,7 @@ pub(super) fn set_times(
     Ok(())
 }
 
-/// utimensat(2), of st_atime and st_mtime; the kernel has the third, st_ctime, by itself.
+/// Sets st_atime and st_mtime by utimensat(2). The kernel alone sets st_ctime.
 fn set_file_times(file: u32, times: FileTimes, syscall_builder: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
     const NS_PER_SECOND: i64 = 1_000_000_000;
     let words =
@@ -171,7 +172,7 @@ fn set_file_times(file: u32, times: FileTimes, syscall_builder: &mut SyscallBuil
     Ok(())
 }
 
-/// Where a segment is attached.
+/// The mappings of a segment.
 fn segment_mappings(descriptor: &Descriptor, object: u32) -> Vec<&Mapping> {
     let is_it =
         |mapping: &&Mapping| matches!(mapping.backing, Backing::SharedMemory { object: other, .. } if other == object);
@@ -183,8 +184,8 @@ pub(super) const IPC_EXCL: u32 = 0o2000;
 const IPC_RMID: u32 = 0;
 pub(super) const IPC_SET: u32 = 1;
 
-/// Where a segment is attached to be filled that the child has not attached: while nothing of the child's is mapped yet, and far
-/// above the restorer's region. Were something there, the call would fail.
+/// Address at which a segment is attached to be filled, if the child has not attached it. None of the child's memory is
+/// mapped yet, and the address is far above the restorer's region. If it were in use, the call would fail.
 const SEGMENT_FILL_ADDRESS: u64 = 0x4000_0000_0000;
 
 fn create_segment(
@@ -220,7 +221,7 @@ fn shmat_flags(mapping: &Mapping) -> u32 {
     (SHM_RDONLY ^ has(PROT_WRITE, SHM_RDONLY)) | has(PROT_EXEC, SHM_EXEC)
 }
 
-/// The number that the namespace gives next; a kernel that can checkpoint lets one say.
+/// Sets the id that the IPC namespace assigns next; requires CONFIG_CHECKPOINT_RESTORE.
 pub(super) fn set_next_ipc_id(
     file: &str,
     id: u32,
@@ -234,7 +235,7 @@ pub(super) fn set_next_ipc_id(
     Ok(())
 }
 
-/// `struct shmid64_ds` as far as IPC_SET reads it: key, uid, gid, two creators, mode (32 bits each); 112 bytes in all.
+/// `struct shmid64_ds`, as far as IPC_SET reads it: key, uid, gid, two creator ids, mode (32 bits each); 112 bytes in all.
 fn encode_shmid_ds(key: u32, status: FileStatus) -> [u64; 14] {
     let mut words = [0; 14];
     words[0] = u64::from(key) | u64::from(status.uid) << 32;
@@ -243,7 +244,7 @@ fn encode_shmid_ds(key: u32, status: FileStatus) -> [u64; 14] {
     words
 }
 
-/// Whether a passed object is mapped by a call of these, and by nothing else.
+/// Whether a passed object is mapped by shmat(2) only.
 pub(in super::super) fn is_mapped_by_shmat(kind: &SharedObjectKind) -> bool {
     matches!(kind, SharedObjectKind::SystemV { .. })
 }

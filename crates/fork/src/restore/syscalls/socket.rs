@@ -20,28 +20,28 @@ use super::{
 
 pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
 
-/// TCP_MAXSEG: of a connection it is what the two ends have agreed upon, and not to be set.
+/// TCP_MAXSEG. For a connection, it is the size that the two ends have negotiated, and is not set.
 pub(super) const MAXSEG_OPTION: (u32, u32) = (IPPROTO_TCP, TCP_MAXSEG);
 
 pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 
-/// What a socket's maker knows beside the socket.
+/// The context in which sockets are created.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SocketContext<'a> {
     pub(super) objects: &'a PassedObjects,
-    /// Whom the child runs as, where that is not whom the stub does.
+    /// The child's credentials, if they are not the stub's.
     pub(super) owner: Option<SocketOwner<'a>>,
 }
 
-/// Whom a child runs as.
+/// The credentials with which a child runs.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct SocketOwner<'a> {
     pub(in super::super) credentials: &'a Credentials,
-    /// Supplementary groups of the stub, which it has again behind what it does as the owner.
+    /// Supplementary groups of the stub, which it sets again after its calls as the owner.
     pub(in super::super) stub_groups: &'a [u32],
 }
 
-/// All sockets: those that listen first, for connections go through them.
+/// Creates all sockets. Listening sockets are first, because connections need them.
 pub(super) fn create_sockets(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -57,7 +57,7 @@ pub(super) fn create_sockets(
     for (index, socket) in sockets().filter(|(_, socket)| !is_connection(socket)) {
         open_file_builder.set_step(STEP_SOCKET, index);
         match &socket.state {
-            // Others of the process that it sends to are not there yet.
+            // Its peer may not exist yet.
             SocketState::Unconnected { peer, .. } if socket.family == AF_UNIX => {
                 create_idle_socket(open_file_builder.syscalls, (index, socket), &[], around)?;
                 if peer.is_empty() {
@@ -129,13 +129,13 @@ pub(super) fn create_sockets(
     ancillary_messages::send_deferred(open_file_builder, around.objects, &late)
 }
 
-/// Two ends of the child's, or one that is still to become such.
+/// Whether the socket is an end of a connection between sockets of the child, or waits to be accepted.
 fn is_connection(socket: &Socket) -> bool {
     use SocketState::{PendingAccept, ShutDown, TcpPaired, UnixPaired};
     matches!(socket.state, UnixPaired { .. } | TcpPaired { .. } | ShutDown { .. } | PendingAccept { .. })
 }
 
-/// Made as descriptor 0, with its options, bound and connected.
+/// Creates a socket as descriptor 0, with its options, and binds and connects it.
 fn create_idle_socket(
     syscall_builder: &mut SyscallBuilder<'_>,
     (index, socket): (u32, &Socket),
@@ -160,15 +160,16 @@ fn create_idle_socket(
     Ok(())
 }
 
-/// As descriptor 0, with its options.
+/// Creates a socket as descriptor 0, with its options.
 fn create_socket(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
     let kind = socket.kind | SOCK_CLOEXEC;
     syscall_builder.call_expecting(0, abi::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
     set_options(syscall_builder, 0, socket, |_| true)
 }
 
-/// Has a socket connected to whom its network need not have a way: over the loopback interface, which takes whatever is of version 4, and
-/// from any address. What is sent then is routed as ever, or refused (ENETUNREACH), as where a machine has lost its network.
+/// Connects a socket to a peer to which the network may have no route. The connection uses the loopback interface, which
+/// accepts any IPv4 destination, and any source address. Later packets are routed as usual, or refused (ENETUNREACH), as on
+/// a machine that has lost its network.
 fn connect_without_route(
     syscall_builder: &mut SyscallBuilder<'_>,
     socket: &Socket,
@@ -193,7 +194,7 @@ fn connect_without_route(
     set(syscall_builder, TRANSPARENT_OPTION, &u32::from(has(TRANSPARENT_OPTION)).to_ne_bytes())
 }
 
-/// To its address, where it has one.
+/// Binds a socket to its address, if it has one.
 pub(super) fn bind_socket(
     syscall_builder: &mut SyscallBuilder<'_>,
     (index, socket): (u32, &Socket),
@@ -212,19 +213,19 @@ pub(super) fn bind_socket(
         syscall_builder.call_expecting(0, abi::BIND, &bound);
         return Ok(());
     }
-    // An address of the parent's node need not be one of the child's network.
+    // The child's network may lack an address of the parent's node.
     let (level, free) = if socket.family == AF_INET6 { (SOL_IPV6, IPV6_FREEBIND) } else { (SOL_IP, IP_FREEBIND) };
     let (on, length) = (syscall_builder.bytes_argument(&1_u32.to_ne_bytes())?, value(4_u32));
     syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), on, length]);
     syscall_builder.call_expecting(0, abi::BIND, &bound);
-    // One flag with two names, of which those of version 4 are read.
+    // Both names set one flag, which is captured under its IPv4 name.
     let before = socket.options.iter().any(|option| (option.level, option.name) == (SOL_IP, IP_FREEBIND));
     let word = syscall_builder.bytes_argument(&u32::from(before).to_ne_bytes())?;
     syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), word, length]);
     Ok(())
 }
 
-/// Both ends of a connection, as descriptors 0 and 1, with what is on its way.
+/// Creates both ends of a connection, as descriptors 0 and 1, with the data in transit.
 fn connect_pair(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -244,7 +245,7 @@ fn connect_pair(
             );
             Ok(())
         })?;
-        // Of a file the child need not be the owner.
+        // Bound with the stub's credentials: the child may not own the socket's file.
         bind_socket(open_file_builder.syscalls, (index, socket), around)?;
         run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
             let (bytes, length) = (syscall_builder.bytes_argument(&through)?, through.len() as u64);
@@ -283,7 +284,7 @@ fn create_pair(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket, kind: 
     Ok(())
 }
 
-/// The descriptor under which a listener was put aside.
+/// The slot descriptor of a listening socket.
 fn find_listener(
     open_file_builder: &OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -294,7 +295,7 @@ fn find_listener(
     open_file_builder.slot_fd(index as u32)
 }
 
-/// Sends what `to` has received, from the other end.
+/// Sends the data that `to` has received, from the other end.
 pub(super) fn send_received(
     syscall_builder: &mut SyscallBuilder<'_>,
     from: u32,
@@ -312,13 +313,13 @@ pub(super) fn send_received(
     Ok(())
 }
 
-/// Makes the buffer of the sender large enough for what `to` has received; its own size comes later.
+/// Makes the sender's buffer large enough for the data that `to` has received. Its final size is set later.
 pub(super) fn grow_send_buffer(
     syscall_builder: &mut SyscallBuilder<'_>,
     from: u32,
     to: &Socket,
 ) -> Result<(), RestoreError> {
-    /// What a message costs beside its bytes.
+    /// Buffer space of a message in addition to its bytes.
     const MESSAGE_OVERHEAD_BYTES: usize = 2048;
     if to.received_messages.is_empty() {
         return Ok(());
@@ -333,7 +334,8 @@ pub(super) fn grow_send_buffer(
     Ok(())
 }
 
-/// Has a socket whose connection was reset send something that its other end, which is closed next, does not read.
+/// Sends a byte from a socket whose connection was reset. The other end is closed with the byte unread, which resets the
+/// connection.
 pub(super) fn send_unread_byte(
     syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
@@ -347,13 +349,13 @@ pub(super) fn send_unread_byte(
 }
 
 pub(super) fn shutdown_socket(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, socket: &Socket) {
-    // shutdown(2) counts from 0 what the kernel keeps as bits.
+    // shutdown(2) takes the kernel's flags minus 1.
     if let Some(how @ 0..=2) = socket.shutdown_flags.checked_sub(1) {
         syscall_builder.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(how)]);
     }
 }
 
-/// A socket, as descriptor 0, whose other end is gone.
+/// Creates a socket, as descriptor 0, whose other end is closed.
 fn create_disconnected(
     syscall_builder: &mut SyscallBuilder<'_>,
     socket: &Socket,
@@ -371,7 +373,7 @@ fn create_disconnected(
     set_options(syscall_builder, 0, socket, |_| true)
 }
 
-/// The same where the other end has still to send: it is put away. Gives where.
+/// As `create_disconnected`, but the other end must still send: it is stored. Returns its descriptor.
 fn create_deferred_disconnected(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     socket: &Socket,
@@ -383,7 +385,7 @@ fn create_deferred_disconnected(
     Ok(open_file_builder.store_descriptor(1))
 }
 
-/// A TCP connection that was reset: one over loopback, whose other end goes without a word.
+/// Creates a TCP connection that was reset: over loopback, with an other end that closes with RST (SO_LINGER of 0 s).
 fn create_reset(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
     let loopback = loopback_address(socket.family);
     let (length, kind) = (loopback.len() as u64, SOCK_STREAM | SOCK_CLOEXEC);
@@ -394,7 +396,7 @@ fn create_reset(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Re
     syscall_builder.call_expecting(1, abi::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
     syscall_builder.call_expecting(0, abi::BIND, &[value(1_u32), address, value(length)]);
     syscall_builder.call_expecting(0, abi::LISTEN, &[value(1_u32), value(1_u32)]);
-    // Its port, of which the connection then begins.
+    // Gets the listener's port, for the connection.
     syscall_builder.call_expecting(0, abi::GETSOCKNAME, &[value(1_u32), address, length_word]);
     syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), address, value(length)]);
     syscall_builder.call_expecting(2, abi::ACCEPT4, &[value(1_u32), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
@@ -421,7 +423,7 @@ pub(super) fn loopback_address(family: u32) -> Vec<u8> {
     address
 }
 
-/// Those that are `wanted`, by level and name.
+/// Sets the options that are `wanted`, by level and name.
 pub(super) fn set_options(
     syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
@@ -441,7 +443,7 @@ pub(super) fn set_options(
     Ok(())
 }
 
-/// `struct sock_fprog`: how many instructions, and where they are.
+/// `struct sock_fprog`: the number of instructions, and their address.
 fn encode_sock_fprog(
     syscall_builder: &mut SyscallBuilder<'_>,
     instructions: &[u8],
@@ -464,7 +466,7 @@ pub(super) fn set_nonblocking(syscall_builder: &mut SyscallBuilder<'_>, fd: u32,
     }
 }
 
-/// Calls made as whom the child will run as: the kernel notes who made a connection.
+/// Makes calls with the child's credentials, because the kernel records who made a connection.
 pub(super) fn run_as_owner<'w>(
     syscall_builder: &mut SyscallBuilder<'w>,
     owner: Option<SocketOwner<'_>>,
@@ -487,7 +489,7 @@ pub(super) fn run_as_owner<'w>(
     set_groups(syscall_builder, groups_before)
 }
 
-/// Supplementary groups of the one thread that calls.
+/// Sets the supplementary groups of the calling thread only.
 fn set_groups(syscall_builder: &mut SyscallBuilder<'_>, groups: &[u32]) -> Result<(), RestoreError> {
     let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_ne_bytes()).collect();
     let list = syscall_builder.bytes_argument(&bytes)?;

@@ -1,5 +1,5 @@
 //! Files of Unix sockets. bind(2) creates each at the socket's name, which getsockname(2) then returns.
-//! The file is renamed to its path at capture, as by the program: another file may have the socket's name by now.
+//! The file is then renamed to its path at capture, as the program did: another file may have the socket's name by now.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket, SocketFile, SocketState};
@@ -10,7 +10,6 @@ use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::OpenFileBuilder;
 use super::{SyscallArgument, SyscallBuilder, abi, value};
 
-/// AT_FDCWD.
 const AT_FDCWD: SyscallArgument = SyscallArgument::Value((-100_i32).cast_unsigned() as u64);
 const RENAME_NOREPLACE: SyscallArgument = SyscallArgument::Value(1);
 
@@ -30,7 +29,7 @@ pub(super) fn bind_socket_file(
     }
     let (at, to) = (syscall_builder.text_argument(name)?, syscall_builder.text_argument(&place)?);
     if place == name {
-        // As the parent's; in the child's layer it is another.
+        // The parent's file, if it is there. The call removes it in the child's layer only.
         syscall_builder.call_may_fail(abi::UNLINK, &[at]);
         syscall_builder.call_expecting(0, abi::BIND, bound);
     } else {
@@ -38,7 +37,7 @@ pub(super) fn bind_socket_file(
         syscall_builder.call_may_fail(abi::RENAME, &[at, aside]);
         syscall_builder.call_expecting(0, abi::BIND, bound);
         syscall_builder.call_expecting(0, abi::RENAME, &[at, to]);
-        // Where the two are one place by way of a link, the new one has it.
+        // If both paths are one through a link, the new file keeps the path.
         syscall_builder.call_may_fail(abi::RENAMEAT2, &[AT_FDCWD, aside, AT_FDCWD, at, RENAME_NOREPLACE]);
         syscall_builder.call_may_fail(abi::UNLINK, &[aside]);
     }
@@ -47,7 +46,7 @@ pub(super) fn bind_socket_file(
     Ok(())
 }
 
-/// Where a socket of this kind and address is reached, while sockets are made: by its file, wherever that is.
+/// The address of a socket of this kind during the restore: the current path of its file, if it has one.
 pub(super) fn resolve_socket_address(descriptor: &Descriptor, kind: u32, address: &[u8]) -> Vec<u8> {
     let is_it = |socket: &Socket| socket.kind == kind && socket.bind_address() == address;
     let found = || socket_files(descriptor).filter(|(_, socket, ..)| is_it(socket));
@@ -60,7 +59,7 @@ pub(super) fn resolve_socket_address(descriptor: &Descriptor, kind: u32, address
     if place.as_bytes() == name { address.to_vec() } else { [&address[..2], place.as_bytes()].concat() }
 }
 
-/// Takes files away that the parent had removed, when all that goes through them is connected.
+/// Removes the files that the parent had removed, after all connections through them exist.
 pub(super) fn remove_unlinked_files(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -74,7 +73,7 @@ pub(super) fn remove_unlinked_files(
     Ok(())
 }
 
-/// Sockets that have files: by which open file, with what name, and with which.
+/// Sockets with files: index of the open file, socket, name, file.
 fn socket_files(descriptor: &Descriptor) -> impl Iterator<Item = (u32, &Socket, &[u8], &SocketFile)> {
     descriptor.open_files.iter().zip(0..).filter_map(|(file, index)| match file {
         OpenFile::Socket(socket) => Some((index, socket, socket.bind_path()?, socket.file.as_ref()?)),
@@ -82,12 +81,12 @@ fn socket_files(descriptor: &Descriptor) -> impl Iterator<Item = (u32, &Socket, 
     })
 }
 
-/// Where a file stands while sockets are made: where it was, or out of everybody's way if it was removed.
+/// The path of a file during the restore: its path at capture, or a temporary name if the parent had removed it.
 fn current_path(index: u32, name: &str, file: &SocketFile) -> String {
     file.path.clone().unwrap_or_else(|| sibling_path(name, &index.to_string()))
 }
 
-/// In the same directory, so that it can be renamed.
+/// A path in the same directory, so that the file can be renamed.
 fn sibling_path(name: &str, what: &str) -> String {
     let directory = name.rsplit_once('/').map_or("", |(directory, _)| directory);
     format!("{directory}/.farfork-{what}")

@@ -19,20 +19,20 @@ use super::open_files::OpenFileBuilder;
 use super::socket::{MAXSEG_OPTION, loopback_address, send_received, set_nonblocking, set_options, shutdown_socket};
 use super::{SyscallBuilder, abi, value};
 
-/// IPV6_V6ONLY, which only a socket without an address takes.
+/// IPV6_V6ONLY, which can be set only before a socket has an address.
 const V6ONLY_OPTION: (u32, u32) = (SOL_IPV6, IPV6_V6ONLY);
 
-/// TCP_FASTOPEN, which means nothing to one that is connected.
+/// TCP_FASTOPEN, which has no meaning for a connected socket.
 const FASTOPEN_OPTION: (u32, u32) = (IPPROTO_TCP, TCP_FASTOPEN);
 
-/// In service again, and nothing is sent about it.
+/// Ends repair mode without a window probe.
 const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
 
-/// A kernel's usual first window, in bytes, and the scale of later ones.
+/// A kernel's usual initial window, in bytes, and the scale of later windows.
 const WINDOW_BYTES: u32 = 65_536;
 const WINDOW_SCALE: u32 = 7;
 
-/// What fits into a new socket's buffer for receiving.
+/// Data that fit into the receive buffer of a new socket.
 const RECEIVE_BUFFER_BYTES: u32 = 32 << 10;
 
 /// One end of a connection.
@@ -43,7 +43,7 @@ struct TcpEnd<'a> {
     peer: &'a [u8],
 }
 
-/// All of them, when all sockets that listen or are bound stand: an end in repair may have a port that another has.
+/// Creates all connections, after all listening and bound sockets: an end in repair mode may use another socket's port.
 pub(super) fn create_tcp_connections(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -66,14 +66,14 @@ pub(super) fn create_tcp_connections(
             send_received(open_file_builder.syscalls, from, to)?;
         }
         for (fd, end) in [(0, &end), (1, &other)] {
-            // From here on the kernel sizes its buffers, unless the program did.
+            // From here on the kernel sizes the buffers, unless the program has set their size.
             set_u32_option(open_file_builder.syscalls, fd, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
             set_options(open_file_builder.syscalls, fd, end.socket, |option| {
                 ![V6ONLY_OPTION, FASTOPEN_OPTION].contains(&option)
             })?;
             set_nonblocking(open_file_builder.syscalls, fd, end.socket);
         }
-        // Behind all else: each tells the other of it.
+        // Shut down last, because each end reports it to the other.
         shutdown_socket(open_file_builder.syscalls, 0, end.socket);
         shutdown_socket(open_file_builder.syscalls, 1, other.socket);
         open_file_builder.store_open_file(1, other.index);
@@ -82,7 +82,8 @@ pub(super) fn create_tcp_connections(
     create_closed_connections(open_file_builder, descriptor)
 }
 
-/// Those that both ends have shut down: made with an other end that sends what had arrived, shuts down, and goes.
+/// Creates connections that both ends have shut down. A temporary other end sends the data that had arrived, shuts down, and
+/// is closed.
 fn create_closed_connections(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -120,13 +121,12 @@ fn create_closed_connections(
     Ok(())
 }
 
-/// SHUT_WR.
 const SHUT_WR: u32 = 1;
 
-/// Where a connection counts its bytes from that nobody sends any more in.
+/// First sequence number of a connection on which no more data are sent.
 const INITIAL_SEQUENCE: u32 = 1;
 
-/// Ports above those that the kernel chooses by itself, which no socket of the descriptor has.
+/// Ports above the kernel's ephemeral range that no socket of the descriptor uses.
 fn free_ports(descriptor: &Descriptor) -> impl Iterator<Item = u16> {
     const PORT_MIN: u16 = 61_000;
     let addresses = sockets(descriptor).flat_map(|(_, socket)| match &socket.state {
@@ -166,8 +166,8 @@ fn connection_ends(descriptor: &Descriptor, wanted: u32) -> impl Iterator<Item =
     })
 }
 
-/// Descriptor `fd`, still in repair, with room for all that had arrived: the numbers of its next bytes to send and to receive
-/// are given.
+/// Connects descriptor `fd` and leaves it in repair mode, with room for all received data. `sends` and `receives` are the
+/// sequence numbers of its next bytes.
 fn connect_in_repair(
     syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
@@ -191,7 +191,7 @@ fn connect_in_repair(
     set_u32_option(syscall_builder, fd, MAXSEG_OPTION, end.segment_bytes())?;
     syscall_builder.call_expecting(0, abi::CONNECT, &[value(fd), peer, value(end.peer.len() as u64)]);
     set_repair_options(syscall_builder, fd, *family)?;
-    // struct tcp_repair_window: what was last heard, the other's window, its largest, the own one, and up to where it was told.
+    // struct tcp_repair_window: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup.
     let (theirs, own) = (other.window_bytes(), end.window_bytes());
     set_option(
         syscall_builder,
@@ -202,7 +202,7 @@ fn connect_in_repair(
 }
 
 impl TcpEnd<'_> {
-    /// The largest segment that it sends, with the room for a time stamp, as far as the kernel has one chosen.
+    /// Size of the largest segment that it sends, with room for a timestamp, as far as the kernel has negotiated one.
     fn segment_bytes(&self) -> u32 {
         const MSS_MAX: u32 = 32_767;
         const MSS_MIN: u32 = 88;
@@ -218,20 +218,20 @@ impl TcpEnd<'_> {
         u32::try_from(bytes).unwrap_or(u32::MAX)
     }
 
-    /// What this end has promised to take, in bytes: all that had arrived, and more.
+    /// The window that this end has advertised, in bytes: all received data, and more.
     fn window_bytes(&self) -> u32 {
         let wanted = self.received_bytes().saturating_add(WINDOW_BYTES);
         wanted.min(u32::from(u16::MAX) << WINDOW_SCALE).next_multiple_of(1 << WINDOW_SCALE)
     }
 }
 
-/// What the two ends would have agreed upon over the loopback: struct tcp_repair_opt, four times.
+/// Sets the options that both ends would negotiate over loopback: four struct tcp_repair_opt.
 fn set_repair_options(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, family: u32) -> Result<(), RestoreError> {
     const TCPOPT_MSS: u32 = 2;
     const TCPOPT_WINDOW: u32 = 3;
     const TCPOPT_SACK_PERM: u32 = 4;
     const TCPOPT_TIMESTAMP: u32 = 8;
-    // As the loopback's packets of 64 KiB leave room for, behind the headers.
+    // Loopback packets of 64 KiB, less their headers.
     let segment_bytes = if family == AF_INET6 { 65_476 } else { 65_495 };
     let scales = WINDOW_SCALE | WINDOW_SCALE << 16;
     let options = [TCPOPT_MSS, segment_bytes, TCPOPT_WINDOW, scales, TCPOPT_SACK_PERM, 0, TCPOPT_TIMESTAMP, 0];

@@ -12,7 +12,7 @@ use super::super::pseudo_terminals::{PTS_DIRECTORY, open_flags};
 use super::open_files::OpenFileBuilder;
 use super::{SyscallBuilder, abi, value};
 
-/// From asm-generic/ioctls.h.
+/// Requests of asm-generic/ioctls.h.
 const TCSETS2: u64 = 0x402c_542b;
 const TIOCEXCL: u64 = 0x540c;
 const TIOCSPGRP: u64 = 0x5410;
@@ -20,7 +20,7 @@ const TIOCSWINSZ: u64 = 0x5414;
 const TIOCPKT: u64 = 0x5420;
 const TIOCSPTLCK: u64 = 0x4004_5431;
 
-/// All of them. A zygote has none.
+/// Configures all terminals. A zygote has none.
 pub(super) fn configure_terminals(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -36,7 +36,7 @@ pub(super) fn configure_terminals(
     Ok(())
 }
 
-/// Of the process that leads the session that a terminal controls: which group is in its foreground. All groups are there.
+/// Sets the foreground process group of a controlling terminal. Runs in the session's leader, when all groups exist.
 pub(super) fn set_foreground_group(
     descriptor: &Descriptor,
     (objects, fd_base): (&PassedObjects, u32),
@@ -54,9 +54,9 @@ pub(super) fn set_foreground_group(
 
 /// The open files of a terminal.
 struct TerminalFiles {
-    /// Index.
+    /// Index of the master.
     master: Option<u32>,
-    /// Index and flags.
+    /// Index and flags of each slave.
     slaves: Vec<(u32, u32)>,
 }
 
@@ -78,8 +78,8 @@ impl TerminalFiles {
     }
 }
 
-/// The other ends as descriptor 0, one after the other. Where all are closed, one is opened for a moment: it was, and is
-/// closed.
+/// Opens the slaves as descriptor 0, one after another. If the program had closed all of them, one is opened and closed
+/// again, so that the terminal is hung up.
 fn configure_terminal(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     terminal: &PseudoTerminal,
@@ -119,7 +119,7 @@ fn configure_terminal(
     Ok(())
 }
 
-/// A request that is told by a number.
+/// Makes an ioctl(2) that takes a pointer to a 32-bit number.
 fn ioctl_u32(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, request: u64, word: u32) -> Result<(), RestoreError> {
     let word = syscall_builder.bytes_argument(&word.to_ne_bytes())?;
     syscall_builder.call_expecting(0, abi::IOCTL, &[value(fd), value(request), word]);

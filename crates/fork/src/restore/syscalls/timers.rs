@@ -10,11 +10,11 @@ use super::{SyscallBuilder, abi, value};
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
 
-/// Up to here a timer's number is reached by making all lower ones, which any kernel can; beyond, it is asked for, which
-/// takes Linux 6.15.
+/// Largest timer id that is reached by creating all lower ids, which works on any kernel. Higher ids are requested, which
+/// requires Linux 6.15.
 const SEQUENTIAL_ID_MAX: u32 = 1000;
 
-/// All of them. A timer that goes off before the child runs finds its signals blocked, and the signal waits.
+/// Creates all timers. The signals of a timer that expires before the child runs are blocked, and stay pending.
 pub(super) fn create_timers(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -52,7 +52,7 @@ fn create_posix_timers(timers: &[PosixTimer], syscall_builder: &mut SyscallBuild
             syscall_builder.words_argument(&encode_sigevent(Some(timer)))?,
         );
         syscall_builder.call_expecting(0, abi::TIMER_CREATE, &[value(timer.clock), sigevent, id]);
-        // Only a timer of that number takes it: had the kernel given another, the child would not start.
+        // Only a timer with this id accepts the call. If the kernel has assigned another id, the child is not started.
         if timer.time == TimerSpec::default() {
             syscall_builder.call_expecting(0, abi::TIMER_GETOVERRUN, &[value(timer.id)]);
         } else {
@@ -67,7 +67,7 @@ fn create_posix_timers(timers: &[PosixTimer], syscall_builder: &mut SyscallBuild
     Ok(())
 }
 
-/// `struct sigevent`: value; signal and way (32 bits each); thread; 64 bytes in all.
+/// `struct sigevent`: value; signal and notification (32 bits each); thread; 64 bytes in all.
 fn encode_sigevent(timer: Option<&PosixTimer>) -> [u64; 8] {
     const SIGEV_SIGNAL: u64 = 0;
     const SIGEV_NONE: u64 = 1;
@@ -83,14 +83,14 @@ fn encode_sigevent(timer: Option<&PosixTimer>) -> [u64; 8] {
     [value, u64::from(signal) | way << 32, tid.into(), 0, 0, 0, 0, 0]
 }
 
-/// `struct itimerspec`: interval, then what is left.
+/// `struct itimerspec`: interval, then remaining time.
 pub(super) fn encode_itimerspec(time: TimerSpec) -> [u64; 4] {
     let [seconds, nanoseconds, interval_seconds, interval_ns] = split_times(time.remaining_ns, time.interval_ns, 1);
     [interval_seconds, interval_ns, seconds, nanoseconds]
 }
 
-/// Seconds and the rest in units of so many nanoseconds, of both times. A timer that is due, or nearly so, goes off with
-/// the smallest unit: zero would disarm it.
+/// Splits both times into seconds and a rest in units of `unit_ns`. A timer that is due, or nearly so, gets one unit,
+/// because zero would disarm it.
 fn split_times(left_ns: u64, interval_ns: u64, unit_ns: u64) -> [u64; 4] {
     let left_ns = left_ns.max(unit_ns);
     let parts = |ns: u64| [ns / NS_PER_SECOND, ns % NS_PER_SECOND / unit_ns];

@@ -9,14 +9,14 @@ use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::OpenFileBuilder;
 use super::{abi, socket, socket_file, value};
 
-/// A socket that is still to be connected.
+/// A socket that is not connected yet.
 struct DatagramSender<'a> {
     index: u32,
     socket: &'a Socket,
     peer: &'a [u8],
 }
 
-/// The kernel lets nobody connect to a socket that is connected with a third: whom others send to comes behind these.
+/// Connects a socket after those that send to it: connect(2) refuses a peer that is connected to a third socket.
 pub(super) fn connect_datagram_sockets(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -26,7 +26,7 @@ pub(super) fn connect_datagram_sockets(
         let is_awaited = |one: &DatagramSender<'_>| {
             left.iter().any(|other| other.index != one.index && other.peer == one.socket.bind_address())
         };
-        // Two may send to each other.
+        // Two sockets may send to each other.
         let next = left.iter().position(|one| !is_awaited(one)).unwrap_or(0);
         let DatagramSender { index, socket, peer } = left.swap_remove(next);
         open_file_builder.set_step(STEP_SOCKET, index);

@@ -1,5 +1,4 @@
-// A parent with much memory, each area of it with advice of its own for the kernel, side by side where they would be one
-// but for that.
+// A parent with much memory. Each area has its own madvise(2) flags. Adjacent areas would be one without them.
 #include "parent.h"
 
 #define AREA_BYTES (16UL << 20)
@@ -25,7 +24,7 @@ int main(void) {
     char *secret = place;
     area("absent", 1UL << 20, MADV_DONTFORK);
     CHECK(madvise(secret, 1UL << 20, MADV_DONTDUMP));
-    // One area but for the mark: without it, both are one.
+    // One area except for the flag: without it, the kernel merges both parts.
     char *joined = CHECK(mmap(NULL, 1UL << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     CHECK(madvise(joined, 1UL << 20, MADV_DONTDUMP));
     memset(joined, 1, 1UL << 20);

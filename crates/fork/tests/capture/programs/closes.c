@@ -1,4 +1,4 @@
-// A parent that closes one end of a pipe when it is told to, and looks whether the other end knows.
+// A parent that closes one end of a pipe when it reads a byte, and checks that the other end sees it.
 #include "parent.h"
 
 int main(void) {

@@ -1,5 +1,5 @@
-// A parent of some mebibytes (its argument) that, for each line on its standard input, forks and tells how long that
-// took, in nanoseconds.
+// A parent of some mebibytes (its argument). For each line on its standard input, it forks and reports how long that took,
+// in nanoseconds.
 #include "parent.h"
 
 #include <time.h>

@@ -1,5 +1,5 @@
-// A parent that offers pages for the calls of its capture (its first argument says which), beside threads that sleep (the
-// second: how many). It tells where they are, and for each line on its standard input that it still runs.
+// A parent that offers pages for the calls of its capture. Its first argument selects the kind, its second the number of
+// sleeping threads. It reports the address of the pages, and for each line on its standard input that it still runs.
 #include "parent.h"
 
 static void *sleeper(void *unused) {
@@ -7,7 +7,7 @@ static void *sleeper(void *unused) {
     return unused;
 }
 
-// As one stands that a capture was about when it died.
+// A thread that is in the pages, as if a capture had died while it used them.
 static void *occupier(void *code) {
     ((void (*)(void))code)();
     return code;

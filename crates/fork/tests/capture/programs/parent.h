@@ -1,5 +1,5 @@
-// What every parent of these tests begins with: no descriptor but the standard streams, and lines `NAME VALUE` that
-// tell the test what to expect. The last line is `ready`.
+// The common start of all parents of these tests: only the standard streams are open, and lines `NAME VALUE` report values
+// to the test. The last line is `ready`.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -49,12 +49,12 @@ static inline uint64_t known(uint64_t page) { return page * 0x9e3779b97f4a7c15UL
 
 #define PAGES_BYTES (256 << 10)
 
-// Pages to offer for the calls of a capture: one for code, the others to write to, with a mark (a word, and their address).
+// Offers pages for the calls of a capture: one for code, the others writable, with a mark (a word, and their address).
 static inline char *offer(int flags, int code_rights) {
     char *pages = CHECK(mmap(NULL, PAGES_BYTES, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0));
-    // Who takes this for calls to make ends with the first.
+    // A capture that takes these words for its calls ends the process with the first.
     for (size_t at = PAGE + 64; at < PAGES_BYTES; at += 64) *(uint64_t *)(pages + at) = SYS_exit_group;
-    // What is not used must stay as it is.
+    // Unused words must not change.
     for (size_t at = 2 * PAGE + 64; at < PAGES_BYTES; at += 512) *(uint64_t *)(pages + at) = known(at);
     uint64_t mark[2] = {0x6b72616d, (uint64_t)pages};
     memcpy(pages + PAGE, mark, sizeof mark);

@@ -36,7 +36,7 @@ static void make(const char *what) {
         unlink("/tmp/farfork-test-link");
     }
     if (!strcmp(what, "posix_timer")) {
-        // Of one of two threads: whose it is nobody tells.
+        // A timer of one of two threads: the kernel does not report which.
         pthread_t other;
         timer_t timer;
         start(&other, "other", waits);
@@ -46,7 +46,7 @@ static void make(const char *what) {
         char *at = CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         CHECK(syscall(462 /* mseal */, at, PAGE, 0));
     }
-    // Beside another process, which goes through the pause at the same time.
+    // Needs another process, which passes through the pause at the same time.
     if (!strcmp(what, "unforked")) {
         if (CHECK(fork()) == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -31,7 +31,7 @@ static void *map(int pages, int flags, int fd) {
     return area;
 }
 
-/* A private mapping of four pages of a file that nobody has open. */
+/* A private mapping of four pages of a file that is not open. */
 static uint64_t *map_closed(const char *name, int pages) {
     int fd = known_file(name, pages);
     uint64_t *area = map(4, MAP_PRIVATE, fd);
@@ -81,7 +81,7 @@ static void memory(void) {
     tell("wipeonfork", (unsigned long)wiped);
     uint64_t *sparse = map(100, MAP_PRIVATE | MAP_NORESERVE, -1);
     sparse[10 * PAGE / 8] = sparse[11 * PAGE / 8] = sparse[50 * PAGE / 8] = 9;
-    (void)*(volatile uint64_t *)(sparse + 70 * PAGE / 8); // The zero page, which holds nothing.
+    (void)*(volatile uint64_t *)(sparse + 70 * PAGE / 8); // The zero page, which has no data.
     tell("sparse", (unsigned long)sparse);
     tell("untouched", (unsigned long)map(3, MAP_PRIVATE, -1));
     tell("clean", (unsigned long)map_closed("clean", 3));

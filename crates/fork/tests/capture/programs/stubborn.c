@@ -51,7 +51,7 @@ int main(int count, char **words) {
     if (!strcmp(how, "ignores_trap")) {
         signal(SIGTRAP, SIG_IGN);
         ready();
-        // Says so if a stop ever changed the disposition.
+        // Reports if a stop ever changed the disposition.
         for (;;) {
             usleep(1000);
             struct sigaction now;

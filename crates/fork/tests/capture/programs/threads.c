@@ -1,4 +1,4 @@
-// A parent with a thread in every situation that a stop must not disturb. It says so when one was.
+// A parent with a thread in every situation that a stop must not disturb. It reports disturbances.
 #include "parent.h"
 
 #include <linux/futex.h>
@@ -8,7 +8,7 @@
 
 #define DATA_PAGES 2048
 
-// Pages of it, every second, that a process keeps from fork(2) whose tracers die.
+// Every second page of the first part of the data, which a process whose tracers die excludes from fork(2).
 #define UNFORKED_PLACES 60
 
 static pthread_mutex_t robust, lock = PTHREAD_MUTEX_INITIALIZER;
@@ -98,9 +98,9 @@ static void *restarter(void *unused) {
 int main(int count, char **words) {
     begin();
     int spinning = count > 1 && !strcmp(words[1], "spinning");
-    // Its tracers die. A stop whose tracer dies ends epoll_wait with EINTR, which no one is left to undo.
+    // Its tracers die. A stop whose tracer dies ends epoll_wait with EINTR, which no other process undoes.
     int tolerant = count > 3;
-    // Ballast, in mebibytes, makes a clone take its time.
+    // Ballast, in mebibytes, makes a clone slow.
     if (count > 2) memset(malloc(strtoul(words[2], NULL, 10) << 20), 1, strtoul(words[2], NULL, 10) << 20);
     tell("pages", (unsigned long)offer(MAP_PRIVATE, PROT_READ | PROT_EXEC));
     pthread_mutexattr_t attributes;

@@ -26,16 +26,16 @@ use super::kill_limit::KillSource;
 use super::{ChildRecord, ExitRecord, OutputReader, OutputWatcher};
 use crate::pager_link::PagerLink;
 
-/// What kills a child: it cannot be caught.
+/// SIGKILL, which no child can catch.
 pub(super) const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
 
-/// What a child gets that touches a page for which there is no room, or which is lost.
+/// SIGBUS, which a child gets for a page that is lost or for which there is no memory.
 pub(super) const SIGBUS: u32 = rustix::process::Signal::BUS.as_raw().unsigned_abs();
 
-/// What a child is doing.
+/// The state of a child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ChildStatus {
-    /// It stands still, before its first step or later.
+    /// It is stopped, before its first instruction or later.
     Paused,
     /// It runs.
     Running,
@@ -50,18 +50,18 @@ pub(crate) enum OutputStream {
     Stdout,
     /// Standard error.
     Stderr,
-    /// What a child of a program that asked for its own checkpoint gives as its result.
+    /// The result of a child whose program requested its own checkpoint.
     Result,
 }
 
-/// The daemon's ends of what a child that was just started reads from.
+/// The daemon's ends of a new child's pipes and sockets.
 #[derive(Debug, Default)]
 pub(crate) struct ChildSockets {
-    /// Of its standard input, if it is attached.
+    /// Its standard input, if it is attached.
     pub(crate) stdin: Option<pipe::Sender>,
-    /// Of the socket that it waits at, if it is paused.
+    /// The socket on which it waits, if it is paused.
     pub(crate) unpause_socket: Option<OwnedFd>,
-    /// Of its channel, if it has one.
+    /// Its channel, if it has one.
     pub(crate) channel: Option<OwnedFd>,
 }
 
@@ -71,30 +71,30 @@ pub(crate) struct Child {
     record: ChildRecord,
     directory: PathBuf,
     status: watch::Sender<ChildStatus>,
-    /// Whether nothing is left of its container, and the pager has forgotten it.
+    /// Whether its container is removed, and the pager has released it.
     is_cleaned_up: watch::Sender<bool>,
-    /// Our end of its standard input, until somebody attaches.
+    /// The daemon's end of its standard input, until a client attaches.
     stdin: Mutex<Option<pipe::Sender>>,
-    /// Our end of its channel, until its program takes it.
+    /// The daemon's end of its channel, until its program takes it.
     channel: Mutex<Option<OwnedFd>>,
-    /// The socket that a child waits at which was started paused. Held while it is paused and let go on.
+    /// The socket on which a child that was started paused waits. Locked while the child is paused or unpaused.
     unpause_socket: Mutex<Option<OwnedFd>>,
-    /// Its container's, where that has not ended.
+    /// The control group of its container, unless the container has ended.
     cgroup: Option<ContainerCgroup>,
-    /// Who has killed it, if that went through this daemon.
+    /// Why it was killed, if this daemon killed it.
     kill_source: OnceLock<KillSource>,
-    /// Whether it was sent SIGKILL.
+    /// Whether this daemon has sent it SIGKILL.
     is_killed: watch::Sender<bool>,
-    /// Whether the root of its container is to be nobody's after it.
+    /// Whether its container's root must not be reused.
     is_root_reuse_disabled: AtomicBool,
-    /// Whether a client may pause it by itself.
+    /// Whether a client may pause it through its control group.
     has_external_freezer: AtomicBool,
-    /// Whether a Tend stream has waited for it.
+    /// Whether a Tend stream has waited for its end.
     is_exit_watched: AtomicBool,
 }
 
 impl Child {
-    /// A child that was just started. `cgroup` is its container's.
+    /// Describes a new child. `cgroup` is its container's.
     pub(super) fn from_started(
         record: ChildRecord,
         directory: PathBuf,
@@ -123,31 +123,31 @@ impl Child {
         }
     }
 
-    /// Has nobody have its container's root after it.
+    /// Excludes its container's root from reuse.
     pub(crate) fn disable_root_reuse(&self) {
         self.is_root_reuse_disabled.store(true, Ordering::Release);
     }
 
-    /// Whether nobody is to have that.
+    /// Whether its container's root must not be reused.
     pub(super) fn is_root_reuse_disabled(&self) -> bool {
         self.is_root_reuse_disabled.load(Ordering::Acquire)
     }
 
-    /// A Tend stream waits for it.
+    /// Records that a Tend stream waits for its end.
     pub(crate) fn set_exit_watched(&self) {
         self.is_exit_watched.store(true, Ordering::Release);
     }
 
-    /// Whether one has.
+    /// Whether a Tend stream has waited for its end.
     pub(crate) fn is_exit_watched(&self) -> bool {
         self.is_exit_watched.load(Ordering::Acquire)
     }
 
-    /// A child that an earlier daemon started. One that waited for its first step then has ended with that daemon; one that
-    /// was paused later is so still.
+    /// Describes a child that an earlier daemon started. A child that waited for its first instruction ended with that
+    /// daemon. A child that was paused later is still paused.
     pub(super) fn from_record(record: ChildRecord, directory: PathBuf, cgroup: Option<ContainerCgroup>) -> Self {
         let child = Self::from_started(record, directory, ChildSockets::default(), cgroup);
-        // The earlier daemon may have let a client pause it.
+        // The earlier daemon may have let a client use the freezer.
         child.has_external_freezer.store(true, Ordering::Release);
         if child.is_frozen() {
             child.status.send_replace(ChildStatus::Paused);
@@ -158,22 +158,20 @@ impl Child {
         child
     }
 
-    /// What it is.
     pub(crate) fn record(&self) -> &ChildRecord {
         &self.record
     }
 
-    /// The number of its own process on this node, which may have ended.
+    /// Pid of its first process on this node. The process may have ended.
     pub(super) fn pid(&self) -> Option<i32> {
         Some(self.record.process.parse::<ProcessIdentity>().ok()?.pid)
     }
 
-    /// Its directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// What it is doing, now and from now on.
+    /// Its state now, and later changes.
     pub(crate) fn status(&self) -> watch::Receiver<ChildStatus> {
         self.read_freezer();
         self.status.subscribe()
@@ -192,7 +190,7 @@ impl Child {
         !matches!(*self.status.borrow(), ChildStatus::Ended(_))
     }
 
-    /// Waits for its end.
+    /// Waits until it ends.
     pub(crate) async fn wait_exit(&self) -> ExitRecord {
         let mut status = self.status();
         let ended = status.wait_for(|status| matches!(status, ChildStatus::Ended(_))).await;
@@ -202,18 +200,18 @@ impl Child {
         }
     }
 
-    /// Why its memory is lost, if it is: a sentence of the pager's.
+    /// The pager's reason why its memory is lost, if it is.
     pub(crate) fn memory_loss_cause(&self) -> Option<String> {
         let text = fs::read_to_string(self.directory.join(LOST_FILE)).ok()?;
         Some(text.trim_end().to_owned())
     }
 
-    /// Whether it has all of its memory, and needs its seed no more.
+    /// Whether all of its memory is local, so that it no longer needs its seed.
     pub(crate) fn is_memory_settled(&self) -> bool {
         self.directory.join(SETTLED_FILE).exists()
     }
 
-    /// Its process on the host.
+    /// Pid of its process on the host.
     ///
     /// # Errors
     /// It has ended.
@@ -224,20 +222,20 @@ impl Child {
         if is_there { Ok(process.pid) } else { Err(self.ended_failure()) }
     }
 
-    /// What who wants something of a living child is told.
+    /// The failure of a request that needs a live child.
     pub(crate) fn ended_failure(&self) -> Failure {
         self.failure(Code::FailedPrecondition, "it has ended")
             .with_next_step("forget it with `farfork rm`, or see how it ended with `farfork inspect`")
     }
 
-    /// Has the pager fetch the rest of its memory, where `begin` says so, and tells how far that is. Blocks.
+    /// Returns how much of its memory is missing. With `begin`, the pager starts to fetch all of it. Blocks.
     ///
     /// # Errors
     /// The pager does not serve it.
     pub(crate) fn settle_memory(&self, pager: &PagerLink, begin: bool) -> Result<SettleProgress, Failure> {
         match pager.client().settle(&self.record.id, begin, self.host_pid()?) {
             Ok(progress) => Ok(progress),
-            // A pager that was started anew knows nothing of those who need none.
+            // A restarted pager does not know the children that need none.
             Err(_) if self.is_memory_settled() => {
                 Ok(SettleProgress { total_pages: 0, missing_pages: 0, state: SettleState::Settled })
             }
@@ -245,7 +243,7 @@ impl Child {
         }
     }
 
-    /// Where its memory is. Blocks: the kernel looks at each of its pages.
+    /// Where its memory is. Blocks, because the kernel examines each page.
     pub(crate) fn memory_use(&self, counted: Option<&PagerCounters>) -> v1::MemoryUse {
         let process = self.record.process.parse().ok().filter(|_| self.is_alive());
         let pid = process.map(|process: ProcessIdentity| process.pid);
@@ -264,32 +262,32 @@ impl Child {
         }
     }
 
-    /// Takes our end of its standard input: one caller feeds it.
+    /// Takes the daemon's end of its standard input. Only one caller can have it.
     pub(crate) fn take_stdin(&self) -> Option<pipe::Sender> {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Takes our end of its channel: it has one program.
+    /// Takes the daemon's end of its channel. Only one program can have it.
     pub(crate) fn take_channel(&self) -> Option<OwnedFd> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether somebody may attach who feeds it.
+    /// Whether a client can still attach to its standard input.
     pub(super) fn has_stdin(&self) -> bool {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Whether it gave something as its result.
+    /// Whether it has returned a result.
     pub(crate) fn has_result(&self) -> bool {
         fs::metadata(self.directory.join(OutputStream::Result.file_name())).is_ok_and(|file| file.len() > 0)
     }
 
-    /// Whether it may give a result: its program asked for its own checkpoint.
+    /// Whether it can return a result: its program requested its own checkpoint.
     pub(crate) fn can_have_result(&self) -> bool {
         self.directory.join(OutputStream::Result.file_name()).exists()
     }
 
-    /// Reads what it wrote, and, with a watch, what it goes on to write.
+    /// Opens one of its outputs. With `follow`, the reader also returns later output.
     ///
     /// # Errors
     /// The file cannot be read or watched.
@@ -306,34 +304,34 @@ impl Child {
         opened.map_err(|error| self.failure(Code::Internal, format!("what it wrote cannot be read: {error}")))
     }
 
-    /// Who has killed it, if that went through this daemon.
+    /// Why it was killed, if this daemon killed it.
     pub(super) fn kill_source(&self) -> Option<KillSource> {
         self.kill_source.get().copied()
     }
 
-    /// Waits until it is sent SIGKILL through this daemon.
+    /// Waits until this daemon sends it SIGKILL.
     pub(super) async fn wait_killed(&self) {
         // The sender lives as long as the child.
         let _ = self.is_killed.subscribe().wait_for(|is_killed| *is_killed).await;
     }
 
-    /// Nothing is left of its container, and the pager has forgotten it.
+    /// Records that its container is removed, and that the pager has released it.
     pub(super) fn mark_cleaned_up(&self) {
         self.is_cleaned_up.send_replace(true);
     }
 
-    /// Whether it has settled.
+    /// Whether its container is removed, and the pager has released it.
     pub(super) fn is_cleaned_up(&self) -> bool {
         *self.is_cleaned_up.borrow()
     }
 
-    /// Waits until a child that has ended is settled, at most `limit`; tells whether it is.
+    /// Waits, at most `limit`, until a child that has ended is cleaned up. Returns whether it is.
     pub(super) async fn wait_cleaned_up(&self, limit: Duration) -> bool {
         let mut is_cleaned_up = self.is_cleaned_up.subscribe();
         timeout(limit, is_cleaned_up.wait_for(|is_cleaned_up| *is_cleaned_up)).await.is_ok()
     }
 
-    /// It has ended: tells everyone who waits, and writes it down.
+    /// Records its end in its directory, and notifies all that wait for it.
     pub(super) fn mark_ended(&self, ended: ExitRecord) {
         let record = ChildRecord { ended: Some(ended.clone()), ..self.record.clone() };
         if let Err(error) = record.write(&self.directory) {
@@ -372,7 +370,7 @@ impl From<&Child> for v1::Child {
 }
 
 impl Child {
-    /// What it is and does; of its memory that it is neither settled nor lost, as of one that was just started and fetches what it touches.
+    /// Its state for the API. The fields about settled or lost memory have the values of a child that was just started.
     pub(crate) fn to_started_view(&self) -> v1::Child {
         let ChildRecord { id, seed, command, process, resume_us, started_unix_ms, .. } = self.record();
         let ChildRecord { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = self.record();

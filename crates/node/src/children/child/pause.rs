@@ -1,9 +1,9 @@
 //! Pausing, unpausing and signalling a child.
 //!
-//! A child that was started paused waits at a socket before its first step. Any other is paused by freezing its
-//! container's control group, with all that it has forked and the container's init. Init reaps the child: a child that
-//! ends while frozen must be thawed, or its end is never reported. A restarted daemon finds the group still frozen.
-//! A client may freeze the group by itself (`open_freezer`); from then on the group says whether the child is paused.
+//! A child that was started paused waits at a socket before its first instruction. Any other is paused by freezing its
+//! container's control group, with all that it has forked and the container's init. Init reaps the child: if the child ends
+//! while frozen, it must be thawed, or its end is never reported. The group stays frozen across restarts of the daemon. A
+//! client may freeze it directly (`open_freezer`). Then the group says whether the child is paused.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -21,17 +21,17 @@ use tonic::Code;
 use super::super::kill_limit::KillSource;
 use super::{Child, ChildStatus, SIGKILL};
 
-/// For all threads of a child to stand: less than a client waits for an answer. A system call that waits for a page of a slow
-/// link stands only when that has come.
+/// Time for all threads of a child to stop: less than a client waits for an answer. A system call that waits for a page over
+/// a slow link stops only when the page arrives.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Child {
-    /// Stops it where it is, with all that it has forked; what is paused stays so. Blocks.
+    /// Stops it, with all processes that it has forked. A paused child stays paused. Blocks.
     ///
     /// # Errors
-    /// It has ended, or does not stop; then it runs on.
+    /// It has ended; or it does not stop in time, and runs on.
     pub(crate) fn pause(&self) -> Result<(), Failure> {
-        // Held all the time: pauses and their ends come one after the other.
+        // Locked until the end, so that pauses and unpauses do not overlap.
         let unpause_socket = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_alive()?;
         if unpause_socket.is_some() {
@@ -53,7 +53,7 @@ impl Child {
         Ok(())
     }
 
-    /// Lets it go on, or make its first step; what runs goes on as it does.
+    /// Lets it continue, or start. A running child is not affected.
     ///
     /// # Errors
     /// It has ended, or cannot be reached.
@@ -74,10 +74,10 @@ impl Child {
         Ok(())
     }
 
-    /// Lets a client pause and unpause it by itself; the directory of its group.
+    /// Lets a client freeze and thaw it directly. Returns the directory of its control group.
     ///
     /// # Errors
-    /// It has ended, it waits for its first step, or the node has no freezer of version 2.
+    /// It has ended, it waits for its first instruction, or the node has no freezer of cgroup version 2.
     pub(crate) fn open_freezer(&self) -> Result<PathBuf, Failure> {
         let unpause_socket = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_alive()?;
@@ -95,7 +95,7 @@ impl Child {
         Ok(directory.to_owned())
     }
 
-    /// Takes over what a client did with the freezer.
+    /// Updates the state after a client's use of the freezer.
     pub(super) fn read_freezer(&self) {
         if !self.has_external_freezer.load(Ordering::Acquire) {
             return;
@@ -106,30 +106,30 @@ impl Child {
         }
     }
 
-    /// Whether it was paused where it was, rather than before its first step.
+    /// Whether it is frozen. A child that waits for its first instruction is not.
     pub(crate) fn is_frozen(&self) -> bool {
         self.cgroup.as_ref().is_some_and(|group| group.is_frozen())
     }
 
-    /// Sends it a signal. One that is paused finds it when it goes on; SIGKILL ends it at once.
+    /// Sends it a signal. A paused child gets the signal when it continues, except that SIGKILL ends it at once.
     ///
     /// # Errors
     /// It has ended, or the number is no signal.
     pub(crate) fn kill(&self, signal: u32) -> Result<(), Failure> {
         if signal == SIGKILL {
-            // Of two, the first one kills.
+            // Only the first cause counts.
             let _ = self.kill_source.set(KillSource::Request);
         }
         self.send_signal(signal)
     }
 
-    /// Kills it, because its time is over. It may just have ended.
+    /// Kills it at its deadline. It may just have ended.
     pub(in crate::children) fn kill_on_deadline(&self) {
         let _ = self.kill_source.set(KillSource::Deadline);
         let _ = self.send_signal(SIGKILL);
     }
 
-    /// Kills it, as its memory is lost.
+    /// Kills it because its memory is lost.
     pub(in crate::children) fn kill_memory_lost(&self) {
         let _ = self.send_signal(SIGKILL);
     }
@@ -144,7 +144,7 @@ impl Child {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 Err(self.failure(Code::InvalidArgument, format!("{signal} is no signal")))
             }
-            // ESRCH: it ended a moment ago.
+            // ESRCH: it has just ended.
             Err(_) => Err(has_ended()),
             Ok(()) => {
                 if signal == SIGKILL {
@@ -156,25 +156,25 @@ impl Child {
         }
     }
 
-    /// Whether its process is one no more, reaped or not.
+    /// Whether its process has ended, reaped or not.
     fn has_exited(&self) -> bool {
         let process =
             self.record.process.parse().ok().and_then(|process: ProcessIdentity| process.open().ok().flatten());
         process.is_none_or(|process| pidfd::wait_exit(&process, Duration::ZERO).unwrap_or(false))
     }
 
-    /// Lets what was killed, or has ended, come to its end.
+    /// Thaws a child that was killed or has ended, so that its end is reported.
     fn thaw_to_exit(&self) {
         if let Some(group) = &self.cgroup
             && let Err(error) = group.thaw()
         {
-            // Its container may have been removed the moment before.
+            // Its container may just have been removed.
             tracing::debug!(child = %self.record.id, %error, "what was killed is not let go on");
         }
         self.transition_status(ChildStatus::Paused, ChildStatus::Running);
     }
 
-    /// Where it has ended meanwhile, that stands.
+    /// Changes the state from `from` to `to`. A child that has ended meanwhile stays ended.
     fn transition_status(&self, from: ChildStatus, to: ChildStatus) {
         self.status.send_if_modified(|status| {
             let changes = *status == from;

@@ -1,4 +1,4 @@
-//! A zygote that the cache owns. It ends with its last user, and takes its directory and the pager's record of it along.
+//! A zygote that the cache owns. Its last user ends it, and removes its directory and the pager's record of it.
 
 use std::fs;
 use std::io;
@@ -11,34 +11,33 @@ use farfork_wire::ChildId;
 
 use crate::pager_link::PagerLink;
 
-/// A zygote that its last user removes, with its directory and the pager's record of it.
+/// A zygote that its last user removes.
 #[derive(Debug)]
 pub(crate) struct CachedZygote {
-    /// Taken when it goes.
+    /// Taken when this is dropped.
     pub(super) zygote: Option<Zygote>,
     pub(super) pager: Arc<PagerLink>,
-    /// It was made before any child was asked for.
+    /// Whether it was made before any child was requested.
     pub(super) is_speculative: bool,
-    /// It has what it was to be given when it was made.
+    /// Whether the pager has filled it.
     pub(super) is_filled: AtomicBool,
-    /// A child was made of it.
+    /// Whether a child was made from it.
     pub(super) is_proven: AtomicBool,
 }
 
 impl CachedZygote {
-    /// The zygote.
     pub(in crate::engine) fn zygote(&self) -> &Zygote {
         self.zygote.as_ref().expect("only a drop takes it")
     }
 
-    /// Whether what it is to be given is still to come. One whose pager cannot tell is used as it is.
+    /// Whether the pager still fills it. If the pager cannot answer, the zygote is used as it is.
     pub(crate) fn is_filling(&self) -> bool {
         let is_filling = self.pager.client().is_zygote_filling(self.zygote().id()).unwrap_or(false);
         self.is_filled.store(!is_filling, Ordering::Relaxed);
         is_filling
     }
 
-    /// Whether nobody has asked yet for what it was made for.
+    /// Whether it is speculative, and no child was made from it yet.
     pub(super) fn is_unused_speculation(&self) -> bool {
         self.is_speculative && !self.is_proven.load(Ordering::Relaxed)
     }
@@ -53,7 +52,7 @@ impl Drop for CachedZygote {
     }
 }
 
-/// Has the pager forget a zygote that has ended, and removes its directory.
+/// Releases a zygote that has ended from the pager, and removes its directory.
 pub(super) fn release_zygote(pager: &PagerLink, id: &ChildId, directory: &Path) {
     pager.release(id);
     remove_directory(directory);

@@ -33,22 +33,22 @@ use crate::pager_link::PagerLink;
 pub(crate) use cached_zygote::CachedZygote;
 use cached_zygote::{release_zygote, remove_directory};
 
-/// A zygote is in use for so long after its last copy: its pager looks every second for what it lacks.
+/// Time for which a zygote counts as in use after its last copy. The pager looks every second for the pages that it lacks.
 const IN_USE_AGE_MAX: Duration = Duration::from_secs(3);
-/// For one look at what of a zygote's memory can become huge pages, and for making them.
+/// Limit for one round that collapses small pages of a zygote into huge ones.
 const COLLAPSE_TIME_MAX: Duration = Duration::from_millis(100);
-/// Before a seed gets another zygote where one took too long: the machine was too busy to run it, for some seconds at a time. Each try may
-/// delay a child by as much as it takes.
+/// Pause before a seed gets another zygote, after one took too long: the machine was too busy, which lasts for some seconds.
+/// Each try may delay a child by as much as it takes.
 const LATE_PAUSE: Duration = Duration::from_secs(10);
-/// Seeds of which it is remembered that they have none: more than a node works with at a time.
+/// Most seeds that are recorded as having no zygote: more than a node works with at a time.
 const UNSUITABLE_MAX: usize = 64;
 
-/// How many zygotes a node keeps, and for how long.
+/// Limits on a node's zygotes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ZygoteLimits {
-    /// Zygotes at most; 0 for none.
+    /// Most zygotes; 0 for none.
     pub(crate) count_max: usize,
-    /// An unused zygote ends after this.
+    /// Time after which an unused zygote ends.
     pub(crate) idle_max: Duration,
 }
 
@@ -61,25 +61,25 @@ pub(crate) struct ZygoteCache {
     limits: ZygoteLimits,
     table: Mutex<BTreeMap<SeedId, ZygoteState>>,
     copies: AtomicU64,
-    /// Of these, those that were there when they were asked for.
+    /// The copies that were prestarted when they were requested.
     prestarted_copies: AtomicU64,
-    /// Zygotes that were made before any child was asked for, and of these, those that children were made of.
+    /// Speculative zygotes, and those of them that were copied.
     speculative: AtomicU64,
     speculative_used: AtomicU64,
-    /// Told whenever what is known of a seed's zygote changes.
+    /// Notified whenever the state of a seed's zygote changes.
     changed: Notify,
 }
 
-/// Why a zygote is made.
+/// The reason for which a zygote is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ZygoteTrigger {
-    /// A child was asked for.
+    /// A child was requested.
     Requested,
-    /// One will be, as of the seed of its process before; or it is the first.
+    /// A child is expected: one was requested from the previous seed of the process, or this seed is the first.
     Speculative,
 }
 
-/// What is known of a seed's zygote.
+/// The state of a seed's zygote.
 ///
 /// ```text
 ///  first child restored,
@@ -95,21 +95,21 @@ enum ZygoteState {
         zygote: Arc<CachedZygote>,
         used: Instant,
     },
-    /// Its seed gets none, or none before this time.
+    /// The seed gets no zygote, or none before this time.
     Unsuitable {
         until: Option<Instant>,
     },
 }
 
 impl ZygoteState {
-    /// Of a seed whose zygote failed; `is_late`: because it took too long.
+    /// The state of a seed whose zygote failed; `is_late`: it took too long.
     fn unsuitable(is_late: bool) -> Self {
         Self::Unsuitable { until: is_late.then(|| Instant::now() + LATE_PAUSE) }
     }
 }
 
-/// The place of a zygote that is being made. However its making ends, also in a panic, nobody waits for it any longer: what
-/// came of it is entered, and without a zygote the seed is to have none.
+/// The reservation of a zygote that is being made. However that ends, even in a panic, dropping this enters the outcome and
+/// ends all waits. Without a zygote, the seed is marked as unsuitable.
 #[derive(Debug)]
 struct ZygoteReservation<'a> {
     cache: &'a ZygoteCache,
@@ -145,7 +145,7 @@ impl Drop for ZygoteReservation<'_> {
 }
 
 impl ZygoteCache {
-    /// None yet; what an earlier daemon left is forgotten.
+    /// An empty cache. Removes the zygotes of an earlier daemon.
     pub(super) fn new(node: NodeName, run_dir: RunDir, pager: Arc<PagerLink>, limits: ZygoteLimits) -> Self {
         for entry in fs::read_dir(run_dir.zygotes_dir()).into_iter().flatten().flatten() {
             match entry.file_name().to_str().and_then(|name| name.parse().ok()) {
@@ -167,7 +167,7 @@ impl ZygoteCache {
         }
     }
 
-    /// The zygote for a child that is to be started so.
+    /// The zygote for a child with these options.
     pub(super) fn find(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<CachedZygote>> {
         match self.table().get_mut(&source.key.seed) {
             Some(ZygoteState::Ready { zygote, used }) if can_copy_zygote(source, options) => {
@@ -178,7 +178,7 @@ impl ZygoteCache {
         }
     }
 
-    /// As [`Self::find`], where children were made of it already, or are foretold, and it has what it is to be given.
+    /// As [`Self::find`], if children were already made from the zygote or it is speculative, and the pager has filled it.
     pub(super) fn find_for_prestart(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<CachedZygote>> {
         let is_proven = |cached_zygote: &Arc<CachedZygote>| {
             cached_zygote.is_speculative || cached_zygote.is_proven.load(Ordering::Relaxed)
@@ -188,14 +188,14 @@ impl ZygoteCache {
         is_filled.then_some(cached_zygote)
     }
 
-    /// A child was made of one.
+    /// Counts a child that was made from a zygote.
     pub(super) fn record_copy(&self, cached_zygote: &CachedZygote) {
         let is_first = !cached_zygote.is_proven.swap(true, Ordering::Relaxed);
         self.speculative_used.fetch_add(u64::from(is_first && cached_zygote.is_speculative), Ordering::Relaxed);
         self.copies.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A child was made of a seed's before anybody asked for it, and now somebody has.
+    /// Counts a prestarted child of a seed that is now requested.
     pub(super) fn record_prestarted_copy(&self, seed: &SeedId) {
         self.prestarted_copies.fetch_add(1, Ordering::Relaxed);
         match self.table().get_mut(seed) {
@@ -203,12 +203,12 @@ impl ZygoteCache {
                 *used = Instant::now();
                 self.record_copy(zygote);
             }
-            // It went meanwhile.
+            // The zygote has ended meanwhile.
             _ => drop(self.copies.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
-    /// Whether there are any.
+    /// Whether the node makes zygotes.
     pub(super) fn is_enabled(&self) -> bool {
         self.limits.count_max > 0
     }
@@ -224,7 +224,7 @@ impl ZygoteCache {
         }
     }
 
-    /// A seed's zygote, where it is not known to have what it is to be given.
+    /// A seed's zygote, unless it is known to be filled.
     pub(crate) fn find_filling(&self, seed: &SeedId) -> Option<Arc<CachedZygote>> {
         match self.table().get(seed) {
             Some(ZygoteState::Ready { zygote, .. }) if !zygote.is_filled.load(Ordering::Relaxed) => {
@@ -234,7 +234,7 @@ impl ZygoteCache {
         }
     }
 
-    /// How many there are, and how many children were made of any.
+    /// How many zygotes there are, and how many children were made from them.
     pub(crate) fn counts(&self) -> ZygoteUse {
         let ready_count = self.table().values().filter(|entry| matches!(entry, ZygoteState::Ready { .. })).count();
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
@@ -251,18 +251,18 @@ impl ZygoteCache {
         }
     }
 
-    /// Whether nothing is known of a seed's.
+    /// Whether a seed has no entry.
     pub(crate) fn has_no_entry(&self, seed: &SeedId) -> bool {
         !self.table().contains_key(seed)
     }
 
-    /// Whether it is known that a seed has one, or gets one, or is to have none.
+    /// Whether a seed has a zygote, gets one, or is unsuitable.
     pub(super) fn is_decided(&self, seed: &SeedId) -> bool {
         self.limits.count_max == 0 || self.table().contains_key(seed)
     }
 
-    /// Makes a seed's zygote, where a child is started so that it would use one, and there is none. One that is only foretold takes nobody's
-    /// place.
+    /// Makes a seed's zygote, if children with these options use one and there is none. A speculative one does not replace
+    /// another.
     pub(super) fn create(
         &self,
         source: &SeedSource,
@@ -287,7 +287,7 @@ impl ZygoteCache {
             Err(error) if why == ZygoteTrigger::Speculative => {
                 tracing::debug!(%seed, %error, "no zygote could be made of a seed that nobody has asked for");
                 drop(reservation);
-                // Most probably the seed is no more; else who asks for a child has another one made.
+                // Most probably the seed was dropped. Otherwise the next request for a child makes another zygote.
                 self.retire(seed);
             }
             Err(error) if next_step::is_missing_file(&*error) => {
@@ -319,8 +319,8 @@ impl ZygoteCache {
         made
     }
 
-    /// The place of a seed's zygote, for who is to make it; `None` where somebody does or did, and where one would have to go for it that is
-    /// only foretold.
+    /// Reserves the zygote of a seed, which the caller makes. `None` if the seed has an entry, or if a speculative zygote
+    /// would replace another one.
     fn reserve<'a>(&'a self, seed: &'a SeedId, why: ZygoteTrigger) -> Option<ZygoteReservation<'a>> {
         let mut table = self.table();
         let is_one = |entry: &&ZygoteState| !matches!(entry, ZygoteState::Unsuitable { .. });
@@ -334,8 +334,8 @@ impl ZygoteCache {
         Some(ZygoteReservation { cache: self, seed, trigger: why, outcome: ZygoteState::Unsuitable { until: None } })
     }
 
-    /// Enters what came of a zygote, unless its seed was dropped meanwhile; one that is only foretold makes room, and else the one that was not
-    /// used for longest.
+    /// Enters the outcome of a reservation, unless the seed was dropped meanwhile. If there are too many zygotes, an unused
+    /// speculative one ends, or else the least recently used one.
     fn complete_reservation(&self, seed: &SeedId, entry: ZygoteState) {
         let mut removed = Vec::new();
         {
@@ -360,7 +360,7 @@ impl ZygoteCache {
             }
         }
         self.changed.notify_waiters();
-        // Its end takes a while: not under the lock.
+        // Dropped after the lock is released, because their ends take a while.
         drop(removed);
     }
 
@@ -371,19 +371,19 @@ impl ZygoteCache {
         drop(removed);
     }
 
-    /// The same of a zygote that failed: the seed gets no other, or, where it only took too long, none for a while.
+    /// Ends a zygote that failed. The seed gets no other one, or none for a while if this one only took too long.
     pub(super) fn retire_failed(&self, seed: &SeedId, is_late: bool) {
         let removed = self.table().insert(seed.clone(), ZygoteState::unsuitable(is_late));
         self.changed.notify_waiters();
         drop(removed);
     }
 
-    /// Whether nothing is known of any seed's.
+    /// Whether no seed has an entry.
     pub(super) fn is_empty(&self) -> bool {
         self.table().is_empty()
     }
 
-    /// Ends zygotes that nobody used for long, those of seeds that are no more, and those that were foretold in vain.
+    /// Ends zygotes that were not used for long, those of dropped seeds, and speculative ones that were not needed.
     pub(super) fn evict_unused(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
         let is_over = |(seed, entry): &(&SeedId, &ZygoteState)| match entry {
             _ if is_dropped(seed) => true,
@@ -397,10 +397,10 @@ impl ZygoteCache {
         over.iter().for_each(|seed| self.retire(seed));
     }
 
-    /// Makes huge pages of what is whole of zygotes that are in use: a fork copies an entry for each small page. Tells of which seeds'
-    /// there are more now.
+    /// Collapses small pages of zygotes in use into huge ones, because a fork copies an entry for each small page. Returns
+    /// the seeds whose zygotes have more huge pages now.
     pub(super) fn collapse_huge_pages(&self) -> Vec<SeedId> {
-        // None is kept from going meanwhile.
+        // Holds no reference to a zygote, so that each may end meanwhile.
         let collapsers: Vec<_> = self
             .in_use()
             .into_iter()
@@ -431,7 +431,7 @@ impl ZygoteCache {
         self.table().iter().filter_map(in_use).collect()
     }
 
-    /// Ends all of them.
+    /// Ends all zygotes.
     pub(super) fn clear(&self) {
         let all = std::mem::take(&mut *self.table());
         self.changed.notify_waiters();
@@ -443,15 +443,15 @@ impl ZygoteCache {
     }
 }
 
-/// Whether a child of a seed that is started so is to be a copy of a zygote. Where another may have its sockets' addresses already, it
-/// is refused as a child that is no copy is: that says nothing of the zygote.
+/// Whether a child of a seed with these options is to be a copy of a zygote. A child whose sockets' addresses may be in use
+/// is not: its refusal would say nothing about the zygote.
 fn can_copy_zygote(source: &SeedSource, options: &StartOptions) -> bool {
     has_copyable_options(options) && (options.network == NetworkMode::Private || !has_bound_sockets(&source.descriptor))
 }
 
-/// Whether a child that is started so can be a copy of a zygote, whatever its seed. Limits count what it did not touch itself
-/// otherwise than whoever set them expects, files that are shown elsewhere may be mapped, and who asks for another strategy
-/// wants to see it. An untrusted one shares no memory with others.
+/// Whether a child with these options can be a copy of a zygote, whatever its seed. Limits would count the zygote's memory
+/// in an unexpected way. Bound paths may have files that the zygote maps. A request for another strategy expects that
+/// strategy. An untrusted child shares no memory with others.
 pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
     let strategy = &options.strategy;
     strategy.mode == PagingMode::Prefetch
@@ -461,7 +461,7 @@ pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
         && options.protection == RootProtection::default()
 }
 
-/// What puts a zygote's memory together; `None` where it has ended.
+/// Collapses a zygote's memory; `None` if the zygote has ended.
 fn open_collapser(zygote: &Zygote) -> io::Result<Option<HugePageCollapser>> {
     Ok(HugePageCollapser::open(ProcessIdentity::of(zygote.pid())?)?.map(HugePageCollapser::include_shared))
 }
