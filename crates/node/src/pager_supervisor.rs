@@ -90,7 +90,7 @@ async fn restart(node: &Arc<Node>) -> bool {
     tracing::error!("the pager is gone with its keeper and holder: it is started again");
     let task_node = node.clone();
     let restarted = tokio::task::spawn_blocking(move || {
-        // The memory of the zygotes is no longer served, nor would that of their copies be.
+        // The memory of zygotes, and of further copies of them, is no longer served.
         task_node.engine.stop_zygotes();
         task_node.pager.restart()?;
         task_node.children.hand_back_children();

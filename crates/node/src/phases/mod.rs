@@ -26,9 +26,7 @@ pub(crate) use recording::PhaseRecording;
 // counter. Another process has no span to enter. Its phase is added afterwards, by an event of the same target with the
 // fields `phase`, `begun_ns` and `ended_ns` (CLOCK_REALTIME). A clone of a span may outlive its phase: the last exit is
 // its end.
-//
-// The target of the spans that are phases. Other crates repeat the literal, since they do not depend on this one.
-/// The target of the spans that are phases. Other crates write it out: they know nothing of this one.
+/// The target of the spans that are phases. Other crates repeat the literal, since they do not depend on this one.
 pub const TARGET: &str = "farfork::phase";
 
 /// The layer that collects phases, for a process's tracing subscriber. Without it, requests get no phases.

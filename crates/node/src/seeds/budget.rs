@@ -121,7 +121,7 @@ fn process_uid(pid: u32) -> u32 {
     fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid())
 }
 
-/// Checks that `wanted` bytes fit next to what is held. The error is the cause of a refusal.
+/// Checks that `wanted` bytes fit into the rest of the budget. The error is the cause of a refusal.
 fn check_fits(wanted: u64, bytes_max: u64, scope: &str, held: &[(String, MemoryCharge)]) -> Result<(), String> {
     let left = bytes_max.saturating_sub(held.iter().map(|(_, charge)| charge.bytes).sum());
     if wanted <= left {

@@ -145,7 +145,7 @@ fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError
     let seed_completion = Arc::new(SeedCompletion::default());
     seed_completion.complete(Ok(()));
     let seal = Some(SealProgress::Sealed { path: path.to_owned(), bytes: about.memory_bytes });
-    // An image of an older daemon has an expiry time but no time to live; 1 ms stands for it.
+    // An image of an older daemon has an expiry time but no time to live: use 1 ms.
     let ttl_ms = if about.expires_unix_ms > 0 { about.ttl_ms.max(1) } else { 0 };
     let lease = Lease::from_image(ttl_ms, about.expires_unix_ms);
     Ok((
