@@ -1,8 +1,8 @@
 //! Benchmarks of farfork: what it costs, compared with floors and peers that are measured in the same run.
 //!
-//! A benchmark takes `parameters`, runs an `experiment`, keeps `samples`, and returns a `summary`. `workload` has the
-//! programs that are measured, `baseline` and `peer` those that they are compared with. Requests to nodes use the API,
-//! as any client's do. The caller, `farfork bench` and `farfork stress`, parses the command line and shows progress.
+//! A benchmark takes `parameters`, runs an `experiment`, collects `samples`, and returns a `summary`. `workload` has
+//! the measured programs, `baseline` and `peer` those that they are compared with. Nodes are used through the API, as
+//! any client uses them. The commands `farfork bench` and `farfork stress` parse the command line and show progress.
 #![forbid(unsafe_code)]
 
 // parameters/ ─▶ experiment/ ──▶ samples ──▶ summary/
@@ -16,10 +16,10 @@
 //                  ├─▶ workload/   programs that are measured  ─┐ C++ programs, embedded in the library
 //                  └─▶ baseline/   floors, and CRIU            ─┘ (`embedded_program` runs them)
 //
-// `parameters` and `figure` also have the keys of samples, by which `summary` finds them. Where both sides of a connection
+// `parameters` and `figure` also have the keys of samples, by which `summary` finds them. If both sides of a connection
 // are measured, each is an `endpoint`: this program, started again. `peer` has other RPC systems.
 //
-// `suite` runs all benchmarks, each as a process, and `report` makes pages of the sections of their summaries.
+// `suite` runs all benchmarks, each as a process. `report` makes pages of the sections of their summaries.
 
 mod baseline;
 mod embedded_program;

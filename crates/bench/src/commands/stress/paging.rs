@@ -70,7 +70,7 @@ impl StressPaging {
     }
 }
 
-/// Shows on a terminal how far a run is; it ends when somebody wants that.
+/// Shows the progress of a run on a terminal. The run ends after an interrupt.
 fn show_progress(seconds: f64) -> anyhow::Result<impl FnMut(&SoakTally, Duration) -> ControlFlow<()>> {
     let interruption = InterruptFlag::watch()?;
     let bar = if stderr().is_terminal() { ProgressBar::new(seconds as u64) } else { ProgressBar::hidden() };
