@@ -28,6 +28,7 @@ use stdout::print_line;
 //   `interval ANSWERS NS ERRORS DAMAGED`, and at its end `done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX`.
 // - acceptor: like a server.
 // - connector: like a client, without intervals. At its end `done CONNECTIONS NS P50 P99`.
+
 /// Runs the endpoint that the specification describes.
 ///
 /// # Errors

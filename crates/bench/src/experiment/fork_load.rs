@@ -136,6 +136,7 @@ fn interval_count(seconds: f64) -> u32 {
 // - `forked CHILDREN LONGEST_GAP_US` in each interval.
 // - `done CHILDREN NS P50_US P99_US` at its end.
 // - `failed WHY` instead of any of these.
+
 fn read_interval(clients: &mut [ChildProgram]) -> Result<LoadInterval, BenchError> {
     let mut interval = LoadInterval { per_s: 0.0, longest_gap_ms: 0.0 };
     for client in clients {
