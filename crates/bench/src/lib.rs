@@ -6,14 +6,16 @@
 #![forbid(unsafe_code)]
 
 // parameters/ ─▶ experiment/ ──▶ samples ──▶ summary/
-//                  │  fork, function, fault, churn, tree, fanout, peak, pool, warm_start, volume, rpc, connect: run `farfork bench fork` and so on
+//                  │  fork, function, fault, churn, tree, fanout, peak, pool, warm_start, volume, rpc, connect:
+//                  │    run `farfork bench fork` and so on
 //                  │  stress_fork, stress_rpc, soak: run `farfork stress fork`, `rpc` and `paging`
 //                  │  local_cluster: nodes on this machine, and requests to them
-//                  │  fork_load: client processes that fork one child after another; error_log, leak_check: what a long run left
-//                  │  fanout_client: many children at once; warm_children: children that are paused between requests
+//                  │  fork_load: client processes that fork one child after another
+//                  │  error_log, leak_check: errors and leaks of a long run
+//                  │  fanout_client: many children at the same time; warm_children: children that are paused between requests
 //                  │  create_methods, pause_methods: farfork and the floors of both
 //                  │  testbed: two sides of a connection, joined by `veth_network` without nodes
-//                  ├─▶ workload/   programs that are measured  ─┐ C++ programs, embedded in the library
+//                  ├─▶ workload/   measured programs           ─┐ C++ programs, embedded in the library
 //                  └─▶ baseline/   floors, and CRIU            ─┘ (`embedded_program` runs them)
 //
 // `parameters` and `figure` also have the keys of samples, by which `summary` finds them. If both sides of a connection

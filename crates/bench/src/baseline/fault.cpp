@@ -243,7 +243,8 @@ int install_pages(const char *ip, int port) {
 // - fault install ADDRESS PORT: prints `ready`, and maps the pages from `fault send` until that ends. For each input line
 //   it prints the totals `installed PAGES WRONG`.
 //
-// TOUCH is the whole fault, EXCHANGE the request and its answer, COPY the mapping. MODE says how both programs wait. `sleep` blocks. `spin` polls for 50 µs before it blocks, and yields the CPU between two polls.
+// TOUCH is the whole fault, EXCHANGE the request and its answer, COPY the mapping. MODE says how both programs wait.
+// `sleep` blocks. `spin` polls for 50 µs before it blocks, and yields the CPU between two polls.
 int main(int count, char **arguments) {
     if (count == 4 && strcmp(arguments[1], "serve") == 0) {
         spins = strcmp(arguments[3], "spin") == 0;

@@ -17,7 +17,7 @@
 namespace {
 
 constexpr size_t PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
-// Size of one move, and maximum of one discard.
+// Size of a moved block, and maximum of one discard.
 constexpr size_t BLOCK_PAGES = 16;
 // Maximum pages that are verified in sequence.
 constexpr size_t RUN_PAGES_MAX = 256;

@@ -28,7 +28,7 @@ impl ChildForwarding {
     /// within the runtime.
     ///
     /// # Errors
-    /// As [`EgressProxy::open`].
+    /// The errors of [`EgressProxy::open`].
     pub(crate) fn open(
         published: Vec<BoundPort>,
         egress: &EgressPolicy,

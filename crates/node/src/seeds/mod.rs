@@ -244,7 +244,7 @@ impl SeedRegistry {
         Ok(())
     }
 
-    /// The seeds whose leases are due for a check of whether they are needed.
+    /// The seeds with a lease that is due for a check: is the seed still needed?
     pub(crate) fn leases_due(&self, now_unix_ms: u64) -> Vec<SeedId> {
         let is_due = |seed: &SeedEntry| seed.lease.is_some_and(|lease| lease.is_check_due(now_unix_ms));
         self.entries().iter().filter(|(_, seed)| is_due(seed)).map(|(id, _)| id.clone()).collect()

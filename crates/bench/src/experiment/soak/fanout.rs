@@ -14,7 +14,7 @@ use crate::experiment::local_cluster::request_failure;
 use crate::workload::memory_walk;
 
 impl SoakRound<'_> {
-    /// Forks the children, and kills the first of them as the script says.
+    /// Forks the children, and kills as many of them at once as the script says.
     ///
     /// # Errors
     /// A node failed.

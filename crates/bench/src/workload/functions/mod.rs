@@ -54,8 +54,8 @@ impl FunctionSource {
 
     /// Parses an embedded function's name, `FILE.py` or `FILE.py:HANDLER`.
     ///
+    /// # Errors
     /// The text has another form. The message says which forms are valid.
-    /// The text is neither; the message says what can be named.
     pub fn parse(text: &str) -> Result<Self, String> {
         if EMBEDDED.iter().any(|(name, ..)| *name == text) {
             return Ok(Self::from_embedded(text));
