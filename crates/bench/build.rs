@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Static, so that a program's memory map is its own on every node.
+/// Static, so that a program's memory map is the same on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
 const SOURCES: [&str; 15] = [
@@ -29,7 +29,7 @@ const SOURCES: [&str; 15] = [
 /// The system libraries that a program is linked with.
 const LIBRARIES: [(&str, &[&str]); 1] = [("leveldb.cpp", &["-lleveldb", "-lsnappy", "-pthread"])];
 
-/// The C library, for the program that makes seeds of itself.
+/// The C library, for the program that requests checkpoints of itself.
 const LIBRARY: [&str; 6] = ["callbacks.c", "checkpoint.c", "connection.c", "error.c", "pages.c", "processor.c"];
 
 fn main() {
@@ -56,7 +56,7 @@ fn programs() {
         let name = source.file_stem().expect("a source has a name");
         let mut command = Command::new(&compiler);
         command.args(FLAGS).arg("-I../../include").arg("-o").arg(out.join(name)).arg(&source);
-        // The linker takes what the program calls: of the floors' programs, none does.
+        // The linker takes only what the program calls; the floors' programs call nothing of it.
         command
             .arg(&library)
             .args(LIBRARIES.iter().filter(|(program, _)| source.ends_with(program)).flat_map(|(_, of)| *of));
@@ -64,7 +64,7 @@ fn programs() {
     }
 }
 
-/// Sets the commit that results name. Sources that are not in a repository have none.
+/// Sets the commit that results name. There is none outside a repository.
 fn commit() {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
@@ -79,14 +79,14 @@ fn commit() {
     }
 }
 
-/// Builds the C library as an archive of its own.
+/// Builds the C library as a separate archive.
 fn library(out: &Path) -> PathBuf {
     println!("cargo::rerun-if-env-changed=CC");
     println!("cargo::rerun-if-changed=../program/c");
     println!("cargo::rerun-if-changed=../../include");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "gcc".into());
     let archive = out.join("libfarfork.a");
-    // Members of an older build do not stay in it.
+    // Otherwise members of an older build would stay in the archive.
     let _ = std::fs::remove_file(&archive);
     let mut members = Vec::new();
     for source in LIBRARY {
@@ -100,7 +100,7 @@ fn library(out: &Path) -> PathBuf {
     archive
 }
 
-/// Runs a compiler, which is in a package.
+/// Runs a compiler. `package` is the package to install if it is missing.
 fn run(command: &mut Command, package: &str) {
     let output =
         command.output().unwrap_or_else(|error| panic!("{command:?} could not be started: {error}; install {package}"));

@@ -1,5 +1,5 @@
-//! Installs and starts the C++ programs that the library embeds, sends them commands, and parses their answers, one
-//! line for each letter. `workload` and `baseline` know what commands and answers mean.
+//! Installs and starts the C++ programs that the library embeds. Sends them commands of one letter each, and parses
+//! their answers of one line each. `workload` and `baseline` define commands and answers.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::error::BenchError;
 
-/// A program as it was built.
+/// An embedded executable.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbeddedProgram {
     pub(crate) name: &'static str,
@@ -20,15 +20,16 @@ pub(crate) struct EmbeddedProgram {
 }
 
 impl EmbeddedProgram {
-    /// Writes the program into a directory, for anybody to run.
+    /// Writes the program into a directory, executable by all users.
     pub(crate) fn install(&self, directory: &Path) -> Result<PathBuf, BenchError> {
         let path = directory.join(self.name);
         self.write_to(&path).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
         Ok(path)
     }
 
-    /// Lets install(1) write the file. A descriptor of this process that is open for writing would be inherited by whatever
-    /// another thread starts just then, and until that calls execve(2), starting the program fails with ETXTBSY.
+    /// Writes the file through install(1). If this process had the file open for writing, a child that another thread
+    /// forks at that moment would inherit the descriptor. Until that child calls execve(2), starting the program would
+    /// fail with ETXTBSY.
     fn write_to(&self, path: &Path) -> io::Result<()> {
         let mut command = Command::new("install");
         let mut writer = command.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped()).spawn()?;
@@ -39,7 +40,7 @@ impl EmbeddedProgram {
     }
 }
 
-/// A running program; it ends with this value.
+/// A running program. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ChildProgram {
     name: &'static str,
@@ -49,8 +50,8 @@ pub(crate) struct ChildProgram {
 }
 
 impl ChildProgram {
-    /// Starts it, in a session of its own: Ctrl-C is for the benchmark, which ends its programs in its own time; and CRIU
-    /// clones whole sessions only.
+    /// Starts the program in a session of its own. Ctrl-C then reaches only the benchmark, which ends its programs
+    /// itself. Also, CRIU clones only whole sessions.
     pub(crate) fn start(name: &'static str, command: &Command) -> Result<Self, BenchError> {
         let mut process = Command::new("setsid")
             .arg(command.get_program())
@@ -66,7 +67,8 @@ impl ChildProgram {
         Ok(Self { name, process, commands, answers })
     }
 
-    /// Starts a hidden command of `farfork bench`, which this program is, with instructions. Waits until it prints `ready`.
+    /// Starts a hidden command of `farfork bench` from this same executable, with a specification. Waits until it
+    /// prints `ready`.
     pub(crate) fn start_bench_command(
         name: &'static str,
         farfork: &Path,
@@ -85,37 +87,37 @@ impl ChildProgram {
         self.process.id()
     }
 
-    /// What it said last, if it has ended by itself.
+    /// Its exit status and remaining output, if it has ended.
     pub(crate) fn last_line_if_ended(&mut self) -> Option<String> {
         let status = self.process.try_wait().ok()??;
         let mut said = String::new();
-        // It has ended: nothing more comes.
+        // It has ended, so its output is complete.
         let _ = self.answers.read_to_string(&mut said);
         Some(format!("{status}: {}", said.trim()))
     }
 
-    /// A letter, and the numbers of the answer.
+    /// Sends a command, and reads the numbers of its answer.
     pub(crate) fn request<const N: usize>(&mut self, letter: u8, answer: &'static str) -> Result<[i64; N], BenchError> {
         self.send_message(letter)?;
         self.read_answer(answer)
     }
 
-    /// A letter.
+    /// Sends a command of one letter.
     pub(crate) fn send_message(&mut self, letter: u8) -> Result<(), BenchError> {
         let sent = self.commands.write_all(&[letter]);
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 
-    /// Some words.
+    /// Sends text.
     pub(crate) fn send_text(&mut self, words: &str) -> Result<(), BenchError> {
         let sent = self.commands.write_all(words.as_bytes());
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 
-    /// The numbers of the next line, which begins with a word.
+    /// Reads the numbers of the next line, which must begin with `word`.
     ///
     /// # Errors
-    /// [`BenchError::Interrupted`] on a signal; the program prints something else.
+    /// [`BenchError::Interrupted`] after a signal. The program prints another line.
     pub(crate) fn read_answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
         self.wait_for_output()?;
         let mut line = String::new();
@@ -124,15 +126,15 @@ impl ChildProgram {
         parse_numbers(self.name, &line, word)
     }
 
-    /// Waits until there is something to read, or the program has ended. There is no time limit: a user may want a run of
-    /// hours, or a function of minutes.
+    /// Waits until there is output, or the program has ended. There is no time limit: a run may take hours, and a
+    /// function minutes.
     fn wait_for_output(&self) -> Result<(), BenchError> {
         if !self.answers.buffer().is_empty() {
             return Ok(());
         }
         match poll(&mut [PollFd::new(self.answers.get_ref(), PollFlags::IN)], None) {
             Ok(_) => Ok(()),
-            // The handlers of Ctrl-C and its like interrupt poll(2), as signal(7) says.
+            // The handlers of SIGINT and similar signals interrupt poll(2); see signal(7).
             Err(Errno::INTR) => Err(BenchError::Interrupted),
             Err(error) => Err(BenchError::Program { program: self.name, cause: error.into() }),
         }
@@ -141,13 +143,13 @@ impl ChildProgram {
 
 impl Drop for ChildProgram {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended on its own.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The numbers of a line that a program has said.
+/// Parses the numbers of a line that a program has printed.
 pub(crate) fn parse_numbers<const N: usize>(
     program: &'static str,
     line: &str,

@@ -8,72 +8,72 @@ use farfork_cluster::local::LocalError;
 
 use crate::baseline::criu::error::CriuError;
 
-/// Why a benchmark ends early. What it had started is ended with it.
+/// Why a benchmark ends early. All that it has started is ended too.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// The nodes cannot be started.
     #[error("the benchmark's nodes: {0}")]
     Nodes(#[from] LocalError),
-    /// The nodes run, but do not hear of each other.
+    /// The nodes run, but do not discover each other.
     #[error("the benchmark's nodes do not know each other after {seconds} s: see node.log in {run_dir}")]
     NodesNotConnected {
-        /// How long was waited.
+        /// How long the benchmark waited.
         seconds: u64,
-        /// Where their files are.
+        /// The directory of their files.
         run_dir: PathBuf,
     },
     /// A node refused a request.
     #[error(transparent)]
     Request(#[from] Failure),
-    /// Files of the benchmark's own.
+    /// A file of the benchmark cannot be written.
     #[error("cannot write {path}: {cause}")]
     File {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// A program that is measured, or measured against, cannot be started or spoken to.
+    /// A measured program or a baseline cannot be started, read or written.
     #[error("program `{program}`: {cause}")]
     Program {
         /// Its name.
         program: &'static str,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// A program said something else than it should.
+    /// A program printed another line than expected.
     #[error("program `{program}` says `{output}` where `{expected}` should come")]
     UnexpectedAnswer {
         /// Its name.
         program: &'static str,
-        /// A line, or nothing at its end.
+        /// The line, or an empty string at the end of the output.
         output: String,
         /// How the line should begin.
         expected: &'static str,
     },
-    /// A child ended in another way than by itself.
+    /// A child did not exit normally.
     #[error("child {child}: {how}")]
     ChildFailed {
         /// Its id.
         child: String,
-        /// What became of it.
+        /// How it ended.
         how: String,
     },
-    /// Memory was not what it should have been.
+    /// Memory had wrong contents.
     #[error("{count} {what} are not as they should be: the figures are worth nothing")]
     WrongMemory {
-        /// How many.
+        /// The number of wrong items.
         count: u64,
-        /// Of what: `pages of a child`.
+        /// Their kind: `pages of a child`.
         what: &'static str,
     },
-    /// A function returned something else in its second call.
+    /// A function's second call returned another result than its first.
     #[error("function `{function}`: two calls return different results, so the results of children cannot be checked")]
     UnsteadyFunction {
         /// Its name.
         function: String,
     },
-    /// A child's function returned something else than the parent's.
+    /// A child's function returned another result than the parent's.
     #[error("function `{function}`: a child's result differs from the parent's: the figures are worth nothing")]
     WrongResult {
         /// Its name.
@@ -87,34 +87,34 @@ pub enum BenchError {
         /// The last message of the command that failed.
         cause: String,
     },
-    /// A process of a node could not be sent a signal.
+    /// A signal cannot be sent to a process of a node.
     #[error("process {pid} of the node in {} cannot be sent signal {signal}: {cause}", run_dir.display())]
     Signal {
-        /// Its number.
+        /// The signal's number.
         signal: i32,
         /// The process.
         pid: i32,
-        /// Where the node's files are.
+        /// The directory of the node's files.
         run_dir: PathBuf,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// A peer that was to be measured cannot be.
+    /// A peer system cannot be measured.
     #[error(transparent)]
     Criu(#[from] CriuError),
-    /// Somebody wanted it to end.
+    /// The user interrupted it.
     #[error("the benchmark was interrupted")]
     Interrupted,
-    /// The plan does not fit the machine.
+    /// The machine has too little memory for the parameters.
     #[error(
         "{mib} MiB need about {needed_mib} MiB of free memory, {available_mib} are there; measure smaller sizes: {option}"
     )]
     NotEnoughMemory {
-        /// The largest size of the plan.
+        /// The largest size in the parameters.
         mib: u64,
-        /// What a run of that size takes.
+        /// The memory that a run of that size needs.
         needed_mib: u64,
-        /// What is free.
+        /// The free memory.
         available_mib: u64,
         /// The option that sets the size.
         option: &'static str,

@@ -5,64 +5,64 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-/// What is counted in bytes is shown in these.
+/// Unit in which sizes in bytes are shown.
 pub(crate) const MIB_BYTES: f64 = (1 << 20) as f64;
 
-/// A figure of one size of parent.
+/// The key of a figure for one parent size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct ForkSampleKey {
     /// Private memory of the parent, in MiB.
     pub(crate) mib: u64,
     pub(crate) by: ForkSystem,
     pub(crate) figure: ForkFigure,
-    /// Where the child is; none where there is no child, or no node.
+    /// Where the child is; `None` without a child or a node.
     pub(crate) node: Option<ChildPlace>,
-    /// What went before.
+    /// What preceded the measurement.
     pub(crate) pace: Pace,
-    /// Of the value.
+    /// Unit of the value.
     pub(crate) unit: Unit,
 }
 
-/// What did it.
+/// The system that was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ForkSystem {
     Farfork,
     /// A floor: `fork(2)` of the same process.
     LocalFork,
-    /// A floor: two bare programs at the ends of the same link.
+    /// A floor: two minimal programs at the ends of the same link.
     Link,
-    /// A peer: CRIU, which has read all memory from its images before the clone runs.
+    /// A peer: CRIU, which reads all memory from its images before the clone runs.
     CriuEager,
     /// A peer: CRIU, which serves pages as the clone touches them.
     CriuLazy,
 }
 
-/// A span of time.
+/// A measured time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ForkFigure {
-    /// A program makes a seed of itself: from the call to its return.
+    /// A program requests a checkpoint of itself: from the call to its return.
     Checkpoint,
-    /// How long it stands still for that.
+    /// The part of the checkpoint in which the program is stopped.
     CheckpointPause,
-    /// How long a parent stands still of which another process asks for a seed. Of a local fork: the call.
+    /// How long a parent is stopped when another process requests the seed. Of a local fork: the call.
     Pause,
-    /// Another process asks for a seed of the parent: from its request to the answer.
+    /// Another process requests a seed of the parent: from the request to the answer.
     Prepare,
-    /// The part of that which the daemon's clock sees.
+    /// The part of prepare that the daemon measures.
     PrepareOnNode,
     /// From the request to the child's first instruction.
     Resume,
-    /// From the request until the child could say so: it has read a clock into its own memory.
+    /// From the request until the child could report: it has read a clock into its own memory.
     ResumeSpoke,
-    /// From the request to its answer.
+    /// From the request to the answer.
     ResumeAnswer,
-    /// Every page once in the child. Of the link: the same bytes.
+    /// Each page is touched once in the child. Of the link: the transfer of the same bytes.
     Execution,
-    /// The same, but every page is written, whatever the plan says.
+    /// The same, but each page is written, whatever the parameters say.
     ExecutionWriting,
-    /// The same bytes within one process's memory: what no link can be faster than.
+    /// A copy of the same bytes within one process: a lower bound for each link.
     MemoryCopy,
 }
 
@@ -76,20 +76,21 @@ pub(crate) enum ChildPlace {
     Other,
 }
 
-/// A node that was idle for so long has lost its caches and sleeps deeply, as after a user's pause for thought.
+/// After this idle time, a node's caches are cold and its CPUs are in deep sleep states, as between two commands of a
+/// user.
 pub(crate) const IDLE: Duration = Duration::from_millis(150);
 
-/// What went before.
+/// What preceded a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Pace {
-    /// The same, just now.
+    /// The previous measurement of the same figure.
     BackToBack,
-    /// Nothing, for [`IDLE`]: caches are cold and processors sleep.
+    /// Idle time of [`IDLE`]: caches are cold and CPUs sleep.
     Idle,
 }
 
-/// What a number counts. There is one so far.
+/// The unit of a figure. All figures of this benchmark are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Unit {
     Milliseconds,
@@ -104,7 +105,7 @@ impl Serialize for Unit {
 }
 
 impl ForkSampleKey {
-    /// A figure that needs no child of a node, back to back.
+    /// A back-to-back figure without a place of a child.
     pub(crate) fn new(mib: u64, by: ForkSystem, figure: ForkFigure) -> Self {
         Self { mib, by, figure, node: None, pace: Pace::BackToBack, unit: Unit::Milliseconds }
     }
@@ -114,12 +115,12 @@ impl ForkSampleKey {
         Self::new(mib, ForkSystem::Farfork, figure)
     }
 
-    /// The same with the child there.
+    /// The same figure with the child at this place.
     pub(crate) fn with_place(self, node: ChildPlace) -> Self {
         Self { node: Some(node), ..self }
     }
 
-    /// The same with that before it.
+    /// The same figure at this pace.
     pub(crate) fn with_pace(self, pace: Pace) -> Self {
         Self { pace, ..self }
     }

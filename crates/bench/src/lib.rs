@@ -1,25 +1,27 @@
 //! Benchmarks of farfork: what it costs, compared with floors and peers that are measured in the same run.
 //!
-//! A benchmark takes `parameters`, runs an `experiment`, keeps `samples`, and returns a `summary`. `workload` has the
-//! programs that are measured, `baseline` and `peer` those that they are compared with. Requests to nodes use the API,
-//! as any client's do. The caller, `farfork bench` and `farfork stress`, parses the command line and shows progress.
+//! A benchmark takes `parameters`, runs an `experiment`, collects `samples`, and returns a `summary`. `workload` has
+//! the measured programs, `baseline` and `peer` those that they are compared with. Nodes are used through the API, as
+//! any client uses them. The commands `farfork bench` and `farfork stress` parse the command line and show progress.
 #![forbid(unsafe_code)]
 
 // parameters/ ─▶ experiment/ ──▶ samples ──▶ summary/
-//                  │  fork, function, fault, churn, tree, fanout, peak, pool, warm_start, volume, rpc, connect: run `farfork bench fork` and so on
+//                  │  fork, function, fault, churn, tree, fanout, peak, pool, warm_start, volume, rpc, connect:
+//                  │    run `farfork bench fork` and so on
 //                  │  stress_fork, stress_rpc, soak: run `farfork stress fork`, `rpc` and `paging`
 //                  │  local_cluster: nodes on this machine, and requests to them
-//                  │  fork_load: client processes that fork one child after another; error_log, leak_check: what a long run left
-//                  │  fanout_client: many children at once; warm_children: children that are paused between requests
+//                  │  fork_load: client processes that fork one child after another
+//                  │  error_log, leak_check: errors and leaks of a long run
+//                  │  fanout_client: many children at the same time; warm_children: children that are paused between requests
 //                  │  create_methods, pause_methods: farfork and the floors of both
 //                  │  testbed: two sides of a connection, joined by `veth_network` without nodes
-//                  ├─▶ workload/   programs that are measured  ─┐ C++ programs, embedded in the library
+//                  ├─▶ workload/   measured programs           ─┐ C++ programs, embedded in the library
 //                  └─▶ baseline/   floors, and CRIU            ─┘ (`embedded_program` runs them)
 //
-// `parameters` and `figure` also have the keys of samples, by which `summary` finds them. Where both sides of a connection
+// `parameters` and `figure` also have the keys of samples, by which `summary` finds them. If both sides of a connection
 // are measured, each is an `endpoint`: this program, started again. `peer` has other RPC systems.
 //
-// `suite` runs all benchmarks, each as a process, and `report` makes pages of the sections of their summaries.
+// `suite` runs all benchmarks, each as a process. `report` makes pages of the sections of their summaries.
 
 mod baseline;
 mod embedded_program;

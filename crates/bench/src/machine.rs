@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::error::BenchError;
 
-/// What a reader needs to compare figures.
+/// The properties of a machine that its figures depend on.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Machine {
     kernel: String,
@@ -17,7 +17,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// This one.
+    /// This machine.
     pub(crate) fn detect() -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         let processor = value_of_line("/proc/cpuinfo", "model name").unwrap_or_default();
@@ -25,18 +25,18 @@ impl Machine {
         Self { kernel, processor, processors, memory_mib: read_memory().total_bytes >> 20 }
     }
 
-    /// In words.
+    /// Describes the machine for people.
     fn describe(&self) -> String {
         format!("Linux {}, {}", self.kernel, self.hardware_text())
     }
 
-    /// Processors and memory, in words.
+    /// Describes CPUs and memory for people.
     pub(crate) fn hardware_text(&self) -> String {
         let Self { processor, processors, memory_mib, .. } = self;
         format!("{processors} × {processor}, {} GiB", memory_mib.div_ceil(1024))
     }
 
-    /// The kernel's release.
+    /// The kernel release.
     pub(crate) fn kernel(&self) -> &str {
         &self.kernel
     }
@@ -46,23 +46,23 @@ impl Machine {
 #[derive(Debug, Clone)]
 pub(crate) struct MachineState {
     pub(crate) machine: Machine,
-    /// How many threads wanted a processor, averaged over a minute; not a number where the kernel does not say.
+    /// Load average over one minute; NaN if the kernel does not report it.
     pub(crate) load_average: f64,
 }
 
 impl MachineState {
-    /// This machine now.
+    /// The current state of this machine.
     pub(crate) fn detect() -> Self {
         Self { machine: Machine::detect(), load_average: load_average() }
     }
 
-    /// The machine and its load in words.
+    /// Describes the machine and its load for people.
     pub(crate) fn describe(&self) -> String {
         format!("{}, load {:.1}", self.machine.describe(), self.load_average)
     }
 }
 
-/// Memory that is free or can be freed, in MiB.
+/// Available memory, in MiB: free, or can be freed.
 pub(crate) fn available_mib() -> u64 {
     read_memory().available_bytes >> 20
 }
@@ -79,13 +79,13 @@ pub(crate) fn require_memory(mib: u64, needed_mib: u64, option: &'static str) ->
     Ok(())
 }
 
-/// How many threads wanted a processor, averaged over the last minute.
+/// Load average over one minute.
 fn load_average() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
 }
 
-/// Nothing where the kernel does not say.
+/// Zeroes if the kernel does not report it.
 fn read_memory() -> SystemMemory {
     SystemMemory::read().unwrap_or(SystemMemory { total_bytes: 0, available_bytes: 0 })
 }

@@ -1,5 +1,5 @@
-//! The program `farfork-bench`: the commands `farfork bench` and `farfork stress`. `farfork` executes it, and passes the
-//! command line on.
+//! The program `farfork-bench`: the commands `farfork bench` and `farfork stress`. `farfork` executes it with its own
+//! arguments.
 //!
 //! Exit status: 0 measured or passed, 1 failed, 2 wrong usage.
 #![forbid(unsafe_code)]

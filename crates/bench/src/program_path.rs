@@ -10,7 +10,7 @@ use tonic::Code;
 /// The path of `farfork`.
 ///
 /// # Errors
-/// It is missing.
+/// It does not exist.
 pub(crate) fn farfork() -> anyhow::Result<PathBuf> {
     let path = env::current_exe().context("the path of this program")?.with_file_name("farfork");
     if path.exists() {

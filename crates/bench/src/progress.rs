@@ -4,24 +4,24 @@ use std::ops::ControlFlow;
 
 use crate::error::BenchError;
 
-/// What is told before a step.
+/// The progress that is reported before a step.
 #[derive(Debug, Clone)]
 pub struct Progress {
-    /// Steps that were done.
+    /// Number of completed steps.
     pub done: usize,
-    /// All steps.
+    /// Number of all steps.
     pub steps: usize,
-    /// What is measured now.
+    /// What the next step measures.
     pub description: String,
 }
 
-/// Who is told.
+/// Receives the progress. May end the run.
 pub type ProgressCallback<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
-/// Tells how far the run is.
+/// Reports the progress.
 ///
 /// # Errors
-/// [`BenchError::Interrupted`]: it is to end here.
+/// [`BenchError::Interrupted`] if the callback ends the run.
 pub(crate) fn report_progress(
     show: ProgressCallback<'_>,
     done: usize,

@@ -30,12 +30,12 @@ pub(crate) struct PublishedFigures {
     pub(crate) volume: VolumeReference,
 }
 
-/// Figures by what was varied.
+/// Published figures, by the varied quantity.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ReferenceColumn(Vec<(u64, f64)>);
 
 impl ReferenceColumn {
-    /// The figure of exactly this number of bytes, threads or machines.
+    /// The figure for exactly this number of bytes, threads or machines.
     pub(crate) fn find(&self, varied: u64) -> Option<f64> {
         self.0.iter().find(|(of, _)| *of == varied).map(|(_, figure)| *figure)
     }
@@ -44,7 +44,7 @@ impl ReferenceColumn {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ForkReference {
-    /// Where the figures are from, for the summary.
+    /// The source of the figures, for the summary.
     pub(crate) source: String,
     prepare_ms: ReferenceColumn,
     resume_ms: ReferenceColumn,
@@ -52,10 +52,11 @@ pub(crate) struct ForkReference {
 }
 
 impl ForkReference {
-    /// The reference of a figure for a size in MiB, in ms; none where nothing was published.
+    /// The published time for a size in MiB, in ms; `None` if there is none.
     pub(crate) fn published_ms(&self, figure: ForkFigure, mib: u64) -> Option<f64> {
         match figure {
-            // The artifact's program makes the call itself. That is also the nearest to a prepare by another process.
+            // The program in the published artifact calls prepare itself. Its time is also the closest reference for a
+            // prepare by another process.
             ForkFigure::Checkpoint | ForkFigure::Prepare => self.prepare_ms.find(mib),
             ForkFigure::Resume => self.resume_ms.find(mib),
             ForkFigure::Execution => self.execution_ms.find(mib),
@@ -67,7 +68,7 @@ impl ForkReference {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FunctionsReference {
-    /// Where the figures are from, for the summary.
+    /// The source of the figures, for the summary.
     pub(crate) source: String,
     pub(crate) functions: Vec<FunctionReference>,
 }
@@ -84,13 +85,13 @@ pub(crate) struct FunctionReference {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PeakFigures {
-    /// Where the figures are from, for the summary.
+    /// The source of the figures, for the summary.
     pub(crate) source: String,
     pub(crate) workloads: Vec<PeakReference>,
 }
 
 impl PeakFigures {
-    /// The figures of a workload; none where nothing was published.
+    /// The figures of a workload; `None` if none were published.
     pub(crate) fn find(&self, workload: &str) -> Option<&PeakReference> {
         self.workloads.iter().find(|reference| reference.name == workload)
     }
@@ -102,14 +103,14 @@ pub(crate) struct PeakReference {
     pub(crate) name: String,
     /// Children of one client process per second.
     pub(crate) per_client_s: f64,
-    /// From the request of a child until its end.
+    /// From the request for a child to its end.
     pub(crate) latency_ms: f64,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WarmStartReference {
-    /// Where the figures are from, for the summary.
+    /// The source of the figures, for the summary.
     pub(crate) source: String,
     pub(crate) functions: Vec<PausedFunctionReference>,
 }
@@ -118,7 +119,7 @@ pub(crate) struct WarmStartReference {
 #[serde(deny_unknown_fields)]
 pub(crate) struct PausedFunctionReference {
     pub(crate) name: String,
-    /// Containers at once.
+    /// Number of containers at the same time.
     pub(crate) parallel: u64,
     pub(crate) runs_per_s: f64,
 }
@@ -144,7 +145,7 @@ pub(crate) struct ConnectReference {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VolumeReference {
-    /// Where the figures are from, for the summary.
+    /// The source of the figures, for the summary.
     pub(crate) source: String,
     latency: Vec<VolumeLatencyReference>,
     pub(crate) interference: InterferenceReference,
@@ -153,7 +154,7 @@ pub(crate) struct VolumeReference {
     busy_mib_per_s: ReferenceColumn,
 }
 
-/// Writes of 16 KiB, each synced, in µs.
+/// Synced writes of 16 KiB, in µs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VolumeLatencyReference {
@@ -176,24 +177,24 @@ pub(crate) struct InterferenceReference {
 }
 
 impl InterferenceReference {
-    /// How many times as long the clustering takes next to the writer: on the first node, and on the next one.
+    /// The clustering time next to the writer, divided by the time alone: on the first node, and on the next one.
     pub(crate) fn slowdowns(&self) -> [f64; 2] {
         [self.first_s / self.first_alone_s, self.replica_s / self.replica_alone_s]
     }
 }
 
 impl VolumeReference {
-    /// Times with idle or busy replicas.
+    /// Latencies with idle or busy replicas.
     pub(crate) fn latency(&self, load: ReplicaLoad) -> Option<&VolumeLatencyReference> {
         self.latency.iter().find(|reference| reference.load == load.name())
     }
 
-    /// Time of an operation of a LevelDB; published for busy replicas only.
+    /// Time of one LevelDB operation; published for busy replicas only.
     pub(crate) fn leveldb_us(&self, load: ReplicaLoad, workload: LeveldbWorkload) -> Option<f64> {
         self.leveldb_busy_us.get(workload.name()).copied().filter(|_| load == ReplicaLoad::Busy)
     }
 
-    /// The rate of so many processes.
+    /// The rate of this number of processes.
     pub(crate) fn mib_per_s(&self, load: ReplicaLoad, processes: u64) -> Option<f64> {
         match load {
             ReplicaLoad::Idle => self.idle_mib_per_s.find(processes),

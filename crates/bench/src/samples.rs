@@ -1,5 +1,5 @@
-//! Samples of a benchmark's figures, their spread, and the file that they are written to. Each benchmark has its own
-//! type of key, which says what was measured.
+//! Samples of a benchmark's figures, their spread, and the file to which they are written. Each benchmark has its own
+//! key type, which identifies a figure.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,48 +11,49 @@ use serde_json::{Value, json};
 
 use crate::error::BenchError;
 
-/// Samples of each figure, in the order of their keys, and a file that each one is written to as it comes.
+/// Samples of each figure, in the order of their keys, and an optional file to which each sample is written when it is
+/// added.
 #[derive(Debug)]
 pub(crate) struct Samples<K> {
     values: BTreeMap<K, Vec<f64>>,
     lines: Option<SampleFile>,
 }
 
-/// A file with a line for each sample.
+/// A file with one line per sample.
 #[derive(Debug)]
 struct SampleFile {
     path: PathBuf,
     file: BufWriter<File>,
 }
 
-/// The middle of some samples and how far they spread.
+/// The median and the spread of some samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spread {
-    /// How many samples.
+    /// Number of samples.
     pub(crate) count: usize,
-    /// The median: the mean of the two in the middle where their number is even.
+    /// The median. With an even number of samples, the mean of the middle two.
     pub(crate) median: f64,
-    /// The 10th percentile: the smallest sample that a tenth of them does not exceed.
+    /// The 10th percentile: the smallest sample that at least a tenth of the samples does not exceed.
     pub(crate) p10: f64,
     /// The 90th percentile, likewise.
     pub(crate) p90: f64,
 }
 
 impl<K: Ord + Serialize> Samples<K> {
-    /// None yet.
+    /// No samples, and no file.
     pub(crate) fn new() -> Self {
         Self { values: BTreeMap::new(), lines: None }
     }
 
-    /// None yet; each is to be written into a new file at this path, if there is one.
+    /// No samples. If there is a path, each sample is written to a new file there.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be created.
     pub(crate) fn with_file(path: Option<&Path>) -> Result<Self, BenchError> {
         Ok(Self { lines: path.map(SampleFile::create).transpose()?, ..Self::new() })
     }
 
-    /// Takes a sample.
+    /// Adds a sample.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -67,7 +68,7 @@ impl<K: Ord + Serialize> Samples<K> {
         Ok(())
     }
 
-    /// Writes out what the file has not seen yet.
+    /// Writes buffered samples to the file.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -75,7 +76,7 @@ impl<K: Ord + Serialize> Samples<K> {
         self.lines.as_mut().map_or(Ok(()), SampleFile::flush)
     }
 
-    /// Forgets a figure, which is not to be reported.
+    /// Removes a figure that is not to be reported.
     pub(crate) fn remove(&mut self, key: &K) {
         self.values.remove(key);
     }
@@ -85,12 +86,12 @@ impl<K: Ord + Serialize> Samples<K> {
         self.values.get(key).map_or(&[], Vec::as_slice)
     }
 
-    /// What was measured for a key; none if nothing was.
+    /// The spread of a figure; `None` without samples.
     pub(crate) fn spread(&self, key: &K) -> Option<Spread> {
         Spread::from_samples(self.values.get(key)?)
     }
 
-    /// The smallest sample of a key that a part of them does not exceed; none if nothing was measured.
+    /// The smallest sample of a key that this fraction of its samples does not exceed; `None` without samples.
     pub(crate) fn percentile(&self, key: &K, part: f64) -> Option<f64> {
         let mut sorted = self.values.get(key)?.clone();
         sorted.sort_by(f64::total_cmp);
@@ -127,7 +128,7 @@ impl SampleFile {
 }
 
 impl Spread {
-    /// None of no samples.
+    /// `None` without samples.
     pub(crate) fn from_samples(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -138,14 +139,15 @@ impl Spread {
         Some(Self { count, median, p10: rank(0.1), p90: rank(0.9) })
     }
 
-    /// The same in another unit.
+    /// The same spread in another unit.
     pub(crate) fn scaled(self, factor: f64) -> Self {
         let Self { count, median, p10, p90 } = self;
         Self { count, median: median * factor, p10: p10 * factor, p90: p90 * factor }
     }
 }
 
-/// A figure for scripts: its key, the number of samples, and percentiles in so named a unit; in that of the key without one.
+/// A figure for scripts: its key, the number of samples, and percentiles. `unit` is appended to the names of the
+/// percentiles; `None` if the key names the unit.
 pub(crate) fn figure_json(key: &impl Serialize, spread: Spread, unit: Option<&str>) -> Value {
     let mut document = json!({ "samples": spread.count });
     for (name, value) in [("p10", spread.p10), ("p50", spread.median), ("p90", spread.p90)] {

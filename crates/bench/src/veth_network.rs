@@ -10,25 +10,25 @@ use std::time::{Duration, Instant};
 
 use crate::error::BenchError;
 
-/// How long a holder may take to enter its namespace.
+/// Time limit for a holder process to enter its namespace.
 const ENTER_LIMIT: Duration = Duration::from_secs(5);
 
-/// Between two looks whether it has.
+/// How often the entry is checked.
 const ENTER_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The machines that the namespaces stand for.
+/// A network of namespaces that stand in for machines.
 #[derive(Debug)]
 pub(crate) struct VethNetwork {
     server: NamespaceProcess,
     clients: Vec<NamespaceProcess>,
 }
 
-/// A process in a network namespace of its own; both end with this value.
+/// A process in a network namespace of its own. Both end when this value is dropped.
 #[derive(Debug)]
 struct NamespaceProcess(Child);
 
 impl VethNetwork {
-    /// Joins `clients` namespaces to one for the server.
+    /// Creates `clients` namespaces, each joined to one for the server.
     pub(crate) fn new(clients: usize) -> Result<Self, BenchError> {
         let links = Self {
             server: NamespaceProcess::new()?,
@@ -48,7 +48,7 @@ impl VethNetwork {
         Ok(links)
     }
 
-    /// The server's address, as a client reaches it.
+    /// The server's address on the link to a client.
     pub(crate) fn server_ip(client: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, client as u8, 1)
     }
@@ -57,12 +57,12 @@ impl VethNetwork {
         Ipv4Addr::new(10, 77, client as u8, 2)
     }
 
-    /// What runs a program in the server's namespace.
+    /// A command that runs a program in the server's namespace.
     pub(crate) fn server_command(&self) -> Command {
         self.server.command()
     }
 
-    /// What runs a program in a client's namespace.
+    /// A command that runs a program in a client's namespace.
     pub(crate) fn client_command(&self, client: usize) -> Command {
         self.clients[client].command()
     }
@@ -107,7 +107,7 @@ impl NamespaceProcess {
 
 impl Drop for NamespaceProcess {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended on its own.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

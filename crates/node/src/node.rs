@@ -26,7 +26,7 @@ use crate::pending_starts::PendingStarts;
 use crate::seeds::SeedRegistry;
 use crate::speculation::ForkHistory;
 
-/// A node.
+/// The state of a node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) name: NodeName,
@@ -37,17 +37,17 @@ pub(crate) struct Node {
     pub(crate) engine: Engine,
     pub(crate) pager: Arc<PagerLink>,
     pub(crate) metrics: Metrics,
-    /// Turns for starting children.
+    /// Permits for starting children.
     pub(crate) start_permits: Arc<Semaphore>,
-    /// Of which seeds children are being started.
+    /// Seeds of which children are being started.
     pub(crate) pending_starts: Arc<PendingStarts>,
     pub(crate) fork_history: ForkHistory,
     pub(crate) attended: AttendedBatches,
-    /// Where its replicas of volumes are.
+    /// Directory of its replicas of volumes.
     pub(crate) volume_store: PathBuf,
-    /// Whether it stops in good order: connections that end now tell nothing of who was at their other end.
+    /// Whether the node is stopping. Then the end of a connection does not mean that the peer has gone.
     is_stopping: AtomicBool,
-    /// For threads that are none of its own, and have something done.
+    /// For threads outside the runtime that spawn tasks.
     pub(crate) runtime: Handle,
 }
 
@@ -83,20 +83,20 @@ impl Node {
         }
     }
 
-    /// It stops from now on.
+    /// Records that the node is stopping.
     pub(crate) fn begin_stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
     }
 
-    /// Whether it stops.
+    /// Whether the node is stopping.
     pub(crate) fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    /// Runs work that blocks, on a thread of its own.
+    /// Runs blocking work on a thread of its own.
     ///
     /// # Errors
-    /// The work's own; a panic in it is an internal failure.
+    /// The error of `work`. A panic in it is an internal failure.
     pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
@@ -107,13 +107,13 @@ impl Node {
         })
     }
 
-    /// What a child's pager has counted so far.
+    /// The pager's counters of a child.
     pub(crate) async fn pager_counters(&self, id: &ChildId) -> Option<PagerCounters> {
         let (pager, id) = (self.pager.clone(), id.clone());
         self.run_blocking(move || Ok(pager.counters(&id))).await.ok().flatten()
     }
 
-    /// The nodes that nobody need ask, because they are silent.
+    /// A failure for each silent node. A request to all nodes skips these.
     pub(crate) fn unreachable_nodes(&self) -> Vec<v1::Error> {
         let views = self.peers.views().into_iter();
         let silent = views.filter(|view| view.state == MemberState::Unreachable);
@@ -125,10 +125,11 @@ impl Node {
         silent.map(failure).collect()
     }
 
-    /// Who serves the missing pages of a process, where it is a child of this node or was forked by one.
+    /// How the missing pages of a process are served, if it is a child of this node or was forked by one.
     ///
     /// # Errors
-    /// The child is paused: nothing can be asked of its processes. Or its users are its own: seeds do not tell of that.
+    /// The child is paused, so its processes cannot run injected calls. Or it has its own users, which a seed does not
+    /// describe.
     pub(crate) fn lineage_of(&self, pid: u32) -> Result<Option<ServingPager>, Failure> {
         let Some(child) = self.children.find_by_pid(pid) else { return Ok(None) };
         if child.is_frozen() {
@@ -142,12 +143,12 @@ impl Node {
             let refused = Failure::new(Code::FailedPrecondition, format!("process {pid}"), cause);
             return Err(refused.with_next_step("fork children to be forked on without --user-namespace"));
         }
-        // Its seed knows files by where they are in that root.
+        // The seed names files by their place in that root.
         child.disable_root_reuse();
         Ok(Some(self.engine.lineage(&child, self.seeds.fabric_address())))
     }
 
-    /// Where its control API listens.
+    /// The address of its control API.
     pub(crate) fn address(&self) -> SocketAddr {
         self.peers.membership().own_member().address
     }

@@ -11,62 +11,62 @@ use farfork_wire::NodeName;
 
 pub use crate::seeds::SeedBudget;
 
-/// The directory of files that outlive a node and a start of the machine.
+/// Directory of files that outlive a node and a reboot of the machine.
 const STATE_DIR: &str = "/var/lib/farfork";
 
-/// How a node is run.
+/// Configuration of one node.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Its name, unique in its cluster.
+    /// The node's name, unique in its cluster.
     pub name: NodeName,
-    /// Where it keeps what it has while it runs.
+    /// Its run directory.
     pub run_dir: PathBuf,
-    /// Where its control API listens; port 0 for any free one.
+    /// Address of its control API; port 0 for any free one.
     pub listen: SocketAddr,
-    /// Port of its fabric's server, on the same address; 0 for any free one.
+    /// Port of its fabric server, at the same address; 0 for any free one.
     pub fabric_port: u16,
     /// Control addresses of nodes whose cluster it joins.
     pub join: Vec<SocketAddr>,
     /// Containers that it keeps ready.
     pub pool_size: usize,
-    /// Zygotes that it keeps at most; 0 for none.
+    /// Maximum number of zygotes; 0 for none.
     pub zygotes_max: usize,
-    /// After so long without a fork, a zygote ends.
+    /// A zygote ends after this time without a fork.
     pub zygote_idle_max: Duration,
-    /// Most roots of children that have ended that it keeps for further ones of their seeds; 0 for none.
+    /// Maximum number of roots of ended children that it keeps for further children of their seeds; 0 for none.
     pub kept_roots_max: usize,
-    /// Most bytes of memory in which it keeps pages of other nodes' seeds.
+    /// Maximum size of the cache for pages of other nodes' seeds, in bytes.
     pub cache_bytes_max: u64,
-    /// What its seeds' templates may come to hold.
+    /// Limits of the memory that its seeds' templates hold.
     pub seed_budget: SeedBudget,
-    /// What the memory limits of its children may come to together; all that the machine has where that is not said.
+    /// Maximum sum of its children's memory limits, in bytes; all memory of the machine if `None`.
     pub child_memory_bytes_max: Option<u64>,
-    /// Where Prometheus reads its metrics; port 0 for any free one. Whoever can reach it may.
+    /// Address of its metrics for Prometheus; port 0 for any free one. Any host that reaches it may read them.
     pub metrics: Option<SocketAddr>,
-    /// Where it keeps the images of sealed seeds; below its run directory where that is not said.
+    /// Directory for the images of sealed seeds; below the run directory if `None`.
     pub images: Option<PathBuf>,
-    /// File by whose locks all nodes of the machine know which users children with a user namespace have.
+    /// File whose locks tell all nodes of the machine which user ids are in use by children with a user namespace.
     pub user_ranges: PathBuf,
-    /// Whether its children are led from their parent's vdso to the one here also where both are the same: to try that.
+    /// For tests: redirects a child's vdso calls to this node's vdso even if it equals the parent's.
     pub bridges_vdso: bool,
-    /// Components of extended state that it takes its processor to have, in place of those that it has: to try processors that differ.
+    /// For tests of different processors: the extended-state components (XCR0) that the processor is assumed to have.
     pub xcr0: Option<u64>,
-    /// Where its volumes are.
+    /// Configuration of its volumes.
     pub volumes: VolumeOptions,
-    /// Who it is, and whom it trusts.
+    /// Its identity, and the peers that it trusts.
     pub trust: TrustOptions,
 }
 
-/// Where the volumes of a node are.
+/// Configuration of a node's volumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeOptions {
-    /// Directory of its replicas, and of the sockets of their processes.
+    /// Directory of its replicas, and of their processes' sockets.
     pub store: PathBuf,
     /// File in which the nodes of the cluster agree on volumes.
     pub catalog: PathBuf,
-    /// Time after which a node that does not answer leaves the chains of its volumes, in milliseconds.
+    /// A node that does not answer for this time leaves the chains of its volumes, in milliseconds.
     pub detection_ms: u64,
-    /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
+    /// Period in which the replicas of each volume are compared once, in hours; 0 for never.
     pub scrub_hours: u32,
     /// How data gets from logs into shared trees.
     pub copy_method: CopyMethod,
@@ -79,11 +79,11 @@ pub struct VolumeOptions {
 impl VolumeOptions {
     /// Default of `detection_ms`.
     pub const DETECTION_MS: u64 = 1000;
-    /// Default of `scrub_hours`. A week: as often as Linux distributions check RAID arrays, or more.
+    /// Default of `scrub_hours`: one week. Linux distributions check RAID arrays as often, or less often.
     pub const SCRUB_HOURS: u32 = 168;
 
-    /// Those of a node that was started without options for volumes: in a directory of the node. The catalog is next to the
-    /// store unless another one is named.
+    /// The options of a node that was started without options for volumes. The store is in a directory of the node. The
+    /// catalog is next to the store unless `catalog` names another file.
     pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<PathBuf>) -> Self {
         let store = store.unwrap_or_else(|| Path::new(STATE_DIR).join(node.as_str()).join("volumes"));
         let catalog = catalog.unwrap_or_else(|| store.with_file_name("catalog"));
@@ -99,15 +99,15 @@ impl VolumeOptions {
     }
 }
 
-/// Who a node is, and whom it trusts.
+/// A node's identity, and the peers that it trusts.
 #[derive(Debug, Clone)]
 pub struct TrustOptions {
-    /// Its trust directory. Without an identity there, it joins with the token, or makes a cluster of its own.
+    /// Its trust directory. If that has no identity, the node joins with the token, or creates a cluster of its own.
     pub directory: PathBuf,
-    /// Whether what the fabric carries is encrypted.
+    /// Whether fabric traffic is encrypted.
     pub encryption: Encryption,
-    /// What it shows to join.
+    /// The join token.
     pub token: Option<JoinToken>,
-    /// Trust whoever reaches the node, and show nobody who it is.
+    /// Trust any peer that reaches the node, and use no certificate.
     pub insecure: bool,
 }

@@ -1,5 +1,5 @@
-//! Link to the node's pager, a process of its own that serves the children's memory and outlives the daemon. Finds it
-//! or starts it, sends it requests, and records why the node is not ready while it does not answer.
+//! Link to the node's pager, a separate process that serves the children's memory and outlives the daemon. Finds or
+//! starts it, sends it requests, and records why the node is not ready while it does not answer.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use farfork_api::run_dir::RunDir;
 
-/// For a pager to end when it is told to.
+/// Time limit for a pager to end after a stop request.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why there is no pager.
@@ -30,26 +30,26 @@ pub(crate) enum PagerError {
     /// It cannot be started.
     #[error("it cannot be started: {0}")]
     Spawn(#[source] io::Error),
-    /// It was started and does not answer.
+    /// It was started, but does not answer.
     #[error("{cause}; see pager.log in the run directory")]
     Unresponsive {
-        /// What came instead.
+        /// What the request for an answer returned.
         cause: ClientError,
     },
 }
 
-/// What came of looking for the pager.
+/// Result of a probe of the pager.
 #[derive(Debug)]
 pub(crate) enum PagerStatus {
     /// It answers.
     Running,
-    /// Somebody holds its socket, and nobody answers in time, for this reason.
+    /// A process holds the pager's socket, but does not answer in time, for this reason.
     Unresponsive(String),
-    /// Nobody holds its socket: keeper, pager and holder have all ended.
+    /// No process holds the socket: keeper, pager and holder have all ended.
     Gone,
 }
 
-/// What a pager is started with.
+/// The options with which a pager is started.
 #[derive(Debug)]
 struct PagerConfig {
     run_dir: RunDir,
@@ -57,24 +57,24 @@ struct PagerConfig {
     cache_bytes_max: u64,
 }
 
-/// The way to the node's pager.
+/// Finds, starts and queries the node's pager.
 #[derive(Debug)]
 pub(crate) struct PagerLink {
     client: PagerClient,
-    /// How to start another; `None` in tests.
+    /// How to start another pager; `None` in tests.
     config: Option<PagerConfig>,
-    /// Why the node takes no children, where it takes none.
+    /// Why the node takes no children; `None` if it takes them.
     not_ready: Mutex<Option<String>>,
 }
 
 impl PagerLink {
-    /// The way to one that nobody started.
+    /// A link to a pager that was never started.
     #[cfg(test)]
     pub(crate) fn unconnected() -> Self {
         Self { client: PagerClient::new(Path::new("/nonexistent")), config: None, not_ready: Mutex::default() }
     }
 
-    /// Finds the run directory's pager, or starts one. Its cache of pages takes so much memory at most.
+    /// Finds the run directory's pager, or starts one. Its page cache is limited to `cache_bytes_max`.
     ///
     /// # Errors
     /// [`PagerError`].
@@ -88,7 +88,7 @@ impl PagerLink {
         if !is_listening(&run_dir.root().join(SOCKET_FILE)) {
             spawn_pager(run_dir, credentials)?;
         } else if client.list_children().map_err(silent)?.is_empty() {
-            // Of whatever release, and whomever it trusts: nobody needs it.
+            // No child needs this pager, so replace it: its release or trust policy may differ.
             client.stop(STOP_TIMEOUT).map_err(silent)?;
             spawn_pager(run_dir, credentials)?;
         } else {
@@ -99,10 +99,10 @@ impl PagerLink {
         Ok(Self { client, config: Some(start), not_ready: Mutex::default() })
     }
 
-    /// Looks whether the pager answers. Blocks, for some seconds at most.
+    /// Checks whether the pager answers. Blocks for a few seconds at most.
     pub(crate) fn probe(&self) -> PagerStatus {
         match self.connect() {
-            // Its backlog may be full for a moment.
+            // `WouldBlock`: its backlog is full at the moment.
             Ok(_) => {}
             Err(error) if is_not_listening(&error) => return PagerStatus::Gone,
             Err(error) => tracing::debug!(%error, "the pager's socket"),
@@ -117,16 +117,16 @@ impl PagerLink {
         }
     }
 
-    /// A connection to the pager, which ends with the process that serves it.
+    /// Connects to the pager. The connection ends with the process that serves it.
     ///
     /// # Errors
-    /// As connect(2): `ConnectionRefused` or `NotFound` where there is none.
+    /// The error of connect(2): `ConnectionRefused` or `NotFound` if no pager listens.
     pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
         let run_dir = &self.config.as_ref().ok_or(io::ErrorKind::NotFound)?.run_dir;
         connect(&run_dir.root().join(SOCKET_FILE))
     }
 
-    /// Starts a pager in the place of one that is gone, and waits until it answers.
+    /// Starts another pager after all of its processes have ended, and waits until it answers.
     ///
     /// # Errors
     /// [`PagerError`].
@@ -137,17 +137,17 @@ impl PagerLink {
         Ok(())
     }
 
-    /// Why the node takes no children, where it takes none.
+    /// Why the node takes no children; `None` if it takes them.
     pub(crate) fn not_ready_reason(&self) -> Option<String> {
         self.lock_not_ready().clone()
     }
 
-    /// The node takes children. Tells whether it did not before.
+    /// Marks the node as ready. Returns whether it was not.
     pub(crate) fn set_ready(&self) -> bool {
         self.lock_not_ready().take().is_some()
     }
 
-    /// The node takes no children. Tells whether it did before, or for another reason.
+    /// Marks the node as not ready. Returns whether it was ready, or not ready for another reason.
     pub(crate) fn set_not_ready(&self, reason: &str) -> bool {
         let before = self.lock_not_ready().replace(reason.to_owned());
         before.as_deref() != Some(reason)
@@ -157,35 +157,35 @@ impl PagerLink {
         self.not_ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What asks the pager.
+    /// The client that sends requests to the pager.
     pub(crate) fn client(&self) -> &PagerClient {
         &self.client
     }
 
-    /// What it has counted for a child; `None` where it no longer knows the child.
+    /// The pager's counters of a child; `None` if the pager no longer knows it.
     pub(crate) fn counters(&self, child: &ChildId) -> Option<PagerCounters> {
         Some(self.client.stats(child).ok()?.counters)
     }
 
-    /// What its cache of pages holds; `None` where it does not answer.
+    /// What the page cache holds; `None` if the pager does not answer.
     pub(crate) fn cache_stats(&self) -> Option<CacheStats> {
         self.client.cache_stats().ok()
     }
 
-    /// Has it forget a child that has ended.
+    /// Releases the pager's state of a child that has ended.
     pub(crate) fn release(&self, child: &ChildId) {
         if let Err(error) = self.client.release(child) {
             tracing::debug!(%child, %error, "the pager does not forget a child");
         }
     }
 
-    /// Has it forget a child all of whose processes have ended, as far as is known; `None` where it has not, else what it had
-    /// counted.
+    /// Releases the pager's state of a child if all of its processes have ended. Returns its last counters; the outer
+    /// `None` if nothing was released.
     pub(crate) fn release_now(&self, child: &ChildId) -> Option<Option<PagerCounters>> {
         self.client.try_release(child).ok()
     }
 
-    /// Ends it. Only where no child runs any more.
+    /// Stops the pager. No child may be running.
     pub(crate) fn stop(&self) {
         if let Err(error) = self.client.stop(STOP_TIMEOUT) {
             tracing::warn!(%error, "the pager does not stop");
@@ -193,7 +193,7 @@ impl PagerLink {
     }
 }
 
-/// Has a pager that children need go on as this daemon would have started it.
+/// Adopts a pager that children need, and gives it this daemon's trust policy.
 fn reuse_pager(client: &PagerClient, trusting: &TrustPolicy) -> Result<(), ClientError> {
     let hello = client.hello()?;
     if hello.release == RELEASE {
@@ -212,7 +212,7 @@ fn reuse_pager(client: &PagerClient, trusting: &TrustPolicy) -> Result<(), Clien
     Ok(())
 }
 
-/// Whether somebody listens at a pager's socket; the socket of one that has died refuses.
+/// Whether a process listens at a pager's socket. The socket of a dead pager refuses connections.
 fn is_listening(socket: &Path) -> bool {
     !connect(socket).is_err_and(|error| is_not_listening(&error))
 }
@@ -231,11 +231,11 @@ fn connect(socket: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Starts `farfork pager`, which leaves our session by itself; a thread reaps it if it ends before us.
-/// It reads the trust directory for itself, now and whenever the files change: no secret is handed over.
+/// Starts `farfork pager`, which creates its own session. A thread reaps it if it ends before the daemon. It reads the
+/// trust directory itself, now and after each change, so no secret is passed to it.
 fn spawn_pager(run_dir: &RunDir, credentials: Option<&Credentials>) -> Result<(), PagerError> {
     let log = OpenOptions::new().create(true).append(true).open(run_dir.pager_log()).map_err(PagerError::Log)?;
-    // Not the path of the binary, which an upgrade may have replaced: the pager must be of our own release.
+    // An upgrade may have replaced the binary at its path, but the pager must be of our own release.
     let mut command = Command::new("/proc/self/exe");
     command.arg("pager").arg("--run-dir").arg(run_dir.root());
     if let Some(credentials) = credentials {

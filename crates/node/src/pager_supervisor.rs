@@ -1,5 +1,5 @@
-//! Supervises the node's pager: checks that it answers, restarts it when keeper, pager and holder have all died, and
-//! hands back the children that it served. While it does not answer, the node is not ready, and says why.
+//! Supervises the node's pager. Checks that it answers, restarts it when keeper, pager and holder have all died, and
+//! hands back the children that it served. While it does not answer, the node is not ready.
 //!
 //! A pager that dies alone is replaced by its keeper, without the daemon.
 
@@ -10,24 +10,25 @@ use crate::async_fd::watch_readable;
 use crate::node::Node;
 use crate::pager_link::PagerStatus;
 
-/// How often a pager is asked whether it answers though its connection stands: one that stands still is noticed so.
+/// How often the pager is probed while its connection is open. This detects a pager that hangs.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Shortest and longest pause before a pager is started whose start has just failed, or that did not live: a run directory that is full
-/// or lost does not come back in milliseconds, and nobody should wait long once it has.
+/// Shortest and longest pause before the next start of a pager that failed to start or ended soon. A full or lost run
+/// directory takes longer than milliseconds to repair. Once repaired, the wait is short.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(50);
 const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// How long after a restart children are handed back that are listed late: they were being started when the pager before ended.
+/// For this long after a restart, children that are listed late are handed back too: they were being started when the
+/// old pager ended.
 const HAND_BACK_PERIOD: Duration = Duration::from_secs(60);
 
-/// A pager that lived for so long was well: the next is started at once.
+/// After a pager that lived this long, the next one is started at once.
 const HEALTHY_AFTER: Duration = Duration::from_secs(10);
 
-/// Least time between two looks: a pager that has many clients closes the connection of one that says nothing.
+/// Minimum time between two probes: a pager with many clients closes idle connections.
 const PROBE_INTERVAL_MIN: Duration = Duration::from_millis(20);
 
-/// Supervises until the daemon stops.
+/// Supervises the pager until the daemon stops.
 ///
 /// ```text
 ///             connection ends, or a probe is due            answers
@@ -39,7 +40,7 @@ const PROBE_INTERVAL_MIN: Duration = Duration::from_millis(20);
 /// ```
 pub(crate) async fn run(node: Arc<Node>) {
     let mut pause = RESTART_BACKOFF_MIN;
-    // When a pager was last started, or was to be.
+    // When a pager was last started, or its start was attempted.
     let mut started_at: Option<Instant> = None;
     let mut was_started = true;
     loop {
@@ -84,12 +85,12 @@ pub(crate) async fn run(node: Arc<Node>) {
     }
 }
 
-/// Starts the pager again, and hands its children back. Tells whether it could be started.
+/// Starts the pager again, and hands its children back. Returns whether it was started.
 async fn restart(node: &Arc<Node>) -> bool {
     tracing::error!("the pager is gone with its keeper and holder: it is started again");
     let task_node = node.clone();
     let restarted = tokio::task::spawn_blocking(move || {
-        // Their memory is served by nobody any more, and what would be forked from them neither.
+        // The memory of zygotes, and of further copies of them, is no longer served.
         task_node.engine.stop_zygotes();
         task_node.pager.restart()?;
         task_node.children.hand_back_children();
@@ -103,7 +104,7 @@ async fn restart(node: &Arc<Node>) -> bool {
     false
 }
 
-/// Waits until the pager's end of a connection is closed, or a look is due.
+/// Waits until the pager closes its end of a connection, or a probe is due.
 async fn wait_for_change(node: &Arc<Node>) {
     let due = tokio::time::sleep(PROBE_INTERVAL);
     let ended = async {

@@ -16,11 +16,11 @@ use tonic::transport::Channel;
 
 use crate::trust::{AppliedRoster, NameReservations, Security};
 
-/// How long a connection takes new requests. One stands no longer than the certificates that were shown on it, and nodes
-/// renew theirs a month before the end: so what is asked has a month to be answered.
+/// A connection takes new requests for this long. It may stay open as long as the certificates that were shown on it
+/// are valid. Nodes renew theirs a month before they expire, so each request has a month to be answered.
 const CONNECTION_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// A connection, since when.
+/// A connection, and when it was made.
 #[derive(Debug)]
 struct CachedChannel {
     channel: Channel,
@@ -32,13 +32,13 @@ struct CachedChannel {
 pub(crate) struct Peers {
     membership: Mutex<Membership>,
     security: Security,
-    /// Connections, kept: each carries many requests, and mends itself. A node that is known has to be the one at the
-    /// other end.
+    /// Cached connections. Each carries many requests, and reconnects by itself. If the member at an address is known,
+    /// the peer must prove that name.
     channels: Mutex<HashMap<(SocketAddr, Option<NodeName>), CachedChannel>>,
-    /// Taken after `membership`, where both are.
+    /// Lock order: after `membership`.
     applied_roster: Mutex<AppliedRoster>,
     reserved_names: NameReservations,
-    /// The control address of the node that said last that it holds the authority.
+    /// The control address of the node that last reported that it holds the authority.
     authority_address: Mutex<Option<SocketAddr>>,
 }
 
@@ -56,22 +56,22 @@ impl Peers {
         }
     }
 
-    /// Whom this node trusts.
+    /// The node's trust settings.
     pub(crate) fn security(&self) -> &Security {
         &self.security
     }
 
-    /// Names that machines have joined with and have not spoken as.
+    /// Names with which machines have joined and which have not sent a request yet.
     pub(crate) fn reserved_names(&self) -> &NameReservations {
         &self.reserved_names
     }
 
-    /// The control address of the other node that holds the authority, as far as this one has heard.
+    /// The control address of the other node that holds the authority, if it is known.
     pub(crate) fn authority_address(&self) -> Option<SocketAddr> {
         *self.authority_address.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A node has said whether it holds the authority.
+    /// Records whether a node reported that it holds the authority.
     pub(crate) fn record_authority(&self, address: SocketAddr, holds: bool) {
         let mut known = self.authority_address.lock().unwrap_or_else(PoisonError::into_inner);
         match (holds, *known) {
@@ -86,29 +86,29 @@ impl Peers {
         self.membership().own_member().name.clone()
     }
 
-    /// The members' state machine.
+    /// The membership state machine.
     pub(crate) fn membership(&self) -> MutexGuard<'_, Membership> {
         self.membership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All nodes, this one too, by name.
+    /// All nodes, including this one, by name.
     pub(crate) fn views(&self) -> Vec<MemberView> {
         self.membership().views(Instant::now())
     }
 
-    /// Whether a node of this name answers.
+    /// Whether a node of this name is alive.
     pub(crate) fn is_alive(&self, name: &NodeName) -> bool {
         self.views().iter().any(|view| view.member.name == *name && view.state == MemberState::Alive)
     }
 
-    /// The nodes that answer, without this one.
+    /// The nodes that are alive, without this one.
     pub(crate) fn others_alive(&self) -> Vec<Member> {
         let views = self.views().into_iter();
         let others = views.filter(|view| !view.is_self && view.state == MemberState::Alive);
         others.map(|view| view.member).collect()
     }
 
-    /// The addresses of all others, alive or not.
+    /// The addresses of all other nodes, alive or not.
     pub(crate) fn others(&self) -> Vec<SocketAddr> {
         self.views().into_iter().filter(|view| !view.is_self).map(|view| view.member.address).collect()
     }
@@ -116,20 +116,21 @@ impl Peers {
     /// A client of another node, for a request about `object`.
     ///
     /// # Errors
-    /// There is no such node, or it is silent.
+    /// No node has this name, or it is silent.
     pub(crate) fn client(&self, node: &NodeName, object: impl Display) -> Result<Client, Failure> {
         Ok(node_client(self.channel_to(node, object)?))
     }
 
-    /// A client of another node's service for nodes, for a request about `object`.
+    /// A client of another node's peer service, for a request about `object`.
     ///
     /// # Errors
-    /// There is no such node, or it is silent.
+    /// No node has this name, or it is silent.
     pub(crate) fn peer(&self, node: &NodeName, object: impl Display) -> Result<PeerClient<Channel>, Failure> {
         Ok(peer_client(self.channel_to(node, object)?))
     }
 
-    /// A connection to a control port: of the member that is known to listen there, or of any node of the cluster.
+    /// A connection to a control port. If a member is known at this address, only that member is accepted as the peer;
+    /// otherwise any node of the cluster.
     pub(crate) fn channel(&self, address: SocketAddr) -> Channel {
         let expected = self.membership().name_at(address).cloned();
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,20 +141,20 @@ impl Peers {
         channels.entry(key).or_insert_with(make).channel.clone()
     }
 
-    /// Has what is asked from now on go over connections that begin with the credentials in force.
+    /// Drops all cached connections, so that new requests use the current credentials.
     pub(crate) fn drop_channels(&self) {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Closes connections that began before the roster in force, and forgets the members that it revokes. Whoever comes
-    /// back under such a name, as the cluster's node anew, will say so itself.
+    /// After a change of the roster, drops all older connections and removes the members that it revokes. A node that
+    /// joins again under a revoked name announces itself.
     pub(crate) fn apply_roster(&self) {
         let Some(credentials) = self.security.credentials() else { return };
         if credentials.roster_counter() == self.applied_roster().counter() {
             return;
         }
         let (roster, _) = credentials.roster();
-        // Nobody takes what an answer said meanwhile for newer.
+        // Both locks are held, so that no older answer is applied in between.
         let mut membership = self.membership();
         let before = std::mem::replace(&mut *self.applied_roster(), AppliedRoster::from_roster(&roster));
         self.drop_channels();
@@ -164,8 +165,9 @@ impl Peers {
         }
     }
 
-    /// The members of an answer to a heartbeat, unless the roster has changed since the question: who answered may have
-    /// been revoked. Names that were revoked are not taken from others, who may not have heard.
+    /// Applies the members in a heartbeat's answer, unless the roster has changed since the request: the sender may
+    /// have been revoked. Revoked names are accepted from their own node only, as other nodes may not know the
+    /// revocation yet.
     pub(crate) fn handle_heartbeat_answer(
         &self,
         mut members: Vec<Member>,
@@ -181,7 +183,7 @@ impl Peers {
         membership.handle_answer(members, Instant::now())
     }
 
-    /// The number of the roster that connections and members are in line with.
+    /// The version of the roster that connections and members conform to.
     pub(crate) fn applied_roster_counter(&self) -> u64 {
         self.applied_roster().counter()
     }
@@ -190,17 +192,17 @@ impl Peers {
         self.applied_roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes connections to addresses where no member is any more.
+    /// Closes connections to addresses that no longer belong to a member.
     pub(crate) fn drop_stale_channels(&self) {
         let known: Vec<SocketAddr> = self.views().into_iter().map(|view| view.member.address).collect();
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         channels.retain(|(address, _), _| known.contains(address));
     }
 
-    /// The member of a name.
+    /// The member with this name.
     ///
     /// # Errors
-    /// None has it; the failure lists those that there are.
+    /// No member has this name. The failure lists the members.
     pub(crate) fn find(&self, node: &NodeName, object: impl Display) -> Result<MemberView, Failure> {
         let known = self.membership().view(node, Instant::now());
         known.ok_or_else(|| {

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farfork_wire::SeedId;
 
-/// How many requests for children of each seed are under way.
+/// How many starts of children of each seed are in progress.
 #[derive(Debug, Default)]
 pub(crate) struct PendingStarts(Mutex<BTreeMap<SeedId, usize>>);
 
-/// One of them, which is over when this is dropped.
+/// One start in progress. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct PendingStart {
     pending_starts: Arc<PendingStarts>,
@@ -18,13 +18,13 @@ pub(crate) struct PendingStart {
 }
 
 impl PendingStarts {
-    /// Begins one.
+    /// Begins a start of a child of `seed`.
     pub(crate) fn begin(self: &Arc<Self>, seed: SeedId) -> PendingStart {
         *self.table().entry(seed.clone()).or_default() += 1;
         PendingStart { pending_starts: self.clone(), seed }
     }
 
-    /// Those seeds.
+    /// The seeds of which children are being started.
     pub(crate) fn seeds(&self) -> Vec<String> {
         self.table().keys().map(SeedId::to_string).collect()
     }

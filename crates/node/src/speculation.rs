@@ -1,7 +1,7 @@
-//! History of forks, which predicts whether and where the next seed of a process will be forked: as the one before, on
-//! the same nodes. This is only the memory for that; `service::speculative_prewarm` acts on it.
+//! History of forks. It predicts whether and where the next seed of a process will be forked: like the previous one, on
+//! the same nodes. It only records and predicts; `service::speculative_prewarm` acts on it.
 //!
-//! Only a seed's owner knows which process it is of. Other nodes learn only which seed follows which.
+//! Only a seed's owner knows the process of a seed. Other nodes learn only which seed follows which.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,30 +10,31 @@ use farfork_wire::{NodeName, SeedId};
 
 use crate::engine::StartOptions;
 
-/// Most sequences that are known, the oldest go first: as many as an owner knows processes by what their children touch.
+/// Maximum number of known sequences; the oldest are dropped. An owner keeps as many working-set histories of
+/// processes.
 const SEQUENCES_MAX: usize = 64;
-/// Most other nodes of a sequence that are told of its next seed: each is asked by itself.
+/// Maximum number of other nodes in a sequence that a new seed is announced to: each costs one request.
 const NODES_MAX: usize = 64;
-/// Most seeds of a sequence that nodes may still keep something of.
+/// Maximum number of earlier seeds in a sequence of which nodes may still keep something.
 const PREVIOUS_SEEDS_MAX: usize = 8;
 
-/// How children of a seed were asked for.
+/// How children of a seed were requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ForkPattern {
     pub(crate) options: StartOptions,
     pub(crate) has_payload: bool,
-    /// More than start at once.
+    /// There were more children than start at once.
     pub(crate) is_fan_out: bool,
 }
 
-/// What is foreseen of a sequence's new seed.
+/// The prediction for a sequence's new seed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpeculationPlan {
-    /// How children of it will be asked for here.
+    /// How children are expected to be requested on this node.
     pub(crate) local_pattern: Option<ForkPattern>,
-    /// Other nodes, which have their own opinions.
+    /// Other nodes to announce the seed to. They make their own predictions.
     pub(crate) remote_nodes: Vec<NodeName>,
-    /// Seeds of the sequence before it, the latest last.
+    /// Earlier seeds of the sequence, the latest last.
     pub(crate) previous_seeds: Vec<SeedId>,
 }
 
@@ -41,7 +42,7 @@ pub(crate) struct SpeculationPlan {
 #[derive(Debug, Default)]
 pub(crate) struct ForkHistory(Mutex<VecDeque<SeedSequence>>);
 
-/// The seeds of a process.
+/// The seeds of one process.
 ///
 /// ```text
 ///  a child is requested ─▶ requested ── a next seed ─▶ predicted ─┬─ a child is requested ─▶ requested
@@ -49,16 +50,16 @@ pub(crate) struct ForkHistory(Mutex<VecDeque<SeedSequence>>);
 /// ```
 #[derive(Debug)]
 struct SeedSequence {
-    /// The latest.
+    /// The latest seed.
     seed: SeedId,
-    /// How children of it, or of the one before, were last asked for here; `None` where nothing is foreseen.
+    /// How children of the latest seed, or the one before, were last requested on this node; `None` predicts no fork.
     pattern: Option<ForkPattern>,
-    /// How many children of the latest were asked for here, and how many of the last one of which any were.
+    /// Number of children requested on this node: of the latest seed, and of the last earlier one with any.
     forks: usize,
     previous_forks: Option<usize>,
-    /// Other nodes that had children of it, or of those before.
+    /// Other nodes that had children of the latest seed or earlier ones.
     nodes: BTreeSet<NodeName>,
-    /// Of these, those that had children of the latest.
+    /// Those of them that had children of the latest seed.
     forked_on: BTreeSet<NodeName>,
     /// The latest last.
     previous_seeds: VecDeque<SeedId>,
@@ -72,7 +73,7 @@ impl SeedSequence {
 }
 
 impl ForkHistory {
-    /// So many children of a seed were asked for here, in this manner.
+    /// Records that `count` children of a seed were requested on this node, with this pattern.
     pub(crate) fn record_local_fork(&self, seed: &SeedId, fork_pattern: ForkPattern, count: usize) {
         let mut sequences = self.sequences();
         let sequence = sequences.get_or_insert(seed);
@@ -82,7 +83,7 @@ impl ForkHistory {
         }
     }
 
-    /// Children of this node's seed were asked for on other nodes.
+    /// Records that children of this node's seed were requested on other nodes.
     pub(crate) fn record_remote_fork(&self, seed: &SeedId, nodes: impl IntoIterator<Item = NodeName>) {
         let mut nodes = nodes.into_iter().peekable();
         if nodes.peek().is_none() {
@@ -98,12 +99,13 @@ impl ForkHistory {
         }
     }
 
-    /// A process has a new seed; what is foreseen of that, and, where nobody asked for the one before though it was foretold, nothing.
+    /// Continues a sequence with a new seed of its process, and returns the prediction. Predicts no fork on this node
+    /// if the previous seed was not forked here.
     pub(crate) fn advance_sequence(&self, before: &SeedId, next: &SeedId) -> SpeculationPlan {
         let mut sequences = self.sequences();
         let Some(mut sequence) = sequences.take(before) else { return SpeculationPlan::default() };
         if sequences.0.iter().any(|other| other.seed == *next) {
-            // Who forks it was faster than who tells of it.
+            // The fork request for the new seed arrived before this announcement.
             return SpeculationPlan::default();
         }
         match std::mem::take(&mut sequence.forks) {
@@ -111,7 +113,7 @@ impl ForkHistory {
             forks => sequence.previous_forks = Some(forks),
         }
         if sequence.pattern.is_none() && sequence.nodes.is_empty() {
-            // The next child begins a sequence anew.
+            // The sequence ends; the next fork begins a new one.
             return SpeculationPlan::default();
         }
         if sequence.previous_seeds.len() == PREVIOUS_SEEDS_MAX {
@@ -128,25 +130,25 @@ impl ForkHistory {
         plan
     }
 
-    /// Whether a child of a seed was asked for here.
+    /// Whether a child of a seed was requested on this node.
     pub(crate) fn has_local_fork(&self, seed: &SeedId) -> bool {
         self.sequences().0.iter().any(|sequence| sequence.seed == *seed && sequence.forks > 0)
     }
 
-    /// Whether a child of a seed was asked for anywhere, or is foreseen.
+    /// Whether a child of a seed was requested on any node, or is predicted.
     pub(crate) fn has_sequence(&self, seed: &SeedId) -> bool {
         self.sequences().0.iter().any(|sequence| sequence.seed == *seed)
     }
 
-    /// How many more children of a seed will be asked for here, as of the seed before it; `None` where nobody can tell, and where there were
-    /// more already.
+    /// How many more children of a seed are expected on this node, according to the seed before it. `None` if that is
+    /// unknown or already exceeded.
     pub(crate) fn remaining_forks(&self, seed: &SeedId) -> Option<usize> {
         let sequences = self.sequences();
         let sequence = sequences.0.iter().find(|sequence| sequence.seed == *seed)?;
         sequence.previous_forks?.checked_sub(sequence.forks)
     }
 
-    /// Whether children of a seed were asked for, and none here, where none is foreseen either.
+    /// Whether children of a seed were requested on other nodes only, and none is predicted on this node.
     pub(crate) fn has_only_remote_forks(&self, seed: &SeedId) -> bool {
         let is = |sequence: &SeedSequence| {
             sequence.forks == 0 && sequence.pattern.is_none() && !sequence.forked_on.is_empty()
@@ -154,12 +156,12 @@ impl ForkHistory {
         self.sequences().0.iter().any(|sequence| sequence.seed == *seed && is(sequence))
     }
 
-    /// Whether a child of a seed was asked for on another node.
+    /// Whether a child of a seed was requested on another node.
     pub(crate) fn has_fork_on(&self, seed: &SeedId, node: &NodeName) -> bool {
         self.sequences().0.iter().any(|sequence| sequence.seed == *seed && sequence.forked_on.contains(node))
     }
 
-    /// A node does not foresee children of a sequence, or cannot be told.
+    /// Removes a node that does not expect children of a sequence, or could not be reached.
     pub(crate) fn remove_node(&self, seed: &SeedId, node: &NodeName) {
         let mut sequences = self.sequences();
         if let Some(sequence) =
@@ -169,7 +171,7 @@ impl ForkHistory {
         }
     }
 
-    /// Nodes keep nothing of a sequence's former seeds any more.
+    /// Removes earlier seeds of which nodes keep nothing any more.
     pub(crate) fn remove_previous_seeds(&self, seed: &SeedId, gone: &[SeedId]) {
         let mut sequences = self.sequences();
         if let Some(sequence) = sequences.0.iter_mut().find(|sequence| sequence.seed == *seed) {
@@ -177,13 +179,13 @@ impl ForkHistory {
         }
     }
 
-    /// Every change is complete under its lock.
+    /// A poisoned lock is usable: no change is left incomplete.
     fn sequences(&self) -> SequenceGuard<'_> {
         SequenceGuard(self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// The sequences, the latest used last.
+/// The locked sequences, the most recently used last.
 struct SequenceGuard<'a>(MutexGuard<'a, VecDeque<SeedSequence>>);
 
 impl SequenceGuard<'_> {
@@ -199,7 +201,7 @@ impl SequenceGuard<'_> {
         self.0.push_back(sequence);
     }
 
-    /// The sequence whose latest seed that is.
+    /// The sequence whose latest seed this is.
     fn get_or_insert(&mut self, seed: &SeedId) -> &mut SeedSequence {
         let sequence = self.take(seed).unwrap_or_else(|| SeedSequence::new(seed));
         self.put(sequence);

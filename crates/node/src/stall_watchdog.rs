@@ -1,8 +1,8 @@
-//! Detects that the daemon stalls. A thread repeatedly asks the asynchronous runtime to sleep for a millisecond: this
+//! Detects that the daemon stalls. A thread repeatedly makes the asynchronous runtime sleep for a millisecond: this
 //! needs a worker, the timer, and the thread that polls the kernel.
 //!
-//! Without an answer, it logs what each thread of the daemon waits for in the kernel, and later how long that lasted.
-//! Requests that time out meanwhile say only that no answer arrived.
+//! If the runtime does not respond, logs what each thread of the daemon waits for in the kernel, and later how long the
+//! stall lasted. Requests that time out meanwhile report only that no answer arrived.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use farfork_sys::process::KernelStackSummary;
 use tokio::runtime::Handle;
 
-/// From one answer to the next question.
+/// Pause between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// For an answer. Far above what a busy machine takes, below what any request has.
+/// Time limit for a probe. Far above the delay on a busy machine, below the time limit of any request.
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Watches until it is dropped.
+/// Watches the runtime until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StallWatchdog {
-    /// Nothing is ever sent: its end is what the thread hears.
+    /// Carries no messages: dropping it ends the thread.
     _alive: Sender<()>,
 }
 
@@ -29,7 +29,7 @@ impl StallWatchdog {
     /// Watches a runtime.
     ///
     /// # Errors
-    /// As the start of a thread.
+    /// The thread cannot be started.
     pub(crate) fn start(runtime: Handle) -> io::Result<Self> {
         Self::start_with(runtime, (PROBE_INTERVAL, STALL_TIMEOUT), |threads| {
             tracing::warn!(
@@ -52,10 +52,10 @@ impl StallWatchdog {
                 if answered.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
                     let threads = KernelStackSummary::read(std::process::id().cast_signed());
                     report(&threads.map_or_else(|error| error.to_string(), |threads| threads.to_string()));
-                    // An error is an answer too: the runtime has ended.
+                    // An error counts as a response: the runtime has ended.
                     let _ = answered.recv();
                 }
-                // Also where nobody could tell, because this thread had no turn either.
+                // Also detects stalls that the probe missed because this thread was not scheduled either.
                 let stood_still = slept_since.elapsed().saturating_sub(interval);
                 if stood_still >= timeout {
                     tracing::warn!(?stood_still, "the daemon goes on");
@@ -72,7 +72,7 @@ fn probe_runtime(runtime: &Handle) -> Receiver<()> {
     let (answer, answered) = mpsc::channel();
     runtime.spawn(async move {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        // Nobody listens where the daemon ends.
+        // The receiver is gone while the daemon ends.
         let _ = answer.send(());
     });
     answered

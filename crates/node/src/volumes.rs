@@ -1,8 +1,8 @@
-//! Runs the offload process and the worker of the node's volumes, and says at `volumes.sock` of the run directory where
-//! the volumes are. `farfork volume` connects there; `daemon` starts and ends it.
+//! Runs the offload process and the worker of the node's volumes. Reports at `volumes.sock` of the run directory where
+//! the volumes are. `farfork volume` connects there; `daemon` starts and stops it.
 //!
 //! The processes start with the first connection, or when the catalog has a volume or a node that serves volumes. A
-//! cluster that has no volume therefore has none of these processes, and pays for one stat(2) every half second.
+//! cluster without volumes therefore has none of these processes, and pays for one stat(2) every half second.
 
 use std::fs::DirBuilder;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
@@ -27,13 +27,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::VolumeOptions;
 
-/// How often a node looks whether the cluster uses volumes. The first `farfork volume create` waits for it.
+/// How often a node checks whether the cluster uses volumes. The first `farfork volume create` waits for it.
 const CATALOG_INTERVAL: Duration = Duration::from_millis(500);
-/// How long after a failure the processes are started again.
+/// Delay before the processes are started again after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// For a daemon to say where the volumes are.
+/// Time limit for a daemon to report where the volumes are.
 const LOCATE_TIMEOUT: Duration = Duration::from_secs(10);
-/// An answer has two paths and a reason.
+/// The answer has two paths and a reason.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
 /// Where the volumes of a node are.
@@ -45,14 +45,15 @@ pub struct VolumeLocation {
     pub store: PathBuf,
     /// The catalog of its cluster.
     pub catalog: PathBuf,
-    /// Why its processes do not run; none while they are supervised.
+    /// Why its processes do not run; `None` while they are supervised.
     pub failure: Option<String>,
 }
 
-/// Asks the daemon whose API has this socket where the volumes of its node are. It starts the processes of the volumes.
+/// Asks the daemon whose API has this socket where its node's volumes are. The daemon then starts the processes of the
+/// volumes.
 ///
 /// # Errors
-/// When no daemon listens there, or it does not answer.
+/// No daemon listens there, or it does not answer.
 pub fn locate_volumes(node_socket: &Path) -> io::Result<VolumeLocation> {
     let stream = UnixStream::connect(farfork_api::run_dir::volume_socket_near(node_socket))?;
     stream.set_read_timeout(Some(LOCATE_TIMEOUT))?;
@@ -61,7 +62,7 @@ pub fn locate_volumes(node_socket: &Path) -> io::Result<VolumeLocation> {
     serde_json::from_slice(&answer).map_err(io::Error::other)
 }
 
-/// The arguments of the processes of the volumes.
+/// Configuration of the processes of the volumes.
 #[derive(Debug)]
 pub(crate) struct VolumeServiceConfig {
     pub(crate) node: NodeName,
@@ -73,16 +74,16 @@ pub(crate) struct VolumeServiceConfig {
 /// The thread that supervises the processes of the node's volumes. They end when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct VolumeService {
-    /// Its end is the order to stop. An option so that it ends before the thread is joined.
+    /// Dropping it stops the thread. It is an `Option` so that it is dropped before the thread is joined.
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl VolumeService {
-    /// Starts the thread, which answers at the listener.
+    /// Starts the thread, which answers connections at the listener.
     ///
     /// # Errors
-    /// As pipe(2), and as the start of a thread.
+    /// The error of pipe(2), or of the start of a thread.
     pub(crate) fn start(config: VolumeServiceConfig, listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let (stopped, stop) = io::pipe()?;
@@ -112,7 +113,7 @@ enum ServiceWakeup {
     Stop,
     /// Commands have connected.
     Connections,
-    /// The time has passed.
+    /// The time limit has passed.
     Timeout,
 }
 
@@ -194,7 +195,7 @@ impl VolumeServiceThread {
         })
     }
 
-    /// Tells all commands that have connected where the volumes are.
+    /// Reports to all connected commands where the volumes are.
     fn answer_all(&self, failure: Option<&str>) {
         while let Ok((mut stream, _)) = self.listener.accept() {
             let location = VolumeLocation {
@@ -203,13 +204,13 @@ impl VolumeServiceThread {
                 catalog: self.config.options.catalog.clone(),
                 failure: failure.map(str::to_owned),
             };
-            // Fits into the buffer of a new connection. A command that has gone needs no answer.
+            // The answer fits into the buffer of a new connection. The command may have ended.
             let sent = serde_json::to_writer(&mut stream, &location).map_err(io::Error::from);
             let _ = sent.and_then(|()| stream.flush()).and_then(|()| stream.shutdown(Shutdown::Write));
         }
     }
 
-    /// Starts the processes; an error says why they cannot run.
+    /// Starts the processes. An error says why they cannot run.
     fn start_processes(&self) -> Result<NodeSupervisor<impl Fn(ProcessRole) -> Command>, String> {
         self.prepare_store()?;
         let started = NodeSupervisor::start(|role| self.command(role));
@@ -259,7 +260,7 @@ impl VolumeServiceThread {
 
     fn command(&self, role: ProcessRole) -> Command {
         let VolumeServiceConfig { node, options, listen, credentials } = &self.config;
-        // Not the path of the binary, which an upgrade may have replaced: the processes must be of our own release.
+        // An upgrade may have replaced the binary at its path, but the processes must be of our own release.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("farfork");
         command.args(["volume", role.name(), "--store"]).arg(&options.store);

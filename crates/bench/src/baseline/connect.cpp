@@ -1,4 +1,4 @@
-// The floor of connections: connect and accept over TCP, with nothing around them. Threads block.
+// The floor of connections: connect and accept over TCP, and nothing else. Threads block.
 //
 // Each thread of a client opens one connection after another, and sends a request of one byte on it. When the answer has
 // arrived, it closes the connection with a reset, so that no port stays in TIME_WAIT.
@@ -71,8 +71,8 @@ static int drive(char **arguments) {
     return 0;
 }
 
-//   connect serve IP THREADS                  prints `listening PORT`; accepts and closes until its input ends
-//   connect drive IP PORT THREADS SECONDS     prints `ready`; a letter starts it; then prints `connected N NS`
+// - connect serve IP THREADS: prints `listening PORT`, then accepts and closes connections until its input ends.
+// - connect drive IP PORT THREADS SECONDS: prints `ready`. One letter starts it. Then it prints `connected N NS`.
 int main(int count, char **arguments) {
     if (count == 4 && std::string(arguments[1]) == "serve") return serve(arguments[2], std::atoi(arguments[3]));
     if (count == 6 && std::string(arguments[1]) == "drive") return drive(arguments + 2);

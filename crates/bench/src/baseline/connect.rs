@@ -1,4 +1,4 @@
-//! The floor of `farfork bench connect`: bare programs that connect and accept over TCP on the same links.
+//! The floor of `farfork bench connect`: minimal programs that connect and accept over TCP on the same links.
 //! `connect.cpp` is the program.
 
 use std::path::Path;
@@ -11,19 +11,19 @@ use crate::veth_network::VethNetwork;
 pub(crate) const CONNECT: EmbeddedProgram =
     EmbeddedProgram { name: "connect", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/connect")) };
 
-/// Who connects to whom.
+/// The parameters of the floor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BareConnect<'a> {
     pub(crate) program: &'a Path,
     pub(crate) clients: usize,
-    /// Of each client.
+    /// Threads of each client.
     pub(crate) threads: usize,
     pub(crate) server_threads: usize,
     pub(crate) seconds: f64,
 }
 
 impl BareConnect<'_> {
-    /// Connections a second, of all clients.
+    /// Connections per second of all clients.
     pub(crate) fn measure_per_s(&self, links: &VethNetwork) -> Result<f64, BenchError> {
         let mut server = links.server_command();
         server.arg(self.program).args(["serve", "0.0.0.0", &self.server_threads.to_string()]);

@@ -1,4 +1,4 @@
-// A floor of a fan-out: the kernel's work for children with the guarantees of a container, and nothing else.
+// A floor of a fan-out: the kernel's work for children that are isolated as in a container, and nothing else.
 //
 // Two processes (`Maker`) create the children, each one child after another; their mount namespaces stay.
 // `Maker::contain` has the steps of one child.
@@ -28,7 +28,7 @@ constexpr unsigned MAKERS = 2;
 constexpr uint64_t COUNT_MAX = 16384;
 constexpr int REMOVE_TRIES = 10000;
 
-// One fan-out, in memory that both makers have in common.
+// One fan-out, in memory that both makers share.
 struct Round {
     std::atomic<uint64_t> next;
     std::atomic<int> error;
@@ -36,7 +36,7 @@ struct Round {
     ChildAnswer answers[COUNT_MAX];
 };
 
-// A group whose processes have ended may have been left by them a moment later.
+// A group may still be busy for a moment after its processes have ended.
 int remove_group(const char *path) {
     for (int tries = 0; rmdir(path); tries++) {
         if (errno != EBUSY || tries == REMOVE_TRIES) return errno;
@@ -45,7 +45,7 @@ int remove_group(const char *path) {
     return 0;
 }
 
-// Each maker's, and the group that they lie in. All do so in the end: whoever was killed does not.
+// Removes each maker's group and their parent. All processes do so at their end, since a killed one cannot.
 void remove_all(const char *group) {
     for (unsigned i = 0; i < MAKERS; i++) {
         char path[PATH_MAX];
@@ -73,7 +73,8 @@ struct Maker {
     char path[PATH_MAX];
     int ends[2];
 
-    // The whole life of a process 1. It has its maker's stack, below what the maker, who waits, has of it.
+    // The whole life of a process 1. It runs on its maker's stack, below the frames of the maker, which waits
+    // (CLONE_VFORK).
     [[noreturn]] __attribute__((noinline)) void run_init(uint64_t number) {
         umount2("/proc", MNT_DETACH);
         if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr)) _exit(errno);
@@ -86,7 +87,8 @@ struct Maker {
         _exit(WIFEXITED(status) ? WEXITSTATUS(status) : ECHILD);
     }
 
-    // Not by syscall(2): two would return from one call of it, of which the first spoils the other's stack.
+    // Not by syscall(2): both processes would return from the same call, and the first one would overwrite the other's
+    // stack.
     __attribute__((noinline)) pid_t clone_init(const clone_args &args, uint64_t number) {
         long result = SYS_clone3;
         __asm__ volatile("syscall" : "+a"(result) : "D"(&args), "S"(sizeof args) : "rcx", "r11", "memory");
@@ -105,7 +107,7 @@ struct Maker {
         int status;
         if (waitpid(pid, &status, 0) != pid) return errno;
         if (status) return WIFEXITED(status) ? WEXITSTATUS(status) : ECHILD;
-        // The result is in the pipe: the process that wrote it has ended.
+        // The process that wrote the result has ended, so the pipe has it.
         if (read(ends[0], &answer.result, sizeof answer.result) != sizeof answer.result) return EPIPE;
         answer.answered_ns = now_ns();
         return 0;
@@ -120,7 +122,7 @@ struct Maker {
         return error ? error : left;
     }
 
-    // Until nobody is there who wants any, or whoever wanted them was killed.
+    // Ends when the pipe of orders closes, or when the parent has been killed.
     void work(int orders) {
         if (pipe(ends) || unshare(CLONE_NEWNS) || mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr)) round.error = errno;
         char letter;
@@ -158,7 +160,7 @@ struct Makers {
         }
     }
 
-    // Why it could not be done, or 0.
+    // Returns an error number, or 0.
     int fan(uint64_t count, uint64_t first) {
         round.first = first;
         round.count = count;
@@ -184,15 +186,24 @@ struct Makers {
 
 } // namespace
 
-// For each child a maker creates and opens a control group. It clones process 1 of a new pid, UTS and IPC namespace, and of a
-// network namespace where each child has its own, into that group. Process 1 uses its maker's memory, as a stub does until its
-// exec. It replaces /proc, and brings up the loopback interface of its own network. It forks a child of that memory, which is
-// in huge pages as a zygote's; the child touches four pages and reports the result. Both are reaped, and the group is removed.
+// For each child a maker creates and opens a control group. Into that group it clones process 1 of new pid, UTS and IPC
+// namespaces, and of a network namespace if each child has its own. Process 1 uses its maker's memory, as a stub does
+// until its exec. It replaces /proc, and brings up the loopback interface of its own network. It forks a child of that
+// memory, which is in huge pages like a zygote's. The child touches four pages and reports the result. Both are reaped,
+// and the group is removed.
 //
-// usage: container MIB NETWORK GROUP  NETWORK as of local_fanout; GROUP is created, and removed even if a process is killed
-// takes: COUNT FIRST                  children of these numbers
-// says:  ready ERRNO                  0, or why the first child could not be created; then it ends
-//        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
+// Usage: container MIB NETWORK GROUP
+//
+// NETWORK is as in local_fanout. GROUP is created, and removed even if a process is killed.
+//
+// Input:
+//
+// - COUNT FIRST: forks COUNT children, numbered from FIRST.
+//
+// Output:
+//
+// - ready ERRNO: 0, or why the first child could not be created. In that case the program ends.
+// - fanned NS: the whole time. For each child a line follows: answered NUMBER VALUE RESULT_NS ANSWERED_NS.
 int main(int count, char **arguments) {
     if (count != 4) return 2;
     prctl(PR_SET_PDEATHSIG, SIGKILL);

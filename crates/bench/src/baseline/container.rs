@@ -1,5 +1,5 @@
-//! The floor of a fan-out with the guarantees of a container: the kernel's work for each child and nothing else.
-//! `container.cpp` is the program, and lists that work.
+//! The floor of a fan-out in containers: the kernel's work for each child, and nothing else. `container.cpp` is the
+//! program, and lists that work.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::error::BenchError;
 pub(crate) const CONTAINER: EmbeddedProgram =
     EmbeddedProgram { name: "container", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/container")) };
 
-/// Why this machine has no such floor.
+/// Why this machine lacks the floor.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BareContainerRefusal {
     #[error("there is no unified hierarchy of control groups (cgroup2)")]
@@ -22,7 +22,7 @@ pub(crate) enum BareContainerRefusal {
     CgroupDenied { group: PathBuf, cause: io::Error },
 }
 
-/// Starts the program with so much memory, whose children have such networks.
+/// Starts the program with this much memory. Its children are in this kind of network.
 pub(crate) fn start(
     program: &Path,
     mib: u64,
@@ -59,7 +59,7 @@ mod tests {
     use super::{BareContainerRefusal, CONTAINER, ChildNetwork, start, start_in};
     use crate::baseline::unified_cgroup_for;
 
-    /// For processes that nobody waits for to have ended.
+    /// Time limit for killed processes that this test does not reap to end.
     const GONE_LIMIT: Duration = Duration::from_secs(60);
 
     fn wait_until_gone(group: &Path) {
@@ -87,7 +87,7 @@ mod tests {
             let (took, answers) = crowd.fan_out(7, 20).unwrap();
             assert_eq!(answers.len(), 20);
             assert!(answers.iter().all(|answer| answer.result < answer.answer && answer.answer < took));
-            // It is killed while it makes children.
+            // It is killed while it creates children.
             crowd.request_fork(1, 10_000).unwrap();
             while fs::read_dir(&group).unwrap().flatten().all(|entry| entry.file_type().unwrap().is_file()) {}
             drop(crowd);

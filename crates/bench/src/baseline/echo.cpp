@@ -1,6 +1,7 @@
-// The floors of calls: messages there and back over TCP with nothing around them.
+// The floors of calls: messages in both directions over TCP, and nothing else.
 //
-// Each side has one thread and an epoll. With one connection and one message it uses plain recv and send, a ping-pong.
+// Each side has one thread and an epoll instance. With one connection and one message it uses only recv and send: a
+// ping-pong.
 
 #include "endpoint.h"
 
@@ -24,7 +25,7 @@ static void undelayed(int fd) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
-// Sends all, however long that takes.
+// Sends all bytes, however long that takes.
 static void send_all(int fd, const char *bytes, size_t count) {
     while (count > 0) {
         ssize_t sent = send(fd, bytes, count, MSG_NOSIGNAL);
@@ -41,7 +42,7 @@ static void watch(int epoll, int fd) {
 }
 
 static int serve(const char *ip, bool spin) {
-    alarm(300);  // Nobody measures for so long: whoever started it is gone.
+    alarm(300);  // No measurement takes this long: the process that started it has ended.
     int listener = socket(AF_INET, SOCK_STREAM, 0), epoll = epoll_create1(0);
     sockaddr_in to = address(ip, 0);
     socklen_t length = sizeof to;
@@ -54,7 +55,7 @@ static int serve(const char *ip, bool spin) {
     epoll_event events[64];
     int connections = 0, only = -1;
     for (;;) {
-        // A single connection is not waited for through the epoll: a ping-pong is a recv and a send.
+        // A single connection needs no epoll: a ping-pong is a recv and a send.
         if (connections == 1 && only >= 0) {
             ssize_t got = recv(only, buffer.data(), buffer.size(), spin ? MSG_DONTWAIT : 0);
             if (got > 0) {
@@ -87,7 +88,7 @@ static int serve(const char *ip, bool spin) {
 struct Connection {
     int fd;
     uint64_t sent = 0, received = 0;
-    size_t partial = 0;  // bytes of a message that has begun to come back
+    size_t partial = 0;  // bytes of a message that has arrived in part
     std::vector<char> head;
 };
 
@@ -105,7 +106,7 @@ struct Drive {
         send_all(to.fd, out.data(), out.size());
     }
 
-    // Takes what came; gives how many messages that completed.
+    // Takes received bytes, and returns how many messages they complete.
     size_t take(Connection &from, const char *bytes, size_t count) {
         size_t completed = 0;
         while (count > 0) {
@@ -168,12 +169,12 @@ static int drive(char **arguments) {
     return 0;
 }
 
-//   echo serve IP sleep|spin         prints `listening PORT`, and sends back all that it receives
-//   echo drive IP PORT CONNECTIONS WINDOW BYTES SECONDS sleep|spin
-//                                    prints `ready`; a letter starts it; then prints `echoed N NS WRONG`
+// - echo serve IP MODE: prints `listening PORT`, and sends back all that it receives.
+// - echo drive IP PORT CONNECTIONS WINDOW BYTES SECONDS MODE: prints `ready`. One letter starts it. Then it prints
+//   `echoed N NS WRONG`.
 //
-// Each connection has WINDOW messages of BYTES in flight; all that has come back is sent again with one send. `spin` polls
-// instead of sleeping. The first bytes of a message are its number, which is checked when it comes back.
+// MODE is `sleep` or `spin`, which polls instead of sleeping. Each connection has WINDOW messages of BYTES in flight. All
+// that has come back is sent again with one send. A message begins with its number, which is verified when it returns.
 int main(int count, char **arguments) {
     if (count == 4 && std::string(arguments[1]) == "serve") return serve(arguments[2], std::string(arguments[3]) == "spin");
     if (count == 9 && std::string(arguments[1]) == "drive") return drive(arguments + 2);

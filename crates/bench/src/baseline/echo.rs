@@ -1,4 +1,4 @@
-//! The floor of calls: two bare programs that exchange messages over the same link. `echo.cpp` is the program.
+//! The floor of calls: two minimal programs that exchange messages over the same link. `echo.cpp` is the program.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -11,24 +11,24 @@ use crate::veth_network::VethNetwork;
 pub(crate) const ECHO: EmbeddedProgram =
     EmbeddedProgram { name: "echo", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/echo")) };
 
-/// Size of a message, in bytes: what farfork's head of a request has.
+/// Size of a message, in bytes: the size of farfork's request header.
 const MESSAGE_BYTES: usize = 32;
 
-/// What goes there and back.
+/// The parameters of the echo.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BareEcho<'a> {
     pub(crate) program: &'a Path,
     pub(crate) connections: usize,
     pub(crate) window: usize,
     pub(crate) seconds: f64,
-    /// Whether both sides look again instead of sleeping.
+    /// Whether both sides poll instead of sleeping.
     pub(crate) spins: bool,
-    /// Arguments of `taskset` for the server and for the client, if they are kept apart.
+    /// Whether server and client are pinned to different CPUs by taskset(1).
     pub(crate) pinned: bool,
 }
 
 impl BareEcho<'_> {
-    /// Messages a second.
+    /// Messages per second.
     pub(crate) fn measure_per_s(&self, links: &VethNetwork) -> Result<f64, BenchError> {
         let (ip, mode) = (VethNetwork::server_ip(0), if self.spins { "spin" } else { "sleep" });
         let mut server = links.server_command();

@@ -1,8 +1,8 @@
-// The floor of a page fault: the work of any user-space pager for a page of another machine, by two bare programs with
-// a socket between them.
+// The floor of a page fault: the work of any user-space pager for a page of another machine, by two minimal programs
+// with a socket between them.
 //
 // One thread touches missing pages. Another reads each fault from userfaultfd(2), requests the page from the other
-// program, and has the kernel map a copy of it.
+// program, and makes the kernel map a copy of it.
 #include "endpoint.h"
 
 #include <algorithm>
@@ -31,12 +31,12 @@ constexpr int64_t SPIN_NS = 50'000;
 
 constexpr size_t SENT_BYTES = 32 * PAGE_BYTES;
 constexpr size_t RECEIVED_BYTES = 16 * PAGE_BYTES;
-// More than any cache holds.
+// Larger than any cache.
 constexpr size_t STREAM_BYTES = 64 << 20;
 
 bool spins;
 
-// Waits until there is something to read.
+// Waits until there is data to read.
 void wait_for(int fd) {
     pollfd wanted{fd, POLLIN, 0};
     for (int64_t until_ns = now_ns() + SPIN_NS; spins && now_ns() < until_ns; sched_yield())
@@ -44,7 +44,7 @@ void wait_for(int fd) {
     if (poll(&wanted, 1, -1) < 0 && errno != EINTR) fail("poll");
 }
 
-// False at the end of the stream.
+// Returns false at the end of the stream.
 bool receive(int socket, char *into, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
         ssize_t got = recv(socket, into + done, bytes - done, MSG_DONTWAIT);
@@ -63,7 +63,7 @@ void send_all(int socket, const char *from, size_t bytes) {
     }
 }
 
-// A socket that sends as fast as its window lets it, as those of farfork do.
+// A socket that sends as fast as its window allows, like farfork's.
 int new_socket() {
     int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
     if (made < 0) fail("socket");
@@ -79,7 +79,7 @@ int connected(const char *ip, int port) {
     return made;
 }
 
-// The first who connects.
+// Accepts the first connection.
 int accepted(const char *ip) {
     int listener = new_socket();
     sockaddr_in name = ::address(ip, 0);
@@ -99,7 +99,7 @@ int serve(const char *ip) {
     int peer = accepted(ip);
     std::vector<char> page(PAGE_BYTES), request(REQUEST_BYTES);
     while (receive(peer, request.data(), REQUEST_BYTES)) {
-        // Each page begins with the number that was asked for, and ends with it.
+        // Each page begins and ends with the requested number.
         memcpy(page.data(), request.data(), sizeof(uint64_t));
         memcpy(page.data() + PAGE_BYTES - sizeof(uint64_t), request.data(), sizeof(uint64_t));
         send_all(peer, page.data(), PAGE_BYTES);
@@ -119,7 +119,7 @@ int new_userfaultfd() {
     return made;
 }
 
-// Answers each fault.
+// Serves each fault.
 void page_in(int uffd, int peer, char *area, Times &times) {
     std::vector<char> page(PAGE_BYTES), request(REQUEST_BYTES);
     for (;;) {
@@ -136,7 +136,7 @@ void page_in(int uffd, int peer, char *area, Times &times) {
         if (!receive(peer, page.data(), PAGE_BYTES)) fail("the link");
         int64_t received_ns = now_ns();
         times.exchange_ns = received_ns - began_ns;
-        // Mapped, but nobody is woken yet: the time is taken in between.
+        // Maps the page without waking the thread, so that the copy is timed alone.
         uffdio_copy copy{at, reinterpret_cast<uint64_t>(page.data()), PAGE_BYTES, UFFDIO_COPY_MODE_DONTWAKE, 0};
         if (ioctl(uffd, UFFDIO_COPY, &copy) != 0) fail("UFFDIO_COPY");
         times.copy_ns = now_ns() - received_ns;
@@ -161,7 +161,7 @@ void touch(volatile char *area, Times &times, size_t count, long gap_us) {
     fflush(stdout);
 }
 
-// Memory whose missing pages `uffd` fills.
+// Maps memory whose missing pages `uffd` fills.
 char *paged(int uffd, size_t bytes) {
     void *mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) fail("mmap");
@@ -204,7 +204,7 @@ struct Installed {
     std::atomic<uint64_t> pages, wrong;
 };
 
-// Over and over into the same memory, which is missing again before.
+// Maps the received pages into the same memory again and again. It is made missing before.
 void install(int peer, int uffd, char *area, Installed &installed) {
     std::vector<char> staged(RECEIVED_BYTES);
     for (size_t at = 0; receive(peer, staged.data(), RECEIVED_BYTES); at = (at + RECEIVED_BYTES) % STREAM_BYTES) {
@@ -236,16 +236,15 @@ int install_pages(const char *ip, int port) {
 
 } // namespace
 
-//   fault serve ADDRESS MODE       prints `listening PORT`, and sends a page for each request it receives
-//   fault drive ADDRESS PORT MODE  prints `ready`; then for each line `COUNT GAP_US` of standard input touches COUNT pages,
-//                                  with a sleep of GAP_US before each, and prints for each
-//                                  `served TOUCH_NS EXCHANGE_NS COPY_NS WRONG`
-//   fault send ADDRESS             prints `listening PORT`, and sends pages as fast as they are received
-//   fault install ADDRESS PORT     prints `ready`, and maps the pages that `fault send` sends, until it ends; for each line of
-//                                  standard input prints the totals `installed PAGES WRONG`
+// - fault serve ADDRESS MODE: prints `listening PORT`, and sends a page for each request that it receives.
+// - fault drive ADDRESS PORT MODE: prints `ready`. For each input line `COUNT GAP_US` it touches COUNT pages, and sleeps
+//   for GAP_US before each. For each page it prints `served TOUCH_NS EXCHANGE_NS COPY_NS WRONG`.
+// - fault send ADDRESS: prints `listening PORT`, and sends pages as fast as they are received.
+// - fault install ADDRESS PORT: prints `ready`, and maps the pages from `fault send` until that ends. For each input line
+//   it prints the totals `installed PAGES WRONG`.
 //
-// TOUCH is the whole fault, EXCHANGE the way to the other program and back, COPY the mapping. MODE says how both wait: `sleep`
-// blocks, `spin` polls for 50 µs before it blocks, and yields the processor between two polls.
+// TOUCH is the whole fault, EXCHANGE the request and its answer, COPY the mapping. MODE says how both programs wait.
+// `sleep` blocks. `spin` polls for 50 µs before it blocks, and yields the CPU between two polls.
 int main(int count, char **arguments) {
     if (count == 4 && strcmp(arguments[1], "serve") == 0) {
         spins = strcmp(arguments[3], "spin") == 0;

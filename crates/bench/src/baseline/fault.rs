@@ -1,5 +1,5 @@
-//! The floor of a page fault: two bare programs in the nodes' namespaces, of which one requests each page that its
-//! thread touches over the same link, and maps it. `fault.cpp` is the program.
+//! The floor of a page fault: two minimal programs in the nodes' namespaces. One requests each page that its thread
+//! touches from the other over the same link, and maps it. `fault.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,22 +21,22 @@ pub(crate) const FAULT: EmbeddedProgram =
 pub(crate) enum WaitMode {
     /// They sleep.
     Sleep,
-    /// They look again for a while before they do.
+    /// They poll for a while before they sleep.
     Spin,
 }
 
-/// What a fault took, in µs.
+/// The times of one fault, in µs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FaultTiming {
-    /// All of it, as the thread saw it that touched the page.
+    /// The whole fault, as measured by the thread that touches the page.
     pub(crate) touch_us: f64,
-    /// There and back: a request, and a page.
+    /// The exchange of a request and a page.
     pub(crate) exchange_us: f64,
     /// The kernel's copy.
     pub(crate) copy_us: f64,
 }
 
-/// A pair of programs at the ends of the link; they end with this value.
+/// A pair of programs at the ends of the link. They are killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BareFaults {
     driver: ChildProgram,
@@ -45,14 +45,14 @@ pub(crate) struct BareFaults {
 }
 
 impl BareFaults {
-    /// Starts both: the second node's program faults, the first one's has the pages.
+    /// Starts both. The program on the second node faults; the one on the first node has the pages.
     pub(crate) fn open(program: &Path, nodes: &[LocalNode], waiting: WaitMode) -> Result<Self, BenchError> {
         let mode = if waiting == WaitMode::Spin { "spin" } else { "sleep" };
         let [server, driver] = start_pair(program, nodes, ["serve", "drive"], &[mode])?;
         Ok(Self { driver, _server: server })
     }
 
-    /// So many faults, with a pause before each.
+    /// Measures this many faults, with a pause before each.
     pub(crate) fn measure(&mut self, faults: usize, gap: Duration) -> Result<Vec<FaultTiming>, BenchError> {
         self.driver.send_text(&format!("{faults} {}\n", gap.as_micros()))?;
         let us = |ns: i64| ns as f64 / 1e3;
@@ -66,7 +66,7 @@ impl BareFaults {
     }
 }
 
-/// A stream of pages between the same nodes, which are mapped as they come; it ends with this value.
+/// A stream of pages between the same nodes, which are mapped as they arrive. It ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BareStream {
     installer: ChildProgram,
@@ -75,13 +75,13 @@ pub(crate) struct BareStream {
 }
 
 impl BareStream {
-    /// Starts it: the first node's program sends, the second one's maps what it receives.
+    /// Starts the stream. The program on the first node sends; the one on the second node maps what it receives.
     pub(crate) fn open(program: &Path, nodes: &[LocalNode]) -> Result<Self, BenchError> {
         let [sender, installer] = start_pair(program, nodes, ["send", "install"], &[])?;
         Ok(Self { installer, _sender: sender })
     }
 
-    /// Pages mapped so far.
+    /// Number of pages mapped so far.
     pub(crate) fn read_pages(&mut self) -> Result<u64, BenchError> {
         self.installer.send_text("\n")?;
         match self.installer.read_answer("installed")? {
@@ -91,7 +91,7 @@ impl BareStream {
     }
 }
 
-/// One program on the first node, and one on the second that is connected to it, each of these kinds.
+/// Starts a program on the first node, and one on the second node that connects to it.
 fn start_pair(
     program: &Path,
     nodes: &[LocalNode],

@@ -1,7 +1,7 @@
-// The floor of paging: the same bytes over the same link, by two bare programs with a socket between them.
+// The floor of paging: the same bytes over the same link, by two minimal programs with a socket between them.
 //
-// Both sides touch all of their memory before they answer. The receiver compares every byte after the time was taken,
-// and overwrites its memory before the next copy, so that a copy that did not happen is detected.
+// Both sides touch all of their memory before they answer. The receiver compares every byte after the timed copy, and
+// overwrites its memory before the next one, so that a missing copy is detected.
 #include "endpoint.h"
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Of one write or read: large enough that calls cost nothing beside copying, small enough for the cache.
+// Size of one write or read: large enough that the cost of calls is negligible, small enough for the cache.
 constexpr size_t CHUNK_BYTES = 256 << 10;
 
 using Memory = std::vector<uint64_t>;
@@ -34,8 +34,8 @@ size_t wrong_bytes(const Memory &memory) {
     return wrong;
 }
 
-// A socket that sends as fast as its window lets it, as those of farfork do: a machine whose default paces by timers (BBR) would
-// make the floor twice as high.
+// A socket that sends as fast as its window allows, like farfork's. A congestion control that paces by timers (BBR)
+// would make the floor twice as high.
 int new_socket() {
     int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (setsockopt(made, IPPROTO_TCP, TCP_CONGESTION, "reno", 4) != 0) fail("TCP_CONGESTION");
@@ -105,10 +105,13 @@ int receive_all(const char *address, int port, size_t bytes) {
 
 } // namespace
 
-//   link_copy send ADDRESS MIB          prints `listening PORT`, and sends all of its memory for each byte it receives
-//   link_copy receive ADDRESS PORT MIB  prints `ready`; then, for each letter of standard input:
-//     l  copies over the link;            prints `copied NS WRONG`: from the request to the last byte, and the wrong bytes
-//     m  copies the same within itself;   prints `copied NS WRONG`: no copy over a link can be faster
+// - link_copy send ADDRESS MIB: prints `listening PORT`, and sends all of its memory for each byte that it receives.
+// - link_copy receive ADDRESS PORT MIB: prints `ready`, then handles the letters of its input:
+//
+//   - l: copies over the link.
+//   - m: copies within its own memory, which is a lower bound for a copy over a link.
+//
+// After each it prints `copied NS WRONG`: the time from the request to the last byte, and the number of wrong bytes.
 int main(int count, char **arguments) {
     if (count == 4 && strcmp(arguments[1], "send") == 0) return send_all(arguments[2], strtoul(arguments[3], nullptr, 10) << 20);
     if (count == 5 && strcmp(arguments[1], "receive") == 0)

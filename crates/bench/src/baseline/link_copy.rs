@@ -1,4 +1,4 @@
-//! The floor of paging: two bare programs, each in the namespace of one node, that copy the same bytes over the same
+//! The floor of paging: two minimal programs, each in the namespace of one node, that copy the same bytes over the same
 //! link. `link_copy.cpp` is the program.
 
 use std::path::Path;
@@ -14,14 +14,14 @@ use crate::workload::micro::ns_to_ms;
 pub(crate) const LINK_COPY: EmbeddedProgram =
     EmbeddedProgram { name: "link_copy", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/link_copy")) };
 
-/// What two programs on one machine can copy over TCP at the very least, in MiB a second, even where others use its
-/// processors: a tenth of what was seen.
+/// Minimum plausible rate of two programs on one machine that copy over TCP, in MiB per second, even with other load on
+/// the CPUs: a tenth of the measured rate.
 const RATE_MIN_MIB_PER_S: f64 = 150.0;
 
-/// A copy over the link contains one within memory; but that one may have found its caches less warm.
+/// A copy over the link includes a copy within memory. The latter may have found colder caches, though.
 const MEMORY_COPY_RATIO_MIN: f64 = 0.5;
 
-/// A pair of programs at the ends of the link; they end with this value.
+/// A pair of programs at the ends of the link. They are killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct LinkCopy {
     receiver: ChildProgram,
@@ -41,12 +41,12 @@ impl LinkCopy {
         Ok(Self { receiver, _sender: sender })
     }
 
-    /// Copies once over the link; gives the time in ms, from the request to the last byte in memory.
+    /// Copies once over the link. Returns the time in ms, from the request to the last byte in memory.
     pub(crate) fn copy_ms(&mut self) -> Result<f64, BenchError> {
         self.request_copy(b'l')
     }
 
-    /// Copies the same within one memory.
+    /// Copies the same bytes within one memory.
     pub(crate) fn memory_copy_ms(&mut self) -> Result<f64, BenchError> {
         self.request_copy(b'm')
     }
@@ -68,11 +68,11 @@ fn node_command(node: &LocalNode, program: &Path, arguments: &[&str]) -> Command
     command
 }
 
-/// Why medians of copies of so much cannot be what they seem to be; none if they can.
+/// Why the medians of copies of this size are implausible; `None` if they are plausible.
 ///
-/// A floor that is too low or too high makes the comparison worthless. So a copy counts only where it is plausible: every
-/// byte arrived (`request_copy` checks that); it took no less than a copy within one process's memory, of which it
-/// contains at least one; and the link was not so slow that something else must have held it up.
+/// A floor that is too low or too high makes the comparison worthless. So a copy counts only under three conditions.
+/// Every byte arrived (`request_copy` checks that). It took no less than a copy within one process's memory, which it
+/// includes. And the link was not so slow that something else must have delayed it.
 pub(crate) fn implausible_reason(mib: u64, copy_ms: f64, memory_copy_ms: f64) -> Option<String> {
     let rate = mib as f64 / (copy_ms / 1e3);
     if copy_ms < memory_copy_ms * MEMORY_COPY_RATIO_MIN {

@@ -1,8 +1,8 @@
-// A floor of a fan-out: a process forks children that touch four pages and report a value computed from them, so many
-// at once.
+// A floor of a fan-out: a process forks children, a number of them at the same time. They touch four pages and report a
+// value computed from them.
 //
-// Each child runs in the namespaces of a container that was there before, or in its parent's. Children use the
-// containers one after another, which costs less than new namespaces.
+// Each child runs in the namespaces of an existing container, or in its parent's. Children use the containers in turn,
+// which costs less than new namespaces.
 #include "local_fanout.h"
 
 #include <csignal>
@@ -19,7 +19,7 @@ enum Network : uint64_t { PRIVATE, SHARED, HOST };
 
 int namespaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC;
 
-// Process 1 of a container, by which its namespaces are entered.
+// Starts process 1 of a container. Its namespaces are entered by its pidfd.
 int make_container() {
     long pid = syscall(SYS_clone, SIGCHLD | CLONE_NEWPID | namespaces, nullptr, nullptr, nullptr, nullptr);
     if (pid < 0) fail("namespaces");
@@ -50,7 +50,7 @@ struct Fanout {
         if (pid < 0) fail("fork");
         if (pid > 0) return pid;
         if (container >= 0 && setns(container, namespaces)) _exit(1);
-        // This program may be killed before it ends what stays; until the answer it lives.
+        // A child that stays must end if this program is killed. Before the answer, this program still runs.
         if (stays) prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (!touch_and_report(memory, number, ends[1])) _exit(1);
         if (stays) pause();
@@ -81,14 +81,21 @@ struct Fanout {
 
 } // namespace
 
-// usage: local_fanout MIB AT_ONCE CONTAINERS NETWORK
-//                                CONTAINERS 0: no namespaces. NETWORK 0: one for each container, 1: one for all,
-//                                2: this program's own
-// takes: COUNT FIRST             children of these numbers
-//        0 NUMBER                one that stays until the next line
-// says:  ready
-//        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
-//        held PID
+// Usage: local_fanout MIB AT_ONCE CONTAINERS NETWORK
+//
+// If CONTAINERS is 0, there are no namespaces. NETWORK is 0 for one network per container, 1 for one network of all, and
+// 2 for this program's own.
+//
+// Input:
+//
+// - COUNT FIRST: forks COUNT children, numbered from FIRST.
+// - 0 NUMBER: forks one child, which stays until the next line.
+//
+// Output:
+//
+// - ready
+// - fanned NS: the whole time. For each child a line follows: answered NUMBER VALUE RESULT_NS ANSWERED_NS.
+// - held PID
 int main(int count, char **arguments) {
     if (count != 5) return 2;
     uint64_t network = strtoull(arguments[4], nullptr, 10);

@@ -13,7 +13,7 @@ struct ChildAnswer {
     int64_t answered_ns;
 };
 
-// What a child does: it touches, and says what it made of that.
+// The work of a child: it touches pages, and reports a value computed from them.
 inline bool touch_and_report(Sparse &memory, uint64_t number, int end) {
     uint64_t value = memory.touch(number);
     ChildResult result = {number, value, now_ns()};

@@ -1,5 +1,5 @@
-//! Floors of a fan-out: local forks of the same memory that do the same work, with or without a container's namespaces
-//! for each. `local_fanout.cpp` is the program.
+//! Floors of a fan-out: local forks of the same memory that do the same work, each with or without a container's
+//! namespaces. `local_fanout.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,31 +15,31 @@ use crate::workload::sparse;
 pub(crate) const LOCAL_FANOUT: EmbeddedProgram =
     EmbeddedProgram { name: "local_fanout", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/local_fanout")) };
 
-/// Children at once: as many as a node starts at once.
+/// Number of children at the same time: as many as a node starts at once.
 const CONCURRENT_CHILDREN: u64 = 8;
 
-/// Which network children are in.
+/// The network of the children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChildNetwork {
     /// Each in its own.
     Private,
-    /// All of a fan-out, on a node, in one.
+    /// One for all children of a fan-out on a node.
     Shared,
-    /// In the node's.
+    /// The node's.
     Host,
 }
 
-/// What became of a child, since the fan-out began.
+/// The times of a child, since the start of the fan-out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChildLatency {
-    /// When it had its result.
+    /// When the child had its result.
     pub(crate) result: Duration,
-    /// When whoever asked had it.
+    /// When the requester had the result.
     pub(crate) answer: Duration,
 }
 
-/// A process that forks crowds; it ends with this value.
+/// A process that forks many children. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct LocalFanout {
     program: ChildProgram,
@@ -47,7 +47,8 @@ pub(crate) struct LocalFanout {
 }
 
 impl LocalFanout {
-    /// Starts it, with so much memory; its children are in so many containers by turns, of such networks, or in none.
+    /// Starts the process with this much memory. Its children use `containers` sets of namespaces with this kind of
+    /// network in turn; none if 0.
     pub(crate) fn start(
         program: &Path,
         mib: u64,
@@ -61,12 +62,12 @@ impl LocalFanout {
         Ok(Self::from_program(program, mib))
     }
 
-    /// A program that was started and takes the same requests.
+    /// Wraps a running program that takes the same requests.
     pub(super) fn from_program(program: ChildProgram, mib: u64) -> Self {
         Self { program, mib }
     }
 
-    /// Forks children of these numbers; gives how long it took until the last answer, and what became of each.
+    /// Forks children with these numbers. Returns the time until the last answer, and the times of each child.
     pub(crate) fn fan_out(&mut self, first: u64, count: u64) -> Result<(Duration, Vec<ChildLatency>), BenchError> {
         self.request_fork(first, count)?;
         let ns = |ns: i64| Duration::from_nanos(ns.unsigned_abs());
@@ -80,12 +81,12 @@ impl LocalFanout {
         Ok((ns(took), all))
     }
 
-    /// Has children forked, whose answers are not read yet.
+    /// Requests children, without reading their answers.
     pub(super) fn request_fork(&mut self, first: u64, count: u64) -> Result<(), BenchError> {
         self.program.send_text(&format!("{count} {first}\n"))
     }
 
-    /// Forks a child that stays until the next request, having done what all do; its process id.
+    /// Forks a child that does the same work, then runs until the next request. Returns its pid.
     pub(crate) fn fork_held(&mut self, number: u64) -> Result<i32, BenchError> {
         self.program.send_text(&format!("0 {number}\n"))?;
         let [pid] = self.program.read_answer("held")?;

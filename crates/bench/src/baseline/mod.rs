@@ -1,5 +1,5 @@
-//! Floors and peers, measured in the same run as farfork. A floor is the least that any implementation needs. One file
-//! each, next to its C++ program. The floor that is a local `fork()` is in `workload`.
+//! Floors and peers, measured in the same run as farfork. A floor is the minimum that any implementation needs. Each
+//! has one file, next to its C++ program. The floor that is a local `fork()` is in `workload`.
 
 pub(crate) mod connect;
 pub(crate) mod container;
@@ -17,7 +17,7 @@ use farfork_sys::cgroup::hierarchy::{self, CgroupVersion};
 
 use crate::error::BenchError;
 
-/// Where a floor of this run may make a control group of the unified hierarchy, if there is one.
+/// A control group of the unified hierarchy in which a floor may create others; `None` if there is no such hierarchy.
 fn unified_cgroup_for(of: &str) -> Result<Option<PathBuf>, BenchError> {
     let failed = |cause| BenchError::File { path: "/proc/self/mountinfo".into(), cause };
     let hierarchies = hierarchy::mounted_hierarchies().map_err(failed)?;

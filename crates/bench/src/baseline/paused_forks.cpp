@@ -1,5 +1,6 @@
 // Floors of pausing: local forks that answer requests as children do. Between two requests each is paused, by SIGSTOP
-// or by the freezer of a control group of version 2. They are forks of this program, or of another one that connect to it.
+// or by the freezer of a control group of version 2. They are forks of this program, or forks of another program that
+// connect to it.
 #include "../workload/warm_function.h"
 
 #include <csignal>
@@ -30,7 +31,7 @@ void write_file(const std::string &path, const std::string &text) {
 struct Child {
     pid_t pid;
     int end;
-    // cgroup.freeze and cgroup.events of its control group. Negative where signals pause it.
+    // cgroup.freeze and cgroup.events of its control group; negative if signals pause it.
     int freeze = -1, events = -1;
 
     Child(uint64_t steps, const std::string &group) {
@@ -41,7 +42,7 @@ struct Child {
         if (pid == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             close(ends[0]);
-            // One that is stopped before would outlive this program.
+            // A fork that is stopped before this write would outlive this program.
             if (write(ends[1], "", 1) != 1) _exit(1);
             serve(ends[1], steps);
             _exit(0);
@@ -53,7 +54,7 @@ struct Child {
         if (!group.empty()) join(group);
     }
 
-    // A fork of another program, which has connected and writes its index first.
+    // A fork of another program. It has connected, and first writes its index.
     Child(int connection, const std::string &group) : end(connection) {
         ucred peer;
         socklen_t length = sizeof peer;
@@ -87,7 +88,7 @@ struct Child {
             return;
         }
         if (pwrite(freeze, "1", 1, 0) != 1) fail("cgroup.freeze");
-        // The kernel tells of few changes of a group a second: waiting for that would be no floor.
+        // The kernel limits the notifications of a group per second, so waiting for one would not be a floor.
         while (!is_frozen()) sched_yield();
     }
 
@@ -149,14 +150,22 @@ int listen_at(const char *path) {
 
 } // namespace
 
-// usage: paused_forks stop STEPS CHILDREN
-//        paused_forks freeze STEPS CHILDREN GROUP  creates a group for each child below that one
-//        paused_forks adopt SOCKET CHILDREN GROUP  the same with forks of another program that connect to the socket
-// takes: PARALLEL MS GAP_US FIRST                  so many children, each by a thread of its own, for MS, at least one request
-//                                                  each; a gap before each request
-// says:  listening, with `adopt`
-//        ready
-//        halted NS TURNS, and for each request: turn NUMBER VALUE UNPAUSE_NS ANSWER_NS PAUSE_NS
+// Usage:
+//
+// - paused_forks stop STEPS CHILDREN
+// - paused_forks freeze STEPS CHILDREN GROUP: creates a group for each child below GROUP.
+// - paused_forks adopt SOCKET CHILDREN GROUP: the same, with forks of another program that connect to SOCKET.
+//
+// Input:
+//
+// - PARALLEL MS GAP_US FIRST: runs PARALLEL children for MS, each with its own thread and at least one request. GAP_US
+//   passes before each request.
+//
+// Output:
+//
+// - listening: only with `adopt`.
+// - ready
+// - halted NS TURNS: for each request a line follows: turn NUMBER VALUE UNPAUSE_NS ANSWER_NS PAUSE_NS.
 int main(int count, char **arguments) {
     std::string mode = count > 1 ? arguments[1] : "";
     if (mode == "stop" ? count != 4 : count != 5 || (mode != "freeze" && mode != "adopt")) return 2;

@@ -18,13 +18,13 @@ use crate::workload::warm_function::{ExpectedValue, FunctionRun};
 pub(crate) const PAUSED_FORKS: EmbeddedProgram =
     EmbeddedProgram { name: "paused_forks", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/paused_forks")) };
 
-/// For forks that were killed to be gone from their groups.
+/// Time limit for killed forks to leave their groups.
 const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Forks and what drives them; they end with this value.
+/// Paused forks, and the program that drives them. They are killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct PausedForks {
-    // Before the groups: they are empty when those go.
+    // Dropped before the groups, which must be empty to be removed.
     program: ChildProgram,
     expected: ExpectedValue,
     _groups: Option<FreezerGroups>,
@@ -35,20 +35,20 @@ pub(crate) struct PausedForks {
 struct FreezerGroups(PathBuf);
 
 impl PausedForks {
-    /// Forks that SIGSTOP stops.
+    /// Starts forks that SIGSTOP pauses.
     pub(crate) fn start_stopped(program: &Path, steps: u64, children: usize) -> Result<Self, BenchError> {
         Self::start(program, &["stop".to_owned(), steps.to_string(), children.to_string()], steps, None)
     }
 
-    /// Forks that the freezer of version 2 stops; none where there is none.
+    /// Starts forks that the freezer of version 2 pauses; `None` if the machine has no such freezer.
     pub(crate) fn start_frozen(program: &Path, steps: u64, children: usize) -> Result<Option<Self>, BenchError> {
         let Some(groups) = FreezerGroups::create()? else { return Ok(None) };
         let arguments = ["freeze".to_owned(), steps.to_string(), children.to_string(), groups.path()];
         Self::start(program, &arguments, steps, Some(groups)).map(Some)
     }
 
-    /// Children of os.fork() of a function's parent, which the freezer of version 2 stops; none where there is none. They connect to a
-    /// socket that is made in a directory.
+    /// Starts children of os.fork() of a function's parent, which the freezer of version 2 pauses; `None` if the
+    /// machine has no such freezer. They connect to a socket in `directory`.
     pub(crate) fn start_frozen_functions(
         program: &Path,
         parent: &mut FunctionParent,
@@ -82,7 +82,8 @@ impl PausedForks {
         Ok(Self { program, expected: ExpectedValue::Steps(steps), _groups: groups })
     }
 
-    /// Has so many of them take turns for so long, each at least one, with a gap before each; how long it took, and each turn.
+    /// Lets `parallel` forks take turns for `time`, at least one each, with a gap before each turn. Returns how long
+    /// that took, and each turn.
     pub(crate) fn run(
         &mut self,
         parallel: usize,
@@ -105,7 +106,7 @@ impl PausedForks {
 }
 
 impl FreezerGroups {
-    /// One to make others in, where the machine has the unified hierarchy.
+    /// Creates a parent group, if the machine has the unified hierarchy.
     fn create() -> Result<Option<Self>, BenchError> {
         let Some(path) = super::unified_cgroup_for("floor")? else { return Ok(None) };
         cgroup::create(&path).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
@@ -116,7 +117,8 @@ impl FreezerGroups {
         self.0.display().to_string()
     }
 
-    /// Kills what is left: forks of another program do not end with the program that pauses them. Linux before 5.14 cannot.
+    /// Kills the processes that are left: forks of another program outlive the program that pauses them. Linux before
+    /// 5.14 lacks `cgroup.kill`.
     fn remove(&self) -> io::Result<()> {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
         cgroup::subtree(&self.0)?.iter().try_for_each(|group| cgroup::remove(group, REMOVE_LIMIT))

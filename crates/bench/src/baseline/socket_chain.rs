@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
 
-/// The chain. Its threads end with it.
+/// The chain. Its threads end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct SocketChain {
     first: TcpStream,
@@ -17,7 +17,7 @@ pub(crate) struct SocketChain {
 }
 
 impl SocketChain {
-    /// Connects the nodes for messages of a size.
+    /// Connects the nodes for messages of this size.
     pub(crate) fn connect(nodes: &[LocalNode], message_bytes: usize) -> io::Result<Self> {
         let mut followers = Vec::new();
         let mut next: Option<SocketAddr> = None;
@@ -34,7 +34,7 @@ impl SocketChain {
         Ok(Self { first, followers, message: vec![b'0'; message_bytes] })
     }
 
-    /// Sends messages, each when the one before is acknowledged. The time of each.
+    /// Sends each message when the previous one is acknowledged. Returns the time of each.
     pub(crate) fn send_each(&mut self, messages: u64) -> io::Result<Vec<Duration>> {
         let mut send = || {
             let began = Instant::now();
@@ -45,7 +45,7 @@ impl SocketChain {
         (0..messages).map(|_| send()).collect()
     }
 
-    /// Sends messages without waiting; the time until the last one is acknowledged.
+    /// Sends messages without waiting. Returns the time until the last one is acknowledged.
     pub(crate) fn stream(&mut self, messages: u64) -> io::Result<Duration> {
         let began = Instant::now();
         let mut acknowledgements = self.first.try_clone()?;

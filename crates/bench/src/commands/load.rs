@@ -3,10 +3,10 @@
 use clap::Args;
 use farfork_bench::{ConnectionSecurity, RpcCase};
 
-/// Bytes of an answer that is checked, unless told otherwise; its checksum comes on top.
+/// Default size of an answer with a checksum, in bytes. The checksum is additional.
 const PAYLOAD_BYTES: u32 = 2048;
 
-/// Longest run, in seconds: a week.
+/// Maximum length of a run, in seconds: a week.
 const SECONDS_MAX: f64 = 604_800.0;
 
 /// How many clients call the server, and how much each requests at once.
@@ -45,7 +45,7 @@ pub(crate) struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// Whether anything was said.
+    /// Whether any option was given.
     pub(crate) fn is_specified(&self) -> bool {
         let numbers = [self.server_threads, self.clients, self.threads, self.connections, self.sessions, self.window];
         numbers.iter().any(Option::is_some)
@@ -55,7 +55,7 @@ impl LoadArgs {
             || self.encryption.is_some()
     }
 
-    /// The case that they describe; what they leave out is `usual`.
+    /// The case that the options describe. Missing ones are taken from `usual`.
     pub(crate) fn to_case(&self, usual: &RpcCase) -> RpcCase {
         let or = |given: Option<u64>, usual: usize| given.map_or(usual, |given| given as usize);
         let payload = self.payload.or(self.checksum.then_some(PAYLOAD_BYTES));
@@ -77,7 +77,7 @@ impl LoadArgs {
     }
 }
 
-/// A number of seconds above 0.
+/// Parses a number of seconds above 0.
 pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= SECONDS_MAX => Ok(seconds),

@@ -24,7 +24,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Runs the command; returns its exit status.
+    /// Runs the command, and returns its exit status.
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self {
             Command::Bench(command) => command.run(global),
@@ -34,7 +34,7 @@ impl Command {
     }
 }
 
-/// Prints a page, or writes all. The page of `farfork` itself is not among them: this program does not have it.
+/// Prints one page, or writes all. They do not include the page of `farfork` itself, which this program does not have.
 fn print_manual(arguments: &ManualArguments, json: bool) -> anyhow::Result<ExitCode> {
     let root = manual::build_command(Cli::command());
     let pages: Vec<_> = manual::manual_pages(&root).into_iter().skip(1).collect();

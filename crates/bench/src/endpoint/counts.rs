@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use hdrhistogram::Histogram;
 
-/// Longest latency that is told apart, in ns.
+/// Maximum recorded latency, in ns.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// What is counted while it runs, by one thread.
+/// The counters of one thread.
 #[derive(Debug, Default)]
 pub(crate) struct CallCounts {
     pub(crate) answers: AtomicU64,

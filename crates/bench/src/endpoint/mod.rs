@@ -21,20 +21,18 @@ use counts::{CallCounts, new_latencies};
 use specification::{ClientLoad, ClientOptions, EndpointIdentity, EndpointRole, EndpointSpec, RpcSystem};
 use stdout::print_line;
 
-// What each role prints, latencies in ns:
+// What each role prints, with latencies in ns:
 //
-//   server     listening PORT       it ends when its input does
-//   client     ready                then it waits for a letter, which starts it
-//              interval ANSWERS NS ERRORS DAMAGED                           once each interval
-//              done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX
-//   acceptor   as a server
-//   connector  as a client, without intervals:
-//              done CONNECTIONS NS P50 P99
+// - server: `listening PORT`. It ends when its input ends.
+// - client: `ready`. It waits for one letter, which starts it. Then it prints in each interval
+//   `interval ANSWERS NS ERRORS DAMAGED`, and at its end `done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX`.
+// - acceptor: like a server.
+// - connector: like a client, without intervals. At its end `done CONNECTIONS NS P50 P99`.
 
-/// Is the end that the specification asks for.
+/// Runs the endpoint that the specification describes.
 ///
 /// # Errors
-/// It cannot listen, connect or speak.
+/// It cannot listen, connect or print.
 pub fn run_endpoint(specification: &str) -> io::Result<()> {
     let end: EndpointSpec = serde_json::from_str(specification)?;
     pin_to_processors(&end.processors)?;

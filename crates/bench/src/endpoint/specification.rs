@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 pub(crate) const SERVER: &str = "server";
 pub(crate) const CLIENT: &str = "client";
 
-/// What answers, and what asks.
+/// The RPC system of both endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RpcSystem {
     /// farfork's own calls.
     Farfork,
-    /// Messages with nothing but a length, on tokio.
+    /// Messages with only a length prefix, on tokio.
     Tokio,
     /// gRPC, a request for each call.
     TonicUnary,
@@ -42,23 +42,23 @@ impl RpcSystem {
     }
 }
 
-/// What an end is to be.
+/// The role and options of an endpoint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EndpointSpec {
     pub(crate) system: RpcSystem,
     pub(crate) role: EndpointRole,
-    /// Whether to look for work for a while before sleeping, where the system has that.
+    /// Whether to poll for a while before sleeping, if the system supports that.
     pub(crate) spins: bool,
-    /// Who it is, where both ends prove that.
+    /// Its identity, if both ends authenticate each other.
     pub(crate) identity: Option<EndpointIdentity>,
-    /// The processors that its threads may use; all if empty.
+    /// The CPUs that its threads may use; all if empty.
     pub(crate) processors: Vec<usize>,
 }
 
-/// A member of a cluster that the benchmark made for itself.
+/// A member of the cluster that the benchmark creates.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EndpointIdentity {
-    /// Where its credentials are.
+    /// The directory of its credentials.
     pub(crate) directory: PathBuf,
     pub(crate) encrypted: bool,
 }
@@ -71,10 +71,10 @@ impl EndpointIdentity {
     }
 }
 
-/// Which side.
+/// The side of the connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum EndpointRole {
-    /// It ends after so many seconds, whoever still asks.
+    /// Ends after this many seconds, even if clients are connected.
     Server {
         ip: IpAddr,
         threads: usize,
@@ -84,13 +84,13 @@ pub(crate) enum EndpointRole {
         to: SocketAddr,
         load: ClientLoad,
     },
-    /// Accepts connections, and nothing more; as a server otherwise.
+    /// Accepts connections, and nothing else. Prints the same as a server.
     Acceptor {
         ip: IpAddr,
         threads: usize,
         seconds: f64,
     },
-    /// Connects and closes, over and over.
+    /// Connects and closes repeatedly.
     Connector {
         to: SocketAddr,
         threads: usize,
@@ -98,7 +98,7 @@ pub(crate) enum EndpointRole {
     },
 }
 
-/// What a client node does.
+/// The load of a client node.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ClientLoad {
     pub(crate) threads: usize,
@@ -108,13 +108,13 @@ pub(crate) struct ClientLoad {
     pub(crate) sessions: usize,
     /// Requests in flight on each session.
     pub(crate) window: usize,
-    /// Random bytes of each answer, checked; 0: empty answers.
+    /// Random bytes of each answer, verified; 0 for empty answers.
     pub(crate) payload_bytes: usize,
     pub(crate) seconds: f64,
     pub(crate) interval_seconds: f64,
 }
 
-/// How a client of farfork's asks.
+/// Options of a client of farfork's own calls.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientOptions {
     pub(crate) spins: bool,
@@ -122,7 +122,7 @@ pub(crate) struct ClientOptions {
 }
 
 impl ClientLoad {
-    /// Intervals that are reported.
+    /// Number of reported intervals.
     pub(crate) fn interval_count(&self) -> u32 {
         (self.seconds / self.interval_seconds).round().max(1.0) as u32
     }

@@ -1,5 +1,5 @@
-//! Runs `farfork bench churn`: children that change their memory while it is still being fetched, alternating with the
-//! same program unforked.
+//! Runs `farfork bench churn`: children that change their memory while it is still being fetched, in turn with the same
+//! program without a fork.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,13 +15,13 @@ use crate::workload::churn::{self, CHURN, ChurnOperation};
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 
-/// Where what is done is done, in turn.
+/// Where the program runs, in turn: `None` is without a fork.
 const PLACES: [Option<ChildPlace>; 3] = [None, Some(ChildPlace::Own), Some(ChildPlace::Other)];
 
-/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
+/// Runs the benchmark. `show` may end it before a step. `farfork` is the program that runs the daemons.
 ///
 /// # Errors
-/// What ended it early; a wrong page is such.
+/// The run ends early, for example because of a wrong page.
 pub async fn run_churn(
     plan: &ChurnParameters,
     farfork: PathBuf,

@@ -19,13 +19,14 @@ use crate::samples::Samples;
 use crate::summary::connect::ConnectSummary;
 use crate::veth_network::VethNetwork;
 
-/// How long a server outlives the clients' time: they have to be started, too.
+/// The server runs this much longer than the clients, which take time to start.
 const SERVER_EXTRA_SECONDS: f64 = 10.0;
 
-/// Measures. `show` may end it before a step. `farfork` is the program whose `bench end` command the ends are.
+/// Runs the benchmark. `show` may end it before a step. `farfork` is the program whose command `bench end` runs the
+/// endpoints.
 ///
 /// # Errors
-/// What ended it early.
+/// The run ends early.
 pub fn run_connect(
     plan: &ConnectParameters,
     farfork: &Path,

@@ -1,5 +1,5 @@
-//! Creates children of one parent by each `CreateMethod`: farfork, and as floors local forks of as much memory that do
-//! the same work.
+//! Creates children of one parent by each `CreateMethod`: farfork, and as floors local forks of the same amount of
+//! memory that do the same work.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
 
-/// All of them.
+/// One creator for each method.
 pub(super) struct CreateMethods {
     farfork: FanoutClient,
     in_namespaces: LocalFanout,
@@ -23,20 +23,20 @@ pub(super) struct CreateMethods {
     /// Kept running.
     _parent: ParentProgram,
     seed: String,
-    /// The number of the next child.
+    /// Number of the next child.
     next: u64,
 }
 
-/// A child that stays when it has answered.
+/// A child that keeps running after its answer.
 pub(super) struct HeldChild {
     pub(super) pid: i32,
-    /// Its id, if it is farfork's; others end with the next that is made.
+    /// Its id, if farfork has forked it. A local fork ends when the next one is created.
     pub(super) child: Option<String>,
 }
 
 impl CreateMethods {
-    /// Of a parent of so many MiB, whose children `crowd` asks the nodes for; local forks go into so many containers with such
-    /// networks.
+    /// Starts a parent of `mib` MiB. `crowd` makes the client that requests its children from the nodes. Local forks
+    /// enter this many containers with this kind of network.
     pub(super) async fn start(
         cluster: &mut BenchCluster,
         mib: u64,
@@ -51,17 +51,17 @@ impl CreateMethods {
         let plain = LocalFanout::start(&floor, mib, (0, ChildNetwork::Host))?;
         let mut creators =
             Self { farfork: fanout_client, in_namespaces, plain, bare: None, _parent: parent, seed, next: 1 };
-        // The first connects nodes, and brings the descriptor.
+        // The first children connect the nodes and fetch the descriptor.
         creators.create(CreateMethod::Farfork, cluster.nodes().len() as u64).await?;
         Ok(creators)
     }
 
-    /// With bare containers, too.
+    /// Adds bare containers.
     pub(super) fn with_bare(self, bare: LocalFanout) -> Self {
         Self { bare: Some(bare), ..self }
     }
 
-    /// Those that there are.
+    /// The methods that this machine supports.
     pub(super) fn available(&self) -> Vec<CreateMethod> {
         CreateMethod::ON_EVERY_MACHINE
             .into_iter()
@@ -69,7 +69,7 @@ impl CreateMethods {
             .collect()
     }
 
-    /// Has so many made at once; how long it took, and what became of each.
+    /// Creates `count` children at once. Returns how long that took, and the latency of each child.
     pub(super) async fn create(
         &mut self,
         by: CreateMethod,
@@ -94,7 +94,7 @@ impl CreateMethods {
         }
     }
 
-    /// Has one made that stays, by one of those that there are everywhere.
+    /// Creates a child that keeps running, by a method that every machine supports.
     pub(super) async fn create_held(&mut self, by: CreateMethod) -> Result<HeldChild, BenchError> {
         let number = self.next;
         self.next += 1;
@@ -104,7 +104,7 @@ impl CreateMethods {
         }
     }
 
-    /// Ends them, when their children have ended.
+    /// Stops the programs. Their children must have ended.
     pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
         cluster.drop_seed(&self.seed).await
     }

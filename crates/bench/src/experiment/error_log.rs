@@ -1,5 +1,5 @@
-//! Errors in the logs of daemons and of the kernel since the start of a run. A run whose requests all succeeded may still
-//! have caused some.
+//! Finds errors in the logs of daemons and of the kernel since the start of a run. A run whose requests all succeeded
+//! may still have caused some.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -13,13 +13,13 @@ const KERNEL_MESSAGES: &str = "/dev/kmsg";
 /// The largest level of syslog(2) that counts as an error: KERN_ERR.
 const KERN_ERR: u64 = 3;
 
-/// One message of the kernel fits into so many bytes.
+/// Maximum size of one kernel message.
 const KERNEL_MESSAGE_BYTES_MAX: usize = 8192;
 
-/// Error messages of the kernel that do not concern farfork: other programs of the machine cause them.
+/// Kernel errors that other programs of the machine cause, so that they do not concern farfork.
 const HARMLESS_KERNEL_MESSAGES: [&str; 2] = ["oom-kill: constraint=CONSTRAINT_MEMCG", "Memory cgroup out of memory"];
 
-/// Quoted errors of one log, at most.
+/// Maximum number of quoted errors per log.
 const QUOTED_MAX: usize = 3;
 
 /// The ends of the logs at the start of a run.
@@ -27,12 +27,12 @@ const QUOTED_MAX: usize = 3;
 pub(super) struct ErrorLogs {
     /// Length of each daemon's log, in the order of the nodes.
     daemons: Vec<u64>,
-    /// None where the kernel's messages cannot be read, as in some containers.
+    /// `None` if the kernel's messages cannot be read, as in some containers.
     kernel: Option<File>,
 }
 
 impl ErrorLogs {
-    /// Remembers the ends of all logs.
+    /// Records the ends of all logs.
     pub(super) fn begin(nodes: &[LocalNode]) -> Self {
         let length = |node: &LocalNode| fs::metadata(node.log_path()).map_or(0, |metadata| metadata.len());
         Self { daemons: nodes.iter().map(length).collect(), kernel: open_kernel_messages() }
@@ -66,7 +66,7 @@ fn is_daemon_error(line: &str) -> bool {
     line.split_ascii_whitespace().nth(1) == Some("ERROR")
 }
 
-/// The kernel's messages from now on.
+/// Opens the kernel's messages at their end.
 fn open_kernel_messages() -> Option<File> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let mut file = OpenOptions::new().read(true).custom_flags(flags).open(KERNEL_MESSAGES).ok()?;
@@ -74,7 +74,7 @@ fn open_kernel_messages() -> Option<File> {
     Some(file)
 }
 
-/// New messages of the kernel that are errors. Each read(2) returns one message.
+/// New kernel messages that are errors. Each read(2) returns one message.
 fn read_kernel_errors(kernel: &mut File) -> Vec<String> {
     let mut errors = Vec::new();
     let mut message = [0; KERNEL_MESSAGE_BYTES_MAX];
@@ -89,8 +89,8 @@ fn read_kernel_errors(kernel: &mut File) -> Vec<String> {
     }
 }
 
-/// The text of a message of this form, if its level is an error: `PRIORITY,SEQUENCE,TIME,FLAGS;TEXT`. The priority has the facility above
-/// the level's three bits.
+/// The text of a kernel message of the form `PRIORITY,SEQUENCE,TIME,FLAGS;TEXT`, if its level is an error. The level is
+/// in the lowest three bits of the priority, the facility above them.
 fn parse_kernel_error(message: &str) -> Option<String> {
     let (prefix, text) = message.split_once(';')?;
     let priority: u64 = prefix.split(',').next()?.parse().ok()?;

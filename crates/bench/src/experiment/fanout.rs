@@ -1,4 +1,4 @@
-//! Runs `farfork bench fanout`: many children of one seed on several nodes. They alternate with local forks with and
+//! Runs `farfork bench fanout`: many children of one seed on several nodes. They run in turn with local forks, with and
 //! without a container's namespaces, and with the kernel's work for containers. Then it measures the memory of single
 //! children.
 
@@ -24,19 +24,19 @@ use crate::summary::fanout::FanoutSummary;
 use crate::workload::child_task::ChildTask;
 use crate::workload::sparse::SPARSE;
 
-/// Namespaces that local forks take in turn: more than there are children at once.
+/// Number of namespace sets that local forks use in turn: more than there are children at once.
 const NAMESPACE_SETS: u64 = 16;
 
-/// Between two local fan-outs, for what came on the connections to nodes meanwhile.
+/// Pause after a local fan-out, to process what has arrived on the connections to the nodes.
 const PROBE_PAUSE: Duration = Duration::from_millis(2);
 
-/// Children of each whose memory is looked at, one after the other.
+/// Number of children of each method whose memory is measured, one after the other.
 const MEMORY_SAMPLES: usize = 5;
 
-/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
+/// Runs the benchmark. `show` may end it before a step. `farfork` is the program that runs the daemons.
 ///
 /// # Errors
-/// What ended it early; a wrong result is such.
+/// The run ends early, for example because of a wrong result.
 pub async fn run_fanout(
     plan: &FanoutParameters,
     farfork: PathBuf,
@@ -60,7 +60,7 @@ pub async fn run_fanout(
     FanoutSummary::new(plan, refusal, samples)
 }
 
-/// Everything that is measured with.
+/// The state of the run.
 struct FanoutRun<'a> {
     plan: &'a FanoutParameters,
     creators: CreateMethods,
@@ -89,7 +89,7 @@ impl<'a> FanoutRun<'a> {
         Ok(Self { plan, creators, refusal, samples })
     }
 
-    /// A round of fan-outs.
+    /// Repeats fan-outs for one round.
     async fn round(&mut self, by: CreateMethod) -> Result<(), BenchError> {
         let (mut children, mut spent) = (0, Duration::ZERO);
         while children == 0 || spent.as_secs_f64() < self.plan.seconds {
@@ -108,8 +108,8 @@ impl<'a> FanoutRun<'a> {
 
     async fn fan_out(&mut self, by: CreateMethod, count: u64) -> Result<(Duration, Vec<ChildLatency>), BenchError> {
         let made = self.creators.create(by, count).await?;
-        // Local forks were waited for by the thread that answers the nodes' probes too, which end a connection that is silent
-        // for long.
+        // This thread has waited for local forks, and must also answer the nodes' keep-alive probes. A node closes a
+        // connection that does not answer.
         if by != CreateMethod::Farfork {
             tokio::time::sleep(PROBE_PAUSE).await;
         }
@@ -117,7 +117,8 @@ impl<'a> FanoutRun<'a> {
     }
 
     async fn measure_memory(&mut self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
-        // Zygotes go that nobody used while others forked, and the first child of all is none's copy.
+        // Renews the zygotes: unused ones have ended while local forks ran. The first child of a seed is not a copy of
+        // a zygote.
         self.fan_out(CreateMethod::Farfork, self.plan.children).await?;
         for by in [CreateMethod::ON_EVERY_MACHINE; MEMORY_SAMPLES].concat() {
             let HeldChild { pid, child } = self.creators.create_held(by).await?;

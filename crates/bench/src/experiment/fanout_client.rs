@@ -1,4 +1,5 @@
-//! Forks many children of one seed in one request, as a user does, waits for them in batches, and checks each answer.
+//! Forks many children of one seed with one request, waits for them in batches, and checks each answer, as a user's
+//! client does.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,40 +20,42 @@ use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
 use crate::error::BenchError;
 use crate::workload::child_task::ChildTask;
 
-/// For all of a fan-out; ten thousand children on a busy machine take a minute.
+/// Time limit of a whole fan-out: ten thousand children on a busy machine take a minute.
 const FANOUT_LIMIT: Duration = Duration::from_secs(300);
 
-/// Children that are waited for by one request: they are in order there, so that one that is late delays those behind it.
+/// Children that one request waits for. It reports their ends in order, so a late child delays the reports of the
+/// following ones.
 const BATCH_SIZE: usize = 16;
 
-/// For so long a request is not sent yet that more children might be waited for by.
+/// How long a batch waits for more children before its request is sent.
 const BATCH_DELAY: Duration = Duration::from_millis(1);
 
-/// When a request was sent. Children report the time of their result by the system's clock.
+/// When a request was sent. Children report the time of their result by the system clock.
 #[derive(Debug, Clone, Copy)]
 struct RequestTime {
     instant: Instant,
     clock: SystemTime,
 }
 
-/// Whose children are forked, and where.
+/// Forks children of one seed.
 #[derive(Debug, Clone)]
 pub(crate) struct FanoutClient {
     seed: String,
     task: ChildTask,
-    /// Names of nodes, and a connection to each: children are waited for where they are.
+    /// A client for each node by name: the ends of children are requested from their own node.
     nodes: BTreeMap<String, Client>,
-    /// Whom the children are asked of.
+    /// The node that receives the fork requests.
     entry_client: Client,
-    /// Whether children are forgotten once they have answered.
+    /// Whether children are removed after their answer.
     forgets_children: bool,
     network: v1::Network,
-    /// How children get their memory; empty for the default.
+    /// Paging strategy of the children; empty for the default.
     strategy: String,
 }
 
 impl FanoutClient {
-    /// Children of a seed with this task, on all of these nodes, of which the first is asked.
+    /// A client for children of a seed with this task, on all of these nodes. The first node receives the fork
+    /// requests.
     pub(crate) async fn new(all: &[LocalNode], seed: &str, task: ChildTask) -> Result<Self, BenchError> {
         let mut nodes = BTreeMap::new();
         for node in all {
@@ -70,12 +73,12 @@ impl FanoutClient {
         })
     }
 
-    /// The same, whose children are forgotten by their nodes.
+    /// Makes the nodes remove children after their answer.
     pub(crate) fn forgetting_children(self) -> Self {
         Self { forgets_children: true, ..self }
     }
 
-    /// The same, whose children are in such networks.
+    /// Sets the network of the children.
     pub(crate) fn with_network(self, network: ChildNetwork) -> Self {
         let network = match network {
             ChildNetwork::Private => v1::Network::Private,
@@ -85,12 +88,12 @@ impl FanoutClient {
         Self { network, ..self }
     }
 
-    /// The same, whose children get their memory by this strategy; empty for the default.
+    /// Sets the paging strategy of the children; empty for the default.
     pub(crate) fn with_strategy(self, strategy: &str) -> Self {
         Self { strategy: strategy.to_owned(), ..self }
     }
 
-    /// Of such a seed, on one node, which is asked, and forgets the children.
+    /// A client for children of a seed on one node, which removes them after their answer.
     pub(crate) async fn on_node(node: &str, socket: &Path, seed: &str, task: ChildTask) -> Result<Self, BenchError> {
         let asked = client::connect(socket).await?;
         let nodes = BTreeMap::from([(node.to_owned(), asked.clone())]);
@@ -105,7 +108,7 @@ impl FanoutClient {
         })
     }
 
-    /// Forks children of these numbers over all nodes; what became of each.
+    /// Forks children with these numbers over all nodes. Returns the latency of each.
     pub(crate) async fn fan_out(&self, first: u64, count: u64) -> Result<Vec<ChildLatency>, BenchError> {
         let sent = RequestTime { instant: Instant::now(), clock: SystemTime::now() };
         let payloads = (first..first + count).map(|number| self.task.payload(number)).collect();
@@ -130,7 +133,7 @@ impl FanoutClient {
         Ok(all)
     }
 
-    /// Starts a child that does what all do, then stays; its id, and its process on this machine.
+    /// Starts a child that does the same work and then keeps running. Returns its id, and its pid on this machine.
     pub(crate) async fn start_held(&mut self, number: u64) -> Result<(String, i32), BenchError> {
         let mut outcomes = self.fork(vec![format!("{} hold", self.task.payload(number))]).await?;
         let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;
@@ -168,7 +171,7 @@ impl FanoutClient {
         Ok(outcomes.map_err(request_failure(&self.seed))?.into_inner())
     }
 
-    /// Waits for some children of a node, and checks what each says.
+    /// Waits for some children of one node, and checks their answers.
     async fn wait_batch(
         &self,
         mut client: Client,
@@ -206,7 +209,7 @@ impl FanoutClient {
     }
 }
 
-/// A child that runs.
+/// A running child.
 #[derive(Debug)]
 struct FanoutChild {
     number: u64,
@@ -223,7 +226,7 @@ fn parse_started_child(outcome: v1::ForkOutcome, first: u64) -> Result<FanoutChi
     }
 }
 
-/// Children that nobody waits for yet, by node.
+/// Children that no request waits for yet, by node.
 #[derive(Debug, Default)]
 struct WaitBatches {
     by_node: BTreeMap<String, Vec<FanoutChild>>,
@@ -239,7 +242,7 @@ impl WaitBatches {
         self.by_node.is_empty()
     }
 
-    /// Those that are to be waited for now.
+    /// Takes the batches that are due.
     fn take_due(&mut self, all: bool) -> Vec<(String, Vec<FanoutChild>)> {
         let is_due = std::mem::take(&mut self.is_due) || all;
         let (due, rest) = std::mem::take(&mut self.by_node)

@@ -1,5 +1,5 @@
 //! Runs `farfork bench fault`: single page faults of a child on another node, back to back and after idle time, alone
-//! and during a stream to another child of that node. They alternate with the faults of two bare programs.
+//! and during a stream to another child of that node. They run in turn with the same faults by two minimal programs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,22 +16,22 @@ use crate::workload::micro::{PAGE_BYTES, PAYLOAD_PATH};
 use crate::workload::page_touch::{self, PAGE_TOUCH};
 use crate::workload::parent::ParentProgram;
 
-/// Memory of the parent of the children that fault, in MiB: pages far from each other.
+/// Memory of the parent whose children fault, in MiB: room for pages that are far apart.
 const MEMORY_MIB: u64 = 64;
 
-/// Memory of each of several that stream side by side, in MiB: enough that none is done before the last has begun.
+/// Memory of each of several concurrent streams, in MiB: enough that none ends before the last has begun.
 const STREAMED_MIB: u64 = 64;
 
-/// Between two faults back to back: who thinks for so long does not scan memory, and the machine is still awake.
+/// Time between two back-to-back faults: too long for a memory scan, short enough to keep the machine awake.
 const GAP: Duration = Duration::from_micros(100);
 
-/// Beside a stream no fault follows the one before at once, or it would be a stream of its own.
+/// Time between two faults during a stream. With less, the faults would be a stream of their own.
 const GAP_NEXT_TO_STREAM: Duration = Duration::from_millis(1);
 
-/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
+/// Runs the benchmark. `show` may end it before a step. `farfork` is the program that runs the daemons.
 ///
 /// # Errors
-/// What ended it early.
+/// The run ends early.
 pub async fn run_fault(
     plan: &FaultParameters,
     farfork: PathBuf,
@@ -69,7 +69,7 @@ pub async fn run_fault(
     Ok(FaultSummary::new(plan, fault_run.samples))
 }
 
-/// What is measured in turn.
+/// The measurements, in turn.
 #[derive(Debug, Clone, Copy)]
 enum FaultStep {
     Alone,
@@ -114,7 +114,7 @@ impl FaultRun<'_> {
         us.into_iter().try_for_each(|us| self.samples.add(FaultSampleKey { series: timed, pace }, us))
     }
 
-    /// The touches of one child, each of which is a fault for one page.
+    /// The times of one child's touches, each of which faults on one page.
     async fn measure_touches(&mut self, count: usize, gap: Duration) -> Result<Vec<f64>, BenchError> {
         let wanted = ForkOptions { strategy: "cow,first", ..ForkOptions::default() };
         let payload = page_touch::payload(count, gap);
@@ -129,7 +129,7 @@ impl FaultRun<'_> {
         self.add(FaultSeries::Farfork, Pace::Idle, us)
     }
 
-    /// A child that never runs takes all of its memory meanwhile. Where the stream ends too early, nothing is counted.
+    /// Meanwhile a paused child fetches all of its memory. If that stream ends too early, the samples are discarded.
     async fn measure_next_to_stream(&mut self) -> Result<(), BenchError> {
         let began = Instant::now();
         let streaming = self.cluster.start_settling(&self.stream_seed, ChildPlace::Other).await?;
@@ -144,8 +144,8 @@ impl FaultRun<'_> {
         Ok(())
     }
 
-    /// Children of several seeds that never run take all of their memory, all from the same moment on. Each has its seed for this
-    /// once: what one leaves behind on its node, the next would find.
+    /// Paused children of several seeds fetch all of their memory, starting at the same time. Each seed is used once,
+    /// since what a child leaves in the node's cache would serve the next child.
     async fn measure_streams(&mut self, streams: &StreamParents) -> Result<(), BenchError> {
         let mut seeds = Vec::new();
         for parent in &streams.0 {

@@ -17,29 +17,29 @@ use crate::error::BenchError;
 use crate::samples::Spread;
 use crate::workload::child_task::ChildTask;
 
-/// Children that no two clients have the same number of.
+/// Range of child numbers of each client, so that no two children have the same number.
 const NUMBERS_PER_CLIENT: u64 = 1 << 40;
 
-/// Between two reports of a client, in seconds.
+/// Time between two reports of a client, in seconds.
 pub(crate) const FORK_INTERVAL_S: f64 = 1.0;
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The name of a client in errors.
 const CLIENT: &str = "forker";
 
-/// The clients of a load, and what they fork.
+/// The clients of a load, and the seed that they fork.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ForkLoad<'a> {
-    /// The program that clients are.
+    /// The program that runs the clients.
     pub(crate) farfork: &'a Path,
     /// The nodes that have clients.
     pub(crate) nodes: &'a [LocalNode],
     pub(crate) clients_per_node: usize,
     pub(crate) seed: &'a str,
     pub(crate) task: &'a ChildTask,
-    /// How children get their memory; empty for the default.
+    /// Paging strategy of the children; empty for the default.
     pub(crate) strategy: &'a str,
-    /// For how long the clients fork.
+    /// How long the clients fork.
     pub(crate) seconds: f64,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct ForkLoad<'a> {
 pub(crate) struct LoadInterval {
     /// Children per second.
     pub(crate) per_s: f64,
-    /// The longest that any client was without an answer, in ms.
+    /// The longest time of any client without an answer, in ms.
     pub(crate) longest_gap_ms: f64,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct LoadInterval {
 pub(crate) struct ClientResult {
     pub(crate) children: u64,
     pub(crate) per_s: f64,
-    /// From the request for a child until its result was checked.
+    /// From the request for a child until its result is checked.
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
 }
@@ -75,7 +75,7 @@ struct ForkClientSpec {
 }
 
 impl ForkLoad<'_> {
-    /// Forks one child on each node, so that no client pays for what a node does once.
+    /// Forks one child on each node, so that no client's figures include a node's one-time work.
     ///
     /// # Errors
     /// A child cannot be forked, or its result is wrong.
@@ -87,7 +87,7 @@ impl ForkLoad<'_> {
         Ok(())
     }
 
-    /// Starts the clients and reads their reports. `show` gets each interval; its break ends the run.
+    /// Starts the clients, and reads their reports. `show` receives each interval, and may end the run.
     ///
     /// # Errors
     /// A client failed, or [`BenchError::Interrupted`].
@@ -132,10 +132,10 @@ fn interval_count(seconds: f64) -> u32 {
 
 // The output of a client:
 //
-//   ready                              then it waits for a letter, which starts it
-//   forked CHILDREN LONGEST_GAP_US     once each interval
-//   done CHILDREN NS P50_US P99_US
-//   failed WHY                         in the place of any of these
+// - `ready`. It waits for one letter, which starts it.
+// - `forked CHILDREN LONGEST_GAP_US` in each interval.
+// - `done CHILDREN NS P50_US P99_US` at its end.
+// - `failed WHY` instead of any of these.
 
 fn read_interval(clients: &mut [ChildProgram]) -> Result<LoadInterval, BenchError> {
     let mut interval = LoadInterval { per_s: 0.0, longest_gap_ms: 0.0 };

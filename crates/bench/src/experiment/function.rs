@@ -12,7 +12,8 @@ use crate::samples::Samples;
 use crate::summary::function::FunctionSummary;
 use crate::workload::functions::{FunctionParent, FunctionSource, environment};
 
-/// Measures the functions one after the other. `show` may end the run before a step. `farfork` is the program that runs the daemons.
+/// Measures the functions one after the other. `show` may end the run before a step. `farfork` is the program that runs
+/// the daemons.
 ///
 /// # Errors
 /// [`BenchError`] as the step that fails, [`BenchError::WrongResult`] for a result that differs from the parent's.
@@ -39,7 +40,7 @@ pub async fn run_function(
     FunctionSummary::new(plan, samples)
 }
 
-/// A function's parent, and where its samples go.
+/// A function's parent, and the samples of the function.
 struct FunctionMeasurement<'a> {
     name: &'a str,
     payload: &'a str,

@@ -1,4 +1,4 @@
-//! Counts a node's resources before and after a long run. After it, none that the run used may be left.
+//! Counts a node's resources before and after a long run. Afterwards, none that the run used may be left.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,50 +10,51 @@ use farfork_sys::cgroup;
 use farfork_sys::process::{SharedResource, read_text, share_resource, thread_count};
 use serde::Serialize;
 
-/// For a node to let go of what it keeps for a while: connections for half a minute, statistics, threads.
+/// Time limit for a node to release what it keeps for a while: connections for half a minute, statistics, threads.
 const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Between two counts.
+/// Time between two counts.
 const COUNT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Descriptors that a node's servers may have more than at the start: connections come and go by themselves.
+/// Additional descriptors that a node's processes may have: connections open and close on their own.
 const DESCRIPTORS_SLACK: u64 = 4;
 
-/// Threads likewise: those for what blocks are kept for a while, and as many as were needed at once.
+/// Additional threads: threads for blocking work are kept for a while, as many as ran at the same time.
 const THREADS_SLACK: u64 = 8;
 
-/// Memory of a node's servers that is no leak, in KiB: what an allocator keeps, and statistics of children that have ended.
+/// Memory growth of a node's processes that is not a leak, in KiB: reserves of the allocator, and statistics of ended
+/// children.
 const MEMORY_SLACK_KIB: u64 = 32 << 10;
 
-/// A number of one kind of thing.
+/// The count of one kind of resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ResourceCount {
     /// The node.
     pub node: String,
     /// The kind.
     pub of: &'static str,
-    /// How many at the start.
+    /// The count at the start.
     pub before: u64,
-    /// How many at the end.
+    /// The count at the end.
     pub after: u64,
-    /// How many more than at the start are none too many.
+    /// The tolerated increase.
     pub slack: u64,
 }
 
 impl ResourceCount {
-    /// Whether something was left.
+    /// Whether the increase exceeds the tolerance.
     pub fn is_leak(&self) -> bool {
         self.after > self.before + self.slack
     }
 
-    /// What to say where something was left.
+    /// The text of the failure, if there is a leak.
     pub(super) fn leak_text(&self) -> Option<String> {
         let Self { node, of, before, after, .. } = self;
         self.is_leak().then(|| format!("{node} has {after} {of}, and had {before} at the start"))
     }
 }
 
-/// What all nodes have.
+/// The counts of all nodes.
 #[derive(Debug, Clone)]
 pub(super) struct ResourceCounts(Vec<ResourceEntry>);
 
@@ -66,12 +67,12 @@ struct ResourceEntry {
 }
 
 impl ResourceCounts {
-    /// Counts.
+    /// Counts now.
     fn read(nodes: &[LocalNode]) -> Self {
         Self(nodes.iter().flat_map(count_node).collect())
     }
 
-    /// What nodes have once no process or file of theirs comes or goes: containers are made in the background.
+    /// Counts once the number of processes and files is stable: nodes create containers in the background.
     pub(super) async fn read_steady(nodes: &[LocalNode]) -> Self {
         let give_up = Instant::now() + RELEASE_LIMIT;
         let mut last = Self::read(nodes);
@@ -86,7 +87,7 @@ impl ResourceCounts {
         }
     }
 
-    /// Both counts, when nothing is left that was not there, or at the latest after the limit.
+    /// Compares the counts as soon as there is no leak, or after the time limit.
     pub(super) async fn wait_released(&self, nodes: &[LocalNode]) -> Vec<ResourceCount> {
         let give_up = Instant::now() + RELEASE_LIMIT;
         loop {
@@ -98,7 +99,7 @@ impl ResourceCounts {
         }
     }
 
-    /// Both counts of everything.
+    /// Both counts of each kind.
     fn compare_with(&self, after: &Self) -> Vec<ResourceCount> {
         let pairs = self.0.iter().zip(&after.0);
         let count = |(before, after): (&ResourceEntry, &ResourceEntry)| ResourceCount {
@@ -133,7 +134,8 @@ fn count_node(node: &LocalNode) -> Vec<ResourceEntry> {
     ]
 }
 
-/// One process of all that share something: tracers have the daemon's memory and files, a keeper its pager's files.
+/// One process of each group that shares a table: tracers share the daemon's memory and files, the keeper its pager's
+/// files.
 fn distinct_processes(pids: &[i32], table: SharedResource) -> Vec<i32> {
     let mut distinct: Vec<i32> = Vec::new();
     for pid in pids {
@@ -144,7 +146,7 @@ fn distinct_processes(pids: &[i32], table: SharedResource) -> Vec<i32> {
     distinct
 }
 
-/// What nodes that have ended have left on the machine.
+/// The resources that ended nodes have left on the machine.
 pub(super) fn find_leftovers(nodes: &[LocalNode]) -> Vec<String> {
     let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
     let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
@@ -157,7 +159,7 @@ fn count_descriptors(pid: i32) -> u64 {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64)
 }
 
-/// Those that the daemon sees and that are of its making: others of the machine come and go.
+/// Mounts that the daemon sees and that its node has created: other mounts of the machine may change.
 fn count_mounts(node: &LocalNode) -> u64 {
     let table =
         node.pid().and_then(|pid| fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()).unwrap_or_default();
@@ -165,13 +167,13 @@ fn count_mounts(node: &LocalNode) -> u64 {
     table.lines().filter(|line| line.contains(&*run_dir) || line.contains(&netns)).count() as u64
 }
 
-/// Names of the namespaces that a process is in.
+/// Identifiers of a process's namespaces.
 fn namespace_links(pid: i32) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{pid}/ns")).into_iter().flatten().flatten();
     entries.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned())).collect()
 }
 
-/// Memory that no file on a disk stands for.
+/// Memory that is not backed by a file on disk.
 fn memory_kib(pid: i32) -> u64 {
     let status = read_text(&format!("/proc/{pid}/status")).unwrap_or_default();
     let of = |line: &str| {
@@ -181,7 +183,7 @@ fn memory_kib(pid: i32) -> u64 {
     status.lines().filter_map(of).sum::<u64>()
 }
 
-/// Files and directories, but for what the node says of itself, which grows, and of others, once it has heard of any.
+/// Counts files and directories, except logs, which grow, and the list of members, which appears with the first peer.
 fn count_files_below(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_told =

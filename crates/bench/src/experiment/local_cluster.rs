@@ -1,5 +1,4 @@
-//! `BenchCluster`: nodes on this machine, two by default, and the requests that are measured. It makes them through the
-//! API, as any client does.
+//! `BenchCluster`: nodes on this machine, two by default, and the measured requests, which use the API like any client.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,69 +14,69 @@ use tempfile::TempDir;
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
 
-/// Beside the default run directory: what a child costs depends on the file system, too.
+/// The parent of scratch directories: the file system of the default run directory, which affects the cost of a child.
 pub(crate) const SCRATCH_PARENT: &str = "/run";
 
-/// For the nodes to know each other: a few heartbeats.
+/// Time limit for the nodes to discover each other: a few heartbeats.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
 
-/// Between two questions whether they do.
+/// How often discovery is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// For any one request; a child that touches 1 GiB on a busy machine takes seconds.
+/// Time limit of each request; a child that touches 1 GiB on a busy machine takes seconds.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 
-/// For a working set to be told, which a pager does when a child has ended; and between two looks for it.
+/// Time limit for a pager's report of a working set, which follows the child's end; and the interval of checks.
 const WORKING_SET_LIMIT: Duration = Duration::from_secs(2);
 const WORKING_SET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The signal's number.
 const SIGKILL: u32 = 9;
 
-/// Nodes; they end with this value.
+/// Nodes. They are stopped when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BenchCluster {
-    /// Taken when it ends.
+    /// `None` after the stop.
     local: Option<LocalCluster>,
     client: Client,
     scratch: TempDir,
 }
 
-/// A seed, and how long it took to make it.
+/// A seed, and the times of its prepare.
 #[derive(Debug)]
 pub(crate) struct PreparedSeed {
     pub(crate) seed: String,
-    /// How long the parent stood still, as its node tells.
+    /// The pause of the parent, as the node reports it.
     pub(crate) pause_us: u64,
-    /// Request received to seed made, as the node tells.
+    /// From the received request to the finished seed, as the node reports it.
     pub(crate) node_us: u64,
-    /// Request sent to answer received.
+    /// From the sent request to the received answer.
     pub(crate) round_trip: Duration,
 }
 
 /// A child that has ended.
 #[derive(Debug)]
 pub(crate) struct EndedChild {
-    /// When the request for it was sent, in ns since 1970.
+    /// When its request was sent, in ns since 1970.
     pub(crate) sent_unix_ns: i64,
-    /// Request sent to answer received.
+    /// From the sent request to the received answer.
     pub(crate) round_trip: Duration,
-    /// What it wrote.
+    /// Its output.
     pub(crate) output: String,
 }
 
-/// How a child is to be.
+/// Options of a child.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ForkOptions<'a> {
-    /// How its memory comes; empty for the default.
+    /// Its paging strategy; empty for the default.
     pub(crate) strategy: &'a str,
-    /// Whether it waits before its first instruction.
+    /// Whether it is paused before its first instruction.
     pub(crate) paused: bool,
-    /// A directory of this machine that it sees, and where.
+    /// A directory of this machine to bind, and its path in the child.
     pub(crate) bind: Option<(&'a Path, &'a Path)>,
 }
 
-/// A child that takes all of its memory and never runs.
+/// A paused child that fetches all of its memory.
 #[derive(Debug)]
 pub(crate) struct SettlingChild {
     child: String,
@@ -85,20 +84,20 @@ pub(crate) struct SettlingChild {
 }
 
 impl BenchCluster {
-    /// Starts both nodes. `farfork` is the program whose `node` command their daemons are; `encrypted`: whether what goes
-    /// between their memories is.
+    /// Starts two nodes without zygotes. `farfork` is the program that runs their daemons. `encrypted`: whether memory
+    /// transfers are encrypted.
     pub(crate) async fn start(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
-        // What is measured in two is how a child is restored, not how a further one is forked.
+        // Benchmarks with two nodes measure the restore of a child, not the fork of a zygote.
         let arguments = ["--zygotes", "0"].map(str::to_owned);
         Self::start_nodes(farfork, 2, encrypted, &arguments).await
     }
 
-    /// Likewise, with zygotes.
+    /// Starts two nodes with zygotes.
     pub(crate) async fn start_with_zygotes(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
         Self::start_nodes(farfork, 2, encrypted, &[]).await
     }
 
-    /// Starts so many, with these arguments more.
+    /// Starts this many nodes, with additional arguments.
     pub(crate) async fn start_nodes(
         farfork: PathBuf,
         nodes: usize,
@@ -108,7 +107,7 @@ impl BenchCluster {
         Self::start_nodes_in(Path::new(SCRATCH_PARENT), farfork, nodes, encrypted, arguments).await
     }
 
-    /// The same with the files of the nodes in a directory.
+    /// Starts nodes whose files are in this directory.
     pub(crate) async fn start_nodes_in(
         parent: &Path,
         farfork: PathBuf,
@@ -135,18 +134,18 @@ impl BenchCluster {
         }
     }
 
-    /// A directory that goes away with the cluster.
+    /// A directory that is removed with the cluster.
     pub(crate) fn scratch(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// Its nodes, the seeds' first.
+    /// The nodes. The first one owns the seeds.
     pub(crate) fn nodes(&self) -> &[LocalNode] {
         self.local.as_ref().map_or(&[], |local| local.nodes())
     }
 
-    /// Makes the connection anew. Whoever drives a program for long does not see to it meanwhile, and probes of it that
-    /// nobody answers end it.
+    /// Reconnects. A caller that drives a program for a long time does not process its connection meanwhile, and the
+    /// unanswered keep-alive probes close it.
     pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
         self.client = connect_when_all_alive(&self.nodes()[0], self.nodes().len()).await?;
         Ok(())
@@ -165,10 +164,10 @@ impl BenchCluster {
         self.local.as_mut().map_or(Ok(()), |local| Ok(local.restart_node(node)?))
     }
 
-    /// Ends the nodes.
+    /// Stops the nodes.
     ///
     /// # Errors
-    /// Something of them cannot be removed.
+    /// A resource of a node cannot be removed.
     pub(crate) fn stop(mut self) -> Result<(), BenchError> {
         self.local.take().map_or(Ok(()), |local| Ok(local.down()?))
     }
@@ -183,25 +182,25 @@ impl BenchCluster {
         Ok(PreparedSeed { pause_us: seed.pause_us, node_us: seed.prepare_us, round_trip: answer, seed: seed.id })
     }
 
-    /// Forgets a seed.
+    /// Drops a seed.
     pub(crate) async fn drop_seed(&mut self, seed: &str) -> Result<(), BenchError> {
         let request = v1::DropRequest { seed: seed.to_owned(), force: true };
         self.client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
         Ok(())
     }
 
-    /// Starts one child and waits for its end, which must be a good one.
+    /// Starts one child, and waits for its end, which must be successful.
     pub(crate) async fn fork(
         &mut self,
         seed: &str,
         place: ChildPlace,
         payload: &str,
     ) -> Result<EndedChild, BenchError> {
-        // No sample is helped by what the ones before it touched.
+        // `first` uses no working set, so no sample profits from the pages that earlier children touched.
         self.fork_with(seed, place, payload, ForkOptions { strategy: "first", ..ForkOptions::default() }).await
     }
 
-    /// Likewise, as it is wanted.
+    /// The same with options.
     pub(crate) async fn fork_with(
         &mut self,
         seed: &str,
@@ -217,7 +216,7 @@ impl BenchCluster {
         Ok(EndedChild { sent_unix_ns, round_trip: answer, output: said })
     }
 
-    /// The same, with what its node knows of it at its end.
+    /// The same, with its node's details of the child at its end.
     pub(crate) async fn fork_with_detail(
         &mut self,
         seed: &str,
@@ -235,7 +234,7 @@ impl BenchCluster {
         Ok((EndedChild { sent_unix_ns, round_trip: answer, output: said }, detail))
     }
 
-    /// Waits until the owner of a seed knows what its last child touched, or seems not to be told anything.
+    /// Waits until the owner of a seed knows the working set of the last child, or no report seems to follow.
     pub(crate) async fn wait_for_working_set(&mut self, seed: &str) -> Result<(), BenchError> {
         let give_up = Instant::now() + WORKING_SET_LIMIT;
         let mut last = None;
@@ -265,7 +264,7 @@ impl BenchCluster {
         })
     }
 
-    /// Starts a child that takes all of its memory and never runs; some of it has come then.
+    /// Starts a paused child that fetches all of its memory. Returns when some of it has arrived.
     pub(crate) async fn start_settling(&mut self, seed: &str, place: ChildPlace) -> Result<SettlingChild, BenchError> {
         let child =
             self.start_child(seed, place, "none", ForkOptions { paused: true, ..ForkOptions::default() }).await?;
@@ -276,8 +275,8 @@ impl BenchCluster {
         Ok(SettlingChild { child, progress })
     }
 
-    /// Starts such a child of each seed, then has all of them take their memory at the same time; how long each took, from the moment
-    /// at which all were asked.
+    /// Starts a paused child of each seed, then makes all of them fetch their memory at the same time. Returns how long
+    /// each took, from the common start.
     pub(crate) async fn settle_concurrently(
         &mut self,
         seeds: &[String],
@@ -285,7 +284,7 @@ impl BenchCluster {
     ) -> Result<Vec<Duration>, BenchError> {
         let mut children = Vec::new();
         for seed in seeds {
-            // Nothing is fetched for a child that never runs before it is told to settle.
+            // No page is fetched for a paused child before it is settled.
             let wanted = ForkOptions { strategy: "cow,first", paused: true, ..ForkOptions::default() };
             children.push(self.start_child(seed, place, "none", wanted).await?);
         }
@@ -298,7 +297,7 @@ impl BenchCluster {
         Ok(ends.into_iter().map(|end| end.duration_since(asked)).collect())
     }
 
-    /// Ends such a child; tells how many bytes of its memory had not come yet.
+    /// Kills such a child. Returns how many bytes of its memory were still missing.
     pub(crate) async fn end_settling(&mut self, streaming: SettlingChild) -> Result<u64, BenchError> {
         let SettlingChild { child, progress } = streaming;
         let remote_bytes = self.inspect_child(&child).await?.memory.and_then(|memory| memory.remote_bytes);
@@ -307,16 +306,16 @@ impl BenchCluster {
         Ok(remote_bytes.unwrap_or_default())
     }
 
-    /// Ends a child.
+    /// Kills a child.
     pub(crate) async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
         let request = v1::KillRequest { child: child.to_owned(), signal: SIGKILL };
         self.client.kill(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child))?;
-        // It ends by the signal, which is not how children of a benchmark should.
+        // It ends by a signal, which `wait_output` reports as a failure.
         let _ = self.wait_output(child).await;
         Ok(())
     }
 
-    /// Starts one child; gives its id.
+    /// Starts one child, and returns its id.
     pub(crate) async fn start_child(
         &mut self,
         seed: &str,
@@ -356,14 +355,14 @@ impl BenchCluster {
         }
     }
 
-    /// What a child wrote until its end. Its node forgets it.
+    /// The complete output of a child, which is then removed.
     async fn wait_output(&mut self, child: &str) -> Result<String, BenchError> {
         let said = self.read_output(child).await?;
         self.remove(child).await?;
         Ok(said)
     }
 
-    /// What a child wrote until its end.
+    /// The complete output of a child.
     async fn read_output(&mut self, child: &str) -> Result<String, BenchError> {
         let request = v1::WaitRequest { children: vec![child.to_owned()], results: true };
         let events = self.client.wait(client::request_with_timeout(REQUEST_LIMIT, request)).await;
@@ -379,7 +378,7 @@ impl BenchCluster {
         Ok(String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// Has its node forget a child that has ended.
+    /// Removes an ended child from its node.
     async fn remove(&mut self, child: &str) -> Result<(), BenchError> {
         let request = v1::RemoveRequest { child: child.to_owned() };
         self.client
@@ -398,13 +397,13 @@ impl Drop for BenchCluster {
     }
 }
 
-/// Arguments for nodes, of what is to be otherwise than by default.
+/// The arguments of a node for the options that have a value.
 pub(crate) fn node_arguments(options: &[(&str, Option<u64>)]) -> Vec<String> {
     let given = options.iter().filter_map(|(name, value)| Some([(*name).to_owned(), (*value)?.to_string()]));
     given.flatten().collect()
 }
 
-/// Has a child take all of its memory; when it had.
+/// Settles a child. Returns when that was complete.
 async fn settle_child(mut client: Client, child: &str) -> Result<Instant, BenchError> {
     let request = v1::SettleRequest { child: child.to_owned() };
     let answer = client.settle(client::request_with_timeout(REQUEST_LIMIT, request)).await;
@@ -417,7 +416,7 @@ async fn settle_child(mut client: Client, child: &str) -> Result<Instant, BenchE
     Ok(Instant::now())
 }
 
-/// A client of a node that hears of all of so many.
+/// Connects to a node, once it sees all nodes alive.
 async fn connect_when_all_alive(node: &LocalNode, all: usize) -> Result<Client, BenchError> {
     let mut client = client::connect(&node.socket).await?;
     let give_up = Instant::now() + DISCOVERY_LIMIT;
@@ -435,7 +434,7 @@ async fn connect_when_all_alive(node: &LocalNode, all: usize) -> Result<Client, 
     }
 }
 
-/// What a node said about an object.
+/// Makes a failure about an object from a node's status.
 pub(crate) fn request_failure(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
     move |status| Failure::from_status(object, &status)
 }

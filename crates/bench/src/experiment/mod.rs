@@ -1,4 +1,4 @@
-//! Runs the benchmarks: one file for each command, which starts nodes and takes samples in a fixed order.
+//! Runs the benchmarks. Each command has one file, which starts nodes and takes samples in a fixed order.
 //! `local_cluster` has the nodes and the requests to them, `testbed` the namespaces for endpoints without nodes.
 
 pub(crate) mod churn;

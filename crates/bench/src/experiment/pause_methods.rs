@@ -1,5 +1,5 @@
-//! Pauses processes between two requests by each `PauseMethod`: farfork its children, and as floors a bare freezer and
-//! SIGSTOP local forks that do the same work.
+//! Pauses processes between two requests by each `PauseMethod`: farfork's children, and as floors local forks that do
+//! the same work, paused by a bare freezer and by SIGSTOP.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,19 +11,19 @@ use crate::error::BenchError;
 use crate::parameters::methods::PauseMethod;
 use crate::workload::warm_function::{FunctionRun, WarmWorkload};
 
-/// All of them.
+/// One set of processes for each method.
 pub(super) struct PauseMethods {
     farfork: WarmChildren,
-    /// None on machines without the unified hierarchy of control groups.
+    /// `None` on machines without the unified hierarchy of control groups.
     freezer: Option<PausedForks>,
-    /// None of functions: one floor is enough, and the freezer is the lower one.
+    /// `None` for functions: one floor is enough, and the freezer is the lower one.
     signals: Option<PausedForks>,
     /// The number of the next request to a floor.
     next: u64,
 }
 
 impl PauseMethods {
-    /// Starts a parent, of which there are no children yet, and so many local forks for each floor.
+    /// Starts a parent without children, and `forks` local forks for each floor.
     pub(super) async fn start(
         cluster: &mut BenchCluster,
         workload: &WarmWorkload,
@@ -33,7 +33,7 @@ impl PauseMethods {
         let floor = PAUSED_FORKS.install(cluster.scratch())?;
         let parent = workload.start(cluster.scratch(), python)?;
         let expected = parent.expected().clone();
-        // The seed first: the parent's local forks would be part of it.
+        // The seed is made first, since the parent's local forks would be part of it.
         let mut farfork = WarmChildren::start(cluster, parent).await?;
         let (freezer, signals) = match (workload, farfork.function()) {
             (WarmWorkload::Steps { steps, .. }, _) => {
@@ -48,13 +48,13 @@ impl PauseMethods {
         Ok(Self { farfork, freezer, signals, next: 1 })
     }
 
-    /// Has at least so many children of farfork's ready.
+    /// Starts children until there are at least `count`.
     pub(super) async fn ensure_children(&mut self, cluster: &mut BenchCluster, count: usize) -> Result<(), BenchError> {
         self.farfork.ensure_children(cluster, count).await
     }
 
-    /// Has so many take turns for so long, each at least one, with a gap before each; how long it took, and each turn. There
-    /// are none where the machine has no such floor.
+    /// Lets `parallel` processes take turns for `time`, at least one each, with a gap before each turn. Returns how
+    /// long that took, and each turn; no turns if the machine lacks this floor.
     pub(super) async fn run(
         &mut self,
         by: PauseMethod,
@@ -74,7 +74,7 @@ impl PauseMethods {
         Ok((took, turns))
     }
 
-    /// Ends them.
+    /// Stops the processes.
     pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
         self.farfork.stop(cluster).await
     }

@@ -18,13 +18,14 @@ use crate::workload::fork_workload::{ForkWorkload, WorkloadParent};
 /// How long children of os.fork() are counted.
 const LOCAL_FORK_TIME: Duration = Duration::from_secs(1);
 
-/// The part of the available memory that all children of a load may have.
+/// The fraction of the available memory that all children of a load may use.
 const MEMORY_PART: f64 = 0.5;
 
-/// Measures the cases one after the other. `show` may end the run before a case. `farfork` is the program that runs daemons and clients.
+/// Measures the cases one after the other. `show` may end the run before a case. `farfork` is the program that runs
+/// daemons and clients.
 ///
 /// # Errors
-/// [`BenchError`] as the step that fails; a wrong result is an error.
+/// [`BenchError`] of the step that fails; a wrong result is an error.
 pub async fn run_peak(
     plan: &PeakParameters,
     farfork: PathBuf,
@@ -33,7 +34,7 @@ pub async fn run_peak(
     let mut run =
         PeakRun { plan, farfork: &farfork, samples: Samples::with_file(plan.samples_file.as_deref())?, done: 0 };
     for zygotes in plan.zygotes.iter().copied() {
-        // A node keeps as many zygotes as it does by itself, or none.
+        // Nodes keep the default number of zygotes, or none.
         let arguments = node_arguments(&[("--zygotes", (!zygotes).then_some(0))]);
         let mut cluster = BenchCluster::start_nodes(farfork.clone(), plan.child_nodes + 1, true, &arguments).await?;
         for workload in &plan.workloads {
@@ -48,12 +49,12 @@ struct PeakRun<'a> {
     plan: &'a PeakParameters,
     farfork: &'a Path,
     samples: Samples<PeakSampleKey>,
-    /// Cases that are done.
+    /// Number of completed cases.
     done: usize,
 }
 
 impl PeakRun<'_> {
-    /// All strategies with one seed.
+    /// Measures all strategies with one seed.
     async fn measure_workload(
         &mut self,
         cluster: &mut BenchCluster,
@@ -69,7 +70,7 @@ impl PeakRun<'_> {
             self.measure_case(cluster, &mut parent, &seed, &case, show).await?;
             self.done += 1;
         }
-        // The cluster's connection was idle for so long that keep-alive has ended it.
+        // The cluster's connection was idle, so keep-alive probes have closed it.
         cluster.reconnect().await?;
         cluster.drop_seed(&seed).await
     }
@@ -117,7 +118,7 @@ impl PeakRun<'_> {
         Ok(())
     }
 
-    /// The clients of the plan, or as many as have room for a whole copy of the parent's memory each.
+    /// The number of clients in the parameters, or as many as fit if each child copies the whole memory of the parent.
     fn clients_per_node(&self, resident_kib: u64) -> usize {
         let available_kib = machine::available_mib() as f64 * 1024.0 * MEMORY_PART;
         let fitting = available_kib / (resident_kib.max(1) as f64 * self.plan.child_nodes as f64);
@@ -133,7 +134,7 @@ impl PeakRun<'_> {
     }
 }
 
-/// Children of os.fork() per second that call the parent's function; none of a parent without a function.
+/// Children of os.fork() per second that call the parent's function; `None` without a function.
 fn count_local_forks(parent: &mut WorkloadParent) -> Result<Option<f64>, BenchError> {
     let Some(function) = parent.function() else { return Ok(None) };
     let (began, mut children) = (Instant::now(), 0_u32);

@@ -1,5 +1,5 @@
 //! Runs `farfork bench pool`: creates children in containers of the pool, one after another and in bursts, and unpauses
-//! and pauses warm ones. They alternate with local forks that do the same, back to back and after idle time.
+//! and pauses warm ones. They run in turn with local forks that do the same, back to back and after idle time.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use crate::summary::pool::PoolSummary;
 use crate::workload::child_task::ChildTask;
 use crate::workload::warm_function::WarmWorkload;
 
-/// Of the children of a burst, so many times as there are containers ready: most of them wait for theirs to be made.
+/// Children of a burst per ready container: most of them wait for a container to be made.
 const BURST_FACTOR: u64 = 4;
 
-/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemon is.
+/// Runs the benchmark. `show` may end it before a step. `farfork` is the program that runs the daemon.
 ///
 /// # Errors
-/// What ended it early; a wrong result is such.
+/// The run ends early, for example because of a wrong result.
 pub async fn run_pool(
     plan: &PoolParameters,
     farfork: PathBuf,
@@ -48,7 +48,7 @@ pub async fn run_pool(
     PoolSummary::new(plan, samples)
 }
 
-/// Everything that is measured with.
+/// The state of the run.
 struct PoolRun<'a> {
     plan: &'a PoolParameters,
     creators: CreateMethods,
@@ -77,7 +77,7 @@ impl<'a> PoolRun<'a> {
     async fn round(&mut self) -> Result<(), BenchError> {
         for pace in [Pace::BackToBack, Pace::Idle] {
             for by in CreateMethod::ON_EVERY_MACHINE {
-                // Back to back is what follows the same.
+                // Back to back means after the same operation.
                 match pace {
                     Pace::Idle => tokio::time::sleep(IDLE).await,
                     Pace::BackToBack => drop(self.creators.create(by, 1).await?),
@@ -100,7 +100,7 @@ impl<'a> PoolRun<'a> {
         Ok(())
     }
 
-    /// Of several turns, what the last one took.
+    /// With several turns, the last one counts.
     async fn measure_pause(&mut self, by: PauseMethod, pace: Pace) -> Result<(), BenchError> {
         let (turns, gap) = if pace == Pace::Idle { (1, IDLE) } else { (2, Duration::ZERO) };
         let mut last = None;

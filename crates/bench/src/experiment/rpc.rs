@@ -1,4 +1,4 @@
-//! Runs `farfork bench rpc`: for each case, floors, peers and farfork's own calls. They alternate several times, so
+//! Runs `farfork bench rpc`: for each case, floors, peers and farfork's own calls. They run several times in turn, so
 //! that other load on the machine affects all of them.
 
 use std::net::SocketAddr;
@@ -16,10 +16,11 @@ use crate::samples::Samples;
 use crate::summary::rpc::RpcSummary;
 use crate::veth_network::VethNetwork;
 
-/// Measures. `show` may end it before a step. `farfork` is the program whose `bench end` command the ends are.
+/// Runs the benchmark. `show` may end it before a step. `farfork` is the program whose command `bench end` runs the
+/// endpoints.
 ///
 /// # Errors
-/// What ended it early.
+/// The run ends early.
 pub fn run_rpc(plan: &RpcParameters, farfork: &Path, show: ProgressCallback<'_>) -> Result<RpcSummary, BenchError> {
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
@@ -91,8 +92,8 @@ impl RpcRun<'_> {
         self.samples.add(RpcSampleKey { case: *case, series: measured, figure }, value)
     }
 
-    /// The bare echo of the same kind; with several in flight the better of spinning and sleeping, that nobody be
-    /// flattered.
+    /// The bare echo with the same number of connections and requests. With several requests in flight, the better of
+    /// spinning and sleeping, so that the floor does not favour farfork.
     fn measure_floor(&self, case: &RpcCase) -> Result<f64, BenchError> {
         let (connections, window, pinned) = (case.connections(), case.window * case.sessions, case.is_pinned());
         let seconds = self.plan.client_seconds / if window > 1 { 2.0 } else { 1.0 };
@@ -105,7 +106,7 @@ impl RpcRun<'_> {
     }
 }
 
-/// One run of one case: a server and its clients. `on_interval` is told of each interval's throughput as it passes.
+/// One run of a case: a server and its clients. `on_interval` receives the throughput of each interval.
 pub(crate) fn run_once(
     stage: &Testbed<'_>,
     plan: &RpcParameters,

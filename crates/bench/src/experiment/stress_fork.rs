@@ -1,5 +1,5 @@
-//! Runs `farfork stress fork` and `stress functions`: client processes on several nodes fork one parent's children, one
-//! after another, for a given time. Then it judges the run, counts leftovers, and looks for errors in logs.
+//! Runs `farfork stress fork` and `stress functions`: client processes on several nodes fork children of one parent,
+//! one after another, for a given time. Then it judges the run, counts leftovers, and looks for errors in logs.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -15,78 +15,80 @@ use crate::reference::PUBLISHED_FIGURES;
 use crate::samples::Spread;
 use crate::workload::fork_workload::ForkWorkload;
 
-/// What is to be run.
+/// Parameters of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct StressForkParameters {
-    /// Nodes; the parent is on the first.
+    /// Number of nodes; the parent is on the first.
     pub nodes: usize,
-    /// Client processes of each node.
+    /// Client processes per node.
     pub clients: usize,
-    /// For how long they fork, in seconds.
+    /// How long they fork, in seconds.
     pub seconds: f64,
-    /// Children a second that no client may fall below.
+    /// Minimum rate of each client, in children per second.
     pub floor_per_s: f64,
-    /// The first nodes, which have no clients: none, or the parent's.
+    /// Number of first nodes without clients: none, or the parent's.
     pub parent_nodes: usize,
     /// The program whose children are forked.
     pub workload: ForkWorkload,
-    /// The Python that runs functions; none: an environment with the packages of the embedded ones.
+    /// The Python that runs functions; `None` for an environment with the packages of the embedded ones.
     #[serde(skip)]
     pub python: Option<PathBuf>,
-    /// How children get their memory, as `farfork fork --strategy` takes it; empty for the default.
+    /// Paging strategy of the children, as in `farfork fork --strategy`; empty for the default.
     pub strategy: String,
-    /// Containers that each node keeps ready; none: as many as it does by itself.
+    /// Containers that each node keeps ready; `None` for the default.
     pub pool: Option<u64>,
-    /// Zygotes that each node keeps; none: as many as it does by itself.
+    /// Maximum zygotes of each node; `None` for the default.
     pub zygotes: Option<u64>,
-    /// Whether memory is encrypted between the nodes.
+    /// Whether memory transfers between the nodes are encrypted.
     pub encrypted: bool,
 }
 
-/// What was found.
+/// Result of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct StressForkOutcome {
-    /// Of all clients.
+    /// Children of all clients.
     pub children: u64,
-    /// Of all clients, in each second.
+    /// Children of all clients in each second.
     pub intervals_per_s: Vec<f64>,
-    /// Children a second, of all clients.
+    /// Children per second of all clients.
     pub per_s: f64,
-    /// From the call for a child to its answer: the median of the clients' medians, in ms.
+    /// From the request for a child to its answer: the median of the clients' medians, in ms.
     pub p50_ms: f64,
     /// The largest of the clients' 99th percentiles, in ms.
     pub p99_ms: f64,
-    /// The longest that any client was without an answer, in ms.
+    /// The longest time of any client without an answer, in ms.
     pub longest_gap_ms: f64,
-    /// What the nodes had, and have.
+    /// The nodes' resources before and after.
     pub counts: Vec<ResourceCount>,
-    /// What is wrong; nothing if it passed.
+    /// Reasons why the run has failed; empty if it passed.
     pub faults: Vec<String>,
 }
 
 impl StressForkParameters {
-    /// Client processes of all nodes.
+    /// Number of client processes on all nodes.
     pub fn all_clients(&self) -> usize {
         self.clients * (self.nodes - self.parent_nodes)
     }
 }
 
 impl StressForkOutcome {
-    /// The verdict.
+    /// Whether the run has passed.
     pub fn has_passed(&self) -> bool {
         self.faults.is_empty()
     }
 
-    /// Children per second of each client process, as published for MITOSIS on other machines; none for most workloads.
+    /// Children per second of each client process, as published for MITOSIS on other machines; `None` for most
+    /// workloads.
     pub fn published_per_s(workload: &ForkWorkload) -> Option<f64> {
         PUBLISHED_FIGURES.peak.find(workload.name()).map(|reference| reference.per_client_s)
     }
 }
 
-/// Runs clients for as long as the plan says, and judges. `show` gets the outcome after each second, and may end the run.
+/// Runs the clients for the time of the plan, and judges the run. `show` receives the outcome after each second, and
+/// may end the run.
 ///
 /// # Errors
-/// The run could not be started. A client's failure is in the outcome.
+/// The run cannot be started. A failure of a client is in the outcome.
 pub async fn stress_fork(
     plan: &StressForkParameters,
     farfork: &Path,
@@ -116,7 +118,7 @@ pub async fn stress_fork(
     }
     outcome.counts = before.wait_released(cluster.nodes()).await;
     outcome.faults.extend(logs.find_errors(cluster.nodes()));
-    // The connection of the cluster was idle for so long that keep-alive has ended it.
+    // The cluster's connection was idle, so keep-alive probes have closed it.
     cluster.reconnect().await?;
     cluster.drop_seed(&seed).await?;
     drop(parent);
@@ -127,7 +129,7 @@ pub async fn stress_fork(
     Ok(outcome)
 }
 
-/// Runs the clients, and adds up what they report.
+/// Runs the clients, and adds up their reports.
 fn run_load(
     load: &ForkLoad<'_>,
     outcome: &mut StressForkOutcome,

@@ -1,4 +1,4 @@
-//! Runs `farfork stress rpc`: one long run of calls, which it judges.
+//! Runs `farfork stress rpc`: one long run of calls, and its verdict.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -11,31 +11,30 @@ use crate::endpoint::specification::RpcSystem;
 use crate::error::BenchError;
 use crate::parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome};
 
-/// What was found.
+/// Result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct StressRpcOutcome {
-    /// Of all clients.
+    /// The measurements of all clients.
     #[serde(flatten)]
     pub run: RpcRunOutcome,
-    /// The floor that no interval may fall below, in answers a second.
+    /// The minimum rate of each interval, in answers per second.
     pub floor_per_s: f64,
-    /// What is wrong; nothing if it passed.
+    /// Reasons why the run has failed; empty if it passed.
     pub faults: Vec<String>,
 }
 
 impl StressRpcOutcome {
-    /// The verdict.
+    /// Whether the run has passed.
     pub fn has_passed(&self) -> bool {
         self.faults.is_empty()
     }
 }
 
-/// Runs clients against a server for as long as the plan says, and judges. The first interval, in which connections are
-/// made, may be slow. `show` is told of each interval
-/// as it passes, and may end it.
+/// Runs clients against a server for the time of the plan, and judges the run. The first interval may be slow, since it
+/// includes connecting. `show` receives each interval, and may end the run.
 ///
 /// # Errors
-/// It could not be run.
+/// The run cannot be started.
 pub fn stress_rpc(
     plan: &RpcParameters,
     case: &RpcCase,

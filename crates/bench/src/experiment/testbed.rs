@@ -1,4 +1,4 @@
-//! The testbed of benchmarks of connections: namespaces for a server and its clients, a directory for programs, and a
+//! The testbed of connection benchmarks: namespaces for a server and its clients, a directory for programs, and a
 //! cluster of two members for endpoints that authenticate each other.
 
 use std::io;
@@ -16,20 +16,20 @@ use crate::error::BenchError;
 use crate::parameters::protection::ConnectionSecurity;
 use crate::veth_network::VethNetwork;
 
-/// Where programs are put: not every /tmp may be executed from.
+/// The parent of the program directory: on some machines /tmp is mounted noexec.
 const SCRATCH_PARENT: &str = "/run";
 
-/// Where a run takes place. Dropped, nothing of it is left.
+/// The namespaces and files of a run. All are removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Testbed<'a> {
     pub(crate) network: VethNetwork,
-    /// The program whose `bench end` command the ends are.
+    /// The program whose command `bench end` runs the endpoints.
     pub(crate) farfork: &'a Path,
     pub(crate) scratch: TempDir,
 }
 
 impl<'a> Testbed<'a> {
-    /// Namespaces for a server and so many clients, and the cluster, for the benchmark of that name.
+    /// Creates the namespaces for a server and `clients` clients, and the cluster.
     pub(crate) fn new(benchmark: &str, farfork: &'a Path, clients: usize) -> Result<Self, BenchError> {
         let scratch = tempfile::Builder::new()
             .prefix(&format!("farfork-bench-{}-{benchmark}-", std::process::id()))
@@ -45,7 +45,7 @@ impl<'a> Testbed<'a> {
         Ok(stage)
     }
 
-    /// What a member proves itself with; none where nobody has to.
+    /// The identity of a member; `None` without authentication.
     pub(crate) fn identity(&self, protection: ConnectionSecurity, name: &str) -> Option<EndpointIdentity> {
         let encrypted = protection == ConnectionSecurity::Encrypted;
         let identity = EndpointIdentity { directory: self.scratch.path().join(name), encrypted };
@@ -53,7 +53,7 @@ impl<'a> Testbed<'a> {
     }
 }
 
-/// What runs an end where `command` runs programs.
+/// The command that runs an endpoint in the namespace of `command`.
 pub(crate) fn endpoint_command(mut command: Command, farfork: &Path, end: &EndpointSpec) -> Command {
     command.arg(farfork).args(["bench", "end"]).arg(json!(end).to_string());
     command

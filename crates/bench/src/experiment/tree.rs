@@ -11,10 +11,10 @@ use crate::samples::Samples;
 use crate::summary::tree::TreeSummary;
 use crate::workload::process_tree::{PROCESS_TREE, ProcessTree};
 
-/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
+/// Runs the benchmark. `show` may end it before a step. `farfork` is the program that runs the daemons.
 ///
 /// # Errors
-/// What ended it early.
+/// The run ends early.
 pub async fn run_tree(
     plan: &TreeParameters,
     farfork: PathBuf,
@@ -39,7 +39,7 @@ pub async fn run_tree(
     TreeSummary::new(plan, samples)
 }
 
-/// One round of a tree whose processes have written to all of their pages before each fork.
+/// One round of a tree. Before each fork, the processes write to all of their pages.
 async fn measure_tree(
     cluster: &mut BenchCluster,
     processes: u64,

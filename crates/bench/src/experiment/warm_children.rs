@@ -1,5 +1,5 @@
 //! Children that are paused between two requests. For each request a child is unpaused, its function answers, and it is
-//! paused again; several children run in parallel.
+//! paused again. Several children run in parallel.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -21,16 +21,16 @@ use crate::figure::ChildPlace;
 use crate::workload::functions::FunctionParent;
 use crate::workload::warm_function::{FunctionRun, WARM_FUNCTION, WarmParent};
 
-/// Where children see the directory of their socket.
+/// The path in the children of the directory with their socket.
 const SOCKET_DIR: &str = "/run/turns";
 
-/// For any one request to a node.
+/// Time limit of each request to a node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 
-/// For a child to connect.
+/// Time limit for a child to connect.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
-/// Such children of one parent, on one node.
+/// The paused children of one parent, on one node.
 #[derive(Debug)]
 pub(super) struct WarmChildren {
     client: Client,
@@ -43,17 +43,17 @@ pub(super) struct WarmChildren {
     next: u64,
 }
 
-/// A child, paused.
+/// One child, paused between requests.
 #[derive(Debug)]
 struct PausedChild {
     child: String,
     stream: UnixStream,
-    /// None where the node has no freezer of version 2.
+    /// `None` if the node has no freezer of version 2.
     freezer: Option<ChildFreezer>,
 }
 
 impl WarmChildren {
-    /// Makes a seed of their parent, which ends with them.
+    /// Makes the seed of the children. Takes over the parent.
     pub(super) async fn start(cluster: &mut BenchCluster, parent: WarmParent) -> Result<Self, BenchError> {
         let directory = cluster.scratch().join(format!("sockets-{}", parent.pid()));
         let failed = |cause| BenchError::File { path: directory.clone(), cause };
@@ -64,12 +64,12 @@ impl WarmChildren {
         Ok(Self { client, listener, directory, parent, seed, children: Vec::new(), next: 1 })
     }
 
-    /// The function of their parent, if it is one.
+    /// The parent's function, if it has one.
     pub(super) fn function(&mut self) -> Option<&mut FunctionParent> {
         self.parent.function()
     }
 
-    /// Starts as many as are lacking, each of which has taken its first turn.
+    /// Starts the missing children. Each takes its first turn.
     pub(super) async fn ensure_children(&mut self, cluster: &mut BenchCluster, count: usize) -> Result<(), BenchError> {
         while self.children.len() < count {
             let payload = self.parent.payload(self.children.len(), &Path::new(SOCKET_DIR).join("socket"));
@@ -89,7 +89,8 @@ impl WarmChildren {
         Ok(())
     }
 
-    /// Has so many take turns for so long, each at least one, with a gap before each; how long it took, and each turn.
+    /// Lets `parallel` children take turns for `time`, at least one each, with a gap before each turn. Returns how long
+    /// that took, and each turn.
     pub(super) async fn run(
         &mut self,
         parallel: usize,
@@ -114,7 +115,7 @@ impl WarmChildren {
         Ok((took, turns))
     }
 
-    /// The same by the children's freezers, with a thread for each child. There are no turns where the node has no such freezer.
+    /// The same with the children's freezers, and a thread for each child. No turns if the node has no such freezer.
     pub(super) fn run_with_handles(
         &mut self,
         parallel: usize,
@@ -146,7 +147,7 @@ impl WarmChildren {
         Ok((took, turns))
     }
 
-    /// Ends them.
+    /// Kills the children, and drops their seed.
     pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
         for container in &self.children {
             cluster.kill(&container.child).await?;
@@ -156,14 +157,15 @@ impl WarmChildren {
 }
 
 impl PausedChild {
-    /// Its connection for blocking calls. Both share their flags, so this one is to be made non-blocking again at its end.
+    /// A blocking duplicate of its connection. Both share their flags, so it must be made non-blocking again
+    /// afterwards.
     fn blocking_stream(&self) -> Result<BlockingStream, BenchError> {
         let stream = BlockingStream::from(self.stream.as_fd().try_clone_to_owned().map_err(socket_error)?);
         stream.set_nonblocking(false).map_err(socket_error)?;
         Ok(stream)
     }
 
-    /// Of a child that is paused, or has not been so yet.
+    /// One turn of a child that is paused, or was never paused yet.
     async fn run_function(&mut self, mut client: Client, number: u64) -> Result<FunctionRun, BenchError> {
         let child = || self.child.clone();
         self.stream.write_all(&number.to_le_bytes()).await.map_err(socket_error)?;
@@ -180,7 +182,7 @@ impl PausedChild {
     }
 }
 
-/// One request of a paused child, which is paused again after its answer.
+/// One turn of a paused child by its freezer: it is paused again after its answer.
 fn run_with_handle(
     freezer: &ChildFreezer,
     stream: &mut BlockingStream,

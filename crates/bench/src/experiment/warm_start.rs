@@ -1,6 +1,5 @@
-//! Runs `farfork bench warm-start`: C paused children, each of which runs a function when it is unpaused. They
-//! alternate with local forks that are paused by SIGSTOP or by a bare freezer. C doubles as long as that increases the
-//! rate.
+//! Runs `farfork bench warm-start`: C paused children, each of which runs a function when it is unpaused. They run in
+//! turn with local forks that are paused by SIGSTOP or by a bare freezer. C doubles as long as that increases the rate.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,16 +14,17 @@ use crate::samples::{Samples, Spread};
 use crate::summary::warm_start::WarmStartSummary;
 use crate::workload::warm_function::{FunctionRun, WarmWorkload};
 
-/// Children at once, at most.
+/// Maximum number of children at the same time.
 const PARALLEL_MAX: usize = 64;
 
-/// Twice as many must bring so much more for the search to go on.
+/// The search continues only if twice as many children raise the rate by this factor.
 const GAIN_MIN: f64 = 1.03;
 
-/// Measures the programs one after the other. `show` may end the run before a step. `farfork` is the program that runs the daemon.
+/// Measures the programs one after the other. `show` may end the run before a step. `farfork` is the program that runs
+/// the daemon.
 ///
 /// # Errors
-/// [`BenchError`] as the step that fails; a wrong answer is an error.
+/// [`BenchError`] of the step that fails; a wrong answer is an error.
 pub async fn run_warm_start(
     plan: &WarmStartParameters,
     farfork: PathBuf,
@@ -44,7 +44,7 @@ pub async fn run_warm_start(
     WarmStartSummary::new(plan, measured, samples)
 }
 
-/// A program, its children and its floors.
+/// One program, its children and its floors.
 struct WarmStartRun<'a> {
     plan: &'a WarmStartParameters,
     workload: &'a str,
@@ -64,7 +64,7 @@ impl<'a> WarmStartRun<'a> {
         Ok(Self { plan, workload: workload.name(), pausers, samples })
     }
 
-    /// Measures each number of children at once, in turn; the numbers.
+    /// Measures each number of parallel children in turn. Returns the numbers.
     async fn measure(
         &mut self,
         cluster: &mut BenchCluster,
@@ -86,7 +86,7 @@ impl<'a> WarmStartRun<'a> {
         Ok(found)
     }
 
-    /// Numbers at once, each twice the one before, up to the first that brings no more than that.
+    /// The numbers of parallel children, each twice the previous one, up to the first that does not raise the rate.
     async fn search_parallelism(
         &mut self,
         cluster: &mut BenchCluster,
@@ -109,7 +109,7 @@ impl<'a> WarmStartRun<'a> {
 
     async fn round(&mut self, by: PauseMethod, parallel: usize) -> Result<(), BenchError> {
         let (took, turns) = self.run_functions(by, parallel).await?;
-        // The machine has no such floor.
+        // The machine lacks this floor.
         if turns.is_empty() {
             return Ok(());
         }

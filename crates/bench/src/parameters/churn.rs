@@ -7,16 +7,16 @@ use serde::Serialize;
 use crate::figure::ChildPlace;
 use crate::workload::churn::ChurnOperation;
 
-/// What is to be measured.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct ChurnParameters {
     /// Private memory of the program, in MiB.
     pub mib: u64,
-    /// Rounds in which everything is measured in turn.
+    /// Rounds. Each measures everything in turn.
     pub runs: usize,
-    /// Whether memory is encrypted between the nodes.
+    /// Whether memory transfers between the nodes are encrypted.
     pub encrypted: bool,
-    /// The file that each sample is written to.
+    /// The file to which samples are written.
     pub samples_file: Option<PathBuf>,
 }
 
@@ -24,6 +24,6 @@ pub struct ChurnParameters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct ChurnSampleKey {
     pub(crate) deed: ChurnOperation,
-    /// Where the child was; none where the program was not forked.
+    /// Where the child was; `None` for the program without a fork.
     pub(crate) node: Option<ChildPlace>,
 }

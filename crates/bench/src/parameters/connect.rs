@@ -6,41 +6,41 @@ use serde::Serialize;
 
 use super::protection::ConnectionSecurity;
 
-/// What is measured for each number of clients and threads.
+/// The protections that are measured for each number of clients and threads.
 pub(crate) const PROTECTIONS: [ConnectionSecurity; 3] =
     [ConnectionSecurity::None, ConnectionSecurity::Authenticated, ConnectionSecurity::Encrypted];
 
-/// One number of clients and threads. Each thread makes one connection after the other, and closes it.
+/// One number of clients and threads. Each thread opens and closes one connection after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ConnectCase {
     /// Client nodes, each in a namespace of its own.
     pub clients: usize,
-    /// Threads of each.
+    /// Threads of each client.
     pub threads: usize,
 }
 
 impl ConnectCase {
-    /// Connections that are being made at once.
+    /// Number of connections that are being made at the same time.
     pub fn connections(&self) -> usize {
         self.clients * self.threads
     }
 }
 
-/// What is to be measured.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct ConnectParameters {
-    /// One after the other.
+    /// The cases, in order.
     pub cases: Vec<ConnectCase>,
-    /// Runs of each.
+    /// Runs of each case.
     pub runs: usize,
-    /// How long clients connect, in seconds, once with each protection and once for the floor.
+    /// How long clients connect, in seconds: with each protection, and for the floor.
     pub seconds: f64,
-    /// Where each sample is written to.
+    /// The file to which samples are written.
     pub samples_file: Option<PathBuf>,
 }
 
 impl ConnectParameters {
-    /// The reference's: by threads of one client, and by clients of two threads.
+    /// The cases of the published reference: by threads of one client, and by clients of two threads.
     pub fn default_cases() -> Vec<ConnectCase> {
         let by_threads = [1, 2, 4, 8, 12].map(|threads| ConnectCase { clients: 1, threads });
         let by_clients = [2, 4, 8].map(|clients| ConnectCase { clients, threads: 2 });
@@ -48,13 +48,13 @@ impl ConnectParameters {
     }
 }
 
-/// What is measured in a case.
+/// The series of samples of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", content = "protection", rename_all = "snake_case")]
 pub(crate) enum ConnectSeries {
     /// farfork's connections.
     Connections(ConnectionSecurity),
-    /// Bare ones.
+    /// Bare connections.
     Floor,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct ConnectSampleKey {
     pub(crate) case: ConnectCase,
     #[serde(flatten)]
     pub(crate) series: ConnectSeries,
-    /// Its unit is part of its name.
+    /// The name of the figure, which includes its unit.
     pub(crate) figure: &'static str,
 }
 

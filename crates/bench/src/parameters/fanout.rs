@@ -7,49 +7,49 @@ use serde::Serialize;
 use super::methods::CreateMethod;
 use crate::baseline::local_fanout::ChildNetwork;
 
-/// What is to be measured.
+/// Parameters of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct FanoutParameters {
     /// Children of a fan-out.
     pub children: u64,
-    /// Nodes that they are spread over.
+    /// Nodes over which they are spread.
     pub nodes: usize,
     /// Private memory of the parent, in MiB.
     pub mib: u64,
-    /// Rounds in which everything is measured in turn.
+    /// Rounds. Each measures everything in turn.
     pub runs: usize,
-    /// In a round, one fan-out follows the other until so many seconds have passed.
+    /// A round repeats fan-outs until this many seconds have passed.
     pub seconds: f64,
-    /// Containers that each node keeps ready; none: as many as it does by itself.
+    /// Containers that each node keeps ready; `None` for the default.
     pub pool: Option<u64>,
-    /// Zygotes that each node keeps; none: as many as it does by itself.
+    /// Maximum zygotes of each node; `None` for the default.
     pub zygotes: Option<u64>,
-    /// Networks of the children, and of local forks into namespaces.
+    /// Network of the children, and of local forks into namespaces.
     pub network: ChildNetwork,
-    /// Whether memory is encrypted between the nodes.
+    /// Whether memory transfers between the nodes are encrypted.
     pub encrypted: bool,
-    /// Where each sample is written to.
+    /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,
 }
 
-/// What was measured.
+/// The measured figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FanoutFigure {
-    /// Children a second, of a round.
+    /// Children per second in a round.
     ChildrenPerS,
-    /// From the call until the first child's result was there, of each fan-out.
+    /// From the call to the first child's result; one sample per fan-out.
     FirstResultMs,
-    /// From the call until a child had its result, of each child.
+    /// From the call until a child has its result; one sample per child.
     ResultMs,
-    /// From the call until who asked had it, of each child.
+    /// From the call until the requester has the result; one sample per child.
     AnsweredMs,
-    /// Memory that a child alone has, which stays after its result.
+    /// Private memory of a child that still runs after its result.
     OwnKib,
     /// Its page tables.
     PageTablesKib,
-    /// Both.
+    /// Sum of both.
     MemoryKib,
 }
 

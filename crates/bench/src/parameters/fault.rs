@@ -7,26 +7,26 @@ use serde::Serialize;
 use crate::baseline::fault::WaitMode;
 use crate::figure::Pace;
 
-/// What is to be measured.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct FaultParameters {
-    /// Rounds in which everything is measured in turn.
+    /// Rounds. Each measures everything in turn.
     pub runs: usize,
-    /// Faults of a round, back to back and beside a stream.
+    /// Faults per round, back to back and during a stream.
     pub faults: usize,
-    /// Of these, faults after idleness.
+    /// Faults per round after idle time.
     pub idle_faults: usize,
-    /// Memory that is streamed beside them, in MiB.
+    /// Memory that is streamed meanwhile, in MiB.
     pub stream_mib: u64,
-    /// Children of as many seeds that take all of their memory at the same time; none for none.
+    /// Number of seeds with one child each that fetch all of their memory at the same time; 0 for none.
     pub streams: usize,
-    /// Whether memory is encrypted between the nodes.
+    /// Whether memory transfers between the nodes are encrypted.
     pub encrypted: bool,
-    /// Where each sample is written to.
+    /// The file to which samples are written.
     pub samples_file: Option<PathBuf>,
 }
 
-/// What was timed.
+/// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", rename_all = "snake_case")]
 pub(crate) enum FaultSeries {
@@ -34,27 +34,27 @@ pub(crate) enum FaultSeries {
     Farfork,
     /// A touch in the same child, while another child's memory streams to its node.
     BesideStream,
-    /// A bare program's touch.
+    /// A touch in a minimal program.
     BareTouch {
-        /// How it waits.
+        /// How the program waits.
         waiting: WaitMode,
     },
-    /// All memory of one of several children that take theirs at the same time.
+    /// The whole memory of one of several children that fetch theirs at the same time.
     Stream,
-    /// The slowest of these, divided by their mean: no time, but a number.
+    /// The slowest of these divided by their mean: a ratio, not a time.
     SlowestStream,
-    /// The exchange of a request and a page, and the kernel's copy: the floor.
+    /// The floor: the exchange of a request and a page, and the kernel's copy.
     Floor {
-        /// How it waits.
+        /// How the program waits.
         waiting: WaitMode,
     },
-    /// A bare program's touch, while two others stream pages over the same link and map them. Those that fault sleep.
+    /// A touch in a minimal program that sleeps, while two others stream pages over the same link and map them.
     BareBesideStream,
-    /// The floor there: exchange and copy of such a touch.
+    /// The floor of these touches: exchange and copy.
     FloorBesideStream,
-    /// What the stream beside a child's faults brought meanwhile: no time, but MiB/s.
+    /// The rate of the stream during a child's faults, in MiB/s.
     StreamBeside,
-    /// The same of the bare stream.
+    /// The same for the stream of the minimal programs.
     BareStreamBeside,
 }
 

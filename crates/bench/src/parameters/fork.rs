@@ -1,5 +1,5 @@
 //! The parameters of `farfork bench fork`, its steps, and the time and number of samples of each. Pure. A step ends
-//! when it has its number of samples or has used its share of the time, but never before it has a few.
+//! when it has its number of samples, or has used its share of the time and has a minimum of samples.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,66 +9,66 @@ use crate::figure::{ChildPlace, IDLE, Pace};
 use crate::reference;
 use crate::workload::micro::{MicroOptions, PageSize, TouchAccess, TouchOrder};
 
-/// Samples of each figure, unless the plan says otherwise or the time is over.
+/// Default number of samples of each figure.
 pub(crate) const RUNS: usize = 20;
 
-/// Samples that each figure gets even if its share of the time is used: a median of fewer says nothing of spread.
+/// Minimum samples of a figure after its share of the time is used: a median of fewer does not show the spread.
 const RUNS_MIN: usize = 3;
 
-/// Samples that each figure gets even if all of the time is.
+/// Minimum samples of a figure after all of the time is used.
 const RUNS_MIN_LATE: usize = 1;
 
-/// Time for all steps, unless the plan says otherwise: with nodes to start and memory to fill, a run stays below five
-/// minutes, and has all samples of sizes that take no time themselves.
+/// Default time for all steps. Including the start of nodes and filling memory, a run takes less than five minutes, and
+/// sizes that are quick to measure get all samples.
 const TIME_MAX: Duration = Duration::from_secs(230);
 
-/// The same beside a peer, whose slowest clone is waited for although its time is over.
+/// The default with a peer, whose slowest clone may exceed the time.
 const TIME_MAX_WITH_PEER: Duration = Duration::from_secs(200);
 
-/// What CRIU's commands take by themselves, roughly.
+/// Approximate time of CRIU's commands themselves.
 const CRIU_COMMANDS_ESTIMATE: Duration = Duration::from_millis(400);
 
-/// What `farfork bench fork` measures.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct ForkParameters {
     /// Private memory of the parents, in MiB.
     pub sizes_mib: Vec<u64>,
     /// Samples of each figure.
     pub runs: usize,
-    /// Time for all samples; a size that is too slow for it gets fewer.
+    /// Time for all samples. A size that is too slow for it gets fewer.
     pub time_max: Duration,
-    /// In which order a child touches its pages.
+    /// The order in which a child touches its pages.
     pub order: TouchOrder,
-    /// What it does with them.
+    /// Whether it reads or writes them.
     pub access: TouchAccess,
-    /// In what pages the parents have their memory.
+    /// The page size of the parents' memory.
     pub page_size: PageSize,
-    /// Threads of each parent, the first among them.
+    /// Threads of each parent, including the first.
     pub threads: u64,
-    /// Mappings of each parent beside its memory, and what every program has.
+    /// Additional mappings of each parent, besides its memory and the mappings of every program.
     pub mappings: u64,
-    /// Which child of its seed on the node is resumed.
+    /// Which child of its seed on a node is measured.
     pub resume_case: ResumeCase,
-    /// Strategies that are measured beside each other, as `farfork fork --strategy` takes them.
+    /// Strategies to compare, as in `farfork fork --strategy`.
     pub strategies: Vec<String>,
-    /// Whether memory is encrypted between the nodes, as it is unless both are told not to.
+    /// Whether memory transfers between the nodes are encrypted. Nodes encrypt unless both have this switched off.
     pub encrypted: bool,
-    /// Whom to measure beside farfork.
+    /// A peer system to measure too.
     pub peer: Option<PeerSystem>,
-    /// Where each sample is written, as a line of JSON.
+    /// The file to which samples are written, as lines of JSON.
     pub samples_file: Option<PathBuf>,
 }
 
 /// Which child of its seed on a node is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResumeCase {
-    /// One of many of the same seed, which the node knows.
+    /// A later child of a seed that the node knows.
     Later,
-    /// The first, which is restored: nodes keep no zygotes.
+    /// The first child, which is restored: nodes keep no zygotes.
     First,
-    /// The first, asked for as users do, where the seed before it had one: it may be foretold.
+    /// The first child, on nodes with zygotes, if the previous seed was forked: the node may have predicted the fork.
     Speculative,
-    /// The first, asked for as users do, of a new process's first seed.
+    /// The first child of a new process's first seed, on nodes with zygotes.
     Fresh,
 }
 
@@ -78,13 +78,13 @@ impl ResumeCase {
         self != Self::Later
     }
 
-    /// Whether nodes keep zygotes, as they do for users.
+    /// Whether nodes keep zygotes, as by default.
     pub(crate) fn has_zygotes(self) -> bool {
         matches!(self, Self::Speculative | Self::Fresh)
     }
 }
 
-/// Somebody else who clones processes.
+/// Another system that clones processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerSystem {
     /// CRIU: dump and restore.
@@ -112,45 +112,45 @@ impl Default for ForkParameters {
 }
 
 impl ForkParameters {
-    /// With somebody else to measure, or nobody.
+    /// The defaults with a peer, or without.
     pub fn with_peer(peer: Option<PeerSystem>) -> Self {
         let time_max = if peer.is_some() { TIME_MAX_WITH_PEER } else { TIME_MAX };
         Self { peer, time_max, ..Self::default() }
     }
 
-    /// What each program is told.
+    /// The options of each measured program.
     pub(crate) fn micro_options(&self) -> MicroOptions {
         let Self { order, access, page_size, threads, mappings, .. } = *self;
         MicroOptions { order, access, page_size, threads, mappings }
     }
 }
 
-/// One thing that is measured several times, of one size of parent.
+/// The samples of one kind of figure, for one parent size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ForkStep {
     pub(crate) mib: u64,
     pub(crate) kind: ForkStepKind,
 }
 
-/// What a step measures.
+/// The kinds of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ForkStepKind {
-    /// The parent makes a seed of itself.
+    /// The parent requests a checkpoint of itself.
     Checkpoint(Pace),
-    /// Another process asks for a seed of it; back to back also `fork()` of the same process.
+    /// Another process requests a seed of the parent. If back to back, also `fork()` of the same process.
     Prepare(Pace),
-    /// A child starts, and ends.
+    /// A child starts and exits.
     Resume(ChildPlace, Pace),
-    /// A child touches every page.
+    /// A child touches each page.
     Execution(ChildPlace),
-    /// The same touches without farfork, and the same bytes over the link.
+    /// The same touches without farfork, and the transfer of the same bytes over the link.
     Floors,
-    /// CRIU clones the process, and the clone touches every page.
+    /// CRIU clones the process, and the clone touches each page.
     Criu(CriuMode),
 }
 
 impl ForkStepKind {
-    /// All that is measured of a size, in order.
+    /// All steps of a size, in order.
     pub(crate) const ALL: [Self; 11] = [
         Self::Checkpoint(Pace::BackToBack),
         Self::Checkpoint(Pace::Idle),
@@ -167,7 +167,7 @@ impl ForkStepKind {
 }
 
 impl ForkStep {
-    /// All steps for some sizes, a size after the other; each also with CRIU in these modes.
+    /// All steps, size by size, including CRIU in these modes.
     pub(crate) fn all_steps(sizes_mib: &[u64], peers: &[CriuMode]) -> Vec<Self> {
         let fork_step_kind = || ForkStepKind::ALL.into_iter().chain(peers.iter().map(|mode| ForkStepKind::Criu(*mode)));
         sizes_mib
@@ -176,15 +176,15 @@ impl ForkStep {
             .collect()
     }
 
-    /// Samples that the step takes however long it takes, when so much time is left for all of them.
+    /// Minimum samples of the step, whatever they cost, when this much time is left for all steps.
     pub(crate) fn runs_min(self, left: Duration) -> usize {
         // A lazy clone of 1 GiB takes a minute.
         let is_peer = matches!(self.kind, ForkStepKind::Criu(_));
         if left.is_zero() || is_peer { RUNS_MIN_LATE } else { RUNS_MIN }
     }
 
-    /// What one sample takes, roughly. It only serves to share the time out: who guesses wrong has samples too few or
-    /// too many, not wrong ones.
+    /// Estimated time of one sample. It only divides the time among the steps: a wrong estimate gives too few or too
+    /// many samples, not wrong ones.
     fn estimate_duration(self) -> Duration {
         let us_per_mib = match self.kind {
             ForkStepKind::Checkpoint(_) => 500,
@@ -209,8 +209,8 @@ impl ForkStep {
     }
 }
 
-/// How long the first of some steps may take, when so much time is left for all of them: the same limit for each, but
-/// what the quick ones do not need is the slow ones'.
+/// How much of the remaining time the first of these steps may use. All steps have the same limit, which grows by the
+/// time that quick steps do not need.
 pub(crate) fn time_share(steps: &[ForkStep], runs: usize, left: Duration) -> Duration {
     let mut needs: Vec<Duration> = steps.iter().map(|step| step.estimate_duration() * runs as u32).collect();
     needs.sort();
@@ -222,11 +222,11 @@ pub(crate) fn time_share(steps: &[ForkStep], runs: usize, left: Duration) -> Dur
         }
         left -= *need;
     }
-    // There is enough for all; estimates may be wrong by this much.
+    // The time is enough for all steps, even if the estimates are wrong by the rest.
     needs.last().copied().unwrap_or_default() + left
 }
 
-/// How many samples a step still takes.
+/// The number of samples that a step still takes.
 #[derive(Debug)]
 pub(crate) struct SampleQuota {
     taken: usize,
@@ -236,12 +236,12 @@ pub(crate) struct SampleQuota {
 }
 
 impl SampleQuota {
-    /// For so many samples, or fewer if time is over before, but no fewer than that.
+    /// A quota of `runs` samples. After the deadline, only `runs_min` samples.
     pub(crate) fn new(runs_min: usize, runs: usize, deadline: Instant) -> Self {
         Self { taken: 0, runs_min, runs, deadline }
     }
 
-    /// Whether to take another sample, which then counts.
+    /// Whether to take another sample. If so, counts it.
     pub(crate) fn take_another(&mut self, now: Instant) -> bool {
         let goes_on = self.taken < self.runs && (self.taken < self.runs_min || now < self.deadline);
         self.taken += usize::from(goes_on);

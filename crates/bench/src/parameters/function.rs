@@ -16,10 +16,10 @@ pub struct FunctionParameters {
     pub payload: String,
     /// Samples of each figure.
     pub runs: usize,
-    /// The Python that runs the functions; none: an environment with the packages of the embedded ones.
+    /// The Python that runs the functions; `None` for an environment with the packages of the embedded ones.
     #[serde(skip)]
     pub python: Option<PathBuf>,
-    /// The file that each sample is written to.
+    /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,
 }
@@ -34,13 +34,13 @@ pub(crate) enum FunctionFigure {
     FirstCall,
     /// The parent's second call, in ms.
     WarmCall,
-    /// From the request for a seed until the answer, in ms.
+    /// From the request for a seed to the answer, in ms.
     Prepare,
     /// How long the parent was stopped, in ms.
     Pause,
-    /// From the request for a seed's first child on a node until its first instruction, in ms.
+    /// From the request for a seed's first child on a node to its first instruction, in ms.
     Resume(ChildPlace),
-    /// From the call of os.fork() until the child's first instruction, in ms.
+    /// From the call of os.fork() to the child's first instruction, in ms.
     LocalFork,
     /// The first call in a seed's first child on a node, in ms.
     Execution(ChildPlace),

@@ -2,21 +2,21 @@
 
 use serde::Serialize;
 
-/// Who makes a child.
+/// The method that creates a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CreateMethod {
     Farfork,
-    /// A floor: what the kernel has to do for a child in a container.
+    /// A floor: the kernel's work for a child in a container.
     BareContainer,
-    /// A floor: fork(2), into the namespaces of a container that was there before.
+    /// A floor: fork(2) into the namespaces of an existing container.
     LocalForkIntoNamespaces,
     /// A floor: fork(2).
     LocalFork,
 }
 
 impl CreateMethod {
-    /// Those that there are on every machine.
+    /// The methods that every machine supports.
     pub(crate) const ON_EVERY_MACHINE: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
 }
 
@@ -37,6 +37,6 @@ pub(crate) enum PauseMethod {
 impl PauseMethod {
     pub(crate) const ALL: [Self; 4] = [Self::Farfork, Self::FarforkHandle, Self::BareFreezer, Self::Signals];
 
-    /// Requests, and their floors.
+    /// farfork by requests, and the floors.
     pub(crate) const REQUESTS_AND_FLOORS: [Self; 3] = [Self::Farfork, Self::BareFreezer, Self::Signals];
 }

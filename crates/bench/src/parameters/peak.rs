@@ -13,18 +13,19 @@ pub struct PeakParameters {
     pub workloads: Vec<ForkWorkload>,
     /// Nodes with clients; the parent has one more node of its own.
     pub child_nodes: usize,
-    /// Client processes of each of these nodes, at most: a large workload gets fewer, so that its children fit into memory.
+    /// Maximum client processes of each of these nodes. A large workload gets fewer, so that its children fit into
+    /// memory.
     pub clients: usize,
-    /// For how long the clients of each case fork, in seconds.
+    /// How long the clients of each case fork, in seconds.
     pub seconds: f64,
     /// Whether nodes keep zygotes: with them, without, or both in turn.
     pub zygotes: Vec<bool>,
-    /// How children get their memory, as `farfork fork --strategy` takes it; empty for the default.
+    /// Paging strategies of the children, as in `farfork fork --strategy`; empty for the default.
     pub strategies: Vec<String>,
-    /// The Python that runs the functions; none: an environment with the packages of the embedded ones.
+    /// The Python that runs the functions; `None` for an environment with the packages of the embedded ones.
     #[serde(skip)]
     pub python: Option<PathBuf>,
-    /// The file that each sample is written to.
+    /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,
 }
@@ -41,17 +42,17 @@ pub(crate) struct PeakCase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PeakFigure {
-    /// Client processes in all.
+    /// Number of all client processes.
     Clients,
-    /// Children of all clients per second; a sample for each second.
+    /// Children of all clients per second; one sample per second.
     IntervalPerS,
-    /// Children of one client per second, over the whole run; a sample for each client.
+    /// Children of one client per second, over the whole run; one sample per client.
     ClientPerS,
-    /// From the request for a child until its result was checked, in ms: a client's median; a sample for each client.
+    /// From the request for a child until its result is checked, in ms: a client's median; one sample per client.
     ClientP50Ms,
     /// The same, a client's 99th percentile.
     ClientP99Ms,
-    /// Children of os.fork() per second that call the function one after another, on one processor. None of other programs.
+    /// Children of os.fork() per second that call the function one after another, on one CPU. Functions only.
     LocalForkPerS,
 }
 

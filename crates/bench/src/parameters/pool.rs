@@ -7,21 +7,21 @@ use serde::Serialize;
 use super::methods::{CreateMethod, PauseMethod};
 use crate::figure::Pace;
 
-/// What is to be measured.
+/// Parameters of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct PoolParameters {
     /// Containers that the node keeps ready.
     pub pool: u64,
     /// Private memory of the parent, in MiB.
     pub mib: u64,
-    /// Rounds in which everything is measured in turn.
+    /// Rounds. Each measures everything in turn.
     pub runs: usize,
-    /// Where each sample is written to.
+    /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,
 }
 
-/// Who did it.
+/// The measured method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(untagged)]
 pub(crate) enum PoolMethod {
@@ -29,21 +29,22 @@ pub(crate) enum PoolMethod {
     Pause(PauseMethod),
 }
 
-/// A span of time.
+/// A measured time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PoolFigure {
-    /// From the call for one child until it had its result.
+    /// From the call for one child until it has its result.
     Create,
-    /// From the call until who asked had it.
+    /// From the call until the requester has the result.
     CreateAnswered,
-    /// Of more children at once than containers are ready: from the call until all had answered, divided by their number.
+    /// For more children at once than containers are ready: from the call until all have answered, divided by their
+    /// number.
     CreateInBurst,
-    /// From asking for a child to stand still to the answer that it does.
+    /// From the request to pause a child to the answer.
     Pause,
-    /// From asking for it to go on to the answer.
+    /// From the request to unpause it to the answer.
     Unpause,
-    /// From asking for it to go on until its function has answered.
+    /// From the request to unpause it to its function's answer.
     UnpauseToAnswer,
 }
 

@@ -8,8 +8,8 @@ use serde::Serialize;
 pub enum ConnectionSecurity {
     /// Nothing: plain TCP.
     None,
-    /// Both ends prove who they are; what follows is in clear.
+    /// Both ends authenticate each other. Data is not encrypted.
     Authenticated,
-    /// The same, and all is encrypted.
+    /// Both ends authenticate each other. Data is encrypted.
     Encrypted,
 }

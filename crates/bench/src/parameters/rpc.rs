@@ -7,31 +7,31 @@ use serde::Serialize;
 use super::protection::ConnectionSecurity;
 use crate::endpoint::specification::RpcSystem;
 
-/// One combination of servers, clients and loads.
+/// One combination of server, clients and load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct RpcCase {
     /// Client nodes, each in a namespace of its own.
     pub clients: usize,
-    /// Threads of each.
+    /// Threads of each client.
     pub threads: usize,
     /// Connections of each thread.
     pub connections_per_thread: usize,
     /// Sessions on each connection.
     pub sessions: usize,
-    /// Requests in flight on each session; 1: synchronous.
+    /// Requests in flight on each session; 1 is synchronous.
     pub window: usize,
-    /// Random bytes of each answer, made and checked anew; 0: empty answers.
+    /// Random bytes of each answer, generated and verified each time; 0 for empty answers.
     pub payload_bytes: usize,
     /// Threads of the server.
     pub server_threads: usize,
-    /// Whether both sides look for work for a while before they sleep.
+    /// Whether both sides poll for a while before they sleep.
     pub spins: bool,
-    /// What protects connections.
+    /// The protection of the connections.
     pub protection: ConnectionSecurity,
 }
 
 impl RpcCase {
-    /// One client with one connection, empty answers.
+    /// One client with one connection and empty answers.
     pub const SINGLE_CONNECTION: Self = Self {
         clients: 1,
         threads: 1,
@@ -44,50 +44,50 @@ impl RpcCase {
         protection: ConnectionSecurity::None,
     };
 
-    /// All connections.
+    /// Number of all connections.
     pub fn connections(&self) -> usize {
         self.clients * self.threads * self.connections_per_thread
     }
 
-    /// Whether server and client have a processor each, as all their peers have.
+    /// Whether server and client are pinned to one CPU each, like all their peers.
     pub(crate) fn is_pinned(&self) -> bool {
         let enough = std::thread::available_parallelism().is_ok_and(|processors| processors.get() >= 2);
         enough && self.clients == 1 && self.threads == 1 && self.server_threads == 1
     }
 
-    /// Whether a floor of the same shape says something: one thread on each side, nothing in the answers.
+    /// Whether the case has a floor: one thread on each side, and empty answers.
     pub(crate) fn has_floor(&self) -> bool {
         let alone = self.clients == 1 && self.threads == 1 && self.server_threads == 1;
         alone && self.payload_bytes == 0 && self.protection == ConnectionSecurity::None
     }
 
-    /// Whether peers are measured beside it: one connection, several requests in flight.
+    /// Whether the case has peers: one connection, and several requests in flight.
     pub(crate) fn has_peers(&self) -> bool {
         self.has_floor() && self.connections_per_thread == 1 && self.sessions == 1 && self.window > 1
     }
 }
 
-/// What is to be measured.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct RpcParameters {
-    /// One after the other.
+    /// The cases, in order.
     pub cases: Vec<RpcCase>,
-    /// Runs of each.
+    /// Runs of each case.
     pub runs: usize,
-    /// How long clients ask, in seconds.
+    /// How long clients send requests, in seconds.
     pub client_seconds: f64,
-    /// How long a server answers at most, in seconds.
+    /// Maximum time that a server answers, in seconds.
     pub server_seconds: f64,
-    /// How often throughput is told, in seconds.
+    /// Interval of throughput reports, in seconds.
     pub interval_seconds: f64,
-    /// Whether floors and peers are measured, too.
+    /// Whether floors and peers are measured too.
     pub floors: bool,
-    /// Where each sample is written to.
+    /// The file to which samples are written.
     pub samples_file: Option<PathBuf>,
 }
 
 impl RpcParameters {
-    /// The cases that promises are made for, and the reference's.
+    /// The cases with promised figures, and those of the published reference.
     pub fn default_cases() -> Vec<RpcCase> {
         let one = RpcCase::SINGLE_CONNECTION;
         let mut cases = vec![
@@ -105,38 +105,38 @@ impl RpcParameters {
     }
 }
 
-/// What is measured in a case.
+/// The series of samples of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", content = "system", rename_all = "snake_case")]
 pub(crate) enum RpcSeries {
-    /// Calls by a system.
+    /// Calls by an RPC system.
     Calls(RpcSystem),
     /// The bare echo.
     Floor,
 }
 
-/// A figure: answers a second.
+/// A figure of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct RpcSampleKey {
     #[serde(flatten)]
     pub(crate) case: RpcCase,
     #[serde(flatten)]
     pub(crate) series: RpcSeries,
-    /// Its unit is part of its name.
+    /// The name of the figure, which includes its unit.
     pub(crate) figure: &'static str,
 }
 
-/// What all clients of a run amount to.
+/// The figures of all clients of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct RpcRunOutcome {
-    /// Answers a second, of all clients.
+    /// Answers per second of all clients.
     pub per_s: f64,
-    /// Answers a second in each interval.
+    /// Answers per second in each interval.
     pub intervals_per_s: Vec<f64>,
     /// Requests that failed.
     pub errors: u64,
-    /// Answers whose checksum disagreed.
+    /// Answers with a wrong checksum.
     pub damaged: u64,
-    /// Of the slowest client: half of the requests, 90 %, 99 %, 99.9 % and all took no longer, in µs.
+    /// Latencies of the slowest client, in µs: median, 90th, 99th and 99.9th percentile, and maximum.
     pub latency_us: [f64; 5],
 }

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-/// What is to be measured.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct TreeParameters {
-    /// How many processes each tree has.
+    /// Number of processes of each tree.
     pub processes: Vec<u64>,
     /// Private memory of each process, in MiB.
     pub mib: u64,
     /// Memory that the processes of a tree share, in MiB.
     pub shared_mib: u64,
-    /// Rounds in which every tree is measured in turn.
+    /// Rounds. Each measures every tree in turn.
     pub runs: usize,
-    /// The file that each sample is written to.
+    /// The file to which samples are written.
     pub samples_file: Option<PathBuf>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct TreeSampleKey {
     pub(crate) figure: TreeFigure,
 }
 
-/// A span of time.
+/// A measured time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TreeFigure {
@@ -34,8 +34,8 @@ pub(crate) enum TreeFigure {
     Forks,
     /// A floor: memcpy of the memory that they share.
     Copy,
-    /// How long the tree stands still, from its first thread that stops to its last one that goes on.
+    /// The pause of the tree: from its first thread that stops to its last one that continues.
     Pause,
-    /// Another process asks for a seed of it: from its request to the answer.
+    /// Another process requests a seed of the tree: from the request to the answer.
     Prepare,
 }

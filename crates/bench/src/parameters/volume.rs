@@ -15,7 +15,7 @@ pub struct VolumeParameters {
     pub operation_bytes: u64,
     /// Writes of a latency run, each followed by fsync(2).
     pub operations: u64,
-    /// Bytes that all processes of a throughput run write together, in MiB.
+    /// Bytes written by all processes of a throughput run together, in MiB.
     pub mib: u64,
     /// Processes of the throughput runs.
     pub processes: Vec<u64>,
@@ -27,19 +27,19 @@ pub struct VolumeParameters {
     pub server_files: u64,
     /// Entries of a LevelDB.
     pub entries: u64,
-    /// For how long a mail server and a file server work, in seconds.
+    /// How long a mail server and a file server work, in seconds.
     pub seconds: f64,
     /// Time of a fault and of the recovery from it, in seconds.
     pub period_s: f64,
-    /// Without and with a program on each replica that computes all the time.
+    /// With idle replicas, with a busy loop on each replica, or both.
     pub loads: Vec<ReplicaLoad>,
     /// Size of the log of a volume, in MiB.
     pub log_mib: u64,
-    /// Runs of each point. Each begins with a new volume.
+    /// Runs of each point. Each has a new volume.
     pub runs: usize,
-    /// A directory on the disk that is compared.
+    /// A directory on the disk to compare with.
     pub disk: PathBuf,
-    /// The file that each sample is written to.
+    /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,
 }
@@ -52,9 +52,9 @@ pub enum VolumeExperiment {
     Latency,
     /// Processes write, and sync once at the end.
     Throughput,
-    /// The loop of a mail server, as Filebench has it.
+    /// The operations of a mail server, as in Filebench.
     Varmail,
-    /// The loop of a file server.
+    /// The operations of a file server.
     Fileserver,
     /// The workloads of LevelDB's db_bench.
     Leveldb,
@@ -68,13 +68,13 @@ pub enum VolumeExperiment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplicaLoad {
-    /// Nothing.
+    /// No load.
     Idle,
-    /// A program on each replica that computes all the time.
+    /// A busy loop on each replica.
     Busy,
 }
 
-/// A system that is measured.
+/// A measured system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StorageSystem {
@@ -101,7 +101,7 @@ impl VolumeExperiment {
         }
     }
 
-    /// The loop of operations that it runs, if it runs one.
+    /// The Filebench loop of the experiment, if it has one.
     pub(crate) fn filebench_loop(self) -> Option<FilebenchLoop> {
         match self {
             Self::Varmail => Some(FilebenchLoop::Varmail),
@@ -121,7 +121,7 @@ impl ReplicaLoad {
 }
 
 impl StorageSystem {
-    /// In the order of the table.
+    /// All systems, in the order of the table.
     pub(crate) const ALL: [Self; 4] = [Self::Volume, Self::SocketChain, Self::Tmpfs, Self::Disk];
 
     pub(crate) fn name(self) -> &'static str {
@@ -135,7 +135,8 @@ impl StorageSystem {
 }
 
 impl VolumeCase {
-    /// Whether a system is measured: sockets run no loop of file operations, and neighbours are measured next to a volume only.
+    /// Whether a system is measured in this case. Sockets have no file operations, and interference is measured for
+    /// volumes only.
     fn includes(&self, system: StorageSystem) -> bool {
         match self.experiment {
             VolumeExperiment::Varmail | VolumeExperiment::Fileserver | VolumeExperiment::Leveldb => {
@@ -146,7 +147,7 @@ impl VolumeCase {
         }
     }
 
-    /// For the progress of a run.
+    /// The text for the progress of a run.
     pub(crate) fn describe(&self, system: StorageSystem) -> String {
         let Self { experiment, load, processes } = self;
         format!("{} of {}, {}, {processes} processes", experiment.name(), system.name(), load.name())
@@ -165,27 +166,27 @@ pub(crate) struct VolumeCase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VolumeFigure {
-    /// A write and its sync, the mean of a run, in µs.
+    /// A write and its sync: the mean of a run, in µs.
     SyncedWriteUs,
-    /// The same, percentiles of a run.
+    /// The same: percentiles of a run, in µs.
     SyncedWriteP50Us,
     SyncedWriteP99Us,
     SyncedWriteP999Us,
     SyncedWriteP9999Us,
-    /// The sync alone, the mean of a run, in µs.
+    /// The sync alone: the mean of a run, in µs.
     SyncUs,
-    /// Bytes that were written and synced, the sum of all processes, in MiB/s.
+    /// Written and synced bytes of all processes, in MiB/s.
     WriteMibPerS,
-    /// Operations of a loop per second, the mean of a run.
+    /// Operations of a loop per second: the mean of a run.
     OperationsPerS,
-    /// An operation of a workload of LevelDB, the mean of a run, in µs.
+    /// One operation of a LevelDB workload: the mean of a run, in µs.
     FillseqUs,
     ReadseqUs,
     ReadrandomUs,
     ReadhotUs,
     FillrandomUs,
     FillsyncUs,
-    /// A computation on the first node, and on the next one, in s, while nothing is written.
+    /// A computation on the first node, and on the next one, in s, without a writer.
     FirstNodeAloneS,
     ReplicaAloneS,
     /// The same while a program on the first node writes.
@@ -202,7 +203,7 @@ pub(crate) struct VolumeSampleKey {
 }
 
 impl VolumeParameters {
-    /// All points of the experiments, but for availability.
+    /// All cases of the experiments, except availability.
     pub(crate) fn cases(&self) -> Vec<VolumeCase> {
         let mut cases = Vec::new();
         for experiment in self.experiments.iter().copied() {
@@ -227,12 +228,12 @@ impl VolumeParameters {
         points.filter(|(case, system)| case.includes(*system)).collect()
     }
 
-    /// Synced writes of a LevelDB: ten times as slow as others, and more.
+    /// Number of synced writes of a LevelDB, which are more than ten times slower than others.
     pub(crate) fn synced_entries(&self) -> u64 {
         (self.entries / 10).max(1)
     }
 
-    /// Writes of one process in a run.
+    /// Number of writes of one process in a run.
     pub(crate) fn operations_of(&self, case: &VolumeCase) -> u64 {
         match case.experiment {
             VolumeExperiment::Throughput | VolumeExperiment::Interference => {

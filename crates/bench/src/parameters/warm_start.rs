@@ -7,34 +7,34 @@ use serde::Serialize;
 use super::methods::PauseMethod;
 use crate::workload::warm_function::WarmWorkload;
 
-/// What is to be measured.
+/// Parameters of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct WarmStartParameters {
     /// The programs, in the order of the summary.
     pub workloads: Vec<WarmWorkload>,
-    /// How many at once; none: the best is searched for.
+    /// Numbers of children in parallel; if empty, the best one is searched.
     pub parallel: Vec<usize>,
-    /// Rounds in which everything is measured in turn.
+    /// Rounds. Each measures everything in turn.
     pub runs: usize,
-    /// How long a measurement takes, in seconds.
+    /// Time of one measurement, in seconds.
     pub seconds: f64,
-    /// The Python that runs the functions; none: an environment with the packages of the embedded ones.
+    /// The Python that runs the functions; `None` for an environment with the packages of the embedded ones.
     #[serde(skip)]
     pub python: Option<PathBuf>,
-    /// Where each sample is written to.
+    /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,
 }
 
-/// What was measured.
+/// The measured figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WarmStartFigure {
-    /// Functions run a second, of all children.
+    /// Function runs per second of all children.
     RunsPerS,
-    /// From asking for a child to go on until its function's answer: of each round, the median of its turns.
+    /// From the request to unpause a child to its function's answer: the median of a round's turns.
     AnswerMs,
-    /// Their 99th percentile.
+    /// The 99th percentile of a round's turns.
     AnswerP99Ms,
 }
 

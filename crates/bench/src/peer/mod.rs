@@ -1,5 +1,5 @@
-//! Peers: other RPC systems, measured in the same run with the same calls. Calls are empty, windows are the same, and
-//! each side has one thread. One file each. Nothing but the benchmark uses them.
+//! Peers: other RPC systems, measured in the same run with the same calls. Calls are empty, windows are equal, and each
+//! side has one thread. Each system has one file. Only the benchmark uses them.
 
 mod tarpc;
 mod tokio_echo;
@@ -15,13 +15,13 @@ use crate::endpoint::counts::{CallCounts, Latencies, new_latencies};
 use crate::endpoint::specification::{ClientLoad, RpcSystem};
 use crate::endpoint::stdout::announce_port;
 
-/// Between two looks whether to end.
+/// How often a client checks whether to stop.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Latencies of so many requests are told by one of them.
+/// One latency is recorded per this many requests.
 const CALLS_PER_SAMPLE: u64 = 16;
 
-/// What a task counts by itself.
+/// The records of one task.
 #[derive(Debug)]
 struct CallRecorder<'a> {
     counts: &'a CallCounts,
@@ -29,14 +29,14 @@ struct CallRecorder<'a> {
 }
 
 impl CallRecorder<'_> {
-    /// An answer came to what was asked then.
+    /// Records an answer to the request that was sent at `asked`.
     fn record_answer(&self, asked: Instant) {
         if self.counts.answers.fetch_add(1, Ordering::Relaxed).is_multiple_of(CALLS_PER_SAMPLE) {
             self.latencies.borrow_mut().saturating_record(asked.elapsed().as_nanos() as u64);
         }
     }
 
-    /// Waits until it is time to end.
+    /// Waits until the client is to stop.
     async fn wait_stop(&self) {
         while !self.counts.stop.load(Ordering::Relaxed) {
             tokio::time::sleep(STOP_POLL_INTERVAL).await;
@@ -44,7 +44,7 @@ impl CallRecorder<'_> {
     }
 }
 
-/// Serves until its input ends.
+/// Serves until standard input ends.
 pub(crate) fn serve(system: RpcSystem, ip: IpAddr) -> io::Result<()> {
     let listener = std::net::TcpListener::bind((ip, 0))?;
     listener.set_nonblocking(true)?;
@@ -67,7 +67,7 @@ async fn serve_on(system: RpcSystem, listener: std::net::TcpListener) -> io::Res
     }
 }
 
-/// Asks from `run` on until it is told to stop, with one connection.
+/// Sends requests on one connection, from the start of `run` until it is stopped.
 pub(crate) fn run_client<T>(
     system: RpcSystem,
     to: SocketAddr,
@@ -95,7 +95,7 @@ pub(crate) fn run_client<T>(
     Ok(tally.latencies.into_inner())
 }
 
-/// Runs so many of these at once, on this thread, until the first fails.
+/// Runs `count` of these tasks on this thread, until all have ended or one fails.
 async fn run_concurrently(count: usize, task: impl AsyncFn() -> io::Result<()>) -> io::Result<()> {
     let mut tasks: futures_util::stream::FuturesUnordered<_> = (0..count).map(|_| task()).collect();
     while let Some(outcome) = futures_util::StreamExt::next(&mut tasks).await {
@@ -104,9 +104,9 @@ async fn run_concurrently(count: usize, task: impl AsyncFn() -> io::Result<()>) 
     Ok(())
 }
 
-/// One thread, as everybody here has.
+/// Runs a future on one thread: all systems are measured with one.
 fn block_on<T>(future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Tasks that are spawned may stay on this thread.
+    // Spawned tasks may stay on this thread.
     tokio::task::LocalSet::new().block_on(&runtime, future)
 }

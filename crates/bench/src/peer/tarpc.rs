@@ -14,7 +14,7 @@ use tokio_stream::StreamExt as _;
 
 use super::CallRecorder;
 
-/// Requests that a channel takes at once: more than any window that is measured.
+/// Maximum pending requests of a channel: more than any measured window.
 const IN_FLIGHT_MAX: usize = 4096;
 
 #[tarpc::service]

@@ -1,5 +1,5 @@
-//! Messages with only a length in front, sent back in order: the cost of calls on tokio without ids, sessions,
-//! checksums and deadlines. Reads and writes are buffered; all that is ready is sent at once.
+//! Messages with only a length prefix, sent back in order: the cost of calls on tokio without ids, sessions, checksums
+//! and deadlines. Reads and writes are buffered. All that is ready is sent at once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,7 @@ use super::CallRecorder;
 /// Size of both buffers, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Size of a message behind its length, in bytes: what farfork's head of a request has.
+/// Size of a message after its length prefix, in bytes: the size of farfork's request header.
 const MESSAGE_BYTES: usize = 32;
 
 type Reader = BufReader<tokio::net::tcp::OwnedReadHalf>;

@@ -3,7 +3,7 @@
 use super::section::ReportSection;
 use super::table::{BetterDirection, ReportCell, ReportFigure};
 
-/// Fewer samples show no spread.
+/// Minimum samples: fewer do not show a spread.
 const SAMPLES_MIN: usize = 3;
 
 /// The rule, for the readers of a report.
@@ -32,7 +32,7 @@ pub(crate) enum ComparisonVerdict {
 }
 
 impl FigureComparison {
-    /// Compares a figure with that of another run.
+    /// Compares a figure with the same figure of another run.
     pub(crate) fn new(figure: &ReportFigure, other: &ReportFigure) -> Self {
         let (is_above, is_below) = (figure.p10 > other.p90, figure.p90 < other.p10);
         let verdict = match figure.better {
@@ -49,7 +49,7 @@ impl FigureComparison {
 }
 
 impl ComparisonVerdict {
-    /// As people read it, for a figure of this unit.
+    /// The verdict for people, on a figure with this unit.
     pub(crate) fn text(self, unit: &str) -> &'static str {
         let is_memory = unit.ends_with("iB");
         match self {
@@ -64,7 +64,7 @@ impl ComparisonVerdict {
     }
 }
 
-/// The figure of the same table, row and column in a section of another run. The text cells identify a row.
+/// The figure of the same table, row and column in a section of another run. A row is identified by its text cells.
 pub(crate) fn find_counterpart<'a>(
     other: &'a ReportSection,
     table_id: &str,

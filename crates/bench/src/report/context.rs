@@ -1,4 +1,4 @@
-//! `RunContext`: how a run was made. A reader needs it to repeat the run, and to judge whether two runs compare.
+//! `RunContext`: how a run was made. A reader needs it to repeat the run, and to judge whether two runs are comparable.
 
 use std::env;
 use std::time::SystemTime;
@@ -10,17 +10,17 @@ use crate::machine::MachineState;
 /// How a run was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RunContext {
-    /// The command line, as a shell takes it.
+    /// The command line, quoted for a shell.
     pub(crate) command: String,
-    /// Processors and memory.
+    /// CPUs and memory.
     pub(crate) machine: String,
-    /// The kernel's release.
+    /// The kernel release.
     pub(crate) kernel: String,
-    /// The commit that the program was built from; none outside a repository.
+    /// The commit that the program was built from; `None` outside a repository.
     pub(crate) commit: Option<String>,
-    /// How many threads wanted a processor, averaged over a minute.
+    /// Load average over one minute.
     pub(crate) load_average: f64,
-    /// The end of the run: UTC, as RFC 3339 writes it.
+    /// The end of the run in UTC, as in RFC 3339.
     pub(crate) finished: String,
 }
 
@@ -32,13 +32,13 @@ impl RunContext {
             machine: machine.hardware_text(),
             kernel: machine.kernel().to_owned(),
             commit: BUILD_COMMIT.map(str::to_owned),
-            // JSON has no number for "unknown".
+            // JSON has no NaN.
             load_average: if load_average.is_finite() { *load_average } else { 0.0 },
             finished: now_text(),
         }
     }
 
-    /// When it ended, and under which load.
+    /// The end of the run, and the load.
     pub(crate) fn end_text(&self) -> String {
         format!("finished {}, load {:.1}", self.finished, self.load_average)
     }
@@ -47,12 +47,12 @@ impl RunContext {
 /// The commit that this program was built from.
 pub(crate) const BUILD_COMMIT: Option<&str> = option_env!("FARFORK_COMMIT");
 
-/// This second: UTC, as RFC 3339 writes it.
+/// The current second in UTC, as in RFC 3339.
 pub(crate) fn now_text() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
-/// `farfork` with these arguments, as a shell takes them.
+/// The command line of `farfork` with these arguments, quoted for a shell.
 pub(crate) fn command_line(arguments: impl IntoIterator<Item = String>) -> String {
     let quoted = arguments.into_iter().map(|argument| quote_argument(&argument));
     std::iter::once("farfork".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")

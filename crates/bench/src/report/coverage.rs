@@ -1,5 +1,5 @@
-//! `PUBLISHED_TABLES`: the tables of the reference, and where a report has them. A report counts how many of their
-//! figures it has.
+//! `PUBLISHED_TABLES`: the published tables, and where a report has them. A report counts how many of their figures it
+//! has.
 
 use super::results::ResultDirectory;
 use super::section::ReportSection;
@@ -11,15 +11,15 @@ pub(crate) struct PublishedTable {
     pub(crate) title: &'static str,
     /// The benchmark that measures it.
     section: &'static str,
-    /// The table of that benchmark; empty: any.
+    /// The table of that benchmark; any table if empty.
     table: &'static str,
-    /// The column of that table; empty: any.
+    /// The column of that table; any column if empty.
     column: &'static str,
     /// The number of its rows.
     pub(crate) rows: usize,
 }
 
-/// The tables of the artifact of MITOSIS, and of LineFS.
+/// The tables in the artifacts of MITOSIS and of LineFS.
 #[rustfmt::skip]
 pub(crate) const PUBLISHED_TABLES: &[PublishedTable] = &[
     published("Prepare of a C++ program, by size", "fork", "checkpoint", "prepare", 10),
@@ -64,16 +64,16 @@ pub(crate) struct TableCoverage {
 }
 
 impl PublishedTable {
-    /// The section with most rows of this table; none where no section has any.
+    /// The section with most rows of this table; `None` if no section has any.
     pub(crate) fn find_coverage(&self, results: &ResultDirectory) -> Option<TableCoverage> {
         let covered = results.sections.iter().filter(|named| named.section.id == self.section);
         let covered = covered.map(|named| TableCoverage { name: named.name.clone(), rows: self.count(&named.section) });
-        // The first of equals: the suite's order has the main run of a benchmark first.
+        // Reversed, so that the first of equals is taken: in the suite's order the main run of a benchmark is first.
         let most = covered.rev().max_by_key(|coverage| coverage.rows)?;
         (most.rows > 0).then(|| TableCoverage { rows: most.rows.min(self.rows), ..most })
     }
 
-    /// The rows that have the published figure.
+    /// The number of rows that have the published figure.
     fn count(&self, section: &ReportSection) -> usize {
         let tables = section.tables.iter().filter(|table| self.table.is_empty() || table.id == self.table);
         tables.map(|table| table.rows.iter().filter(|row| self.has_reference(table, row)).count()).sum()
@@ -85,13 +85,13 @@ impl PublishedTable {
         counted.any(|(_, cell)| cell.figure().is_some_and(|figure| figure.reference.is_some()))
     }
 
-    /// Whether a benchmark measures it.
+    /// Whether this benchmark measures it.
     #[cfg(test)]
     pub(crate) fn is_of(&self, section: &str) -> bool {
         self.section == section
     }
 
-    /// Why no benchmark measures it; none where one does.
+    /// Why no benchmark measures it; `None` if one does.
     pub(crate) fn exclusion(&self) -> Option<&'static str> {
         self.section.is_empty().then_some("not applicable: two nodes have one path between them")
     }

@@ -11,53 +11,53 @@ pub enum ReportError {
     /// The directory cannot be listed.
     #[error("cannot read the directory {}: {cause}", path.display())]
     Directory {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
     /// The directory has no results.
     #[error("{} has no results: no file NAME.json", path.display())]
     NoResults {
-        /// Which.
+        /// Its path.
         path: PathBuf,
     },
     /// A file cannot be read.
     #[error("cannot read {}: {cause}", path.display())]
     Unreadable {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
     /// A file is not JSON, or its section is damaged.
     #[error("{} is damaged: {cause}", path.display())]
     Damaged {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: serde_json::Error,
     },
-    /// A document is of another program.
+    /// A document is not a result of farfork.
     #[error("{} is not a result of `farfork bench --json` or `farfork stress --json`: it has no key `section`", path.display())]
     Foreign {
-        /// Which.
+        /// Its path.
         path: PathBuf,
     },
-    /// A document is of another version of farfork.
+    /// A document has another version of the format.
     #[error("{} has a section of version {version}, and this program reads version {SECTION_VERSION}", path.display())]
     Version {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// The version that the section has.
+        /// The version of the section.
         version: u64,
     },
     /// A page cannot be written.
     #[error("cannot write {}: {cause}", path.display())]
     Unwritable {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
     /// A plot cannot be drawn.
@@ -65,7 +65,7 @@ pub enum ReportError {
     Drawing {
         /// Its title.
         plot: String,
-        /// Why.
+        /// The cause.
         cause: String,
     },
 }

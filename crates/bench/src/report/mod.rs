@@ -1,5 +1,5 @@
-//! Reports: the common form of results, and pages made of it. `summary` makes a `ReportSection` of each run;
-//! `farfork bench report` reads the sections of a directory, and writes `report.html` and `report.md`.
+//! Reports: the common form of results, and pages made of it. `summary` makes a `ReportSection` of each run. `farfork
+//! bench report` reads the sections of a directory, and writes `report.html` and `report.md`.
 
 // section, table, plot: the form, which is also the schema of results (docs/guide/benchmark-results.md)
 //   results ──▶ comparison, coverage ──▶ page/

@@ -1,6 +1,6 @@
 //! `format_value`: the text of a number in a report.
 
-/// Three digits that mean something, of small values two, and thousands in groups.
+/// Formats a number with three significant digits, or two if it is small. Thousands are grouped.
 pub(crate) fn format_value(value: f64) -> String {
     let size = value.abs();
     if size > 0.0 && size < 0.1 {
@@ -21,7 +21,7 @@ pub(crate) fn format_value(value: f64) -> String {
     text
 }
 
-/// Smaller values are 0.
+/// Maximum number of decimals. Smaller values are shown as 0.
 const DECIMALS_MAX: f64 = 5.0;
 
 #[cfg(test)]

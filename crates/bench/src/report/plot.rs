@@ -15,7 +15,7 @@ pub(crate) struct ReportPlot {
     pub(crate) kind: PlotKind,
     pub(crate) x: PlotAxis,
     pub(crate) y: PlotAxis,
-    /// Names of the positions 0, 1, 2 … on the axis of categories; empty where that axis has numbers.
+    /// Names of the positions 0, 1, 2 … on the category axis; empty if that axis has numbers.
     pub(crate) categories: Vec<String>,
     pub(crate) series: Vec<PlotSeries>,
     /// The stable part of a run over time.
@@ -42,7 +42,7 @@ pub(crate) enum PlotKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PlotAxis {
     pub(crate) title: String,
-    /// Empty where the axis has no unit.
+    /// Empty if the axis has no unit.
     pub(crate) unit: String,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum SeriesRole {
     Reference,
 }
 
-/// A line, or a bar of each category.
+/// A line, or one bar per category.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PlotSeries {
     pub(crate) name: String,
@@ -68,7 +68,7 @@ pub(crate) struct PlotSeries {
 pub(crate) struct PlotPoint {
     pub(crate) x: f64,
     pub(crate) y: f64,
-    /// The 10th percentile, where there are several samples.
+    /// The 10th percentile, if there are several samples.
     pub(crate) low: Option<f64>,
     /// The 90th percentile, likewise.
     pub(crate) high: Option<f64>,
@@ -78,7 +78,7 @@ pub(crate) struct PlotPoint {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BarTitles<'a> {
     pub(crate) plot: &'a str,
-    /// Of the axis that bars are measured on.
+    /// Title of the axis on which bars are measured.
     pub(crate) axis: &'a str,
 }
 
@@ -88,7 +88,7 @@ impl ReportPlot {
         Self { id, title, kind, x, y, categories: Vec::new(), series: Vec::new(), stable: None }
     }
 
-    /// The same with a further series.
+    /// Adds a series.
     #[must_use]
     pub(crate) fn with_series(
         mut self,
@@ -100,15 +100,15 @@ impl ReportPlot {
         self
     }
 
-    /// The same with names for the positions of an axis.
+    /// Sets the names of the positions on the category axis.
     #[must_use]
     pub(crate) fn with_categories(mut self, categories: impl IntoIterator<Item = String>) -> Self {
         self.categories = categories.into_iter().collect();
         self
     }
 
-    /// A bar for each row of a table and each of some of its columns, in the unit of the figures. The first column names
-    /// the rows.
+    /// One bar for each row of a table and each of these columns, in the unit of the figures. The first column of the
+    /// table names the rows.
     pub(crate) fn bars_of_table(
         table: &ReportTable,
         id: &str,
@@ -139,7 +139,7 @@ impl PlotAxis {
         Self { title: title.to_owned(), unit: unit.to_owned() }
     }
 
-    /// Title and unit, for a reader.
+    /// Title and unit.
     pub(crate) fn label(&self) -> String {
         match (self.title.as_str(), self.unit.as_str()) {
             (title, "") => title.to_owned(),

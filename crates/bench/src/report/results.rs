@@ -1,5 +1,5 @@
-//! `ResultDirectory`: the results that `farfork bench report` reads. Each `NAME.json` is the document of one run; the file
-//! `suite.json` says how `farfork bench all` ended.
+//! `ResultDirectory`: the results that `farfork bench report` reads. Each `NAME.json` is the document of one run. The
+//! file `suite.json` has the outcome of `farfork bench all`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::suite::outcome::{SUITE_FILE, SuiteOutcome};
 pub(crate) struct ResultDirectory {
     /// Sections by the name of their file, in the order of the report.
     pub(crate) sections: Vec<NamedSection>,
-    /// How `farfork bench all` ended; none where it did not run.
+    /// The outcome of `farfork bench all`; `None` if it did not run.
     pub(crate) suite: Option<SuiteOutcome>,
 }
 
@@ -43,7 +43,7 @@ impl ResultDirectory {
         if results.sections.is_empty() && !has_failures {
             return Err(ReportError::NoResults { path: directory.to_owned() });
         }
-        // Runs by hand follow those of the suite.
+        // Runs that are not part of the suite follow those of the suite.
         let order = |name: &str| SUITE_ENTRIES.iter().position(|entry| entry.name == name).unwrap_or(usize::MAX);
         results.sections.sort_by_key(|named| order(&named.name));
         Ok(results)
@@ -55,7 +55,7 @@ impl ResultDirectory {
     }
 }
 
-/// The JSON files by name.
+/// The JSON files, by name.
 fn list_documents(directory: &Path) -> Result<BTreeMap<String, PathBuf>, ReportError> {
     let fail = |cause| ReportError::Directory { path: directory.to_owned(), cause };
     let mut documents = BTreeMap::new();
@@ -91,7 +91,7 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path, value: Value) -> Result<T,
     serde_json::from_value(value).map_err(|cause| ReportError::Damaged { path: path.to_owned(), cause })
 }
 
-/// Pages index the cells of a row by column.
+/// Checks that each row has a cell for each column: pages index cells by column.
 fn check_rows(path: &Path, section: ReportSection) -> Result<ReportSection, ReportError> {
     let is_even = |table: &super::table::ReportTable| table.rows.iter().all(|row| row.len() == table.columns.len());
     match section.tables.iter().find(|table| !is_even(table)) {

@@ -1,5 +1,5 @@
-//! `ReportSection`: the results of one run in the form that all benchmarks share. A summary makes it; a JSON document
-//! holds it under the key `section`; `results` reads it back.
+//! `ReportSection`: the results of one run in the form that all benchmarks share. A summary makes it. A JSON document
+//! has it under the key `section`. `results` reads it back.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,14 +8,14 @@ use super::plot::ReportPlot;
 use super::table::ReportTable;
 use crate::machine::MachineState;
 
-/// The version of the form. A reader refuses others.
+/// The version of the format. A reader refuses other versions.
 pub(crate) const SECTION_VERSION: u32 = 1;
 
 /// The results of one run of one benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ReportSection {
     pub(crate) version: u32,
-    /// The benchmark: `fork`, `stress_rpc`.
+    /// The benchmark, such as `fork` or `stress_rpc`.
     pub(crate) id: String,
     pub(crate) title: String,
     /// The question that the section answers, in one sentence.
@@ -23,7 +23,7 @@ pub(crate) struct ReportSection {
     pub(crate) context: RunContext,
     pub(crate) tables: Vec<ReportTable>,
     pub(crate) plots: Vec<ReportPlot>,
-    /// Sentences that a reader needs to understand the figures.
+    /// Sentences that explain the figures.
     pub(crate) notes: Vec<String>,
 }
 
@@ -42,14 +42,14 @@ impl ReportSection {
         }
     }
 
-    /// Adds a table. One without rows is left out.
+    /// Adds a table, unless it has no rows.
     #[must_use]
     pub(crate) fn with_table(mut self, table: ReportTable) -> Self {
         self.tables.extend((!table.rows.is_empty()).then_some(table));
         self
     }
 
-    /// Adds a plot. One without points is left out.
+    /// Adds a plot, unless it has no points.
     #[must_use]
     pub(crate) fn with_plot(mut self, mut plot: ReportPlot) -> Self {
         plot.series.retain(|series| !series.points.is_empty());
@@ -57,7 +57,7 @@ impl ReportSection {
         self
     }
 
-    /// Adds a sentence that a reader needs to understand the figures.
+    /// Adds a sentence that explains the figures.
     #[must_use]
     pub(crate) fn with_note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());

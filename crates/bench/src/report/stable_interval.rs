@@ -1,12 +1,12 @@
-//! `StableInterval`: the longest part of a run in which its throughput hardly changes. Summaries of runs over time find
+//! `StableInterval`: the longest part of a run in which the throughput hardly changes. Summaries of runs over time find
 //! it, and `drawing` shades it.
 
 use serde::{Deserialize, Serialize};
 
-/// Rates are stable where the highest is at most so many times the lowest: all are within a tenth of their middle.
+/// Maximum ratio of the highest to the lowest rate of a stable interval: all rates are within a tenth of their middle.
 const RATIO_MAX: f64 = 1.1 / 0.9;
 
-/// Fewer intervals show nothing.
+/// Minimum number of intervals.
 const INTERVALS_MIN: usize = 3;
 
 /// A part of a run, in seconds since its start.
@@ -19,8 +19,8 @@ pub(crate) struct StableInterval {
 }
 
 impl StableInterval {
-    /// The longest run of successive rates that all are within a tenth of their middle; the first of several. None of
-    /// fewer than three.
+    /// The longest run of successive rates that are all within a tenth of their middle; the first of several. `None` if
+    /// it has fewer than three rates.
     pub(crate) fn find(rates: &[f64], interval_s: f64) -> Option<Self> {
         let mut longest: &[f64] = &[];
         let mut longest_from = 0;

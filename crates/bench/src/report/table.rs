@@ -1,5 +1,5 @@
-//! `ReportTable`: a table whose cells are text or figures. Text identifies a row, so it never holds a result. A figure
-//! has its spread, its floor and its reference; `page::grid` formats it.
+//! `ReportTable`: a table whose cells are text or figures. Text identifies a row, so it is never a result. A figure has
+//! its spread, its floor and its reference; `page::grid` formats it.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +8,11 @@ use crate::samples::Spread;
 /// A table of figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ReportTable {
-    /// Unique in its section; the same in every run.
+    /// Unique in its section, and the same in each run.
     pub(crate) id: String,
     pub(crate) title: String,
     pub(crate) columns: Vec<String>,
-    /// Each with as many cells as there are columns.
+    /// Each row has one cell per column.
     pub(crate) rows: Vec<Vec<ReportCell>>,
 }
 
@@ -22,13 +22,13 @@ pub(crate) struct ReportTable {
 pub(crate) enum ReportCell {
     /// The varied parameter: a size, a name.
     Text(String),
-    /// A figure that was measured.
+    /// A measured figure.
     Figure(ReportFigure),
     /// Not measured.
     Missing,
 }
 
-/// Whether less is better.
+/// Whether a lower figure is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum BetterDirection {
@@ -38,7 +38,7 @@ pub(crate) enum BetterDirection {
     Neither,
 }
 
-/// A figure with its spread, and what it is compared with, all in one unit.
+/// A figure with its spread, and the values that it is compared with, all in one unit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ReportFigure {
     pub(crate) median: f64,
@@ -47,7 +47,7 @@ pub(crate) struct ReportFigure {
     pub(crate) samples: usize,
     pub(crate) unit: String,
     pub(crate) better: BetterDirection,
-    /// The least that the same work costs without farfork, measured in the same run.
+    /// The minimum that the same work costs without farfork, measured in the same run.
     pub(crate) floor: Option<f64>,
     /// A published figure, measured on other machines.
     pub(crate) reference: Option<f64>,
@@ -59,7 +59,7 @@ impl ReportTable {
         Self { id: id.to_owned(), title: title.into(), columns, rows: Vec::new() }
     }
 
-    /// Adds a row, unless nothing in it was measured.
+    /// Adds a row, unless it has no figures.
     pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = ReportCell>) {
         let cells: Vec<_> = cells.into_iter().collect();
         assert_eq!(cells.len(), self.columns.len(), "a row of `{}` has a cell for each column", self.id);
@@ -96,12 +96,12 @@ impl From<Option<ReportFigure>> for ReportCell {
 }
 
 impl ReportFigure {
-    /// A figure of which less is better.
+    /// A figure for which lower is better.
     pub(crate) fn lower(spread: Spread, unit: &str) -> Self {
         Self::new(spread, unit, BetterDirection::Lower)
     }
 
-    /// A figure of which more is better.
+    /// A figure for which higher is better.
     pub(crate) fn higher(spread: Spread, unit: &str) -> Self {
         Self::new(spread, unit, BetterDirection::Higher)
     }
@@ -111,7 +111,7 @@ impl ReportFigure {
         Self { median, p10, p90, samples: count, unit: unit.to_owned(), better, floor: None, reference: None }
     }
 
-    /// One value that is not a sample of several.
+    /// A single value, which is not a sample of several.
     pub(crate) fn single(value: f64, unit: &str, better: BetterDirection) -> Self {
         Self::new(Spread { count: 1, median: value, p10: value, p90: value }, unit, better)
     }
@@ -136,7 +136,7 @@ impl ReportFigure {
         self.ratio_to(self.reference)
     }
 
-    /// A property of the workload is not judged.
+    /// `None` for a property of the workload.
     fn ratio_to(&self, other: Option<f64>) -> Option<f64> {
         let is_judged = self.better != BetterDirection::Neither;
         other.filter(|other| *other != 0.0 && is_judged).map(|other| self.median / other)

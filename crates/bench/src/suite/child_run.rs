@@ -1,5 +1,5 @@
-//! `ChildRun`: one benchmark as a process of its own, whose standard output is its JSON document. An interrupt is passed
-//! on, so that the process removes what it created.
+//! `ChildRun`: one benchmark as a separate process, whose standard output is its JSON document. An interrupt is
+//! forwarded, so that the process removes what it created.
 
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -12,14 +12,14 @@ use serde_json::Value;
 
 use crate::error::BenchError;
 
-/// Between two looks at the process.
+/// How often the process is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A benchmark that runs.
+/// A running benchmark.
 #[derive(Debug)]
 pub(super) struct ChildRun {
     process: Child,
-    /// Reads the document: a pipe holds less.
+    /// Reads the document concurrently, since it may exceed the size of a pipe.
     output: JoinHandle<io::Result<String>>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct ChildRun {
 #[derive(Debug)]
 pub(super) struct ChildOutcome {
     pub(super) status: ExitStatus,
-    /// The document; none if the process did not print one.
+    /// The document; `None` if the process did not print one.
     pub(super) document: Option<Value>,
     pub(super) is_interrupted: bool,
 }
@@ -47,8 +47,7 @@ impl ChildRun {
         Ok(Self { process, output })
     }
 
-    /// Waits until the process has ended. `is_interrupted` is asked from time to time; once it says so, the process gets
-    /// SIGINT.
+    /// Waits until the process has ended. Polls `is_interrupted`; once it returns true, the process gets SIGINT.
     pub(super) fn wait(mut self, is_interrupted: &dyn Fn() -> bool) -> Result<ChildOutcome, BenchError> {
         let fail = |cause| BenchError::Program { program: "farfork-bench", cause };
         let mut has_signalled = false;
@@ -78,7 +77,7 @@ mod tests {
 
     use super::{ChildOutcome, ChildRun};
 
-    /// A shell cannot trap a signal that it was started to ignore, as in a background job of a script.
+    /// A shell cannot trap a signal that was ignored when it was started, as in a background job of a script.
     fn run(script: &str, directory: &Path, is_interrupted: &dyn Fn() -> bool) -> ChildOutcome {
         let arguments = ["--default-signal=INT", "sh", "-c", script].map(str::to_owned);
         ChildRun::start(Path::new("/usr/bin/env"), &arguments, directory).unwrap().wait(is_interrupted).unwrap()

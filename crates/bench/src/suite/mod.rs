@@ -1,4 +1,4 @@
-//! The suite: all benchmarks, one after the other, each as a process of its own. `farfork bench all` runs it.
+//! The suite: all benchmarks, one after the other, each as a separate process. `farfork bench all` runs it.
 
 // entry: the table of benchmarks ──▶ run: starts each ──▶ child_run: one process
 //                                      └─▶ outcome: how each ended, in the file `suite.json`

@@ -27,7 +27,7 @@ pub struct SuiteRunOutcome {
     pub command: String,
     /// The time that it took, in seconds.
     pub seconds: f64,
-    /// Why it failed; none if it did not.
+    /// Why it failed; `None` if it did not.
     pub failure: Option<String>,
 }
 
@@ -47,13 +47,13 @@ impl SuiteOutcome {
         self.runs.iter().map(|run| run.seconds).sum()
     }
 
-    /// The outcome of the runs before in this directory. Damaged files count as none: the next run replaces them.
+    /// The outcome of earlier runs in this directory. Damaged files are ignored: the next run replaces them.
     pub(crate) fn read(directory: &Path) -> Self {
         let text = fs::read_to_string(directory.join(format!("{SUITE_FILE}.json"))).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
     }
 
-    /// Replaces what was known of a benchmark.
+    /// Replaces the outcome of a benchmark.
     pub(crate) fn record(&mut self, outcome: SuiteRunOutcome) {
         self.runs.retain(|run| run.name != outcome.name);
         self.runs.push(outcome);

@@ -1,5 +1,5 @@
-//! Runs the suite: each benchmark as a process, its document into a file, and how it ended into `suite.json`. One that
-//! fails does not end the others.
+//! Runs the suite: each benchmark as a process. Its document is written into a file, and its outcome into `suite.json`.
+//! If one fails, the others still run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use crate::report::context::command_line;
 pub struct SuiteParameters {
     /// How long everything takes.
     pub scale: SuiteScale,
-    /// Names of benchmarks; empty: all.
+    /// Names of benchmarks; all if empty.
     pub only: Vec<String>,
     /// The directory of the results. It is created.
     pub directory: PathBuf,
 }
 
-/// An event that the user is shown.
+/// An event to show to the user.
 #[derive(Debug)]
 pub enum SuiteEvent<'a> {
     /// A benchmark starts.
@@ -44,10 +44,10 @@ pub enum SuiteEvent<'a> {
     Ended(&'a SuiteRunOutcome),
 }
 
-/// Runs the benchmarks. `program` is this program; `is_interrupted` is asked from time to time.
+/// Runs the benchmarks. `program` is this program. `is_interrupted` is polled.
 ///
 /// # Errors
-/// [`BenchError::Interrupted`]; or the directory cannot be written.
+/// [`BenchError::Interrupted`], or the directory cannot be written.
 pub fn run_suite(
     plan: &SuiteParameters,
     program: &Path,
@@ -80,7 +80,7 @@ pub fn run_suite(
     Ok(outcome)
 }
 
-/// Runs one benchmark, and keeps its document. Returns why it failed. The results of an earlier run are removed first, so
+/// Runs one benchmark, and writes its document. Returns why it failed. First removes the results of an earlier run, so
 /// that a report does not show them as this run's.
 fn run_entry(
     entry: &SuiteEntry,
@@ -105,7 +105,7 @@ fn run_entry(
     Ok(failure)
 }
 
-/// Why a benchmark failed; none if it did not. A stress test that failed has its reasons in its section.
+/// Why a benchmark failed; `None` if it did not. A failed stress test has its reasons in its section.
 fn failure_text(outcome: &ChildOutcome) -> Option<String> {
     let document = outcome.document.as_ref();
     let error = document.and_then(|document| document["error"].as_str());
@@ -139,7 +139,7 @@ mod tests {
     use super::{SuiteEvent, SuiteParameters, SuiteScale, run_suite};
     use crate::embedded_program::EmbeddedProgram;
 
-    /// A program that stands in for farfork-bench.
+    /// A script in the place of `farfork-bench`.
     fn program(directory: &std::path::Path, script: &'static str) -> std::path::PathBuf {
         EmbeddedProgram { name: "bench.sh", bytes: script.as_bytes() }.install(directory).unwrap()
     }

@@ -29,12 +29,12 @@ impl ChurnSummary {
         self.samples.spread(&ChurnSampleKey { deed: churn_operation, node })
     }
 
-    /// A child's median ÷ that of the program that was not forked.
+    /// A child's median ÷ the median of the program without a fork.
     fn ratio_to_unforked(&self, churn_operation: ChurnOperation, node: Option<ChildPlace>) -> Option<f64> {
         Some(self.spread(churn_operation, node)?.median / self.spread(churn_operation, None)?.median)
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&ChurnSampleKey, Spread)| {
             let mut figure = figure_json(key, spread, Some("us"));
@@ -52,7 +52,7 @@ impl ChurnSummary {
         })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         let headings = ["ms", "n", "unforked", "own node", "×", "other node", "×"];
         let title = format!("Programs of {} MiB that change their memory hard while it comes", self.plan.mib);

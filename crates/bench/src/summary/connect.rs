@@ -13,7 +13,7 @@ use crate::reference::{ConnectReference, PUBLISHED_FIGURES};
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread};
 
-/// Cards, and with them paths, between two nodes.
+/// Network cards per node, and so paths between two nodes.
 const NICS_PER_NODE: usize = 1;
 
 /// All figures of a run.
@@ -39,7 +39,7 @@ impl ConnectSummary {
         self.plan.cases.iter().flat_map(|case| PROTECTIONS.map(|protection| (*case, protection)))
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let cases: Vec<Value> = self.rows().map(|(case, protection)| self.case_json(case, protection)).collect();
         json!({
@@ -78,7 +78,7 @@ impl ConnectSummary {
         })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         let headings =
             ["clients", "threads", "proved", "then", "1/s", "p50 µs", "p99 µs", "floor 1/s", "ratio", "ref. 1/s"];

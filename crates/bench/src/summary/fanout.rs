@@ -12,7 +12,7 @@ use crate::parameters::methods::CreateMethod;
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
 
-/// Figures of a fan-out, the most telling first.
+/// Figures of a fan-out, the most significant first.
 pub(super) const FIGURES: [FanoutFigure; 7] = [
     FanoutFigure::ChildrenPerS,
     FanoutFigure::FirstResultMs,
@@ -23,7 +23,7 @@ pub(super) const FIGURES: [FanoutFigure; 7] = [
     FanoutFigure::MemoryKib,
 ];
 
-/// What farfork is compared with, what it can come nearest to first.
+/// The floors of farfork, the closest first.
 const FLOORS: [CreateMethod; 3] =
     [CreateMethod::BareContainer, CreateMethod::LocalForkIntoNamespaces, CreateMethod::LocalFork];
 
@@ -57,7 +57,7 @@ impl FanoutSummary {
         Some(self.spread(CreateMethod::Farfork, figure)?.median / self.spread(floor, figure)?.median)
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&FanoutSampleKey, Spread)| {
             let mut figure = figure_json(key, spread, None);
@@ -76,7 +76,7 @@ impl FanoutSummary {
         })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         let FanoutParameters { children, nodes, mib, network, encrypted, .. } = &self.plan;
         let headings = ["", "farfork", "p99", "bare container", "×", "into namespaces", "×", "fork()", "×"];
@@ -107,7 +107,7 @@ impl FanoutSummary {
 }
 
 impl ChildNetwork {
-    /// As people read it.
+    /// The text for people.
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Private => "a network each",
@@ -118,7 +118,7 @@ impl ChildNetwork {
 }
 
 impl CreateMethod {
-    /// As people read it.
+    /// The text for people.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Farfork => "farfork",

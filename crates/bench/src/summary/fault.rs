@@ -18,10 +18,10 @@ pub struct FaultSummary {
     pub(super) samples: Samples<FaultSampleKey>,
 }
 
-/// The floor of what stands alone.
+/// The floor of faults without a stream.
 const SLEEPING_FLOOR: FaultSeries = FaultSeries::Floor { waiting: WaitMode::Sleep };
 
-/// The rows of the table: what each is called.
+/// The rows of the table, with their names.
 pub(super) const ROWS: [(FaultSeries, Pace, &str); 12] = [
     (FaultSeries::Farfork, Pace::BackToBack, "a child of farfork"),
     (FaultSeries::Floor { waiting: WaitMode::Sleep }, Pace::BackToBack, "floor: page there and copy, sleeping"),
@@ -50,27 +50,28 @@ impl FaultSummary {
         self.samples.percentile(&FaultSampleKey { series: timed, pace }, 0.99)
     }
 
-    /// The medians, and the 99th percentiles, of a figure and of its floor: that of its pace and company, of programs that sleep.
+    /// The median and the 99th percentile of a figure, each divided by the same percentile of its floor at the same
+    /// pace.
     fn ratios_to_floor(&self, timed: FaultSeries, pace: Pace) -> Option<[f64; 2]> {
         let floor = floor_of(timed);
         let p50 = self.spread(timed, pace)?.median / self.spread(floor, pace)?.median;
         Some([p50, self.p99(timed, pace)? / self.p99(floor, pace)?])
     }
 
-    /// The 99th percentile beside a stream ÷ the median alone, of farfork's faults, and of the floor.
+    /// The 99th percentile during a stream ÷ the median without one: of farfork's faults, and of the floor.
     fn stream_ratios(&self) -> [Option<f64>; 2] {
         [(FaultSeries::BesideStream, FaultSeries::Farfork), (FaultSeries::FloorBesideStream, SLEEPING_FLOOR)].map(
             |(beside, alone)| Some(self.p99(beside, Pace::BackToBack)? / self.spread(alone, Pace::BackToBack)?.median),
         )
     }
 
-    /// What came by the streams beside which faults were measured, in MiB/s: farfork's, and the bare one.
+    /// The rates of the streams during measured faults, in MiB/s: of farfork, and of the minimal programs.
     fn stream_speeds(&self) -> [Option<f64>; 2] {
         [FaultSeries::StreamBeside, FaultSeries::BareStreamBeside]
             .map(|timed| Some(self.spread(timed, Pace::BackToBack)?.median))
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(timed, pace, _): (FaultSeries, Pace, _)| {
             let (key, spread) = (FaultSampleKey { series: timed, pace }, self.spread(timed, pace)?);
@@ -98,7 +99,7 @@ impl FaultSummary {
         })
     }
 
-    /// Several streams side by side: how long each took, and the slowest ÷ the mean of its round.
+    /// Several concurrent streams: the time of each, and the slowest ÷ the mean of its round.
     fn streams_json(&self) -> Option<Value> {
         let (each, ratio) = (
             self.spread(FaultSeries::Stream, Pace::BackToBack)?,
@@ -110,7 +111,7 @@ impl FaultSummary {
         )
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         let headings = ["one fault, µs", "n", "p50", "p10", "p90", "p99", "÷ floor", "p99 ÷"];
         let mut table =
@@ -149,7 +150,7 @@ impl FaultSummary {
     }
 }
 
-/// The floor of the same company, of programs that sleep.
+/// The floor of a figure: of programs that sleep, during a stream if the figure is.
 pub(super) fn floor_of(series: FaultSeries) -> FaultSeries {
     match series {
         FaultSeries::BesideStream | FaultSeries::BareBesideStream | FaultSeries::FloorBesideStream => {

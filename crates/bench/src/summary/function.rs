@@ -30,7 +30,7 @@ impl FunctionSummary {
         self.samples.spread(&FunctionSampleKey { function: function.to_owned(), figure })
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&FunctionSampleKey, Spread)| figure_json(key, spread, None);
         let references = self.plan.functions.iter().filter_map(|source| find_reference(&source.name));
@@ -45,7 +45,7 @@ impl FunctionSummary {
         })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         format!(
             "{}\n\n{}\n\n{}\n\nown, other: the parent's node and another one. Each child is its seed's first on the node.\nos.fork(): \
@@ -57,7 +57,7 @@ impl FunctionSummary {
         )
     }
 
-    /// How children start.
+    /// The times from prepare to the children's first instructions.
     fn start_table(&self) -> FigureTable {
         let title = format!(
             "Prepare, and a child from the request to its first instruction, ms: medians of {}",
@@ -83,7 +83,7 @@ impl FunctionSummary {
         table
     }
 
-    /// How long the function takes.
+    /// The times of the function's calls.
     fn execution_table(&self) -> FigureTable {
         let title = "The function's first call in a child, ms; in the parent: its second call";
         let headings = ["function", "parent", "os.fork()", "own", "÷", "other", "÷", "ref."];

@@ -1,5 +1,5 @@
-//! The summaries of runs: tables as text, and a JSON document for scripts. `table` is shared by all benchmarks; `sections`
-//! has the form that reports show.
+//! The summaries of runs: tables as text, and a JSON document for scripts. All benchmarks share `table`; `sections` has
+//! the form that reports show.
 
 pub(crate) mod churn;
 pub(crate) mod connect;

@@ -50,12 +50,12 @@ impl PeakSummary {
         self.samples.values(&PeakSampleKey { case: case.clone(), figure: PeakFigure::IntervalPerS })
     }
 
-    /// The seconds in which the rate hardly changes.
+    /// The part of the run in which the rate hardly changes.
     pub(super) fn stable_interval(&self, case: &PeakCase) -> Option<StableInterval> {
         StableInterval::find(self.intervals(case), FORK_INTERVAL_S)
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&PeakSampleKey, Spread)| figure_json(key, spread, None);
         let runs = self.cases().into_iter().map(|case| {
@@ -74,7 +74,7 @@ impl PeakSummary {
         })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         format!(
             "{}\n\n{}\n\nstable: children of all clients per second in the longest interval whose seconds are within a \

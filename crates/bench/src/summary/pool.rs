@@ -11,7 +11,7 @@ use crate::parameters::pool::{PoolFigure, PoolMethod, PoolParameters, PoolSample
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread, figure_json};
 
-/// The rows of the table: what children are created by, and what they are paused by.
+/// The rows of the tables: the figures of creating and of pausing.
 pub(super) const CREATE_FIGURES: [PoolFigure; 3] =
     [PoolFigure::Create, PoolFigure::CreateAnswered, PoolFigure::CreateInBurst];
 pub(super) const PAUSE_FIGURES: [PoolFigure; 3] = [PoolFigure::Pause, PoolFigure::Unpause, PoolFigure::UnpauseToAnswer];
@@ -30,7 +30,7 @@ impl PoolSummary {
         Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples })
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&PoolSampleKey, Spread)| figure_json(key, spread, Some("us"));
         json!({
@@ -43,7 +43,7 @@ impl PoolSummary {
         })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         let PoolParameters { pool, mib, runs, .. } = &self.plan;
         let title =

@@ -12,7 +12,7 @@ use crate::reference::PUBLISHED_FIGURES;
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread};
 
-/// An echo over veth that is slower was held up by something else, and no floor.
+/// A slower echo over veth was disturbed by other load, so it is no floor.
 const ECHO_PER_S_MIN: f64 = 1_500_000.0;
 
 /// All figures of a run.
@@ -45,13 +45,13 @@ impl RpcSummary {
         self.outcomes.iter().filter(move |(of, _)| of == case).map(|(_, outcome)| outcome)
     }
 
-    /// Requests that failed, and answers that were damaged.
+    /// The numbers of failed requests and of damaged answers.
     pub fn failures(&self) -> (u64, u64) {
         let each = self.outcomes.iter().map(|(_, outcome)| (outcome.errors, outcome.damaged));
         each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let cases: Vec<Value> = self.plan.cases.iter().map(|case| self.case_json(case)).collect();
         let (errors, damaged) = self.failures();
@@ -101,7 +101,7 @@ impl RpcSummary {
         })
     }
 
-    /// Of the median run.
+    /// The latencies of the median run.
     fn latencies(&self, case: &RpcCase) -> Value {
         let mut runs: Vec<_> = self.runs(case).collect();
         runs.sort_by(|left, right| left.latency_us[0].total_cmp(&right.latency_us[0]));
@@ -110,7 +110,7 @@ impl RpcSummary {
         json!({ "p50": p50, "p90": p90, "p99": p99, "p999": p999, "max": max })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         let headings = [
             "clients", "threads", "conns", "window", "bytes", "sleep", "TLS", "1000/s", "p50 µs", "p99 µs", "floor",
@@ -178,7 +178,8 @@ impl RpcSummary {
     }
 }
 
-/// Whether an echo may be a floor: with many in flight, it has to be as fast as an echo over veth is.
+/// Whether an echo is plausible as a floor. With many messages in flight, it must reach the usual rate of an echo over
+/// veth.
 pub(super) fn is_credible(case: &RpcCase, floor_per_s: f64) -> bool {
     case.connections() * case.window < 1024 || floor_per_s >= ECHO_PER_S_MIN
 }

@@ -5,11 +5,11 @@ use comfy_table::{CellAlignment, Table as Grid};
 
 use crate::samples::Spread;
 
-/// A terminal has at least so many columns; no table is wider.
+/// Maximum width of a table: terminals have at least this many columns.
 #[cfg(test)]
 pub(crate) const COLUMNS_MAX: usize = 100;
 
-/// Between two columns.
+/// Spaces between two columns.
 const GAP: u16 = 2;
 
 /// A table with a title, built row by row.
@@ -32,7 +32,7 @@ impl FigureTable {
         Self { title: title.to_owned(), grid }
     }
 
-    /// Adds a row; as many cells as headings.
+    /// Adds a row with one cell per heading.
     pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.grid.add_row(cells.into_iter().collect::<Vec<_>>());
     }
@@ -44,7 +44,7 @@ impl FigureTable {
     }
 }
 
-/// A figure with three digits that mean something: more are noise.
+/// Formats a figure with three significant digits: more would be noise.
 pub(crate) fn format_figure(value: f64) -> String {
     match value.abs() {
         0.0..10.0 => format!("{value:.2}"),
@@ -53,7 +53,7 @@ pub(crate) fn format_figure(value: f64) -> String {
     }
 }
 
-/// A median, or a dash where nothing was measured.
+/// A median, or a dash without samples.
 pub(crate) fn format_median(spread: Option<Spread>) -> String {
     spread.map_or("–".to_owned(), |spread| format_figure(spread.median))
 }

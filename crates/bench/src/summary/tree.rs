@@ -27,13 +27,13 @@ impl TreeSummary {
         self.samples.spread(&TreeSampleKey { processes, figure })
     }
 
-    /// What the median pause is above the sum of the floors' medians, in ms.
+    /// The median pause minus the sum of the floors' medians, in ms.
     fn above_floor_ms(&self, processes: u64) -> Option<f64> {
         let median = |figure| self.spread(processes, figure).map(|spread| spread.median);
         Some(median(TreeFigure::Pause)? - median(TreeFigure::Forks)? - median(TreeFigure::Copy)?)
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&TreeSampleKey, Spread)| {
             let mut figure = figure_json(key, spread, Some("ms"));
@@ -53,7 +53,7 @@ impl TreeSummary {
         })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         let TreeParameters { mib, shared_mib, .. } = self.plan;
         let title = format!("Trees of processes of {mib} MiB each that share {shared_mib} MiB, ms");

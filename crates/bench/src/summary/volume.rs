@@ -44,7 +44,7 @@ impl VolumeSummary {
         self.plan.cases().into_iter().filter(|case| case.experiment == experiment).collect()
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&VolumeSampleKey, Spread)| figure_json(key, spread, None);
         json!({
@@ -58,7 +58,7 @@ impl VolumeSummary {
         })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         let tables = [
             self.latency_table(),
@@ -74,7 +74,7 @@ impl VolumeSummary {
         format!("{}\n\n{}\n\n{notes}\n", self.machine_state.describe(), tables.join("\n\n"))
     }
 
-    /// Sentences that a reader needs to understand the figures.
+    /// Sentences that explain the figures.
     pub(super) fn notes(&self) -> Vec<String> {
         vec![
             format!("Volume: three replicas in memory, logs of {} MiB, a new volume for each row.", self.plan.log_mib),
@@ -138,7 +138,7 @@ impl VolumeSummary {
         Some(table)
     }
 
-    /// How many times as long a computation takes next to a writer.
+    /// The time of a computation next to a writer ÷ its time alone.
     pub(super) fn slowdown(&self, case: &VolumeCase, alone: VolumeFigure, next: VolumeFigure) -> Option<f64> {
         let median = |figure| self.spread(case, StorageSystem::Volume, figure).map(|spread| spread.median);
         Some(median(next)? / median(alone)?)
@@ -236,7 +236,7 @@ impl VolumeSummary {
     }
 }
 
-/// Figures of the first node and of a replica: alone, and next to a writer.
+/// The figures of the first node and of a replica: alone, and next to a writer.
 pub(super) const INTERFERENCE_FIGURES: [(VolumeFigure, VolumeFigure); 2] =
     [(VolumeFigure::FirstNodeAloneS, VolumeFigure::FirstNodeS), (VolumeFigure::ReplicaAloneS, VolumeFigure::ReplicaS)];
 

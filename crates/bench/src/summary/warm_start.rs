@@ -17,7 +17,7 @@ use crate::samples::{Samples, Spread, figure_json};
 pub struct WarmStartSummary {
     pub(super) machine_state: MachineState,
     pub(super) plan: WarmStartParameters,
-    /// The name of each program, and how many of its children at once were measured.
+    /// The name of each program, and the numbers of its parallel children that were measured.
     pub(super) measured: Vec<(String, Vec<usize>)>,
     samples: Samples<WarmStartSampleKey>,
 }
@@ -42,7 +42,7 @@ impl WarmStartSummary {
         self.samples.spread(&WarmStartSampleKey { workload: workload.to_owned(), parallel, by, figure })
     }
 
-    /// The number of children at once with the highest rate, and that rate per second.
+    /// The number of parallel children with the highest rate, and that rate per second.
     pub(super) fn best_parallelism(&self, workload: &str, by: PauseMethod) -> Option<(usize, f64)> {
         let per_s = |parallel: &usize| {
             Some((*parallel, self.spread(workload, *parallel, by, WarmStartFigure::RunsPerS)?.median))
@@ -51,7 +51,7 @@ impl WarmStartSummary {
         parallel.iter().filter_map(per_s).max_by(|(_, one), (_, other)| one.total_cmp(other))
     }
 
-    /// For scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&WarmStartSampleKey, Spread)| figure_json(key, spread, None);
         let best = self.measured.iter().flat_map(|(workload, _)| {
@@ -75,7 +75,7 @@ impl WarmStartSummary {
         })
     }
 
-    /// For people.
+    /// The text for people.
     pub fn to_text(&self) -> String {
         let tables = self.measured.iter().map(|(workload, parallel)| {
             let table = self.table(workload, parallel).render();

@@ -1,5 +1,5 @@
-//! The task of a load's children: makes the payload of each child, and checks what the child writes. The C++ program
-//! `sparse` and every function have the same form, so each load runs with either.
+//! The task of a load's children: makes the payload of each child, and checks its output. The C++ program `sparse` and
+//! every function have the same form, so each load runs with either.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,18 +9,19 @@ use super::functions::parse_call;
 use super::sparse;
 use crate::error::BenchError;
 
-/// The task of a parent's children. Clients in other processes get it with their arguments.
+/// The task of a parent's children. Clients in other processes get it in their arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChildTask {
-    /// Each child touches a few pages of the memory of `workload::sparse`, and computes a value of its own from them.
+    /// Each child touches a few pages of the memory of `workload::sparse`, and computes a value from them that is
+    /// unique to it.
     Sparse { mib: u64 },
-    /// Each child calls a function once. Its result has the digest of the parent's.
+    /// Each child calls a function once. Its result must have the digest of the parent's.
     Function { name: String, payload: String, digest: i64 },
 }
 
 impl ChildTask {
-    /// The payload of the child of this number.
+    /// The payload of the child with this number.
     pub(crate) fn payload(&self, number: u64) -> String {
         match self {
             Self::Sparse { .. } => number.to_string(),
@@ -28,10 +29,10 @@ impl ChildTask {
         }
     }
 
-    /// When the child of this number had its result, by the output of the child.
+    /// When the child with this number had its result, according to its output.
     ///
     /// # Errors
-    /// The output is something else, or the result is wrong.
+    /// The output has another form, or the result is wrong.
     pub(crate) fn parse_result_time(&self, output: &str, number: u64) -> Result<SystemTime, BenchError> {
         match self {
             Self::Sparse { mib } => sparse::parse_result_time(output, number, *mib),

@@ -1,8 +1,9 @@
-// A program that changes its memory at a high rate, as allocators, collectors and servers do, and prints how long that
-// took.
+// A program that changes its memory at a high rate, as allocators, garbage collectors and servers do, and prints how
+// long that took.
 //
-// As a parent it fills MIB of private memory and waits on standard input. At the end of that (/dev/null, as in a child)
-// it reads the operation from the file PAYLOAD. Without the file it is the parent, its caller is gone, and it exits.
+// As a parent it fills MIB of private memory and waits on standard input. At the end of the input (in a child it is
+// /dev/null) it reads the operation from the file PAYLOAD. If the file does not exist, this is the parent and its
+// caller has gone, so it exits.
 #include "parent.h"
 
 #include <atomic>
@@ -25,7 +26,7 @@ constexpr suseconds_t SIGNAL_US = 200;
 
 uint64_t *memory;
 size_t pages;
-// Of which writing each page is.
+// The number of the last write to each page.
 std::vector<uint32_t> writings;
 std::atomic<uint64_t> wrong;
 uint64_t state = 1;
@@ -36,7 +37,7 @@ void fill(uint64_t *words, size_t page, uint32_t writing) {
     for (size_t word = 0; word < PAGE_WORDS; word++) words[word] = mixed((uint64_t{writing} << 40) + page * PAGE_WORDS + word + 1);
 }
 
-// By its first and last words and one between: checking every word would be most of the time.
+// Checks the first word, the last word and one between: checking every word would take most of the time.
 bool is_right(const volatile uint64_t *words, size_t page, uint32_t writing) {
     for (size_t word : {size_t{0}, page % PAGE_WORDS, PAGE_WORDS - 1})
         if (words[word] != mixed((uint64_t{writing} << 40) + page * PAGE_WORDS + word + 1)) return false;
@@ -70,7 +71,7 @@ void remap() {
         size_t block = drawn(blocks.size()), page = block * BLOCK_PAGES + drawn(BLOCK_PAGES);
         void *to = mapped(2 * bytes);
         if (mremap(blocks[block], bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) fail("mremap");
-        // The second half is the block's growth, and goes again.
+        // The second half is the block's growth. It is unmapped again.
         void *grown = mremap(to, bytes, bytes, 0);
         if (grown != to || munmap(static_cast<char *>(to) + bytes, bytes) != 0) fail("munmap");
         grown = mremap(to, bytes, 2 * bytes, MREMAP_MAYMOVE);
@@ -91,7 +92,7 @@ void collect() {
             verify_page(page);
             memcpy(to + page * PAGE_WORDS, memory + page * PAGE_WORDS, PAGE_BYTES);
         }
-        // What the program makes until the next time.
+        // Data that the program creates until the next collection.
         for (size_t page = pages; page < space; page += 4) fill(to + page * PAGE_WORDS, page, 1);
         if (munmap(memory, spare * PAGE_BYTES) != 0) fail("munmap");
         memory = to;
@@ -99,7 +100,7 @@ void collect() {
     }
 }
 
-// Forks itself until so many are there, the one from the other, all of which live at once.
+// Forks a chain of `left` processes, each from the previous one. All run at the same time.
 void fork_on(int left) {
     pid_t other = left > 0 ? fork() : -1;
     if (left > 0 && other < 0) fail("fork");
@@ -149,15 +150,17 @@ void churn(const char *what) {
 
 } // namespace
 
-//   decay     as an allocator with decay: frees pieces (MADV_DONTNEED, MADV_FREE in turn) and fills them again
-//   remap     moves blocks to other addresses, and grows and shrinks them (mremap)
-//   collect   as a copying collector: copies live pages to a new space, twice as large or half, and unmaps the old one
-//   forks     a hundred processes at once, forked from each other, verify pages and change their own copies
-//   signals   a signal every 200 µs, whose handler verifies a page, while all pages are verified
+// Operations:
+//
+// - decay: like an allocator with decay. Frees pieces (MADV_DONTNEED and MADV_FREE in turn) and fills them again.
+// - remap: moves blocks to other addresses, and grows and shrinks them (mremap).
+// - collect: like a copying collector. Copies live pages to a new space, twice as large or half, and unmaps the old one.
+// - forks: a hundred processes at the same time, forked from each other, verify pages and change their own copies.
+// - signals: a signal every 200 µs, whose handler verifies a page, while all pages are verified.
 //
 // Prints `churned US WRONG`: how long it took, and how many pages had wrong contents.
 //
-// usage: churn MIB PAYLOAD
+// Usage: churn MIB PAYLOAD
 int main(int count, char **arguments) {
     if (count != 3) {
         fputs("usage: churn MIB PAYLOAD\n", stderr);
@@ -165,7 +168,7 @@ int main(int count, char **arguments) {
     }
     pages = (strtoull(arguments[1], nullptr, 10) << 20) / PAGE_BYTES;
     memory = static_cast<uint64_t *>(mapped(pages * PAGE_BYTES));
-    // Memory as most programs have it is compared with memory as most programs have it.
+    // Most programs have small pages.
     madvise(memory, pages * PAGE_BYTES, MADV_NOHUGEPAGE);
     writings.resize(pages);
     for (size_t page = 0; page < pages; page++) fill(memory + page * PAGE_WORDS, page, 0);

@@ -13,7 +13,7 @@ use crate::error::BenchError;
 pub(crate) const CHURN: EmbeddedProgram =
     EmbeddedProgram { name: "churn", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/churn")) };
 
-/// What it does with its memory.
+/// How it changes its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChurnOperation {
@@ -27,7 +27,7 @@ pub(crate) enum ChurnOperation {
 impl ChurnOperation {
     pub(crate) const ALL: [Self; 5] = [Self::Decay, Self::Remap, Self::Collect, Self::Forks, Self::Signals];
 
-    /// As people read it.
+    /// The text for people.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Decay => "an allocator gives back and fills",
@@ -39,7 +39,7 @@ impl ChurnOperation {
     }
 }
 
-/// As the program takes it.
+/// The name of the operation for the program.
 impl Display for ChurnOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -52,7 +52,7 @@ impl Display for ChurnOperation {
     }
 }
 
-/// How long the same takes in a process that was never forked, in µs. `payload` is a file that says what.
+/// The time of an operation in a process that was never forked, in µs. `payload` is the file that names the operation.
 pub(crate) fn measure_unforked_us(program: &Path, mib: u64, payload: &Path) -> Result<f64, BenchError> {
     let mut command = Command::new(program);
     let output = command.arg(mib.to_string()).arg(payload).stdin(Stdio::null()).output();
@@ -61,10 +61,10 @@ pub(crate) fn measure_unforked_us(program: &Path, mib: u64, payload: &Path) -> R
     parse_duration_us(said.trim().strip_prefix("ready\n").unwrap_or(&said))
 }
 
-/// How long it took a child, in µs, as it has said.
+/// The time of an operation in a child, in µs, according to its output.
 ///
 /// # Errors
-/// It said something else, or pages were wrong.
+/// The output has another form, or pages were wrong.
 pub(crate) fn parse_duration_us(said: &str) -> Result<f64, BenchError> {
     match parse_numbers(CHURN.name, said, "churned")? {
         [us, 0] => Ok(us as f64),

@@ -1,5 +1,5 @@
-//! A neighbour of a volume: k-median clustering of a stream of points, as PARSEC's streamcluster does it. It reads points by
-//! chunks and improves the centers of each chunk by local search, which takes processor time and memory bandwidth. The
+//! A neighbour of a volume: k-median clustering of a stream of points, as in PARSEC's streamcluster. It reads points in
+//! chunks, and improves the centers of each chunk by local search, which uses CPU time and memory bandwidth. The
 //! process is this program, started again.
 
 use std::io::{self, Read as _};
@@ -14,19 +14,19 @@ use crate::endpoint::stdout::print_line;
 use crate::error::BenchError;
 use crate::workload::VOLUME_PROCESS;
 
-/// The work of a process, and its name in errors.
+/// The kind of the process, and its name in errors.
 const PROCESS: &str = "clustering";
-/// As published: coordinates of a point, and centers of a chunk.
+/// Coordinates of a point, and centers of a chunk, as published.
 const DIMENSIONS: usize = 128;
 const CENTERS: usize = 20;
-/// Points that are tried as centers of a chunk, for each center.
+/// Number of points that are tried in place of each center of a chunk.
 const CANDIDATES_PER_CENTER: usize = 4;
 
 /// The size of a run.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct ClusteringSpec {
     pub(crate) points: u64,
-    /// Points of a chunk.
+    /// Points per chunk.
     pub(crate) chunk: u64,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct ClusteringSpec {
 pub(crate) struct ClusteringProcesses(Vec<ChildProgram>);
 
 impl ClusteringProcesses {
-    /// Starts so many, and has them begin. `farfork` is the program that starts them.
+    /// Starts `count` processes, and makes them begin. `farfork` is the program that starts them.
     pub(crate) fn start(farfork: &Path, spec: ClusteringSpec, count: usize) -> Result<Self, BenchError> {
         let start = |_| ChildProgram::start_bench_command(PROCESS, farfork, &[VOLUME_PROCESS, PROCESS], &spec);
         let mut processes = (0..count).map(start).collect::<Result<Vec<_>, _>>()?;
@@ -44,10 +44,10 @@ impl ClusteringProcesses {
         Ok(Self(processes))
     }
 
-    /// Waits for all. The seconds of each.
+    /// Waits for all. Returns the time of each, in seconds.
     ///
     /// # Errors
-    /// A process fails, or two have different results.
+    /// A process fails, or two results differ.
     pub(crate) fn finish(mut self) -> Result<Vec<f64>, BenchError> {
         let mut results: Vec<[i64; 2]> = Vec::new();
         for process in &mut self.0 {
@@ -61,7 +61,8 @@ impl ClusteringProcesses {
     }
 }
 
-/// Runs the process of a specification, which is JSON. It prints `ready`, waits for a letter, and prints `clustered NS COST`.
+/// Runs the process of a specification, which is JSON. It prints `ready`, waits for one letter, and prints `clustered
+/// NS COST`.
 ///
 /// # Errors
 /// It cannot read or print.
@@ -86,7 +87,7 @@ fn cluster_stream(spec: ClusteringSpec) -> f64 {
     cost
 }
 
-/// Points of a stream, and the numbers of those that are its centers.
+/// Points of a stream, and the indices of those that are centers.
 struct PointChunk {
     points: Vec<[f32; DIMENSIONS]>,
     centers: Vec<usize>,
@@ -99,7 +100,7 @@ impl PointChunk {
         Self { points, centers }
     }
 
-    /// Replaces centers by other points where that lowers the cost. The cost at the end.
+    /// Replaces centers by other points if that lowers the cost. Returns the final cost.
     fn improve(mut self, random: &mut Rng) -> f64 {
         let mut cost = self.cost();
         for index in 0..self.centers.len() {

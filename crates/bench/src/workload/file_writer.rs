@@ -1,5 +1,5 @@
-//! Processes that write files: one write(2) after the other, synced each time or once at the end. They start together. A
-//! writer is this program, started again.
+//! Processes that write files: one write(2) after the other, synced after each or once at the end. They start together.
+//! A writer is this program, started again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -13,17 +13,17 @@ use crate::endpoint::stdout::print_line;
 use crate::error::BenchError;
 use crate::workload::VOLUME_PROCESS;
 
-/// The work of a process, and its name in errors.
+/// The kind of the process, and its name in errors.
 const WRITER: &str = "file-writer";
 
 /// The file of a writer, and its operations.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FileWriterSpec {
-    /// A file that is created anew.
+    /// The file, which must not exist.
     pub(crate) path: PathBuf,
     pub(crate) operation_bytes: u64,
     pub(crate) operations: u64,
-    /// fsync(2) after each write, and not only at the end.
+    /// Whether to call fsync(2) after each write, or only at the end.
     pub(crate) syncs_each: bool,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct OperationLatency {
 }
 
 impl OperationLatency {
-    /// Percentiles are those of the program that published the reference figures.
+    /// Percentiles are computed like those of the program that published the reference figures.
     pub(crate) fn of(mut times: Vec<u64>) -> Self {
         times.sort_unstable();
         let at = |part: f64| times.get((times.len() as f64 * part) as usize).or(times.last()).copied().unwrap_or(0);
@@ -58,7 +58,7 @@ impl OperationLatency {
     }
 }
 
-/// Writers whose files are open.
+/// Writers that have opened their files.
 pub(crate) struct FileWriters(Vec<ChildProgram>);
 
 impl FileWriters {
@@ -68,7 +68,7 @@ impl FileWriters {
         Ok(Self(specs.iter().map(start).collect::<Result<_, _>>()?))
     }
 
-    /// Has all of them begin at the same time, and waits for their ends.
+    /// Makes all of them begin at the same time, and waits for their ends.
     ///
     /// # Errors
     /// A writer fails.
@@ -89,7 +89,7 @@ fn read_result(writer: &mut ChildProgram) -> Result<FileWriterResult, BenchError
 /// Runs the writer of a specification, which is JSON.
 ///
 /// # Errors
-/// It cannot print; it prints any other failure.
+/// It cannot print. Any other failure is printed.
 pub fn run_file_writer(spec: &str) -> io::Result<()> {
     let spec: FileWriterSpec = serde_json::from_str(spec)?;
     match write_file(&spec) {
@@ -109,7 +109,7 @@ fn write_file(spec: &FileWriterSpec) -> io::Result<FileWriterResult> {
 }
 
 fn write_operations(mut file: File, spec: &FileWriterSpec) -> io::Result<FileWriterResult> {
-    // Digits, as the program that published the reference figures writes them: they can be compressed.
+    // Digits, as in the program that published the reference figures. They are compressible.
     let data: Vec<u8> = (0..spec.operation_bytes).map(|index| b'0' + (index % 10) as u8).collect();
     let mut times = Vec::with_capacity(spec.operations as usize);
     let mut sync_total = 0;

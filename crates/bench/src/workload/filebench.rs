@@ -14,13 +14,13 @@ use crate::endpoint::stdout::print_line;
 use crate::error::BenchError;
 use crate::workload::VOLUME_PROCESS;
 
-/// The work of a process, and its name in errors.
+/// The kind of the process, and its name in errors.
 const PROCESS: &str = "filebench";
-/// Between two reports of a process, in seconds.
+/// Time between two reports of a process, in seconds.
 pub(crate) const INTERVAL_S: f64 = 1.0;
-/// Part of the files that exist at the beginning.
+/// Fraction of the files that exist at the beginning.
 const PREALLOCATED: f64 = 0.8;
-/// Most bytes of an append.
+/// Maximum size of an append, in bytes.
 const APPEND_BYTES_MAX: usize = 16 << 10;
 /// Bytes of one read(2).
 const READ_BYTES: usize = 1 << 20;
@@ -50,7 +50,7 @@ pub(crate) struct FilebenchSpec {
     pub(crate) operations: FilebenchLoop,
     /// An empty directory.
     pub(crate) directory: PathBuf,
-    /// Size of the set of files.
+    /// Number of files in the set.
     pub(crate) files: u64,
     pub(crate) seconds: f64,
 }
@@ -64,21 +64,21 @@ pub(crate) struct FilebenchInterval {
     pub(crate) longest_ms: f64,
 }
 
-/// A process that works.
+/// A working process.
 pub(crate) struct FilebenchProcess {
     program: ChildProgram,
     intervals: u32,
 }
 
 impl FilebenchProcess {
-    /// Starts a process and waits until its files exist. Then it begins. `farfork` is the program that starts it.
+    /// Starts a process, waits until its files exist, and makes it begin. `farfork` is the program that starts it.
     pub(crate) fn start(farfork: &Path, spec: &FilebenchSpec) -> Result<Self, BenchError> {
         let mut program = ChildProgram::start_bench_command(PROCESS, farfork, &[VOLUME_PROCESS, PROCESS], spec)?;
         program.send_message(b'g')?;
         Ok(Self { program, intervals: interval_count(spec.seconds) })
     }
 
-    /// Waits for its end. Its seconds.
+    /// Waits for its end. Returns its seconds.
     ///
     /// # Errors
     /// An operation failed.
@@ -96,8 +96,8 @@ fn interval_count(seconds: f64) -> u32 {
     (seconds / INTERVAL_S).floor().max(1.0) as u32
 }
 
-/// Runs the process of a specification, which is JSON. It prints `ready`, waits for a letter, and prints
-/// `ran OPERATIONS LONGEST_US` once each second, or `failed REASON`.
+/// Runs the process of a specification, which is JSON. It prints `ready`, waits for one letter, and prints `ran
+/// OPERATIONS LONGEST_US` once per second, or `failed REASON`.
 ///
 /// # Errors
 /// It cannot print.
@@ -129,7 +129,7 @@ fn work(spec: &FilebenchSpec) -> io::Result<()> {
 #[derive(Debug)]
 struct OperationTimes {
     started: Instant,
-    /// Intervals that have ended since the start.
+    /// Number of completed intervals.
     count: u32,
     ended: Vec<OperationCount>,
     present: OperationCount,
@@ -199,7 +199,7 @@ impl FileSet {
         self.directory.join(format!("{number:08}"))
     }
 
-    /// From half of the mean size to one and a half.
+    /// A random size between half of the mean size and one and a half times the mean.
     fn size(&mut self) -> usize {
         self.file_bytes / 2 + self.random.usize(0..=self.file_bytes)
     }

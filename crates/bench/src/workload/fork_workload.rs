@@ -16,9 +16,9 @@ use crate::error::BenchError;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ForkWorkload {
-    /// A C++ program with so much private memory, in MiB. Each child touches four pages and computes a value from them.
+    /// A C++ program with this much private memory. Each child touches four pages and computes a value from them.
     Sparse {
-        /// Private memory.
+        /// Private memory, in MiB.
         mib: u64,
     },
     /// A Python function. Each child calls it once.
@@ -30,7 +30,7 @@ pub enum ForkWorkload {
     },
 }
 
-/// A running parent; it ends with this value.
+/// A running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct WorkloadParent {
     pid: u32,
@@ -60,11 +60,11 @@ impl ForkWorkload {
         matches!(self, Self::Function { .. })
     }
 
-    /// Writes its files into a directory, and starts a parent. `python` runs functions; none: an environment with the packages of the
-    /// embedded ones, which is installed if it is missing.
+    /// Writes its files into a directory, and starts a parent. `python` runs functions; `None` for an environment with
+    /// the packages of the embedded ones, which is installed if it is missing.
     ///
     /// # Errors
-    /// The program cannot be started, or a function's results differ from call to call.
+    /// The program cannot be started, or a function's results differ between calls.
     pub(crate) fn start(&self, directory: &Path, python: Option<&Path>) -> Result<WorkloadParent, BenchError> {
         match self {
             Self::Sparse { mib } => {
@@ -107,7 +107,7 @@ impl WorkloadParent {
         &self.task
     }
 
-    /// Its function, if it is one.
+    /// Its function, if it has one.
     pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
         match &mut self.program {
             WorkloadProgram::Sparse(_) => None,

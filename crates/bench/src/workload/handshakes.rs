@@ -1,5 +1,5 @@
-//! Connects and accepts as a node does: TCP, then the handshake in which both sides authenticate. Each connection then
-//! carries a request of one byte and its answer, and is closed. Without credentials there is no handshake.
+//! Connects and accepts as a node does: TCP, then the handshake in which both sides authenticate. Each connection
+//! carries a request of one byte and its answer, and is then closed. Without credentials there is no handshake.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use crate::endpoint::stdout::{announce_port, print_line};
 const REQUEST: [u8; 1] = [1];
 const ANSWER: [u8; 1] = [2];
 
-/// Accepts until its input ends, each thread one connection after the other.
+/// Accepts until standard input ends. Each thread accepts one connection after the other.
 pub(crate) fn serve(ip: IpAddr, threads: usize, credentials: Option<&Credentials>) -> io::Result<()> {
     let listener = TcpListener::bind((ip, 0))?;
     let port = listener.local_addr()?.port();
@@ -27,7 +27,7 @@ pub(crate) fn serve(ip: IpAddr, threads: usize, credentials: Option<&Credentials
         let (listener, credentials) = (listener.try_clone()?, credentials.cloned());
         thread::spawn(move || {
             loop {
-                // Who fails here fails there, too, and is told of by the side that measures.
+                // The client fails too, and reports the error.
                 let _ = accept(&listener, credentials.as_ref());
             }
         });
@@ -52,7 +52,7 @@ fn accept(listener: &TcpListener, credentials: Option<&Credentials>) -> io::Resu
 }
 
 fn send(session: &mut AuthenticatedStream<impl Read + Write>, message: [u8; 1]) -> io::Result<()> {
-    // The stream blocks: it takes a byte at once.
+    // The stream is blocking, so it takes the byte at once.
     match session.send(&[IoSlice::new(&message)])? {
         Some(1) => Ok(()),
         taken => Err(io::Error::other(format!("the stream took {taken:?} of one byte"))),
@@ -67,7 +67,8 @@ fn receive(session: &mut AuthenticatedStream<impl Read + Write>, expected: [u8; 
     }
 }
 
-/// Connects and closes for as long as that, in each thread, and says how often, and how long it took.
+/// Connects and closes repeatedly for the time `run`, in each thread. Prints the number of connections and their
+/// latencies.
 pub(crate) fn run_client(
     to: SocketAddr,
     threads: usize,
@@ -103,7 +104,7 @@ fn connect_repeatedly(run: Duration, mut connect: impl FnMut() -> io::Result<Tcp
     while before - began < run {
         let stream = connect()?;
         latencies.saturating_record(before.elapsed().as_nanos() as u64);
-        // Closed without a wait for late segments: a client's ports would be used up within seconds.
+        // Reset, so that no port stays in TIME_WAIT: the client would run out of ports within seconds.
         set_socket_linger(&stream, Some(Duration::ZERO))?;
         drop(stream);
         before = Instant::now();
@@ -111,7 +112,7 @@ fn connect_repeatedly(run: Duration, mut connect: impl FnMut() -> io::Result<Tcp
     Ok(latencies)
 }
 
-/// Connects until the first request is answered.
+/// Connects, and returns when the first request is answered.
 fn connect(to: SocketAddr, credentials: Option<(&Credentials, &NodeName)>) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(to)?;
     stream.set_nodelay(true)?;

@@ -1,8 +1,8 @@
-// A program that measures LevelDB in a directory, with the workloads of its db_bench: keys of 16 digits, values of 1 KiB that
-// Snappy halves, default options, one thread.
+// A program that measures LevelDB in a directory, with the workloads of its db_bench: keys of 16 digits, values of 1
+// KiB that Snappy halves, default options, one thread.
 //
-// It prints `ready`. For each workload whose name it reads, it prints `took NS OPERATIONS`, or `failed REASON`. The time is the time of
-// the operations, without opening or closing a database. The reads verify every value.
+// It prints `ready`. For each workload whose name it reads, it prints `took NS OPERATIONS`, or `failed REASON`. The
+// time excludes opening and closing a database. Reads verify every value.
 #include "../baseline/endpoint.h"
 
 #include <algorithm>
@@ -18,9 +18,9 @@ namespace {
 
 constexpr size_t VALUE_BYTES = 1024;
 constexpr size_t POOL_BYTES = 1 << 20;
-// Random bytes, each run of them twice: Snappy finds the second one.
+// Each run of random bytes occurs twice: Snappy finds the second one.
 constexpr size_t RUN_BYTES = 64;
-// As db_bench: the hot keys are the first hundredth.
+// As in db_bench, the hot keys are the first hundredth.
 constexpr uint64_t HOT_PART = 100;
 
 using Database = std::unique_ptr<leveldb::DB>;
@@ -35,7 +35,7 @@ void require(const leveldb::Status &status) {
     if (!status.ok()) fail_with(status.ToString());
 }
 
-// The values of all keys: pieces of one pool, so that making them costs nothing.
+// The values of all keys: parts of one pool, so that making them costs nothing.
 class Values {
 public:
     Values() : pool(POOL_BYTES, 0) {
@@ -124,7 +124,7 @@ private:
         return entries;
     }
 
-    // Reads keys below a limit at random.
+    // Reads random keys below a limit.
     uint64_t read_random(uint64_t limit) {
         std::string value;
         for (uint64_t i = 0; i < entries; i++) {
@@ -150,7 +150,7 @@ private:
 
 } // namespace
 
-// usage: leveldb DIRECTORY ENTRIES SYNCED_ENTRIES
+// Usage: leveldb DIRECTORY ENTRIES SYNCED_ENTRIES
 int main(int count, char **arguments) {
     if (count != 4) {
         fputs("usage: leveldb DIRECTORY ENTRIES SYNCED_ENTRIES\n", stderr);

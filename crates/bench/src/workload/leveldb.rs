@@ -11,15 +11,15 @@ use crate::parameters::volume::VolumeFigure;
 pub(crate) const LEVELDB: EmbeddedProgram =
     EmbeddedProgram { name: "leveldb", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/leveldb")) };
 
-/// Bytes of a value. Snappy halves them.
+/// Size of a value, in bytes. Snappy halves it.
 pub(crate) const VALUE_BYTES: u64 = 1024;
 
-/// A workload. Those that read use the database of the sequential fill.
+/// A workload. Reads use the database of the sequential fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeveldbWorkload {
     /// Writes keys in order.
     FillSequential,
-    /// Reads all in order.
+    /// Reads all keys in order.
     ReadSequential,
     /// Reads random keys.
     ReadRandom,
@@ -36,7 +36,7 @@ impl LeveldbWorkload {
     pub(crate) const ALL: [Self; 6] =
         [Self::FillSequential, Self::ReadSequential, Self::ReadRandom, Self::ReadHot, Self::FillRandom, Self::FillSync];
 
-    /// As db_bench and the program call it.
+    /// The name in db_bench and in the program.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::FillSequential => "fillseq",
@@ -61,10 +61,11 @@ impl LeveldbWorkload {
     }
 }
 
-/// Runs all workloads in an empty directory. Returns the mean time of an operation of each, in µs. `program` is [`LEVELDB`], installed.
+/// Runs all workloads in an empty directory. Returns the mean time of an operation of each, in µs. `program` is
+/// [`LEVELDB`], installed.
 ///
 /// # Errors
-/// LevelDB failed, or read something else than was written.
+/// LevelDB failed, or read a value that was not written.
 pub(crate) fn run_leveldb(
     program: &Path,
     directory: &Path,

@@ -1,8 +1,8 @@
-// A program whose children change their memory at random and verify every page, also after they were forked in turn.
+// A program whose children change their memory at random and verify every page, including children of children.
 //
-// As a parent it fills MIB of private memory and waits on standard input. At the end of that (/dev/null, as in a child)
-// it reads PAYLOAD. Without the file it is the parent, its caller is gone, and it exits. Its other threads (waits.h)
-// wait meanwhile; a stop must not disturb them.
+// As a parent it fills MIB of private memory and waits on standard input. At the end of the input (in a child it is
+// /dev/null) it reads PAYLOAD. If the file does not exist, this is the parent and its caller has gone, so it exits. Its
+// other threads (waits.h) wait meanwhile. A stop must not disturb them.
 #include "parent.h"
 #include "waits.h"
 
@@ -17,29 +17,29 @@
 namespace {
 
 constexpr size_t PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
-// What is moved at once, and given back at most.
+// Size of a moved block, and maximum of one discard.
 constexpr size_t BLOCK_PAGES = 16;
-// What is verified in order at once, at most.
+// Maximum pages that are verified in sequence.
 constexpr size_t RUN_PAGES_MAX = 256;
 constexpr size_t BLOCK_BYTES = BLOCK_PAGES * PAGE_BYTES;
-// Pages of other blocks that a forked process verifies.
+// Number of random pages that a forked process verifies.
 constexpr int PAGES_PER_CHILD = 32;
-// Blocks that moves have left mapped and empty.
+// Maximum blocks that moves have left mapped and empty.
 constexpr size_t EMPTY_BLOCKS_MAX = 16;
 constexpr int FIXED = MREMAP_MAYMOVE | MREMAP_FIXED, LEAVING = MREMAP_MAYMOVE | MREMAP_DONTUNMAP;
-// A sleep after so many steps: nobody is to be kept from a CPU by this.
+// Steps between two sleeps, so that other processes get the CPU.
 constexpr int STEPS_A_NAP = 8;
 constexpr long NAP_NS = 1'000'000;
-// Between two checks whether this process is another child by now.
+// Interval of checks whether this process has become a child of the waiting one.
 constexpr long PAYLOAD_POLL_NS = 50'000'000;
-// What a page holds: its parent's, nothing, or what the child wrote in a step of this number.
+// The contents of a page: the parent's, nothing, or what the child wrote in the step with this number.
 constexpr uint32_t ORIGINAL = 0, GIVEN_BACK = 1, FIRST_STEP = 2;
 
 size_t pages;
 uint64_t **blocks;
 uint32_t *holds;
 uint64_t state, pages_verified;
-// Blocks that hold nothing, each of which a move has left mapped.
+// Empty blocks that moves have left mapped.
 uint64_t *empty_blocks[EMPTY_BLOCKS_MAX];
 size_t empty_block_count;
 
@@ -76,7 +76,7 @@ void write_page(size_t page, uint32_t step) {
     holds[page] = step;
 }
 
-// Pages that follow each other, within a block.
+// Discards consecutive pages within a block.
 void give_back(size_t page) {
     size_t most = BLOCK_PAGES - page % BLOCK_PAGES, count = 1 + drawn(most);
     if (madvise(page_at(page), count * PAGE_BYTES, MADV_DONTNEED) != 0) fail("madvise");
@@ -102,7 +102,7 @@ uint64_t *moved(uint64_t *from, size_t bytes, size_t new_bytes, int flags, void 
 
 void move_block(size_t block) { blocks[block] = moved(blocks[block], BLOCK_BYTES, BLOCK_BYTES, FIXED, mapped(BLOCK_BYTES)); }
 
-// Its place stays mapped, and empty.
+// Moves a block. Its old address range stays mapped, and empty.
 void move_and_leave(size_t block) {
     uint64_t *place = blocks[block];
     if (empty_block_count == EMPTY_BLOCKS_MAX) {
@@ -114,7 +114,7 @@ void move_and_leave(size_t block) {
     empty_blocks[empty_block_count++] = place;
 }
 
-// Onto a place that another move has left mapped, or away from which it goes.
+// Moves a block onto an empty block. The block's own range then either stays mapped and empty, or is unmapped.
 void move_onto_empty_block(size_t block) {
     if (empty_block_count == 0) return move_and_leave(block);
     size_t which = drawn(empty_block_count);
@@ -124,7 +124,7 @@ void move_onto_empty_block(size_t block) {
     empty_blocks[which] = leaves ? place : empty_blocks[--empty_block_count];
 }
 
-// Two blocks change places, each of which is mapped all the time.
+// Exchanges the addresses of two blocks. Both ranges stay mapped all the time.
 void exchange(size_t one, size_t other) {
     if (one == other) return;
     uint64_t *between = moved(blocks[one], BLOCK_BYTES, BLOCK_BYTES, LEAVING, nullptr);
@@ -135,7 +135,7 @@ void exchange(size_t one, size_t other) {
     blocks[other] = first;
 }
 
-// Twice as long, where there is room or elsewhere, and as it was.
+// Doubles a block, in place or elsewhere, and shrinks it again.
 void grow_and_shrink(size_t block) {
     uint64_t *now = moved(blocks[block], BLOCK_BYTES, 2 * BLOCK_BYTES, MREMAP_MAYMOVE, nullptr);
     blocks[block] = now;
@@ -145,7 +145,7 @@ void grow_and_shrink(size_t block) {
                           : moved(now, 2 * BLOCK_BYTES, BLOCK_BYTES, 0, nullptr);
 }
 
-// Half as long, and as it was: the rest is empty.
+// Halves a block, and grows it again. The new half is empty.
 void shrink_and_grow(size_t block) {
     constexpr size_t HALF = BLOCK_PAGES / 2;
     moved(blocks[block], BLOCK_BYTES, HALF * PAGE_BYTES, 0, nullptr);
@@ -164,7 +164,8 @@ void remap(size_t block) {
     }
 }
 
-// At a block, at what was left mapped, and at others. A process that finds a page lost, or wrong, is not alone with that.
+// Forks a process that verifies this block, the empty blocks and random pages. If it finds a lost or wrong page, this
+// process ends in the same way.
 void verify_in_children(size_t block) {
     pid_t other = fork();
     if (other < 0) {
@@ -192,7 +193,7 @@ void run_step(uint32_t step) {
     case 2: return verify_in_children(page / BLOCK_PAGES);
     case 3:
     case 4: return write_page(page, step);
-    // Nothing is verified in between.
+    // The child sees the moved block before this process touches it.
     case 6: return remap(page / BLOCK_PAGES), verify_in_children(page / BLOCK_PAGES);
     case 5:
         for (size_t end = page + drawn(RUN_PAGES_MAX); page < pages && page < end; page++) verify_page(page);
@@ -210,7 +211,8 @@ void set_up(size_t mib) {
     for (size_t page = 0; page < pages; page++) write_page(page, ORIGINAL);
 }
 
-// Waits until SIGTERM comes; or until it is not who waited, but forked from that, which its payload tells.
+// Returns true at SIGTERM. Returns false if this process is a forked child of the waiting one, which it detects by
+// another payload.
 template <size_t BYTES> bool wait_for_end(const sigset_t &term, const char *path, const char (&payload)[BYTES]) {
     char now[BYTES];
     for (;;) {
@@ -222,15 +224,15 @@ template <size_t BYTES> bool wait_for_end(const sigset_t &term, const char *path
 
 } // namespace
 
-// PAYLOAD holds `SEED MS STAYS`. For MS milliseconds the child verifies pages, in order and at random. It writes some, discards
-// some, moves some with each flag of mremap(2), and grows and shrinks some. Processes that it forks verify these and others.
-// Then it verifies all pages, and prints `sound LOOKS`: how many pages were verified, byte by byte. At the first wrong page it
-// prints `wrong PAGE …` and exits with status 1. A lost page is SIGBUS, which ends it.
+// PAYLOAD holds `SEED MS STAYS`. For MS milliseconds the child verifies pages, in order and at random. It writes some,
+// discards some, moves some with each flag of mremap(2), and grows and shrinks some. Processes that it forks verify these
+// and others. Then it verifies all pages, and prints `sound LOOKS`: how many pages were verified, byte by byte. At the
+// first wrong page it prints `wrong PAGE …` and exits with status 1. A lost page raises SIGBUS, which ends it.
 //
-// If STAYS is not 0 it stays until SIGTERM, because its own children need it. A child of it finds another payload, verifies all
-// pages, too, and prints the result.
+// If STAYS is not 0, it runs until SIGTERM, because its own children need it. A child of it finds another payload, verifies
+// all pages too, and prints the result.
 //
-// usage: memory_walk MIB PAYLOAD
+// Usage: memory_walk MIB PAYLOAD
 int main(int count, char **arguments) {
     if (count != 3) {
         fputs("usage: memory_walk MIB PAYLOAD\n", stderr);

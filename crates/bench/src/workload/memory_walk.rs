@@ -6,23 +6,23 @@ use crate::embedded_program::EmbeddedProgram;
 pub(crate) const MEMORY_WALK: EmbeddedProgram =
     EmbeddedProgram { name: "memory_walk", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/memory_walk")) };
 
-/// What a child has said.
+/// The report of a child.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum WalkReport<'a> {
     /// Nothing yet.
     Nothing,
-    /// So many looks at pages found each of them right.
+    /// All pages were right in this many verifications.
     Correct(u64),
-    /// A page was not as it must be, or something else.
+    /// A page was wrong, or the output has another form.
     Wrong(&'a str),
 }
 
-/// The payload of a child that wanders for so long, on ways that depend on a number, and stays then or does not.
+/// The payload of a child that walks for `ms` by random choices from `seed`. If it stays, it then waits for SIGTERM.
 pub(crate) fn payload(seed: u64, ms: u64, stays: bool) -> String {
     format!("{seed} {ms} {}", u8::from(stays))
 }
 
-/// What a child's output means.
+/// Parses a child's output.
 pub(crate) fn parse_output(output: &str) -> WalkReport<'_> {
     let text = output.trim();
     match text.strip_prefix("sound ").and_then(|looks| looks.parse().ok()) {

@@ -26,9 +26,9 @@ constexpr uint64_t PAGE_BYTES = 4096;
 constexpr uintptr_t HUGE_PAGE_BYTES = 2 << 20;
 constexpr uint64_t PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
 constexpr int64_t NS_PER_S = 1'000'000'000;
-// Long enough for the rate of the time-stamp counter to be known to some parts in a million.
+// Long enough to determine the rate of the time-stamp counter to a few parts per million.
 constexpr long CALIBRATION_NS = 50'000'000;
-// What a touch that writes adds to the first word of a page.
+// What a writing touch adds to the first word of a page.
 constexpr uint64_t MARK = 1;
 
 enum class Order { random, sequential };
@@ -36,10 +36,10 @@ enum class Access { read, write };
 
 volatile uint64_t *memory;
 uint64_t pages;
-// One less than the power of two that is not below `pages`.
+// The smallest power of two that is not less than `pages`, minus one.
 uint64_t mask;
 unsigned half_bits;
-// Counts the rounds of `w`: the first word of each page tells of which round it is.
+// Counts the rounds of `w`. The first word of each page depends on it.
 uint64_t generation;
 double ns_per_tick;
 Order order;
@@ -77,7 +77,7 @@ void calibrate() {
     ns_per_tick = static_cast<double>(ended_ns - began_ns) / static_cast<double>(ended - began);
 }
 
-// One letter from standard input, or 0 at its end; with the time-stamp counter as it was right after the call.
+// Reads one letter from standard input, or 0 at its end. `ticks` is the time-stamp counter right after the call.
 char read_command(uint64_t &ticks) {
     char command = 0;
     unsigned long low = SYS_read, high = sizeof command;
@@ -99,13 +99,13 @@ uint64_t mixed(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-// What the first word of a page holds, and what the `word`-th does.
+// The expected first word of a page, and the expected word at index `word`.
 uint64_t first_of(uint64_t index) { return mixed((generation << 40) + (index + 1) * 0x9e3779b97f4a7c15u); }
 uint64_t word_of(uint64_t index, uint64_t word) { return (index + 1) * 0x9e3779b97f4a7c15u + word * 0xd1342543de82ef95u; }
 
 volatile uint64_t *page(uint64_t index) { return memory + index * PAGE_WORDS; }
 
-// A permutation of the numbers up to `mask` that needs no memory: odd factors and shifts are bijective there.
+// A permutation of the numbers up to `mask` that needs no memory: odd factors and shifts are bijective.
 uint64_t permuted(uint64_t x) {
     x = (x * 0x9e3779b97f4a7c15u + 0x5eed) & mask;
     for (int round = 0; round < 2; round++) {
@@ -115,7 +115,7 @@ uint64_t permuted(uint64_t x) {
     return x ^ x >> half_bits;
 }
 
-// The page that comes `step`-th. Where the permutation leaves the memory it is followed until it comes back.
+// The page of a step. While the permutation yields a number beyond the memory, it is applied again.
 uint64_t page_at(uint64_t step) {
     if (order == Order::sequential) return step;
     do step = permuted(step);
@@ -160,7 +160,7 @@ Touched touch_all(Access access) {
     return {ns, faults() - faults_before};
 }
 
-// Pages with any byte other than the parent's.
+// Counts pages with any byte other than the parent's.
 uint64_t wrong_pages(uint64_t mark) {
     uint64_t wrong = 0;
     for (uint64_t i = 0; i < pages; i++) {
@@ -180,7 +180,8 @@ int64_t time_fork() {
     return ended_ns - began_ns;
 }
 
-// As any program makes a seed of itself: the call connects, asks, and waits for the answer. The seed is another's to drop.
+// Requests a checkpoint as any program does: the call connects, sends the request, and waits for the reply. The
+// benchmark drops the seed.
 void checkpoint() {
     char name[32];
     snprintf(name, sizeof name, "micro-%d", getpid());
@@ -198,7 +199,7 @@ void checkpoint() {
     print_line("seeded %lld %llu", static_cast<long long>(ns), static_cast<unsigned long long>(outcome.pause_us));
 }
 
-// The other side says how long its touches took.
+// The forked process prints how long its touches took.
 void touch_in_fork(const char *answer, Access access) {
     pid_t pid = fork();
     if (pid == 0) {
@@ -225,7 +226,7 @@ struct Resident {
     unsigned long private_kib;
 };
 
-// Of this process; all zeroes where the kernel does not tell.
+// The resident memory of this process; zero if the kernel does not report it.
 Resident resident_memory() {
     Resident resident{};
     FILE *rollup = fopen("/proc/self/smaps_rollup", "r");
@@ -281,18 +282,18 @@ void map(size_t bytes, bool in_huge_pages) {
     mask--;
     unsigned bits = static_cast<unsigned>(__builtin_popcountll(mask));
     half_bits = bits < 2 ? 1 : bits / 2;
-    // With room to begin where a huge page may.
+    // Reserve space for the alignment of huge pages.
     size_t room = in_huge_pages ? HUGE_PAGE_BYTES : 0;
     void *at = mmap(nullptr, bytes + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) exit_with_error("mmap");
-    // Small pages: what a page costs must not come from fewer pages.
+    // Small pages otherwise: the cost must not be lower because of fewer pages.
     madvise(at, bytes + room, in_huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     uintptr_t start = reinterpret_cast<uintptr_t>(at);
     if (in_huge_pages) start = (start + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);
     memory = reinterpret_cast<volatile uint64_t *>(start);
 }
 
-// Pages that neighbours' protection keeps apart, each written to.
+// Maps pages that different protection keeps in separate mappings. Each is written.
 void map_apart(uint64_t mappings) {
     if (mappings == 0) return;
     void *at = mmap(nullptr, mappings * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -304,7 +305,7 @@ void map_apart(uint64_t mappings) {
     }
 }
 
-// Threads beside the first, which wait for ever.
+// Starts the threads besides the first. They wait forever.
 void wait_in_threads(unsigned long threads) {
     for (unsigned long i = 1; i < threads; i++)
         std::thread([] {
@@ -314,24 +315,29 @@ void wait_in_threads(unsigned long threads) {
 
 } // namespace
 
-//   w  write to every page, as a busy program would; prints `written NS`
-//   f  fork(), the other side ends at once;          prints `forked NS`, the call alone
-//   t  fork(), the other side touches every page;    prints `touched NS FAULTS WRONG`
-//   c  the same, but always writing;                 prints `copied NS FAULTS WRONG`
-//   s  make a seed of itself, named `micro-PID`;     prints `seeded NS PAUSE_US`, the call alone
+// Commands:
+//
+// - w: writes to every page, as a busy program would. Prints `written NS`.
+// - f: calls fork(). The forked process exits at once. Prints `forked NS`, the time of the call alone.
+// - t: calls fork(). The forked process touches every page. Prints `touched NS FAULTS WRONG`.
+// - c: the same, but always writes. Prints `copied NS FAULTS WRONG`.
+// - s: requests a checkpoint of itself, named `micro-PID`. Prints `seeded NS PAUSE_US`, the time of the call alone.
 //
 // A touch does what ACCESS says (`read` or `write` a word) once for every page, in ORDER (`random` or `sequential`).
 //
-// A child opens PAYLOAD. Without that file it is the parent, its caller is gone, and it exits. If the file holds `touch` the
-// child touches every page, then compares every byte with its parent's memory. It prints
-// `child FIRST_NS SPOKE_NS TOUCH_NS FAULTS WRONG SHARED_KIB PRIVATE_KIB`: when (CLOCK_REALTIME) its first instruction ran, and
-// when it could have printed; how long the touches took, with how many page faults; how many pages differed from the parent's;
-// how much of its memory is shared with others, and how much is private (smaps_rollup of proc(5)).
+// A child opens PAYLOAD. If the file does not exist, this is the parent and its caller has gone, so it exits. If the file
+// holds `touch`, the child touches every page, then compares every byte with its parent's memory. It prints
+// `child FIRST_NS SPOKE_NS TOUCH_NS FAULTS WRONG SHARED_KIB PRIVATE_KIB`:
 //
-// PAGES is `small`, or `huge` for huge pages where the machine has them. The program has THREADS threads, of which all but the
-// first wait, and MAPPINGS mappings besides that memory and those of every program.
+// - FIRST_NS, SPOKE_NS: when its first instruction ran, and when it could have printed (CLOCK_REALTIME).
+// - TOUCH_NS, FAULTS: how long the touches took, and their page faults.
+// - WRONG: how many pages differ from the parent's.
+// - SHARED_KIB, PRIVATE_KIB: its shared and its private memory (smaps_rollup of proc(5)).
 //
-// usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS
+// PAGES is `small`, or `huge` for huge pages if the machine supports them. The program has THREADS threads, of which all
+// but the first wait, and MAPPINGS mappings besides that memory and those of every program.
+//
+// Usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS
 int main(int count, char **arguments) {
     if (count != 8) {
         fputs("usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS\n", stderr);

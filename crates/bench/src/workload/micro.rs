@@ -14,39 +14,39 @@ use crate::error::BenchError;
 pub(crate) const MICRO: EmbeddedProgram =
     EmbeddedProgram { name: "micro", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/micro")) };
 
-/// Where a child of farfork finds its payload.
+/// The path of the payload in a child of farfork.
 pub(crate) const PAYLOAD_PATH: &str = "/run/farfork/payload";
 
-/// The payload of a child that touches its pages. With any other it only tells the time.
+/// The payload of a child that touches its pages. With any other payload it only reports timestamps.
 pub(crate) const PAYLOAD_TOUCH: &str = "touch";
 
-/// The payload of a child that does not.
+/// The payload of a child that does not touch its pages.
 pub(crate) const PAYLOAD_STAMP: &str = "stamp";
 
-/// Size of what is touched at a time, in bytes: a small page, or as much of a huge one.
+/// Size of one touch, in bytes: a small page, or as much of a huge one.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
-/// In which order pages are touched.
+/// The order in which pages are touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TouchOrder {
-    /// Each page once, in an order that no readahead foresees.
+    /// Each page once, in an order that readahead cannot predict.
     Random,
     /// From the first to the last.
     Sequential,
 }
 
-/// What a touch does.
+/// The kind of access in a touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TouchAccess {
     /// Reads a word of the page.
     Read,
-    /// Changes a word of it.
+    /// Changes a word of the page.
     Write,
 }
 
-/// In what pages the memory is, where the machine has them.
+/// The page size of the memory, if the machine supports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PageSize {
@@ -56,15 +56,15 @@ pub enum PageSize {
     Huge,
 }
 
-/// What a child does to its memory, and what its parent is made of.
+/// What a child does with its memory, and the properties of its parent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MicroOptions {
     pub(crate) order: TouchOrder,
     pub(crate) access: TouchAccess,
     pub(crate) page_size: PageSize,
-    /// Threads, the first among them.
+    /// Number of threads, including the first.
     pub(crate) threads: u64,
-    /// Mappings beside the memory that is touched, and what every program has.
+    /// Number of additional mappings, besides the touched memory and the mappings of every program.
     pub(crate) mappings: u64,
 }
 
@@ -95,26 +95,26 @@ impl Display for TouchAccess {
     }
 }
 
-/// What a child has said.
+/// The report of a child.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChildReport {
     /// When its first instruction ran, by CLOCK_REALTIME.
     pub(crate) first_unix_ns: i64,
-    /// When it could have spoken.
+    /// When it could have reported.
     pub(crate) reported_unix_ns: i64,
-    /// How long it touched its pages; 0 if it was not told to.
+    /// How long its touches took; 0 if it did not touch its pages.
     pub(crate) touch_ns: i64,
-    /// What of its memory was there at its end that others have, too.
+    /// Resident memory at its end that is shared with other processes.
     pub(crate) shared_bytes: u64,
-    /// What was there that is its own.
+    /// Resident memory at its end that is private.
     pub(crate) private_bytes: u64,
 }
 
 impl ChildReport {
-    /// Reads a child's line.
+    /// Parses a child's line.
     ///
     /// # Errors
-    /// It is none, or pages were wrong.
+    /// The line has another form, or pages were wrong.
     pub(crate) fn parse(said: &str) -> Result<Self, BenchError> {
         let [first_unix_ns, spoke_unix_ns, touch_ns, _faults, wrong, shared_kib, private_kib] =
             parse_numbers(MICRO.name, said, "child")?;
@@ -125,18 +125,18 @@ impl ChildReport {
     }
 }
 
-/// A seed that a program has made of itself.
+/// A seed from a checkpoint that a program has requested of itself.
 #[derive(Debug)]
 pub(crate) struct CheckpointedSeed {
     /// The seed's name.
     pub(crate) seed: String,
-    /// From the call of the library to its return, in ms.
+    /// From the call of the library function to its return, in ms.
     pub(crate) call_ms: f64,
-    /// How long the program stood still meanwhile, in ms.
+    /// The pause of the program, in ms.
     pub(crate) pause_ms: f64,
 }
 
-/// A running parent; it ends with this value.
+/// A running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Micro {
     program: ChildProgram,
@@ -144,8 +144,8 @@ pub(crate) struct Micro {
 }
 
 impl Micro {
-    /// Starts the installed program with so much private memory, all of it filled. A child finds its payload in that file.
-    /// It makes seeds of itself on the node that has its API at `node`.
+    /// Starts the installed program with `mib` of private memory, all of it written. A child reads the file `payload`.
+    /// The program requests checkpoints from the node whose API is at `node`.
     pub(crate) fn start(
         program: &Path,
         mib: u64,
@@ -168,19 +168,19 @@ impl Micro {
         self.program.pid()
     }
 
-    /// Has it write to every page, so that the next fork finds them as a busy program leaves them.
+    /// Makes it write to every page, so that the next fork finds the pages as a busy program leaves them.
     pub(crate) fn write_all(&mut self) -> Result<(), BenchError> {
         let [_ns] = self.program.request(b'w', "written")?;
         Ok(())
     }
 
-    /// How long its own fork(2) takes, in ms.
+    /// The time of fork(2) in the program, in ms.
     pub(crate) fn measure_fork_ms(&mut self) -> Result<f64, BenchError> {
         let [ns] = self.program.request(b'f', "forked")?;
         Ok(ns_to_ms(ns))
     }
 
-    /// Has it make a seed of itself.
+    /// Makes it request a checkpoint of itself.
     pub(crate) fn checkpoint(&mut self) -> Result<CheckpointedSeed, BenchError> {
         let [ns, pause_us] = self.program.request(b's', "seeded")?;
         Ok(CheckpointedSeed {
@@ -190,15 +190,15 @@ impl Micro {
         })
     }
 
-    /// How long a fork of it takes to touch every page as a child does, in ms.
+    /// The time in which a local fork touches every page like a child, in ms.
     pub(crate) fn measure_touch_ms(&mut self) -> Result<f64, BenchError> {
         let [ns, _faults, wrong] = self.program.request(b't', "touched")?;
         require_no_wrong_pages(wrong, "pages of a local fork")?;
         Ok(ns_to_ms(ns))
     }
 
-    /// How long a fork of it takes to write to every page, in ms; none where pages were not copied one by one, so that
-    /// the figure would be no floor.
+    /// The time in which a local fork writes to every page, in ms. `None` if pages were not copied one by one, since
+    /// that is no floor.
     pub(crate) fn measure_copy_ms(&mut self) -> Result<Option<f64>, BenchError> {
         let [ns, faults, wrong] = self.program.request(b'c', "copied")?;
         require_no_wrong_pages(wrong, "pages of a local fork")?;
@@ -213,7 +213,7 @@ fn require_no_wrong_pages(wrong: i64, what: &'static str) -> Result<(), BenchErr
     }
 }
 
-/// Nanoseconds in milliseconds.
+/// Converts nanoseconds to milliseconds.
 pub(crate) fn ns_to_ms(ns: i64) -> f64 {
     ns as f64 / 1e6
 }
@@ -233,7 +233,7 @@ mod tests {
         assert!(error.to_string().starts_with("1 pages of a child"), "{error}");
     }
 
-    /// Any size, either order, either access: the program itself checks every byte in its forks.
+    /// With each size, order and access: the program itself verifies every byte in its forks.
     #[test]
     fn the_program_touches_every_page_of_its_forks() {
         let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The programs and loads that are measured. One file each, next to its C++ program if it has one.
+//! The measured programs and loads. Each has one file, next to its C++ program if it has one.
 
 pub(crate) mod child_task;
 pub(crate) mod churn;
@@ -18,5 +18,5 @@ pub(crate) mod rpc_load;
 pub(crate) mod sparse;
 pub(crate) mod warm_function;
 
-/// The hidden command that runs a process of `farfork bench volume`. The kind of its work follows.
+/// The hidden command that runs a process of `farfork bench volume`. Its next argument is the kind of the process.
 const VOLUME_PROCESS: &str = "volume-process";

@@ -1,7 +1,8 @@
 // A program whose children touch single pages, and print how long each touch took.
 //
-// As a parent it fills MIB of private memory and waits on standard input. In a child that is /dev/null, the read(2)
-// returns 0, and the child reads PAYLOAD. Without the file it is the parent, its caller is gone, and it exits.
+// As a parent it fills MIB of private memory and waits on standard input. In a child that is /dev/null, so the read(2)
+// returns 0, and the child reads PAYLOAD. If the file does not exist, this is the parent and its caller has gone, so it
+// exits.
 #include "parent.h"
 
 #include <cinttypes>
@@ -24,11 +25,11 @@ void pause_us(long us) {
 
 } // namespace
 
-// PAYLOAD holds `COUNT GAP_US`. The child touches COUNT pages, each once and far from the others, with a sleep of GAP_US before
-// each. It prints `touched WRONG NS NS NS …`: how many pages did not hold the parent's contents, and how long each touch took.
-// All its other memory is present before the first touch.
+// PAYLOAD holds `COUNT GAP_US`. The child touches COUNT pages, each once and far from the others, and sleeps for GAP_US
+// before each. It prints `touched WRONG NS NS NS …`: how many pages did not have the parent's contents, and the time of
+// each touch. All its other memory is present before the first touch.
 //
-// usage: page_touch MIB PAYLOAD
+// Usage: page_touch MIB PAYLOAD
 int main(int count, char **arguments) {
     if (count != 3) {
         fputs("usage: single MIB PAYLOAD\n", stderr);
@@ -48,7 +49,7 @@ int main(int count, char **arguments) {
         fputs("the payload is COUNT GAP_US\n", stderr);
         return 1;
     }
-    // Its own memory is there before the first touch: each page of it is written to.
+    // Writing to each page of this memory makes it present before the first touch.
     std::vector<int64_t> took_ns(touches, 1);
     uint64_t wrong = 0, apart = pages / touches;
     pause_us(1000);

@@ -9,15 +9,15 @@ use crate::error::BenchError;
 pub(crate) const PAGE_TOUCH: EmbeddedProgram =
     EmbeddedProgram { name: "page_touch", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/page_touch")) };
 
-/// The payload of a child that touches so many pages, with a pause before each.
+/// The payload of a child that touches this many pages, with a pause before each.
 pub(crate) fn payload(touches: usize, gap: Duration) -> String {
     format!("{touches} {}", gap.as_micros())
 }
 
-/// How long each touch of a child took, in µs, as it has said.
+/// The time of each touch of a child, in µs, according to its output.
 ///
 /// # Errors
-/// It said something else, or pages were wrong.
+/// The output has another form, or pages were wrong.
 pub(crate) fn parse_touches_us(said: &str) -> Result<Vec<f64>, BenchError> {
     let strange = || BenchError::UnexpectedAnswer {
         program: PAGE_TOUCH.name,

@@ -1,4 +1,4 @@
-// Shared by programs that run as a parent and, forked, as its children: the wait between the two, and the contents of
+// Shared by programs that run as a parent and, forked, as its children: the wait for the payload, and the contents of
 // their memory.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-// Reads what a child was given, if this is one.
+// Reads the payload. Returns whether there is one, that is, whether this process is a child.
 template <size_t BYTES> bool find_payload(const char *path, char (&payload)[BYTES]) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -18,8 +18,9 @@ template <size_t BYTES> bool find_payload(const char *path, char (&payload)[BYTE
     return true;
 }
 
-// Says that the parent is ready, and waits on its standard input, which in a child is /dev/null: the read(2) returns 0, and the
-// child reads its payload. Tells whether there is one: without the file this is the parent, and whoever drove it is gone.
+// Prints that the parent is ready, and waits on standard input. In a child that is /dev/null, so the read(2) returns 0,
+// and the child reads its payload. Returns whether there is a payload. If there is none, this is the parent, and its
+// caller has gone.
 template <size_t BYTES> bool wait_for_payload(const char *path, char (&payload)[BYTES]) {
     puts("ready");
     fflush(stdout);

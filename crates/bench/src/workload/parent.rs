@@ -1,4 +1,5 @@
-//! `ParentProgram`: a parent whose children read their commands from a payload file. `parent.h` has the wait for it.
+//! `ParentProgram`: a parent whose children read their commands from a payload file. `parent.h` has the code that waits
+//! for the file.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,12 +7,12 @@ use std::process::Command;
 use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
 
-/// A running parent; it ends with this value.
+/// A running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ParentProgram(ChildProgram);
 
 impl ParentProgram {
-    /// Starts an image, installed as `program`, with so much private memory. A child finds its payload in that file.
+    /// Starts an image, installed as `program`, with `mib` of private memory. A child reads the file `payload`.
     pub(crate) fn start(image: &EmbeddedProgram, program: &Path, mib: u64, payload: &Path) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
         command.arg(mib.to_string()).arg(payload);
@@ -20,7 +21,7 @@ impl ParentProgram {
         Ok(Self(program))
     }
 
-    /// What it said last, if it has ended by itself, as no parent does.
+    /// Its exit status and remaining output, if it has ended, which no parent should.
     pub(crate) fn last_line_if_ended(&mut self) -> Option<String> {
         self.0.last_line_if_ended()
     }

@@ -1,7 +1,7 @@
 // A tree of processes whose pause is measured. The first process forks PROCESSES - 1 others.
 //
-// Each process fills MIB of private memory, and all share a mapping of SHARED_MIB. The first runs commands of one
-// letter from standard input, and passes them on to the others, one after another.
+// Each process fills MIB of private memory, and all share a mapping of SHARED_MIB. The first process runs commands of
+// one letter from standard input, and passes them on to the others, one after another.
 #include "../baseline/endpoint.h"
 
 #include <csignal>
@@ -15,10 +15,10 @@
 namespace {
 
 constexpr size_t PAGE_BYTES = 4096;
-// Standard streams; what is above is a process's own.
+// Number of standard streams. Higher descriptors belong to a single process.
 constexpr unsigned STREAMS = 3;
 
-// How the first process speaks to another.
+// The pipes between the first process and another one.
 struct Member {
     int command;
     int answer;
@@ -31,7 +31,7 @@ unsigned char *map(size_t bytes, int kind) {
     if (bytes == 0) return nullptr;
     void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) fail("mmap");
-    // Small pages: what a page costs must not come from fewer pages.
+    // Small pages: the cost must not be lower because of fewer pages.
     madvise(at, bytes, MADV_NOHUGEPAGE);
     memset(at, 0x5a, bytes);
     return static_cast<unsigned char *>(at);
@@ -54,7 +54,7 @@ int64_t time_fork() {
 
 int64_t time_copy() {
     if (shared_bytes == 0) return 0;
-    // Mapped for now alone: what is there for the floor is no part of the process.
+    // Mapped only temporarily: the floor's memory must not be part of the process.
     unsigned char *copy = map(shared_bytes, MAP_PRIVATE);
     int64_t began_ns = now_ns();
     memcpy(copy, shared_memory, shared_bytes);
@@ -89,7 +89,8 @@ Member fork_member() {
     pid_t pid = fork();
     if (pid < 0) fail("fork");
     if (pid == 0) {
-        // None of another's pipes, whose end would then be told to nobody.
+        // Close inherited pipes of other members. Otherwise the end of such a member would not be seen as the end of
+        // its pipe.
         int above = answer[1] + 1;
         Member member = {dup2(command[0], above), dup2(answer[1], above + 1)};
         close_range(STREAMS, static_cast<unsigned>(answer[1]), 0);
@@ -113,11 +114,13 @@ int64_t command_all(const std::vector<Member> &members, char command) {
 
 } // namespace
 
-//   w  each writes to every page of its own, as a busy program would;   prints `written NS`
-//   f  each calls fork(), the other side ends at once;                  prints `forked NS`, the sum of the calls alone
-//   m  the first copies the shared memory to memory that is present;    prints `copied NS`
+// Commands:
 //
-// usage: process_tree PROCESSES MIB SHARED_MIB
+// - w: each process writes to all of its own pages, as a busy program would. Prints `written NS`.
+// - f: each process calls fork(). The forked process exits at once. Prints `forked NS`, the sum of the calls alone.
+// - m: the first process copies the shared memory to memory that is present. Prints `copied NS`.
+//
+// Usage: process_tree PROCESSES MIB SHARED_MIB
 int main(int count, char **arguments) {
     if (count != 4) {
         fputs("usage: tree PROCESSES MIB SHARED_MIB\n", stderr);

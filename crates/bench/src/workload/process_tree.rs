@@ -11,12 +11,12 @@ use crate::error::BenchError;
 pub(crate) const PROCESS_TREE: EmbeddedProgram =
     EmbeddedProgram { name: "process_tree", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/process_tree")) };
 
-/// A running tree; it ends with this value.
+/// A running tree. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ProcessTree(ChildProgram);
 
 impl ProcessTree {
-    /// Starts the installed program with so many processes, so much private memory each, and so much that they share.
+    /// Starts the installed program with this many processes. Each has `mib` of private memory; all share `shared_mib`.
     pub(crate) fn start(program: &Path, processes: u64, mib: u64, shared_mib: u64) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
         command.args([processes, mib, shared_mib].map(|number| number.to_string()));
@@ -25,24 +25,24 @@ impl ProcessTree {
         Ok(Self(program))
     }
 
-    /// The id of its first process.
+    /// The pid of its first process.
     pub(crate) fn pid(&self) -> u32 {
         self.0.pid()
     }
 
-    /// Has every process write to all of its pages, so that the next fork finds them as a busy program leaves them.
+    /// Makes every process write to all of its pages, so that the next fork finds them as a busy program leaves them.
     pub(crate) fn write_all(&mut self) -> Result<(), BenchError> {
         let [_ns] = self.0.request(b'w', "written")?;
         Ok(())
     }
 
-    /// How long fork(2) of each process takes, one after the other, summed up, in ms.
+    /// The sum of the times of fork(2) in each process, in ms.
     pub(crate) fn measure_forks_ms(&mut self) -> Result<f64, BenchError> {
         let [ns] = self.0.request(b'f', "forked")?;
         Ok(ns_to_ms(ns))
     }
 
-    /// How long memcpy(3) of the shared memory takes, in ms.
+    /// The time of memcpy(3) for the shared memory, in ms.
     pub(crate) fn measure_copy_ms(&mut self) -> Result<f64, BenchError> {
         let [ns] = self.0.request(b'm', "copied")?;
         Ok(ns_to_ms(ns))
@@ -65,7 +65,7 @@ mod tests {
         tree.write_all().unwrap();
         assert!(tree.measure_forks_ms().unwrap() > 0.0 && tree.measure_copy_ms().unwrap() > 0.0);
         drop(tree);
-        // Who is asked to end does so, or is a zombie of whoever reaps orphans here.
+        // A terminated process is gone, or is a zombie of this namespace's reaper of orphans.
         let ends = |child: &str| {
             let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
             stat.map_or(true, |stat| stat.contains(") Z "))

@@ -1,6 +1,7 @@
-//! Makes calls as a client does and answers them as a server does: empty ones, and answers of random bytes.
+//! Makes calls as a client does, and answers them as a server does: empty calls, and calls with random bytes as their
+//! answers.
 //!
-//! The server creates each answer anew: random bytes, then eight bytes of checksum, which are their CRC-32C and its
+//! The server generates each answer: random bytes, then a checksum of eight bytes, which is their CRC-32C and its
 //! complement. The client computes the checksum again.
 
 use std::io;
@@ -23,25 +24,25 @@ use crate::endpoint::counts::{CallCounts, Latencies, new_latencies};
 use crate::endpoint::specification::{ClientLoad, ClientOptions};
 use crate::endpoint::stdout::announce_port;
 
-/// Answers nothing.
+/// The method with empty answers.
 const METHOD_EMPTY: u32 = 778;
 
-/// Answers as many random bytes as it is asked for, and their checksum.
+/// The method that answers with the requested number of random bytes and their checksum.
 const METHOD_RANDOM: u32 = 779;
 
 /// Size of an answer's checksum, in bytes.
 pub(crate) const CHECKSUM_BYTES: usize = 8;
 
-/// Lanes of random numbers, so that the compiler can make several at once.
+/// Parallel generators of random numbers, so that the compiler can vectorise them.
 const RANDOM_LANES: usize = 8;
 
-/// Longest sleep of a client's thread: after it, it looks whether it is to end.
+/// Maximum sleep of a client's thread. Then it checks whether to stop.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 
-/// Latencies of so many requests are told by one of them, where many are in flight.
+/// With several requests in flight, one latency is recorded per this many requests.
 const CALLS_PER_SAMPLE: u64 = 16;
 
-/// Serves until its input ends.
+/// Serves until standard input ends.
 pub(crate) fn serve(ip: IpAddr, threads: usize, spins: bool, security: Option<Arc<dyn Security>>) -> io::Result<()> {
     let listener = TcpListener::bind((ip, 0))?;
     let acceptor: Arc<dyn Acceptor> = match security {
@@ -70,18 +71,18 @@ fn answer(request: &[u8], reply: &mut ReplyWriter<'_>, random: &mut RandomBytes)
     checksum.copy_from_slice(&checksum_of(bytes));
 }
 
-/// The eight bytes behind an answer.
+/// The checksum that follows the bytes of an answer.
 fn checksum_of(bytes: &[u8]) -> [u8; CHECKSUM_BYTES] {
     let checksum = crc32c::crc32c(bytes);
     (u64::from(checksum) | u64::from(!checksum) << 32).to_le_bytes()
 }
 
-/// Whether an answer has so many bytes and its own checksum.
+/// Whether an answer has this many bytes and the right checksum.
 fn is_answer_valid(answer: &[u8], payload_bytes: usize) -> bool {
     answer.len() == payload_bytes + CHECKSUM_BYTES && answer[payload_bytes..] == checksum_of(&answer[..payload_bytes])
 }
 
-/// Random bytes, quickly (xorshift, several lanes).
+/// A fast generator of random bytes (xorshift, several lanes).
 #[derive(Debug)]
 struct RandomBytes([u64; RANDOM_LANES]);
 
@@ -108,7 +109,7 @@ impl RandomBytes {
     }
 }
 
-/// One thread of a client node: its connections, all kept at their windows.
+/// One thread of a client node. It keeps the window of each of its connections full.
 struct LoadThread<'a> {
     load: &'a ClientLoad,
     counts: &'a CallCounts,
@@ -123,11 +124,11 @@ struct LoadThread<'a> {
 struct LoadConnection {
     client: Client,
     sessions: Vec<SessionHandle>,
-    /// Of which of the client's connections the epoll knows the socket, and whether it waits for room.
+    /// The client's connection whose socket is registered in the epoll instance, and whether it waits for writability.
     epoll_interest: (u64, bool),
 }
 
-/// Asks from `run` on until it is told to stop.
+/// Sends requests, from the start of `run` until it is stopped.
 pub(crate) fn run_client<T>(
     to: SocketAddr,
     load: &ClientLoad,
@@ -225,14 +226,14 @@ impl LoadThread<'_> {
         Ok(())
     }
 
-    /// Lets those get on that wait for no socket: they connect again.
+    /// Polls connections that wait for no socket, so that they reconnect.
     fn reconnect_failed(&mut self, now: Instant) -> io::Result<()> {
         (0..self.lanes.len()).try_for_each(|number| self.poll_connection(number, now).map(drop))
     }
 
     fn submit(&mut self, number: usize, session: usize, now: Instant) -> io::Result<()> {
         let lane = &mut self.lanes[number];
-        // The session, and when it was asked.
+        // Encodes the session, and when the request was sent.
         let tag = (now - self.began).as_nanos() as u64 * self.load.sessions as u64 + session as u64;
         let call = OutgoingRequest { tag, ..self.call };
         lane.client
@@ -240,7 +241,7 @@ impl LoadThread<'_> {
             .map_err(io::Error::other)
     }
 
-    /// Receives answers and asks as many times again; gives whether anything came.
+    /// Receives answers, and sends a new request for each. Returns whether there were any.
     fn poll_connection(&mut self, number: usize, now: Instant) -> io::Result<bool> {
         let Self { load, counts, lanes, latencies, began, call, request, epoll } = self;
         let lane = &mut lanes[number];
@@ -278,7 +279,7 @@ impl LoadThread<'_> {
     }
 }
 
-/// Most sessions on a connection of a client.
+/// Maximum sessions per connection of a client.
 pub(crate) const SESSIONS_MAX: usize = 64;
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 
 #include <cstring>
 
-// usage: sparse MIB PAYLOAD
-// payload: NUMBER [hold]
-// says: result NUMBER VALUE UNIX_NS, and stays with `hold`
+// Usage: sparse MIB PAYLOAD
+//
+// The payload is NUMBER [hold]. A child prints `result NUMBER VALUE UNIX_NS`. With `hold` it then keeps running.
 int main(int count, char **arguments) {
     if (count != 3) return 2;
     Sparse memory(strtoull(arguments[1], nullptr, 10));

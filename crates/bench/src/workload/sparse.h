@@ -1,5 +1,5 @@
 // The memory of parents whose children touch four pages of it, and the value that a child computes from them. The value
-// is unique to each child. `expected_value` in `sparse.rs` computes it, too.
+// is unique to each child. `expected_value` in `sparse.rs` computes it too.
 #pragma once
 
 #include "parent.h"
@@ -16,7 +16,7 @@ struct Sparse {
     explicit Sparse(uint64_t mib, int advice = MADV_NORMAL) : pages(mib << 8) {
         void *at = mmap(nullptr, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) fail("memory");
-        // Advice may be of no use to this kernel.
+        // The kernel may not support the advice.
         madvise(at, mib << 20, advice);
         words = static_cast<uint64_t *>(at);
         for (uint64_t i = 0; i < pages * PAGE_WORDS; i++) words[i] = mixed((i + 1) * 0x9e3779b97f4a7c15u);

@@ -14,7 +14,7 @@ pub(crate) const SPARSE: EmbeddedProgram =
 const PAGE_WORDS: u64 = 512;
 const PAGES_TOUCHED: u64 = 4;
 
-/// What a child of this number, of a parent of so many MiB, says its value is.
+/// The value that the child with this number reports, for a parent of `mib`.
 pub(crate) fn expected_value(number: u64, mib: u64) -> u64 {
     let pages = mib << 8;
     (0..PAGES_TOUCHED).fold(number, |value, i| {
@@ -23,20 +23,20 @@ pub(crate) fn expected_value(number: u64, mib: u64) -> u64 {
     })
 }
 
-/// When a child of this number had its result, as it has said.
+/// When the child with this number had its result, according to its output.
 ///
 /// # Errors
-/// It said something else, or another value than it must.
+/// The output has another form, or the value is wrong.
 pub(crate) fn parse_result_time(said: &str, number: u64, mib: u64) -> Result<SystemTime, BenchError> {
     let [told, value, unix_ns] = parse_numbers(SPARSE.name, said, "result")?;
     check_value(told, value, number, mib)?;
     Ok(UNIX_EPOCH + Duration::from_nanos(unix_ns.unsigned_abs()))
 }
 
-/// Whether what was told is what a child of this number must tell.
+/// Checks the number and the value that a child has reported.
 ///
 /// # Errors
-/// It is not.
+/// One of them is wrong.
 pub(crate) fn check_value(told: i64, value: i64, number: u64, mib: u64) -> Result<(), BenchError> {
     if (told.cast_unsigned(), value.cast_unsigned()) == (number, expected_value(number, mib)) {
         return Ok(());

@@ -1,9 +1,9 @@
-// Threads that wait, each in another system call that a stop ends with EINTR or restarts (signal(7)), with or without a
-// time limit.
+// Threads that wait, each in a different system call that a stop interrupts with EINTR or restarts (signal(7)), with or
+// without a time limit.
 //
-// No handler is installed. A parent whose wait fails with EINTR, ends too early or far too late prints `wrong wait NAME
-// …` and exits with status 1. In a child, which is stopped for other reasons as well, the threads end. semtimedop(2) is
-// missing: a semaphore outlives a killed process.
+// No handler is installed. A parent whose wait fails with EINTR, or ends too early or far too late, prints `wrong wait
+// NAME …` and exits with status 1. In a child, which is stopped for other reasons too, the threads end. semtimedop(2)
+// is missing: a semaphore outlives a killed process.
 #pragma once
 
 #include "../baseline/endpoint.h"
@@ -25,9 +25,9 @@ namespace waits {
 
 constexpr long LIMIT_MS = 300;
 constexpr int64_t LIMIT_NS = LIMIT_MS * 1'000'000;
-// Clocks of system calls are as exact as this.
+// Precision of the clocks of system calls.
 constexpr int64_t TOO_EARLY_NS = 2'000'000;
-// A busy machine has a thread wait for its turn; a wait that began anew at each stop would take longer.
+// Threads may wait for a CPU on a busy machine. A wait that restarted its time limit at each stop would take longer.
 constexpr int64_t TOO_LATE_NS = 10'000'000'000;
 constexpr size_t STACK_BYTES = 64 << 10;
 const timespec LIMIT{0, LIMIT_NS};
@@ -36,10 +36,10 @@ inline const char *payload_path;
 
 struct Wait {
     const char *name;
-    // Makes the call; gives its result, as the C library does.
+    // Makes the call, and returns its result as the C library does.
     long (*call)(int fd);
     int (*make)();
-    // The error of one whose time is over; 0: it gives 0. No number: it has no limit, and never returns.
+    // The error after the time limit, 0 for success, or NEVER if the call has no limit.
     int expected;
 };
 constexpr int NEVER = -1;
@@ -155,7 +155,7 @@ inline void *live(void *argument) {
     }
 }
 
-// Starts a thread for each. In a child, PAYLOAD is there.
+// Starts a thread for each wait. In a child, the file PAYLOAD exists.
 inline void start(const char *payload) {
     payload_path = payload;
     // For sigtimedwait(2).

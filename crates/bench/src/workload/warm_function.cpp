@@ -1,5 +1,5 @@
 // A parent whose children wait for requests. Each connects to a socket, sends its index, and answers one request after
-// another; between two requests it is paused.
+// another. Between two requests it is paused.
 #include "warm_function.h"
 
 #include <cstring>
@@ -20,8 +20,9 @@ int connect_to(const char *path) {
 
 } // namespace
 
-// usage: warm_function MIB PAYLOAD
-// payload: INDEX STEPS SOCKET
+// Usage: warm_function MIB PAYLOAD
+//
+// The payload is INDEX STEPS SOCKET.
 int main(int count, char **arguments) {
     if (count != 3) return 2;
     uint64_t bytes = strtoull(arguments[1], nullptr, 10) << 20;

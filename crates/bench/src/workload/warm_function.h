@@ -1,4 +1,4 @@
-// The function that runs at each warm start. Its caller computes the value, too.
+// The function that runs at each warm start. Its caller computes the same value.
 #pragma once
 
 #include "parent.h"
@@ -17,7 +17,7 @@ inline uint64_t run_function(uint64_t number, uint64_t steps) {
     return value;
 }
 
-// Answers requests until nobody is there to send any.
+// Answers requests until the connection ends.
 inline void serve(int socket, uint64_t steps) {
     Request request;
     while (read(socket, &request, sizeof request) == sizeof request) {

@@ -1,5 +1,5 @@
-//! Programs whose children run a function for each request that they get on a socket. `warm_function.cpp` is one, and
-//! `functions/runner.py` with any Python function is the other.
+//! Programs whose children run a function for each request that arrives on a socket. One is `warm_function.cpp`; the
+//! other is `functions/runner.py` with a Python function.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const STEPS: &str = "steps";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WarmWorkload {
-    /// A C++ program whose function computes so many steps, with so much private memory.
+    /// A C++ program whose function computes a number of steps.
     Steps {
         /// Steps of each call.
         steps: u64,
@@ -35,7 +35,7 @@ pub enum WarmWorkload {
     },
 }
 
-/// A running parent; it ends with this value.
+/// A running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct WarmParent {
     program: WarmProgram,
@@ -49,12 +49,12 @@ enum WarmProgram {
     Function(Box<FunctionParent>),
 }
 
-/// The rule that a child's value is checked with.
+/// How a child's value is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ExpectedValue {
-    /// The value follows from the number of the request and from so many steps.
+    /// The value follows from the number of the request and this number of steps.
     Steps(u64),
-    /// The value is the digest of the result of this function's parent.
+    /// The value is the digest of the result of this function in its parent.
     Digest { function: String, digest: u64 },
 }
 
@@ -67,11 +67,11 @@ impl WarmWorkload {
         }
     }
 
-    /// Writes its files into a directory, and starts a parent. `python` runs functions; none: an environment with the packages of the
-    /// embedded ones.
+    /// Writes its files into a directory, and starts a parent. `python` runs functions; `None` for an environment with
+    /// the packages of the embedded ones.
     ///
     /// # Errors
-    /// The program cannot be started, or a function's results differ from call to call.
+    /// The program cannot be started, or a function's results differ between calls.
     pub(crate) fn start(&self, directory: &Path, python: Option<&Path>) -> Result<WarmParent, BenchError> {
         match self {
             Self::Steps { steps, mib } => {
@@ -99,12 +99,12 @@ impl WarmParent {
         }
     }
 
-    /// The rule that its children's values are checked with.
+    /// How its children's values are checked.
     pub(crate) fn expected(&self) -> &ExpectedValue {
         &self.expected
     }
 
-    /// Its function, if it is one.
+    /// Its function, if it has one.
     pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
         match &mut self.program {
             WarmProgram::Steps(_) => None,
@@ -112,7 +112,7 @@ impl WarmParent {
         }
     }
 
-    /// The payload of a child that connects to a socket, and begins with its index there.
+    /// The payload of a child that connects to a socket, and first writes its index to it.
     pub(crate) fn payload(&self, index: usize, socket: &Path) -> String {
         match &self.expected {
             ExpectedValue::Steps(steps) => format!("{index} {steps} {}", socket.display()),
@@ -122,10 +122,10 @@ impl WarmParent {
 }
 
 impl ExpectedValue {
-    /// Whether all values are right.
+    /// Checks all values.
     ///
     /// # Errors
-    /// Some are wrong.
+    /// Some values are wrong.
     pub(crate) fn check(&self, runs: &[FunctionRun]) -> Result<(), BenchError> {
         match self {
             Self::Steps(steps) => {
@@ -147,16 +147,16 @@ impl ExpectedValue {
 pub(crate) const WARM_FUNCTION: EmbeddedProgram =
     EmbeddedProgram { name: "warm_function", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/warm_function")) };
 
-/// A request, as it goes to a container and comes back.
+/// One request to a paused child, with its answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FunctionRun {
     pub(crate) number: u64,
     pub(crate) value: u64,
-    /// From asking for the container to go on until it was told that it does.
+    /// From the request to unpause the child to the confirmation.
     pub(crate) unpause: Duration,
-    /// From asking for that until the function's answer was there.
+    /// From the request to unpause the child to its function's answer.
     pub(crate) answer: Duration,
-    /// From asking for the container to stand still until it was told that it does.
+    /// From the request to pause the child to the confirmation.
     pub(crate) pause: Duration,
 }
 
@@ -164,7 +164,7 @@ fn expected_value(number: u64, steps: u64) -> u64 {
     (0..steps).fold(splitmix64_mix(number), |value, step| splitmix64_mix(value.wrapping_add(step)))
 }
 
-/// `SplitMix64`'s finaliser, as `parent.h` has it.
+/// The finaliser of `SplitMix64`, as in `parent.h`.
 pub(super) fn splitmix64_mix(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

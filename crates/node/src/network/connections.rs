@@ -15,13 +15,13 @@ use tokio::time::timeout;
 
 use farfork_api::limits::DRAIN_TIMEOUT;
 
-/// Until a daemon without descriptors for further connections tries again.
+/// Pause after a failed accept(2), such as one without free file descriptors.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// For the runtime to hear of those that wait.
+/// Time for the runtime to report the connections that are still queued at the listener.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_millis(5);
 
-/// Connections that are led. What is under way when this is dropped goes on by itself.
+/// Connections that are forwarded now. Dropping this detaches them: they continue on their own.
 struct ForwardedConnections(JoinSet<()>);
 
 impl Drop for ForwardedConnections {
@@ -30,8 +30,10 @@ impl Drop for ForwardedConnections {
     }
 }
 
-/// Leads the connections to a listener, which is named so, until it is `closed`, with those that wait then. What is under way when this returns
-/// or is dropped ends by itself, or after [`DRAIN_TIMEOUT`].
+/// Accepts and forwards connections until `closed` resolves, then those that are still queued at the listener. `name`
+/// is the listener's name in the log.
+///
+/// When this returns or is dropped, the connections continue until they end, for [`DRAIN_TIMEOUT`] at most.
 pub(super) async fn accept_and_forward<L>(
     listener: TcpListener,
     name: impl Display,
@@ -72,7 +74,7 @@ pub(super) async fn accept_and_forward<L>(
     }
 }
 
-/// Leads a connection to its end, for so long at most when its listener is served no more.
+/// Forwards a connection until it ends. Once the listener is no longer served, it has [`DRAIN_TIMEOUT`] left.
 async fn forward_until_drained(forward: impl Future<Output = ()>, mut open: watch::Receiver<()>) {
     let mut forward = std::pin::pin!(forward);
     tokio::select! {
@@ -81,17 +83,17 @@ async fn forward_until_drained(forward: impl Future<Output = ()>, mut open: watc
     }
 }
 
-/// Two connections that are led into each other.
+/// Two connections, each of which is copied to the other.
 struct ConnectionPair {
     ends: [TcpStream; 2],
     is_complete: bool,
 }
 
-/// Leads one connection into another until both have ended. Where one is broken off, or this is given up, both are reset: else it would
-/// look as if all had been said.
+/// Copies each connection to the other until both have ended. If one is reset, or this is dropped, both are reset. An
+/// orderly close would look like the end of the data.
 ///
 /// # Errors
-/// As reads and writes of either.
+/// The error of a read or write on either connection.
 pub(super) async fn copy_both_ways(one: TcpStream, other: TcpStream) -> io::Result<()> {
     let mut joined = ConnectionPair { ends: [one, other], is_complete: false };
     let [one, other] = &mut joined.ends;
@@ -114,7 +116,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::task::JoinHandle;
 
-    /// A child's end, the far end, and what leads from one to the other.
+    /// A child's end, the far end, and the task that forwards between them.
     async fn forwarded() -> (TcpStream, TcpStream, JoinHandle<()>) {
         let [near, far] =
             [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];

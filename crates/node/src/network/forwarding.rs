@@ -14,21 +14,21 @@ use farfork_sys::process_identity::ProcessIdentity;
 use super::ports::forward_ports;
 use super::{BoundPort, EgressPolicy, EgressProxy, FanOutNetwork, NetworkMode};
 
-/// Them. Dropping it closes them, but for a way out that others share.
+/// The forwarding of one child. Dropping it closes its ports, and its egress unless other children share it.
 #[derive(Debug, Default)]
 pub(crate) struct ChildForwarding {
-    /// Ports of the node.
+    /// Published ports of the node.
     published: Vec<BoundPort>,
-    /// The way out.
+    /// The egress of the child's network.
     egress_proxy: Option<Arc<EgressProxy>>,
 }
 
 impl ChildForwarding {
-    /// Opens a way out, where one is asked for, of the network that a child is to be in: that of the process, or of its fan-out. Must be called
+    /// Opens the requested egress in the network of the process, or in that shared by its fan-out. Must be called
     /// within the runtime.
     ///
     /// # Errors
-    /// As [`EgressProxy::open`].
+    /// The errors of [`EgressProxy::open`].
     pub(crate) fn open(
         published: Vec<BoundPort>,
         egress: &EgressPolicy,
@@ -42,7 +42,7 @@ impl ChildForwarding {
         Ok(Self { published, egress_proxy })
     }
 
-    /// Leads whoever comes. Never returns; what is under way ends when this is dropped.
+    /// Forwards connections to the published ports. Never returns; all forwarding ends when this is dropped.
     pub(crate) async fn serve(self, container: Arc<RunningContainer>) {
         let Self { published, egress_proxy: _open } = self;
         forward_ports(published, &container).await;
@@ -53,13 +53,14 @@ fn open_proxy_in(egress: &EgressPolicy, process: BorrowedFd<'_>) -> io::Result<E
     EgressProxy::open(egress.clone(), || namespace::enter_network_of(process))
 }
 
-/// Doors of an earlier daemon's children, which are opened again: children that share a network share its way out.
+/// Egress proxies reopened for children of an earlier daemon, by network namespace. Children that share a network share
+/// its proxy.
 #[derive(Debug, Default)]
 pub(crate) struct ReopenedProxies(HashMap<u64, Arc<EgressProxy>>);
 
 impl ReopenedProxies {
-    /// Those of a child, which is the process of that identity. Where its way out cannot be opened, it has none. Must be called within the
-    /// runtime.
+    /// Reopens the forwarding of the child with this process identity. If its egress cannot be opened, the child has
+    /// none. Must be called within the runtime.
     pub(crate) fn reopen(&mut self, published: Vec<BoundPort>, egress: &EgressPolicy, child: &str) -> ChildForwarding {
         let egress_proxy = if egress.is_none() { Ok(None) } else { self.reopen_proxy(egress, child).map(Some) };
         let egress_proxy = egress_proxy.unwrap_or_else(|error| {

@@ -41,13 +41,14 @@ pub(crate) enum NetworkMode {
     /// Its own.
     #[default]
     Private,
-    /// That of all children of its fork on this node.
+    /// A network shared by all children of its fork on this node.
     Shared,
     /// The node's.
     Host,
 }
 
-/// The network that the children of one fork on this node share: made for the first, gone with the last.
+/// The network that the children of one fork on this node share. It is created for the first child, and closed with the
+/// last.
 #[derive(Debug)]
 pub(crate) struct FanOutNetwork {
     id: u64,
@@ -63,7 +64,7 @@ impl Default for FanOutNetwork {
 }
 
 impl FanOutNetwork {
-    /// Tells it from all others of this daemon.
+    /// Distinguishes this network from all others of this daemon.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -78,7 +79,7 @@ impl FanOutNetwork {
         Ok(made.insert(Arc::new(network)).clone())
     }
 
-    /// The way out of it, which is the same for all, as they were asked for together.
+    /// The egress proxy of this network, opened on first use. All children of a fork have the same egress policy.
     fn egress_proxy(&self, egress: &EgressPolicy) -> io::Result<Arc<EgressProxy>> {
         let network = self.get_or_create()?;
         let mut egress_proxy = self.egress_proxy.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +92,7 @@ impl FanOutNetwork {
 }
 
 impl NetworkMode {
-    /// The network that a container is built with for it.
+    /// The network with which a container for this mode is built.
     pub(crate) fn to_container_spec(self) -> NetworkSpec {
         match self {
             Self::Private => NetworkSpec::Private,
@@ -99,10 +100,11 @@ impl NetworkMode {
         }
     }
 
-    /// Has all that is to run in a container, one that was built for it, be in this network.
+    /// Makes a container, which was built for this mode, run its child in this network.
     ///
     /// # Errors
-    /// It cannot be made or entered, or is none for such a seed; the container is of no use any more.
+    /// The network cannot be created or entered, or conflicts with a port of the seed. The container can then no longer
+    /// be used.
     pub(crate) fn enter(
         self,
         container: &Container,
@@ -111,7 +113,7 @@ impl NetworkMode {
         limit: Duration,
     ) -> Result<(), RestoreError> {
         let object = |cause| RestoreError::CreateObject { object: "the network", cause };
-        // Where its users are its own, only who bears the child is led there.
+        // In a container with its own users, only the privileged forker enters the network.
         if container.id_range().is_none() && container.network() != self.to_container_spec() {
             return Err(object(io::Error::other("the container was built for another")));
         }

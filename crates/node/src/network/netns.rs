@@ -6,10 +6,10 @@ use std::thread;
 
 use tokio::sync::oneshot;
 
-/// Has something made where `enter` leads a thread.
+/// Runs `make` on a thread that has entered a network by `enter`.
 ///
 /// # Errors
-/// The network cannot be entered, or what `make` says.
+/// The network cannot be entered, or `make` fails.
 pub(super) async fn create_in_netns<T: Send + 'static>(
     enter: impl FnOnce() -> io::Result<()> + Send + 'static,
     make: impl FnOnce() -> io::Result<T> + Send + 'static,

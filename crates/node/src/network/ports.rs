@@ -1,5 +1,5 @@
-//! Published ports of the node: the daemon accepts a connection, and makes another inside the child's network, to its
-//! loopback address. Bytes flow both ways until both sides have ended, or for a while after the child has ended.
+//! Published ports of the node. The daemon accepts a connection, and connects to the loopback address in the child's
+//! network. Bytes are copied both ways until both sides have ended, or for a while after the child has ended.
 
 use std::fmt;
 use std::io;
@@ -20,16 +20,16 @@ use tonic::Code;
 
 use super::{connections, netns};
 
-/// A port of the node that leads to one of a child.
+/// A port of the node that is forwarded to one of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PortMapping {
-    /// On the node, at all of its addresses of version 4.
+    /// On all IPv4 addresses of the node.
     pub(crate) node: u16,
     /// In the child's own network.
     pub(crate) child: u16,
 }
 
-/// A port of the node that nobody else has now.
+/// A port of the node to which this daemon is bound.
 #[derive(Debug)]
 pub(crate) struct BoundPort {
     port: PortMapping,
@@ -37,10 +37,10 @@ pub(crate) struct BoundPort {
 }
 
 impl BoundPort {
-    /// Takes the ports; all of them or none. Must be called within the runtime.
+    /// Binds all of the ports, or none. Must be called within the runtime.
     ///
     /// # Errors
-    /// One is taken, or may not be.
+    /// A port is in use, or this process may not bind it.
     pub(crate) fn bind_all(ports: &[PortMapping]) -> Result<Vec<Self>, Failure> {
         ports.iter().map(|port| Self::bind(*port)).collect()
     }
@@ -59,7 +59,7 @@ impl BoundPort {
         Ok(Self { port, listener })
     }
 
-    /// Leads connections into the container until this is dropped.
+    /// Forwards connections into the container until this is dropped.
     async fn serve(self, container: Arc<RunningContainer>) {
         let Self { port, listener } = self;
         let forward = |stream| forward_connection(stream, container.clone(), port);
@@ -68,7 +68,7 @@ impl BoundPort {
     }
 }
 
-/// Leads connections to these ports into the container. Never returns; what is under way ends when this is dropped.
+/// Forwards connections to these ports into the container. Never returns; all forwarding ends when this is dropped.
 pub(super) async fn forward_ports(published: Vec<BoundPort>, container: &Arc<RunningContainer>) {
     let mut serving = JoinSet::new();
     for one in published {
@@ -78,10 +78,10 @@ pub(super) async fn forward_ports(published: Vec<BoundPort>, container: &Arc<Run
     std::future::pending().await
 }
 
-/// One connection. Whoever made it is told by its end that nobody listens inside.
+/// Forwards one connection. If the child does not listen at the port, the connection is closed.
 async fn forward_connection(outside: TcpStream, container: Arc<RunningContainer>, port: PortMapping) {
     match connect_inside(container, port.child).await {
-        // Its ends are heard of by both sides.
+        // Both sides see how it ended.
         Ok(inside) => drop(connections::copy_both_ways(outside, inside).await),
         Err(error) => tracing::debug!(%port, %error, "a connection to a published port leads nowhere"),
     }
@@ -98,7 +98,7 @@ async fn connect_inside(container: Arc<RunningContainer>, port: u16) -> io::Resu
     TcpSocket::from_std_stream(socket).connect((Ipv4Addr::LOCALHOST, port).into()).await
 }
 
-/// As `--publish` takes it.
+/// The syntax of `--publish`.
 impl fmt::Display for PortMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.node, self.child)

@@ -16,14 +16,14 @@ use tracing_subscriber::registry::LookupSpan;
 use super::TARGET;
 use super::log::{PhaseIndex, PhaseLog, ROOT};
 
-/// Part of a process's subscriber.
+/// The layer of a process's tracing subscriber that collects phases.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PhaseCollector(Arc<ActiveRecordings>);
 
-/// What is recorded at the moment.
+/// The logs of all recordings in progress.
 #[derive(Debug, Default)]
 struct ActiveRecordings {
-    /// How many logs there are.
+    /// Number of logs.
     count: AtomicUsize,
     logs: Mutex<RecordingTable>,
 }
@@ -34,11 +34,11 @@ struct RecordingTable {
     by_number: BTreeMap<u64, Arc<PhaseLog>>,
 }
 
-/// Has spans made while anything is recorded.
+/// Enables spans while a recording is in progress.
 #[derive(Debug)]
 pub(super) struct RecordingFilter(Arc<ActiveRecordings>);
 
-/// Where a span stands in a log; kept with the span.
+/// The log and phase of a span, stored with the span.
 struct SpanPosition {
     log: Arc<PhaseLog>,
     index: PhaseIndex,
@@ -49,7 +49,7 @@ impl PhaseCollector {
         RecordingFilter(self.0.clone())
     }
 
-    /// Takes a log on; gives its number, which the root span has as its field `recording`.
+    /// Adds a log. Returns its number, which the root span has in its field `recording`.
     pub(super) fn add_log(&self, log: Arc<PhaseLog>) -> u64 {
         let mut logs = self.logs();
         logs.next += 1;
@@ -59,7 +59,7 @@ impl PhaseCollector {
         number
     }
 
-    /// Spans to come are not for this log.
+    /// Removes a log; later spans are not recorded in it.
     pub(super) fn remove_log(&self, number: u64) {
         let mut logs = self.logs();
         logs.by_number.remove(&number);
@@ -73,7 +73,7 @@ impl PhaseCollector {
 
 impl<S> Filter<S> for RecordingFilter {
     fn enabled(&self, metadata: &Metadata<'_>, _: &Context<'_, S>) -> bool {
-        // Who asked for the recording sees its own count.
+        // Relaxed suffices: the thread that started the recording sees its own increment.
         metadata.target() == TARGET && self.0.count.load(Ordering::Relaxed) > 0
     }
 
@@ -142,7 +142,7 @@ where
     }
 }
 
-/// The fields that mean something here.
+/// The span and event fields that this layer reads.
 #[derive(Debug, Default)]
 struct FieldVisitor {
     recording: Option<u64>,

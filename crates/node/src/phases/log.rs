@@ -1,4 +1,4 @@
-//! The phases of one request on one node as they begin and end, and the list of them for the API.
+//! The phases of one request on one node, recorded as they begin and end, and their list for the API.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_api::v1;
 
-/// Most phases of one recording; further ones are not told. A request of one child has some forty; this leaves room for
-/// attempts that are repeated, and bounds what somebody who asks for a profile can make a node keep.
+/// Maximum phases of one recording; further ones are dropped. The start of one child has about 40, so this leaves room
+/// for retries. It bounds what a profile request makes a node keep in memory.
 const PHASES_MAX: usize = 512;
 
-/// A phase of a log.
+/// The index of a phase in its log.
 pub(super) type PhaseIndex = usize;
 
-/// The root, which is there from the beginning.
+/// The root phase, which every log has.
 pub(super) const ROOT: PhaseIndex = 0;
 
 /// The phases of one request on one node.
@@ -21,56 +21,56 @@ pub(super) const ROOT: PhaseIndex = 0;
 pub(super) struct PhaseLog {
     node: String,
     started: Instant,
-    /// The same moment by the clock that other processes tell theirs by, since 1970.
+    /// `started` by CLOCK_REALTIME, since 1970. Other processes report their phases by that clock.
     started_realtime: Duration,
     phases: Mutex<Vec<LoggedPhase>>,
 }
 
-/// A phase; times are since the log's begin.
+/// A phase. Times are relative to the start of the log.
 #[derive(Debug)]
 struct LoggedPhase {
     name: Cow<'static, str>,
     parent: PhaseIndex,
     started: Duration,
-    /// Absent while it goes on.
+    /// `None` while the phase is in progress.
     ended: Option<Duration>,
 }
 
 impl PhaseLog {
-    /// A log whose root phase begins now.
+    /// Creates a log whose root phase begins now.
     pub(super) fn new(node: String, root: &'static str) -> Self {
         let root = LoggedPhase { name: Cow::Borrowed(root), parent: ROOT, started: Duration::ZERO, ended: None };
         let started_realtime = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { node, started: Instant::now(), started_realtime, phases: Mutex::new(vec![root]) }
     }
 
-    /// A phase begins; `None` where there are too many.
+    /// Begins a phase. Returns `None` if the log is full.
     pub(super) fn begin_phase(&self, name: &'static str, parent: PhaseIndex) -> Option<PhaseIndex> {
         let started = self.started.elapsed();
         self.push(LoggedPhase { name: Cow::Borrowed(name), parent, started, ended: None })
     }
 
-    /// A phase ends, or ends once more.
+    /// Ends a phase; a later end replaces an earlier one.
     pub(super) fn end_phase(&self, index: PhaseIndex) {
         let ended = self.started.elapsed();
         self.phases()[index].ended = Some(ended);
     }
 
-    /// A phase that was over is told to end only where it was never told so.
+    /// Ends a phase that has not been ended.
     pub(super) fn close_phase(&self, index: PhaseIndex) {
         let ended = self.started.elapsed();
         self.phases()[index].ended.get_or_insert(ended);
     }
 
-    /// A phase that another process tells, in nanoseconds of CLOCK_REALTIME.
+    /// Adds a phase reported by another process, with times in nanoseconds of CLOCK_REALTIME.
     pub(super) fn add_remote_phase(&self, name: String, parent: PhaseIndex, begun_ns: u64, ended_ns: u64) {
         let since = |ns: u64| Duration::from_nanos(ns).saturating_sub(self.started_realtime);
         let (started, ended) = (since(begun_ns), Some(since(ended_ns)));
         self.push(LoggedPhase { name: Cow::Owned(name), parent, started, ended });
     }
 
-    /// The phases, each behind the one that it is part of, those of one phase in the order of their begins. None reaches
-    /// beyond the one that it is part of, and those that still go on end now.
+    /// The phases in depth-first order: each after its parent, siblings by their start. No phase extends beyond its
+    /// parent. Phases in progress end now.
     pub(super) fn list(&self) -> Vec<v1::Phase> {
         let now = self.started.elapsed();
         let phases = self.phases();
@@ -86,7 +86,7 @@ impl PhaseLog {
             let end_us = to_us(phase.ended.unwrap_or(now)).clamp(start_us, until_us);
             let (name, node) = (phase.name.to_string(), self.node.clone());
             listed.push(v1::Phase { name, depth, start_us, duration_us: end_us - start_us, node });
-            // The last in is the first out.
+            // Pushed in reverse order, since the last one is popped first.
             parts[index].sort_by_key(|part| std::cmp::Reverse((phases[*part].started, *part)));
             waiting.extend(parts[index].iter().map(|part| (*part, depth + 1, start_us, end_us)));
         }

@@ -1,6 +1,6 @@
 //! Phases: the parts of a request's time, recorded while the request runs, if it asks for that.
 //!
-//! A phase is a span of target [`TARGET`], in any crate. Its name is `noun.verb` of what it belongs to: `prepare.stop`,
+//! A phase is a span of target [`TARGET`], in any crate. Its name is `noun.verb` of its subject: `prepare.stop`,
 //! `resume.container`. Scripts read these names, so do not change one without need.
 
 mod collector;
@@ -22,14 +22,14 @@ pub(crate) use recording::PhaseRecording;
 //  answer  ◀─ PhaseRecording::finish ◀─ log ◀─────┴─ span
 //                                            PhaseCollector: sees spans begin and end
 //
-// Work on another thread enters the span that it belongs under there. Without a recording, no such span is made: the
-// check costs one counter read. Another process has no span to enter. Its phase is reported afterwards, by an event of
-// the same target with the fields `phase`, `begun_ns` and `ended_ns` (CLOCK_REALTIME). A clone of a span need not end
-// with its phase: the last exit counts.
-/// The target of the spans that are phases. Other crates write it out: they know nothing of this one.
+// Work on another thread enters its parent span there. Without a recording no such span is made: the check reads one
+// counter. Another process has no span to enter. Its phase is added afterwards, by an event of the same target with the
+// fields `phase`, `begun_ns` and `ended_ns` (CLOCK_REALTIME). A clone of a span may outlive its phase: the last exit is
+// its end.
+/// The target of the spans that are phases. Other crates repeat the literal, since they do not depend on this one.
 pub const TARGET: &str = "farfork::phase";
 
-/// What gathers phases, for a process's subscriber. Without it, requests are told of no phases.
+/// The layer that collects phases, for a process's tracing subscriber. Without it, requests get no phases.
 pub fn collector_layer<S>() -> impl Layer<S>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
@@ -39,7 +39,7 @@ where
     collector.with_filter(wanted)
 }
 
-/// Moves phases that were told since a later moment than the request's arrival to where they belong.
+/// Shifts phases whose times are relative to a moment `by` after the request's arrival.
 pub(crate) fn shift_phases(phases: &mut [v1::Phase], by: Duration) {
     let by_us = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
     phases.iter_mut().for_each(|phase| phase.start_us = phase.start_us.saturating_add(by_us));

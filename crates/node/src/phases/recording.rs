@@ -10,7 +10,7 @@ use super::TARGET;
 use super::collector::PhaseCollector;
 use super::log::PhaseLog;
 
-/// A request whose phases are gathered, if it asked for them. Dropping it gives them up.
+/// The recording of a request's phases, if the request asked for one. Dropping it ends the recording.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseRecording(Option<ActiveRecording>);
 
@@ -23,7 +23,7 @@ struct ActiveRecording {
 }
 
 impl PhaseRecording {
-    /// Gathers phases from now on, as parts of one of this name. Nothing where it is not wanted, or where the process has no
+    /// Starts a recording with a root phase of this name. Does nothing if it is not wanted, or if the process has no
     /// [`collector_layer`](super::collector_layer).
     pub(crate) fn start(is_wanted: bool, node: &NodeName, name: &'static str) -> Self {
         let collector =
@@ -35,12 +35,12 @@ impl PhaseRecording {
         Self(Some(ActiveRecording { collector, number, log, root }))
     }
 
-    /// What the work is to be done in.
+    /// The span to run the request's work in.
     pub(crate) fn span(&self) -> Span {
         self.0.as_ref().map_or_else(Span::none, |running| running.root.clone())
     }
 
-    /// The phases so far, in the order of the API; none where they were not asked for.
+    /// Ends the recording. Returns its phases in the order of the API; none if they were not requested.
     pub(crate) fn finish(self) -> Vec<v1::Phase> {
         self.0.as_ref().map_or_else(Vec::new, |running| running.log.list())
     }
@@ -59,8 +59,8 @@ mod tests {
     use super::{PhaseRecording, TARGET};
     use tracing_subscriber::layer::SubscriberExt as _;
 
-    /// Who listens is remembered for each place in the program, for all threads together: where one test comes to such a place for the
-    /// first time while the other begins to listen, it may be remembered that nobody does.
+    /// tracing caches for each callsite whether a subscriber is interested, for all threads. If one test reached a
+    /// callsite first while another test starts to record, the cache could keep "not interested".
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
     fn work() {

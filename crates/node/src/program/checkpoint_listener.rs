@@ -1,6 +1,6 @@
 //! Threads that accept programs. A program whose first message requests a checkpoint is captured by the thread that
-//! reads it. The same thread sends the reply: each hand-over would cost a wake-up for which the program waits. Any
-//! other program is passed to the asynchronous runtime, and this one after its reply.
+//! reads it. The same thread sends the reply: each hand-over would cost a wake-up, which the program would wait for.
+//! Any other program is passed to the asynchronous runtime; this one follows after its reply.
 //!
 //! A thread ends after every capture: the end of a ptrace(2) tracer releases threads that did not stop for the capture.
 
@@ -28,24 +28,25 @@ use super::socket_registry::{SocketRegistration, SocketRegistry};
 use crate::node::Node;
 use crate::seeds::{SeedBuilder, check_name};
 
-/// Programs that come at the same time and find a thread each. Captures keep a processor busy, and few machines have two to
-/// spare.
+/// Threads that wait for programs, so that two programs can connect at the same time. A capture keeps a CPU busy, and
+/// few machines have two to spare.
 const LISTENER_THREADS_MAX: usize = 2;
 
-/// How long a program may take from its connection to its first words before it is passed on: it says them at once.
+/// Time limit for a program's first message, which it sends right after connecting. Then it is passed to the runtime.
 const FIRST_MESSAGE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
-/// When a program is told that its capture takes too long. Its thread goes on: it may hang in the kernel.
+/// After this time a program gets the reply that its capture takes too long. The capturing thread continues: it may
+/// hang in the kernel.
 const CAPTURE_REPLY_TIMEOUT: Duration = capture::DEFAULT_TIMEOUT.saturating_add(capture::TIMEOUT_GRACE);
 
-/// Before a next attempt when a program cannot be accepted.
+/// Pause after a failed accept(2).
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The doors. Dropping this closes them; what goes on behind them goes on.
+/// The listener's threads. Dropping this stops accepting; captures in progress continue.
 #[derive(Debug)]
 pub(super) struct CheckpointListener(Arc<ListenerState>);
 
-/// What the threads share.
+/// State that the threads share.
 #[derive(Debug)]
 struct ListenerState {
     node: Arc<Node>,
@@ -54,13 +55,13 @@ struct ListenerState {
     accepted: mpsc::UnboundedSender<AcceptedProgram>,
     runtime: Handle,
     permits: Arc<Semaphore>,
-    /// Threads that wait for a program.
+    /// Threads that wait in accept(2).
     waiting_threads: AtomicUsize,
     is_closed: AtomicBool,
     pending: Mutex<Vec<Arc<PendingCheckpoint>>>,
 }
 
-/// A program that waits to be told of its seed.
+/// A program that waits for the reply to its checkpoint request.
 #[derive(Debug)]
 struct PendingCheckpoint {
     pid: u32,
@@ -70,7 +71,7 @@ struct PendingCheckpoint {
 }
 
 impl CheckpointListener {
-    /// Opens them. Must be called within the runtime.
+    /// Starts the threads. Must be called within the runtime.
     pub(super) fn start(
         node: Arc<Node>,
         registry: Arc<SocketRegistry>,
@@ -92,7 +93,8 @@ impl CheckpointListener {
         Self(listener_state)
     }
 
-    /// Tells programs whose capture takes too long, and sees to it that somebody waits for the next: those who did may hang.
+    /// Sends a failure to programs whose capture takes too long. Starts a thread if none waits for programs: all may
+    /// hang in captures.
     pub(super) fn expire_overdue(&self) {
         let listener_state = &self.0;
         let is_overdue = |checkpoint: &&Arc<PendingCheckpoint>| checkpoint.since.elapsed() > CAPTURE_REPLY_TIMEOUT;
@@ -118,7 +120,7 @@ impl Drop for CheckpointListener {
     fn drop(&mut self) {
         self.0.is_closed.store(true, Ordering::Relaxed);
         self.0.permits.close();
-        // Whoever waits in accept(2) is told so.
+        // This wakes the threads in accept(2).
         let _ = rustix::net::shutdown(&self.0.listener, Shutdown::Both);
     }
 }
@@ -135,14 +137,14 @@ impl ListenerState {
         }
     }
 
-    /// The life of a thread, until it captures.
+    /// Accepts programs until one is captured.
     ///
     /// ```text
     ///  ready ── accept ─┬─ anything else ─▶ passed on ──▶ ready
     ///                   └─ checkpoint ─▶ captured ─▶ replied, described, new thread started ─▶ holds the template ─▶ ends
     /// ```
     fn run_thread(self: Arc<Self>) {
-        // Others were made ready while this one was not.
+        // Enough others may have been started while this thread was busy.
         while self.waiting_threads.load(Ordering::Relaxed) < LISTENER_THREADS_MAX {
             let Ok(permit) = self.runtime.block_on(self.permits.clone().acquire_owned()) else { return };
             self.waiting_threads.fetch_add(1, Ordering::Relaxed);
@@ -158,14 +160,15 @@ impl ListenerState {
                 Err(_) if self.is_closed.load(Ordering::Relaxed) => return,
                 Err(error) => {
                     tracing::warn!(%error, "a program could not connect");
-                    // EMFILE and the like pass.
+                    // Errors such as EMFILE are temporary.
                     thread::sleep(ACCEPT_BACKOFF);
                 }
             }
         }
     }
 
-    /// Hears a program's first words; it comes back if it asks for a seed of itself, else it is passed on.
+    /// Reads a program's first message. Returns the program if that requests a checkpoint; otherwise passes it to the
+    /// runtime.
     fn read_first_message(
         &self,
         socket: OwnedFd,
@@ -195,7 +198,7 @@ impl ListenerState {
         None
     }
 
-    /// Makes a seed of a program, which waits for the answer at its socket.
+    /// Captures a program, which waits for the reply at its socket.
     fn capture_program(self: Arc<Self>, socket: OwnedFd, permit: OwnedSemaphorePermit, request: CheckpointRequest) {
         let CheckpointRequest { pid, socket_inode, name, ttl, offered } = request;
         let registration = self.registry.register(pid, socket_inode);
@@ -210,7 +213,7 @@ impl ListenerState {
             Err(failure) => reply_target.reply_once(&encode_failure_reply(&failure)),
         };
         let builder = check_name(&options.name).and_then(|()| {
-            // Who asks for itself is not paused.
+            // The program runs, so it cannot be paused.
             let lineage = self.node.lineage_of(pid)?;
             Ok((SeedBuilder::new(self.node.clone(), pid, options, Box::new(answer))?, lineage))
         });
@@ -238,7 +241,7 @@ impl ListenerState {
     }
 
     fn hand_off(&self, arrival: AcceptedProgram) {
-        // Nobody takes it any more when the daemon stops: then it ends here.
+        // Fails only while the daemon stops. The connection is then closed here.
         let _ = self.accepted.send(arrival);
     }
 
@@ -247,7 +250,7 @@ impl ListenerState {
     }
 }
 
-/// A program's request for a seed of itself.
+/// A program's request for a checkpoint of itself.
 struct CheckpointRequest {
     pid: u32,
     socket_inode: u64,
@@ -256,7 +259,7 @@ struct CheckpointRequest {
     offered: Option<CaptureOffer>,
 }
 
-/// A program's first message, of no bytes at its end; `None` if it says nothing for now.
+/// A program's first message: empty at the end of the connection, `None` if none arrives in time.
 fn receive_first_message(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
     let mut message = vec![0; REQUEST_BYTES_MAX];
     let mut received = fd_passing::receive(socket.as_fd(), &mut message, 0);
@@ -271,15 +274,15 @@ fn receive_first_message(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
 }
 
 impl PendingCheckpoint {
-    /// Tells it, once. Says whether it was told now.
+    /// Sends a reply, unless one was sent before. Returns whether it was sent now.
     fn reply_once(&self, reply: &[u8]) -> bool {
         let is_first = !self.is_replied.swap(true, Ordering::AcqRel);
-        // Nothing else is in the socket: a program that cannot be told has gone.
+        // The send buffer is empty, so a failed send means that the program has gone.
         is_first && fd_passing::send(self.socket.as_fd(), reply, &[]).is_ok()
     }
 }
 
-/// Hears of a capture, for a program at the door.
+/// Receives the progress of a capture for a waiting program.
 struct CaptureObserver {
     builder: SeedBuilder,
     handoff: ProgramHandoff,
@@ -288,8 +291,8 @@ struct CaptureObserver {
 impl CaptureCallbacks for CaptureObserver {
     fn template_ready(&mut self, ready_template: Result<ReadyTemplate, CaptureError>) -> bool {
         let is_wanted = self.builder.template_ready(ready_template);
-        // The kernel has put the program that was told behind this thread, on its processor: who sends over a socket mostly
-        // sleeps next. Here there is more to do, for which nobody waits as yet.
+        // The kernel has queued the woken program on this thread's CPU, since a sender usually sleeps next. This thread
+        // has more work to do, but none that is waited for, so let the program run first.
         thread::yield_now();
         if !is_wanted {
             self.handoff.listener.spawn_thread();
@@ -299,12 +302,13 @@ impl CaptureCallbacks for CaptureObserver {
 
     fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
         self.builder.capture_completed(captured);
-        // Only now: a fork that came at once has waited for the seed.
+        // Not earlier: a fork requested right after the reply waits for the seed to be complete.
         self.handoff.listener.spawn_thread();
     }
 }
 
-/// A program at the door. When this is dropped it is passed on, with whatever it wants next.
+/// A program whose capture is in progress. When this is dropped, the program is passed to the runtime for its further
+/// requests.
 struct ProgramHandoff {
     listener: Arc<ListenerState>,
     checkpoint: Arc<PendingCheckpoint>,
@@ -315,7 +319,7 @@ impl Drop for ProgramHandoff {
     fn drop(&mut self) {
         self.listener.pending().retain(|other| !Arc::ptr_eq(other, &self.checkpoint));
         let Some((registration, permit)) = self.registration_and_permit.take() else { return };
-        // Most say no more.
+        // Most programs send no further request.
         let has_gone = fd_passing::peek(self.checkpoint.socket.as_fd(), &mut [0; REQUEST_BYTES_MAX], 0);
         if matches!(has_gone, Ok((0, _))) {
             return;

@@ -23,34 +23,34 @@ use crate::node::Node;
 use crate::seeds::PrepareOptions;
 use crate::service;
 
-/// A message to the program, with a descriptor that goes with it.
+/// A message to the program, and a descriptor to send with it.
 pub(super) type OutgoingMessage = (Vec<u8>, Option<OwnedFd>);
 
-/// A program that is connected.
+/// The state of one connected program.
 struct ProgramConnection {
     node: Arc<Node>,
     registry: Arc<SocketRegistry>,
-    /// What connected.
+    /// The process that connected.
     pid: u32,
     registration: Option<SocketRegistration>,
     replies: mpsc::Sender<OutgoingMessage>,
     forks: ProgramForks,
-    /// Seeds that end with this connection.
+    /// Seeds that are dropped with this connection.
     owned_seeds: Vec<SeedId>,
 }
 
-/// A program that has come, with what was heard of it so far.
+/// A newly accepted program.
 #[derive(Debug)]
 pub(super) struct AcceptedProgram {
     pub(super) socket: OwnedFd,
-    /// Its first message, where that has not been dealt with.
+    /// Its first message, if that was read but not handled yet.
     pub(super) first_message: Option<Vec<u8>>,
     pub(super) registration: Option<SocketRegistration>,
-    /// Its place among [`PROGRAM_CONNECTIONS_MAX`](farfork_api::limits::PROGRAM_CONNECTIONS_MAX).
+    /// Its permit out of [`PROGRAM_CONNECTIONS_MAX`](farfork_api::limits::PROGRAM_CONNECTIONS_MAX).
     pub(super) permit: OwnedSemaphorePermit,
 }
 
-/// Serves one program until it goes away; then its children end, and the seeds that it owns.
+/// Serves one program until it disconnects. Then its children are killed, and its own seeds are dropped.
 pub(super) async fn serve_program(node: Arc<Node>, registry: Arc<SocketRegistry>, arrival: AcceptedProgram) {
     let AcceptedProgram { socket, first_message: first, registration: registered, permit: _permit } = arrival;
     let socket = match ProgramSocket::new(socket) {
@@ -83,7 +83,7 @@ pub(super) async fn serve_program(node: Arc<Node>, registry: Arc<SocketRegistry>
     }
 }
 
-/// Sends replies as they come.
+/// Sends replies in the order in which they are queued.
 async fn send_replies(socket: &ProgramSocket, mut outgoing: mpsc::Receiver<OutgoingMessage>) -> io::Result<()> {
     while let Some((message, fd)) = outgoing.recv().await {
         match &fd {
@@ -95,7 +95,7 @@ async fn send_replies(socket: &ProgramSocket, mut outgoing: mpsc::Receiver<Outgo
 }
 
 impl ProgramConnection {
-    /// Deals with requests until the program goes away, or says what no program says.
+    /// Handles requests until the program disconnects or sends an invalid message.
     async fn read_requests(mut self, socket: &ProgramSocket, mut first: Option<Vec<u8>>) -> io::Result<()> {
         loop {
             let message = match first.take() {
@@ -149,7 +149,7 @@ impl ProgramConnection {
         }
     }
 
-    /// Makes a seed of the program, which waits for the answer at this very socket.
+    /// Captures the program, which waits for the reply at this socket.
     async fn prepare_seed(
         &self,
         socket_inode: u64,
@@ -161,7 +161,7 @@ impl ProgramConnection {
         service::prepare_and_wait(&self.node, self.pid, checkpoint_options(name, ttl, sockets, offered)).await
     }
 
-    /// A program may fork its own seeds.
+    /// A program may fork its own seeds only.
     async fn fork(&mut self, fork: ForkOptions) -> io::Result<()> {
         if fork.count > FORK_COUNT_MAX {
             let cause = format!("{} children at a time: at most {FORK_COUNT_MAX} can be started", fork.count);
@@ -186,7 +186,7 @@ impl ProgramConnection {
         Ok(())
     }
 
-    /// Where the program has gone meanwhile, nobody would know of the seed: it is dropped.
+    /// Replies with a seed. If the program has disconnected meanwhile, the seed would be lost to it, so it is dropped.
     async fn reply_seed(&self, socket: &ProgramSocket, seed: v1::Seed) -> io::Result<()> {
         let sent = socket.send(&encode_seed_reply(&seed), &[]).await;
         if sent.is_err()
@@ -211,7 +211,7 @@ impl ProgramConnection {
     }
 }
 
-/// How a program's seed of itself is made.
+/// The options for a checkpoint that a program requests of itself.
 pub(super) fn checkpoint_options(
     name: String,
     ttl: Option<Duration>,
@@ -228,13 +228,13 @@ pub(super) fn checkpoint_options(
     PrepareOptions { name, freeze: false, ttl_ms, sealed: false, labels: HashMap::new(), namespaces, sockets, offer }
 }
 
-/// What a parent is told.
+/// The reply to the parent of a new seed.
 pub(super) fn encode_seed_reply(seed: &v1::Seed) -> Vec<u8> {
     let v1::Seed { id, pause_us, prepare_us, .. } = seed;
     Reply::Seed { seed: id, pause_us: *pause_us, prepare_us: *prepare_us }.encode()
 }
 
-/// What a program is told whose request failed.
+/// The reply to a failed request.
 pub(super) fn encode_failure_reply(failure: &Failure) -> Vec<u8> {
     let (code, text) = (failure.code() as u32, failure.to_string());
     Reply::Failed { batch: 0, index: 0, code, text: &text }.encode()
@@ -248,7 +248,8 @@ impl Drop for ProgramConnection {
     }
 }
 
-/// Apart from the connection, which does not wait for it. The program knows what it does, and its children end with it.
+/// Drops a seed in a task of its own; the connection does not wait for it. Forced, because the seed's children end with
+/// the program.
 fn drop_seed(node: Arc<Node>, seed: SeedId) {
     tokio::spawn(async move {
         if let Err(error) = service::drop_seed(&node, v1::DropRequest { seed: seed.to_string(), force: true }).await {

@@ -1,4 +1,5 @@
-//! Waits for all children of a program on one node, over one stream: their number leaves room on the connection.
+//! Waits for all children of a program on one node, over a single stream, so that the number of children does not use
+//! up the connection's streams.
 //!
 //! ```text
 //!  child started ──▶ TendInput ──▶ (its node) ──▶ pieces of its result, its end ──▶ ended, with the result
@@ -25,18 +26,18 @@ use tonic::{Code, Status};
 use super::fork_table::{ChildPosition, SharedForks};
 use crate::service;
 
-/// A child that is waited for.
+/// A child whose end is awaited.
 #[derive(Debug)]
 pub(super) struct WatchedChild {
     pub(super) child: String,
     pub(super) position: ChildPosition,
-    /// What has come of its result: a memfd.
+    /// The part of its result that has arrived: a memfd.
     pub(super) result: Option<File>,
 }
 
 type ExitEventStream = Pin<Box<dyn Stream<Item = Result<v1::TendOutput, Status>> + Send>>;
 
-/// Waits for the children that come, until no more can, or the node does not answer.
+/// Reports the ends of the children from `inbox`, until it closes or the node does not answer.
 pub(super) async fn watch_exits(
     batch: &Arc<SharedForks>,
     node: &NodeName,
@@ -62,7 +63,7 @@ async fn relay_events(
     inbox: &mut mpsc::UnboundedReceiver<WatchedChild>,
     waiting: &mut HashMap<String, WatchedChild>,
 ) -> Result<(), Failure> {
-    // Not bounded but by the children, which a fork's limit bounds.
+    // Unbounded, but a fork's limit bounds the number of children.
     let (inputs, receiver) = mpsc::unbounded_channel();
     let mut outputs = open_stream(batch, node, UnboundedReceiverStream::new(receiver)).await?;
     loop {
@@ -147,7 +148,7 @@ fn append_result(result: &mut Option<File>, piece: &[u8]) -> io::Result<()> {
     file.write_all(piece)
 }
 
-/// Tells of a child's end.
+/// Reports a child's end to the program.
 async fn report_exit(batch: &SharedForks, watched_child: WatchedChild, end: ChildEnd<'_>) {
     batch.remove_ended(watched_child.position);
     let result = watched_child.result.and_then(|file| memfd::seal_read_only(&file).ok());

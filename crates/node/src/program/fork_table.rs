@@ -1,5 +1,5 @@
-//! The children that one program has requested: started, reported and killed as it asks, wherever they run.
-//! `exit_watcher` waits for their ends.
+//! The children that one program has requested: starts, reports and kills them, on any node. `exit_watcher` waits for
+//! their ends.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -20,16 +20,16 @@ use super::socket_registry::ChannelSockets;
 use crate::node::Node;
 use crate::service;
 
-/// What kills a child: it cannot be caught.
+/// The signal that kills a child: it cannot be caught.
 const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
 
-/// A child's place: the program's number for its batch, and its number in the batch.
+/// A child's position: the program's number of its batch, and its index in the batch.
 pub(super) type ChildPosition = (u32, u32);
 
-/// The children of one program. Dropping this ends them.
+/// The children of one program. Dropping this kills them.
 pub(super) struct ProgramForks(Arc<SharedForks>);
 
-/// What the tasks that deal with a program's children share.
+/// State that the tasks for a program's children share.
 pub(super) struct SharedForks {
     pub(super) node: Arc<Node>,
     channels: ChannelSockets,
@@ -39,41 +39,41 @@ pub(super) struct SharedForks {
 
 #[derive(Default)]
 struct ForkTable {
-    /// The program has gone: there shall be none.
+    /// The program has disconnected: further children are killed at once.
     is_disconnected: bool,
     running: HashMap<ChildPosition, ForkedChild>,
     /// By the node that the children run on.
     exit_watchers: HashMap<NodeName, mpsc::UnboundedSender<WatchedChild>>,
-    /// The tenders' tasks.
+    /// The tasks of the exit watchers.
     watcher_tasks: JoinSet<()>,
 }
 
 struct ForkedChild {
     child: ChildId,
-    /// The program wanted its end.
+    /// The program has requested to kill it.
     is_kill_requested: bool,
 }
 
 impl ProgramForks {
-    /// None yet; what happens to them goes to `replies`.
+    /// An empty table. Reports about children are sent to `replies`.
     pub(super) fn new(node: Arc<Node>, channels: ChannelSockets, replies: mpsc::Sender<OutgoingMessage>) -> Self {
         Self(Arc::new(SharedForks { node, channels, replies, children: Mutex::default() }))
     }
 
-    /// Starts children; each is told of as it starts and as it ends. This goes on when the program has gone, to end those
-    /// that have just been started.
+    /// Starts children, and reports the start and the end of each. This continues after the program has disconnected,
+    /// in order to kill children that were just being started.
     pub(super) fn fork(&self, fork: ForkOptions) {
         let batch = self.0.clone();
         tokio::spawn(async move { batch.run_fork(fork).await });
     }
 
-    /// Starts none of the children, for this reason.
+    /// Reports all children of a fork as failed, for this reason.
     pub(super) fn reject_fork(&self, fork: ForkOptions, failure: Failure) {
         let batch = self.0.clone();
         tokio::spawn(async move { batch.reject_fork(&fork, &failure).await });
     }
 
-    /// Kills a child; nothing happens where there is none.
+    /// Kills a child, if it is running.
     pub(super) fn kill_child(&self, position: ChildPosition) {
         let mut children = self.0.children();
         if let Some(running) = children.running.get_mut(&position) {
@@ -104,7 +104,7 @@ async fn kill_by_id(node: &Node, child: ChildId) {
     }
 }
 
-/// The payload of each child is its number, where it is to have one.
+/// The request to the node. If payloads are requested, each child's payload is its number.
 fn to_fork_request(fork: &ForkOptions) -> v1::ForkRequest {
     let timeout_ms = fork.timeout.map_or(0, |limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
     let indices = fork.first..fork.first + if fork.has_payload { fork.count } else { 0 };
@@ -128,7 +128,7 @@ fn to_fork_request(fork: &ForkOptions) -> v1::ForkRequest {
             ..v1::ChildOptions::default()
         }),
         profile: false,
-        // The stream of Tend does that.
+        // The stream of Tend ends the children instead.
         attended: false,
     }
 }
@@ -182,7 +182,7 @@ impl SharedForks {
         self.watch_exit(id.node(), WatchedChild { child: child.id, position, result: None });
     }
 
-    /// The program's end of a child's channel. A child whose channel cannot be opened is of no use, and ends.
+    /// The program's end of a child's channel. If the channel cannot be opened, the child is killed.
     async fn open_channel(&self, child: &ChildId) -> Option<OwnedFd> {
         let opened = service::open_channel(&self.node, child).await;
         let registered = opened.map_err(|failure| failure.to_string()).and_then(|socket| {
@@ -199,7 +199,7 @@ impl SharedForks {
         }
     }
 
-    /// Hands a child to the tender of its node, of which there is one as long as it is of use.
+    /// Passes a child to the exit watcher of its node, and starts that watcher if there is none.
     fn watch_exit(self: &Arc<Self>, node: &NodeName, mut watched_child: WatchedChild) {
         let mut children = self.children();
         if children.is_disconnected {
@@ -219,7 +219,8 @@ impl SharedForks {
         children.watcher_tasks.spawn(async move { exit_watcher::watch_exits(&batch, &node, inbox).await });
     }
 
-    /// A child has ended, and is no longer there to be killed. Nobody will ask for one that the program killed.
+    /// Removes a child that has ended. One that the program killed is removed from its node's list too, as its result
+    /// will not be requested.
     pub(super) fn remove_ended(&self, position: ChildPosition) {
         let mut children = self.children();
         if let Some(ForkedChild { child, is_kill_requested: true }) = children.running.remove(&position) {
@@ -238,7 +239,7 @@ impl SharedForks {
     }
 
     pub(super) async fn send_reply(&self, reply: Reply<'_>, fd: Option<OwnedFd>) {
-        // Where the program has gone, all this is about to end too.
+        // Fails only if the program has disconnected; its children are then about to be killed.
         let _ = self.replies.send((reply.encode(), fd)).await;
     }
 

@@ -25,10 +25,10 @@ use socket_registry::SocketRegistry;
 
 pub(crate) use socket::listen;
 
-/// Between two looks at what goes on at the doors: nobody is late by more.
+/// How often captures are checked for their time limit: a reply is late by this much at most.
 const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves programs until `stopped` turns true; their children end then.
+/// Serves programs until `stopped` becomes true; their children are then killed.
 ///
 /// ```text
 ///  program ──▶ socket ──▶ checkpoint_listener ─┬─ checkpoint, its first request: captured while it waits at this socket

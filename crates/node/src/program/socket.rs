@@ -14,24 +14,24 @@ use tokio::io::unix::AsyncFd;
 
 use crate::async_fd::{FdOwner, watch_read_write};
 
-/// Programs that may wait to be accepted: a moment's worth.
+/// Length of the queue of connections that are not accepted yet.
 const BACKLOG: i32 = 128;
 
 /// A connected program.
 #[derive(Debug)]
 pub(super) struct ProgramSocket(AsyncFd<FdOwner<OwnedFd>>);
 
-/// Makes the socket, for its owner alone. What an earlier daemon left there is replaced.
+/// Creates the listening socket, accessible by its owner only. Replaces the socket of an earlier daemon.
 ///
 /// # Errors
-/// As socket(2), bind(2), listen(2).
+/// The error of socket(2), bind(2) or listen(2).
 pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    // The run directory has mode 0700, so that nobody gets in before the mode is set.
+    // The run directory has mode 0700, so no other user can connect before the mode is set.
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -39,20 +39,20 @@ pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
 }
 
 impl ProgramSocket {
-    /// Of a program that was accepted, which must not block. Must be called within the runtime.
+    /// Wraps the accepted connection of a program, which must be non-blocking. Must be called within the runtime.
     ///
     /// # Errors
-    /// As epoll_ctl(2).
+    /// The error of epoll_ctl(2).
     pub(super) fn new(program: OwnedFd) -> io::Result<Self> {
         Ok(Self(watch_read_write(program)?))
     }
 
-    /// The process that connected; `None` where this daemon has no number for it.
+    /// The process that connected; `None` if it has no pid in this daemon's pid namespace.
     pub(super) fn peer_pid(&self) -> io::Result<Option<i32>> {
         fd_passing::peer_pid(self.fd())
     }
 
-    /// The next message, whole; `None` at the end. What is longer than any request is an error.
+    /// The next whole message; `None` at the end of the connection. A message longer than any request is an error.
     pub(super) async fn receive(&self) -> io::Result<Option<Vec<u8>>> {
         let mut message = vec![0; REQUEST_BYTES_MAX];
         loop {

@@ -1,5 +1,5 @@
-//! Registry of the sockets of programs that are connected to this daemon. A capture carries those, and refuses every
-//! other.
+//! Registry of the sockets that programs have open to this daemon. A capture carries these over to children, and
+//! refuses every other connected socket.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,15 +12,15 @@ use farfork_fork::capture::DaemonSockets;
 #[derive(Debug, Default)]
 pub(super) struct SocketRegistry(Mutex<BTreeMap<u64, u32>>);
 
-/// A connection that is registered until this is dropped.
+/// Registration of a connection, removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct SocketRegistration {
     registry: Arc<SocketRegistry>,
     inode: u64,
 }
 
-/// The program's ends of its children's channels, registered as long as the program is connected: it may keep them open when a
-/// child has ended.
+/// Registrations of the program's ends of its children's channels. They last as long as the program is connected: it
+/// may keep such a socket open after the child has ended.
 #[derive(Debug)]
 pub(super) struct ChannelSockets {
     pub(super) registry: Arc<SocketRegistry>,
@@ -29,10 +29,10 @@ pub(super) struct ChannelSockets {
 }
 
 impl ChannelSockets {
-    /// Registers one that the program is about to get.
+    /// Registers a channel's socket that is about to be sent to the program.
     ///
     /// # Errors
-    /// As fstat(2).
+    /// The error of fstat(2).
     pub(super) fn register(&self, socket: &OwnedFd) -> io::Result<()> {
         let inode = rustix::fs::fstat(socket)?.st_ino;
         let registration = self.registry.register(self.pid, inode);
@@ -42,13 +42,14 @@ impl ChannelSockets {
 }
 
 impl SocketRegistry {
-    /// Registers a connection of a process. What a process says of its own sockets harms nobody else.
+    /// Registers a connection of a process. The inode is reported by the process itself; a false one affects only that
+    /// process.
     pub(super) fn register(self: &Arc<Self>, pid: u32, inode: u64) -> SocketRegistration {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(inode, pid);
         SocketRegistration { registry: self.clone(), inode }
     }
 
-    /// The connections of a process, which waits at the one of `caller`.
+    /// The connections of a process. `caller` is the connection at which it waits for the reply.
     pub(super) fn sockets(&self, pid: u32, caller: u64) -> DaemonSockets {
         let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let others = open.iter().filter(|(inode, owner)| **owner == pid && **inode != caller);

@@ -1,6 +1,6 @@
-//! Memory budget of templates: a seed that would exceed it is refused at prepare, so that none is lost for lack of
-//! memory later. A template first shares its pages with the parent, and alone holds each page that the parent writes
-//! from then on: at most all of them. A sealed seed holds none.
+//! Memory budget of templates. A seed that would exceed it is refused at prepare, so that no template is lost for lack
+//! of memory later. A template first shares all pages with its parent. It then holds alone each page that the parent
+//! writes: at most all of them. A sealed seed holds none.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -13,28 +13,28 @@ use tonic::Code;
 
 use super::{SealProgress, SeedEntry, SeedRegistry};
 
-/// Most seeds that a refusal names; more would hide what to do.
+/// Maximum number of seeds that a refusal names: a longer list would hide the advice.
 const SEEDS_NAMED_MAX: usize = 3;
 
-/// Bounds on what templates may come to hold.
+/// Limits of the memory that templates may hold.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SeedBudget {
-    /// All of them; none for no bound.
+    /// Limit of all templates together; unlimited if `None`.
     pub bytes_max: Option<u64>,
-    /// Those of processes of one user.
+    /// Limit for the templates of one user's processes; unlimited if `None`.
     pub user_bytes_max: Option<u64>,
 }
 
-/// What a template may come to hold.
+/// The memory that a template may come to hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct MemoryCharge {
     pub(super) bytes: u64,
-    /// The user of its parent.
+    /// The user id of its parent.
     pub(super) user: u32,
 }
 
 impl MemoryCharge {
-    /// What a template of a process has at least, as the kernel counts; so much is known before anything is captured.
+    /// A lower bound for a process, from its status(5) in /proc. It is known before the capture.
     pub(super) fn estimate_min(pid: u32) -> Self {
         let status = read_text(&format!("/proc/{pid}/status")).unwrap_or_default();
         let kib = |name: &str| {
@@ -44,22 +44,22 @@ impl MemoryCharge {
         Self { bytes: (kib("RssAnon:") + kib("VmSwap:")) << 10, user: process_uid(pid) }
     }
 
-    /// That of a process.
+    /// The charge for a template of this process.
     pub(super) fn new(pid: u32, bytes: u64) -> Self {
         Self { bytes, user: process_uid(pid) }
     }
 }
 
 impl SeedBudget {
-    /// Whether there is any bound.
+    /// Whether any limit is set.
     pub(super) fn is_bounded(&self) -> bool {
         self.bytes_max.is_some() || self.user_bytes_max.is_some()
     }
 
-    /// Whether a template of that process may be held beside others.
+    /// Checks whether a template of this process fits next to the charges in `held`.
     ///
     /// # Errors
-    /// It may not; the failure says what holds how much.
+    /// It does not fit. The failure names the largest holders.
     pub(super) fn check_charge(
         &self,
         pid: u32,
@@ -83,7 +83,7 @@ impl SeedBudget {
 }
 
 impl SeedEntry {
-    /// What its template may come to hold: nothing where an image has its memory, or its parent is the template.
+    /// The charge of this seed. It is 0 if an image has its memory, or if its stopped parent is the template.
     pub(super) fn memory_charge(&self) -> MemoryCharge {
         let holds_nothing = matches!(self.seal_progress, Some(SealProgress::Sealed { .. })) || self.view.frozen;
         MemoryCharge { bytes: if holds_nothing { 0 } else { self.memory_charge.bytes }, ..self.memory_charge }
@@ -91,15 +91,15 @@ impl SeedEntry {
 }
 
 impl SeedRegistry {
-    /// What templates may come to hold together, and what they may at most.
+    /// The sum of all charges, and the limit.
     pub(crate) fn charged_bytes(&self) -> (u64, Option<u64>) {
         (self.entries().values().map(|seed| seed.memory_charge().bytes).sum(), self.budget.bytes_max)
     }
 
-    /// Whether a seed of a process can be refused before it is stopped for that.
+    /// Checks the lower bound before the process is stopped.
     ///
     /// # Errors
-    /// It can.
+    /// Even the lower bound exceeds the budget.
     pub(super) fn check_budget(&self, pid: u32) -> Result<(), Failure> {
         if !self.budget.is_bounded() {
             return Ok(());
@@ -109,7 +109,7 @@ impl SeedRegistry {
     }
 }
 
-/// Each seed as it is named to people, with what it holds.
+/// The display name and the charge of each seed.
 pub(super) fn memory_charges<'a>(
     listed: impl Iterator<Item = (&'a SeedId, &'a SeedEntry)>,
 ) -> Vec<(String, MemoryCharge)> {
@@ -121,7 +121,7 @@ fn process_uid(pid: u32) -> u32 {
     fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid())
 }
 
-/// Whether so much has room beside what is held; the cause where it has not.
+/// Checks that `wanted` bytes fit into the rest of the budget. The error is the cause of a refusal.
 fn check_fits(wanted: u64, bytes_max: u64, scope: &str, held: &[(String, MemoryCharge)]) -> Result<(), String> {
     let left = bytes_max.saturating_sub(held.iter().map(|(_, charge)| charge.bytes).sum());
     if wanted <= left {

@@ -1,5 +1,5 @@
-//! Completion of a seed: whether it can be forked yet. Prepare is answered as soon as nothing of the process is refused
-//! and it runs again. The descriptor is completed while the answer travels; a fork that arrives earlier waits.
+//! Completion of a seed: whether it can be forked yet. Prepare is answered as soon as nothing can be refused any more
+//! and the process runs again. The descriptor is completed while the reply travels; a fork that arrives earlier waits.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use farfork_api::failure::Failure;
 
-/// How a seed's completion stands.
+/// The state of a seed's completion.
 ///
 /// ```text
 ///  listed ─▶ underway ─┬─▶ ready
@@ -19,40 +19,40 @@ use farfork_api::failure::Failure;
 pub(super) struct SeedCompletion {
     state: Mutex<CompletionState>,
     completed: Condvar,
-    /// The same for tasks, each of which is woken by who concludes.
+    /// Wakes asynchronous waiters; `completed` wakes threads.
     completed_async: Notify,
 }
 
 #[derive(Debug, Default)]
 struct CompletionState {
-    /// `None` while it is underway.
+    /// `None` while underway.
     outcome: Option<Result<(), Failure>>,
-    /// Completed when it had been dropped already: its end is for who dropped it to see.
+    /// A seed that was dropped before it was complete. The task that drops it takes it from here.
     dropped_seed: Option<Seed>,
 }
 
 impl SeedCompletion {
-    /// Tells all who wait, and all who come.
+    /// Records the outcome, and wakes all waiters.
     pub(super) fn complete(&self, outcome: Result<(), Failure>) {
         self.state().outcome = Some(outcome);
         self.completed.notify_all();
         self.completed_async.notify_waiters();
     }
 
-    /// The seed is complete; `unlisted` where it had been dropped already.
+    /// Marks the seed as complete. `unlisted` is the seed if it was dropped before.
     pub(super) fn complete_with(&self, unlisted: Option<Seed>) {
         self.state().dropped_seed = unlisted;
         self.complete(Ok(()));
     }
 
-    /// How it ended; `None` while it is underway.
+    /// The outcome; `None` while underway.
     pub(super) fn outcome(&self) -> Option<Result<(), Failure>> {
         self.state().outcome.clone()
     }
 
-    /// Waits for the end, at most `limit`; `None` if it is not over then.
+    /// Waits for the outcome, at most `limit`; `None` if there is none by then.
     pub(super) async fn wait(&self, limit: Duration) -> Option<Result<(), Failure>> {
-        // From here on it hears of the end.
+        // Registered before the check, so that no notification is lost.
         let completed = self.completed_async.notified();
         if let Some(outcome) = self.outcome() {
             return Some(outcome);
@@ -61,7 +61,7 @@ impl SeedCompletion {
         self.outcome()
     }
 
-    /// Waits for the end, blocking, at most `limit`; gives a seed that was dropped before it was complete.
+    /// Blocks until there is an outcome, at most `limit`. Returns the seed if it was dropped before it was complete.
     pub(super) fn wait_dropped_seed(&self, limit: Duration) -> Option<Seed> {
         let waited = self.completed.wait_timeout_while(self.state(), limit, |state| state.outcome.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.dropped_seed.take()

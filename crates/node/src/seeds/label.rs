@@ -7,13 +7,13 @@ use tonic::Code;
 use farfork_api::failure::Failure;
 use farfork_api::limits::LABEL_BYTES_MAX;
 
-/// Most labels of a seed: they travel with each list.
+/// Maximum labels of a seed: each list of seeds carries them.
 const LABELS_MAX: usize = 16;
 
-/// Whether a seed may have these.
+/// Checks the labels of a new seed.
 ///
 /// # Errors
-/// It may not.
+/// There are too many, or one is malformed.
 pub(crate) fn check_labels(labels: &HashMap<String, String>) -> Result<(), Failure> {
     let refuse = |object: String, cause: String| Err(Failure::new(Code::InvalidArgument, object, cause));
     if labels.len() > LABELS_MAX {

@@ -3,11 +3,11 @@
 
 use crate::clock;
 
-/// How many looks at who needs a seed there are in its time to live: the lease runs out between so much less than that time,
-/// and that time, after the last one has ended.
+/// Number of checks per time to live. After its last user has ended, a seed lives between 7/8 of its time to live and
+/// all of it.
 const CHECKS_PER_LEASE: u64 = 8;
 
-/// A seed's lease, in milliseconds, and in milliseconds since 1970.
+/// A seed's lease. Durations are in milliseconds, times in milliseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lease {
     ttl_ms: u64,
@@ -16,18 +16,18 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// The lease of a seed that was made then; none without a time to live.
+    /// The lease of a seed created at this time; `None` without a time to live.
     pub(super) fn new(ttl_ms: u64, created_unix_ms: u64) -> Option<Self> {
         let expires_unix_ms = created_unix_ms.saturating_add(ttl_ms);
         (ttl_ms > 0).then_some(Self { ttl_ms, renewed_unix_ms: created_unix_ms, expires_unix_ms })
     }
 
-    /// The lease of a seed that a daemon finds, which ends when it would have ended.
+    /// The lease of a sealed seed that a starting daemon loads. It keeps its expiry time.
     pub(super) fn from_image(ttl_ms: u64, expires_unix_ms: u64) -> Option<Self> {
         (ttl_ms > 0).then_some(Self { ttl_ms, renewed_unix_ms: 0, expires_unix_ms })
     }
 
-    /// From now on it lasts as long again.
+    /// Restarts the lease now.
     pub(super) fn renew(&mut self) {
         self.renew_at(clock::unix_ms_now());
     }
@@ -37,18 +37,18 @@ impl Lease {
         self.expires_unix_ms = now_unix_ms.saturating_add(self.ttl_ms);
     }
 
-    /// When the seed is dropped.
+    /// When the lease expires.
     pub(super) fn expires_unix_ms(&self) -> u64 {
         self.expires_unix_ms
     }
 
-    /// Whether it is time to look who needs the seed.
+    /// Whether to check if the seed is needed.
     pub(super) fn is_check_due(&self, now_unix_ms: u64) -> bool {
         self.is_expired(now_unix_ms)
             || now_unix_ms.saturating_sub(self.renewed_unix_ms) >= self.ttl_ms / CHECKS_PER_LEASE
     }
 
-    /// Whether its time is over.
+    /// Whether the lease has expired.
     pub(super) fn is_expired(&self, now_unix_ms: u64) -> bool {
         now_unix_ms >= self.expires_unix_ms
     }

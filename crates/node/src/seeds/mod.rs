@@ -1,5 +1,5 @@
 //! The seeds of this node: their list, names, leases and ends. Their memory belongs to `farfork_fork::seed`, which the
-//! fabric's server reads.
+//! fabric server reads.
 
 mod budget;
 mod completion;
@@ -35,27 +35,27 @@ pub(crate) use preparation::{SeedBuilder, prepare_seed};
 use sealing::SealProgress;
 pub(crate) use sealing::{LoadedImages, load_images};
 
-/// Between two looks for leases that are over, or that it is time to renew: as precise as `--ttl` need be.
+/// How often leases are checked for expiry and renewal: the precision of `--ttl`.
 pub(crate) const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How a seed is to be made.
+/// Options for a new seed.
 #[derive(Debug, Clone)]
 pub(crate) struct PrepareOptions {
     /// May be empty.
     pub(crate) name: String,
     /// Keep the parent stopped, as the template.
     pub(crate) freeze: bool,
-    /// Drop it when nobody has needed it for so long, in milliseconds; 0 for never.
+    /// Time to live in milliseconds: the seed is dropped when it was not needed for this long; 0 for never.
     pub(crate) ttl_ms: u64,
-    /// Words to find it by.
+    /// Keys and values to find the seed by.
     pub(crate) labels: HashMap<String, String>,
-    /// What becomes of a process whose children would lack something of its namespaces.
+    /// What to do if children would lack something of the process's namespaces.
     pub(crate) namespaces: NamespacePolicy,
     /// Copy its memory to an image, which outlives the template.
     pub(crate) sealed: bool,
     /// The process's connections to this daemon.
     pub(crate) sockets: DaemonSockets,
-    /// Pages that the process offers, where it asks itself.
+    /// Pages that the process offers for the capture, if it requests a checkpoint of itself.
     pub(crate) offer: Option<OfferedPages>,
 }
 
@@ -63,34 +63,34 @@ pub(crate) struct PrepareOptions {
 #[derive(Debug)]
 pub(crate) struct SeedRegistry {
     node: NodeName,
-    /// What the fabric serves.
+    /// The seeds that the fabric serves.
     table: Arc<SeedTable>,
-    /// Where it serves it.
+    /// Address of the fabric server.
     fabric_address: SocketAddr,
-    /// Where images are.
+    /// Directory of the images.
     images_dir: PathBuf,
-    /// What templates may come to hold.
+    /// Limits of the memory that templates may hold.
     budget: SeedBudget,
     entries: Mutex<BTreeMap<SeedId, SeedEntry>>,
-    /// Images that were found and cannot be used.
+    /// Images that were found but cannot be used.
     unusable_images: Mutex<BTreeMap<SeedId, ImageError>>,
 }
 
-/// What is known of a seed.
+/// The state of a listed seed.
 #[derive(Debug)]
 struct SeedEntry {
     view: v1::Seed,
     completion: Arc<SeedCompletion>,
-    /// Where it has a time to live.
+    /// The lease, if the seed has a time to live.
     lease: Option<Lease>,
-    /// Where it is to be sealed, or is.
+    /// The state of sealing, if that was requested.
     seal_progress: Option<SealProgress>,
-    /// What a template of it may come to hold.
+    /// The memory that its template may come to hold.
     memory_charge: MemoryCharge,
 }
 
 impl SeedEntry {
-    /// As it is shown.
+    /// The seed's view in the API.
     fn to_view(&self) -> v1::Seed {
         let expires_unix_ms = self.lease.map_or(0, |lease| lease.expires_unix_ms());
         v1::Seed { seal: self.seal_progress.as_ref().map(SealProgress::view), expires_unix_ms, ..self.view.clone() }
@@ -98,7 +98,8 @@ impl SeedEntry {
 }
 
 impl SeedRegistry {
-    /// The seeds that were found sealed in `images`. The fabric serves those of `table` at `fabric_address`.
+    /// A registry with the sealed seeds that were found in `images`. The fabric serves the seeds of `table` at
+    /// `fabric_address`.
     pub(crate) fn new(
         node: NodeName,
         table: Arc<SeedTable>,
@@ -118,12 +119,12 @@ impl SeedRegistry {
         }
     }
 
-    /// Where the fabric serves them.
+    /// Address of the fabric server.
     pub(crate) fn fabric_address(&self) -> SocketAddr {
         self.fabric_address
     }
 
-    /// A seed that has a time limit loses it.
+    /// Removes a seed's time to live, if it has one.
     pub(crate) fn clear_ttl(&self, id: &SeedId) {
         if let Some(seed) = self.entries().get_mut(id) {
             seed.lease = None;
@@ -136,7 +137,7 @@ impl SeedRegistry {
         self.entries().get(id).is_some_and(|seed| seed.view.parent_pid == pid)
     }
 
-    /// The seed of a name.
+    /// The seed with this name.
     pub(crate) fn find_by_name(&self, name: &str) -> Option<SeedId> {
         let listed = self.entries();
         listed.iter().find(|(_, seed)| !name.is_empty() && seed.view.name == name).map(|(id, _)| id.clone())
@@ -145,7 +146,7 @@ impl SeedRegistry {
     /// Waits until a seed is complete, or has failed.
     ///
     /// # Errors
-    /// There is none of that id, or it failed.
+    /// There is no such seed, or it failed.
     pub(crate) async fn wait_complete(&self, id: &SeedId) -> Result<(), Failure> {
         let seed_completion = self.entries().get(id).map(|seed| seed.completion.clone());
         let seed_completion = seed_completion.ok_or_else(|| self.unknown_seed(id))?;
@@ -154,7 +155,7 @@ impl SeedRegistry {
         outcome.unwrap_or_else(|| Err(Failure::new(Code::DeadlineExceeded, format!("seed {id}"), cause)))
     }
 
-    /// All of them.
+    /// The views of all seeds.
     pub(crate) fn all(&self) -> Vec<v1::Seed> {
         let mut all: Vec<v1::Seed> = self.entries().values().map(SeedEntry::to_view).collect();
         for view in &mut all {
@@ -164,16 +165,16 @@ impl SeedRegistry {
         all
     }
 
-    /// Has no seed keep more of files that were removed than it may.
+    /// Makes each seed release held files of removed paths beyond its limit.
     pub(crate) fn limit_held_files(&self) {
         let ids: Vec<SeedId> = self.entries().keys().cloned().collect();
         ids.iter().filter_map(|id| self.table.get(id)).for_each(|seed| seed.release_excess_files());
     }
 
-    /// All that is known of one that is complete.
+    /// The details of a complete seed.
     ///
     /// # Errors
-    /// There is none of that id.
+    /// There is no such seed.
     pub(crate) fn detail(&self, id: &SeedId) -> Result<v1::SeedDetail, Failure> {
         let listed = self.entries().get(id).map(|seed| (seed.to_view(), seed.memory_charge().bytes));
         let (Some((mut view, held_bytes_max)), Some(seed)) = (listed, self.table.get(id)) else {
@@ -199,12 +200,12 @@ impl SeedRegistry {
         })
     }
 
-    /// What another node needs to read one that is complete.
+    /// The data that another node needs to read a complete seed.
     ///
     /// # Errors
-    /// There is none of that id, or its template has ended.
+    /// There is no such seed, or its template has ended.
     pub(crate) fn access(&self, id: &SeedId) -> Result<v1::SeedAccess, Failure> {
-        // For the child that is about to be made: nobody knows of it yet.
+        // The caller is about to start a child, which no node lists yet.
         self.renew_lease(id);
         let seed = self.table.get(id).ok_or_else(|| self.unknown_seed(id))?;
         if !seed.has_memory() {
@@ -220,15 +221,15 @@ impl SeedRegistry {
         })
     }
 
-    /// Whether there is a seed of that id.
+    /// Whether there is a seed with this id.
     pub(crate) fn is_listed(&self, id: &SeedId) -> bool {
         self.entries().contains_key(id)
     }
 
-    /// Ends a seed, its template and its image.
+    /// Drops a seed with its template and image.
     ///
     /// # Errors
-    /// There is none of that id.
+    /// There is no such seed.
     pub(crate) fn drop_seed(&self, id: &SeedId) -> Result<(), Failure> {
         if self.unusable_images().remove(id).is_some() {
             sealing::remove_image(&self.image_path(id));
@@ -237,45 +238,45 @@ impl SeedRegistry {
         let SeedEntry { completion, seal_progress: seal, .. } =
             self.entries().remove(id).ok_or_else(|| self.unknown_seed(id))?;
         seal.iter().for_each(sealing::discard_image);
-        // One that is not complete yet comes from there, and else from the table.
+        // Take an incomplete seed from its completion, and a complete one from the table.
         drop(completion.wait_dropped_seed(PREPARE_TIMEOUT));
         drop(self.table.remove(id));
         Ok(())
     }
 
-    /// The seeds with a lease of which it is time to learn who needs them.
+    /// The seeds with a lease that is due for a check: is the seed still needed?
     pub(crate) fn leases_due(&self, now_unix_ms: u64) -> Vec<SeedId> {
         let is_due = |seed: &SeedEntry| seed.lease.is_some_and(|lease| lease.is_check_due(now_unix_ms));
         self.entries().iter().filter(|(_, seed)| is_due(seed)).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Somebody needs a seed: if it has a lease, that lasts as long again from now on.
+    /// Renews the lease of a seed that is needed, if it has one.
     pub(crate) fn renew_lease(&self, id: &SeedId) {
         if let Some(lease) = self.entries().get_mut(id).and_then(|seed| seed.lease.as_mut()) {
             lease.renew();
         }
     }
 
-    /// Whether a seed's time was over then, and it was not renewed since.
+    /// Whether a seed's lease had expired at that time, and was not renewed since.
     pub(crate) fn is_lease_expired(&self, id: &SeedId, then_unix_ms: u64) -> bool {
         let is_over = |seed: &SeedEntry| seed.lease.is_some_and(|lease| lease.is_expired(then_unix_ms));
         self.entries().get(id).is_some_and(is_over)
     }
 
-    /// Ends a seed if its time was over then. Somebody may have dropped it meanwhile, or forked it.
+    /// Drops a seed if its lease had expired at that time. It may have been dropped or forked meanwhile.
     pub(crate) fn drop_expired(&self, id: &SeedId, then_unix_ms: u64) {
         if self.is_lease_expired(id, then_unix_ms) && self.drop_seed(id).is_ok() {
             tracing::info!(seed = %id, "dropped: its time is over");
         }
     }
 
-    /// Ends all of them, but for images that are whole: they are for the next daemon.
+    /// Drops all seeds except those with complete images, which the next daemon serves.
     pub(crate) fn drop_all(&self) {
         let is_sealed = |seed: &SeedEntry| matches!(seed.seal_progress, Some(SealProgress::Sealed { .. }));
         let all: Vec<SeedId> =
             self.entries().iter().filter(|(_, seed)| !is_sealed(seed)).map(|(id, _)| id.clone()).collect();
         for id in all {
-            // Somebody may have dropped it meanwhile.
+            // May fail if it was dropped meanwhile.
             let _ = self.drop_seed(&id);
         }
     }
@@ -301,10 +302,10 @@ impl SeedRegistry {
     }
 }
 
-/// Whether a name may be given: it must not look like an id, which has a point.
+/// Checks the name of a new seed. It has no dot, so it cannot be mistaken for an id.
 ///
 /// # Errors
-/// It may not.
+/// The name is too long, or has other characters.
 pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if name.len() <= SEED_NAME_BYTES_MAX && name.bytes().all(is_plain) {

@@ -1,5 +1,6 @@
-//! Makes a seed of a process. It is listed and answered when nothing of the process is refused and the process runs
-//! again. It is completed while the answer travels, then served. All but the wait runs in the capturing thread.
+//! Makes a seed of a process. The seed is listed, and the request answered, when nothing can be refused any more and
+//! the process runs again. The seed is completed while the reply travels, then served. All steps except waiting run in
+//! the capturing thread.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -29,14 +30,14 @@ use crate::metrics::MeasuredOperation;
 use crate::node::Node;
 use crate::service;
 
-/// Who is told how it went; says whether they still want to know.
+/// Receives the outcome of prepare. Returns whether the requester still wants the seed.
 pub(crate) type PrepareCallback = Box<dyn FnOnce(Result<v1::Seed, Failure>) -> bool + Send>;
 
-/// Makes a seed of a process. Where nobody waits for the answer when it comes, nobody would know of the seed: it is
-/// dropped.
+/// Makes a seed of a process. If the receiver has been dropped when the seed is ready, the seed is dropped too.
 ///
 /// # Errors
-/// The name is taken, it is a paused child's, or nothing can be captured now; why the process is not captured is in the answer.
+/// The name is taken, the process belongs to a paused child, or no capture can be started. A failure of the capture
+/// itself is sent to the receiver.
 pub(crate) fn prepare_seed(
     node: &Arc<Node>,
     pid: u32,
@@ -51,19 +52,19 @@ pub(crate) fn prepare_seed(
     Ok(answered)
 }
 
-/// Makes one seed, of what a capture tells.
+/// Makes one seed from the results of a capture.
 pub(crate) struct SeedBuilder {
     node: Arc<Node>,
     pid: u32,
     options: PrepareOptions,
     began: Instant,
-    /// Taken when it is given.
+    /// Taken when it is called.
     callback: Option<PrepareCallback>,
-    /// The seed, when it is listed.
+    /// The seed, once it is listed.
     incomplete: Option<IncompleteSeed>,
 }
 
-/// A seed that is listed, and not complete yet.
+/// A seed that is listed but not complete yet.
 struct IncompleteSeed {
     id: SeedId,
     token: Token,
@@ -99,7 +100,7 @@ impl CaptureCallbacks for SeedBuilder {
                 let served = self.node.seeds.serve_seed(&id, seed, self.pid);
                 match &served {
                     Ok(Some(before)) => service::prewarm_next_seed(&self.node, &before.seed, &id),
-                    // What is made to be kept, or stands still for its seed, is hardly ever forked at once.
+                    // A seed that is sealed, or whose parent is frozen, is rarely forked right away.
                     Ok(None) if !self.options.sealed && !self.options.freeze => {
                         service::prewarm_first_seed(&self.node, &id)
                     }
@@ -122,10 +123,10 @@ impl CaptureCallbacks for SeedBuilder {
 }
 
 impl SeedBuilder {
-    /// For a seed of a process that is about to be captured.
+    /// A builder for the seed of a process that is about to be captured.
     ///
     /// # Errors
-    /// The name is taken, or there is no room for what its template would hold.
+    /// The name is taken, or the memory budget has no room for the template.
     pub(crate) fn new(
         node: Arc<Node>,
         pid: u32,
@@ -139,7 +140,7 @@ impl SeedBuilder {
         Ok(Self { node, pid, options, began: Instant::now(), callback: Some(answer), incomplete: None })
     }
 
-    /// Lists the seed: from now on it can be asked for.
+    /// Lists the seed, so that requests find it.
     fn list_seed(&mut self, ready_template: &ReadyTemplate) -> Result<v1::Seed, Failure> {
         let _phase = phase!("prepare.list");
         let random = random_id().map_err(|error| self.process_failure(&error))?;
@@ -194,10 +195,10 @@ impl SeedBuilder {
 }
 
 impl SeedRegistry {
-    /// From now on the seed is served. Gives the seed of its process before it, where one is known.
+    /// Starts to serve the seed. Returns the previous seed of its process, if that is known.
     ///
     /// # Errors
-    /// It was dropped meanwhile, and comes back.
+    /// It was dropped meanwhile. The error returns it.
     fn serve_seed(&self, id: &SeedId, seed: Seed, parent: u32) -> Result<Option<Arc<SeedKey>>, Box<Seed>> {
         let mut listed = self.entries();
         let Some(known) = listed.get_mut(id) else { return Err(Box::new(seed)) };
@@ -210,7 +211,7 @@ impl SeedRegistry {
         known.view.descriptor_bytes = seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0);
         match ProcessIdentity::of(parent.cast_signed()) {
             Ok(parent) => Ok(self.table.insert_successor(parent, Arc::new(seed))),
-            // It has ended already.
+            // The previous seed has ended already.
             Err(_) => {
                 self.table.insert(Arc::new(seed));
                 Ok(None)

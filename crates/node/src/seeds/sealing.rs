@@ -25,19 +25,19 @@ use super::lease::Lease;
 use super::{SeedEntry, SeedRegistry};
 use crate::node::Node;
 
-/// What the file of an image ends with; before it stands the seed's id.
+/// Suffix of an image file, after the seed's id.
 const IMAGE_SUFFIX: &str = ".image";
 
-/// What the file of a working set ends with; it stands beside an image.
+/// Suffix of a working set file, next to the image.
 const WORKING_SET_SUFFIX: &str = ".set";
 
-/// What the file of one that was never finished ends with.
+/// Suffixes of files that were not completed.
 const TEMPORARY_SUFFIXES: [&str; 2] = [".image.new", ".set.new"];
 
-/// How much less a thread that writes an image counts than others (nice(2)): children and parents come first.
+/// nice(2) increment of a thread that writes an image: children and parents have priority.
 const NICENESS: i32 = 10;
 
-/// What a daemon that starts again wants to know of a seed, beside what is in the descriptor.
+/// What a restarted daemon needs to know of a seed, in addition to the descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 struct SealMetadata {
     name: String,
@@ -50,7 +50,7 @@ struct SealMetadata {
     descriptor_bytes: u64,
     pause_us: u64,
     prepare_us: u64,
-    /// (Older daemons had none; so the next one.)
+    /// Images of older daemons lack this field and the following ones.
     #[serde(default)]
     ttl_ms: u64,
     #[serde(default)]
@@ -59,7 +59,7 @@ struct SealMetadata {
     notes: Vec<String>,
 }
 
-/// How the sealing of a seed stands.
+/// The state of a seed's sealing.
 ///
 /// ```text
 ///  listed, underway ─┬─▶ sealed: served from the image; the template ends, a frozen parent goes on
@@ -71,16 +71,16 @@ pub(super) enum SealProgress {
     Underway(Arc<ImageProgress>),
     /// The image has the seed's memory.
     Sealed {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// How much memory is in it.
+        /// Size of the memory in it.
         bytes: u64,
     },
     /// There is no image, for this reason.
     Failed(String),
 }
 
-/// What a daemon that starts finds.
+/// The images that a starting daemon has found.
 #[derive(Debug, Default)]
 pub(crate) struct LoadedImages {
     pub(super) listed: BTreeMap<SeedId, SeedEntry>,
@@ -89,7 +89,7 @@ pub(crate) struct LoadedImages {
 }
 
 impl SealProgress {
-    /// As it is shown.
+    /// The state in the API.
     pub(super) fn view(&self) -> v1::Seal {
         let seal = |state: v1::SealState, (done_bytes, total_bytes), failure: &str, image: String| v1::Seal {
             state: state.into(),
@@ -108,7 +108,7 @@ impl SealProgress {
     }
 }
 
-/// Reads the images of a node's seeds into the table that is served; removes what was never finished.
+/// Loads the images of a node's seeds into the served table. Removes files that were not completed.
 pub(crate) fn load_images(directory: &Path, node: &NodeName, table: &SeedTable) -> LoadedImages {
     let mut found = LoadedImages::default();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -145,7 +145,7 @@ fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError
     let seed_completion = Arc::new(SeedCompletion::default());
     seed_completion.complete(Ok(()));
     let seal = Some(SealProgress::Sealed { path: path.to_owned(), bytes: about.memory_bytes });
-    // One of an older daemon has a time, and nothing to renew it by.
+    // An image of an older daemon has an expiry time but no time to live: use 1 ms.
     let ttl_ms = if about.expires_unix_ms > 0 { about.ttl_ms.max(1) } else { 0 };
     let lease = Lease::from_image(ttl_ms, about.expires_unix_ms);
     Ok((
@@ -160,7 +160,7 @@ fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError
     ))
 }
 
-/// Writes the image of a seed that is complete, in a thread of its own.
+/// Writes the image of a complete seed, in a separate thread.
 pub(super) fn start_sealing(node: &Arc<Node>, id: &SeedId) {
     let (task_node, sealed) = (node.clone(), id.clone());
     let work = move || write_image(&task_node.seeds, task_node.engine.other_seeds(), &sealed);
@@ -171,11 +171,11 @@ pub(super) fn start_sealing(node: &Arc<Node>, id: &SeedId) {
 }
 
 fn write_image(seeds: &SeedRegistry, others: &LayerReader, id: &SeedId) {
-    // Where it may not, it competes with the others.
+    // If it fails, the thread runs with normal priority.
     let _ = rustix::process::nice(NICENESS);
     let (Some(seed), Some((about, progress))) = (seeds.table.get(id), seeds.seal_metadata(id)) else { return };
     let path = seeds.image_path(id);
-    // It may be there; where it cannot be made, neither can the image.
+    // It may exist. If it cannot be created, writing the image fails and reports that.
     let _ = DirBuilder::new().recursive(true).mode(0o700).create(&seeds.images_dir);
     match seed.seal(others, about, &path, &progress) {
         Ok(image) => seeds.switch_to_image(id, seed.to_sealed(image)),
@@ -185,7 +185,7 @@ fn write_image(seeds: &SeedRegistry, others: &LayerReader, id: &SeedId) {
             seeds.set_seal_progress(id, SealProgress::Failed(error.to_string()));
         }
     }
-    // The last reference ends the template, which may take its time.
+    // Dropping the last reference ends the template, which may take long.
     drop(seed);
 }
 
@@ -200,7 +200,7 @@ impl SeedRegistry {
         }
     }
 
-    /// What the image is to say of a seed, and where its progress is told; `None` where it was dropped.
+    /// The metadata for the image, and where its progress is reported; `None` if the seed was dropped.
     fn seal_metadata(&self, id: &SeedId) -> Option<(Vec<u8>, Arc<ImageProgress>)> {
         let listed = self.entries();
         let known = listed.get(id)?;
@@ -208,12 +208,12 @@ impl SeedRegistry {
         Some((serde_json::to_vec(&SealMetadata::from_view(&known.to_view())).ok()?, progress.clone()))
     }
 
-    /// From now on the seed is served from its image.
+    /// Serves the seed from its image from now on.
     fn switch_to_image(&self, id: &SeedId, seed: Seed) {
         let path = self.image_path(id);
         let mut listed = self.entries();
         let Some(known) = listed.get_mut(id) else {
-            // Dropped in this moment.
+            // Dropped meanwhile.
             return remove_image(&path);
         };
         known.view.frozen = false;
@@ -224,7 +224,7 @@ impl SeedRegistry {
     }
 }
 
-/// Ends what there is of a seal: the image is removed, one that is being written is given up.
+/// Discards a seal: removes the image, or cancels its writing.
 pub(super) fn discard_image(seal: &SealProgress) {
     match seal {
         SealProgress::Underway(progress) => progress.cancel(),
@@ -233,7 +233,7 @@ pub(super) fn discard_image(seal: &SealProgress) {
     }
 }
 
-/// Removes an image, and what stands beside it.
+/// Removes an image and its working set.
 pub(super) fn remove_image(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::warn!(image = %path.display(), %error, "an image is not removed");

@@ -33,7 +33,7 @@ pub(super) async fn attach(
             Ok(spawn_stream(|sink| async move { forward_output(&node, &child, &sink).await }))
         }
         RequestTarget::Remote(mut owner) => {
-            // An input that cannot be read ends them all, as the caller's going away does.
+            // An unreadable input ends the stream, like a disconnect of the caller.
             let inputs = once(first).chain(inputs.map(Result::ok)).map_while(|input| input);
             let object = format!("child {id}");
             let outputs = owner.attach(inputs).await.map_err(forwarded_failure(&object))?.into_inner();
@@ -42,11 +42,11 @@ pub(super) async fn attach(
     }
 }
 
-/// Until the inputs end, which the child sees as the end of its standard input.
+/// Forwards inputs until they end, which the child sees as the end of its standard input.
 async fn forward_stdin(child: Arc<Child>, mut inputs: Streaming<v1::AttachInput>) {
     let mut stdin = child.take_stdin();
     loop {
-        // A child that has ended reads nothing: then neither do we.
+        // A child that has ended reads nothing, so stop then.
         let message = tokio::select! {
             message = inputs.message() => message,
             _ = child.wait_exit() => return,
@@ -61,7 +61,7 @@ async fn forward_stdin(child: Arc<Child>, mut inputs: Streaming<v1::AttachInput>
                     written = pipe.write_all(&bytes) => written.is_ok(),
                     _ = child.wait_exit() => false,
                 };
-                // The child has closed its standard input: what comes is for nobody.
+                // The child has closed its standard input, so discard the rest.
                 if !is_written {
                     stdin = None;
                 }
@@ -88,7 +88,7 @@ async fn forward_output(
     child.wait_exit().await;
     let last = memory_loss_message(child).map(Output::Stderr).into_iter().chain([Output::Ended((&**child).into())]);
     for output in last {
-        // A caller that has gone needs no answer.
+        // The caller may have disconnected.
         let _ = send(sink, v1::AttachOutput { output: Some(output) }).await;
     }
     child.mark_collected();

@@ -14,14 +14,14 @@ use super::fork::OutcomeStream;
 use super::stream::ResponseSender;
 use crate::node::Node;
 
-/// A node that has children of the fork.
+/// A node that runs children of the fork.
 pub(super) struct NodeShare {
     pub(super) node: NodeName,
-    /// Held open, so that the node forgets none of them.
+    /// Kept open, so that the node does not forget the batch.
     pub(super) outcomes: Option<OutcomeStream>,
 }
 
-/// Waits until the caller has gone, and has all nodes end the children of the batch.
+/// Waits until the caller disconnects. Then all nodes end the children of the batch.
 pub(super) async fn end_on_disconnect(
     node: &Arc<Node>,
     batch: u64,
@@ -29,7 +29,7 @@ pub(super) async fn end_on_disconnect(
     sink: &ResponseSender<v1::ForkOutcome>,
 ) {
     sink.closed().await;
-    // Connections that this node breaks off itself tell nothing of the caller.
+    // While this node stops, it closes the connections itself: the caller may still be there.
     if node.is_stopping() {
         return;
     }

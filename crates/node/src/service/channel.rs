@@ -1,5 +1,5 @@
-//! Channels between a program and its children: a socket pair on one node, which a stream of messages joins with the
-//! program's node if that is another.
+//! Channels between a program and its children. A channel is a socket pair on one node. If the program's node is
+//! another one, a stream of messages joins them.
 //!
 //! ```text
 //!  program ══ socket pair ══ its node ── Peer.OpenChannel ──▶ child's node ══ socket pair ══ child
@@ -30,7 +30,7 @@ use crate::node::Node;
 /// Opens the program's end of a child's channel, wherever the child runs.
 ///
 /// # Errors
-/// The child is unknown or has no channel that is free, or its node cannot be reached.
+/// The child is unknown, or has no unused channel, or its node cannot be reached.
 pub(crate) async fn open_channel(node: &Arc<Node>, child: &ChildId) -> Result<OwnedFd, Failure> {
     if *child.node() == node.name {
         return take_local(node, child);
@@ -42,7 +42,7 @@ pub(crate) async fn open_channel(node: &Arc<Node>, child: &ChildId) -> Result<Ow
     let (reader, writer) = into_async(ours).map_err(socket_failure)?.into_split();
     let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
     let first = v1::ChannelInput { input: Some(Input::Child(child.to_string())) };
-    // The receiver is here, and has room.
+    // The receiver exists, and its queue is empty.
     let _ = inputs.try_send(first);
     let answer = peer.open_channel(ReceiverStream::new(receiver)).await;
     let outputs = answer.map_err(forwarded_failure(&object))?.into_inner();
@@ -51,10 +51,10 @@ pub(crate) async fn open_channel(node: &Arc<Node>, child: &ChildId) -> Result<Ow
     Ok(of_program)
 }
 
-/// Serves the channel of a child of this node, which the first message names, for a program of another node.
+/// Serves the channel of a child of this node, which the first message names, to a program on another node.
 ///
 /// # Errors
-/// The first message names no child, or as [`open_channel`].
+/// The first message names no child, or an error of [`open_channel`].
 pub(super) async fn serve_channel(
     node: &Arc<Node>,
     mut inputs: Streaming<v1::ChannelInput>,
@@ -90,13 +90,13 @@ fn into_async(socket: OwnedFd) -> io::Result<UnixStream> {
     UnixStream::from_std(socket)
 }
 
-/// The next bytes; `None` at the end, and if the other side has closed.
+/// The next bytes; `None` at the end, or if the other side has closed.
 async fn read_chunk(reader: &mut OwnedReadHalf, space: &mut [u8]) -> Option<Vec<u8>> {
     let count = reader.read(space).await.unwrap_or(0);
     (count > 0).then(|| space[..count].to_vec())
 }
 
-/// From the program to the child's node.
+/// Forwards data from the program to the child's node.
 async fn send_inputs(mut reader: OwnedReadHalf, inputs: mpsc::Sender<v1::ChannelInput>) {
     let mut space = vec![0; CHANNEL_CHUNK_BYTES];
     while let Some(data) = read_chunk(&mut reader, &mut space).await {
@@ -106,7 +106,7 @@ async fn send_inputs(mut reader: OwnedReadHalf, inputs: mpsc::Sender<v1::Channel
     }
 }
 
-/// From the child's node to the program. Dropping the writer ends the program's stream.
+/// Forwards data from the child's node to the program. Dropping the writer ends the program's stream.
 async fn write_outputs(mut outputs: Streaming<v1::ChannelOutput>, mut writer: OwnedWriteHalf) {
     while let Ok(Some(v1::ChannelOutput { data })) = outputs.message().await {
         if writer.write_all(&data).await.is_err() {
@@ -115,7 +115,7 @@ async fn write_outputs(mut outputs: Streaming<v1::ChannelOutput>, mut writer: Ow
     }
 }
 
-/// From the program's node to the child. Dropping the writer ends the child's stream.
+/// Forwards data from the program's node to the child. Dropping the writer ends the child's stream.
 async fn write_inputs(mut inputs: Streaming<v1::ChannelInput>, mut writer: OwnedWriteHalf) {
     while let Ok(Some(v1::ChannelInput { input: Some(Input::Data(data)) })) = inputs.message().await {
         if writer.write_all(&data).await.is_err() {

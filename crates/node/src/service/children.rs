@@ -55,7 +55,8 @@ pub(super) async fn unpause(node: &Arc<Node>, request: v1::UnpauseRequest) -> Re
     }
 }
 
-/// Refuses a child of another node: a client cannot freeze a control group of another machine.
+/// Opens the freezer of a local child. Refuses a child of another node: a client cannot freeze a control group of
+/// another machine.
 pub(super) fn open_freezer(
     node: &Node,
     caller: Option<&Caller>,
@@ -121,16 +122,16 @@ async fn inspect_local(node: &Node, id: &ChildId) -> Result<Object, Failure> {
     }))
 }
 
-/// Where its threads may run; a thread that ends meanwhile is left out.
+/// The CPU affinities of its threads. A thread that ends meanwhile is omitted.
 fn thread_affinities(child: &Child) -> Vec<String> {
     let tids = child.host_pid().ok().and_then(|pid| process::thread_ids(pid).ok()).unwrap_or_default();
     let sets: Vec<Vec<u32>> = tids.into_iter().filter_map(|tid| Some(ProcStatus::read(tid).ok()?.cpus)).collect();
     affinity::format_distinct_sets(sets.iter().map(Vec::as_slice))
 }
 
-/// The children of this node or of all; a node that does not answer in time is named instead.
+/// The children of this node, or of all nodes, with the nodes that did not answer in time.
 pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChildrenResponse {
-    // Before the children: one that is listed meanwhile is in both.
+    // Read before the children, so that a child listed in between is in both lists, not in neither.
     let starting = node.pending_starts.seeds();
     let own = if request.living_only { node.children.all_alive() } else { node.children.all() };
     let mut children: Vec<v1::Child> = own.iter().map(|child| child.as_ref().into()).collect();

@@ -22,10 +22,10 @@ use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_i
 use crate::children::Child;
 use crate::node::Node;
 
-/// Most differences that are told: more would be of one kind.
+/// Maximum number of reported differences. More would be of the same kind.
 const DIFFERENCES_MAX: usize = 1000;
 
-/// Longest value that is told whole, in bytes.
+/// Longer values are truncated, in bytes.
 const VALUE_BYTES_MAX: usize = 2048;
 
 /// Compares a child with a process of this machine.
@@ -49,7 +49,7 @@ async fn compare_local(
     request: &v1::CompareRequest,
 ) -> Result<v1::CompareResponse, Failure> {
     check_same_place(child, request)?;
-    // Who may not be prepared is not stopped either.
+    // A process that may not be prepared may not be stopped either.
     node.lineage_of(request.pid)?;
     if child.is_frozen() {
         let paused = child.failure(Code::FailedPrecondition, "it is paused, so that nothing can be asked of it");
@@ -60,13 +60,13 @@ async fn compare_local(
     Ok(to_response(report.map_err(|error| child.failure(Code::FailedPrecondition, error))?))
 }
 
-/// Reads both in a thread of its own, whose end lets go of them, whatever went wrong.
+/// Reads both processes in a separate thread. Its end releases both processes, whatever happens.
 async fn read_both(parent: i32, child: i32) -> Result<ComparisonReport, ObserveError> {
     let (answer, answered) = oneshot::channel();
     let work = move || {
         let report = farfork_differ::observe(parent)
             .and_then(|parent| Ok(farfork_differ::compare(&parent, &farfork_differ::observe(child)?)));
-        // Where nobody waits any more, nobody needs to know.
+        // The requester may have gone.
         let _ = answer.send(report);
     };
     let read_error = |source: io::Error| ObserveError::Read { path: format!("/proc/{child}"), source };
@@ -74,7 +74,7 @@ async fn read_both(parent: i32, child: i32) -> Result<ComparisonReport, ObserveE
     answered.await.unwrap_or_else(|_| Err(read_error(io::Error::other("its reader broke off; see the node's log"))))
 }
 
-/// Which process a number means here.
+/// Identifies the process that has this pid here.
 fn process_place(pid: u32) -> Result<v1::ProcessPlace, Failure> {
     let failed = |error: io::Error| {
         Failure::new(Code::NotFound, format!("process {pid}"), error)
@@ -85,7 +85,7 @@ fn process_place(pid: u32) -> Result<v1::ProcessPlace, Failure> {
     Ok(v1::ProcessPlace { boot_id: boot_id().to_owned(), pid_namespace, start_ticks })
 }
 
-/// The child's node must see the same process by the same number.
+/// Checks that this node sees the same process under this pid.
 fn check_same_place(child: &Child, request: &v1::CompareRequest) -> Result<(), Failure> {
     if request.place.is_some() && process_place(request.pid).ok() == request.place {
         return Ok(());

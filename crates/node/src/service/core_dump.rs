@@ -23,10 +23,10 @@ use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
 use crate::children::Child;
 use crate::node::Node;
 
-/// For a caller to take a piece: the child stands still meanwhile.
+/// Time limit for the caller to accept a piece. The child is stopped meanwhile.
 const CHUNK_SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Gives the core file of a child.
+/// Sends the core file of a child.
 pub(super) async fn dump_core(
     node: &Arc<Node>,
     request: v1::CoreRequest,
@@ -59,12 +59,12 @@ async fn dump_core_local(
         threads: u32::try_from(summary.threads).unwrap_or(u32::MAX),
         stopped_us: u64::try_from(summary.stop_duration.as_micros()).unwrap_or(u64::MAX),
     };
-    // A caller that has gone needs no answer.
+    // The caller may have disconnected.
     let _ = send(sink, v1::CoreEvent { event: Some(Event::End(end)) }).await;
     Ok(())
 }
 
-/// Reads a process in a thread of its own, whose end lets go of it, whatever went wrong.
+/// Reads a process in a separate thread. Its end releases the process, whatever happens.
 async fn write_core(pid: i32, sink: ResponseSender<v1::CoreEvent>) -> Result<CoreSummary, CoreError> {
     let runtime = Handle::current();
     let (answer, answered) = oneshot::channel();
@@ -72,13 +72,13 @@ async fn write_core(pid: i32, sink: ResponseSender<v1::CoreEvent>) -> Result<Cor
         let mut take = |offset: u64, data: &[u8]| {
             let piece = v1::CorePiece { offset, data: data.to_vec() };
             let sending = send(&sink, v1::CoreEvent { event: Some(Event::Piece(piece)) });
-            // The clock is the runtime's: this thread has none by itself.
+            // The timeout needs the runtime's timer.
             match runtime.block_on(async { timeout(CHUNK_SEND_TIMEOUT, sending).await }) {
                 Ok(Ok(())) => ControlFlow::Continue(()),
                 _ => ControlFlow::Break(()),
             }
         };
-        // Where nobody waits any more, nobody needs to know.
+        // The requester may have gone.
         let _ = answer.send(core_file::dump_core(pid, &mut take));
     };
     let read_error = |source: io::Error| CoreError::Read { what: "memory", source };

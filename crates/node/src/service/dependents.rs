@@ -1,5 +1,6 @@
-//! Finds what needs a seed: children on any node that lack a part of their memory, and seeds made of such children. No
-//! count is kept: the nodes are asked each time, so that nothing needs correction when one of them disappears.
+//! Finds the dependents of a seed: children on any node that lack a part of their memory, and seeds made of such
+//! children. No counts are kept. The nodes are asked each time, so nothing needs correction when one of them
+//! disappears.
 
 use std::sync::Arc;
 
@@ -13,15 +14,15 @@ use crate::clock;
 use crate::node::Node;
 use crate::seeds::EXPIRY_INTERVAL;
 
-/// Most that are named of those that need a seed; their number is told in any case.
+/// Maximum number of dependents that are named. Their count is always complete.
 const DEPENDENTS_NAMED_MAX: usize = 8;
 
-/// What needs which seeds, in the whole cluster, at one time.
+/// The dependents of all seeds in the cluster, at one time.
 #[derive(Debug, Default)]
 pub(super) struct SeedDependents {
-    /// Who, and what it needs.
+    /// Each dependent, and the seeds that it needs.
     needs: Vec<(String, Vec<String>)>,
-    /// Nodes that were not heard: what is there may need any seed.
+    /// Nodes that did not answer. Their children may need any seed.
     pub(super) unanswered: Vec<Failure>,
 }
 
@@ -37,7 +38,7 @@ impl SeedDependents {
             (Vec<v1::ListChildrenResponse>, _),
             (Vec<v1::ListSeedsResponse>, _),
         ) = tokio::join!(children, seeds);
-        // Before the children: one that is listed meanwhile is in both.
+        // Read before the children, so that a child listed in between is in both lists, not in neither.
         let own_starting = node.pending_starts.seeds();
         let own: Vec<v1::Child> = node.children.all_alive().iter().map(|child| child.as_ref().into()).collect();
         let (listed, starting): (Vec<_>, Vec<_>) =
@@ -62,13 +63,13 @@ impl SeedDependents {
         }
     }
 
-    /// Who needs a seed.
+    /// The dependents of a seed.
     fn dependents_of(&self, seed: &str) -> Vec<&str> {
         let needing = self.needs.iter().filter(|(_, seeds)| seeds.iter().any(|needed| needed == seed));
         needing.map(|(who, _)| who.as_str()).collect()
     }
 
-    /// Says in a seed's view who needs it.
+    /// Adds a seed's dependents to its view.
     pub(super) fn add_to_view(&self, seed: &mut v1::Seed) {
         let needing = self.dependents_of(&seed.id);
         seed.needed_by_count = u32::try_from(needing.len()).unwrap_or(u32::MAX);
@@ -76,10 +77,10 @@ impl SeedDependents {
     }
 }
 
-/// Refuses to drop a seed that is needed.
+/// Checks that no dependent needs a seed before it is dropped.
 ///
 /// # Errors
-/// It is, or may be: a node does not say.
+/// It is needed, or may be needed because a node did not answer.
 pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), Failure> {
     let (text, seed_dependents) = (id.to_string(), SeedDependents::collect(node).await);
     let refuse = |cause: String| Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause);
@@ -104,10 +105,11 @@ pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), 
     }
 }
 
-/// Drops the seeds whose leases are over, and renews those of seeds that are needed, as long as the daemon runs.
+/// Drops seeds whose leases have expired, and renews the leases of seeds that are needed. Runs as long as the daemon.
 ///
-/// Nodes answer at different times. A child may be listed after its own node has answered, and be started no more when the node that was asked for
-/// it answers: so all are asked again before a seed goes, and it stays where it was forked since the first look began.
+/// Nodes answer at different times. A child may be listed after its own node has answered, and its start may end before
+/// the node that forked it answers. So all nodes are asked again before a seed is dropped. A seed that was forked since
+/// the first check stays.
 pub(crate) async fn run_lease_expiry(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -130,7 +132,7 @@ pub(crate) async fn run_lease_expiry(node: Arc<Node>) {
     }
 }
 
-/// Those of some seeds that nobody needs, as all nodes say. The leases of the others are renewed.
+/// The seeds without dependents, if all nodes have answered. Renews the leases of the others.
 async fn without_dependents(node: &Node, seeds: Vec<SeedId>) -> Vec<SeedId> {
     let seed_dependents = SeedDependents::collect(node).await;
     let (needed, others): (Vec<_>, Vec<_>) =

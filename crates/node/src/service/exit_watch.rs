@@ -18,12 +18,13 @@ use super::stream::{CallerDisconnected, ResponseSender, output_failure, send, sp
 use crate::children::{Child, Exit, HeldChild, OutputStream as File};
 use crate::node::Node;
 
-/// From the start of a child for a program until its Tend stream waits for it: so many times `WATCH_POLL_INTERVAL`, which a machine
-/// that stops for a while does not use up. The node of the program, which sends both requests, may end in between.
+/// How many times `WATCH_POLL_INTERVAL` may pass between the start of a child for a program and the Tend stream that
+/// watches it. Polls are counted instead of time, so that a suspended machine does not use up the limit. The program's
+/// node, which sends both requests, may die in between.
 const WATCH_POLLS_MAX: u32 = 20;
 const WATCH_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Waits for each child of this node that comes; see `Peer.Tend`.
+/// Watches each child of this node that the stream names; see `Peer.Tend`.
 pub(crate) fn watch_children(
     node: &Arc<Node>,
     mut children: impl Stream<Item = v1::TendInput> + Send + Unpin + 'static,
@@ -40,7 +41,7 @@ pub(crate) fn watch_children(
     })
 }
 
-/// A child that ends with this, unless it has ended.
+/// Kills the child when dropped, unless it has ended.
 struct KillOnDrop(HeldChild);
 
 impl Drop for KillOnDrop {
@@ -53,11 +54,11 @@ impl Drop for KillOnDrop {
 }
 
 fn kill(child: &Child) {
-    // It may have ended by itself.
+    // It may have ended on its own.
     let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
 }
 
-/// Kills a child if no stream waits for it in time. Must be called within the runtime.
+/// Kills a child if no stream watches it in time. Must be called within the runtime.
 pub(super) fn kill_unless_watched(child: &Arc<Child>) {
     let child = Arc::downgrade(child);
     tokio::spawn(async move {
@@ -84,14 +85,15 @@ async fn watch_child(node: Arc<Node>, child: String, sink: ResponseSender<v1::Te
         Err(failure) => Err(failure),
     };
     match reported {
-        // Nobody will ask for it again. Not here, where it would be given up when the program, which knows by now, goes.
+        // The program knows of the end, so no further request names this child. It is removed in a task of its own,
+        // which outlives this stream.
         Ok(Some(id)) => drop(tokio::spawn(async move { node.children.remove(&id).await })),
         Ok(None) => {}
         Err(failure) => drop(send(&sink, to_output(child, Event::Error(failure.into()))).await),
     }
 }
 
-/// Waits for a child's end and tells of it; gives its id if all went well with it.
+/// Waits for a child's end and reports it. Returns its id if it ended without a failure.
 async fn report_exit(
     kill_on_drop: KillOnDrop,
     sink: &ResponseSender<v1::TendOutput>,

@@ -30,7 +30,7 @@ use crate::node::Node;
 use crate::pending_starts::PendingStart;
 use crate::phases::{self, PhaseRecording};
 
-/// Starts children as asked; exactly one outcome comes for each.
+/// Starts the requested children, and reports exactly one outcome for each.
 ///
 /// ```text
 ///  caller ── Fork ──▶ this node ── DescribeSeed ──▶ owner of the seed
@@ -39,8 +39,8 @@ use crate::phases::{self, PhaseRecording};
 ///    ◀── outcome, …, one for each child, whatever happens ──┘
 /// ```
 ///
-/// `is_exit_watched`: the caller waits for each child by `Peer.Tend`. The node of a child kills it if no such request arrives soon,
-/// because this node may have ended since.
+/// `is_exit_watched`: the caller waits for each child by `Peer.Tend`. The child's node kills it if no such request
+/// arrives soon, because this node may have died since.
 pub(crate) async fn fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
@@ -64,7 +64,7 @@ async fn start_fork(
     let different: BTreeSet<NodeName> = nodes.iter().cloned().collect();
     let different: Vec<NodeName> = different.into_iter().collect();
     let seed = seeds::describe_seed(node, &request.seed, &different).instrument(locating).await?;
-    // Until each child is listed or not to be: what is on its way to its node is not known there.
+    // Held until each child is listed or has failed: its node does not know it while the request travels.
     let start = seed.seed.parse().ok().map(|id: SeedId| node.pending_starts.begin(id));
     let batch = if request.attended { random_batch_id(node)? } else { 0 };
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
@@ -94,7 +94,7 @@ async fn start_fork(
     Ok(ReceiverStream::new(outcomes))
 }
 
-/// A number that no other batch has, and not 0.
+/// A random, nonzero number for a batch.
 fn random_batch_id(node: &Node) -> Result<u64, Failure> {
     let number = random_id().map(|number| number | 1);
     number.map_err(|error| {
@@ -106,7 +106,7 @@ fn random_batch_id(node: &Node) -> Result<u64, Failure> {
 struct PendingFork {
     node: Arc<Node>,
     pending_start: Option<PendingStart>,
-    /// 0 where the caller does not wait for the children.
+    /// 0 if the caller does not wait for the children.
     batch: u64,
     shares: JoinSet<NodeShare>,
     received_at: Instant,
@@ -114,7 +114,8 @@ struct PendingFork {
     sink: ResponseSender<v1::ForkOutcome>,
 }
 
-/// Tells the phases of the whole request once all else has been told; then stays with a caller that waits for the children.
+/// Reports the phases of the whole request, after all outcomes. If the fork is attended, then waits until the caller
+/// disconnects.
 async fn finish_fork(fork: PendingFork) {
     let PendingFork {
         node,
@@ -134,7 +135,7 @@ async fn finish_fork(fork: PendingFork) {
     let phases = recording.finish();
     let is_attended = batch != 0;
     if is_attended || !phases.is_empty() {
-        // A caller that has gone needs no answer.
+        // The caller may have disconnected.
         let _ = send(&sink, v1::ForkOutcome { index: 0, node: node.name.to_string(), result: None, phases }).await;
     }
     if is_attended {
@@ -157,7 +158,7 @@ fn check_request(request: &v1::ForkRequest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A node for each child.
+/// Chooses a node for each child.
 async fn choose_nodes(node: &Node, request: &v1::ForkRequest) -> Result<Vec<NodeName>, Failure> {
     let count = request.count as usize;
     if request.any_node {
@@ -182,10 +183,10 @@ async fn choose_nodes(node: &Node, request: &v1::ForkRequest) -> Result<Vec<Node
     Ok(placement::place_round_robin(&nodes, count))
 }
 
-/// The nodes that take children, and can run those of a seed, which began on its owner's processor.
+/// The nodes that take children and can run those of a seed, according to the processor of the seed's owner.
 ///
 /// # Errors
-/// None takes children; the failure says why.
+/// No such node takes children. The failure says why.
 fn candidates(views: Vec<MemberView>, owner: &NodeName) -> Result<Vec<PlacementCandidate>, Failure> {
     let of_owner = views.iter().find(|view| view.member.name == *owner);
     let origin = of_owner.and_then(|view| view.member.processor.clone());
@@ -206,7 +207,7 @@ fn candidates(views: Vec<MemberView>, owner: &NodeName) -> Result<Vec<PlacementC
     Ok(placement::filter_by_processor(origin.as_ref(), ready.into_iter().map(candidate).collect()))
 }
 
-/// The children of each node.
+/// The children by node.
 fn split_by_node(request: &v1::ForkRequest, nodes: &[NodeName]) -> BTreeMap<NodeName, Vec<v1::ChildSpec>> {
     let mut shares: BTreeMap<NodeName, Vec<v1::ChildSpec>> = BTreeMap::new();
     for (index, node) in nodes.iter().enumerate() {
@@ -217,7 +218,7 @@ fn split_by_node(request: &v1::ForkRequest, nodes: &[NodeName]) -> BTreeMap<Node
     shares
 }
 
-/// Has one node start its children. Those that it says nothing of have failed.
+/// Makes one node start its children. A child that the node does not report has failed.
 async fn start_share(
     node: Arc<Node>,
     target: NodeName,
@@ -261,8 +262,8 @@ async fn relay_outcomes(
         let cause = format!("no child has started for {} s", START_TIMEOUT.as_secs());
         Failure::new(Code::DeadlineExceeded, &object, cause).with_next_step("see the node's log")
     };
-    // The sink is closed when the caller has gone: the streams are dropped then, and the nodes undo what is left. A stream of attended
-    // children has no end of its own.
+    // If the caller disconnects, the sink closes. The streams are then dropped, and the nodes undo the starts in
+    // progress. A stream of attended children does not end on its own.
     while !(is_attended && missing.is_empty())
         && let Some(mut outcome) = tokio::select! {
             outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(forwarded_failure(&object))?,
@@ -284,8 +285,8 @@ async fn relay_outcomes(
     Ok(source)
 }
 
-/// Whether a child is kept from what it is to be kept from, to the number of processes and in the network that it is to have: a node
-/// does not read what it does not know.
+/// Whether a child has the requested isolation, network and process limit: a node ignores fields that its release does
+/// not know.
 fn has_requested_isolation(child: &v1::Child, options: &v1::ChildOptions) -> bool {
     let network = |of: v1::Network| NetworkMode::from(of);
     let requested = (options.untrusted, options.user_namespace, options.read_only);
@@ -296,7 +297,7 @@ fn has_requested_isolation(child: &v1::Child, options: &v1::ChildOptions) -> boo
         && (options.processes_max == 0 || child.processes_max == options.processes_max)
 }
 
-/// Ends a child that is not as it was to be; what is told instead.
+/// Kills a child that lacks a requested property. Returns the failure to report.
 async fn kill_mismatched(node: &Node, object: &str, child: &v1::Child) -> Failure {
     let signal = rustix::process::Signal::KILL.as_raw().unsigned_abs();
     if let Err(failure) = children::kill(node, v1::KillRequest { child: child.id.clone(), signal }).await {
@@ -306,7 +307,7 @@ async fn kill_mismatched(node: &Node, object: &str, child: &v1::Child) -> Failur
     Failure::new(Code::FailedPrecondition, object, cause).with_next_step("run the same release on all nodes")
 }
 
-/// Where outcomes come from.
+/// The source of outcomes.
 pub(super) enum OutcomeStream {
     Local(ResponseReceiver<v1::ForkOutcome>),
     Remote(Box<tonic::Streaming<v1::ForkOutcome>>),

@@ -1,5 +1,5 @@
 //! Handlers of the API's requests. `control` is the service for users, `peer` the service for nodes; each other file
-//! handles one kind of request. A request about an object of another node is passed on to that node (`route`).
+//! handles one kind of request. A request about another node's object is forwarded to that node (`route`).
 
 mod attach;
 mod caller_disconnect;

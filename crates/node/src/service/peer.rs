@@ -13,7 +13,7 @@ use crate::auth::Caller;
 use crate::heartbeat;
 use crate::node::Node;
 
-/// What other nodes ask of this one.
+/// The requests of other nodes to this one.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerService(pub(crate) Arc<Node>);
 
@@ -66,7 +66,7 @@ impl v1::peer_server::Peer for PeerService {
     }
 
     async fn tend(&self, request: Request<Streaming<v1::TendInput>>) -> Result<Response<Self::TendStream>, Status> {
-        // An input that cannot be read ends them all, as the sender's going away does.
+        // An unreadable input ends the stream, like a disconnect of the sender.
         let children = request.into_inner().map_while(Result::ok);
         Ok(Response::new(exit_watch::watch_children(&self.0, children)))
     }

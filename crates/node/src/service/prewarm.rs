@@ -1,4 +1,5 @@
-//! Prewarm: nodes get ready for children of a seed. The node that is asked finds the seed, and asks each of the nodes.
+//! Prewarm: prepares nodes for children of a seed. The node that receives the request finds the seed, and asks each of
+//! the nodes.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use super::seeds;
 use crate::engine::SeedAccess;
 use crate::node::Node;
 
-/// Makes nodes ready, all at once; exactly one outcome comes for each, in the order of the request.
+/// Prewarms the nodes, all at once. Reports exactly one outcome for each, in the order of the request.
 pub(super) async fn prewarm(node: &Arc<Node>, request: v1::PrewarmRequest) -> Result<v1::PrewarmResponse, Failure> {
     let v1::PrewarmRequest { seed, nodes } = request;
     if !(1..=PREWARM_NODES_MAX).contains(&nodes.len()) {
@@ -49,7 +50,7 @@ async fn prewarm_on(node: &Arc<Node>, name: &str, access: v1::SeedAccess) -> Res
     Ok(peer.warm_up(request).await.map_err(forwarded_failure(&object))?.into_inner())
 }
 
-/// Makes this node ready.
+/// Prewarms this node.
 pub(super) async fn prewarm_local(node: &Arc<Node>, access: v1::SeedAccess) -> Result<v1::Warm, Failure> {
     let access = SeedAccess::try_from(access)?;
     let task_node = node.clone();

@@ -13,18 +13,18 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::node::Node;
 
-/// Where a request is dealt with.
+/// The node that handles a request.
 pub(super) enum RequestTarget {
-    /// By this node.
+    /// This node.
     Local,
-    /// By the node behind this client.
+    /// Another node, by its client.
     Remote(Client),
 }
 
-/// Where what `node` owns is dealt with.
+/// The node that handles requests about objects of `node`.
 ///
 /// # Errors
-/// There is no such node, or it is silent.
+/// No node has this name, or it is silent.
 pub(super) fn resolve_target(
     local_node: &Node,
     node: &NodeName,
@@ -36,10 +36,10 @@ pub(super) fn resolve_target(
     Ok(RequestTarget::Remote(local_node.peers.client(node, object)?))
 }
 
-/// The id of a child as a user wrote it.
+/// Parses a child id that a user has entered.
 ///
 /// # Errors
-/// It is none.
+/// The text is not a child id.
 pub(super) fn parse_child_id(text: &str) -> Result<ChildId, Failure> {
     text.parse().map_err(|error| {
         Failure::new(Code::InvalidArgument, format!("child `{text}`"), error)
@@ -47,28 +47,29 @@ pub(super) fn parse_child_id(text: &str) -> Result<ChildId, Failure> {
     })
 }
 
-/// What another node said about an object, so that it can be passed on.
+/// The failure of another node about an object, for forwarding.
 pub(super) fn forwarded_failure(object: impl Display) -> impl FnOnce(Status) -> Failure {
     move |status| Failure::from_status(object, &status)
 }
 
-/// Where a child's requests are dealt with.
+/// The node that handles a child's requests.
 ///
 /// # Errors
-/// As [`resolve_target`].
+/// The errors of [`resolve_target`].
 pub(super) fn child_target(local_node: &Node, id: &ChildId) -> Result<RequestTarget, Failure> {
     resolve_target(local_node, id.node(), format!("child {id}"))
 }
 
-/// Where a seed's requests are dealt with.
+/// The node that handles a seed's requests.
 ///
 /// # Errors
-/// As [`resolve_target`].
+/// The errors of [`resolve_target`].
 pub(super) fn seed_target(local_node: &Node, id: &SeedId) -> Result<RequestTarget, Failure> {
     resolve_target(local_node, id.node(), format!("seed {id}"))
 }
 
-/// Asks every other node that is alive for what it has itself. Gives their answers, and why others gave none in time.
+/// Sends a query to every other node that is alive. Returns their answers, and a failure for each node that did not
+/// answer in time.
 pub(super) async fn query_other_nodes<Answer, Answering>(
     local_node: &Node,
     ask: impl Fn(Client, Request<v1::ListRequest>) -> Answering,
@@ -84,7 +85,7 @@ where
         let answering = ask(node_client(local_node.peers.channel(member.address)), question);
         let object = format!("node {}", member.name);
         tasks.spawn(async move {
-            // The request's own limit begins when there is a connection, which who stands still does not make.
+            // The request's own timeout starts once it is connected. A node that hangs does not accept the connection.
             let answer = timeout(CLUSTER_QUERY_TIMEOUT, answering).await;
             let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer came in time")));
             answer.map(Response::into_inner).map_err(forwarded_failure(object))

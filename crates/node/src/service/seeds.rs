@@ -57,7 +57,7 @@ fn namespace_policy(takes_node_namespaces: bool) -> NamespacePolicy {
     if takes_node_namespaces { NamespacePolicy::UseNode } else { NamespacePolicy::Refuse }
 }
 
-/// Makes a seed. Where the caller has gone meanwhile, nobody would know of the seed: it is dropped.
+/// Makes a seed. If the caller has disconnected, the seed is dropped: its id would be unknown.
 pub(crate) async fn prepare_and_wait(node: &Arc<Node>, pid: u32, options: PrepareOptions) -> Result<v1::Seed, Failure> {
     check_name(&options.name)?;
     let answered = seeds::prepare_seed(node, pid, options)?;
@@ -109,7 +109,7 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
             Ok(Object::Seed(detail))
         }
         RequestTarget::Remote(mut owner) => {
-            // Its node answers when it is complete.
+            // The owner answers when the seed is complete.
             let request = request_with_timeout(PREPARE_TIMEOUT, v1::InspectRequest { id: id.to_string() });
             let answer = owner.inspect(request).await.map_err(forwarded_failure(format!("seed {id}")))?;
             let empty = || Failure::new(Code::Internal, format!("seed {id}"), "its node's answer is empty");
@@ -118,7 +118,7 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
     }
 }
 
-/// The seeds of this node or of all; a node that does not answer in time is named instead.
+/// The seeds of this node, or of all nodes, with the nodes that did not answer in time.
 pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeedsResponse {
     let mut seeds = node.seeds.all();
     let mut unanswered = Vec::new();
@@ -135,7 +135,7 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
     v1::ListSeedsResponse { seeds, unanswered }
 }
 
-/// What another node needs to read a seed of this one.
+/// The data that another node needs to read a seed of this node.
 pub(super) async fn describe_local(node: &Node, request: v1::DescribeSeedRequest) -> Result<v1::SeedAccess, Failure> {
     let v1::DescribeSeedRequest { seed, for_nodes } = request;
     let id = seed.parse().map_err(|_| unknown_seed(&seed))?;
@@ -149,7 +149,7 @@ async fn access_local(node: &Node, id: &SeedId, for_nodes: &[NodeName]) -> Resul
     node.seeds.access(id)
 }
 
-/// What is needed to read a seed, wherever it is, for children on these nodes.
+/// The data that these nodes need to read a seed of any node.
 pub(super) async fn describe_seed(node: &Node, text: &str, for_nodes: &[NodeName]) -> Result<v1::SeedAccess, Failure> {
     let id = resolve_seed(node, text).await?;
     let object = format!("seed {id}");
@@ -157,19 +157,19 @@ pub(super) async fn describe_seed(node: &Node, text: &str, for_nodes: &[NodeName
         return access_local(node, &id, for_nodes).await;
     }
     let mut owner = node.peers.peer(id.node(), &object)?;
-    // Its node answers when it is complete.
+    // The owner answers when the seed is complete.
     let for_nodes = for_nodes.iter().map(NodeName::to_string).collect();
     let request = request_with_timeout(PREPARE_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string(), for_nodes });
     Ok(owner.describe_seed(request).await.map_err(forwarded_failure(object))?.into_inner())
 }
 
-/// The node that owns the seed behind what a user wrote.
+/// The owner of the seed that a user has named.
 pub(super) async fn find_owner(node: &Node, text: &str) -> Result<NodeName, Failure> {
     Ok(resolve_seed(node, text).await?.node().clone())
 }
 
-/// The id behind what a user wrote: an id, or a name, which this node is asked for first, then all others. Seeds that are
-/// not complete, or have failed, have their names as well.
+/// The id of the seed that a user has named, by id or by name. A name is looked up on this node first, then on all
+/// others. Seeds that are incomplete or have failed have their names too.
 async fn resolve_seed(node: &Node, text: &str) -> Result<SeedId, Failure> {
     if let Ok(id) = text.parse() {
         return Ok(id);

@@ -1,5 +1,5 @@
-//! Settle: a child fetches the rest of its pages, and the caller sees its progress. The pager does the work, with or
-//! without a caller; this module polls it.
+//! Settle: a child fetches the rest of its pages, and the caller receives its progress. The pager does the work, with
+//! or without a caller; this module polls it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
 use crate::children::Child;
 use crate::node::Node;
 
-/// Between two looks at the pager's progress: as often as people see it change.
+/// How often the pager's progress is polled: as often as people notice a change.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Has a child settle.
+/// Starts to settle a child, and reports its progress.
 pub(super) async fn settle(
     node: &Arc<Node>,
     request: v1::SettleRequest,
@@ -40,10 +40,10 @@ pub(super) async fn settle(
     }
 }
 
-/// Tells of a child until it has settled, or the caller has gone.
+/// Reports progress until the child has settled, or the caller disconnects.
 ///
 /// # Errors
-/// It cannot settle.
+/// The child cannot settle.
 pub(super) async fn report_until_settled<T>(
     node: &Arc<Node>,
     child: &Arc<Child>,
@@ -54,7 +54,7 @@ pub(super) async fn report_until_settled<T>(
     loop {
         let progress = poll_progress(node, child, begin).await?;
         let is_settled = progress.state == SettleState::Settled;
-        // A caller that has gone ends nothing but this.
+        // A disconnect of the caller ends the reports only, not the settling.
         if send(sink, event(to_message(&progress))).await.is_err() || is_settled {
             return Ok(());
         }
@@ -63,7 +63,7 @@ pub(super) async fn report_until_settled<T>(
     }
 }
 
-/// How far a child is, which begins to settle where `begin` says so.
+/// The progress of a child. If `begin` is set, it starts to settle.
 async fn poll_progress(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Result<SettleProgress, Failure> {
     if !child.is_alive() {
         return Err(child.ended_failure());

@@ -1,6 +1,6 @@
-//! Speculative prewarming: gets ready for children of a seed that has not been forked yet, where its process's previous
-//! seed was forked. Makes its zygote, and, where children were forked one by one, one prestarted child. For a process's
-//! first seed, only the owner makes a zygote. `speculation` decides; `engine` does the work.
+//! Speculative prewarming of a seed that was not forked yet, if its process's previous seed was forked. Makes a zygote,
+//! and one prestarted child if children were forked one by one. For a process's first seed, only the owner makes a
+//! zygote. `speculation` decides; `engine` does the work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,13 @@ use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::node::Node;
 use crate::speculation::{ForkPattern, SpeculationPlan};
 
-/// Who forks a seed at once has the processors: what is made for the next would come too late, and in the way.
+/// If the seed is forked within this time, its children need the CPUs. A speculative zygote would be too late, and slow
+/// them down.
 const SPECULATION_DELAY: Duration = Duration::from_millis(2);
-/// Of those who fork children one by one, most fork one of each seed; further ones stand by when that was asked for.
+/// Programs that fork children one by one usually fork one of each seed. Further ones are prestarted after a request.
 const SPECULATIVE_PRESTARTS: usize = 1;
 
-/// A process of this node has a new seed behind another, which is complete.
+/// Prewarms for a process's new, complete seed, according to its previous seed.
 ///
 /// ```text
 ///  seed complete ── SPECULATION_DELAY, unless it is forked at once ─┬─▶ zygote, prestarted child
@@ -38,8 +39,8 @@ pub(crate) fn prewarm_next_seed(node: &Arc<Node>, before: &SeedId, next: &SeedId
     }
 }
 
-/// A process of this node has a seed, and none before it that is known. Who makes one is expected to fork it, where they are, and as most do: its
-/// zygote is made. Where nobody forks it, nothing is made for the process's next.
+/// Prewarms for the first known seed of a process. It is expected to be forked, on this node and with default options,
+/// so its zygote is made. If it is not forked, nothing is made for the process's next seed.
 pub(crate) fn prewarm_first_seed(node: &Arc<Node>, seed: &SeedId) {
     node.runtime.spawn(create_first_zygote(node.clone(), seed.clone()));
 }
@@ -70,7 +71,8 @@ async fn prewarm_and_notify(node: Arc<Node>, before: SeedId, seed: SeedId, plan:
     }
 }
 
-/// Tells another node. One that does not expect its children is not told of the next seed, nor is one of an earlier release.
+/// Announces the seed to another node. A node that does not expect its children, or has an earlier release, gets no
+/// further announcements for this process.
 async fn notify_node(node: Arc<Node>, name: NodeName, seed: SeedId, request: v1::ForetellRequest) {
     if node.fork_history.has_fork_on(&seed, &name) {
         return;
@@ -82,10 +84,11 @@ async fn notify_node(node: Arc<Node>, name: NodeName, seed: SeedId, request: v1:
     }
 }
 
-/// A process of another node has a new seed. Says whether children of it are expected here.
+/// Handles the announcement that a process of another node has a new seed. The answer says whether children of it are
+/// expected here.
 ///
 /// # Errors
-/// It is not of the node that says so.
+/// The seed does not belong to the caller.
 pub(super) fn prewarm_for_next_seed(
     node: &Arc<Node>,
     caller: Option<&Caller>,
@@ -123,7 +126,7 @@ async fn evict_and_prewarm(node: Arc<Node>, gone: Vec<SeedId>, access: SeedAcces
     }
 }
 
-/// Makes this node ready for children of a seed, unless somebody was faster than that.
+/// Prewarms this node for children of a seed, unless a request was faster.
 async fn prewarm_local(node: Arc<Node>, access: SeedAccess, fork_pattern: ForkPattern) {
     let ForkPattern { options, has_payload, is_fan_out } = fork_pattern;
     create_speculative_zygote(&node, access.clone(), options.clone()).await;

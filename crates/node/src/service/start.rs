@@ -1,4 +1,4 @@
-//! Starts children on this node: several at once, up to a limit, each with its own outcome.
+//! Starts children on this node, several at once up to a limit. Each child has its own outcome.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,13 +27,14 @@ use crate::pending_starts::PendingStart;
 use crate::phases::{self, PhaseRecording};
 use crate::speculation::ForkPattern;
 
-/// For the zygote of a fan-out that began on another node, before a child begins here without it: some 20 ms, where the machine has time.
+/// Time limit for the zygote of a fan-out that began on another node. Then one child is started without it. It takes
+/// about 20 ms on an idle machine.
 const REMOTE_ZYGOTE_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Before the next children are made that stand by: a short child has ended by then.
+/// Delay before the next prestarted children are made: a short-lived child has ended by then.
 const PRESTART_DELAY: Duration = Duration::from_millis(5);
 
-/// The children of a request: what they have in common, and those that are not begun yet.
+/// The children of one request: their common options, and a queue of those that are not started yet.
 #[derive(Debug)]
 struct StartBatch {
     node: Arc<Node>,
@@ -44,18 +45,18 @@ struct StartBatch {
     profile: bool,
     received_at: Instant,
     sink: ResponseSender<v1::ForkOutcome>,
-    /// More than are started at once.
+    /// There are more children than start at once.
     is_fan_out: bool,
-    /// Where who asked waits for them.
+    /// The batch, if the caller waits for the children.
     attended: Option<Arc<AttendedBatch>>,
-    /// A Tend stream will wait for each.
+    /// A Tend stream will watch each child.
     is_exit_watched: bool,
-    /// Until all are listed, or not to be.
+    /// Held until all children are listed or have failed.
     _pending_start: PendingStart,
     queue: Mutex<VecDeque<v1::ChildSpec>>,
 }
 
-/// The start of a child that has its turn.
+/// The start of a child that has its permit.
 struct StartTurn {
     permit: OwnedSemaphorePermit,
     recording: PhaseRecording,
@@ -63,7 +64,7 @@ struct StartTurn {
     requested: Instant,
 }
 
-/// Starts the children; their outcomes come as they come. A child whose outcome nobody takes is ended.
+/// Starts the children, and reports their outcomes as they occur. A child whose outcome cannot be delivered is killed.
 pub(super) fn start_children(
     node: &Arc<Node>,
     request: v1::StartChildrenRequest,
@@ -115,15 +116,16 @@ pub(super) fn start_children(
     Ok(outcomes)
 }
 
-/// Begins as many children as start at once.
+/// Starts as many starters as children may start at once.
 fn spawn_starters(batch: &Arc<StartBatch>, count: usize) {
     for _ in 0..count.min(CONCURRENT_STARTS_MAX) {
         tokio::spawn(run_starter(batch.clone(), AfterStart::TakeNext));
     }
 }
 
-/// Begins children when the zygote stands, or whatever became of it. The first child of the whole fork, whose result is wanted first, needs no
-/// zygote, and waits for none; on another node, one begins without where the zygote takes long.
+/// Starts the children of a fan-out when the zygote is filled, or has failed. The first child of the whole fork is
+/// needed first and is started at once, without a zygote. On another node, one child is started without it if the
+/// zygote takes long.
 async fn start_fan_out(batch: Arc<StartBatch>, count: usize) {
     let mut zygote = tokio::spawn(zygote::wait_zygote_filled(
         batch.node.clone(),
@@ -145,16 +147,16 @@ async fn start_fan_out(batch: Arc<StartBatch>, count: usize) {
     spawn_starters(&batch, count);
 }
 
-/// Whom a thread starts that has started a child.
+/// What a starter does after it has started a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AfterStart {
     Stop,
-    /// As long as there is somebody.
+    /// Starts the next child, if there is one.
     TakeNext,
 }
 
-/// Starts children of a batch, one after the other. The engine's work blocks: it has a thread of its own, which finishes even when nobody
-/// waits any more.
+/// Starts children of a batch, one after the other. The engine's work blocks, so it runs in a thread of its own. That
+/// thread finishes even if the caller disconnects.
 async fn run_starter(mut batch: Arc<StartBatch>, next: AfterStart) {
     loop {
         let Ok(turn) = batch.node.start_permits.clone().acquire_owned().await else { return };
@@ -168,7 +170,7 @@ async fn run_starter(mut batch: Arc<StartBatch>, next: AfterStart) {
             drop(queued);
             start_while_permitted(batch, start_turn, next)
         });
-        // Of a child whose start broke off, the caller hears when this stream ends.
+        // If the start panics, the end of this stream tells the caller.
         batch = match starting.await {
             Ok(Some(batch)) => batch,
             _ => return,
@@ -176,8 +178,8 @@ async fn run_starter(mut batch: Arc<StartBatch>, next: AfterStart) {
     }
 }
 
-/// Starts children as long as there is a turn that nobody else waits for: to go on costs less than to wake another. Gives the batch back where
-/// some are left.
+/// Starts children as long as permits are free that no other request waits for: to continue costs less than to wake
+/// another thread. Returns the batch if children are left.
 fn start_while_permitted(
     batch: Arc<StartBatch>,
     mut start_turn: StartTurn,
@@ -196,13 +198,14 @@ fn start_while_permitted(
         schedule_prestart(&batch, has_payload);
         let prewarm = prewarm_work(&batch);
         if is_last || next == AfterStart::Stop {
-            // The last one ends the stream of outcomes: nobody waits for what is only for the next child.
+            // Dropping the batch ends the stream of outcomes after the last child. The caller need not wait for work
+            // for the next child.
             drop(batch);
             prewarm.into_iter().for_each(|make_ready| make_ready());
             return None;
         }
         prewarm.map(tokio::task::spawn_blocking);
-        // Another request's child that waits has it first.
+        // Children of other requests that wait for a permit take precedence.
         match batch.node.start_permits.clone().try_acquire_owned() {
             Ok(_) if batch.sink.is_closed() => return None,
             Ok(turn) => start_turn = batch.begin_start(turn),
@@ -217,14 +220,14 @@ impl StartBatch {
         StartTurn { permit: turn, recording, waited: self.received_at.elapsed(), requested: Instant::now() }
     }
 
-    /// In which the next seed's children will be asked for, too. They may run for another time.
+    /// The pattern with which children of the next seed are expected to be requested. Their time limit may differ.
     fn fork_pattern(&self) -> ForkPattern {
         let options = StartOptions { timeout: None, ..self.options.clone() };
         let has_payload = self.shared_payload.is_some() || self.queue().iter().any(|child| child.payload.is_some());
         ForkPattern { options, has_payload, is_fan_out: self.is_fan_out }
     }
 
-    /// Every change is complete under its lock.
+    /// A poisoned lock is usable: no change is left incomplete.
     fn queue(&self) -> MutexGuard<'_, VecDeque<v1::ChildSpec>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -255,7 +258,7 @@ fn start_one(
     Ok(child)
 }
 
-/// What is to be made ready for the next child, if anything.
+/// The work to prepare for the next child, if there is any.
 fn prewarm_work(batch: &StartBatch) -> Option<impl FnOnce() + Send + use<>> {
     let StartBatch { node, source, options, .. } = batch;
     let is_idle = node.start_permits.available_permits() == CONCURRENT_STARTS_MAX;
@@ -265,8 +268,8 @@ fn prewarm_work(batch: &StartBatch) -> Option<impl FnOnce() + Send + use<>> {
     })
 }
 
-/// Where children are forked one by one, the next ones stand by, if more are expected: like the last, which had a payload, or none. They are made
-/// when that one has had the processors for a while.
+/// If children are forked one by one and more are expected, prestarts them, with or without a payload like the last
+/// child. Waits first, so that the last child has the CPUs for a while.
 fn schedule_prestart(batch: &StartBatch, has_payload: bool) {
     if batch.is_fan_out || batch.node.start_permits.available_permits() < CONCURRENT_STARTS_MAX {
         return;
@@ -285,7 +288,7 @@ fn schedule_prestart(batch: &StartBatch, has_payload: bool) {
     });
 }
 
-/// Tells the outcome. Where the caller has gone, nobody would ever know of the child: it is ended.
+/// Reports the outcome. If the caller has disconnected, the child is killed: its id would be unknown.
 fn send_outcome(batch: &StartBatch, index: u32, started: Result<Arc<Child>, Failure>, phases: Vec<v1::Phase>) {
     let node = &batch.node;
     let result = match &started {
@@ -315,11 +318,11 @@ fn send_outcome(batch: &StartBatch, index: u32, started: Result<Arc<Child>, Fail
     node.children.evict_ended(EVICTED_PER_START_MAX);
 }
 
-/// Ends a child of which nobody has heard.
+/// Kills a child that no caller knows.
 fn kill_unclaimed(started: Result<Arc<Child>, Failure>) {
     if let Ok(child) = started {
         tracing::info!(child = %child.record().id, "ended: who asked for it has gone");
-        // It may have ended by itself.
+        // It may have ended on its own.
         let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
     }
 }

@@ -1,4 +1,4 @@
-//! Response streams, and the output of children. A caller that disconnects ends them; `wait` reports the ends of
+//! Response streams, and the output of children. They end when the caller disconnects; `wait` reports the ends of
 //! children.
 
 use std::future::Future;
@@ -15,13 +15,13 @@ use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_i
 use crate::children::{Child, OutputStream};
 use crate::node::Node;
 
-/// Where a stream's messages go.
+/// Sends a stream's messages.
 pub(super) type ResponseSender<T> = mpsc::Sender<Result<T, Status>>;
 
-/// Where they come from.
+/// Receives a stream's messages.
 pub(super) type ResponseReceiver<T> = mpsc::Receiver<Result<T, Status>>;
 
-/// The caller reads no more.
+/// The caller has disconnected.
 pub(super) struct CallerDisconnected;
 
 /// Sends a message to the caller.
@@ -29,7 +29,7 @@ pub(super) async fn send<T>(sink: &ResponseSender<T>, message: T) -> Result<(), 
     sink.send(Ok(message)).await.map_err(|_| CallerDisconnected)
 }
 
-/// A stream that a task of its own fills, until it is done or the caller goes away. A failure ends the stream.
+/// A stream that a separate task fills, until it is done or the caller disconnects. A failure ends the stream.
 pub(super) fn spawn_stream<T, F>(fill: impl FnOnce(ResponseSender<T>) -> F) -> ReceiverStream<Result<T, Status>>
 where
     T: Send + 'static,
@@ -41,7 +41,7 @@ where
         tokio::select! {
             () = sink.closed() => {}
             result = filling => if let Err(failure) = result {
-                // The caller may have gone; then nobody needs to know.
+                // The caller may have disconnected.
                 let _ = sink.send(Err(failure.into())).await;
             }
         }
@@ -49,7 +49,7 @@ where
     ReceiverStream::new(receiver)
 }
 
-/// Passes the messages of another node on.
+/// Relays the messages of another node.
 pub(super) async fn relay_stream<T>(
     mut from: Streaming<T>,
     sink: &ResponseSender<T>,
@@ -63,7 +63,7 @@ pub(super) async fn relay_stream<T>(
     Ok(())
 }
 
-/// What a child wrote.
+/// The output of a child.
 pub(super) async fn logs(
     node: &Arc<Node>,
     request: v1::LogsRequest,
@@ -100,7 +100,7 @@ async fn logs_local(
             }
         }
         if let (OutputStream::Stderr, Some(data)) = (stream, memory_loss_message(child)) {
-            // A caller that has gone needs no answer.
+            // The caller may have disconnected.
             let _ = send(sink, v1::LogChunk { stream: name.into(), data }).await;
         }
         Ok(())
@@ -113,12 +113,12 @@ async fn logs_local(
     Ok(())
 }
 
-/// What stands behind the last that a child wrote to its standard error, where its memory was lost: why it ended.
+/// A line to add to the end of a child's standard error, if it ended because memory was lost.
 pub(super) fn memory_loss_message(child: &Child) -> Option<Vec<u8>> {
     child.memory_loss_cause().map(|text| format!("farfork: {text}\n").into_bytes())
 }
 
-/// A failure to read what a child wrote.
+/// The failure to read a child's output.
 pub(super) fn output_failure(child: &Child, error: &std::io::Error) -> Failure {
     child.failure(tonic::Code::Internal, format!("what it wrote cannot be read: {error}"))
 }

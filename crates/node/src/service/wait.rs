@@ -1,5 +1,5 @@
-//! Wait: reports the ends of children, in the order of the request. No child is evicted meanwhile, wherever it runs:
-//! this node holds its own from the beginning, and asks each other node for all of its children at once.
+//! Wait: reports the ends of children, in the order of the request. No child is evicted meanwhile, on any node. This
+//! node holds its own children from the start, and sends each other node one request for all of its children.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::stream::{ResponseSender, output_failure, send, spawn_stream};
 use crate::children::{HeldChild, OutputStream};
 use crate::node::Node;
 
-/// Waits for children, one after the other: the order of the answers is that of the request.
+/// Waits for children one after the other, and reports their ends in the order of the request.
 pub(super) fn wait(node: &Arc<Node>, request: v1::WaitRequest) -> ReceiverStream<Result<v1::WaitEvent, Status>> {
     let node = node.clone();
     spawn_stream(|sink| async move {
@@ -51,7 +51,7 @@ enum AwaitedChild {
     Remote(NodeName),
 }
 
-/// The children of the request, and by node what is asked of others; these are asked at once.
+/// The children of the request, and the waits for those on other nodes, which start at once.
 fn split_children(
     node: &Arc<Node>,
     request: &v1::WaitRequest,
@@ -72,10 +72,10 @@ fn split_children(
     (children, remote)
 }
 
-/// The children of one other node that are waited for.
+/// The wait for the children of one other node.
 struct RemoteWait {
     wants_results: bool,
-    /// Those whose ends have not come, in order.
+    /// Children whose ends were not reported yet, in order.
     children: VecDeque<ChildId>,
     opening: Option<JoinHandle<Result<Streaming<v1::WaitEvent>, Failure>>>,
     events: Option<Streaming<v1::WaitEvent>>,
@@ -86,7 +86,7 @@ impl RemoteWait {
         Self { wants_results: results, children: VecDeque::new(), opening: None, events: None }
     }
 
-    /// Asks for all that are left.
+    /// Requests the ends of all remaining children.
     fn open_stream(&mut self, node: &Arc<Node>) {
         let Some(first) = self.children.front().cloned() else { return };
         let children = self.children.iter().map(ChildId::to_string).collect();
@@ -98,7 +98,7 @@ impl RemoteWait {
         }));
     }
 
-    /// Passes on what comes of the next child. Where the node breaks off it is asked anew, for those behind it.
+    /// Relays the events of the next child. If the stream fails, opens a new one for the children after it.
     async fn relay_next(
         &mut self,
         node: &Arc<Node>,
@@ -153,7 +153,7 @@ async fn wait_local(
     sink: &ResponseSender<v1::WaitEvent>,
 ) -> Result<(), Failure> {
     if results {
-        // Which of the two it is shows at the end only.
+        // Whether the output is a result is known only at the end.
         let has_result = child.can_have_result() && {
             child.wait_exit().await;
             child.has_result()

@@ -1,7 +1,7 @@
-//! Waits until a seed's zygote is filled, for a fan-out or a speculative prewarm, and creates it where there is none.
+//! Waits until a seed's zygote is filled, for a fan-out or a speculative prewarm. Creates the zygote if there is none.
 //!
-//! In a fan-out the zygote is made while the first child starts, and the others are forked from it. If it fails, they
-//! are started all the same, each from the seed.
+//! In a fan-out the zygote is made while the first child starts, and the others are forked from it. If it fails, the
+//! others are restored from the seed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use tokio::time::{sleep, timeout};
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::node::Node;
 
-/// Between two looks whether a zygote has what it is to be given, which takes some ten milliseconds.
+/// How often a zygote is checked for being filled, which takes some ten milliseconds.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Waits until the zygote for children that are started so has what it is to be given, at most [`ZYGOTE_TIMEOUT`]. Makes it where
-/// there is none; returns at once where there is to be none.
+/// Waits until the zygote for children with these options is filled, at most [`ZYGOTE_TIMEOUT`]. Creates it if there is
+/// none. Returns at once if such children cannot be copies.
 pub(super) async fn wait_zygote_filled(node: Arc<Node>, source: SeedAccess, options: StartOptions, why: ZygoteTrigger) {
     if !node.engine.can_copy_zygote(&options) {
         return;
@@ -42,7 +42,7 @@ pub(super) async fn wait_zygote_filled(node: Arc<Node>, source: SeedAccess, opti
     }
 }
 
-/// What blocks has a thread of its own; `None` after a panic there.
+/// Runs blocking work in a separate thread; `None` if it panics.
 pub(super) async fn run_in_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     tokio::task::spawn_blocking(work).await.ok()
 }

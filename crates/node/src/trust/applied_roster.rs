@@ -1,10 +1,10 @@
-//! The roster that a node's connections and members already follow. Comparing a newer one with it shows what that
+//! The roster that a node's connections and members already conform to. A comparison with a newer one shows what that
 //! revokes.
 
 use farfork_trust::{Identity, Revocation, Role, Roster};
 use farfork_wire::NodeName;
 
-/// Its number, and whom it revokes.
+/// The roster's version, and its revocations.
 #[derive(Debug, Default)]
 pub(crate) struct AppliedRoster {
     counter: u64,
@@ -20,7 +20,7 @@ impl AppliedRoster {
         self.counter
     }
 
-    /// The nodes that this one revokes and the one before did not, or not as late.
+    /// The nodes that this roster revokes and the previous one did not, or not up to as late a date.
     pub(crate) fn revoked_since(&self, before: &Self) -> Vec<NodeName> {
         let new = self.revocations.iter().filter(|entry| !before.revocations.contains(entry));
         new.filter_map(revoked_node).collect()

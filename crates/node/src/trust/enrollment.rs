@@ -19,34 +19,34 @@ use farfork_wire::NodeName;
 use super::Security;
 use crate::options::{Options, TrustOptions};
 
-/// The name of a cluster that nobody named.
+/// The default name of a cluster.
 const DEFAULT_CLUSTER_NAME: &str = "farfork";
 
-/// Why a node has no place in a cluster.
+/// Why a node has no identity in a cluster.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EnrollmentError {
-    /// Its directory.
+    /// Its trust directory cannot be read.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    /// Making a cluster, or ending a joining.
+    /// The cluster cannot be created, or the issued certificate not installed.
     #[error(transparent)]
     Member(#[from] MemberError),
-    /// Drawing its key.
+    /// No key can be generated.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The directory is somebody else's.
+    /// The directory belongs to another node.
     #[error(
         "{directory} has the identity {identity}, and this is node `{name}`; give each node a directory of its own with --trust"
     )]
     IdentityMismatch {
         /// The directory.
         directory: String,
-        /// Who it belongs to.
+        /// The identity in it.
         identity: Identity,
-        /// Who this is.
+        /// This node's name.
         name: NodeName,
     },
-    /// It is to join, and has nothing to show.
+    /// It is to join a cluster, but has neither identity nor token.
     #[error(
         "{directory} has no identity for this node, and --join needs one; \
          print a token with `farfork cluster token` on a node of the cluster, and name its file with --token-file"
@@ -55,15 +55,15 @@ pub(crate) enum EnrollmentError {
         /// The directory.
         directory: String,
     },
-    /// It has a token, and nobody to show it to.
+    /// It has a token, but no address of a node.
     #[error("a token without a node to join; name one with --join")]
     NoAddress,
-    /// Nobody let it in.
+    /// Every node refused the request.
     #[error("no node let it join: {0}")]
     Refused(String),
 }
 
-/// Finds out who this node is.
+/// Determines this node's identity.
 ///
 /// # Errors
 /// [`EnrollmentError`].

@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Requests to join from one address at a time: some machines behind one address that start together. Each takes
-/// milliseconds.
+/// Maximum join requests in progress for one source address: several machines at one address may start together. Each
+/// request takes milliseconds.
 pub(crate) const JOINS_PER_ADDRESS_MAX: usize = 8;
 
-/// The addresses whose requests are under way, and how many of each.
+/// The number of requests in progress by source address.
 #[derive(Debug, Default)]
 pub(crate) struct JoinLimiter(Mutex<HashMap<IpAddr, usize>>);
 
-/// One request that is under way.
+/// The permit of one request in progress.
 #[derive(Debug)]
 pub(crate) struct JoinPermit {
     limiter: Arc<JoinLimiter>,
@@ -21,7 +21,7 @@ pub(crate) struct JoinPermit {
 }
 
 impl JoinLimiter {
-    /// A turn for a request from there; none while there are too many.
+    /// A permit for a request from this address; `None` if too many are in progress.
     pub(crate) fn acquire(self: &Arc<Self>, from: IpAddr) -> Option<JoinPermit> {
         let mut under_way = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = under_way.entry(from).or_default();

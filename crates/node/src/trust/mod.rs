@@ -1,7 +1,7 @@
-//! A node's membership in its cluster: its own certificate, the peers that it trusts, and, where it holds the
-//! authority, the certificates that others get. `farfork_trust` handles certificates themselves.
+//! A node's membership in its cluster: its own certificate, the peers that it trusts, and, if it holds the authority,
+//! the certificates that it issues. `farfork_trust` handles the certificates themselves.
 //!
-//! `enrollment` runs at the start, `renewal` while the node runs, and `service` answers others.
+//! `enrollment` runs at the start, `renewal` while the node runs, and `service` answers other nodes.
 
 mod applied_roster;
 mod enrollment;
@@ -20,17 +20,17 @@ pub(crate) use name_reservations::NameReservations;
 pub(crate) use renewal::{fetch_roster, run_renewal};
 pub(crate) use service::ClusterService;
 
-/// Whom a node trusts.
+/// The peers that a node trusts.
 #[derive(Debug, Clone)]
 pub(crate) enum Security {
     /// Members of its cluster.
     Members(Credentials),
-    /// Whoever reaches it: it was told so.
+    /// All peers that reach it (`--insecure`).
     Insecure,
 }
 
 impl Security {
-    /// Its credentials; nothing where everybody is trusted.
+    /// Its credentials; `None` if it trusts all peers.
     pub(crate) fn credentials(&self) -> Option<&Credentials> {
         match self {
             Self::Members(credentials) => Some(credentials),
@@ -38,7 +38,7 @@ impl Security {
         }
     }
 
-    /// What it shows to other nodes.
+    /// How it connects to other nodes.
     pub(crate) fn tls_mode(&self) -> TlsMode {
         self.credentials().map_or(TlsMode::Plaintext, |credentials| TlsMode::Mutual(credentials.clone()))
     }

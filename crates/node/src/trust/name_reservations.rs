@@ -1,5 +1,5 @@
-//! Names of machines that have just joined, which membership does not know yet. Two requests at once do not both get
-//! one name.
+//! Names of machines that have just joined and that membership does not know yet. Two concurrent requests do not get
+//! the same name.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,13 +8,14 @@ use std::time::Instant;
 use farfork_cluster::membership::UNREACHABLE_AFTER;
 use farfork_wire::NodeName;
 
-/// The names, since when, and for which request for a certificate. A name is kept for as long as a silent member counts
-/// as alive: by then the machine has spoken, or will not.
+/// For each name, when it was reserved, and the certificate request. A reservation lasts as long as a silent member
+/// counts as alive. By then the machine has sent a heartbeat, or will not.
 #[derive(Debug, Default)]
 pub(crate) struct NameReservations(Mutex<HashMap<NodeName, (Instant, Vec<u8>)>>);
 
 impl NameReservations {
-    /// Gives a name, unless another request has it. The same one may ask again, as its answer may have been lost.
+    /// Reserves a name, unless another request has it. The same request may be repeated, as its answer may have been
+    /// lost.
     pub(crate) fn reserve(&self, name: &NodeName, request: &[u8], now: Instant) -> bool {
         let mut reserved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         reserved.retain(|_, (since, _)| now.saturating_duration_since(*since) < UNREACHABLE_AFTER);
@@ -22,7 +23,7 @@ impl NameReservations {
         holder == request
     }
 
-    /// A machine has spoken as a node of this name: membership knows it from now on.
+    /// Releases a name when a node of this name has sent a heartbeat: membership knows it from now on.
     pub(crate) fn release(&self, name: &NodeName) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }

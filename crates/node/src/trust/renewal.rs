@@ -1,5 +1,5 @@
-//! Keeps a running node in its cluster: fetches newer rosters from other nodes, and gets a new key and certificate
-//! before the old ones expire, or when the authority was rotated.
+//! Keeps a running node in its cluster. It fetches newer rosters from other nodes, and gets a new key and certificate
+//! before the old ones expire, or after a rotation of the authority.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,16 +15,17 @@ use tonic::Code;
 
 use crate::peers::Peers;
 
-/// Between two looks at the own certificate: an authority's rotation reaches all nodes within some of these.
+/// How often the node's own certificate is checked. A rotation of the authority reaches all nodes within a few
+/// intervals.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// After a renewal that failed.
+/// Pause after a failed renewal.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A node renews when a third of its certificate's time is left.
+/// A node renews its certificate when a third of the validity is left.
 const RENEW_AFTER: Duration = Duration::from_secs(NODE_VALID.as_secs() / 3 * 2);
 
-/// Keeps this node's certificate good until the daemon stops.
+/// Renews this node's certificate until the daemon stops.
 pub(crate) async fn run_renewal(peers: Arc<Peers>) {
     let Some(credentials) = peers.security().credentials().cloned() else { return };
     loop {
@@ -43,7 +44,7 @@ pub(crate) async fn run_renewal(peers: Arc<Peers>) {
     }
 }
 
-/// Another node has a roster of this number.
+/// Fetches the roster with this version from another node, if it is newer.
 pub(crate) async fn fetch_roster(peers: &Peers, address: SocketAddr, counter: u64) -> Result<(), Failure> {
     let Some(credentials) = peers.security().credentials() else { return Ok(()) };
     if counter <= credentials.roster_counter() {
@@ -55,10 +56,10 @@ pub(crate) async fn fetch_roster(peers: &Peers, address: SocketAddr, counter: u6
     Ok(())
 }
 
-/// Draws a new key for this node, and has it signed by the node that holds the authority.
+/// Generates a new key for this node, and has it signed by the node that holds the authority.
 ///
 /// # Errors
-/// No node that answers holds it; or it could not be written.
+/// No node that answers holds the authority, or the files cannot be written.
 pub(crate) async fn renew_certificate(peers: &Peers) -> Result<(), Failure> {
     let object = format!("certificate of node `{}`", peers.local_name());
     let failed = |cause: String| Failure::new(Code::Internal, &object, cause);
@@ -80,7 +81,7 @@ pub(crate) async fn renew_certificate(peers: &Peers) -> Result<(), Failure> {
         request_from_peers(peers, request, &object).await?
     };
     let install = move |credentials: &Credentials| {
-        // It may be of an authority that this node has not heard of yet.
+        // The certificate may be signed by an authority that this node does not know yet.
         credentials.install_roster(&issued.roster).map_err(|error| error.to_string())?;
         member::install_renewal(credentials.directory(), &key, &issued.certificate)
             .map_err(|error| error.to_string())?;
@@ -106,7 +107,7 @@ async fn request_from_peers(peers: &Peers, request: Vec<u8>, object: &str) -> Re
     Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step))
 }
 
-/// Works with files on a thread of its own.
+/// Works with files in a separate thread.
 pub(super) async fn with_credentials<T: Send + 'static>(
     credentials: &Credentials,
     work: impl FnOnce(&Credentials) -> Result<T, String> + Send + 'static,

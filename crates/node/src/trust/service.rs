@@ -1,5 +1,5 @@
-//! The gRPC service for membership. A node without the authority passes a join request on to the node that holds it.
-//! Nodes that renew ask the other nodes themselves.
+//! The gRPC service for membership. A node without the authority forwards a join request to the node that holds it. For
+//! a renewal, a node asks the other nodes itself.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ use crate::auth::Caller;
 use crate::control_port::ConnectionInfo;
 use crate::peers::Peers;
 
-/// What others ask about membership.
+/// The membership requests of machines, nodes and users.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterService {
     peers: Arc<Peers>,
@@ -106,8 +106,8 @@ impl ClusterService {
         Ok(issued)
     }
 
-    /// One request is passed on as one, to the node that said it holds the authority: whoever has no certificate does not
-    /// have the whole cluster work.
+    /// Forwards a join request to the node that reported to hold the authority, as one request. A peer without a
+    /// certificate must not cause work on the whole cluster.
     async fn forward_to_authority(
         &self,
         from: IpAddr,
@@ -132,7 +132,7 @@ fn no_authority_failure(object: &str) -> Failure {
         .with_next_step("join at the node where `farfork cluster init` was run")
 }
 
-/// Works with the authority's files, and says in a request's words what came of it.
+/// Works with the authority's files. Turns an error into the failure of the request.
 async fn run_authority(
     credentials: &Credentials,
     object: &str,
@@ -170,7 +170,7 @@ impl v1::cluster_server::Cluster for ClusterService {
         let address = request.extensions().get::<ConnectionInfo>().map(|arrival| arrival.address.ip());
         let mut from = address.unwrap_or(IpAddr::from([0, 0, 0, 0]));
         let request = request.into_inner();
-        // Only a node's word counts for where somebody else came from.
+        // Only a node may report the source address of a request that it forwards.
         let is_passed_on = is_node && !request.passed_on_for.is_empty();
         if let Ok(origin) = request.passed_on_for.parse()
             && is_node

@@ -45,7 +45,7 @@ fn issue(first: &TrustDirectory, role: Role, member: &str, at: SystemTime, valid
     open(&into)
 }
 
-/// What a node answers to a question of a client with these credentials.
+/// Sends a query as a client with these credentials.
 fn ask(address: SocketAddr, credentials: &Credentials) -> Result<usize, Failure> {
     block_on(async {
         let mut client = connect_network(address, credentials).await?;
@@ -73,7 +73,7 @@ fn joins() {
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = TestDaemon::start("a", &dir_a, None);
     let b = TestDaemon::start("b", &dir_b, Some(a.address()));
-    // By a node that does not hold the authority: it passes the machine on.
+    // By a node without the authority, which forwards the request.
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
     let c = TestDaemon::start("c", &dir_c, Some(b.address()));
@@ -86,7 +86,7 @@ fn joins() {
     );
 }
 
-/// What a node gets to see that passes a machine on.
+/// What a forwarding node can see, and what it can do with that.
 fn seen_on_its_way() {
     let (_parent, dir_a, _) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
@@ -113,7 +113,7 @@ fn seen_on_its_way() {
     };
     let answer = join(seen.clone()).expect("it joins");
     install(&machine, &answer, "machine").expect("it is its own certificate");
-    // The same again gives the same machine the same name, and a thief has not its key.
+    // A repeated request gives the same machine the same name. A thief does not have its key.
     let again = join(seen.clone()).expect("an answer may be lost");
     install(&thief, &again, "thief").expect_err("the key is another");
     install(&machine, &again, "machine-again").expect("the key is the same");
@@ -129,7 +129,7 @@ fn guesses() {
     let a = TestDaemon::start("a", &dir_a, None);
     let dir_c = dir_a.with_file_name("c");
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    // Of the right cluster, and with a secret that was never drawn.
+    // A token of the right cluster, with a secret that was never drawn.
     let pin = member::create_join_token(&first, SystemTime::now(), TOKEN_VALID).expect("a token").authority;
     let mut last = String::new();
     for guess in 0..5 {
@@ -172,7 +172,7 @@ fn passed_on_once() {
     until("all know each other", || (b.alive() == ["a", "a2", "b"]).then_some(()));
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
-    // It counts as alive for some seconds.
+    // It still counts as alive for some seconds.
     a.signal(Signal::KILL);
     a.wait();
     let mut c = TestDaemon::spawn("c", &dir_c, Some(b.address()));
@@ -188,7 +188,7 @@ fn no_token() {
     assert!(!c.wait().success());
     let said = c.said();
     assert!(said.contains("--token-file") && said.contains("farfork cluster token"), "{said}");
-    // Another cluster's token: the machine finds that out before it shows the secret.
+    // A token of another cluster: the machine detects that before it sends the secret.
     let (_other, other_dir, _) = run_dirs();
     write_token(&TrustDirectory::new(trust_dir(&other_dir, "a")), &dir_a.with_file_name("c"));
     let mut c = TestDaemon::spawn("c", &dir_a.with_file_name("c"), Some(a.address()));
@@ -246,7 +246,7 @@ fn strangers() {
     ] {
         let mut stream = TcpStream::connect(a.address()).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a limit");
-        // It may hang up before all is written.
+        // The daemon may close the connection before all bytes are written.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -287,7 +287,7 @@ fn client_hears() {
     member::revoke_identity(&first, Role::Node, &name("b"), SystemTime::now).expect("it is revoked");
     let (_, roster) = first.read_roster().expect("a roster");
     for role in [Role::Client, Role::ReadOnly] {
-        // It runs on, with the roster that it is given last: nobody but the client itself can refuse.
+        // It runs on, with the last roster that it received. Only the client itself can refuse.
         ask(b.address(), &open(&files(role))).expect("nobody has told the client");
         until("the other node has told it", || {
             ask(a.address(), &open(&files(role))).expect("it answers");
@@ -298,7 +298,7 @@ fn client_hears() {
     }
 }
 
-/// A request that stands until something ends it, and what did.
+/// A request that stays open until it is cut off. Returns the reason.
 fn stands(address: SocketAddr, credentials: Credentials) -> JoinHandle<String> {
     thread::spawn(move || {
         block_on(async {
@@ -347,7 +347,7 @@ fn revoked_is_left() {
     let c = TestDaemon::start("c", &dir_c, Some(a.address()));
     until("all know each other", || (b.alive() == ["a", "b", "c"] && c.alive() == b.alive()).then_some(()));
     member::revoke_identity(&first, Role::Node, &name("c"), SystemTime::now).expect("it is revoked");
-    // It goes on to answer: both have a connection to it, and leave it.
+    // It still answers. Both have a connection to it, and close it.
     for node in [&a, &b] {
         until("it is no member", || {
             let nodes = node.nodes().expect("it answers");
@@ -356,7 +356,7 @@ fn revoked_is_left() {
         node.says(&["was revoked, and is no member any more", "node=c"]);
     }
     assert_eq!(a.alive(), ["a", "b"]);
-    // With a token it comes back.
+    // With a token it joins again.
     drop(c);
     fs::remove_dir_all(trust_dir(&dir_c, "c")).expect("its identity");
     write_token(&first, &dir_c);
@@ -373,7 +373,7 @@ fn rotates() {
     let before = fs::read(second.identity_path()).expect("its key");
     member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
     let authority = first.read_roster().expect("a roster").0.authorities()[0].clone();
-    // By themselves, one after the other.
+    // They renew on their own, one after the other.
     let has_new = |directory: &TrustDirectory| open(directory).is_issued_by_current_authority();
     until("both have keys of the new authority", || (has_new(&first) && has_new(&second)).then_some(()));
     assert_ne!(fs::read(second.identity_path()).expect("its key"), before);

@@ -1,4 +1,4 @@
-//! Thousands of connections that send nothing: they cost bounded memory, time out, and keep no other peer out.
+//! Thousands of connections that send nothing. They cost bounded memory, time out, and do not keep other peers out.
 
 use std::net::TcpStream;
 use std::time::SystemTime;
@@ -15,10 +15,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[("thousands_of_silent_connections_di
 
 const SILENT: usize = 10_000;
 
-/// What that many may cost the daemon, in bytes: its limits of handshakes times what one holds, with room.
+/// Maximum growth of the daemon, in bytes: its handshake limits times the memory of one, with a margin.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
 
-/// As many descriptors as the system lets this process and its daemons have.
+/// Raises the limit of open files to the hard limit, for this process and its daemons.
 fn take_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).expect("within the limit");

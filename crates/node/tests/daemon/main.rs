@@ -1,7 +1,8 @@
 //! Daemons as processes on this machine's loopback: how they discover, lose and rediscover each other, and which peers
 //! they admit. End-to-end tests cover processes and children. Needs root, as the daemon does.
 //!
-//! This program is its own daemon and pager: `node NAME DIR [JOIN]`, and `pager`, as the daemon calls it.
+//! This program is also the daemon and the pager that it tests: `node NAME DIR [JOIN]`, and `pager`, as the daemon
+//! calls it.
 
 mod admission;
 mod crowd;

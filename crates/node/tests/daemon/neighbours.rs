@@ -31,7 +31,8 @@ fn who_leaves() {
     }
 }
 
-/// It waits for a silent peer meanwhile. A busy machine may see its end first, so some daemons are tried.
+/// The stopping daemon waits for a silent peer meanwhile. A busy machine may notice its end first, so several daemons
+/// are tried.
 fn refuses() {
     const DAEMONS_MAX: usize = 5;
     let has_refused = (0..DAEMONS_MAX).any(|_| {
@@ -59,10 +60,10 @@ fn killed() {
     until("a has written down that it knows b", || fs::exists(a.run_dir.member_file()).unwrap_or(false).then_some(()));
     a.signal(Signal::KILL);
     a.wait();
-    // Under another name: its port is another too, and `a` counts as alive for some seconds.
+    // Under another name, since its port differs too, and `a` counts as alive for some seconds.
     let again = TestDaemon::start("a2", &dir_a, None);
     assert!(again.alive().contains(&"b".to_owned()), "it was told of nobody to join");
-    // The pager outlived the daemon that it trusted as, and nobody needed it.
+    // The pager outlived the daemon. No child needed it, so it was replaced by one with the new trust policy.
     let trusting = PagerClient::new(&dir_a).hello().expect("a pager answers").trust_policy;
     assert_eq!(trusting, TrustPolicy::ClusterMembers { directory: trust_dir(&dir_a, "a2"), is_encrypted: true });
 }

@@ -3,7 +3,7 @@
 /// Why CRIU cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum CriuError {
-    /// There is none.
+    /// It is not installed.
     #[error("criu is not installed: on Debian, `apt-get install criu`, as root")]
     Missing,
     /// It does not work with this kernel.
@@ -12,7 +12,7 @@ pub enum CriuError {
          Debian 13 has): put its directory first in PATH"
     )]
     Unusable {
-        /// Its words.
+        /// The output of `criu check`.
         output: String,
     },
     /// One of its commands failed.

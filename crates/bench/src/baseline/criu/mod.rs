@@ -14,10 +14,10 @@ use crate::error::BenchError;
 use crate::workload::micro::{ChildReport, MICRO, Micro, MicroOptions, PAYLOAD_TOUCH, ns_to_ms};
 use process::CriuCommand;
 
-/// What CRIU asks of pipes when it serves pages, in bytes: less makes it fail, without a word of why.
+/// The pipe size that CRIU needs to serve pages, in bytes. With less it fails without an error text.
 const PIPE_BYTES: u64 = 4 << 20;
 
-/// Capability to exceed the system's limit of that (`CAP_SYS_RESOURCE`).
+/// The capability to exceed the system's pipe size limit (`CAP_SYS_RESOURCE`).
 const CAP_SYS_RESOURCE: u32 = 24;
 
 // eager   dump (all memory into images) ─▶ restore (all memory from the images) ─▶ the clone runs
@@ -30,13 +30,13 @@ const CAP_SYS_RESOURCE: u32 = 24;
 pub(crate) enum CriuMode {
     /// Before it runs.
     Eager,
-    /// As it touches it, or later.
+    /// When it touches it, or later.
     Lazy,
 }
 
-/// The times of a clone that has touched its memory, and ended. They have the names of farfork's figures: *prepare* is the
-/// dump until a restore can begin, *resume* the time from there to the clone's first instruction, *pause* the whole dump,
-/// which is as long as the parent may be stopped.
+/// The times of a clone that has touched its memory and exited. They correspond to farfork's figures. *prepare* is the
+/// dump until a restore can begin. *resume* is the time from there to the clone's first instruction. *pause* is the
+/// whole dump, which is the maximum time that the parent is stopped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CriuTiming {
     pub(crate) prepare_ms: f64,
@@ -45,7 +45,7 @@ pub(crate) struct CriuTiming {
     pub(crate) execution_ms: f64,
 }
 
-/// A parent that CRIU clones; it ends with this value.
+/// A parent that CRIU clones. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct CriuSubject {
     parent: Micro,
@@ -53,7 +53,7 @@ pub(crate) struct CriuSubject {
     directory: PathBuf,
 }
 
-/// Whether CRIU is there and works; and why it cannot be lazy, if so.
+/// Checks that CRIU is installed and works. Returns why the lazy mode is not available, if so.
 pub(crate) async fn check_criu() -> Result<Option<String>, BenchError> {
     process::check_installed().await?;
     let pipe_bytes = fs::read_to_string("/proc/sys/fs/pipe-max-size").ok().and_then(|text| text.trim().parse().ok());
@@ -70,7 +70,7 @@ fn has_cap_sys_resource() -> bool {
 }
 
 impl CriuSubject {
-    /// Starts a parent of so much memory, with its files below a directory.
+    /// Starts a parent with this much memory. Its files are in a directory below `scratch`.
     pub(crate) fn start(
         micro: &Path,
         scratch: &Path,
@@ -89,7 +89,7 @@ impl CriuSubject {
         Ok(Self { parent, criu, directory })
     }
 
-    /// Clones the parent, which has written to all of its pages before, and runs on after it.
+    /// Clones the parent, which first writes to all of its pages. The parent continues afterwards.
     pub(crate) async fn clone(&mut self, mode: CriuMode) -> Result<CriuTiming, BenchError> {
         self.parent.write_all()?;
         self.criu.make_directory()?;
@@ -98,7 +98,7 @@ impl CriuSubject {
             CriuMode::Eager => self.clone_eagerly(&output).await,
             CriuMode::Lazy => self.clone_lazily(&output).await,
         };
-        // They take as much memory as the parent.
+        // The images take as much memory as the parent.
         self.criu.remove_directory()?;
         cloned
     }

@@ -14,30 +14,30 @@ use tokio::time::timeout;
 use super::error::CriuError;
 use crate::error::BenchError;
 
-/// The program, as it is found in PATH.
+/// The program, found by PATH.
 const CRIU: &str = "criu";
 
-/// For any one command: lazily, a process of 1 GiB takes a minute or more.
+/// Time limit of each command: a lazy clone of 1 GiB takes a minute or more.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 
-/// Where pages are served.
+/// The address of the page server.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// An error that every command reports where limits may not be raised, and that nothing depends on.
+/// A harmless error that every command reports if limits may not be raised.
 const IGNORED_ERROR: &str = "rlimit:";
 
-/// CRIU, as it clones one process.
+/// CRIU's commands for cloning one process.
 #[derive(Debug)]
 pub(super) struct CriuCommand {
-    /// Whom.
+    /// The process.
     pub(super) pid: u32,
-    /// What that has as its standard output, `pipe:[INODE]`; the clone gets a file in its place.
+    /// Its standard output, `pipe:[INODE]`. The clone gets a file instead.
     pub(super) stdout: PathBuf,
-    /// Where images and logs go.
+    /// The directory of images and logs.
     pub(super) images: PathBuf,
 }
 
-/// A command that runs; killed if it is dropped before its end.
+/// A running command. It is killed if this is dropped before its end.
 #[derive(Debug)]
 pub(super) struct CriuProcess {
     command: &'static str,
@@ -45,7 +45,7 @@ pub(super) struct CriuProcess {
     log: PathBuf,
 }
 
-/// Whether it is there and works with this kernel.
+/// Checks that CRIU is installed and works with this kernel.
 pub(super) async fn check_installed() -> Result<(), CriuError> {
     let output = match Command::new(CRIU).arg("check").stdin(Stdio::null()).kill_on_drop(true).output().await {
         Ok(output) => output,
@@ -59,7 +59,7 @@ pub(super) async fn check_installed() -> Result<(), CriuError> {
     Err(CriuError::Unusable { output: first_error(&said) })
 }
 
-/// A port of the loopback that nobody uses now.
+/// A free port of the loopback interface.
 pub(super) fn free_port() -> Result<u16, CriuError> {
     let free = TcpListener::bind((LOOPBACK, 0)).and_then(|listener| listener.local_addr());
     free.map(|address| address.port())
@@ -67,7 +67,7 @@ pub(super) fn free_port() -> Result<u16, CriuError> {
 }
 
 impl CriuCommand {
-    /// Makes the directory of its images, empty.
+    /// Creates the directory of its images, empty.
     pub(super) fn make_directory(&self) -> Result<(), BenchError> {
         self.remove_directory()?;
         fs::create_dir(&self.images).map_err(|cause| self.file_error(cause))
@@ -81,19 +81,20 @@ impl CriuCommand {
         }
     }
 
-    /// Writes all of the process into images; it runs on.
+    /// Writes the whole process into images. The process continues.
     pub(super) fn dump(&self) -> Result<CriuProcess, CriuError> {
         self.run("dump", self.dump_command(), Stdio::null())
     }
 
-    /// Writes all but its memory, and serves that until the last page was sent; then the process runs on.
+    /// Writes everything except the memory, and serves the memory until the last page is sent. Then the process
+    /// continues.
     pub(super) fn dump_lazily(&self, port: u16) -> Result<CriuProcess, CriuError> {
         let mut command = self.dump_command();
         command.args(["--lazy-pages", "--address", LOOPBACK, "--port", &port.to_string(), "--status-fd", "1"]);
         self.run("dump", command, Stdio::piped())
     }
 
-    /// Asks whoever serves the memory for the pages that a process which is restored lazily touches.
+    /// Requests the pages that a lazily restored process touches from the page server.
     pub(super) fn serve_lazy_pages(&self, port: u16) -> Result<CriuProcess, CriuError> {
         let mut command = Command::new(CRIU);
         command.args(["lazy-pages", "--page-server", "--address", LOOPBACK, "--port", &port.to_string()]);
@@ -101,12 +102,12 @@ impl CriuCommand {
         self.run("lazy-pages", command, Stdio::piped())
     }
 
-    /// Makes the process again and waits for its end.
+    /// Restores the process. The command runs until the process ends.
     pub(super) fn restore(&self, output: &Path) -> Result<CriuProcess, BenchError> {
         Ok(self.run("restore", self.restore_command(), create_output(output)?)?)
     }
 
-    /// The same, with its memory on demand.
+    /// The same, with memory on demand.
     pub(super) fn restore_lazily(&self, output: &Path) -> Result<CriuProcess, BenchError> {
         let mut command = self.restore_command();
         command.arg("--lazy-pages");
@@ -119,7 +120,7 @@ impl CriuCommand {
         command
     }
 
-    /// In a pid namespace of its own: the process gets the id that its parent still has.
+    /// In a new pid namespace, since the process gets the pid that its parent still has.
     fn restore_command(&self) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount-proc", CRIU, "restore", "--inherit-fd"]);
@@ -142,7 +143,7 @@ impl CriuCommand {
 }
 
 impl CriuProcess {
-    /// Waits until the command says, by a byte, that it serves.
+    /// Waits for the byte by which the command reports that it is ready.
     pub(super) async fn wait_ready(&mut self) -> Result<(), CriuError> {
         let stdout = self.process.stdout.as_mut().expect("a command that serves has a pipe");
         match timeout(COMMAND_LIMIT, stdout.read_u8()).await {
@@ -151,7 +152,7 @@ impl CriuProcess {
         }
     }
 
-    /// Waits for its end, which must be a good one.
+    /// Waits for its end, which must be successful.
     pub(super) async fn wait_success(mut self) -> Result<(), CriuError> {
         match timeout(COMMAND_LIMIT, self.process.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
@@ -174,7 +175,7 @@ fn create_output(path: &Path) -> Result<Stdio, BenchError> {
     Ok(file.into())
 }
 
-/// The first error of a log that may have caused the others.
+/// The first relevant error of a log, which may have caused the others.
 fn first_error(log: &str) -> String {
     let mut errors = log.lines().filter_map(|line| line.split_once("Error ").map(|(_, error)| error));
     let first = errors.find(|error| !error.contains(IGNORED_ERROR));

@@ -62,7 +62,7 @@ impl BenchAll {
     }
 }
 
-/// Progress is on standard error: standard output may be a document.
+/// Progress is printed to standard error, since standard output may be a document.
 fn show_event(event: SuiteEvent<'_>) {
     match event {
         SuiteEvent::Started { number, count, name, command, elapsed } => {

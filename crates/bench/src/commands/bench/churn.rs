@@ -1,5 +1,5 @@
-//! `farfork bench churn`: the arguments and tables of the benchmark in which children change memory before it has
-//! arrived. `farfork_bench` runs it.
+//! `farfork bench churn`: the arguments and tables of the benchmark in which children change memory before it arrives.
+//! `farfork_bench` runs it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `farfork bench connect`: how many connections are made per second, and how long each takes.
+//! `farfork bench connect`: how many connections are established per second, and how long each takes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

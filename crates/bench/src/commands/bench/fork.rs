@@ -16,10 +16,10 @@ use tonic::Code;
 use super::progress_bar::BenchProgressBar;
 use crate::{GlobalArgs, program_path};
 
-/// Largest size, in MiB: a terabyte.
+/// Maximum size, in MiB: a terabyte.
 const MIB_MAX: u64 = 1 << 20;
 
-/// Mappings of the program's making at most: half of what the kernel allows a process (`vm.max_map_count`).
+/// Maximum number of additional mappings: half of the kernel's default limit for a process (`vm.max_map_count`).
 const MAPPINGS_MAX: u64 = 32_768;
 
 /// Measure prepare, resume and execution of a process of several sizes.
@@ -119,14 +119,14 @@ impl BenchFork {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
-        // One thread: a hand-over between threads would be measured, too.
+        // A single thread: the figures would otherwise include hand-overs between threads.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let report = runtime.block_on(self.measure(farfork))?;
         output::print_report(global.json, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Whatever ends this early, what it started is ended by dropping it.
+    /// If this ends early, dropping it ends all that it has started.
     async fn measure(self, farfork: PathBuf) -> anyhow::Result<ForkSummary> {
         let bar = BenchProgressBar::new();
         let plan = self.parameters();

@@ -70,7 +70,7 @@ enum ZygoteChoice {
     Both,
 }
 
-/// Private memory of the C++ program, in MiB: that of the published stress test.
+/// Private memory of the C++ program, in MiB: as in the published stress test.
 const SPARSE_MIB: u64 = 16;
 
 impl WorkloadName {

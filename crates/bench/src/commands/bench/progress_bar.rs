@@ -8,13 +8,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use farfork_terminal::interrupt::InterruptFlag;
 
-/// How far the run is, on a terminal only.
+/// The progress bar of a run. It is shown on a terminal only.
 pub(super) struct BenchProgressBar(ProgressBar);
 
-/// Shows how far a run is, until it is dropped; the run ends when somebody wants that.
+/// Shows the progress of a run until this is dropped. The run ends after an interrupt.
 ///
 /// # Errors
-/// As [`InterruptFlag::watch`].
+/// The errors of [`InterruptFlag::watch`].
 pub(super) fn show_progress() -> anyhow::Result<impl FnMut(Progress) -> ControlFlow<()>> {
     let (bar, interruption) = (BenchProgressBar::new(), InterruptFlag::watch()?);
     Ok(move |progress| {

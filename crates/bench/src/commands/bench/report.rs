@@ -54,12 +54,12 @@ pub(super) fn make_report(directory: &Path, against: Option<&Path>) -> Result<Re
     })
 }
 
-/// The files, for scripts.
+/// The paths of the report, for scripts.
 pub(super) fn files_json(files: &ReportFiles) -> serde_json::Value {
     json!({ "html": files.html, "markdown": files.markdown })
 }
 
-/// The files, for people.
+/// The paths of the report, for people.
 pub(super) fn files_text(files: &ReportFiles) -> String {
     format!("report: {} and {}", files.html.display(), files.markdown.display())
 }

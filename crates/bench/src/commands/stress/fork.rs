@@ -1,4 +1,4 @@
-//! `farfork stress fork`: client processes on several nodes fork one parent's children for a while. `stress functions`
+//! `farfork stress fork`: client processes on several nodes fork children of one parent for a while. `stress functions`
 //! shares its arguments and its course.
 
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
 
-/// The sizes of the published stress tests of MITOSIS: ten machines of clients, and the parent's.
+/// The sizes of MITOSIS's published stress tests: ten machines with clients, and the parent's.
 const DOCUMENT_NODES: usize = 11;
 const DOCUMENT_CLIENTS: usize = 12;
 
@@ -104,7 +104,7 @@ impl ForkLoadArgs {
     }
 }
 
-/// Runs the plans one after the other; success if all passed.
+/// Runs the plans one after the other. Succeeds if all passed.
 pub(super) fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) -> anyhow::Result<ExitCode> {
     privilege::require_root("it traces a process, and makes namespaces and control groups")?;
     let farfork = program_path::farfork()?;
@@ -135,7 +135,7 @@ pub(super) fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) ->
     Ok(if has_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// One run has its keys at the top; several are the list `runs`. Both have one section.
+/// A single run has its keys at the top level; several are in the list `runs`. Both have one section.
 fn stress_document(outcomes: &[(&StressForkParameters, StressForkOutcome)]) -> Value {
     let run = |(plan, outcome): &(&StressForkParameters, StressForkOutcome)| json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome });
     let mut document = match outcomes {
@@ -146,7 +146,7 @@ fn stress_document(outcomes: &[(&StressForkParameters, StressForkOutcome)]) -> V
     document
 }
 
-/// A number of children per second above 0.
+/// Parses a number of children per second above 0.
 fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate > 0.0 && rate.is_finite() => Ok(rate),

@@ -1,4 +1,4 @@
-//! `farfork stress functions`: as `farfork stress fork`, with Python functions.
+//! `farfork stress functions`: like `farfork stress fork`, with Python functions.
 
 use std::process::ExitCode;
 

@@ -17,9 +17,9 @@ use crate::{GlobalArgs, program_path};
 
 /// Have children fetch pages from other nodes while nodes and processes are disturbed, and judge the outcome.
 ///
-/// The test starts three nodes on this machine, and runs rounds of random choice. A round may have parents of 1 to 32 MiB,
-/// children with any strategy on any node, and children of children. It may also have fan-outs of more children than containers
-/// are ready, children with little memory, sealed seeds, seeds with short leases, and zygotes.
+/// The test starts three nodes on this machine, and runs rounds of random choice. A round may have parents of 1 to 32
+/// MiB, children with any strategy on any node, and children of children. It may also have fan-outs of more children
+/// than containers are ready, children with little memory, sealed seeds, seeds with short leases, and zygotes.
 ///
 /// Meanwhile the test kills children, parents, pagers and daemons. It drops seeds, cuts links, settles children, and stops
 /// daemons and pagers for up to two seconds. Each child changes its memory all the time, and compares every byte of every
@@ -70,7 +70,7 @@ impl StressPaging {
     }
 }
 
-/// Shows on a terminal how far a run is; it ends when somebody wants that.
+/// Shows the progress of a run on a terminal. The run ends after an interrupt.
 fn show_progress(seconds: f64) -> anyhow::Result<impl FnMut(&SoakTally, Duration) -> ControlFlow<()>> {
     let interruption = InterruptFlag::watch()?;
     let bar = if stderr().is_terminal() { ProgressBar::new(seconds as u64) } else { ProgressBar::hidden() };

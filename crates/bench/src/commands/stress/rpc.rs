@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::commands::load::{LoadArgs, parse_seconds};
 use crate::{GlobalArgs, program_path};
 
-/// Client nodes, and threads of each, unless told otherwise: few enough for a small machine.
+/// The default case: few enough nodes and threads for a small machine.
 const DEFAULT_CASE: RpcCase = RpcCase { clients: 4, threads: 4, ..RpcCase::SINGLE_CONNECTION };
 
 /// Call one server from many clients, and judge the outcome.

@@ -1,7 +1,7 @@
-//! Runs `farfork bench fork`: for each size of parent, one step after another, samples of each figure.
+//! Runs `farfork bench fork`: for each size of parent, takes samples of each figure, step by step.
 //!
-//! Seeds are on the first node, children there and on the other node. Memory is touched before anything is measured.
-//! This file has the order of the steps, `steps` takes their samples.
+//! Seeds are on the first node, children on both nodes. Memory is touched before anything is measured. This file has
+//! the order of the steps; `steps` takes their samples.
 
 mod steps;
 mod strategies;
@@ -22,17 +22,17 @@ use crate::samples::Samples;
 use crate::summary::fork::ForkSummary;
 use crate::workload::micro::{MICRO, Micro, PAYLOAD_PATH};
 
-/// Times the size of a parent that a run of it needs: the parent, its pages that the template keeps, a child, and both
-/// ends of the link with what one of them compares with.
+/// Memory that a run needs, as a multiple of the parent's size: the parent, the template's copies of its pages, a
+/// child, both ends of the link, and the data that one end compares with.
 const MEMORY_FACTOR: u64 = 5;
 
-/// Beside that, in MiB: the nodes, and what the machine needs itself.
+/// Additional memory for the nodes and the machine itself, in MiB.
 const MEMORY_BASE_MIB: u64 = 256;
 
-/// Measures all of a plan. `farfork` is the program whose `node` command the nodes' daemons are.
+/// Runs the benchmark. `farfork` is the program that runs the daemons.
 ///
 /// # Errors
-/// [`BenchError`] as the first thing that fails; a child with wrong memory is such.
+/// [`BenchError`] of the first step that fails; a child with wrong memory is an error.
 pub async fn run_fork(
     plan: &ForkParameters,
     farfork: PathBuf,
@@ -52,7 +52,7 @@ pub async fn run_fork(
     Ok(ForkSummary { plan: plan.clone(), samples, strategies, notes, elapsed: began.elapsed(), machine_state })
 }
 
-/// A run that is under way.
+/// A run in progress.
 #[derive(Debug)]
 struct ForkRun<'a> {
     plan: &'a ForkParameters,
@@ -64,13 +64,13 @@ struct ForkRun<'a> {
     notes: Vec<String>,
 }
 
-/// A parent that is measured, and a seed of it once there is one.
+/// A measured parent, and its seed once there is one.
 #[derive(Debug)]
 struct ForkSubject {
     mib: u64,
     parent: Micro,
     seed: Option<String>,
-    /// Another, which CRIU clones.
+    /// Another parent, which CRIU clones.
     criu: Option<criu::CriuSubject>,
 }
 
@@ -92,8 +92,8 @@ impl<'a> ForkRun<'a> {
         Ok(fork_run)
     }
 
-    /// Touches as much memory as the largest size will need: the first touch of memory that a hypervisor has not given
-    /// to this machine yet takes ten times as long.
+    /// Touches as much memory as the largest size needs. The first touch of memory that a hypervisor has not yet given
+    /// to this machine takes ten times as long.
     fn warm_up(&self) -> Result<(), BenchError> {
         let largest = self.plan.sizes_mib.iter().max().copied().unwrap_or(0);
         self.start_micro(largest * (MEMORY_FACTOR - 1)).map(drop)
@@ -107,7 +107,7 @@ impl<'a> ForkRun<'a> {
             self.cluster.reconnect().await?;
             let is_next_size = fork_subject.as_ref().is_none_or(|fork_subject| fork_subject.mib != step.mib);
             if is_next_size {
-                // The last one's memory is free before the next takes its own.
+                // Free the memory of the previous size before the next one is allocated.
                 self.finish(fork_subject.take()).await?;
                 fork_subject = Some(self.start_subject(step.mib)?);
             }
@@ -149,7 +149,7 @@ impl<'a> ForkRun<'a> {
     }
 }
 
-/// The peer's modes that can be measured, and why others cannot.
+/// The modes of the peer that can be measured, and why others cannot.
 async fn usable_peer_modes(plan: &ForkParameters) -> Result<(Vec<CriuMode>, Vec<String>), BenchError> {
     let Some(PeerSystem::Criu) = plan.peer else {
         return Ok((Vec::new(), Vec::new()));

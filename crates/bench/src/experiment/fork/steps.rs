@@ -23,7 +23,7 @@ impl ForkRun<'_> {
             return self.sample_floors(fork_subject, quota);
         }
         if let (ForkStepKind::Resume(place, _), ResumeCase::Speculative) = (fork_step_kind, self.plan.resume_case) {
-            // Its child is the one that foretells.
+            // The child of this first seed makes the nodes predict forks of the following seeds.
             self.fork_first_child(fork_subject, place, Pace::BackToBack).await?;
         }
         while quota.take_another(Instant::now()) {
@@ -39,7 +39,7 @@ impl ForkRun<'_> {
         Ok(())
     }
 
-    /// One prepare, and back to back one `fork()`, each of a parent that has written to all of its pages since the last.
+    /// One prepare, and if back to back one `fork()`. Before each, the parent writes to all of its pages.
     async fn sample_prepare(&mut self, fork_subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
         let key = |by, figure| ForkSampleKey::new(fork_subject.mib, by, figure).with_pace(pace);
         fork_subject.parent.write_all()?;
@@ -56,7 +56,7 @@ impl ForkRun<'_> {
         self.cluster.drop_seed(&prepared.seed).await
     }
 
-    /// One seed that the program makes of itself, which has written to all of its pages since the last.
+    /// One checkpoint that the program requests. Before it, the program writes to all of its pages.
     async fn sample_checkpoint(&mut self, fork_subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
         let key = |figure| ForkSampleKey::for_farfork(fork_subject.mib, figure).with_pace(pace);
         fork_subject.parent.write_all()?;
@@ -82,7 +82,7 @@ impl ForkRun<'_> {
         self.add_resume(fork_subject.mib, place, pace, &child)
     }
 
-    /// The child of a seed that the node has not heard of.
+    /// The first child of a new seed on a node.
     async fn sample_first_resume(
         &mut self,
         fork_subject: &mut ForkSubject,
@@ -123,7 +123,7 @@ impl ForkRun<'_> {
         )
     }
 
-    /// The subject's seed. The first child of a seed on a node, which fetches the descriptor, has been there.
+    /// The subject's seed, of which a first child has made the node fetch the descriptor.
     async fn warm_seed_on(&mut self, fork_subject: &mut ForkSubject, place: ChildPlace) -> Result<String, BenchError> {
         if let Some(seed) = &fork_subject.seed {
             return Ok(seed.clone());
@@ -183,7 +183,7 @@ impl ForkRun<'_> {
         self.add(ForkSampleKey::new(mib, by, ForkFigure::Execution).with_place(ChildPlace::Own), cloned.execution_ms)
     }
 
-    /// A floor that cannot be what it seems to be is not reported.
+    /// Discards an implausible floor.
     fn discard_implausible_link(&mut self, mib: u64) {
         let median = |figure| {
             self.samples.spread(&ForkSampleKey::new(mib, ForkSystem::Link, figure)).map(|spread| spread.median)

@@ -1,5 +1,5 @@
 //! Compares strategies. For each it forks a fresh seed twice on the other node; each child touches every page once. The
-//! second child finds the seed's working set known and, if the strategy caches, the node's cache filled.
+//! second child profits from the seed's known working set and, if the strategy caches, from the node's page cache.
 
 use farfork_api::v1::PagerStats;
 
@@ -11,10 +11,10 @@ use crate::parameters::strategies::{StrategyChildFigures, StrategyFigures};
 use crate::samples::Spread;
 use crate::workload::micro::{ChildReport, PAGE_BYTES, PAYLOAD_TOUCH, ns_to_ms};
 
-/// Rounds of a strategy and size, at most: each makes and drops a seed.
+/// Maximum rounds per strategy and size: each makes and drops a seed.
 const ROUNDS_MAX: usize = 5;
 
-/// One child.
+/// The figures of one child.
 struct StrategySample([f64; 9]);
 
 impl ForkRun<'_> {
@@ -27,7 +27,7 @@ impl ForkRun<'_> {
             self.plan.strategies.iter().map(|_| Default::default()).collect();
         for _ in 0..self.plan.runs.min(ROUNDS_MAX) {
             for (strategy, of_strategy) in self.plan.strategies.iter().zip(&mut taken) {
-                // A seed begins with what was learnt of the last one of its process.
+                // A new program: a seed otherwise starts with the working set of its process's previous seed.
                 fork_subject.parent = self.start_micro(fork_subject.mib)?;
                 let seed = self.cluster.prepare(fork_subject.parent.pid()).await?.seed;
                 for samples in of_strategy.iter_mut() {

@@ -16,47 +16,47 @@ use crate::error::BenchError;
 use crate::experiment::leak_check::find_leftovers;
 use crate::experiment::local_cluster::{SCRATCH_PARENT, request_failure};
 
-/// What a node keeps of others' pages: little enough to be full at times.
+/// Size of a node's page cache: small enough to be full at times.
 const CACHE_SIZE: &str = "16MiB";
 
-/// Zygotes that a node keeps: fewer than there are seeds at times.
+/// Maximum zygotes of a node: fewer than there are seeds at times.
 const ZYGOTES_MAX: &str = "4";
 
-/// After so long without a fork, a zygote ends, in seconds: some end during a round, others with their seeds. The counts
-/// wait until all have ended.
+/// Idle time after which a zygote ends, in seconds. Some end during a round, others with their seeds. The resource
+/// counts wait until all have ended.
 const ZYGOTE_IDLE_S: &str = "5";
 
-/// For zygotes to go whose seeds are no more.
+/// Time limit for zygotes without a seed to end.
 const ZYGOTES_LIMIT: Duration = Duration::from_secs(40);
 
-/// For nodes to hear of each other again: some heartbeats.
+/// Time limit for nodes to rediscover each other: some heartbeats.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Between two questions whether they do.
+/// How often discovery is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// For any one request: less than a node takes to give a page up would hide what it says of it.
+/// Time limit of each request: longer than a node takes to give up a page, so that its report is received.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 
-/// For a process that was killed to be gone.
+/// Time limit for a killed process to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Numbers of signals, as kill(2) takes them.
+/// Signal numbers for kill(2).
 pub(super) const SIGKILL: i32 = 9;
 pub(super) const SIGTERM: i32 = 15;
 const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;
 
-/// The nodes; they end with this value.
+/// The nodes. They are stopped when this value is dropped.
 #[derive(Debug)]
 pub(super) struct SoakCluster {
-    /// Taken when it ends.
+    /// `None` after the stop.
     local: Option<LocalCluster>,
     scratch: TempDir,
 }
 
 impl SoakCluster {
-    /// Starts the nodes. `farfork` is the program whose `node` command their daemons are.
+    /// Starts the nodes. `farfork` is the program that runs their daemons.
     pub(super) async fn start(farfork: &Path, encrypted: bool) -> Result<Self, BenchError> {
         let pid = std::process::id();
         let scratch = tempfile::Builder::new()
@@ -73,7 +73,7 @@ impl SoakCluster {
         Ok(soak_cluster)
     }
 
-    /// A directory that goes away with the nodes.
+    /// A directory that is removed with the nodes.
     pub(super) fn scratch(&self) -> &Path {
         self.scratch.path()
     }
@@ -82,12 +82,12 @@ impl SoakCluster {
         self.local.as_ref().map_or(&[], |local| local.nodes())
     }
 
-    /// A connection to a node of its own for each request: daemons are killed, and stand still.
+    /// A new connection to a node for each request, since daemons are killed and stopped.
     pub(super) async fn client(&self, node: usize) -> Result<Client, Failure> {
         client::connect(&self.nodes()[node].socket).await
     }
 
-    /// Waits until each node hears from every other.
+    /// Waits until each node sees all others alive.
     pub(super) async fn wait_all_alive(&self) -> Result<(), BenchError> {
         for node in self.nodes() {
             let give_up = Instant::now() + DISCOVERY_LIMIT;
@@ -102,7 +102,7 @@ impl SoakCluster {
         Ok(())
     }
 
-    /// Waits until no node keeps a zygote: they are no leak, and are not to hide any.
+    /// Waits until no node has a zygote. Zygotes are no leaks, but could hide one.
     pub(super) async fn wait_for_no_zygotes(&self) -> Result<(), BenchError> {
         let give_up = Instant::now() + ZYGOTES_LIMIT;
         for node in 0..NODES {
@@ -129,13 +129,13 @@ impl SoakCluster {
         Ok(())
     }
 
-    /// Kills a node's pager; its keeper is left to notice. Nothing where none runs just then.
+    /// Kills a node's pager, if one runs. Its keeper restarts it.
     pub(super) fn kill_pager(&self, node: usize) -> Result<(), BenchError> {
         let Some(pager) = self.nodes()[node].pager_pid() else { return Ok(()) };
         self.signal(node, pager, SIGKILL)
     }
 
-    /// Kills a node's pager and the keeper that cloned it, so that neither sees the other's end.
+    /// Kills a node's pager and its keeper. Both are stopped first, so that neither sees the other's end.
     pub(super) fn kill_keeper_and_pager(&self, node: usize) -> Result<(), BenchError> {
         let Some(pager) = self.nodes()[node].pager_pid() else { return Ok(()) };
         let keeper = ProcStat::read(pager).ok().map(|stat| stat.parent);
@@ -148,7 +148,7 @@ impl SoakCluster {
         Ok(())
     }
 
-    /// Kills a node's daemon, and starts another after a while.
+    /// Kills a node's daemon, and starts another one after a while.
     pub(super) async fn kill_daemon(&mut self, node: usize, away: Duration) -> Result<(), BenchError> {
         let Some(local) = &mut self.local else { return Ok(()) };
         local.signal_node(node, SIGKILL)?;
@@ -157,7 +157,7 @@ impl SoakCluster {
         Ok(local.restart_node(node)?)
     }
 
-    /// Cuts a node off the others for a while.
+    /// Cuts a node off from the others for a while.
     pub(super) async fn cut_link(&self, node: usize, away: Duration) -> Result<(), BenchError> {
         let Some(local) = &self.local else { return Ok(()) };
         local.cut_link(node)?;
@@ -165,7 +165,7 @@ impl SoakCluster {
         Ok(local.restore_link(node)?)
     }
 
-    /// Has one of a node's processes stand still for a while.
+    /// Stops one of a node's processes for a while.
     pub(super) async fn stall(&self, node: usize, server: NodeProcess, away: Duration) -> Result<(), BenchError> {
         let pid = match server {
             NodeProcess::Daemon => self.nodes()[node].pid(),
@@ -177,7 +177,7 @@ impl SoakCluster {
         self.signal(node, pid, SIGCONT)
     }
 
-    /// Ends the nodes; what they have left on the machine.
+    /// Stops the nodes. Returns what they have left on the machine.
     pub(super) fn stop(mut self) -> Result<Vec<String>, BenchError> {
         let Some(local) = self.local.take() else { return Ok(Vec::new()) };
         let nodes = local.nodes().to_vec();

@@ -1,5 +1,6 @@
 //! Fan-outs of a soak round: more children of a seed than its nodes have containers ready, forked in one request. Some
-//! are killed at once, some have too low a memory limit. `round` judges how they end, with the seed's other children.
+//! are killed at once, some have too low a memory limit. `round` judges their ends together with those of the seed's
+//! other children.
 
 use farfork_api::client;
 use farfork_api::failure::Failure;
@@ -13,24 +14,24 @@ use crate::experiment::local_cluster::request_failure;
 use crate::workload::memory_walk;
 
 impl SoakRound<'_> {
-    /// Forks them, and kills those that are to be killed.
+    /// Forks the children, and kills as many of them at once as the script says.
     ///
     /// # Errors
-    /// The nodes could not be driven.
+    /// A node failed.
     pub(super) async fn fan_out(&mut self, fan: &FanoutScript) -> Result<(), BenchError> {
         let Some((seed, owner, has_lease)) = self.seed_of(fan.seed_index) else { return Ok(()) };
         let outcome = self.request_children(fan, owner, &seed).await;
-        // A lease that nobody renewed may have run out.
+        // The lease may have expired.
         let Some(outcomes) = self.tolerate_expired(has_lease, outcome, "a fan-out")? else { return Ok(()) };
         let mut soak_child = Vec::new();
         for outcome in outcomes {
             let started = outcome.and_then(|child| self.to_soak_child(child, fan));
-            // One with too little memory for its first page does not start.
+            // A child without enough memory for its first page does not start.
             let may_fail = has_lease || fan.memory_mib.is_some();
             soak_child.extend(self.tolerate_expired(may_fail, started, "a child of a fan-out")?);
         }
         self.tally.children += soak_child.len() as u64;
-        // The last ones have not ended yet.
+        // The last children are most likely still running.
         for child in soak_child.iter_mut().rev().take(fan.killed_count) {
             child.is_killed = true;
             self.signal_child(child, SIGKILL).await?;

@@ -1,7 +1,6 @@
-//! Measures how many children a second the nodes fork, before the first round and after the last. A lower rate at the
-//! end means that the run has slowed the nodes down. Other load on the machine changes meanwhile. So the rate is
-//! compared with that of local forks, in turn, and the last measurement is repeated a few times until it equals the
-//! first.
+//! Measures how many children per second the nodes fork, before the first round and after the last. A lower rate at the
+//! end means that the run has slowed the nodes down. Other load on the machine changes too, so the rate is compared
+//! with local forks, in turn. The last measurement is repeated a few times until it equals the first.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -21,41 +20,41 @@ use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
 
-/// Children of a fan-out, and fan-outs of a measurement, of which the median counts.
+/// Children per fan-out, and fan-outs per measurement, of which the median counts.
 const CHILDREN: u64 = 24;
 const FANOUTS_PER_MEASUREMENT: usize = 7;
 
-/// Measurements at the start, of which the median counts, and at the end, at most.
+/// Measurements at the start, of which the median counts, and maximum measurements at the end.
 const FIRST_MEASUREMENTS: usize = 3;
 const LAST_MEASUREMENTS_MAX: usize = 8;
 
 /// Private memory of the parent, in MiB.
 const MIB: u64 = 4;
 
-/// Namespaces that local forks take in turn: more than there are children at once.
+/// Number of namespace sets that local forks use in turn: more than there are children at once.
 const NAMESPACE_SETS: u64 = 16;
 
-/// The part of the first rate that the last must come to.
+/// The last rate must reach this fraction of the first.
 const RATE_RATIO_MIN: f64 = 0.9;
 
-/// How fast children come.
+/// The rate of forks.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct ForkRate {
-    /// Children a second, of all nodes.
+    /// Children per second, of all nodes.
     pub per_s: f64,
-    /// The same, divided by that of local forks into the namespaces of containers.
+    /// This rate divided by the rate of local forks into the namespaces of containers.
     pub of_floor: f64,
 }
 
 impl ForkRate {
-    /// Whether it is no less than before, but for what any two measurements differ by. What slows nodes down lowers both numbers;
-    /// a machine that has become slower lowers the first alone, one whose local forks have become faster the second alone.
+    /// Whether the rate equals the earlier one, within the spread of measurements. Slower nodes lower both numbers. A
+    /// slower machine lowers only `per_s`, faster local forks only `of_floor`.
     pub fn is_not_slower_than(&self, before: &Self) -> bool {
         self.per_s >= before.per_s * RATE_RATIO_MIN || self.of_floor >= before.of_floor * RATE_RATIO_MIN
     }
 }
 
-/// What is measured with.
+/// The programs of the measurement.
 #[derive(Debug)]
 pub(super) struct RateBenchmark {
     parent: PathBuf,
@@ -67,7 +66,8 @@ impl RateBenchmark {
         Ok(Self { parent: SPARSE.install(directory)?, floor: LOCAL_FANOUT.install(directory)? })
     }
 
-    /// Before the first round: the median of some measurements, or one measurement if the rate is not judged.
+    /// Measures before the first round. Returns the median of some measurements, or one measurement if the rate is not
+    /// judged.
     pub(super) async fn measure_first(
         &self,
         soak_cluster: &SoakCluster,
@@ -81,8 +81,8 @@ impl RateBenchmark {
         Ok(rates[rates.len() / 2])
     }
 
-    /// After the last round: the best of several measurements, of which the first that is good enough is the last. One
-    /// measurement if the rate is not judged.
+    /// Measures after the last round until a measurement is good enough, and returns the best. One measurement if the
+    /// rate is not judged.
     pub(super) async fn measure_last(
         &self,
         soak_cluster: &SoakCluster,
@@ -102,7 +102,7 @@ impl RateBenchmark {
         Ok(best)
     }
 
-    /// Every result is checked.
+    /// Measures the rate once. Checks every result.
     async fn measure(&self, soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
         let parent = ParentProgram::start(&SPARSE, &self.parent, MIB, PAYLOAD_PATH.as_ref())?;
         let mut floor = LocalFanout::start(&self.floor, MIB, (NAMESPACE_SETS, ChildNetwork::Private))?;
@@ -117,7 +117,7 @@ impl RateBenchmark {
             .id;
         let fanout_client =
             FanoutClient::new(soak_cluster.nodes(), &seed, ChildTask::Sparse { mib: MIB }).await?.forgetting_children();
-        // The first brings the descriptor to each node, and has each keep what it may for more.
+        // The first fan-out makes each node fetch the descriptor, and make a zygote.
         fanout_client.fan_out(0, CHILDREN).await?;
         let (mut rates, mut ratios) = (Vec::new(), Vec::new());
         for fanout in 1..=FANOUTS_PER_MEASUREMENT as u64 {

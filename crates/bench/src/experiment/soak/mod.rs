@@ -34,49 +34,49 @@ use crate::workload::memory_walk::MEMORY_WALK;
 //              │  cluster: the nodes, and the faults injected into them
 //              │  fanout: many children at once
 
-/// How long a run has to be, in seconds, for its rates to be judged, and not only told. A minute among other tests begins and ends beside
-/// whatever they do just then: what differs is what they do.
+/// Shortest run whose rates are judged, in seconds. In a shorter run among other tests, the two measurements differ
+/// mainly by the load of those tests.
 const RATES_JUDGED_FROM_S: f64 = 300.0;
 
-/// What is to be run.
+/// Parameters of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct SoakParameters {
-    /// A round begins as long as this has not passed since the first, in seconds.
+    /// No round begins later than this after the first, in seconds.
     pub seconds: f64,
-    /// What all choices come from.
+    /// Random seed of all choices.
     pub seed: u64,
-    /// Whether memory is encrypted between the nodes.
+    /// Whether memory transfers between the nodes are encrypted.
     pub encrypted: bool,
 }
 
-/// What was found.
+/// Result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct SoakOutcome {
-    /// What happened.
+    /// Counts of all rounds.
     #[serde(flatten)]
     pub tally: SoakTally,
-    /// How long, in seconds, the counts aside.
+    /// Duration of the rounds, in seconds, without the resource counts.
     pub elapsed_s: f64,
-    /// What the nodes had, and have.
+    /// The nodes' resources before and after.
     pub counts: Vec<ResourceCount>,
-    /// How fast children came before the first round.
+    /// The rate of forks before the first round.
     pub rate_before: ForkRate,
-    /// After the last one.
+    /// The rate of forks after the last round.
     pub rate_after: ForkRate,
 }
 
 impl SoakOutcome {
-    /// The verdict.
+    /// Whether the run has passed.
     pub fn has_passed(&self) -> bool {
         self.tally.faults.is_empty()
     }
 }
 
-/// Runs rounds. `show` is told of each that has passed, and may end the run, which is judged by what was until then. `farfork` is
-/// the program whose `node` command the daemons are.
+/// Runs rounds. `show` receives the tally after each round, and may end the run early, which is then judged as far as
+/// it went. `farfork` is the program that runs the daemons.
 ///
 /// # Errors
-/// It could not be run.
+/// The run cannot be started or continued.
 pub async fn soak_paging(
     plan: &SoakParameters,
     farfork: &Path,

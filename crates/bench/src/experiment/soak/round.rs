@@ -1,5 +1,5 @@
 //! One round of a soak run: starts seeds, runs the script's actions, and judges each child's end. An end that the round
-//! itself has caused is no fault: a child that it killed, or whose seed it lost.
+//! itself has caused is no fault: for example of a child that it killed, or whose seed it dropped.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,38 +18,39 @@ use crate::workload::memory_walk::{self, MEMORY_WALK, WalkReport};
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 
-/// From the last deed of a round to the end of any of its children: a child whose owner is gone asks for it for a minute.
+/// Time limit from the last action of a round to the end of each child: a child whose owner is gone retries for a
+/// minute.
 const END_LIMIT: Duration = Duration::from_secs(150);
 
-/// Between two questions what has become of a child.
+/// How often a child's state is polled.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A round under way.
+/// A round in progress.
 pub(super) struct SoakRound<'a> {
     pub(super) cluster: &'a mut SoakCluster,
     pub(super) tally: &'a mut SoakTally,
     program: &'a Path,
-    /// `None` stands for one that was refused, or never tried.
+    /// `None` for a seed that was refused, or not attempted.
     seeds: Vec<Option<SoakSeed>>,
-    /// Whether anything was done that requests may be refused for.
+    /// Whether an action has been run that may cause refusals.
     is_harmed: bool,
 }
 
-/// A family under way.
+/// A family in progress: a seed and its children.
 struct SoakSeed {
     parent: Option<ParentProgram>,
-    /// The child that it is of.
+    /// The child that the seed was made of.
     source_child: Option<ChildRef>,
     seed: String,
     owner: usize,
-    /// Whether pages of its seed may be gone.
+    /// Whether pages of its seed may be lost.
     may_be_lost: bool,
-    /// Whether its seed goes by itself when nobody needs it.
+    /// Whether its seed has a lease, so that it ends when it is not needed.
     has_lease: bool,
     children: Vec<SoakChild>,
 }
 
-/// A child under way.
+/// A running child.
 #[derive(Clone)]
 pub(super) struct SoakChild {
     pub(super) id: String,
@@ -57,7 +58,7 @@ pub(super) struct SoakChild {
     pub(super) pid: u32,
     pub(super) is_killed: bool,
     pub(super) runs_until_told: bool,
-    /// It may meet its limit of memory.
+    /// It may exceed its memory limit.
     pub(super) has_memory_limit: bool,
 }
 
@@ -66,10 +67,10 @@ impl<'a> SoakRound<'a> {
         Self { cluster: soak_cluster, tally, program, seeds: Vec::new(), is_harmed: false }
     }
 
-    /// Runs a script to its end.
+    /// Runs the whole script.
     ///
     /// # Errors
-    /// The nodes could not be driven; what is wrong with children is in the tally.
+    /// A node failed. Faults of children are recorded in the tally.
     pub(super) async fn run(mut self, round_script: &RoundScript) -> Result<(), BenchError> {
         for family in &round_script.seeds {
             let outcome = self.start_seed(family).await;
@@ -93,7 +94,7 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    /// A parent and its seed.
+    /// Starts a parent, and makes its seed.
     async fn start_seed(&mut self, family: &SeedScript) -> Result<SoakSeed, Failure> {
         let failed = |error: BenchError| Failure::new(tonic::Code::Internal, "the parent", error);
         let parent =
@@ -128,7 +129,7 @@ impl<'a> SoakRound<'a> {
         Ok(answer.into_inner().id)
     }
 
-    /// Children of a family, each on its node; those that come before one that fails are there.
+    /// Forks children of a family, each on its node. If one fails, the earlier ones stay.
     async fn fork_children(&mut self, living: &mut SoakSeed, youths: &[ChildScript]) -> Result<(), Failure> {
         for child_script in youths {
             let seed = &living.seed;
@@ -209,7 +210,7 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    /// A daemon takes its templates along.
+    /// A node's templates end with its daemon.
     fn mark_seeds_lost(&mut self, node: usize) {
         self.is_harmed = true;
         self.seeds
@@ -223,7 +224,7 @@ impl<'a> SoakRound<'a> {
         let Some(child) = self.child_mut(child_ref) else { return Ok(()) };
         child.is_killed = true;
         let child = child.clone();
-        // What comes of a child ends with it.
+        // Seeds made of a child end with it.
         self.seeds
             .iter_mut()
             .flatten()
@@ -233,7 +234,8 @@ impl<'a> SoakRound<'a> {
         self.signal_child(&child, SIGKILL).await
     }
 
-    /// It may have ended by itself, and been forgotten by no one but us.
+    /// Sends a signal to a child. It may have ended on its own; then it is still listed, as only this run removes
+    /// children.
     pub(super) async fn signal_child(&mut self, child: &SoakChild, signal: i32) -> Result<(), BenchError> {
         let request = v1::KillRequest { child: child.id.clone(), signal: signal.cast_unsigned() };
         let outcome = match self.cluster.client(child.node).await {
@@ -265,7 +267,7 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    /// The node goes on with it when we have gone.
+    /// The node continues to settle the child after this connection ends.
     async fn settle_child(&mut self, child_ref: ChildRef) -> Result<(), BenchError> {
         let Some(child) = self.child_mut(child_ref).cloned() else { return Ok(()) };
         let settled = async {
@@ -301,7 +303,7 @@ impl<'a> SoakRound<'a> {
         });
         if let Some(living) = &mut living {
             let outcome = self.fork_children(living, youths).await;
-            // Their memory is a copy of its, in which it says whether it stays.
+            // Their memory is a copy of this child's, including whether it runs until it is stopped.
             living.children.iter_mut().for_each(|soak_child| soak_child.runs_until_told = child.runs_until_told);
             self.tolerate_ended(outcome, "a fork of a child")?;
         }
@@ -309,7 +311,7 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    /// Judges a family's children, and removes what is left of it.
+    /// Judges a family's children, and removes what remains of the family.
     async fn judge_children(&mut self, family: usize, give_up: Instant) -> Result<(), BenchError> {
         let Some(mut living) = self.seeds[family].take() else { return Ok(()) };
         if let Some(parent) = &mut living.parent {
@@ -334,14 +336,14 @@ impl<'a> SoakRound<'a> {
         self.require_success(outcome, "a drop at the end").map(|_| ())
     }
 
-    /// A parent ends by itself where a wait of its was disturbed.
+    /// A parent ends on its own if one of its waits was disturbed.
     fn require_parent_unharmed(&mut self, parent: &mut ParentProgram) {
         if let Some(words) = parent.last_line_if_ended() {
             self.tally.record_failure(format!("parent {} was harmed: {words}", parent.pid()));
         }
     }
 
-    /// Whether a seed that a family inherits from may be gone.
+    /// Whether a seed that a family inherits from may be lost.
     fn is_source_lost(&self, from: Option<ChildRef>) -> bool {
         from.and_then(|child_ref| self.seeds[child_ref.seed].as_ref().map(|family| (child_ref, family))).is_some_and(
             |(whose, family)| {
@@ -350,7 +352,7 @@ impl<'a> SoakRound<'a> {
         )
     }
 
-    /// Waits until a child has ended; one that stays is told to when it has said what it found.
+    /// Waits until a child has ended. If it runs until it is stopped, stops it after its report.
     async fn wait_end(&mut self, child: &SoakChild, give_up: Instant) -> Result<ObservedEnd, BenchError> {
         let mut is_told = false;
         loop {
@@ -364,7 +366,7 @@ impl<'a> SoakRound<'a> {
                 is_told = true;
             }
             if Instant::now() >= give_up {
-                // It must not stay when we have gone.
+                // It must not outlive the round.
                 self.signal_child(child, SIGKILL).await?;
                 return Ok(end);
             }
@@ -372,7 +374,7 @@ impl<'a> SoakRound<'a> {
         }
     }
 
-    /// What a child is doing, and what it has said; its last word when it has ended.
+    /// The state and the output of a child. After its end, its complete output.
     async fn inspect_child(&mut self, child: &SoakChild) -> Result<(ObservedEnd, String), BenchError> {
         let mut client = self.cluster.client(child.node).await?;
         let request = v1::InspectRequest { id: child.id.clone() };
@@ -416,7 +418,7 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    /// What a request came to: refused for what was done to its node before, or wrongly.
+    /// Tolerates the failure of a request if earlier actions may have caused it; otherwise records a fault.
     pub(super) fn tolerate_if_harmed<T>(
         &mut self,
         outcome: Result<T, Failure>,
@@ -431,7 +433,7 @@ impl<'a> SoakRound<'a> {
         }
     }
 
-    /// Likewise, of a child or seed that may have ended before it was asked for, or of a child that may end at once.
+    /// Also tolerates the failure if the child or seed may have ended before or during the request.
     pub(super) fn tolerate_ended<T>(
         &mut self,
         outcome: Result<T, Failure>,
@@ -443,7 +445,7 @@ impl<'a> SoakRound<'a> {
         outcome
     }
 
-    /// What a request of a seed came to that may go by itself, or may not.
+    /// Also tolerates the failure if the seed has a lease, which may have expired.
     pub(super) fn tolerate_expired<T>(
         &mut self,
         has_lease: bool,
@@ -460,13 +462,13 @@ impl<'a> SoakRound<'a> {
         })
     }
 
-    /// A family's seed, its owner, and whether it goes by itself.
+    /// A family's seed, its owner, and whether it has a lease.
     pub(super) fn seed_of(&self, family: usize) -> Option<(String, usize, bool)> {
         let living = self.seeds.get(family)?.as_ref()?;
         Some((living.seed.clone(), living.owner, living.has_lease))
     }
 
-    /// More children of a family, behind those that deeds name.
+    /// Adds children to a family, after those that the script's actions name.
     pub(super) fn add_children(&mut self, family: usize, children: Vec<SoakChild>) {
         if let Some(living) = self.seed_mut(family) {
             living.children.extend(children);

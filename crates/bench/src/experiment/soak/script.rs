@@ -4,44 +4,44 @@
 use fastrand::Rng;
 use serde::Serialize;
 
-/// Nodes of the soak.
+/// Number of nodes.
 pub(super) const NODES: usize = 3;
 
-/// Families that a round begins with, children that each does, deeds of a round: at most.
+/// Maximum initial families of a round, children of each, and actions of a round.
 const SEEDS_MAX: usize = 3;
 const CHILDREN_MAX: usize = 4;
 const ACTIONS_MAX: usize = 6;
 
-/// Memory of a parent, as a power of two of MiB: at most. What is checked byte by byte takes its time.
+/// Maximum memory of a parent, as a power of two of MiB. Every byte is verified, which takes time.
 const MIB_BITS_MAX: u32 = 5;
 
-/// How long a child wanders, in ms.
+/// How long a child walks through its memory, in ms.
 const WALK_MS: std::ops::Range<u64> = 300..2500;
 
-/// How long nothing happens before a deed, in ms.
+/// Pause before an action, in ms.
 const PAUSE_MS: std::ops::Range<u64> = 0..400;
 
-/// How long a link is cut, a daemon is away, or one of a node's processes stands still, in ms: longer than any request,
-/// shorter than the fabric takes to give a page up.
+/// How long a link is cut, a daemon is down, or a node's process is stopped, in ms. This is longer than any request,
+/// but shorter than the time after which the fabric gives up a page.
 const OUTAGE_MS: std::ops::Range<u64> = 100..2000;
 
 /// Leases, in ms: shorter than most rounds.
 const TTL_MS: std::ops::Range<u64> = 1000..4000;
 
-/// Children of a fan-out: three nodes have eight containers ready each; and how long one wanders, in ms.
+/// Children of a fan-out, while three nodes have eight containers ready each; and how long each walks, in ms.
 const FANOUT_CHILDREN: std::ops::Range<u64> = 4..40;
 const FANOUT_WALK_MS: std::ops::Range<u64> = 10..600;
 
-/// How memory may come.
+/// Paging strategies of children.
 const STRATEGIES: [&str; 8] =
     ["cow", "prefetch", "eager", "cow,cache", "prefetch,cache", "cow,first", "prefetch,first", "eager,cache"];
 
 /// A round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RoundScript {
-    /// What it begins with.
+    /// The initial families.
     pub(super) seeds: Vec<SeedScript>,
-    /// What happens then, one after the other.
+    /// The actions, in order, each with the pause before it in ms.
     pub(super) actions: Vec<(u64, SoakAction)>,
 }
 
@@ -51,9 +51,9 @@ pub(super) struct SeedScript {
     pub(super) mib: u64,
     /// The node that owns the seed.
     pub(super) owner: usize,
-    /// Whether the seed's memory is copied to an image.
+    /// Whether the seed is sealed.
     pub(super) sealed: bool,
-    /// Its lease, in ms; 0 for none. It is not to run out while anybody needs the seed.
+    /// Its lease, in ms; 0 for none. It must not expire while the seed is needed.
     pub(super) ttl_ms: u64,
     pub(super) children: Vec<ChildScript>,
 }
@@ -63,10 +63,10 @@ pub(super) struct SeedScript {
 pub(super) struct ChildScript {
     pub(super) node: usize,
     pub(super) strategy: &'static str,
-    /// Its ways depend on it.
+    /// Random seed of its walk.
     pub(super) seed: u64,
     pub(super) ms: u64,
-    /// Whether it is there until it is told to end: something was forked from it.
+    /// Whether it runs until it is stopped, since it has children of its own.
     pub(super) runs_until_told: bool,
 }
 
@@ -75,31 +75,31 @@ pub(super) struct ChildScript {
 pub(super) struct FanoutScript {
     pub(super) seed_index: usize,
     pub(super) count: u64,
-    /// Their ways depend on it, and on their number.
+    /// Random seed of their walks, together with their number.
     pub(super) seed: u64,
     pub(super) ms: u64,
-    /// Those that are killed at once.
+    /// How many are killed at once.
     pub(super) killed_count: usize,
-    /// What each may use, where that is limited.
+    /// Memory limit of each, in MiB.
     pub(super) memory_mib: Option<u64>,
 }
 
-/// One of a node's own processes.
+/// One of a node's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NodeProcess {
     Daemon,
     Pager,
 }
 
-/// A child, by its family and its place there. Families that are forked on come behind those that a round begins with, in
-/// the order of the deeds that found them.
+/// A child, by the index of its family and its index there. Families made of children follow the initial ones, in the
+/// order of the actions that made them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChildRef {
     pub(super) seed: usize,
     pub(super) child: usize,
 }
 
-/// What is done to a round's nodes, seeds and children.
+/// An action on a round's nodes, seeds and children.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SoakAction {
     KillChild(ChildRef),
@@ -110,7 +110,7 @@ pub(super) enum SoakAction {
         family: usize,
     },
     Settle(ChildRef),
-    /// Makes a seed of a child, and has children of it.
+    /// Makes a seed of a child, and forks children of it.
     ForkFromChild {
         from: ChildRef,
         children: Vec<ChildScript>,
@@ -118,7 +118,7 @@ pub(super) enum SoakAction {
     KillPager {
         node: usize,
     },
-    /// Keeper and pager, and the daemon too, which stays away for so long.
+    /// Kills keeper and pager. Also kills the daemon if `daemon_ms` is set, and starts it again after that time.
     KillKeeperAndPager {
         node: usize,
         daemon_ms: Option<u64>,
@@ -136,11 +136,11 @@ pub(super) enum SoakAction {
         server: NodeProcess,
         ms: u64,
     },
-    /// More children of a family than containers are ready, at once.
+    /// Forks more children of a family at once than containers are ready.
     FanOut(FanoutScript),
 }
 
-/// The kinds of deeds, as they are counted.
+/// The kinds of actions, for the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActionKind {
@@ -148,11 +148,11 @@ pub enum ActionKind {
     KillChild,
     /// A parent was killed.
     KillParent,
-    /// A seed was dropped under its children.
+    /// A seed was dropped while children needed it.
     DropSeed,
     /// A child was settled.
     Settle,
-    /// A child was prepared and forked.
+    /// A seed was made of a child, and forked.
     ForkOn,
     /// A pager was killed.
     KillPager,
@@ -162,14 +162,14 @@ pub enum ActionKind {
     KillDaemon,
     /// A link was cut for a while.
     CutLink,
-    /// A daemon or pager stood still for a while.
+    /// A daemon or pager was stopped for a while.
     Stall,
     /// Many children were forked at once.
     FanOut,
 }
 
 impl ActionKind {
-    /// As people read it.
+    /// The kind, for people.
     pub fn text(self) -> &'static str {
         match self {
             Self::KillChild => "children killed",
@@ -206,8 +206,8 @@ impl SoakAction {
 }
 
 impl RoundScript {
-    /// Makes every node known to every other, and each seal a seed, and harms nobody: what a run's counts are compared with comes
-    /// after it.
+    /// A first round without faults. It makes all nodes connect to each other and seal a seed each. The resources are
+    /// first counted after it.
     pub(super) fn without_faults(rng: &mut Rng) -> Self {
         let family = |owner| SeedScript {
             mib: 4,
@@ -219,7 +219,7 @@ impl RoundScript {
         Self { seeds: (0..NODES).map(family).collect(), actions: Vec::new() }
     }
 
-    /// Any round.
+    /// A random round.
     pub(super) fn random(rng: &mut Rng) -> Self {
         let families = (0..rng.usize(1..=SEEDS_MAX)).map(|_| random_seed(rng)).collect();
         let mut round_script = Self { seeds: families, actions: Vec::new() };
@@ -238,7 +238,8 @@ impl RoundScript {
         round_script
     }
 
-    /// A child from which others come stays while they need it; theirs are copies of its memory, and stay as it does.
+    /// Makes a child, which others are forked from, run until it is stopped. Its children are copies of its memory, so
+    /// they do too.
     fn keep_running(&mut self, child_ref: ChildRef) {
         if let Some(family) = self.seeds.get_mut(child_ref.seed) {
             family.children[child_ref.child].runs_until_told = true;
@@ -270,7 +271,7 @@ fn random_child(rng: &mut Rng) -> ChildScript {
     }
 }
 
-/// Of a family that a round begins with: children of others are copies of children.
+/// A fan-out of an initial family: children of other families are copies of children.
 fn random_fanout(rng: &mut Rng, families: &[SeedScript]) -> FanoutScript {
     let family = rng.usize(0..families.len());
     let count = rng.u64(FANOUT_CHILDREN);
@@ -285,7 +286,7 @@ fn random_fanout(rng: &mut Rng, families: &[SeedScript]) -> FanoutScript {
     }
 }
 
-/// A deed to families of these sizes, or to a node.
+/// A random action on families of these sizes, or on a node.
 fn random_action(rng: &mut Rng, sizes: &[usize]) -> SoakAction {
     let family = rng.usize(0..sizes.len());
     let child_ref = ChildRef { seed: family, child: rng.usize(0..sizes[family]) };

@@ -7,40 +7,40 @@ use serde::Serialize;
 use super::script::ActionKind;
 use super::verdict::EndVerdict;
 
-/// Texts of each kind that are kept: one fault may follow from another.
+/// Maximum number of texts of each kind that are kept: one fault may cause others.
 const TEXTS_MAX: usize = 50;
 
-/// What has happened so far.
+/// The counts so far.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct SoakTally {
-    /// Rounds that came to their end.
+    /// Completed rounds.
     pub rounds: u64,
-    /// Seeds that were made.
+    /// Seeds made.
     pub seeds: u64,
-    /// Children that were started.
+    /// Children started.
     pub children: u64,
-    /// Of these, those that found all of their pages right.
+    /// Children whose pages were all right.
     pub sound: u64,
-    /// Those that were killed.
+    /// Children that were killed.
     pub killed: u64,
-    /// Those that needed more memory than they might have, and were told so.
+    /// Children that exceeded their memory limit, as reported by their node.
     pub limited: u64,
-    /// Those that lost pages with a seed that was taken from them, and were told so.
+    /// Children that lost pages with a dropped seed, as reported by their node.
     pub lost: u64,
-    /// How often a page was looked at, every byte of it.
+    /// Number of page verifications; each compares every byte.
     pub pages_verified: u64,
-    /// What was done, by kind.
+    /// Actions by kind.
     pub deeds: BTreeMap<ActionKind, u64>,
-    /// How many requests were refused for what had been done before.
+    /// Requests that were refused because of earlier actions.
     pub refusals: u64,
-    /// The first of these, as they were told.
+    /// The first refusals, as text.
     pub refusal_texts: Vec<String>,
-    /// What is wrong: the first of it.
+    /// The first faults.
     pub faults: Vec<String>,
 }
 
 impl SoakTally {
-    /// Deeds of all kinds.
+    /// Actions of all kinds.
     pub fn actions_count(&self) -> u64 {
         self.deeds.values().sum()
     }

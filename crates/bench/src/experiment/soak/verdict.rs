@@ -4,48 +4,48 @@ use farfork_api::v1::exit::How;
 
 use crate::workload::memory_walk::{self, WalkReport};
 
-/// Numbers of signals.
+/// Signal numbers.
 const SIGBUS: u32 = 7;
 const SIGKILL: u32 = 9;
 
-/// What a child says that could not do without memory that it may not have.
+/// Exit status of a child that cannot continue with its memory limit.
 const FAILURE: u32 = 1;
 
-/// How a child ended, and what it had said.
+/// How a child ended, and its output.
 #[derive(Debug, Clone)]
 pub(super) struct ObservedEnd {
-    /// Nothing where it did not.
+    /// `None` if it did not end.
     pub(super) exit: Option<How>,
     pub(super) output: String,
-    /// Why its node says that pages of it are lost.
+    /// Why its node reports pages as lost.
     pub(super) memory_lost: String,
-    /// Which limit its node says that it met.
+    /// The limit that its node reports as exceeded.
     pub(super) limit: String,
 }
 
-/// What a child may end by beside its own will.
+/// The ends that are allowed in addition to its own exit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct AllowedEnds {
     /// It was killed.
     pub(super) killed: bool,
-    /// A seed that it has pages of was taken away.
+    /// A seed that it has pages of was dropped.
     pub(super) lost: bool,
-    /// It may use so much memory and no more.
+    /// It has a memory limit.
     pub(super) limited: bool,
 }
 
-/// What is to be said of it.
+/// The verdict on a child's end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EndVerdict {
-    /// All of its pages were right, at so many looks.
+    /// All of its pages were right, in this many verifications.
     Correct(u64),
-    /// It was killed, as it may.
+    /// It was killed, which was allowed.
     Killed,
-    /// It lost pages, as it may, and was told why.
+    /// It lost pages, which was allowed, and its node has reported the reason.
     Lost,
-    /// It met its limit, as it may, and was told so.
+    /// It exceeded its limit, which was allowed, and its node has reported it.
     Limited,
-    /// It ended in another way than it may.
+    /// It ended in a way that was not allowed.
     Unexpected(String),
 }
 

@@ -1,4 +1,5 @@
-//! The availability experiment: a mail server works on a volume while processes of each node in turn are stopped or killed.
+//! The availability experiment: a mail server works on a volume while processes of each node in turn are stopped or
+//! killed.
 
 use std::fs;
 use std::io;
@@ -17,14 +18,14 @@ use crate::parameters::volume::{StorageSystem, VolumeParameters};
 use crate::samples::Spread;
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 
-/// The process that publishes, and the one that replicates, as `farfork volume` names them.
+/// The roles of the process that publishes, and of the one that replicates, as `farfork volume` names them.
 const WORKER: &str = "worker";
 const OFFLOAD: &str = "offload";
-/// Where in its period a fault begins, and how long it lasts, as parts of the period.
+/// When in its period a fault begins, and how long it lasts, as fractions of the period.
 const BEGINS_AT: f64 = 0.25;
 const LASTS: f64 = 0.5;
 
-/// Faults, by the node of the chain. Each has a period of the run.
+/// The faults with their nodes' positions in the chain. Each has a period of the run.
 const FAULTS: [(usize, FaultKind); 6] = [
     (0, FaultKind::WorkerStopped),
     (1, FaultKind::WorkerStopped),
@@ -44,7 +45,7 @@ pub(crate) enum FaultKind {
     WorkerKilled,
     /// SIGKILL to the offload process.
     OffloadKilled,
-    /// SIGKILL to the daemon, with which all its processes end. It is started again when the fault ends.
+    /// SIGKILL to the daemon, which ends all its processes. It is started again when the fault ends.
     NodeKilled,
 }
 
@@ -59,7 +60,7 @@ impl FaultKind {
     }
 }
 
-/// A run.
+/// Result of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct AvailabilityRun {
     /// Operations in each second.
@@ -71,13 +72,13 @@ pub(crate) struct AvailabilityRun {
     pub(crate) period_s: f64,
 }
 
-/// A fault that was injected.
+/// An injected fault.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct InjectedFault {
     pub(crate) kind: FaultKind,
-    /// Its place in the chain, from 0.
+    /// Its position in the chain, from 0.
     pub(crate) node: usize,
-    /// In seconds since the begin of the run.
+    /// In seconds since the start of the run.
     pub(crate) from_s: f64,
     pub(crate) until_s: f64,
 }
@@ -88,7 +89,7 @@ const CALLBACK_INTERVAL: Duration = Duration::from_millis(100);
 /// Runs the experiment. `check_interrupt` is called several times each second, and may end it.
 ///
 /// # Errors
-/// An operation failed, or a process is missing; as `check_interrupt`.
+/// An operation failed, a process is missing, or `check_interrupt` fails.
 pub(super) fn run_availability(
     plan: &VolumeParameters,
     farfork: &Path,
@@ -137,7 +138,7 @@ fn inject_faults(
     };
     let mut faults = Vec::new();
     for (index, (node, kind)) in FAULTS.into_iter().enumerate() {
-        // The first period has none.
+        // The first period has no fault.
         let begins = period_s * (index as f64 + 1.0 + BEGINS_AT);
         wait_until(begins)?;
         let from_s = started.elapsed().as_secs_f64();
@@ -147,7 +148,7 @@ fn inject_faults(
     Ok(faults)
 }
 
-/// Injects a fault. `wait` returns when one that lasts is to end.
+/// Injects a fault. `wait` returns when a lasting fault is to end.
 fn begin_fault(
     testbed: &mut StorageTestbed,
     node: usize,
@@ -163,7 +164,7 @@ fn begin_fault(
             let worker = find(WORKER)?;
             send(&worker, Signal::STOP)?;
             let waited = wait();
-            // It may have been replaced by then.
+            // It may have been replaced meanwhile.
             let _ = send(&worker, Signal::CONT);
             waited?;
         }
@@ -179,11 +180,11 @@ fn begin_fault(
     Ok(())
 }
 
-/// The process of a role that serves a store.
+/// The process with this role that serves a store.
 fn find_process(role: &str, store: &Path) -> io::Result<OwnedFd> {
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // Opened first: the process that is looked at is the one that gets the signal.
+        // The pidfd is opened first, so that the inspected process is the one that gets the signal.
         let Ok(process) = pidfd::open(pid) else { continue };
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let has = |wanted: &[u8]| line.split(|byte| *byte == 0).any(|argument| argument == wanted);
@@ -195,7 +196,7 @@ fn find_process(role: &str, store: &Path) -> io::Result<OwnedFd> {
 }
 
 impl AvailabilityRun {
-    /// The median of the rates of all seconds.
+    /// The median rate of all seconds.
     pub(crate) fn median_per_s(&self) -> f64 {
         Spread::from_samples(&self.per_s).map_or(0.0, |spread| spread.median)
     }
@@ -210,14 +211,14 @@ impl AvailabilityRun {
         self.longest_ms[self.seconds_of(fault)].iter().copied().reduce(f64::max)
     }
 
-    /// The seconds from the begin of a fault to the end of its period.
+    /// The seconds from the beginning of a fault to the end of its period.
     fn seconds_of(&self, fault: &InjectedFault) -> std::ops::Range<usize> {
         let from = (fault.from_s as usize).min(self.per_s.len());
         let until = ((fault.from_s + self.period_s * (1.0 - BEGINS_AT)).ceil() as usize).min(self.per_s.len());
         from..until.max(from)
     }
 
-    /// Seconds of a fault with less than half of the usual operations.
+    /// Seconds of a fault with less than half of the median rate.
     pub(crate) fn slow_seconds(&self, fault: &InjectedFault) -> usize {
         let half = self.median_per_s() / 2.0;
         self.per_s[self.seconds_of(fault)].iter().filter(|per_s| **per_s < half).count()

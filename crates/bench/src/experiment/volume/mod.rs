@@ -24,20 +24,20 @@ use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, FileWriters
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 use crate::workload::leveldb::{LEVELDB, VALUE_BYTES, run_leveldb};
 
-/// Chunks of a stream of points: as published, three.
+/// Chunks of a stream of points: three, as published.
 const CLUSTERING_CHUNKS: u64 = 3;
-/// Memory for the processes of the nodes and for what the kernel needs.
+/// Memory for the processes of the nodes and for the kernel.
 const SPARE_MIB: u64 = 1024;
-/// Times that a LevelDB has each value at most: of two databases, each while it compacts.
+/// Maximum copies of each value in a LevelDB: two databases, each while it compacts.
 const LEVELDB_COPIES: u64 = 4;
-/// Most messages of a floor: more do not change it.
+/// Maximum messages of a floor: more do not change it.
 const CHAIN_MESSAGES_MAX: u64 = 20_000;
 
-/// Measures all points, each on a new volume. `show` may end the run before a point. `farfork` is the program that runs nodes and
-/// writers.
+/// Measures all points, each on a new volume. `show` may end the run before a point. `farfork` is the program that runs
+/// nodes and writers.
 ///
 /// # Errors
-/// [`BenchError`] as the step that fails.
+/// [`BenchError`] of the step that fails.
 pub async fn run_volume(
     plan: &VolumeParameters,
     farfork: PathBuf,
@@ -149,7 +149,7 @@ impl VolumeRun<'_> {
         results.iter().map(|result| self.mib_per_s(operations, result.total as f64 / 1e9)).sum()
     }
 
-    /// A process for each node computes the same: alone, and while a writer works.
+    /// A process on each node performs the same computation: alone, and while a writer works.
     fn measure_interference(
         &self,
         case: &VolumeCase,
@@ -192,7 +192,7 @@ impl VolumeRun<'_> {
         run_leveldb(&program, &storage.directory, self.plan.entries, self.plan.synced_entries())
     }
 
-    /// Along the chain, without storage.
+    /// Sends the data along the chain, without storage.
     fn measure_sockets(&self, case: &VolumeCase) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
         let failed = |cause| BenchError::Program { program: "socket chain", cause };
         let messages = (self.plan.operations_of(case) * case.processes).min(CHAIN_MESSAGES_MAX);
@@ -228,7 +228,7 @@ fn ns_to_us(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// A program for each node but the first that computes all the time.
+/// Starts a busy loop for each node except the first.
 fn start_hogs() -> Result<Vec<ChildProgram>, BenchError> {
     let mut command = Command::new("sh");
     command.args(["-c", "while :; do :; done"]);

@@ -15,11 +15,11 @@ use crate::error::BenchError;
 use crate::experiment::local_cluster::{BenchCluster, SCRATCH_PARENT};
 use crate::parameters::volume::{StorageSystem, VolumeParameters};
 
-/// Nodes that have a replica.
+/// Number of nodes that have a replica.
 pub(crate) const REPLICAS: usize = 3;
 /// The name of the volume.
 const VOLUME: &str = "bench";
-/// A volume is mounted, or still has a client, for so long after it was unmounted at most.
+/// Time limit for an unmounted volume to be dropped: it may still be mounted, or have a client, for a while.
 const DROP_LIMIT: Duration = Duration::from_secs(20);
 const DROP_RETRY: Duration = Duration::from_millis(50);
 
@@ -33,7 +33,7 @@ pub(crate) struct StorageTestbed {
     memory: MemoryDirectory,
 }
 
-/// A directory that a file system is written in. `StorageTestbed::remove` removes it and everything in it.
+/// A directory on the measured system. `StorageTestbed::remove` removes it and everything in it.
 pub(crate) struct MountedStorage {
     system: StorageSystem,
     pub(crate) directory: PathBuf,
@@ -44,7 +44,7 @@ impl StorageTestbed {
     pub(crate) async fn start(plan: &VolumeParameters, farfork: PathBuf) -> Result<Self, BenchError> {
         let memory = MemoryDirectory::mount()?;
         let disk = tempfile::Builder::new().prefix("farfork-bench-").tempdir_in(&plan.disk);
-        // The text of the error names the path of the new directory.
+        // Only the kind: the full error names the path of the new directory.
         let failed = |cause: io::Error| BenchError::File { path: plan.disk.clone(), cause: cause.kind().into() };
         let disk = disk.map_err(failed)?;
         let cluster = BenchCluster::start_nodes_in(memory.path(), farfork.clone(), REPLICAS, true, &[]).await?;
@@ -61,12 +61,12 @@ impl StorageTestbed {
         self.memory.path()
     }
 
-    /// The same, for faults of nodes.
+    /// The nodes, for the injection of faults.
     pub(crate) fn cluster_mut(&mut self) -> &mut BenchCluster {
         &mut self.cluster
     }
 
-    /// An empty directory on the file system of a system. A volume is created for it.
+    /// An empty directory on the system to measure. Creates a volume if that is the system.
     pub(crate) fn mount(&self, system: StorageSystem) -> Result<MountedStorage, BenchError> {
         let parent = if system == StorageSystem::Disk { self.disk.path() } else { self.memory.path() };
         let directory = parent.join("measured");
@@ -81,7 +81,7 @@ impl StorageTestbed {
         Ok(storage)
     }
 
-    /// Removes a volume or the files.
+    /// Removes the volume or the files.
     pub(crate) fn remove(&self, storage: MountedStorage) -> Result<(), BenchError> {
         let MountedStorage { system, directory } = storage;
         let failed = |cause| BenchError::File { path: directory.clone(), cause };
@@ -117,7 +117,7 @@ impl StorageTestbed {
     }
 }
 
-/// A tmpfs. It is unmounted with the value.
+/// A tmpfs. It is unmounted when this value is dropped.
 struct MemoryDirectory(TempDir);
 
 impl MemoryDirectory {

@@ -1,10 +1,10 @@
-//! `AxisScale`: where a value lies on an axis, and which labels the axis has. plotters asks it for both. Pure.
+//! `AxisScale`: the positions of values on an axis, and the labels of the axis. plotters queries both. Pure.
 
 use std::ops::Range;
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 
-/// An axis of numbers or of names.
+/// An axis of numbers or names.
 #[derive(Debug, Clone)]
 pub(super) struct AxisScale {
     spacing: ScaleSpacing,
@@ -12,32 +12,33 @@ pub(super) struct AxisScale {
     until: f64,
 }
 
-/// The kind of steps that have equal lengths on the axis.
+/// The spacing of values on an axis.
 #[derive(Debug, Clone)]
 enum ScaleSpacing {
-    /// Equal differences.
+    /// Equal differences have equal lengths.
     Linear,
-    /// Equal ratios; labels are powers of the base, and of 10 also their double and fivefold.
+    /// Equal ratios have equal lengths. Labels are powers of the base. With base 10 their double and fivefold are
+    /// labels too.
     Logarithmic { base: f64 },
     /// Names at 0, 1, 2 …
     Categories(Vec<String>),
 }
 
-/// The least ratio of the ends of a logarithmic axis.
+/// The minimum ratio between the ends of a logarithmic axis.
 const LOGARITHMIC_RATIO_MIN: f64 = 2.0;
 
 /// The smallest value of a logarithmic axis.
 const LOGARITHMIC_MIN: f64 = 1e-6;
 
 impl AxisScale {
-    /// From 0 to the largest value.
+    /// A linear axis from 0 to the largest value.
     pub(super) fn linear(values: impl Iterator<Item = f64>) -> Self {
         let largest = values.filter(|value| value.is_finite()).fold(0.0, f64::max);
         let until = if largest > 0.0 { largest * 1.05 } else { 1.0 };
         Self { spacing: ScaleSpacing::Linear, from: 0.0, until }
     }
 
-    /// From the smallest to the largest value, both above 0.
+    /// A logarithmic axis from the smallest to the largest value, both above 0.
     pub(super) fn logarithmic(values: impl Iterator<Item = f64>, base: f64) -> Self {
         let positive = values.filter(|value| value.is_finite()).map(|value| value.max(LOGARITHMIC_MIN));
         let (from, until) =
@@ -47,13 +48,13 @@ impl AxisScale {
         Self { spacing: ScaleSpacing::Logarithmic { base }, from: from / margin, until: until * margin }
     }
 
-    /// Names, with so much room at each end.
+    /// An axis of names, with this margin at each end.
     pub(super) fn categories(names: &[String], margin: f64) -> Self {
         let until = names.len().max(1) as f64 - 1.0 + margin;
         Self { spacing: ScaleSpacing::Categories(names.to_vec()), from: -margin, until }
     }
 
-    /// The same with the first value at the other end.
+    /// The same axis in the opposite direction.
     pub(super) fn reversed(self) -> Self {
         Self { from: self.until, until: self.from, ..self }
     }
@@ -68,7 +69,7 @@ impl AxisScale {
         self.from
     }
 
-    /// Where a value lies: 0 at the beginning, 1 at the end.
+    /// The position of a value: 0 at the beginning of the axis, 1 at the end.
     fn position(&self, value: f64) -> f64 {
         let position = match self.spacing {
             ScaleSpacing::Logarithmic { .. } => {
@@ -124,7 +125,7 @@ fn linear_steps(until: f64) -> Vec<f64> {
     (0..).map(|index| f64::from(index) * step).take_while(|value| *value <= until).take(12).collect()
 }
 
-/// Powers of the base; of 10 also their double and fivefold on a short axis. Few enough to be read.
+/// Powers of the base, few enough to be readable. On a short axis with base 10, also their double and fivefold.
 fn logarithmic_steps(from: f64, until: f64, base: f64) -> Vec<f64> {
     let decades = (until / from).log10();
     let factors: &[f64] = if base == 10.0 && decades < 2.5 { &[1.0, 2.0, 5.0] } else { &[1.0] };

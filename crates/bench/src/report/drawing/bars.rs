@@ -1,4 +1,4 @@
-//! Draws plots of bars: a group for each category, from the top down, with a bar for each series.
+//! Draws bar plots: a group for each category, from top to bottom, with a bar for each series.
 
 use plotters::prelude::{ChartBuilder, PathElement, Rectangle};
 use plotters::style::Color as _;
@@ -7,16 +7,16 @@ use super::axis_scale::AxisScale;
 use super::{DrawingError, INK, PlotCanvas, grid_style, series_colours, text_style, text_width};
 use crate::report::plot::ReportPlot;
 
-/// Pixels of a bar.
+/// Height of a bar, in pixels.
 const BAR_HEIGHT: u32 = 10;
 
-/// Pixels between two groups.
+/// Gap between two groups, in pixels.
 const GROUP_GAP: u32 = 9;
 
-/// Pixels of the axis and its labels.
+/// Height of the axis and its labels, in pixels.
 const AXIS_HEIGHT: u32 = 52;
 
-/// The most pixels of the names.
+/// Maximum width of the names, in pixels.
 const NAMES_WIDTH_MAX: u32 = 240;
 
 pub(super) fn height(plot: &ReportPlot) -> u32 {
@@ -27,7 +27,7 @@ pub(super) fn height(plot: &ReportPlot) -> u32 {
 pub(super) fn draw(plot: &ReportPlot, canvas: &PlotCanvas<'_>) -> Result<(), DrawingError> {
     let points = plot.series.iter().flat_map(|series| &series.points);
     let x_scale = AxisScale::linear(points.flat_map(|point| [point.y, point.high.unwrap_or(point.y)]));
-    // plotters draws upwards: the first category is at the top.
+    // plotters draws upwards, so reverse the axis to have the first category at the top.
     let y_scale = AxisScale::categories(&plot.categories, 0.5).reversed();
     let names_width = plot.categories.iter().map(|name| text_width(name) + 8).max().unwrap_or(0);
     let mut chart = ChartBuilder::on(canvas)

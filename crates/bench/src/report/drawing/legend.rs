@@ -1,4 +1,4 @@
-//! Draws the legend of a plot below it: a sample and the name of each series, in as many lines as they need.
+//! Draws the legend of a plot below it: a sample and the name of each series, on as many lines as they need.
 
 use plotters::element::{PathElement, Rectangle};
 use plotters::prelude::RGBColor;
@@ -14,7 +14,7 @@ const SAMPLE_WIDTH: i32 = 22;
 const ENTRY_GAP: i32 = 14;
 const MARGIN: i32 = 12;
 
-/// A name, with what its series looks like.
+/// A name, and the appearance of its series.
 struct LegendEntry {
     name: String,
     colour: RGBColor,
@@ -77,7 +77,7 @@ fn entries(plot: &ReportPlot) -> Vec<LegendEntry> {
     of_series.chain(stable).collect()
 }
 
-/// A name that fits into a line.
+/// Shortens a name so that it fits on a line.
 fn shorten(name: &str) -> String {
     let fits = |name: &str| MARGIN * 2 + SAMPLE_WIDTH + 5 + text_width(name) as i32 <= WIDTH as i32;
     let count = name.chars().count();

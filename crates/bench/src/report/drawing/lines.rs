@@ -1,5 +1,5 @@
-//! Draws plots of lines: by size, over time, by percentile and by count. Measured series have markers and their spread;
-//! floors are dashed, references dotted.
+//! Draws line plots: by size, over time, by percentile and by count. Measured series have markers and spreads; floors
+//! are dashed, references dotted.
 
 use plotters::prelude::{
     Cartesian2d, ChartBuilder, ChartContext, Circle, DashedLineSeries, LineSeries, PathElement, RGBColor, Rectangle,
@@ -11,10 +11,10 @@ use super::axis_scale::AxisScale;
 use super::{DrawingError, INK, PlotCanvas, grid_style, series_colours, text_style};
 use crate::report::plot::{PlotKind, PlotPoint, PlotSeries, ReportPlot, SeriesRole};
 
-/// A scaling plot whose counts or rates span more than this is logarithmic.
+/// A scaling plot is logarithmic if its counts or rates span more than this ratio.
 const LINEAR_RATIO_MAX: f64 = 16.0;
 
-/// The part of a stable interval's ink.
+/// Opacity of the shading of a stable interval.
 pub(super) const STABLE_OPACITY: f64 = 0.1;
 
 type LineChart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<AxisScale, AxisScale>>;
@@ -68,7 +68,7 @@ fn draw_series(chart: &mut LineChart<'_, '_>, series: &PlotSeries, colour: RGBCo
     Ok(())
 }
 
-/// From the 10th to the 90th percentile.
+/// A line from the 10th to the 90th percentile.
 fn spread_line(point: &PlotPoint, colour: RGBColor) -> Option<PathElement<(f64, f64)>> {
     let ends = vec![(point.x, point.low?), (point.x, point.high?)];
     Some(PathElement::new(ends, colour.mix(0.5).stroke_width(4)))

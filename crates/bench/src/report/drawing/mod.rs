@@ -1,5 +1,6 @@
-//! Draws a `ReportPlot` as SVG, with plotters. `page` embeds the result, and `farfork bench report` writes it to a file of
-//! its own. `lines` and `bars` draw the data, `legend` the names of the series, `axis_scale` positions and labels.
+//! Draws a `ReportPlot` as SVG, with plotters. `page` embeds the result, and `farfork bench report` writes it to a
+//! separate file. `lines` and `bars` draw the data, `legend` the names of the series. `axis_scale` has positions and
+//! labels.
 
 mod axis_scale;
 mod bars;
@@ -13,19 +14,19 @@ use plotters::style::{Color as _, FontStyle, IntoFont as _, TextStyle};
 use super::error::ReportError;
 use super::plot::{PlotKind, PlotSeries, ReportPlot, SeriesRole};
 
-/// Narrow, so that text stays readable where a phone scales the plot to its width.
+/// Narrow, so that text stays readable when a phone scales the plot to its width.
 const WIDTH: u32 = 480;
 
-/// Height of a plot of lines, without title and legend.
+/// Height of a line plot, without title and legend.
 const LINES_HEIGHT: u32 = 270;
 
 const TITLE_HEIGHT: u32 = 28;
 
-/// Sizes of text as plotters counts them: 1.24 to a pixel of SVG.
+/// Text sizes for plotters: 1.24 units are one pixel of SVG.
 const TITLE_SIZE: f64 = 19.0;
 const LABEL_SIZE: f64 = 17.0;
 
-/// Text, axes and references. `themed` replaces it by the colour of the text around the plot.
+/// The colour of text, axes and references. `draw_plot` replaces it by the colour of the text around the plot.
 const INK: RGBColor = RGBColor(1, 1, 1);
 const INK_ATTRIBUTE: &str = "\"#010101\"";
 
@@ -40,13 +41,13 @@ const MEASURED_COLOURS: [RGBColor; 6] = [
 ];
 const FLOOR_COLOURS: [RGBColor; 3] = [RGBColor(125, 133, 144), RGBColor(165, 120, 85), RGBColor(120, 145, 90)];
 
-/// Colours of a file of its own: dark text, and light text where the reader prefers dark pages.
+/// The style of a separate file: dark text, or light text if the reader prefers dark pages.
 const FILE_STYLE: &str = "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>\n";
 
 type PlotCanvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawingError = DrawingAreaErrorKind<std::io::Error>;
 
-/// The plot as an element of a page, in the colour of the text around it.
+/// Draws the plot as an element of a page, in the colour of the text around it.
 pub(crate) fn draw_plot(plot: &ReportPlot) -> Result<String, ReportError> {
     let mut svg = String::new();
     let fail = |cause: DrawingError| ReportError::Drawing { plot: plot.title.clone(), cause: cause.to_string() };
@@ -54,7 +55,7 @@ pub(crate) fn draw_plot(plot: &ReportPlot) -> Result<String, ReportError> {
     Ok(svg.replace(INK_ATTRIBUTE, "\"currentColor\""))
 }
 
-/// The plot as a file of its own.
+/// Draws the plot as a separate file.
 pub(crate) fn draw_plot_file(plot: &ReportPlot) -> Result<String, ReportError> {
     let svg = draw_plot(plot)?;
     let (start, rest) = svg.split_once('\n').expect("the first line opens the element");
@@ -86,7 +87,7 @@ fn text_style() -> TextStyle<'static> {
     ("sans-serif", LABEL_SIZE).into_font().color(&INK)
 }
 
-/// The colour of each series: floors and references look the same in every plot.
+/// The colour of each series. Floors and references have the same colours in every plot.
 fn series_colours(series: &[PlotSeries]) -> Vec<RGBColor> {
     let (mut measured, mut floors) = (MEASURED_COLOURS.iter().cycle(), FLOOR_COLOURS.iter().cycle());
     let colour = |series: &PlotSeries| match series.role {
@@ -97,7 +98,7 @@ fn series_colours(series: &[PlotSeries]) -> Vec<RGBColor> {
     series.iter().map(colour).collect()
 }
 
-/// Pixels of a text, roughly: there is no font to measure it with.
+/// Approximate width of a text, in pixels: no font is available to measure it.
 fn text_width(text: &str) -> u32 {
     (text.chars().count() as f64 * LABEL_SIZE * 0.44).ceil() as u32
 }
@@ -122,7 +123,7 @@ mod tests {
             .with_series("ref", SeriesRole::Reference, points.map(|(x, y)| PlotPoint::new(x, y * 2.0)))
     }
 
-    /// Centres of the circles: the points that were measured.
+    /// The centres of the circles, which mark measured points.
     fn circles(svg: &str) -> Vec<(i32, i32)> {
         let number = |tag: &str, name: &str| {
             let value = tag.split(&format!(" {name}=\"")).nth(1).and_then(|rest| rest.split('"').next());

@@ -11,7 +11,7 @@ use crate::report::table::{ReportCell, ReportFigure, ReportTable};
 pub(super) struct TableGrid {
     pub(super) columns: Vec<GridColumn>,
     pub(super) rows: Vec<Vec<GridCell>>,
-    /// How many samples the figures have, as people read it.
+    /// The number of samples of the figures, for people.
     pub(super) samples: String,
 }
 
@@ -32,7 +32,7 @@ pub(super) enum GridColumnKind {
     OtherRun,
 }
 
-/// A cell: a number, and what qualifies it.
+/// A cell: a number and its qualification.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct GridCell {
     pub(super) main: String,
@@ -41,17 +41,17 @@ pub(super) struct GridCell {
     pub(super) verdict: Option<ComparisonVerdict>,
 }
 
-/// A column of the table with what its figures have.
+/// A column of the table, and the kinds of values that its figures have.
 struct ColumnShape {
     index: usize,
     name: String,
-    /// The unit of all figures of the column; none where they differ.
+    /// The unit of all figures of the column; `None` if they differ.
     unit: Option<String>,
     kinds: Vec<GridColumnKind>,
 }
 
 impl TableGrid {
-    /// The text of a table; with the figures of another run, if it is compared.
+    /// Formats a table, with the figures of another run if it is compared.
     pub(super) fn new(table: &ReportTable, other: Option<&ReportSection>) -> Self {
         let is_compared = other.is_some_and(|other| other.tables.iter().any(|found| found.id == table.id));
         let shapes: Vec<_> = (0..table.columns.len()).map(|index| shape_column(table, index, is_compared)).collect();
@@ -124,7 +124,7 @@ fn cell_text(kind: GridColumnKind, cell: &ReportCell, shape: &ColumnShape, other
         ReportCell::Text(_) | ReportCell::Missing => return GridCell::default(),
     };
     let number = |value: f64| match &shape.unit {
-        // A count.
+        // A count has no decimals.
         Some(unit) if unit.is_empty() && value.fract() == 0.0 => format!("{value}"),
         Some(_) => format_value(value),
         None => format!("{} {}", format_value(value), figure.unit),

@@ -1,4 +1,4 @@
-//! The report as one HTML page without scripts and without further files. `maud` escapes all text of results.
+//! The report as a single HTML page without scripts. `maud` escapes all text of results.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -14,7 +14,7 @@ use crate::report::table::ReportTable;
 
 const STYLE: &str = include_str!("style.css");
 
-/// The text of a page.
+/// Renders the page.
 pub(super) fn render(source: ReportSource<'_>) -> Result<String, ReportError> {
     let mut sections = Vec::new();
     for named in &source.results.sections {

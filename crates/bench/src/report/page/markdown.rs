@@ -7,7 +7,7 @@ use crate::report::coverage::PUBLISHED_TABLES;
 use crate::report::results::NamedSection;
 use crate::report::section::ReportSection;
 
-/// The text of a report.
+/// Renders the report.
 pub(super) fn render(source: ReportSource<'_>) -> String {
     let mut text = "# farfork: benchmark report\n\n".to_owned();
     text += &origin_lines(&RunOrigin::of(source.results));
@@ -28,7 +28,7 @@ fn origin_lines(origin: &RunOrigin) -> String {
     format!("- Machine: {machine}\n- Kernel: Linux {kernel}\n- Commit: {commit}\n")
 }
 
-/// The benchmarks that failed, and the time of all.
+/// The benchmarks that failed, and the time of all benchmarks.
 fn suite_text(source: ReportSource<'_>) -> String {
     let Some(suite) = &source.results.suite else { return String::new() };
     let mut text = format!("- Time: {} for {} benchmarks\n", duration_text(suite.seconds()), suite.runs.len());
@@ -89,7 +89,7 @@ fn cell_text(cell: &GridCell) -> String {
     }
 }
 
-/// Text as a cell or a line of Markdown, without markup.
+/// Escapes text for a cell or a line of Markdown.
 fn escape(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {

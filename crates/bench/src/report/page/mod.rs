@@ -1,4 +1,4 @@
-//! The pages of a report: `html` and `markdown` show the same results. `grid` has the text of each cell, for both.
+//! The pages of a report: `html` and `markdown` show the same results. `grid` has the text of each cell for both.
 
 mod grid;
 mod html;
@@ -11,10 +11,10 @@ use super::drawing::draw_plot_file;
 use super::error::ReportError;
 use super::results::ResultDirectory;
 
-/// Where the plots of a report are, in its directory.
+/// The directory of the plots, in the directory of the report.
 const PLOTS_DIRECTORY: &str = "plots";
 
-/// The results of a report, and those of another run that they are compared with.
+/// The results of a report, and optionally those of another run for comparison.
 #[derive(Debug, Clone, Copy)]
 struct ReportSource<'a> {
     results: &'a ResultDirectory,
@@ -37,7 +37,7 @@ pub struct ReportFiles {
     pub markdown: PathBuf,
 }
 
-/// Machine, kernel and commit of all runs. Runs by hand may differ.
+/// Machine, kernel and commit of all runs. Runs that are not part of the suite may differ.
 #[derive(Debug)]
 struct RunOrigin {
     machine: String,
@@ -56,7 +56,7 @@ impl RunOrigin {
     }
 }
 
-/// Each text once, in the order of their first occurrence.
+/// Joins the distinct texts, in the order of their first occurrence.
 fn join_distinct<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     let mut distinct: Vec<&str> = Vec::new();
     for text in texts {
@@ -67,7 +67,7 @@ fn join_distinct<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     distinct.join("; ")
 }
 
-/// Makes the report of a directory, compared with another directory if there is one.
+/// Writes the report of a directory, optionally compared with another directory.
 ///
 /// # Errors
 /// Results cannot be read, or pages cannot be written.
@@ -93,12 +93,12 @@ fn write_plots(results: &ResultDirectory, directory: &Path) -> Result<(), Report
     Ok(())
 }
 
-/// The name of a plot's file. An id is from a file: it names no other directory.
+/// The name of a plot's file. Ids come from files, so they are sanitised: the name has no path separators.
 fn plot_file(section: &str, plot: &str) -> String {
     format!("{}.svg", anchor(&format!("{section}-{plot}")))
 }
 
-/// A name without characters that addresses and paths treat specially.
+/// Replaces characters that URLs and paths treat specially.
 fn anchor(name: &str) -> String {
     let keep = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' };
     name.chars().map(keep).collect()
@@ -108,7 +108,7 @@ fn write_file(path: &Path, text: &str) -> Result<(), ReportError> {
     fs::write(path, text).map_err(|cause| ReportError::Unwritable { path: path.to_owned(), cause })
 }
 
-/// A duration as people read it.
+/// A duration for people.
 fn duration_text(seconds: f64) -> String {
     match seconds {
         ..10.0 => format!("{seconds:.1} s"),
@@ -128,7 +128,7 @@ mod tests {
     use crate::report::table::{ReportCell, ReportFigure, ReportTable};
     use crate::samples::Spread;
 
-    /// A section of text that a page must escape.
+    /// A section with text that a page must escape.
     fn section(median: f64) -> ReportSection {
         let spread = Spread { count: 5, median, p10: median * 0.9, p90: median * 1.1 };
         let mut table = ReportTable::new("times", "Times <b> | all", &["size", "prepare"]);

@@ -10,7 +10,7 @@ use crate::report::section::SectionSource as _;
 use crate::samples::{self, Spread};
 
 impl ForkSummary {
-    /// One document for scripts.
+    /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figures: Vec<Value> = self.samples.spreads().map(|(key, spread)| figure_json(key, spread)).collect();
         json!({
@@ -50,7 +50,7 @@ fn figure_json(key: &ForkSampleKey, spread: Spread) -> Value {
     figure
 }
 
-/// Only what farfork and its peers do is compared with the reference: floors do something else.
+/// Only farfork and its peers are compared with the reference: floors do other work.
 fn has_reference(key: &ForkSampleKey) -> bool {
     !matches!(key.by, ForkSystem::LocalFork | ForkSystem::Link)
 }

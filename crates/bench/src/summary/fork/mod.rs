@@ -16,23 +16,23 @@ use crate::reference::PUBLISHED_FIGURES;
 use crate::samples::{Samples, Spread};
 use crate::summary::table::{FigureTable, format_figure, format_median, format_spread};
 
-/// Figures of a run that went to its end.
+/// Figures of a completed run.
 #[derive(Debug)]
 pub struct ForkSummary {
     pub(crate) plan: ForkParameters,
     pub(crate) samples: Samples<ForkSampleKey>,
-    /// Strategies beside each other.
+    /// The figures of the compared strategies.
     pub(crate) strategies: Vec<StrategyFigures>,
-    /// What a reader should know beside the figures.
+    /// Additional notes for the reader.
     pub(crate) notes: Vec<String>,
-    /// How long it took.
+    /// Duration of the run.
     pub(crate) elapsed: Duration,
     /// The machine before the run.
     pub(crate) machine_state: MachineState,
 }
 
 impl ForkSummary {
-    /// The tables, with what is needed to read them; no line is longer than 100 columns.
+    /// The tables with their legend. No line is longer than 100 columns.
     pub fn to_text(&self) -> String {
         let tables = [
             Some(self.checkpoint_table()),
@@ -190,7 +190,7 @@ fn reference_text(figure_of: ForkFigure, mib: u64) -> String {
     PUBLISHED_FIGURES.fork.published_ms(figure_of, mib).map_or("–".to_owned(), format_figure)
 }
 
-/// The slowest of some medians divided by the reference, and whether they are below it.
+/// The slowest of some medians divided by the reference, and whether the medians are below the reference.
 fn reference_verdict(figure_of: ForkFigure, mib: u64, columns: &[Option<Spread>]) -> String {
     let medians = || columns.iter().flatten().map(|spread| spread.median);
     let (Some(slowest), Some(reference)) =

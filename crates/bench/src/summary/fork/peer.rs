@@ -1,11 +1,11 @@
-//! The table of a run with a peer: the times of whole clones, from the request to the last page, next to each other.
+//! The table of a run with a peer: the times of whole clones, from the request to the last page.
 
 use super::{ForkSummary, fewest_samples};
 use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem};
 use crate::samples::Spread;
 use crate::summary::table::{FigureTable, format_figure, format_median};
 
-/// What a clone took: until it ran, and then until it had touched every page.
+/// The times of a clone: until it runs, and then until it has touched each page.
 #[derive(Debug, Clone, Copy)]
 struct CloneTimes {
     prepare: Option<Spread>,
@@ -14,7 +14,7 @@ struct CloneTimes {
 }
 
 impl ForkSummary {
-    /// None where there was no peer.
+    /// `None` without a peer.
     pub(super) fn peer_table(&self) -> Option<FigureTable> {
         self.plan.peer?;
         let title = "CRIU: the same process cloned by dump and restore, beside farfork on the own node";
@@ -45,7 +45,7 @@ impl ForkSummary {
         Some(table)
     }
 
-    /// What is needed to read it.
+    /// The legend of the table.
     pub(super) fn peer_legend(&self) -> Vec<String> {
         let lines = [
             "clone: prepare and resume, of CRIU dump and restore: until the first instruction, a sum of medians.",

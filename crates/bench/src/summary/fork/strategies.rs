@@ -1,5 +1,5 @@
-//! The tables of strategies: times of the first and the second child of a seed on another node, and where their memory
-//! was.
+//! The tables of strategies: times of the first and the second child of a seed on another node, and the location of
+//! their memory.
 
 use super::ForkSummary;
 use crate::figure::MIB_BYTES;
@@ -7,7 +7,7 @@ use crate::parameters::strategies::{StrategyChildFigures, StrategyFigures};
 use crate::summary::table::{FigureTable, format_figure};
 
 impl ForkSummary {
-    /// None where no strategies were asked for.
+    /// `None` if no strategies were compared.
     pub(super) fn strategies_table(&self) -> Option<FigureTable> {
         let title = "Strategies: every page once in a child on another node, the seed's first and its second";
         let headings = ["MiB", "strategy", "child", "n", "whole", "touching", "faults", "reads", "network", "cache"];
@@ -24,7 +24,7 @@ impl ForkSummary {
         })
     }
 
-    /// None where no strategies were asked for.
+    /// `None` if no strategies were compared.
     pub(super) fn memory_table(&self) -> Option<FigureTable> {
         let headings = ["MiB", "strategy", "child", "n", "shared", "private", "remote"];
         self.strategy_rows("Strategies: where the memory of these children was at their end", &headings, |child| {

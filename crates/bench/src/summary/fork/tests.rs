@@ -1,4 +1,4 @@
-//! Tests of widths, verdicts and keys of a `ForkSummary`, with invented samples.
+//! Tests of widths, verdicts and keys of a `ForkSummary`, with artificial samples.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::reference::SIZES_MIB;
 use crate::samples::Samples;
 use crate::summary::table::COLUMNS_MAX;
 
-/// As wide as figures get: each size takes a second a MiB.
+/// A summary with the widest figures: each size takes a second per MiB.
 fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkSummary {
     let mut samples = Samples::new();
     for &mib in sizes_mib {
@@ -72,7 +72,8 @@ fn a_row_is_below_the_reference_only_where_all_of_it_is() {
     (0..9).for_each(|_| report.samples.add(idle, 29.18).unwrap());
     let text = report.to_text();
     let rows: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("1 ")).collect();
-    // Those without a reference are of strategies, and the last of the peer: eager clones, and lazy ones that were not measured.
+    // Rows without a reference belong to strategies. The last rows belong to the peer: eager clones, and lazy ones that
+    // were not measured.
     let ends = [
         "0.65  1.54 above",
         "1.00 (0.90–1.20)  0.65",

@@ -16,7 +16,7 @@ const PROTECTION_COLUMNS: [(&str, ConnectionSecurity); 3] = [
     ("encrypted", ConnectionSecurity::Encrypted),
 ];
 
-/// Threads of each client machine, where several machines are measured.
+/// Threads of each client machine in the tables by machines.
 const MACHINE_THREADS: usize = 2;
 
 impl SectionSource for ConnectSummary {

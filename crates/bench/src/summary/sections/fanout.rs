@@ -1,4 +1,4 @@
-//! The section of `farfork bench fanout`: many children of one seed at once.
+//! The section of `farfork bench fanout`: many children of one seed at the same time.
 
 use crate::parameters::fanout::{FanoutFigure, FanoutParameters, FanoutSampleKey};
 use crate::parameters::methods::CreateMethod;
@@ -7,7 +7,7 @@ use crate::report::section::{ReportSection, SectionSource};
 use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
 use crate::summary::fanout::{FIGURES, FanoutSummary};
 
-/// farfork, and what it is compared with.
+/// farfork and its floors.
 const METHODS: [CreateMethod; 4] = [
     CreateMethod::Farfork,
     CreateMethod::BareContainer,
@@ -86,7 +86,7 @@ fn unit_of(figure: FanoutFigure) -> (&'static str, BetterDirection) {
     }
 }
 
-/// Without the unit, which the figure has.
+/// The text without the unit, which the figure has.
 fn figure_text(figure: FanoutFigure) -> &'static str {
     match figure {
         FanoutFigure::ChildrenPerS => "children",

@@ -11,7 +11,7 @@ use crate::samples::Spread;
 use crate::summary::fork::ForkSummary;
 use crate::workload::micro::{TouchAccess, TouchOrder};
 
-/// A series of a plot by size: its name, its role, and the key of a size of 0 MiB.
+/// A series of a plot by size: its name, its role, and its key with a size of 0 MiB.
 type KeyedSeries = (&'static str, SeriesRole, ForkSampleKey);
 
 impl SectionSource for ForkSummary {
@@ -172,14 +172,14 @@ impl ForkSummary {
         table
     }
 
-    /// A figure with its published reference.
+    /// A figure with its floor and its published reference.
     fn compared_cell(&self, key: ForkSampleKey, floor: Option<Spread>) -> ReportCell {
         let figure = self.spread(key).map(|spread| ReportFigure::lower(spread, "ms"));
         let floor = floor.map(|floor| floor.median);
         figure.map(|figure| figure.with_floor(floor).with_reference(self.published_ms(key.figure, key.mib))).into()
     }
 
-    /// The execution was published for pages in random order.
+    /// The published execution touches pages in random order.
     fn published_ms(&self, figure: ForkFigure, mib: u64) -> Option<f64> {
         let is_comparable = figure != ForkFigure::Execution || self.plan.order == TouchOrder::Random;
         PUBLISHED_FIGURES.fork.published_ms(figure, mib).filter(|_| is_comparable)

@@ -20,12 +20,12 @@ mod warm_start;
 use crate::report::table::{ReportCell, ReportFigure};
 use crate::samples::Spread;
 
-/// A time of which less is better.
+/// A time, for which lower is better.
 fn time_cell(spread: Option<Spread>, unit: &str) -> ReportCell {
     spread.map(|spread| ReportFigure::lower(spread, unit)).into()
 }
 
-/// A time next to its floor.
+/// A time with its floor.
 fn time_cell_with_floor(spread: Option<Spread>, unit: &str, floor: Option<Spread>) -> ReportCell {
     let figure = spread.map(|spread| ReportFigure::lower(spread, unit));
     figure.map(|figure| figure.with_floor(floor.map(|floor| floor.median))).into()

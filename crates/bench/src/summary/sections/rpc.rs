@@ -90,7 +90,7 @@ impl RpcSummary {
         figure.map(|figure| figure.with_floor(floor).with_reference(comparable_per_s(case))).into()
     }
 
-    /// Percentiles of the runs of a case: each has a spread over the runs.
+    /// The percentiles of latencies in the runs of a case. Each has a spread over the runs.
     fn latency_spreads(&self, case: &RpcCase) -> [Option<Spread>; PERCENTILES.len()] {
         std::array::from_fn(|index| {
             let samples: Vec<f64> = self.runs(case).map(|run| run.latency_us[index]).collect();
@@ -128,7 +128,7 @@ impl RpcSummary {
     }
 }
 
-/// More lines in one plot cannot be told apart.
+/// Maximum lines of a latency plot: more are hard to distinguish.
 const LATENCY_CASES_MAX: usize = 5;
 
 /// Whether a case is one of the published series by client machines.
@@ -136,7 +136,7 @@ fn is_machine_case(case: &RpcCase) -> bool {
     *case == RpcCase { clients: case.clients, threads: MACHINE_THREADS, ..RpcCase::SINGLE_CONNECTION }
 }
 
-/// The published figure of the same load. That with a checksum is of synchronous threads.
+/// The published figure for the same load. The one with a checksum applies to synchronous threads only.
 fn comparable_per_s(case: &RpcCase) -> Option<f64> {
     let is_synchronous = case.threads == MACHINE_THREADS && case.window == 1;
     published_per_s(case).filter(|_| case.payload_bytes == 0 || is_synchronous)

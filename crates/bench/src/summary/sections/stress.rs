@@ -18,7 +18,7 @@ struct IntervalRates<'a> {
     interval_s: f64,
     /// The rate of the whole run.
     whole: f64,
-    /// Clients whose rates are summed up.
+    /// The number of clients whose rates are summed up.
     clients: usize,
     /// The published rate of one client.
     reference: Option<f64>,
@@ -104,7 +104,7 @@ fn stress_functions_section(outcomes: &[(&StressForkParameters, StressForkOutcom
 }
 
 impl StressForkOutcome {
-    /// The section of a report, of one run or of one for each function, for scripts.
+    /// The section of a report for scripts: of one run, or of one run per function.
     pub fn section_json(outcomes: &[(&StressForkParameters, Self)]) -> serde_json::Value {
         let section = match outcomes {
             [(plan, outcome)] if !plan.workload.is_function() => stress_fork_section(plan, outcome),
@@ -135,7 +135,7 @@ impl IntervalRates<'_> {
         StableInterval::find(self.rates, self.interval_s)
     }
 
-    /// The rates of the whole run and of its stable interval, of all clients and of each.
+    /// The rates of the whole run and of its stable interval, for all clients and per client.
     fn table(&self, what: &str) -> ReportTable {
         let columns = ["part of the run", what, "of each client"];
         let mut table = ReportTable::new("rates", "Throughput", &columns);

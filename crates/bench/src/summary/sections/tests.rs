@@ -1,4 +1,5 @@
-//! Tests of sections, with invented samples: each has the rows of its published tables, and compares like with like.
+//! Tests of sections, with artificial samples: each section has the rows of its published tables, and compares like
+//! with like.
 
 use std::time::Duration;
 
@@ -165,7 +166,7 @@ fn stress_section(workload: ForkWorkload) -> ReportSection {
     serde_json::from_value(StressForkOutcome::section_json(&[(&stress_plan(workload), outcome)])).unwrap()
 }
 
-/// A figure by its table, its row and its column.
+/// The figure in this row and column of a table.
 fn figure<'a>(section: &'a ReportSection, table: &str, row: &str, column: &str) -> &'a ReportFigure {
     let table = section.tables.iter().find(|found| found.id == table).expect("a table");
     let index = table.columns.iter().position(|name| name == column).expect("a column");

@@ -22,7 +22,7 @@ impl SectionSource for TreeSummary {
 }
 
 impl TreeSummary {
-    /// The least that a pause can take, in ms.
+    /// The minimum time of a pause, in ms.
     fn floor_ms(&self, processes: u64) -> Option<f64> {
         let median = |figure| self.spread(processes, figure).map(|spread| spread.median);
         Some(median(TreeFigure::Forks)? + median(TreeFigure::Copy)?)

@@ -1,4 +1,4 @@
-//! The section of `farfork bench warm-start`: functions run by paused children, by how many at once.
+//! The section of `farfork bench warm-start`: functions run by paused children, by number of parallel children.
 
 use crate::parameters::methods::PauseMethod;
 use crate::parameters::warm_start::WarmStartFigure;
@@ -54,7 +54,7 @@ impl WarmStartSummary {
         table
     }
 
-    /// The number at once with the highest rate, next to the published one of the same function.
+    /// The number of parallel children with the highest rate, next to the published one of the same function.
     fn best_section_table(&self) -> ReportTable {
         let columns = ["function", "rate", "at once"];
         let mut table = ReportTable::new("best", "The highest rate, and with how many at once", &columns);

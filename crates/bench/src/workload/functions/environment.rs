@@ -11,24 +11,24 @@ use crate::error::BenchError;
 /// The packages, with versions and hashes.
 const REQUIREMENTS: &str = include_str!("requirements.txt");
 
-/// Written when all packages are installed.
+/// The file that is written when all packages are installed.
 const COMPLETE: &str = "complete";
 
-/// The Python that a user named, or else the environment's.
+/// The Python that a user named, otherwise the one of the environment.
 ///
 /// # Errors
-/// As [`find_or_install`].
+/// The errors of [`find_or_install`].
 pub(crate) fn named_or_installed(python: Option<&Path>) -> Result<PathBuf, BenchError> {
     python.map_or_else(find_or_install, |python| Ok(python.to_owned()))
 }
 
-/// The environment's Python. It is made if there is none, which downloads some 50 MB.
+/// The environment's Python. If there is none, it is installed, which downloads about 50 MB.
 ///
 /// # Errors
 /// [`BenchError::FunctionPackages`]: there is no Python with venv, or the packages cannot be downloaded.
 fn find_or_install() -> Result<PathBuf, BenchError> {
     let cache = find_cache_dir().ok_or_else(|| failed("neither FARFORK_CACHE nor HOME is set"))?;
-    // The name carries the contents, so that a change of the requirements makes a new environment.
+    // The name depends on the requirements, so a change of them makes a new environment.
     let environment = cache.join(format!("functions-{:08x}", crc32c::crc32c(REQUIREMENTS.as_bytes())));
     let python = environment.join("bin/python3");
     if !environment.join(COMPLETE).exists() {

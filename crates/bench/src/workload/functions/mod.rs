@@ -1,5 +1,5 @@
-//! The functions that `farfork bench function` measures: Python files with a `handler(payload)`. Nine are embedded, after
-//! those of the artifact of MITOSIS; a user may name a file of their own. `runner.py` runs them.
+//! The functions that `farfork bench function` measures: Python files with a `handler(payload)`. Nine are embedded,
+//! modelled on those of the MITOSIS artifact. A user may name a file of their own. `runner.py` runs them.
 
 pub(crate) mod environment;
 
@@ -16,10 +16,10 @@ use crate::error::BenchError;
 /// The program's name in errors.
 const PROGRAM: &str = "function";
 
-/// The runner, and the name that it is installed under.
+/// The runner's file name and text.
 const RUNNER: (&str, &str) = ("runner.py", include_str!("runner.py"));
 
-/// Handler of the embedded functions, and of a user's file unless another is named.
+/// The handler of embedded functions, and the default for a user's file.
 const HANDLER: &str = "handler";
 
 /// Name, file name and text of each embedded function.
@@ -40,7 +40,7 @@ const EMBEDDED: [(&str, &str, &str); 9] = [
 pub struct FunctionSource {
     /// Its name in the summary.
     pub name: String,
-    /// The user's file; none for an embedded function.
+    /// The user's file; `None` for an embedded function.
     pub file: Option<PathBuf>,
     /// The name of the handler in the file.
     pub handler: String,
@@ -52,10 +52,10 @@ impl FunctionSource {
         EMBEDDED.iter().map(|(name, ..)| Self::from_embedded(name)).collect()
     }
 
-    /// An embedded function's name, or `FILE.py` or `FILE.py:HANDLER`.
+    /// Parses an embedded function's name, `FILE.py` or `FILE.py:HANDLER`.
     ///
     /// # Errors
-    /// The text is neither; the message says what can be named.
+    /// The text has another form. The message says which forms are valid.
     pub fn parse(text: &str) -> Result<Self, String> {
         if EMBEDDED.iter().any(|(name, ..)| *name == text) {
             return Ok(Self::from_embedded(text));
@@ -75,7 +75,7 @@ impl FunctionSource {
         Self { name: name.to_owned(), file: None, handler: HANDLER.to_owned() }
     }
 
-    /// The path of its file, which is written into a directory if it is embedded.
+    /// The path of its file. An embedded one is written into a directory first.
     fn install(&self, directory: &Path) -> Result<PathBuf, BenchError> {
         if let Some(file) = &self.file {
             return Ok(file.clone());
@@ -92,16 +92,16 @@ fn write_script(directory: &Path, name: &str, text: &str) -> Result<PathBuf, Ben
     Ok(path)
 }
 
-/// A call of a function in a child.
+/// One call of a function in a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FunctionCall {
-    /// When the child ran its first instruction, in ns: since 1970, or since the call of fork.
+    /// When the child ran its first instruction, in ns: since 1970, or since the call of fork().
     pub(crate) started_ns: i64,
     /// How long the handler took.
     pub(crate) execution_ns: i64,
 }
 
-/// A parent that has run its function twice, and waits. It ends with this value.
+/// A parent that has called its function twice, and waits. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct FunctionParent {
     name: String,
@@ -117,7 +117,7 @@ impl FunctionParent {
     /// Starts a function's parent. Its files are written into a directory.
     ///
     /// # Errors
-    /// The program ends, or the function's results differ from call to call, so that no child's could be checked.
+    /// The program ends, or the function's results differ between calls, so children could not be checked.
     pub(crate) fn start(
         source: &FunctionSource,
         python: &Path,
@@ -128,7 +128,7 @@ impl FunctionParent {
         let mut command = Command::new(python);
         command.arg(runner).arg(source.install(directory)?).args([&source.handler, payload]);
         command.env("FARFORK_FUNCTION_DIR", directory).env("PYTHONDONTWRITEBYTECODE", "1");
-        // OpenMP's threads do not exist in a child of os.fork(), which would wait for them for ever.
+        // OpenMP's threads do not exist in a child of os.fork(), which would wait for them forever.
         command.env("OMP_NUM_THREADS", "1").env("OPENBLAS_NUM_THREADS", "1");
         let mut program = ChildProgram::start(PROGRAM, &command)?;
         let [first_call_ns, warm_call_ns, resident_kib, digest, repeated] = program.read_answer("ready")?;
@@ -143,16 +143,16 @@ impl FunctionParent {
         self.program.pid()
     }
 
-    /// A call in a child of os.fork(); its start counts from the call of os.fork().
+    /// Calls the function in a child of os.fork(). The start is relative to the call of os.fork().
     pub(crate) fn call_in_local_fork(&mut self) -> Result<FunctionCall, BenchError> {
         let numbers = self.program.request(b'l', "forked")?;
         check_call(numbers, &self.name, self.digest)
     }
 
-    /// The call that a child of farfork has written about.
+    /// Parses the call that a child of farfork has printed.
     ///
     /// # Errors
-    /// As [`parse_call`].
+    /// The errors of [`parse_call`].
     pub(crate) fn parse_call(&self, output: &str) -> Result<FunctionCall, BenchError> {
         parse_call(output, &self.name, self.digest)
     }
@@ -162,7 +162,8 @@ impl FunctionParent {
         self.digest
     }
 
-    /// Forks a child by os.fork() that connects to a Unix socket, writes its index, and then answers each request with a call.
+    /// Forks a child by os.fork(). It connects to a Unix socket, writes its index, and then answers each request with a
+    /// call.
     pub(crate) fn fork_connected(&mut self, index: usize, socket: &Path) -> Result<(), BenchError> {
         self.program.send_text(&format!("w{index} {}\n", socket.display()))?;
         let [] = self.program.read_answer("connecting")?;
@@ -175,10 +176,10 @@ impl FunctionParent {
     }
 }
 
-/// The call of a function that a child of farfork has written about.
+/// Parses the call that a child of farfork has printed.
 ///
 /// # Errors
-/// The output is something else, or the result has another digest.
+/// The output has another form, or the result has another digest.
 pub(crate) fn parse_call(output: &str, function: &str, digest: i64) -> Result<FunctionCall, BenchError> {
     check_call(parse_numbers(PROGRAM, output, "ran")?, function, digest)
 }

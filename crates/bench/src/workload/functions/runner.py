@@ -1,8 +1,8 @@
 """Runs `handler(payload)` of a Python file in the parent, in children of farfork, and in children of os.fork().
 
-Arguments: the file, the name of the handler, and the payload as JSON. A command is a letter on standard input; an answer
-is a line of a word and numbers. A child of farfork finds the payload in a file that its parent does not have; `warm INDEX
-SOCKET` there has it serve a client.
+Arguments: the file, the name of the handler, and the payload as JSON. A command is one letter on standard input; an
+answer is a line with a word and numbers. A child of farfork finds the payload in a file that its parent does not have.
+With the payload `warm INDEX SOCKET` it serves a client.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import sys
 import time
 
 PAYLOAD = "/run/farfork/payload"
-POLL_SECONDS = 0.0002  # a child notices that it is one after half of this, on average
+POLL_SECONDS = 0.0002  # a child detects this after half of it, on average
 
 
 def load_handler(path, name):
@@ -27,7 +27,7 @@ def load_handler(path, name):
 
 
 def run(handler, payload):
-    """Nanoseconds of a call, and 63 bits of the digest of its result."""
+    """Returns the nanoseconds of a call, and 63 bits of the digest of its result."""
     began = time.perf_counter_ns()
     result = handler(payload)
     took = time.perf_counter_ns() - began
@@ -40,7 +40,7 @@ def resident_kib():
 
 
 def run_in_local_fork(handler, payload):
-    """Nanoseconds from the call of os.fork() to the child's first instruction, then those of run()."""
+    """Returns the nanoseconds from the call of os.fork() to the child's first instruction, then those of run()."""
     reader, writer = os.pipe()
     called = time.time_ns()
     if os.fork() == 0:
@@ -65,7 +65,7 @@ def serve(handler, payload, index, path):
 
 
 def run_in_child(handler, payload, started):
-    """What a child of farfork does: one call with the payload of its own, or calls for a client."""
+    """Runs a child of farfork: one call with its own payload, or calls for a client."""
     with open(PAYLOAD) as file:
         text = file.read()
     if text.startswith("warm "):
@@ -76,7 +76,7 @@ def run_in_child(handler, payload, started):
 
 
 def fork_server(handler, payload):
-    """A child of os.fork() that serves; the arguments are the rest of the line on standard input."""
+    """Forks a child by os.fork() that serves a client. The arguments are the rest of the line on standard input."""
     line = b""
     while not line.endswith(b"\n"):
         line += sys.stdin.buffer.raw.read(1)

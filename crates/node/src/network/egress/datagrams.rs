@@ -22,22 +22,22 @@ use tokio::time::sleep;
 use super::EgressRules;
 use crate::network::netns;
 
-/// A pair of ends that nobody uses for so long is forgotten; one that asked for a name, when the C library asks again.
+/// An idle flow is removed after this time. One for DNS has a shorter limit: the C library repeats its query after 5 s.
 const FLOW_IDLE_MAX: Duration = Duration::from_secs(60);
 const DNS_FLOW_IDLE_MAX: Duration = Duration::from_secs(5);
 const DNS_PORT: u16 = 53;
 
-/// Until a daemon that could not receive one tries again.
+/// Pause after a failed receive.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// No datagram is larger.
+/// The largest IPv4 datagram fits.
 const DATAGRAM_BYTES_MAX: usize = 65_536;
 
-/// A datagram's ends: who sent it, and to whom.
+/// The source and the destination of a datagram.
 type FlowKey = (SocketAddrV4, SocketAddrV4);
 
-/// Leads them where they may go, from the network held open as `network`, until the way out is closed, with those that have been sent by then: who
-/// says something and ends is heard.
+/// Forwards datagrams to allowed destinations until the egress is closed, then those that are still queued. `network`
+/// keeps the children's network open.
 pub(super) async fn serve_datagrams(
     socket: UdpSocket,
     rules: Arc<EgressRules>,
@@ -51,7 +51,7 @@ pub(super) async fn serve_datagrams(
         tokio::select! {
             received = socket.async_io(Interest::READABLE, || receive(socket.as_fd(), &mut buffer)) => match received {
                 Ok(ReceivedDatagram { bytes, from, to }) => flows.forward_first((from, to), &buffer[..bytes]),
-                // For want of memory, say.
+                // For example for lack of memory.
                 Err(error) => {
                     tracing::debug!(%error, "a child's datagram is lost");
                     sleep(RETRY_INTERVAL).await;
@@ -67,19 +67,19 @@ pub(super) async fn serve_datagrams(
     while flows.tasks.join_next().await.is_some() {}
 }
 
-/// All pairs of ends that are in use.
+/// All flows in use.
 struct FlowTable {
     rules: Arc<EgressRules>,
     network: Arc<OwnedFd>,
     closed: watch::Receiver<()>,
-    /// Of each, the socket in the node's network.
+    /// The socket of each flow in the node's network.
     sockets: HashMap<FlowKey, Arc<UdpSocket>>,
     tasks: JoinSet<FlowKey>,
 }
 
 impl FlowTable {
-    /// Takes a datagram for which no socket is connected in the child's network, as the first one. Like any that cannot be led, it
-    /// may be lost.
+    /// Forwards a datagram that no flow's socket in the child's network received: the first of its flow. It may be
+    /// lost, like any datagram.
     fn forward_first(&mut self, ends: FlowKey, datagram: &[u8]) {
         let outside = match self.sockets.get(&ends) {
             Some(outside) => outside.clone(),
@@ -111,7 +111,7 @@ impl FlowTable {
         Ok(outside)
     }
 
-    /// `ended`: `None` of one that panicked, whose ends are not known; it is as if they were in use.
+    /// Removes a flow whose task has ended. A flow whose task panicked (`None`) is unknown, and stays.
     fn remove_flow(&mut self, ended: Option<FlowKey>) {
         if let Some(ends) = ended {
             self.sockets.remove(&ends);
@@ -119,7 +119,8 @@ impl FlowTable {
     }
 }
 
-/// Leads datagrams both ways until nobody sends any, or the other says that nobody is there, or the way out is closed.
+/// Forwards datagrams both ways until the flow is idle, an ICMP error reports that the destination is unreachable, or
+/// the egress is closed.
 async fn forward_flow(
     ends: FlowKey,
     outside: &UdpSocket,
@@ -140,7 +141,7 @@ async fn forward_flow(
     }
 }
 
-/// Passes one on, unless the next is full.
+/// Forwards one datagram. It is dropped if the send buffer is full.
 fn forward_one(from: &UdpSocket, to: &UdpSocket, buffer: &mut [u8]) -> io::Result<()> {
     let passed = from.try_recv(buffer).and_then(|bytes| Ok(send(to, &buffer[..bytes], SendFlags::DONTWAIT)?));
     match passed {
@@ -149,7 +150,7 @@ fn forward_one(from: &UdpSocket, to: &UdpSocket, buffer: &mut [u8]) -> io::Resul
     }
 }
 
-/// Passes on all that wait, whether or not the runtime has heard of them.
+/// Forwards all queued datagrams, including those that the runtime has not reported yet.
 fn forward_queued(from: UdpSocket, to: &UdpSocket, buffer: &mut [u8]) -> io::Result<()> {
     let from = from.into_std()?;
     while let Ok(bytes) = from.recv(buffer) {
@@ -158,11 +159,12 @@ fn forward_queued(from: UdpSocket, to: &UdpSocket, buffer: &mut [u8]) -> io::Res
     Ok(())
 }
 
-/// A socket in the child's network that gets what the child sends to the other, and whose datagrams come from there.
+/// Creates a socket in the child's network that receives what the child sends to the destination. Answers sent on it
+/// have the destination's address as their source.
 fn bind_as_destination((child, other): FlowKey) -> io::Result<StdSocket> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
-    // Another end of the child's may speak to the same.
+    // Another socket of the child may send to the same destination.
     set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &other)?;
     let socket = StdSocket::from(socket);

@@ -1,7 +1,7 @@
-//! Egress from a network of children, where it was requested. What they send to other hosts reaches sockets of the
-//! daemon, which forwards it from the node, and answers from the other hosts' addresses.
+//! Egress from a network of children, if it was requested. Packets to other hosts reach sockets of the daemon, which
+//! forwards them from the node. Answers have the other hosts' addresses.
 //!
-//! A connection is accepted for the child before the node has made its own. Where that fails, the child's is reset.
+//! A child's connection is accepted before the node has connected. If the node cannot connect, the child's is reset.
 
 mod datagrams;
 mod policy;
@@ -22,14 +22,13 @@ pub use policy::EgressDestination;
 pub(crate) use policy::EgressPolicy;
 use resolvers::DnsResolvers;
 
-/// The child's own address, beside that of loopback: one of those that are never routed, for hosts that get to others in
-/// another way (192.0.0.0/29, RFC 7335).
+/// The child's own address, next to loopback. It is never routed (192.0.0.0/29, RFC 7335).
 const CHILD_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
-/// Of our sockets in its network: a further one of those, and a port that no program has (tcpmux, RFC 1078), for the child may be
-/// bound to any port at all addresses.
+/// Address of the proxy's sockets in the child's network. The child may be bound to any port on all addresses, so the
+/// port is one that no program uses (tcpmux, RFC 1078).
 const PROXY_ADDRESS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 0, 3), 1);
 
-/// Where a child gets to, and by whom it has names resolved.
+/// Which destinations a child may reach, and its DNS resolvers.
 #[derive(Debug)]
 struct EgressRules {
     egress: EgressPolicy,
@@ -42,7 +41,8 @@ impl EgressRules {
     }
 }
 
-/// An open way out of a network. When the last who has it drops it, it is closed, behind what was sent before.
+/// The open egress of a network. When the last reference is dropped, it closes, after it has forwarded what was already
+/// sent.
 ///
 /// ```text
 ///  child   connect(203.0.113.9:443)                    node   connect(203.0.113.9:443)
@@ -50,13 +50,13 @@ impl EgressRules {
 ///             └─▶ its loopback interface ─▶ socket lookup ─▶ our sockets ─▶ EgressRules::allows ── streams, datagrams
 /// ```
 ///
-/// The kernel's TCP runs at both ends, so that a slow receiver slows its sender down.
+/// The kernel's TCP runs at both ends, so a slow receiver slows down its sender.
 #[derive(Debug)]
 pub(crate) struct EgressProxy {
     _open: watch::Sender<()>,
 }
 
-/// What the daemon has in the network.
+/// The daemon's sockets in the children's network.
 struct ProxySockets {
     network: OwnedFd,
     listener: TcpListener,
@@ -65,11 +65,11 @@ struct ProxySockets {
 }
 
 impl EgressProxy {
-    /// Opens it in the network that a thread is in which has called `enter`; names are resolved as on this node. Must be called within the
-    /// runtime.
+    /// Opens the egress of the network that `enter` makes a thread enter. Names are resolved as on this node. Must be
+    /// called within the runtime.
     ///
     /// # Errors
-    /// The network cannot be entered, or the kernel lets nothing be redirected there.
+    /// The network cannot be entered, or the kernel does not support the redirection there.
     pub(crate) fn open(egress: EgressPolicy, enter: impl FnOnce() -> io::Result<()> + Send) -> io::Result<Self> {
         let rules = Arc::new(EgressRules { egress, resolvers: DnsResolvers::from_resolv_conf() });
         let on_loopback = rules.resolvers.on_loopback();
@@ -92,7 +92,7 @@ impl EgressProxy {
     }
 }
 
-/// Has what is sent to others in the calling thread's network come to sockets of ours.
+/// Redirects packets to other hosts, in the calling thread's network, to sockets of the daemon.
 fn install_redirection(names: &[SocketAddrV4]) -> io::Result<ProxySockets> {
     any_ip::enable_any_ip(CHILD_ADDRESS)?;
     let (listener, datagrams) = (TcpListener::bind(PROXY_ADDRESS)?, UdpSocket::bind(PROXY_ADDRESS)?);

@@ -10,17 +10,19 @@ use tonic::Code;
 
 use farfork_api::failure::Failure;
 
-/// A part of the world, as `--egress` takes it: `any`, or a network with or without a port, like `10.1.0.0/16`, `192.0.2.7:443`.
+/// Destinations as `--egress` names them: `any`, or a network with or without a port, like `10.1.0.0/16` or
+/// `192.0.2.7:443`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum EgressDestination {
-    /// Whoever the node reaches, but for addresses of the link (169.254.0.0/16): at those, machines in clouds get their credentials.
+    /// All hosts that the node reaches, except link-local addresses (169.254.0.0/16): clouds serve a machine's
+    /// credentials there.
     Any,
-    /// Addresses of version 4.
+    /// IPv4 addresses.
     Network {
-        /// Which.
+        /// The network.
         network: Ipv4Net,
-        /// At this port alone.
+        /// The only allowed port; all ports if `None`.
         port: Option<u16>,
     },
 }
@@ -76,25 +78,25 @@ impl TryFrom<String> for EgressDestination {
     }
 }
 
-/// All that a child gets to: by default nothing.
+/// All destinations that a child may reach. The default is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct EgressPolicy(Vec<EgressDestination>);
 
 impl EgressPolicy {
-    /// Whether it gets nowhere, and has no names resolved.
+    /// Whether no destination is allowed. Names are then not resolved either.
     pub(crate) fn is_none(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether an address is among them. The node's own loopback interface, and who is no single machine, never are.
+    /// Whether an address is allowed. Loopback, multicast, broadcast and unspecified addresses never are.
     pub(super) fn allows(&self, to: SocketAddrV4) -> bool {
         let ip = to.ip();
         let is_one = !(ip.is_loopback() || ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified());
         is_one && self.0.iter().any(|destination| destination.contains(to))
     }
 
-    /// As a request and an answer have it.
+    /// The form in requests and answers.
     pub(crate) fn to_strings(&self) -> Vec<String> {
         self.0.iter().map(EgressDestination::to_string).collect()
     }

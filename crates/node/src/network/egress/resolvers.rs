@@ -1,6 +1,5 @@
-//! DNS resolvers of a child: those of its node, at the addresses in the node's resolv.conf(5). A program finds them in
-//! its file, and in what it read of it before it was forked. One on the node's loopback interface is queried from
-//! there.
+//! DNS resolvers of a child: those in the node's resolv.conf(5). A program finds them in its own copy of that file, or
+//! has read them before it was forked. A resolver on the node's loopback interface is queried from the node.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -8,17 +7,17 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const DNS_PORT: u16 = 53;
 
-/// Addresses of resolvers, of version 4.
+/// IPv4 addresses of resolvers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DnsResolvers(Vec<Ipv4Addr>);
 
 impl DnsResolvers {
-    /// Those of this node.
+    /// The resolvers of this node.
     pub(super) fn from_resolv_conf() -> Self {
         Self::parse(&fs::read_to_string(RESOLV_CONF).unwrap_or_default())
     }
 
-    /// Where no line names one, it is the machine's own, as for the C library.
+    /// Without a `nameserver` line, the resolver is on this machine, as for the C library.
     fn parse(text: &str) -> Self {
         let mut servers = text.lines().filter_map(|line| line.trim_start().strip_prefix("nameserver")).peekable();
         if servers.peek().is_none() {
@@ -28,13 +27,13 @@ impl DnsResolvers {
         Self(servers.filter_map(address).flatten().collect())
     }
 
-    /// Those on the node's loopback interface, of which the child has another.
+    /// The resolvers on the node's loopback interface. The child's loopback interface is another one.
     pub(super) fn on_loopback(&self) -> Vec<SocketAddrV4> {
         let of_loopback = self.0.iter().filter(|address| address.is_loopback());
         of_loopback.map(|address| SocketAddrV4::new(*address, DNS_PORT)).collect()
     }
 
-    /// Whether one of them is asked there.
+    /// Whether `to` is the DNS port of one of them.
     pub(super) fn has_address(&self, to: SocketAddrV4) -> bool {
         to.port() == DNS_PORT && self.0.contains(to.ip())
     }

@@ -12,20 +12,20 @@ use tokio::time::timeout;
 use super::EgressRules;
 use crate::network::connections;
 
-/// Leads them where they may go, until the way out is closed.
+/// Forwards connections to allowed destinations until the egress is closed.
 pub(super) async fn serve_streams(listener: TcpListener, rules: Arc<EgressRules>, mut closed: watch::Receiver<()>) {
     let closed = async move { while closed.changed().await.is_ok() {} };
     let forward = |stream| forward_connection(stream, rules.clone());
     connections::accept_and_forward(listener, "a way out", EGRESS_CONNECTIONS_MAX, closed, forward).await;
 }
 
-/// One connection. Where it leads nowhere, or the other end is broken off, the child's is reset.
+/// Forwards one connection. If the node cannot connect, or the other end resets, the child's connection is reset.
 async fn forward_connection(inside: TcpStream, rules: Arc<EgressRules>) {
     let to = inside.local_addr();
     let forwarded = match connect_destination(&inside, &rules).await {
         Ok(outside) => connections::copy_both_ways(inside, outside).await,
         Err(error) => {
-            // Else it would look as if the other had said all, and closed.
+            // An orderly close would look like an answer without data.
             let _ = inside.set_zero_linger();
             Err(error)
         }
@@ -35,7 +35,7 @@ async fn forward_connection(inside: TcpStream, rules: Arc<EgressRules>) {
     }
 }
 
-/// Whom the child has called is who its connection's other end seems to be.
+/// Connects to the address that the child called: the local address of the accepted connection.
 async fn connect_destination(inside: &TcpStream, rules: &EgressRules) -> io::Result<TcpStream> {
     let to = original_destination(inside)?;
     if !rules.allows(to) {
