@@ -198,8 +198,8 @@ pub(super) fn detect_kind((links, number): (&FdDirectory, &str), link: &[u8], in
     }
 }
 
-/// Whether a regular file is kept like memory without a path: a deleted file; POSIX shared memory, which its processes keep
-/// writing; a file in huge pages, which another node may lack; or a file that the node does not have.
+/// Whether a regular file is kept like memory without a path. That is a deleted file; POSIX shared memory, which its
+/// processes keep writing; a file in huge pages, which another node may lack; or a file that the node does not have.
 fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool) -> bool {
     /// Smallest block size of hugetlbfs.
     const HUGE_PAGE_BYTES_MIN: u32 = 2 << 20;

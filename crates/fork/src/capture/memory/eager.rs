@@ -1,6 +1,6 @@
-//! Pages that a child needs before it runs. The kernel touches them where it cannot wait for a page fault: at a
-//! thread's exit (robust futexes, clear_child_tid), when it is scheduled (rseq), and when a process reads the arguments
-//! and the environment in /proc.
+//! Pages that a child needs before it runs. The kernel touches them where it cannot wait for a page fault. That is at a
+//! thread's exit (robust futexes, clear_child_tid), when it is scheduled (rseq), and when a process reads the arguments and
+//! the environment in /proc.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -73,8 +73,8 @@ impl SeccompFilters {
     }
 }
 
-/// Whether an instruction returns SECCOMP_RET_USER_NOTIF or SECCOMP_RET_TRACE: `struct sock_filter` is a code (16 bits), two jumps
-/// (8 each) and a constant (32).
+/// Whether an instruction returns SECCOMP_RET_USER_NOTIF or SECCOMP_RET_TRACE. `struct sock_filter` is a code (16 bits), two
+/// jumps (8 each) and a constant (32).
 fn notifies_supervisor(instructions: &[u8]) -> bool {
     const BPF_RET_K: u16 = 0x06;
     const ACTION_MASK: u32 = 0xffff_0000;
