@@ -40,7 +40,7 @@ pub(crate) fn settle_before_start(
     loop {
         let SettleProgress { missing_pages, state, .. } = pager.settle(child, begin, pid)?;
         match state {
-            // At one more query, the pager unregisters settled memory from the userfaultfd.
+            // Query once more: at each query, the pager unregisters the memory of a settled child from its userfaultfd.
             SettleState::Settled if is_settled => return Ok(realtime_ns()),
             SettleState::Settled => is_settled = true,
             SettleState::Failed(reason) => return Err(EagerError::PageFetch(reason)),

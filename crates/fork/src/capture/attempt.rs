@@ -141,7 +141,7 @@ pub(super) struct SharedTreeState {
     pub(super) stopped_ns: i64,
 }
 
-/// State of one process that had to be read at once. All checks that could refuse it have passed.
+/// State of one process that had to be read at once. Only its mapping flags can still be refused.
 pub(super) struct CapturedProcess {
     pub(super) snapshot: ProcessSnapshot,
     pub(super) survey: Survey,

@@ -17,15 +17,15 @@ use super::volume_objects::{self, VolumeObject, list_volume_objects};
 /// What a capture of a process would carry, and what it would refuse.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct CheckReport {
-    /// The process.
+    /// Pid of the first process.
     pub pid: i32,
-    /// How many threads, of all processes.
+    /// Number of threads, of all processes.
     pub threads: usize,
-    /// How many mappings.
+    /// Number of mappings.
     pub mappings: usize,
     /// Resident memory, in bytes.
     pub memory_bytes: u64,
-    /// How many file descriptors.
+    /// Number of file descriptors.
     pub file_descriptors: usize,
     /// Everything that prevents a capture; empty if nothing does.
     pub refusals: Vec<Refusal>,
@@ -35,7 +35,7 @@ pub struct CheckReport {
     pub notes: Vec<String>,
 }
 
-/// How a capture would be made.
+/// Assumptions about the capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckOptions {
     /// The process is a child of a seed, or was forked by one, and its missing pages are served by a pager of this node.

@@ -25,7 +25,7 @@ use super::tracer::executor::run_ready;
 use super::{CaptureOptions, open_memory, state, tree, volume_objects};
 use crate::{kernel, phase};
 
-/// All of a seed but its templates.
+/// Everything of a seed except its templates.
 pub(super) struct DescribedTree {
     pub(super) descriptor: Descriptor,
     pub(super) shared_copies: Vec<SharedCopy>,

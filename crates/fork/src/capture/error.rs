@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::pager::{ClientError, PlanError};
 
-/// One thing of a process that farfork cannot carry, and why.
+/// State of a process that farfork cannot carry, and why.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Refusal {
-    /// The thing, such as `pid 812, fd 7`.
+    /// What cannot be carried, such as `pid 812, fd 7`.
     pub object: String,
     /// Why it cannot be carried, and what can be done.
     pub reason: String,

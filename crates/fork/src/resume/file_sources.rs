@@ -22,8 +22,8 @@ use crate::file_use::{FileKey, FileUse, SeedFile, collect_file_uses};
 use crate::restore::LocalNode;
 use crate::volume_table::VolumeTable;
 
-/// How long a check is valid for one fork. The children of a fan-out are started one after the other, and one or two checks
-/// cover each.
+/// How long a check stays valid within one fork. The children of a fan-out are started one after the other, and one or two
+/// checks cover all of them.
 const FILE_CHECK_TTL: Duration = Duration::from_millis(10);
 
 /// Limit for the owner's answer, for which it reads its memory and checks some files.
@@ -86,10 +86,10 @@ impl FileSelector<'_> {
         now.is_ok_and(|now| file_identity::compare(then, &now) == FileComparison::Same)
     }
 
-    // the path leads to     │ the same, unchanged    opened by its path
-    //                       │ the same, changed      refused; if only written to: opened, and truncated to its size then
-    //                       │ another, or nothing    the owner has the file unchanged: a copy in memory, or pages if it
-    //                       │                        is only read
+    //  the path leads to     │ the same, unchanged    opened by its path
+    //                        │ the same, changed      refused; if only written to: opened, and truncated to its size then
+    //                        │ another, or nothing    the owner has the file unchanged: a copy in memory, or pages if it
+    //                        │                        is only read
     /// Selects the source of a file. `now` is the file at its path.
     fn select_source(&self, file: SeedFile<'_>, now: Option<FileIdentity>, used: FileUse) -> FileSource {
         let (then, path) = (file.identity(), self.node.resolve_path(file.path()));

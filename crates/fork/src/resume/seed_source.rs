@@ -93,7 +93,8 @@ pub struct SeedSource {
     pub connections: Arc<OwnerConnectionPool>,
     /// Its descriptor.
     pub descriptor: Arc<Descriptor>,
-    /// Identifies the process that it was made from; other seeds of that process have the same.
+    /// The access group key of the descriptor. Seeds of the same process that were made with the same credentials have the
+    /// same key.
     pub lineage: Arc<str>,
     local: LocalSeeds,
     pub(super) file_checks: Arc<FileCheckCache>,

@@ -57,11 +57,11 @@ const SUBREAPER_OFFSET: u64 = interval_timer_offset(TIMERS_COUNT);
 
 const _: () = assert!(SUBREAPER_OFFSET + 8 <= ANSWER_BYTES);
 
-// the leader     │ personality(-1)   prctl(PR_GET_TIMERSLACK)
-//                │ prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
-// the others     │ personality(-1)   prctl(PR_GET_SECUREBITS)
-//                │ sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
-// all            │ prctl(PR_GET_TID_ADDRESS, buf), if the thread is not glibc's
+//  the leader     │ personality(-1)   prctl(PR_GET_TIMERSLACK)
+//                 │ prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
+//  the others     │ personality(-1)   prctl(PR_GET_SECUREBITS)
+//                 │ sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
+//  all            │ prctl(PR_GET_TID_ADDRESS, buf), if the thread is not glibc's
 /// The calls of the threads, the leader first; and the clear_child_tid addresses that need no call.
 pub(in crate::capture) fn build_scripts(
     snapshot: &ProcessSnapshot,

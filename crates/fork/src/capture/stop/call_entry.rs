@@ -174,7 +174,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// A program that sleeps, when it was started, and when it was seen to sleep.
+    /// A sleeping program, the time before its start, and a time at which it was seen asleep.
     fn sleeper() -> (Child, u64, u64) {
         let begun_ns = clock::monotonic_ns();
         let sleeper = Command::new("sleep").arg("60").spawn().unwrap();

@@ -76,12 +76,12 @@ mod tests {
         Command::new("sleep").arg("60").spawn().unwrap()
     }
 
-    /// Traces a process for so long, from a thread of its own; returns when it does.
+    /// Traces a process from another thread for `time`. Returns when the tracing has begun.
     fn trace_for(tid: i32, time: Duration) -> thread::JoinHandle<()> {
         trace_while(tid, move || thread::sleep(time))
     }
 
-    /// Traces a process until this returns.
+    /// Traces a process from another thread until `wait` returns. Returns when the tracing has begun.
     fn trace_while(tid: i32, wait: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
         let (report, traced) = mpsc::channel();
         let tracer = thread::spawn(move || {

@@ -114,7 +114,7 @@ pub(in crate::capture) struct CaptureJob {
     callbacks: Box<dyn CaptureCallbacks>,
 }
 
-/// Captures `pid` in a thread of its own.
+/// Captures `pid` in another thread.
 pub(in crate::capture) fn start_job(
     pid: i32,
     options: CaptureOptions,

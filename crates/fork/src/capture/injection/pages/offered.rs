@@ -41,8 +41,8 @@ pub struct OfferedPages {
 }
 
 impl OfferedPages {
-    /// The second page, if it and the following pages are usable and have `bytes` bytes. `maps` is the map of the stopped
-    /// process, from shortly before.
+    /// The address of the second page, if the pages are usable and have at least `bytes` bytes from there on. `maps` is the
+    /// map of the stopped process, from shortly before.
     fn usable_page(&self, bytes: u64, maps: &[MapEntry], mem: &File) -> Option<u64> {
         let Range { start, end } = self.pages;
         let is_whole = start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE);
