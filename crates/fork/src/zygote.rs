@@ -19,7 +19,7 @@ use crate::restore::{
 };
 use crate::resume::{ResumeError, ResumeRequest, SeedSource};
 
-/// A zygote. Dropping it kills its process. The caller must tell the pager, when no copy is being made.
+/// A zygote. Dropping it kills its process. The caller must also tell the pager, at a time when no copy is being made.
 #[derive(Debug)]
 pub struct Zygote {
     id: ChildId,

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use farfork_sys::huge_page::HUGE_PAGE_BYTES;
 
-/// Largest missing part of a huge page. It is filled with zeroes, and the program's memory grows by it.
+/// Largest missing part of a huge page. It is filled with zeroes, so the program's memory grows by at most this much for
+/// each.
 const MISSING_BYTES_MAX: u64 = HUGE_PAGE_BYTES / 8;
 
 /// The start addresses of huge-page-sized units that are completely within a mapping and almost completely filled with small

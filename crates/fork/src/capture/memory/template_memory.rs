@@ -231,7 +231,8 @@ fn covering_mapping<'a>(others: &'a [MapEntry], entry: &MapEntry) -> Option<&'a 
     others.get(at).filter(|other| other.start <= entry.start && entry.end <= other.end)
 }
 
-/// The walks over mappings whose pages matter. Only private file mappings need to know to whom a page belongs.
+/// The walks over mappings whose pages matter. Only in private file mappings, the pages of the file must be distinguished
+/// from written ones.
 fn plan_scans(entries: &[MapEntry]) -> Vec<(Range<u64>, ScanDetail)> {
     let mut walks: Vec<(Range<u64>, ScanDetail)> = Vec::new();
     let mut goes_on = false;
