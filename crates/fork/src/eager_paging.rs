@@ -1,5 +1,5 @@
-//! Eager paging: a child gets all of its memory before its first instruction. `resume` calls `settle_before_start`.
-//! `pager` fetches the pages; `restore` keeps the child stopped until they are there.
+//! Eager paging: a child gets all of its memory before its first instruction. `resume` calls `settle_before_start`. `pager`
+//! fetches the pages; `restore` keeps the child stopped until then.
 
 use std::time::{Duration, Instant};
 
@@ -8,28 +8,28 @@ use farfork_wire::ChildId;
 
 use crate::pager::{ClientError, PagerClient, SettleProgress, SettleState};
 
-/// What a page takes to come, at least: the pager is asked so much later again how far it is.
+/// Least time for one page. The next progress query is delayed by this much for each missing page.
 const PAGE_FETCH_MIN: Duration = Duration::from_nanos(500);
 
-/// Shortest and longest pause between two questions. One costs some 50 µs, and an end is to be noticed soon.
+/// Shortest and longest pause between two progress queries. A query takes some 50 µs, and the end should be noticed soon.
 const POLL_INTERVALS: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
 /// Why a child does not get all of its memory.
 #[derive(Debug, thiserror::Error)]
 pub enum EagerError {
-    /// The pager does not serve it.
+    /// The pager does not serve the child.
     #[error(transparent)]
     Pager(#[from] ClientError),
-    /// Its owner did not give a page.
+    /// The owner did not deliver a page.
     #[error("not all of its memory could be fetched before its start: {0}; once its seed's node answers, fork again")]
     PageFetch(String),
-    /// It takes too long.
+    /// The time limit has passed.
     #[error("{0} pages were still missing when the time for its start was over; use the strategy `prefetch`")]
     Timeout(u64),
 }
 
-/// Waits until a child that stands has all of its memory, and needs its seed no more; gives the time by CLOCK_REALTIME
-/// when it had, in nanoseconds.
+/// Waits until a restored child has all of its memory, and no longer needs its seed. Returns the time when it had, by
+/// CLOCK_REALTIME in nanoseconds.
 pub(crate) fn settle_before_start(
     child: &ChildId,
     pid: i32,
@@ -40,7 +40,7 @@ pub(crate) fn settle_before_start(
     loop {
         let SettleProgress { missing_pages, state, .. } = pager.settle(child, begin, pid)?;
         match state {
-            // Asked once more, the pager leaves what is settled to the kernel.
+            // Query once more: at each query, the pager unregisters the memory of a settled child from its userfaultfd.
             SettleState::Settled if is_settled => return Ok(realtime_ns()),
             SettleState::Settled => is_settled = true,
             SettleState::Failed(reason) => return Err(EagerError::PageFetch(reason)),

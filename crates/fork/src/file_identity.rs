@@ -13,7 +13,7 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{Endianness, Object as _};
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, StatxTimestamp, makedev, statx};
 
-/// Reads a file's identity: its inode, size and times, and its ELF build id where it has one.
+/// Reads a file's identity: its inode, size and times, and its ELF build id if it has one.
 ///
 /// # Errors
 /// As open(2) and read(2).
@@ -26,10 +26,10 @@ pub fn read_identity(path: &Path) -> io::Result<FileIdentity> {
     Ok(identity)
 }
 
-/// Linkers put the build id among the first things of a file, which one call reads; to look for it as what the file is takes two dozen.
+/// Linkers put the build id near the start of a file, so one read finds it. Parsing the whole file takes two dozen.
 const BUILD_ID_SEARCH_BYTES: usize = 4096;
 
-/// The build id of an ELF file, if it stands in its first bytes.
+/// The build id of an ELF file, if it is in its first bytes.
 fn parse_build_id(head: &[u8]) -> Option<Vec<u8>> {
     let file = FileHeader64::<Endianness>::parse(head).ok()?;
     let endian = file.endian().ok()?;
@@ -45,13 +45,13 @@ fn parse_build_id(head: &[u8]) -> Option<Vec<u8>> {
     })
 }
 
-/// The build id of an ELF file, wherever it stands.
+/// The build id of an ELF file, anywhere in it.
 fn read_build_id(file: File) -> Option<Vec<u8>> {
     let cache = ReadCache::new(file);
     object::File::parse(&cache).ok()?.build_id().ok()?.map(<[u8]>::to_vec)
 }
 
-/// What the file behind a descriptor is by its inode, without a look at its bytes.
+/// The identity of an open file by its inode, without reading it.
 ///
 /// # Errors
 /// As statx(2).
@@ -59,7 +59,7 @@ pub fn stat_identity(file: impl AsFd) -> io::Result<FileIdentity> {
     Ok(from_statx(&statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?))
 }
 
-/// The same of the file that a path leads to, or of what is at the path.
+/// The identity of the file at a path, by its inode.
 ///
 /// # Errors
 /// As statx(2).
@@ -67,7 +67,7 @@ pub fn stat_path_identity(path: &Path) -> io::Result<FileIdentity> {
     Ok(from_statx(&statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS)?))
 }
 
-/// What statx(2) tells of a file.
+/// The identity in a result of statx(2).
 pub fn from_statx(found: &Statx) -> FileIdentity {
     const PERMISSIONS: u16 = 0o7777;
     let nanoseconds = |time: &StatxTimestamp| time.tv_sec * 1_000_000_000 + i64::from(time.tv_nsec);
@@ -84,12 +84,12 @@ pub fn from_statx(found: &Statx) -> FileIdentity {
     }
 }
 
-/// How a file compares with one of the same machine that was looked at before.
+/// How a file compares with an earlier identity on the same machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileComparison {
     /// The same file, with the same bytes.
     Same,
-    /// The same file, whose bytes were changed, or may have been.
+    /// The same file, with bytes that were changed, or may have been.
     Changed,
     /// Another file.
     Different,
@@ -103,15 +103,16 @@ pub fn compare(then: &FileIdentity, now: &FileIdentity) -> FileComparison {
     if has_same_content(then, now) { FileComparison::Same } else { FileComparison::Changed }
 }
 
-/// Whether size and times say that a file has the bytes that it had.
+/// Whether size and times show that a file has the same bytes as before.
 pub fn has_same_content(then: &FileIdentity, now: &FileIdentity) -> bool {
-    // A change of names, mode or owner moves the time of change, too; and whoever sets the time of modification back leaves only that.
+    // A change of links, mode or owner updates the change time, too. If the modification time was set back, only the change
+    // time differs.
     let is_explained = (then.links, then.status) != (now.links, now.status);
     (then.bytes, then.modified_ns) == (now.bytes, now.modified_ns)
         && (then.changed_ns == now.changed_ns || is_explained)
 }
 
-/// A time of modification that no file has: of one that was changed before anybody looked at it.
+/// A modification time that no file has. It marks a file that was changed before its identity was read.
 pub const CHANGED_MARKER_NS: i64 = i64::MIN;
 
 /// Marks a file that was changed since `moment_ns`, a [`file_time_ns`](farfork_sys::clock::file_time_ns).
@@ -121,8 +122,8 @@ pub fn mark_if_changed_since(moment_ns: i64, identity: &mut FileIdentity) {
     }
 }
 
-/// Whether the file at `path` on this node has the bytes of `wanted`. Within one boot (`same_boot`) inode, size and times decide; between kernels size,
-/// and build id or digest: a file that has neither is never the same, and is paged instead.
+/// Whether the file at `path` on this node has the bytes of `wanted`. Within one boot (`same_boot`), inode, size and times
+/// decide. Otherwise size, and build id or digest decide. A file without both is never the same, and is paged instead.
 pub fn is_same_file(path: &Path, wanted: &FileIdentity, same_boot: bool) -> bool {
     let Ok(metadata) = path.metadata() else { return false };
     if !metadata.is_file() || metadata.len() != wanted.bytes || wanted.modified_ns == CHANGED_MARKER_NS {
@@ -137,16 +138,16 @@ pub fn is_same_file(path: &Path, wanted: &FileIdentity, same_boot: bool) -> bool
     }
 }
 
-/// Whether the file at `path` has the digest that is known of `wanted`.
+/// Whether the file at `path` has the known digest of `wanted`.
 pub fn has_same_digest(path: &Path, wanted: &FileIdentity) -> bool {
     let found = || File::open(path).and_then(|file| compute_digest(&file));
     wanted.digest.is_some() && found().ok().flatten() == wanted.digest
 }
 
-/// Files of more bytes have no digest: to take it must cost no more than some ten microseconds.
+/// Largest file that has a digest, in bytes. Computing it must take no more than some ten microseconds.
 const DIGEST_FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// SHA-256 of a small file's bytes; `None` of a larger one, or one that changes meanwhile.
+/// SHA-256 of a small file; `None` for a larger one, or one that changes meanwhile.
 ///
 /// # Errors
 /// As fstat(2) and pread(2).

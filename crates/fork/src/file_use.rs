@@ -38,7 +38,7 @@ impl<'a> SeedFile<'a> {
         }
     }
 
-    /// Where the owner's answer tells of it.
+    /// Index of the file in the owner's answer.
     pub(crate) fn state_index(&self, descriptor: &Descriptor) -> usize {
         match *self {
             Self::Mapped { index, .. } => index as usize,
@@ -50,13 +50,13 @@ impl<'a> SeedFile<'a> {
 /// How the processes of a seed use a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FileUse {
-    /// It is read by an open file that does not append to it, or by a mapping, or executed.
+    /// It is executed, mapped, or read through an open file that does not append to it.
     pub(crate) is_read: bool,
-    /// It is read by an open file that appends to it.
+    /// It is read through an open file that appends to it.
     pub(crate) is_read_and_appended: bool,
     /// Pages of a private mapping of it were written.
     pub(crate) has_written_pages: bool,
-    /// It is open for writing, or mapped so.
+    /// It is open or mapped for writing.
     pub(crate) is_written: bool,
 }
 
@@ -64,13 +64,13 @@ pub(crate) struct FileUse {
 pub(crate) type FileKey = (u64, u64);
 
 impl FileUse {
-    /// What tells a file from others of its machine.
+    /// The key that identifies a file on its machine.
     pub(crate) fn file_key(identity: &FileIdentity) -> FileKey {
         (identity.device, identity.inode)
     }
 }
 
-/// By device and inode.
+/// The uses of all files of a descriptor, by device and inode.
 pub(crate) fn collect_file_uses(descriptor: &Descriptor) -> BTreeMap<FileKey, FileUse> {
     let mut uses: BTreeMap<FileKey, FileUse> = BTreeMap::new();
     for file in SeedFile::iter(descriptor) {

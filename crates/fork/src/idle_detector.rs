@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::clock;
 
-/// A server that takes less than this part of a processor is at rest.
+/// A server that uses less than this share of a CPU is idle.
 const IDLE_CPU_FRACTION_MAX: f64 = 0.01;
 
-/// One that has worked less than this since its last rest has nothing to give back: connections that are kept, and looks at
-/// the clock, need no memory.
+/// A server that has worked less than this since it was last idle has nothing to return. Kept connections and timer checks
+/// need no memory.
 const WORK_MIN: Duration = Duration::from_millis(100);
 
-/// How much this process has worked, by its time on all processors.
+/// How much CPU time this process has used, on all CPUs.
 #[derive(Debug)]
 pub struct IdleDetector {
     checked_at: Instant,
@@ -23,13 +23,13 @@ pub struct IdleDetector {
 }
 
 impl IdleDetector {
-    /// Work that was done before counts as well: starting takes memory.
+    /// Earlier work counts, too: starting uses memory.
     pub fn new(now: Instant) -> Self {
         Self { checked_at: now, cpu_time: clock::process_cpu_time(), cpu_time_at_idle: Duration::ZERO }
     }
 
-    /// Whether the process has come to rest: it did next to nothing since the last look, and something since it last
-    /// rested. To be asked every second or every few.
+    /// Whether the process has become idle: it did almost nothing since the last call, and some work since it was last idle.
+    /// Call it every second or every few seconds.
     pub fn has_become_idle(&mut self, now: Instant) -> bool {
         self.update(now, clock::process_cpu_time())
     }
@@ -66,7 +66,8 @@ mod tests {
     fn a_process_that_works_is_not_at_rest() {
         let start = Instant::now();
         let mut rest = IdleDetector::new(start);
-        // By its own work, which a busy machine may take long to give it: that it was at rest in between would be right then.
+        // Measured by its own CPU time, which it may get late on a busy machine. Being idle in between would then be
+        // correct.
         let start_time = clock::process_cpu_time();
         while clock::process_cpu_time() < start_time + 3 * WORK_MIN {
             std::hint::black_box(start);

@@ -1,5 +1,5 @@
-//! Identifies the running kernel: its boot id, and its vdso, the only part by which programs notice another build.
-//! The kernel maps the vdso into each process. Programs look up its functions once and keep their addresses.
+//! Identifies the running kernel: its boot id, and its vdso, the only part by which programs notice another build. The
+//! kernel maps the vdso into each process. Programs look up its functions once and keep their addresses.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,21 +9,21 @@ use farfork_sys::process;
 use farfork_wire::descriptor::VDSO_BYTES_MAX;
 use object::Object;
 
-/// Build id of this kernel's vdso; empty where it cannot be read.
+/// Build id of this kernel's vdso; empty if it cannot be read.
 pub(crate) fn vdso_build_id() -> &'static [u8] {
     static BUILD_ID: OnceLock<Vec<u8>> = OnceLock::new();
     let read = || Some(object::File::parse(vdso_image()).ok()?.build_id().ok()??.to_vec());
     BUILD_ID.get_or_init(|| read().unwrap_or_default())
 }
 
-/// Which boot of it this is; empty where that cannot be read.
+/// Boot id of this kernel; empty if it cannot be read.
 pub fn boot_id() -> &'static str {
     static BOOT_ID: OnceLock<String> = OnceLock::new();
     let read = || process::read_line("/proc/sys/kernel/random/boot_id");
     BOOT_ID.get_or_init(|| read().unwrap_or_default())
 }
 
-/// The vdso of this kernel, whole pages; empty where it cannot be read.
+/// The vdso of this kernel in whole pages; empty if it cannot be read.
 pub(crate) fn vdso_image() -> &'static [u8] {
     static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
     IMAGE.get_or_init(|| read_vdso().unwrap_or_default())

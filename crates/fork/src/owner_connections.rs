@@ -12,14 +12,14 @@ use farfork_wire::NodeName;
 use crate::pager::OWNER_IDLE_TIMEOUT;
 use crate::resume::ResumeError;
 
-/// Most connections that are kept so; the one that was used first goes first.
+/// Most idle connections. The one that was used least recently is closed first.
 const IDLE_MAX: usize = 8;
 
-/// Connections to owners.
+/// Idle connections to owners.
 #[derive(Default)]
 pub struct OwnerConnectionPool {
     credentials: Option<Credentials>,
-    /// The latest last.
+    /// The most recently used connection is last.
     idle: Mutex<Vec<IdleConnection>>,
 }
 
@@ -30,15 +30,16 @@ struct IdleConnection {
 }
 
 impl OwnerConnectionPool {
-    /// None yet. `credentials` are shown to owners in the network, which then have to show theirs.
+    /// An empty pool. `credentials` are shown to owners in the network, who must then show theirs.
     pub fn new(credentials: Option<Credentials>) -> Self {
         Self { credentials, idle: Mutex::default() }
     }
 
-    /// Has `read` read from the owner at `address`, which must be that node. The connection is kept unless that failed.
+    /// Calls `read` with a connection to the owner at `address`, which must be `node`. The connection is kept unless `read`
+    /// fails.
     ///
     /// # Errors
-    /// Those of `read`, and where this process cannot have another file descriptor.
+    /// Errors of `read`, or no further file descriptor can be opened.
     pub(crate) fn with_connection<T>(
         &self,
         address: &Address,
@@ -51,19 +52,19 @@ impl OwnerConnectionPool {
                 .map_err(ResumeError::creation_error("a connection"))?,
         };
         let outcome = read(&mut *connection)?;
-        // On the same host nothing has to be proved, and a connection there holds on to the memory of its seeds' templates.
+        // A local connection needs no authentication, and holds the memory of templates.
         if matches!(address, Address::Tcp(_)) {
             self.store_idle(IdleConnection { node: node.clone(), connection, since: Instant::now() });
         }
         Ok(outcome)
     }
 
-    /// Whether there are any that nobody uses.
+    /// Whether the pool holds idle connections.
     pub fn has_idle(&self) -> bool {
         !self.lock_idle().is_empty()
     }
 
-    /// Closes those that nobody has used for long.
+    /// Closes connections that have not been used for long.
     pub fn close_idle(&self) {
         self.close_unused_for(OWNER_IDLE_TIMEOUT);
     }
@@ -72,7 +73,7 @@ impl OwnerConnectionPool {
         self.lock_idle().retain(|idle| idle.since.elapsed() < limit);
     }
 
-    /// The one that was used last: the warmest.
+    /// The most recently used connection.
     fn take_idle(&self, address: &Address, node: &NodeName) -> Option<Box<dyn Connection>> {
         let mut idle = self.lock_idle();
         let found = idle.iter().rposition(|idle| idle.connection.address() == address && idle.node == *node)?;
@@ -108,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// Where it has its connection in memory: the same one comes from the same place.
+    /// The address of a connection object in memory, which identifies the connection.
     fn memory_address(connection: &mut dyn Connection) -> Result<usize, ResumeError> {
         Ok(std::ptr::from_mut(connection).cast::<()>() as usize)
     }

@@ -1,7 +1,7 @@
 //! The mounted volumes of a mount namespace: which path is on which volume.
 //!
-//! `capture` records them in a descriptor, and lists them for `farfork check`. `resume` compares them with those of its node. Neither
-//! makes a call to the volume.
+//! `capture` records them in a descriptor, and lists them for `farfork check`. `resume` compares them with the node's
+//! volumes. Neither makes a call to a volume.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use farfork_sys::mount::table::{self, Mount};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, VolumeMount};
 
-/// The mounts of a namespace that paths lead to; empty where none of them is a volume.
+/// The visible mounts of a namespace; empty if none of them is a volume.
 #[derive(Debug, Default)]
 pub(crate) struct VolumeTable(Vec<Mount>);
 
@@ -22,7 +22,7 @@ pub(crate) struct VolumeTable(Vec<Mount>);
 pub(crate) struct VolumePath<'a> {
     pub(crate) volume: &'a str,
     mount: &'a Mount,
-    /// From the root of the volume.
+    /// Path from the root of the volume.
     pub(crate) path: String,
 }
 
@@ -33,7 +33,7 @@ impl VolumeTable {
     /// As reading `/proc/PID/mountinfo`.
     pub(crate) fn read(pid: i32) -> io::Result<Self> {
         let text = fs::read(format!("/proc/{pid}/mountinfo"))?;
-        // To parse a table takes longer than to search it, and nearly all have no volume.
+        // Parsing a table takes longer than searching it, and most tables have no volume.
         let has_volume = text.windows(VOLUME_FILESYSTEM.len()).any(|found| found == VOLUME_FILESYSTEM.as_bytes());
         if has_volume { Self::parse(&text) } else { Ok(Self::default()) }
     }
@@ -43,7 +43,7 @@ impl VolumeTable {
         Ok(Self(table::visible_mounts(&mounts).into_iter().cloned().collect()))
     }
 
-    /// The volume that a path without links leads to.
+    /// The volume and the path in it to which a path without symbolic links leads.
     pub(crate) fn find(&self, path: &str) -> Option<VolumePath<'_>> {
         let above = self.0.iter().filter(|mount| Path::new(path).starts_with(&mount.point));
         let mount = above.max_by_key(|mount| mount.point.components().count())?;
@@ -52,7 +52,7 @@ impl VolumeTable {
         Some(VolumePath { volume: volume_name(mount)?, mount, path: path.to_string_lossy().into_owned() })
     }
 
-    /// The volume of a mount, by the number that statx(2) gives.
+    /// The volume of a mount, by the mount id of statx(2).
     pub(crate) fn volume_of_mount(&self, id: u64) -> Option<&str> {
         self.0.iter().find(|mount| u64::from(mount.id) == id).and_then(volume_name)
     }
@@ -88,7 +88,7 @@ impl VolumeTable {
         mounts
     }
 
-    /// The first path of a seed's volume for which this namespace has not the same volume at the same place.
+    /// The first path of a seed's volume for which this namespace does not have the same volume at the same place.
     pub(crate) fn find_missing<'a>(&self, wanted: &'a VolumeMount) -> Option<&'a str> {
         let is_there = |path: &&String| {
             self.find(path).is_some_and(|found| {

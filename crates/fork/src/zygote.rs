@@ -1,6 +1,6 @@
-//! Zygotes: a seed's memory, restored once on a node and kept stopped. Further children are forked from it.
-//! `restore` defines what a zygote has of a child and what a copy adds. The pager serves the pages and assigns each
-//! userfaultfd. The node decides which seeds have a zygote, and for how long.
+//! Zygotes: a seed's memory, restored once on a node and kept stopped. Further children are forked from it. `restore`
+//! defines what a zygote has of a child and what a copy adds. The pager serves the pages and assigns each userfaultfd. The
+//! node decides which seeds have a zygote, and for how long.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +19,7 @@ use crate::restore::{
 };
 use crate::resume::{ResumeError, ResumeRequest, SeedSource};
 
-/// A zygote. Dropping it kills its process; the pager is told by whoever knows that no copy is being made.
+/// A zygote. Dropping it kills its process. The caller must also tell the pager, at a time when no copy is being made.
 #[derive(Debug)]
 pub struct Zygote {
     id: ChildId,
@@ -27,17 +27,17 @@ pub struct Zygote {
     process: HostInit,
     region: ZygoteRegion,
     userfaultfd_ranges: Vec<Range<u64>>,
-    /// Where the pages of its copies come from by the plan that is written for them.
+    /// The page sources in the plan that all its copies share.
     sources: Vec<PageSource>,
-    /// Held by whoever has a copy made: the pager tells copies apart by their being made one after the other.
+    /// Held while a copy is made. The pager distinguishes copies only by their order.
     copy_lock: Mutex<()>,
 }
 
 impl Zygote {
-    /// Has `process` become a zygote of a seed, under this name of its own, with a directory for the pager's files.
+    /// Makes `process` a zygote of a seed. `id` is its own name, and `directory` is for the pager's files.
     ///
     /// # Errors
-    /// [`ResumeError`]; the caller tells the pager to release it.
+    /// [`ResumeError`]; the caller then tells the pager to release the zygote.
     pub fn start(
         (id, directory): (ChildId, &Path),
         process: HostInit,
@@ -78,7 +78,7 @@ impl Zygote {
         })
     }
 
-    /// Its name at the pager.
+    /// Its id at the pager.
     pub fn id(&self) -> &ChildId {
         &self.id
     }
@@ -93,12 +93,12 @@ impl Zygote {
         self.process.has_exited()
     }
 
-    /// Its process.
+    /// The pid of its process.
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
 
-    /// Gives a copy its memory plan: that which is there for all, but where it is to be another one.
+    /// Gives a copy its memory plan: the shared plan of all copies, unless the copy needs another one.
     fn write_copy_plan(
         &self,
         source: &SeedSource,
@@ -115,7 +115,7 @@ impl Zygote {
     }
 }
 
-/// Whether a child that was to be a copy of a zygote, and failed so, has certainly not run: it may be made in another way.
+/// Whether a child has certainly not run after its copy from a zygote failed. If so, it may be made in another way.
 pub fn is_retryable(error: &ResumeError) -> bool {
     let may_have = |error: &RestoreError| {
         use RestoreError::{ChildDied, StubExited, StubIo, Timeout};
@@ -128,7 +128,7 @@ pub fn is_retryable(error: &ResumeError) -> bool {
     }
 }
 
-/// Whether something took too long, or a file was replaced meanwhile: another attempt may succeed.
+/// Whether a time limit has passed, or a file was replaced meanwhile. Another attempt may succeed.
 pub fn is_late(error: &ResumeError) -> bool {
     matches!(
         error,
@@ -137,12 +137,12 @@ pub fn is_late(error: &ResumeError) -> bool {
     )
 }
 
-/// Makes the child as a copy of a zygote of its seed. When this returns it runs, or waits if it is to be paused, and its
-/// memory is served. Gives its control socket, on which it would wait. Its container must have a control group of the unified
-/// hierarchy, which the caller moves it from into others.
+/// Makes the child as a copy of a zygote of its seed. On return it runs, or waits if it is to be paused, and its memory is
+/// served. Returns its control socket, on which it would wait. Its container must have a control group of the unified
+/// hierarchy; the caller moves the child from there into others.
 ///
 /// # Errors
-/// [`ResumeError`]; the child has not run, or ends with its container, and the zygote is not to be used any more.
+/// [`ResumeError`]. The child has not run, or ends with its container, and the zygote must not be used any more.
 pub fn resume_from_zygote(
     zygote: &Zygote,
     request: ResumeRequest<'_>,

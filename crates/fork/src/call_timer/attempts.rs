@@ -19,17 +19,18 @@ use super::deadline::CallDeadline;
 use super::expiry::{self, ExpiryOutcome};
 use super::schedule::ScheduledCall;
 
-/// Most threads at a time. An attempt takes some 200 us, so this is no limit to the calls that end in time; it bounds what many calls
-/// cost whose threads are all held by a debugger.
+/// Most threads at a time. An attempt takes some 200 us, so this does not limit the calls that end in time. It bounds the
+/// cost of many calls whose threads are all held by a debugger.
 const THREADS_MAX: usize = 64;
 
 /// Stack of a thread: an attempt reads some small files of `/proc`.
 const STACK_BYTES: usize = 256 << 10;
 
-/// How long a call is tried again. A capture holds a thread for less; under a debugger the call lasts for its whole limit.
+/// How long attempts at a call are repeated. A capture holds a thread for less. Under a debugger, the call lasts for its
+/// whole limit.
 const RETRIES_NS_MAX: u64 = 30_000_000_000;
 
-/// The threads at work.
+/// The running threads.
 #[derive(Debug)]
 pub(super) struct AttemptThreads {
     running: BTreeMap<u64, RunningCall>,
@@ -44,16 +45,16 @@ pub(super) struct AttemptThreads {
 struct TimerShared {
     /// Readable when a thread has finished.
     wakeup: OwnedFd,
-    /// Calls are due for which no thread is left: threads give up their place instead of sleeping.
+    /// Whether due calls wait for a thread. Threads then end instead of sleeping.
     is_crowded: AtomicBool,
     is_real_time: AtomicBool,
 }
 
-/// A call that a thread is ending.
+/// A call that a thread is to end.
 #[derive(Debug)]
 struct RunningCall {
     tid: i32,
-    /// Its thread is in a later call.
+    /// Set when the thread of the call is in a later call.
     is_superseded: Arc<AtomicBool>,
 }
 
@@ -67,16 +68,16 @@ struct FinishedAttempt {
 /// How the attempts at a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallOutcome {
-    /// It is ended, or is given up.
+    /// The call was ended, or was given up.
     Done,
-    /// It is to be attempted again when it is due.
+    /// The call must be attempted again when it is due.
     Again(ScheduledCall),
-    /// The thread is in a later call, which is to be ended in its time.
+    /// The thread is in a later call, which must be ended when its time is over.
     Restarted(CallDeadline),
 }
 
 impl AttemptThreads {
-    /// None yet.
+    /// No threads yet.
     ///
     /// # Errors
     /// As eventfd(2).
@@ -92,7 +93,7 @@ impl AttemptThreads {
         self.shared.wakeup.as_fd()
     }
 
-    /// Whether no thread is at work.
+    /// Whether no thread is running.
     pub(super) fn is_empty(&self) -> bool {
         self.running.is_empty()
     }
@@ -102,12 +103,12 @@ impl AttemptThreads {
         self.running.len() >= THREADS_MAX
     }
 
-    /// Says whether due calls wait for a thread.
+    /// Records whether due calls wait for a thread.
     pub(super) fn set_crowded(&self, is_crowded: bool) {
         self.shared.is_crowded.store(is_crowded, Ordering::Relaxed);
     }
 
-    /// Says which priority threads have from now on.
+    /// Records the priority that threads have from now on.
     pub(super) fn set_real_time(&self, is_real_time: bool) {
         self.shared.is_real_time.store(is_real_time, Ordering::Relaxed);
     }
@@ -133,10 +134,10 @@ impl AttemptThreads {
         Ok(())
     }
 
-    /// Removes the threads that have finished, up to one whose call is to be attempted again, or that has left a later call.
+    /// Removes finished threads. Returns the first call that must be attempted again, or that replaces an ended one.
     pub(super) fn take_unfinished(&mut self) -> Option<ScheduledCall> {
         while let Ok(FinishedAttempt { id, outcome }) = self.finished.try_recv() {
-            // A thread that could not be started reports as well.
+            // A thread that could not be started has reported, too.
             let Some(running) = self.running.remove(&id) else { continue };
             match outcome {
                 Some(CallOutcome::Again(pending)) if !running.is_superseded.load(Ordering::Relaxed) => {
@@ -150,7 +151,7 @@ impl AttemptThreads {
     }
 }
 
-/// Reports a thread's outcome when it is dropped, also by a panic.
+/// Reports a thread's outcome when it is dropped, even by a panic.
 struct OutcomeReport {
     id: u64,
     outcome: Option<CallOutcome>,
@@ -160,13 +161,13 @@ struct OutcomeReport {
 
 impl Drop for OutcomeReport {
     fn drop(&mut self) {
-        // The timer outlives its threads; a full counter is readable as well.
+        // The timer outlives its threads. A full counter is readable, too.
         let _ = self.outcomes.send(FinishedAttempt { id: self.id, outcome: self.outcome.take() });
         let _ = rustix::io::write(&self.shared.wakeup, &1_u64.to_ne_bytes());
     }
 }
 
-/// One thread.
+/// The thread of one call.
 struct AttemptThread {
     pending: ScheduledCall,
     is_superseded: Arc<AtomicBool>,
@@ -176,7 +177,7 @@ struct AttemptThread {
 impl AttemptThread {
     fn run(&mut self) {
         if !self.report.shared.is_real_time.load(Ordering::Relaxed) {
-            // The timer lost its priority between the start of this thread and now.
+            // The timer has lost its priority since it started this thread.
             let _ = priority::make_ordinary(rustix::thread::gettid().as_raw_nonzero().get());
         }
         self.report.outcome = Some(self.outcome());

@@ -8,18 +8,19 @@ use std::collections::VecDeque;
 /// The sliding window.
 const WINDOW_NS: u64 = 1_000_000_000;
 
-/// CPU time within a window: a tenth of one CPU. An attempt takes some 200 us, so this ends 500 calls a second in time. Others keep
-/// nine tenths of one CPU; the kernel's own limit for real-time threads (`sched_rt_runtime_us`) leaves them a twentieth.
+/// CPU time within a window: a tenth of one CPU. An attempt takes some 200 us, so this ends 500 calls a second in time.
+/// Other processes keep nine tenths of one CPU; the kernel's own limit for real-time threads (`sched_rt_runtime_us`) leaves
+/// them a twentieth.
 const BUDGET_NS: u64 = 100_000_000;
 
-/// Real-time priority returns when a window has used no more than this. Less than the budget, so that the timer does not switch at
-/// each sample.
+/// Real-time priority returns when a window has used no more than this. It is less than the budget, so that the timer does
+/// not switch at each sample.
 const REGAIN_NS: u64 = BUDGET_NS / 2;
 
-/// Between two samples. The timer exceeds its budget by the time of one sample on each CPU at most.
+/// Time between two samples. The timer exceeds its budget at most by the time of one sample on each CPU.
 pub(super) const SAMPLE_NS: u64 = 50_000_000;
 
-/// The CPU time that was used until a point in time.
+/// The CPU time that was used up to a point in time.
 #[derive(Debug, Clone, Copy)]
 struct CpuTimeSample {
     at_ns: u64,
@@ -58,7 +59,7 @@ impl RealTimeBudget {
         self.samples.back().map_or(0, |newest| newest.at_ns + SAMPLE_NS)
     }
 
-    /// Takes a sample: `used_ns` is the CPU time used so far. Returns the new state where it changes.
+    /// Takes a sample: `used_ns` is the CPU time used so far. Returns the new state if it changes.
     pub(super) fn sample(&mut self, now_ns: u64, used_ns: u64) -> Option<bool> {
         let is_in_window = |sample: &CpuTimeSample| sample.at_ns + WINDOW_NS > now_ns;
         while self.samples.get(1).is_some_and(|second| !is_in_window(second)) {
@@ -76,7 +77,7 @@ impl RealTimeBudget {
 mod tests {
     use super::*;
 
-    /// Samples for so long, using this share of a CPU, in percent; returns each change with its time.
+    /// Takes samples for a while at this CPU usage, in percent. Returns each change with its time.
     fn run(budget: &mut RealTimeBudget, clock: &mut (u64, u64), ns: u64, percent: u64) -> Vec<(u64, bool)> {
         let (mut changes, end) = (Vec::new(), clock.0 + ns);
         while clock.0 < end {

@@ -1,4 +1,4 @@
-//! Calls of a child that the capture of its parent interrupted: each gets the time that was left.
+//! Calls of a child that the capture of its parent interrupted: each gets its remaining time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use farfork_wire::descriptor::{Descriptor, RestartableCall, Thread};
 use super::{CallExpiry, CallSite};
 use crate::capture::restart;
 
-/// Has the timer end calls of a child's threads. `pid` is its first process, which has run for this long. Does not wait.
+/// Makes the timer end calls of a child's threads. `pid` is its first process, which has run for `age`. Does not wait.
 pub fn watch_child_calls(pid: i32, descriptor: &Descriptor, age: Duration) {
     let began_ns = clock::monotonic_ns().saturating_sub(age.as_nanos() as u64);
     let limited: BTreeMap<u32, (CallSite, RestartableCall)> =
@@ -39,7 +39,7 @@ fn limited_call(thread: &Thread) -> Option<(u32, (CallSite, RestartableCall))> {
     Some((thread.tid, (CallSite { number, mark: Some(mark), rsp, rip }, thread.interrupted_call?)))
 }
 
-/// The threads of a process, and of all that descends from it.
+/// The threads of a process and of all its descendants.
 fn threads_of_tree(pid: i32) -> Vec<i32> {
     let (mut threads, mut processes) = (Vec::new(), vec![pid]);
     while let Some(pid) = processes.pop() {

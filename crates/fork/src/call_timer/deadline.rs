@@ -10,33 +10,33 @@ use crate::capture::CallMark;
 //  ┌─────┬─────────────┬────────┬──────┬─────┬─────┬─────────────┬────────┐
 //  │ tid │ start_ticks │ number │ mark │ rsp │ rip │ deadline_ns │ result │
 //  └─────┴─────────────┴────────┴──────┴─────┴─────┴─────────────┴────────┘
-/// Bytes of one.
+/// Bytes of one request.
 pub(super) const DEADLINE_BYTES: usize = 64;
 const WORDS: usize = DEADLINE_BYTES / 8;
 
-/// Which call a thread is in, and where it returns to.
+/// The call that a thread is in, and where it returns to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallSite {
     /// Its number, without a mark.
     pub(crate) number: u64,
-    /// Its mark, where it has one.
+    /// Its mark, if it has one.
     pub(crate) mark: Option<CallMark>,
     /// The thread's stack pointer.
     pub(crate) rsp: u64,
-    /// The address behind the `syscall` instruction.
+    /// The address after the `syscall` instruction.
     pub(crate) rip: u64,
 }
 
-/// A call that is to be ended.
+/// A call that must be ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallDeadline {
     pub(crate) tid: i32,
-    /// When the thread was started: with its id it names the thread for good.
+    /// Start time of the thread. With its id, it identifies the thread uniquely.
     pub(crate) start_ticks: u64,
     pub(crate) site: CallSite,
     /// When its time is over, by CLOCK_MONOTONIC.
     pub(crate) deadline_ns: u64,
-    /// What the call gives then.
+    /// The result that the call then gets.
     pub(crate) result: i64,
 }
 

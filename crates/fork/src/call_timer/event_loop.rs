@@ -13,10 +13,11 @@ use super::budget::RealTimeBudget;
 use super::deadline::{CallDeadline, DEADLINE_BYTES};
 use super::schedule::{CallSchedule, ScheduledCall};
 
-/// How long the timer stays when its daemon has ended, for the calls that end within this time. Further ones last for their whole limit.
+/// How long the timer stays after its daemon has ended, for the calls that end within this time. Later ones last for their
+/// whole limit.
 const ORPHAN_NS_MAX: u64 = 600_000_000_000;
 
-/// Serves until `input` has come to its end and no call is left.
+/// Runs until `input` is at its end and no call is left.
 pub fn run(input: &OwnedFd) {
     match CallTimerLoop::new() {
         Ok(mut timer) => timer.serve(input),
@@ -54,7 +55,7 @@ impl CallTimerLoop {
         }
     }
 
-    /// Waits for input, for a thread to finish, or for the next call or sample to be due.
+    /// Waits for input, for a thread to finish, or until the next call or sample is due.
     fn wait(&mut self, input: &OwnedFd, now_ns: u64) {
         let limit = self.next_ns().map(|next_ns| Duration::from_nanos(next_ns.saturating_sub(now_ns)));
         let limit =
@@ -78,7 +79,7 @@ impl CallTimerLoop {
         }
     }
 
-    /// When there is something to do by time alone.
+    /// When the timer must act next without another event.
     fn next_ns(&self) -> Option<u64> {
         // Without a free thread, a due call waits for one that finishes.
         let due_ns = self.schedule.next_due_ns().filter(|_| !self.threads.is_full());
@@ -87,7 +88,7 @@ impl CallTimerLoop {
         due_ns.into_iter().chain(sample_ns).min()
     }
 
-    /// Takes what there is to read; false at the end of the input.
+    /// Reads one request. Returns false at the end of the input.
     fn receive_deadline(&mut self, input: &OwnedFd) -> bool {
         let mut bytes = [0; DEADLINE_BYTES];
         match rustix::io::read(input, &mut bytes) {
@@ -97,7 +98,7 @@ impl CallTimerLoop {
                 self.add_pending(ScheduledCall::new(call_deadline, false));
                 true
             }
-            // The kernel splits no write of this size.
+            // The kernel does not split a write of this size.
             Ok(read) => (&bytes[read..]).read(&mut []).is_ok(),
             Err(Errno::INTR | Errno::AGAIN) => true,
             Err(_) => false,
@@ -110,7 +111,7 @@ impl CallTimerLoop {
         }
     }
 
-    /// A thread has one call at a time: the last one.
+    /// Adds a call. A thread has one call at a time: the last one.
     fn add_pending(&mut self, pending: ScheduledCall) {
         self.threads.supersede(pending.watch.tid);
         self.schedule.add(pending);
@@ -121,7 +122,7 @@ impl CallTimerLoop {
         while !self.threads.is_full() {
             let Some(due) = self.schedule.take_due(now_ns) else { break };
             if self.threads.start(due).is_err() {
-                // No thread is to be had now: a limit of the machine or of the control group.
+                // No thread can be started now, because of a limit of the machine or of the control group.
                 let mut backoff = due.backoff;
                 let due_ns = now_ns + backoff.next_pause().as_nanos() as u64;
                 self.schedule.add(ScheduledCall { due_ns, backoff, ..due });
@@ -132,7 +133,7 @@ impl CallTimerLoop {
         self.threads.set_crowded(is_due && self.threads.is_full());
     }
 
-    /// Drops real-time priority over the budget, and takes it again within it.
+    /// Gives up real-time priority over the budget, and takes it again within it.
     fn keep_budget(&mut self) {
         let now_ns = clock::monotonic_ns();
         if self.budget.is_due(now_ns)
@@ -144,13 +145,15 @@ impl CallTimerLoop {
     }
 }
 
-/// CPU time of this process. Where the timer is a thread of another program, that program's time counts: it loses its priority sooner.
+/// CPU time of this process. If the timer is a thread of another program, that program's time counts, too, and the timer
+/// loses its priority sooner.
 fn used_ns() -> u64 {
     clock::process_cpu_time().as_nanos() as u64
 }
 
-/// Gives the calling thread, and the threads of attempts, real-time priority, or makes them ordinary ones. New threads inherit that of
-/// the caller: a reset at fork (SCHED_RESET_ON_FORK) would have each wait for a CPU before it could raise itself.
+/// Gives real-time priority to the calling thread and the threads of attempts, or makes them ordinary ones. New threads
+/// inherit the caller's priority. With a reset at fork (SCHED_RESET_ON_FORK), each would wait for a CPU before it could
+/// raise its own.
 fn set_real_time(is_real_time: bool) {
     let set = if is_real_time { priority::make_real_time } else { priority::make_ordinary };
     let _ = set(rustix::thread::gettid().as_raw_nonzero().get());

@@ -9,24 +9,25 @@ use farfork_sys::ptrace::{self, EVENT_STOP, Registers, TraceeEvent};
 use super::deadline::{CallDeadline, CallSite};
 use crate::capture::{CallMark, Deadline, LimitedCall, ProcessorClocks, SleepingCall, StoppedCall, restart};
 
-/// How long a thread may take to stop. It sleeps, so it stops at once where a CPU is free; on a crowded machine it waits for one for
-/// seconds. A thread that is released before its stop was seen finds its call interrupted: many calls return EINTR then (signal(7)),
-/// and the program sees what a program without farfork never does.
+/// How long a thread may take to stop. It sleeps, so it stops at once if a CPU is free; on a crowded machine it waits for
+/// one for seconds. If a thread is released before its stop was seen, its call is interrupted: many calls then return EINTR
+/// (signal(7)), which the program would never see without farfork.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// What came of an attempt.
+/// The result of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExpiryOutcome {
     /// The call was ended, or has ended by itself.
     Done,
-    /// Another process traces the thread, or it runs just now. The caller traces nothing: it may sleep before it tries again.
+    /// Another process traces the thread, or it is running. The caller traces nothing, so it may sleep before it tries
+    /// again.
     Retry,
-    /// The thread was in a later call, which the stop has restarted: this watch is of that.
+    /// The thread was in a later call, which the stop has restarted. This is the deadline of that call.
     Restarted(CallDeadline),
 }
 
-/// Ends the call if its thread still is in it. `is_our_own`: its mark is of a stop of ours, for which no thread is stopped in vain
-/// once more.
+/// Ends the call if its thread is still in it. `is_our_own`: the timer has made the mark itself, in an earlier stop. The
+/// thread is then not stopped again without need.
 pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> ExpiryOutcome {
     let tid = call_deadline.tid;
     if !ProcStat::read(tid).is_ok_and(|stat| stat.start_ticks == call_deadline.start_ticks) {
@@ -40,7 +41,7 @@ pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> Exp
     let mut seen = SleepingCall::observe(tid);
     match ptrace::seize(tid, 0) {
         Ok(()) => {}
-        // EPERM: another process traces it. Whether it still does says nothing: it may have detached in between.
+        // EPERM: another process traces it. Checking the tracer now would show nothing: it may have detached meanwhile.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return ExpiryOutcome::Retry,
         Err(_) => return ExpiryOutcome::Done,
     }
@@ -55,7 +56,7 @@ pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> Exp
     restarted.and_then(|restarted| restarted.into_deadline(call_deadline)).map_or(attempt, ExpiryOutcome::Restarted)
 }
 
-/// Whether the thread is in the call; `None` where that cannot be told just now.
+/// Whether the thread is in the call; `None` if that cannot be determined now.
 fn is_in_call(call_deadline: &CallDeadline, is_our_own: bool) -> Option<bool> {
     let (tid, site) = (call_deadline.tid, &call_deadline.site);
     let was_traced = is_traced(tid);
@@ -65,9 +66,10 @@ fn is_in_call(call_deadline: &CallDeadline, is_our_own: bool) -> Option<bool> {
         {
             Some(true)
         }
-        // A capture has a thread make other calls meanwhile, and lets it go in its own.
+        // A capture makes the thread run other calls meanwhile, and returns it to its own.
         _ if was_traced || is_traced(tid) => None,
-        // It has just been woken, or waits for a CPU or a page: it may still be in the call, or, in a new child, not yet.
+        // The thread was just woken, or waits for a CPU or a page. It may still be in the call, or, in a new child, not be
+        // in it yet.
         Ok(None) if !is_our_own => None,
         _ => Some(false),
     }
@@ -77,13 +79,13 @@ fn is_traced(tid: i32) -> bool {
     ProcStatus::read(tid).is_ok_and(|status| status.tracer != 0)
 }
 
-/// Waits until a thread stands that was told to stop.
+/// Waits until an interrupted thread has stopped.
 fn wait_stopped(tid: i32) -> bool {
     let deadline = Deadline::after(STOP_LIMIT);
     loop {
         match deadline.wait_report() {
             Ok((_, TraceeEvent::Stopped { event: EVENT_STOP, .. })) => return true,
-            // A signal came first: it is delivered, and the stop follows.
+            // A signal arrived first. It is delivered, and the stop follows.
             Ok((_, TraceeEvent::Stopped { signal, event: 0 })) => drop(ptrace::resume(tid, signal)),
             Ok((_, TraceeEvent::Stopped { .. })) => drop(ptrace::resume(tid, 0)),
             Ok((_, TraceeEvent::Ended)) => {
@@ -95,14 +97,14 @@ fn wait_stopped(tid: i32) -> bool {
     }
 }
 
-/// A later call of the thread's, which the stop has interrupted.
+/// A later call of the thread, which the stop has interrupted.
 struct RestartedCall {
     call: LimitedCall,
     site: CallSite,
     stopped_call: Option<StoppedCall>,
 }
 
-/// Gives the marked call its result; another one is restarted.
+/// Sets the result of the marked call; restarts any other call.
 fn finish_call(
     call_deadline: &CallDeadline,
     registers: &Registers,

@@ -29,19 +29,19 @@ pub use child_calls::watch_child_calls;
 pub(crate) use deadline::{CallDeadline, CallSite};
 pub use event_loop::run;
 
-/// The name of each thread of the timer's, by which captures know who stops a thread for a moment.
+/// The name of each thread of the timer. By this name, captures recognise a tracer that stops a thread only briefly.
 pub const THREAD_NAME: &str = "call-timer";
 
-/// The timer of this process.
+/// The connection of this process to its timer.
 static CLIENT: Mutex<CallTimerClient> = Mutex::new(CallTimerClient { argument: None, pipe: None });
 
 struct CallTimerClient {
-    /// Arguments of our own program that make it the timer.
+    /// The argument of this program that makes it the timer.
     argument: Option<&'static str>,
     pipe: Option<PipeWriter>,
 }
 
-/// Starts the timer: this program with one argument, which calls [`run`]. Without this it is a thread.
+/// Starts the timer: this program with one argument, which calls [`run`]. If `start` is not called, the timer is a thread.
 pub fn start(argument: &'static str) {
     let mut timer = CLIENT.lock().unwrap_or_else(PoisonError::into_inner);
     timer.argument = Some(argument);
@@ -50,7 +50,7 @@ pub fn start(argument: &'static str) {
     }
 }
 
-/// When a call's time is over, and what it gives then.
+/// When the time of a call is over, and the result that it then gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallExpiry {
     /// By CLOCK_MONOTONIC.
@@ -66,7 +66,7 @@ pub(crate) struct CallExpiry {
 //  capture, node ── CallDeadline ──▶ pipe ──▶ timer: due? asleep in the call? ─ stop ─ marked? ─ result ─ detach
 //
 // The timer has real-time priority within a budget of CPU time (`budget`).
-/// Has the timer end a thread's call.
+/// Makes the timer end a thread's call.
 pub(crate) fn watch_call(tid: i32, site: CallSite, end: CallExpiry) {
     let Ok(stat) = ProcStat::read(tid) else { return };
     let call_deadline =
@@ -82,7 +82,7 @@ impl CallTimerClient {
         if self.pipe.as_mut().is_some_and(|input| input.write_all(&bytes).is_ok()) {
             return Ok(());
         }
-        // Nobody reads any more: it was killed.
+        // The timer was killed: its end of the pipe is closed.
         self.pipe = None;
         self.connect()?.write_all(&bytes)
     }
@@ -100,15 +100,15 @@ impl CallTimerClient {
     }
 }
 
-/// Starts the process by a thread of the owner, which reaps it. A tracer reaps no process while it holds a seed.
+/// Starts the process from a thread of the owner, which reaps it. A tracer reaps no process while it holds a seed.
 fn start_process(argument: &'static str, input: OwnedFd) -> io::Result<()> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let run_timer = move || {
-        // Not the path of the binary, which an upgrade may have replaced.
+        // Not by the path of the binary, which an upgrade may have replaced.
         let mut command = Command::new("/proc/self/exe");
         command.arg(argument).current_dir("/").stdin(input).stdout(Stdio::null()).stderr(Stdio::null());
         let started = command.spawn().map(|mut child| {
-            // Its reader waits for this.
+            // `start_process` waits for this.
             let _ = sender.send(Ok(()));
             child.wait()
         });

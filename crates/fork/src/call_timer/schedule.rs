@@ -1,11 +1,11 @@
-//! The calls that the timer has to end, in the order in which they are due. Does no I/O; time is an argument.
+//! The calls that the timer must end, in the order in which they are due. Does no I/O; time is an argument.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::backoff::RetryBackoff;
 use super::deadline::CallDeadline;
 
-/// Most calls that are watched at a time, as many as a machine has threads. Further ones last for their whole limit.
+/// Most calls that are watched at a time: as many as a machine has threads. Further ones last for their whole limit.
 const WATCHES_MAX: usize = 1 << 16;
 
 /// A call, and when its next attempt is due.
@@ -13,7 +13,7 @@ const WATCHES_MAX: usize = 1 << 16;
 pub(super) struct ScheduledCall {
     pub(super) watch: CallDeadline,
     pub(super) due_ns: u64,
-    /// Whether the timer itself made the mark, in a stop that was in vain.
+    /// Whether the timer itself has made the mark, in a stop that ended no call.
     pub(super) is_our_own: bool,
     pub(super) backoff: RetryBackoff,
 }
@@ -33,7 +33,7 @@ pub(super) struct CallSchedule {
 }
 
 impl CallSchedule {
-    /// Adds a call, in place of another one of the same thread: that one has ended. Ignores it where there are too many.
+    /// Adds a call. Replaces an earlier one of the same thread, which has ended. Ignores the call if there are too many.
     pub(super) fn add(&mut self, pending: ScheduledCall) {
         let tid = pending.watch.tid;
         self.remove(tid);
@@ -54,7 +54,7 @@ impl CallSchedule {
         self.by_due_time.first().map(|(due_ns, _)| *due_ns)
     }
 
-    /// Drops the calls that are due later than this.
+    /// Drops the calls that are due later than `last_ns`.
     pub(super) fn drop_later_than(&mut self, last_ns: u64) {
         for (_, tid) in self.by_due_time.split_off(&(last_ns.saturating_add(1), i32::MIN)) {
             self.by_thread.remove(&tid);

@@ -1,4 +1,4 @@
-//! Tests of the call timer on real threads: it ends the sleep of `sleep 60` early, also while another tracer holds it.
+//! Tests of the call timer on real threads: it ends the sleep of `sleep 60` early, even if another tracer holds the thread.
 
 use std::io::{PipeWriter, Write as _};
 use std::process::{Child, Command};
@@ -15,7 +15,7 @@ use super::expiry::{ExpiryOutcome, expire_call};
 use super::schedule::ScheduledCall;
 use super::{CallDeadline, CallSite, THREAD_NAME, run};
 
-/// For anything that takes milliseconds where the machine has time.
+/// Limit for steps that take milliseconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Long enough for dozens of attempts.
 const TRACED: Duration = Duration::from_millis(400);
@@ -28,7 +28,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Starts `sleep 60`; returns it when it sleeps, with its call, whose time is over.
+/// Starts `sleep 60`. Returns it when it sleeps, with its call, whose time is over.
 fn sleeper() -> (Child, CallDeadline) {
     const CLOCK_NANOSLEEP: u64 = 230;
     let child = Command::new("sleep").arg("60").spawn().unwrap();
@@ -48,7 +48,7 @@ fn sleeper() -> (Child, CallDeadline) {
     (child, CallDeadline { tid, start_ticks, site: site.unwrap(), deadline_ns: clock::monotonic_ns(), result: 0 })
 }
 
-/// Traces a process until the sender is dropped, from a thread of its own.
+/// Traces a process from another thread, until the sender is dropped.
 fn trace(tid: i32) -> (Sender<()>, JoinHandle<()>) {
     let (release, released) = mpsc::channel::<()>();
     let (report, traced) = mpsc::channel();
@@ -61,10 +61,10 @@ fn trace(tid: i32) -> (Sender<()>, JoinHandle<()>) {
     (release, tracer)
 }
 
-/// Its sleep ended without an error, long before its time.
+/// Requires that its sleep ends without an error, long before its time.
 fn require_ended(mut child: Child) {
     let started_at = Instant::now();
-    // waitpid(2) also takes stops of a child that another thread of this process traces, from that thread.
+    // waitpid(2) also takes stops of a child that another thread of this process traces, instead of that thread.
     until("the process ends", || ProcStat::read(child.id().cast_signed()).is_ok_and(|stat| stat.state == 'Z'));
     assert!(child.wait().unwrap().success());
     assert!(started_at.elapsed() < Duration::from_secs(55), "the call lasted for its whole limit");
@@ -92,7 +92,7 @@ fn a_tracer_that_detaches_during_an_attempt_does_not_end_the_attempts() {
     for _ in 0..ROUNDS {
         let (child, call_deadline) = sleeper();
         let (tid, is_over) = (call_deadline.tid, AtomicBool::new(false));
-        // The kernel detaches a tracer that ends, and another one follows.
+        // The kernel detaches a tracer that ends, and the next one follows.
         let trace_in_turns = || {
             while !is_over.load(Ordering::Relaxed) {
                 let _ = thread::spawn(move || ptrace::seize(tid, 0)).join();
@@ -145,14 +145,14 @@ fn retries_end_when_the_thread_is_in_a_later_call() {
     child.wait().unwrap();
 }
 
-/// sched_getscheduler(2)'s number, as `/proc` tells it.
+/// The policy number of sched_getscheduler(2), as `/proc` shows it.
 fn policy(tid: i32) -> Option<u32> {
     const POLICY_AFTER_NAME: usize = 38;
     let stat = process::read_text(&format!("/proc/self/task/{tid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(POLICY_AFTER_NAME)?.parse().ok()
 }
 
-/// Runs a timer in a thread that is named like its threads; returns that, its id, and the timer's input.
+/// Runs a timer in a thread named like its own threads. Returns the thread, its id, and the timer's input.
 fn start_timer() -> (JoinHandle<()>, i32, PipeWriter) {
     let (output, input) = std::io::pipe().unwrap();
     let (report, reported) = mpsc::channel();
@@ -171,7 +171,7 @@ fn a_timer_over_its_budget_is_an_ordinary_process_and_ends_calls_all_the_same() 
     let (release, tracer) = trace(call_deadline.tid);
     let (timer, tid, mut input) = start_timer();
     input.write_all(&call_deadline.to_bytes()).unwrap();
-    // The CPU time of the whole process counts, and this test's with it.
+    // The CPU time of the whole process counts, including this test's.
     let mut spent = 0_u64;
     until("the timer lowers its priority", || {
         let end = Instant::now() + Duration::from_millis(100);
@@ -191,7 +191,7 @@ fn a_timer_over_its_budget_is_an_ordinary_process_and_ends_calls_all_the_same() 
 fn threads_of_attempts_have_the_priority_of_the_timer() {
     let caller = rustix::thread::gettid().as_raw_nonzero().get();
     if priority::make_real_time(caller).is_err() {
-        // Without CAP_SYS_NICE, or in a control group without time for real-time threads, there is none.
+        // There is none without CAP_SYS_NICE, or in a control group without time for real-time threads.
         return;
     }
     let (child, call_deadline) = sleeper();

@@ -41,21 +41,22 @@ use super::tree_pause::{PausedProcess, ReleasedProcess, pause_tree};
 use super::{CaptureOptions, CaptureTimes, open_memory};
 use crate::phase;
 
-/// How often a process is looked at anew that changed between the look and the pause.
+/// Most attempts per capture. An attempt fails if the process changes between its survey and its pause.
 const ATTEMPTS_MAX: usize = 4;
 
-/// How long a frozen parent's main thread may take to unmap what was mapped for a capture that is given up.
+/// Limit for the main thread of a frozen parent to unmap the injection pages when its capture is aborted.
 const ABORT_UNMAP_LIMIT: Duration = Duration::from_millis(500);
 
-/// Most memory, in bytes, that is looked through before the answer: it takes no longer than what a template is asked meanwhile.
+/// Most memory, in bytes, that is scanned before the answer. The scan then takes no longer than the calls that the template
+/// makes meanwhile.
 const EARLY_SCAN_BYTES_MAX: u64 = 16 << 20;
 
-/// What the owner keeps while the seed lives.
+/// The process that holds the memory of one process while the seed lives.
 #[derive(Debug)]
 pub(super) enum TemplateProcess {
     /// A clone.
     Clone(TemplateClone),
-    /// The parent itself, standing still.
+    /// The parent itself, which stays stopped.
     Parent(StopGuard),
 }
 
@@ -68,7 +69,7 @@ impl TemplateProcess {
         }
     }
 
-    /// It, for calls made in it, with what was known of the parent.
+    /// The process as a target of injected calls, with the registers and the id known from the parent.
     pub(super) fn injection_target<'a>(
         &'a self,
         snapshot: &'a ProcessSnapshot,
@@ -82,7 +83,7 @@ impl TemplateProcess {
         InjectionTarget { pid: self.pid(), registers, inner_id, mem }
     }
 
-    /// The clone, where it is one.
+    /// The clone; `None` for a stopped parent.
     pub(super) fn as_clone(&self) -> Option<&TemplateClone> {
         match self {
             Self::Clone(clone) => Some(clone),
@@ -90,22 +91,21 @@ impl TemplateProcess {
         }
     }
 
-    /// What is left to do before it is parked: a parent's registers are put back at once, so that it would run on
-    /// unharmed if we died.
+    /// Restores a parent's registers before it is parked, so that it would run on unharmed if this process died.
     pub(super) fn restore_parent(&mut self) {
         if let Self::Parent(stopped) = self {
             stopped.restore();
         }
     }
 
-    /// Ends a clone; lets a parent go. `turn` is that of the parent, where the caller has it.
+    /// Kills a clone; releases a parent. `trace_lock` is the parent's lock, if the caller holds it.
     pub(super) fn release(&mut self, trace_lock: Option<&TraceLock>) {
         if let Self::Clone(clone) = self {
             clone.kill(trace_lock);
         }
     }
 
-    /// The same before it was described: a parent still has the injection pages, which must not stay.
+    /// Releases it before it was described. A parent still has the injection pages, which are unmapped first.
     pub(super) fn abort(mut self, injection_pages: &InjectionPages, syscall_at: u64, trace_lock: Option<&TraceLock>) {
         if let Self::Parent(stopped) = &mut self {
             let pid = stopped.snapshot.pid;
@@ -123,7 +123,7 @@ impl TemplateProcess {
     }
 }
 
-/// What an attempt yields: of each process of the tree, the first one first.
+/// The result of an attempt: for each process of the tree, the first process first.
 pub(super) struct CaptureAttempt {
     pub(super) templates: Vec<TemplateProcess>,
     pub(super) processes: Vec<CapturedProcess>,
@@ -131,7 +131,7 @@ pub(super) struct CaptureAttempt {
     pub(super) times: CaptureTimes,
 }
 
-/// What processes of a tree have in common.
+/// State that the processes of a tree share.
 pub(super) struct SharedTreeState {
     pub(super) shared_copies: SharedCopies,
     pub(super) open_files: OpenFileTable,
@@ -141,7 +141,7 @@ pub(super) struct SharedTreeState {
     pub(super) stopped_ns: i64,
 }
 
-/// All that had to be taken at once; nothing of it is refused.
+/// State of one process that had to be read at once. Only its mapping flags can still be refused.
 pub(super) struct CapturedProcess {
     pub(super) snapshot: ProcessSnapshot,
     pub(super) survey: Survey,
@@ -149,43 +149,43 @@ pub(super) struct CapturedProcess {
     pub(super) extended_states: Vec<state::ThreadExtendedState>,
     pub(super) answers: Vec<ThreadAnswers>,
     pub(super) pages: InjectionPages,
-    /// What a fork would not have handed down, and the template has.
+    /// Ranges that fork(2) would not pass on (MADV_DONTFORK), and that the template has.
     pub(super) dontfork_ranges: Vec<Range<u64>>,
-    /// What its desks must hold in the end.
+    /// Contents that the slots of the offered pages must have in the end.
     pub(super) offered_contents: Vec<u8>,
-    /// The memory of what holds it.
+    /// The memory of the process that holds it.
     pub(super) mem: File,
     pub(super) root: ProcessRoot,
-    /// The process's program and arguments.
+    /// Program and arguments.
     pub(super) arguments: Vec<String>,
     pub(super) files: ProcessFiles,
     pub(super) posix_timers: Vec<PosixTimer>,
     pub(super) filters: SeccompFilters,
     pub(super) memory: TemplateMemory,
-    /// What it lacks because other seeds have it.
+    /// Pages that it lacks because other seeds have them.
     pub(super) inherited: InheritedPages,
 }
 
 impl CapturedProcess {
-    /// Pages that hold something, in bytes; while nobody has looked for them, those that the process had written.
+    /// Bytes of the pages that hold data. Before the first scan: of those that the process had written at its survey.
     pub(super) fn populated_bytes(&self) -> u64 {
         self.memory.populated_bytes().unwrap_or_else(|| anonymous_bytes(&self.survey)) + self.inherited.bytes()
     }
 }
 
-/// What is good to know of the children of a tree; of which process, where it is not the first.
+/// Notes about the children of a tree. A note names its process, unless that is the first one.
 pub(super) fn collect_notes(processes: &[CapturedProcess]) -> Vec<String> {
     let first = processes[0].survey.pid;
     let of_one = |survey: &Survey| survey.notes.iter().map(|note| survey.format_note(first, note)).collect::<Vec<_>>();
     processes.iter().flat_map(|one| of_one(&one.survey)).collect()
 }
 
-/// What a process had written to before its pause, in bytes.
+/// Memory that a process had written at its survey, in bytes.
 fn anonymous_bytes(survey: &Survey) -> u64 {
     survey.profiles.get(&survey.pid).map_or(0, |leader| leader.status.anonymous_bytes)
 }
 
-/// Captures `pid`, again if it changed its files or shared memory at the wrong moment.
+/// Captures `pid`. Tries again if the process changes its files or shared memory at the wrong moment.
 pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<CaptureAttempt, CaptureError> {
     let started_at = Instant::now();
     let timed_out =
@@ -214,11 +214,12 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
     let mut tree = phase!("prepare.survey", ProcessTree::survey(pid, options, prepare))?;
     let mut times = CaptureTimes { survey: started_at.elapsed(), ..CaptureTimes::default() };
 
-    // Nobody stands still for the look, which takes as long as a busy machine has it take.
+    // The limit starts here: the process is not stopped during the survey, which may take long on a busy machine.
     let deadline = Deadline::after(options.timeout);
-    // A stop costs some dozen wake-ups; on a busy machine each would wait for its turn. Without the right to, so be it.
+    // A stop takes some dozen wake-ups, and on a busy machine each would wait for a CPU, so raise this thread's priority.
+    // Failure is harmless.
     let real_time = RealTimeGuard::enter();
-    // Who asks itself waits for the answer, and has no other use for its processor.
+    // A process that requests its own checkpoint waits for the answer, and has no other use for its CPU.
     let asks_itself = options.daemon_sockets.caller.is_some();
     let mut cpu_pin = if asks_itself { CpuPin::pin_to(&tree.processes[0].prepared.survey.stat) } else { None };
     let paused_at = Instant::now();
@@ -233,7 +234,7 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
         phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
     drop(real_time);
-    // Others need theirs now.
+    // Any other process needs its CPU again.
     let mut cpu_pin = cpu_pin.filter(|_| asks_itself);
     if let Some(cpu_pin) = &mut cpu_pin {
         templates.iter().filter_map(TemplateProcess::as_clone).for_each(|clone| cpu_pin.pin_template(clone.pid));
@@ -250,10 +251,10 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
     Ok(CaptureAttempt { templates: std::mem::take(&mut rollback.templates), processes, shared, times })
 }
 
-/// Templates of an attempt that may still fail. Unless they are taken out, they are given up when this is dropped.
+/// Templates of an attempt that may still fail. Drop aborts those that were not taken out.
 struct CaptureRollback<'a> {
     templates: Vec<TemplateProcess>,
-    /// Of each, with the address of a `syscall` instruction.
+    /// The injection pages of each template, with the address of a `syscall` instruction.
     pages: Vec<(InjectionPages, u64)>,
     lock: &'a TraceLock,
 }
@@ -271,7 +272,7 @@ fn injection_pages(tree: &ProcessTree, released: &[ReleasedProcess]) -> Vec<(Inj
     released.iter().map(|(paused, _)| paused.pages.clone()).zip(syscalls).collect()
 }
 
-/// What can still be refused is read of all templates, before anyone hears of them.
+/// Reads from all templates what can still be refused, before the answer.
 fn read_templates(
     tree: ProcessTree,
     released: Vec<ReleasedProcess>,
@@ -300,7 +301,7 @@ fn read_templates(
     Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations, stopped_ns }))
 }
 
-/// Of each process its id, and whether it is the parent of those that its descendants leave.
+/// For each process its id, and whether it adopts orphaned descendants (a subreaper, or pid 1).
 fn list_reapers(processes: &[CapturedProcess]) -> Vec<(u32, bool)> {
     let reaps = |one: &CapturedProcess| one.answers[0].is_subreaper || one.survey.inner_id() == 1;
     processes.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
@@ -317,7 +318,7 @@ fn prepare_process(
     if let (Some(thread), None) = (kept_thread, streams) {
         survey.clear_pinning(thread);
     }
-    // A child of a seed is in a container like its children's.
+    // A child of a seed is in the same kind of container as its own children will be.
     if options.serving_pager.is_none() {
         survey.compare_namespaces(streams.is_none(), options.namespaces)?;
     }
@@ -333,7 +334,7 @@ fn prepare_process(
     let shared = SharedSources::open(&survey)?;
     let mem = open_memory(pid)?;
     let search = options.serving_pager.as_ref().map(|lineage| lineage.start_search(pid)).transpose()?;
-    // The pager knows a clone of a child by pages that nobody else has.
+    // The pager identifies a clone of a child by pages that no other process has.
     let offer = options.offered_pages.clone().filter(|_| search.is_none() && streams.is_none());
     let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
     let held_files = phase!("prepare.hold", HeldFileMap::open(pid, &survey.fds));
@@ -349,8 +350,8 @@ fn prepare_process(
     })
 }
 
-/// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; areas that it had
-/// at the pause and not before), and how much memory there is. The template is then apart.
+/// Reads from a template, before the answer, what can still be refused: the answers of its threads, and mappings that are
+/// new since the survey. Also reads how much memory there is. The template is detached afterwards.
 fn read_template(
     prepared: PreparedProcess,
     paused: PauseOutcome,
@@ -376,7 +377,7 @@ fn read_template(
         ..
     } = paused;
     let dontfork_ranges = unmapped.and(cloned.dontfork_ranges)?;
-    // First, so that the template is a process like any other for all that follows.
+    // First take the template out of the pager, so that all later steps see an ordinary process.
     let missing_pages = match (search, cloned.address_space?) {
         (Some(search), Some(space)) => Some(phase!("prepare.leave", search.release_address_space(space))?),
         _ => None,
@@ -416,8 +417,8 @@ fn read_template(
     })
 }
 
-/// Sets a clone apart, which is also asked whether areas are sealed; those of a parent are asked for their flags themselves. While the clone
-/// is at work its pages are looked for, where they are few: else the answer would have to wait for that.
+/// Detaches a clone, and asks it whether mappings are sealed. Reads the mapping flags of a stopped parent instead. While the
+/// clone works, its pages are scanned if they are few: otherwise the answer would wait for the scan.
 fn detach_template(
     template_process: &TemplateProcess,
     injection_target: &InjectionTarget<'_>,
@@ -433,7 +434,7 @@ fn detach_template(
             let found = (written_bytes <= EARLY_SCAN_BYTES_MAX).then(|| phase!("prepare.scan", space.scan_pages()));
             let results = session_detach.finish(injection_target, (injection_pages, injector))?;
             probes.run(pid, injection_target, results, (injection_pages, injector))?;
-            // What could not be read is looked for again.
+            // If the scan failed, it is repeated later.
             found.into_iter().flatten().for_each(|found| space.set_regions(found));
             Ok(())
         }

@@ -17,45 +17,45 @@ use super::volume_objects::{self, VolumeObject, list_volume_objects};
 /// What a capture of a process would carry, and what it would refuse.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct CheckReport {
-    /// The process.
+    /// Pid of the first process.
     pub pid: i32,
-    /// How many threads, of all processes.
+    /// Number of threads, of all processes.
     pub threads: usize,
-    /// How many mappings.
+    /// Number of mappings.
     pub mappings: usize,
     /// Resident memory, in bytes.
     pub memory_bytes: u64,
-    /// How many file descriptors.
+    /// Number of file descriptors.
     pub file_descriptors: usize,
-    /// Everything that stands against a capture; empty if nothing does.
+    /// Everything that prevents a capture; empty if nothing does.
     pub refusals: Vec<Refusal>,
     /// Files and directories of volumes that the processes use. A child needs the same volumes at the same paths.
     pub volume_objects: Vec<VolumeObject>,
-    /// What is good to know: what stays behind, what will differ.
+    /// Notes for the user: state that is not carried, and state that will differ.
     pub notes: Vec<String>,
 }
 
-/// How a capture would be made.
+/// Assumptions about the capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckOptions {
     /// The process is a child of a seed, or was forked by one, and its missing pages are served by a pager of this node.
     pub is_pager_served: bool,
-    /// What becomes of a process whose children would lack something of its namespaces.
+    /// How to treat a process whose children would lack something of its namespaces.
     pub namespaces: NamespacePolicy,
 }
 
-/// How long `check` retries processes that change while they are looked at, by execve(2) for example. A tree under `make -j` has such
-/// processes all the time, and most of them end within milliseconds.
+/// How long `check` retries processes that change while they are checked, by execve(2) for example. A tree under `make -j`
+/// has such processes all the time, and most of them end within milliseconds.
 const STABLE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Between two looks at a process that changed.
+/// Time between two checks of a process that changed.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Looks at a process without touching it. Retries processes that keep changing for two seconds in all. A descendant that
-/// still changes then is in the notes, and the process itself in the refusals.
+/// Checks a process without touching it. Retries processes that keep changing for two seconds in all. After that, a
+/// descendant that still changes is in the notes, and the process itself in the refusals.
 ///
 /// # Errors
-/// When there is nothing to look at; what cannot be carried is in the report.
+/// If the process cannot be read. What cannot be carried is in the report.
 pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureError> {
     let (threads, mappings, memory_bytes, file_descriptors) = (0, 0, 0, 0);
     let (refusals, notes, volume_objects) = (Vec::new(), Vec::new(), Vec::new());
@@ -81,7 +81,7 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
         let mut add = || report.add_descendant((*descendant, &processes[..=index]), options, &streams, &mut looked_at);
         match retry_unstable(deadline, &mut add) {
             Ok(of_one) => files.extend(of_one),
-            // Or one of those that it was compared with.
+            // The descendant has ended, or a process that it was compared with.
             Err(CaptureError::ProcessGone { .. }) => {}
             Err(CaptureError::Unstable { pid, what }) => {
                 report.notes.push(format!("pid {pid} was not checked, because it kept changing: {what}"));
@@ -98,7 +98,7 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     Ok(report)
 }
 
-/// Calls `look` until its process does not change meanwhile, or the time is up.
+/// Calls `look` until the process does not change during the call, or until the deadline.
 fn retry_unstable<T>(deadline: Instant, mut look: impl FnMut() -> Result<T, CaptureError>) -> Result<T, CaptureError> {
     loop {
         match look() {
@@ -117,7 +117,7 @@ fn survey_process(pid: i32, options: CheckOptions, streams: Option<&TreeStreams>
     Ok(survey)
 }
 
-/// What a capture, which looks when the process stands, would refuse of it besides. Of one that changes meanwhile nothing is known.
+/// Refusals that a capture finds only when the process is stopped. Empty if the process changes or ends meanwhile.
 fn running_refusals(
     survey: &Survey,
     first: i32,
@@ -141,8 +141,8 @@ fn running_refusals(
 }
 
 impl CheckReport {
-    /// Adds a descendant of `others`, the first of which is the first process; gives its descriptors. One that has ended meanwhile stands
-    /// against nothing, whatever it looked like.
+    /// Adds a descendant and returns its descriptors. `others` are the processes before it, the tree's first process first.
+    /// A descendant that has ended meanwhile adds no refusals.
     fn add_descendant(
         &mut self,
         (pid, others): (i32, &[i32]),
@@ -159,7 +159,7 @@ impl CheckReport {
         if tree::has_ended(pid) {
             return Ok(None);
         }
-        // All errors come before the report changes, so that this can be called again after one.
+        // Return all errors before the report changes, so that the call can be repeated after one.
         let (of_running, refusals) = (of_running?, refusals?);
         let files = match survey {
             Ok(survey) => Some(self.add_survey(survey)?),
@@ -174,12 +174,12 @@ impl CheckReport {
         Ok(files)
     }
 
-    /// Adds what was seen of one process; gives its descriptors.
+    /// Adds the survey of one process and returns its descriptors.
     fn add_survey(&mut self, survey: Survey) -> Result<(i32, Vec<OpenFd>), CaptureError> {
         let pid = survey.pid;
         self.threads += survey.profiles.len();
         self.mappings += survey.maps.len();
-        // Nothing any more of one that has ended meanwhile.
+        // Zero if the process has ended meanwhile.
         self.memory_bytes += ProcStatus::read(pid).map_or(0, |status| status.resident_bytes);
         self.file_descriptors += survey.fds.len();
         self.notes.extend(survey.notes.iter().map(|note| survey.format_note(self.pid, note)));

@@ -25,7 +25,7 @@ use super::tracer::executor::run_ready;
 use super::{CaptureOptions, open_memory, state, tree, volume_objects};
 use crate::{kernel, phase};
 
-/// All of a seed but its templates.
+/// Everything of a seed except its templates.
 pub(super) struct DescribedTree {
     pub(super) descriptor: Descriptor,
     pub(super) shared_copies: Vec<SharedCopy>,
@@ -34,12 +34,12 @@ pub(super) struct DescribedTree {
     pub(super) leftovers: LeftoverPages,
 }
 
-/// Of each process, pages of its template that are no process's own, with the place of a `syscall` instruction. Nobody reads them, so that
-/// no fork waits for their end.
+/// For each process: the injection pages that are left in its template, with the address of a `syscall` instruction. No
+/// child reads them, so no fork waits until they are unmapped.
 pub(super) struct LeftoverPages(Vec<(InjectionPages, u64)>);
 
 impl LeftoverPages {
-    /// Unmaps them. Where that fails they stay as long as the template does.
+    /// Unmaps them. If that fails, they stay as long as the template does.
     pub(super) fn unmap(&self, templates: &[TemplateProcess], deadline: &Deadline) {
         for (clone, (pages, syscall_at)) in
             templates.iter().zip(&self.0).filter_map(|(template, one)| Some((template.as_clone()?, one)))
@@ -54,7 +54,7 @@ impl LeftoverPages {
     }
 }
 
-/// Makes the descriptors of all processes one, and what holds their memory ready to be parked.
+/// Merges the descriptors of all processes into one, and prepares their templates to be parked.
 pub(super) fn describe_tree(
     options: &CaptureOptions,
     templates: &mut [TemplateProcess],
@@ -94,7 +94,7 @@ fn find_volumes(descriptor: &Descriptor, template: i32) -> Result<Vec<VolumeMoun
 
 //  template   own file table, queries ─ pages ─ mapping flags ─ memory ─ threads, process ─ eager pages ─ descriptor
 //  served     without the injection pages, unless the process offers them
-/// The descriptor of one process, without what is everybody's.
+/// Builds the descriptor of one process, without the state that the tree shares.
 fn describe_process(
     options: &CaptureOptions,
     template_process: &mut TemplateProcess,
@@ -103,13 +103,13 @@ fn describe_process(
     deadline: &Deadline,
 ) -> Result<(Descriptor, WrittenMappings), CaptureError> {
     let mut injector = Injector::new(template_process.pid(), captured_process.survey.syscall_address, deadline);
-    // Inherited, until a clone gets its own.
+    // A clone has its parent's value until it gets its own.
     let oom_score_adj = read_oom_score_adj(captured_process.snapshot.pid, template_process.pid())?;
     let injection_target =
         template_process.injection_target(&captured_process.snapshot, &captured_process.survey, &captured_process.mem);
     let is_clone = template_process.as_clone().is_some();
     let query = InheritedStateQuery::start(&injection_target, is_clone, (&captured_process.pages, &injector));
-    // While it answers.
+    // Done while the query runs.
     let small_flags = phase!("prepare.scan", captured_process.memory.ensure_scanned())
         .and_then(|()| read_small_flags(template_process, &captured_process.memory));
     let answer = |query: InheritedStateQuery| query.finish(&injection_target, (&captured_process.pages, &mut injector));
@@ -194,7 +194,8 @@ fn read_oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {
     Ok(line.map_err(CaptureError::reading(pid, "oom_score_adj"))?.parse().unwrap_or(0))
 }
 
-/// The areas of a clone itself, with their flags, where it has little memory. `None` where a twin is to tell them; a parent's are known.
+/// The mappings of a clone that has little memory, with their flags. `None` if a flag probe must read them, or for a stopped
+/// parent, whose flags are known.
 fn read_small_flags(
     template_process: &TemplateProcess,
     space: &TemplateMemory,
@@ -208,7 +209,8 @@ fn read_small_flags(
     areas.map(Some).map_err(CaptureError::reading(space.pid(), "the memory map"))
 }
 
-/// Takes the flags of a clone's areas, where there are no `small_flags` those of a flag probe, or else of the clone itself. A parent's are known.
+/// Applies mapping flags to a clone's memory: `small_flags`, else those of a flag probe, else the clone's own. A stopped
+/// parent's are known.
 fn apply_mapping_flags(
     template_process: &TemplateProcess,
     small_flags: Option<Vec<MapEntry>>,
@@ -234,8 +236,8 @@ fn apply_mapping_flags(
     Ok(())
 }
 
-/// The pages that a process offers hold what it has there; a clone gets its place in the OOM order. Those that were mapped in a parent go
-/// ([`LeftoverPages`] has a clone's).
+/// Restores the contents of pages that a process offers, and sets the OOM score of a clone. Unmaps the injection pages of a
+/// stopped parent ([`LeftoverPages`] unmaps a clone's).
 fn restore_offered_pages(
     template_process: &TemplateProcess,
     captured_process: &CapturedProcess,
@@ -256,8 +258,9 @@ fn restore_offered_pages(
     }
 }
 
-/// A template that has a segment of System V shared memory attached is counted by the kernel (`shm_nattch`), and programs look
-/// at that: its contents were copied, and it lets go. So it does of what children lack, which nobody shall read in it.
+/// Unmaps the System V shared memory of a clone, and the memory that its children lack. The kernel counts a template as
+/// attached (`shm_nattch`), and programs look at that count; the contents are copied already. Memory that children lack must
+/// not be read from the template.
 fn unmap_uninherited(
     template_process: &TemplateProcess,
     areas: &[Range<u64>],

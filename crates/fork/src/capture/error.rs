@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::pager::{ClientError, PlanError};
 
-/// One thing of a process that farfork cannot carry, and why.
+/// State of a process that farfork cannot carry, and why.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Refusal {
-    /// The thing, such as `pid 812, fd 7`.
+    /// What cannot be carried, such as `pid 812, fd 7`.
     pub object: String,
     /// Why it cannot be carried, and what can be done.
     pub reason: String,
@@ -27,7 +27,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why a capture failed. Whatever it was, the process runs on as if nothing had happened.
+/// Why a capture failed. In each case the process runs on as if nothing had happened.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// There is no such process, or it ended meanwhile.
@@ -51,7 +51,7 @@ pub enum CaptureError {
         pid: i32,
         /// The thread.
         tid: i32,
-        /// How long it was waited for.
+        /// How long the capture waited for it.
         waited: Duration,
         /// The state it is in, why that cannot be interrupted, and what to do.
         state: String,
@@ -65,10 +65,10 @@ pub enum CaptureError {
         pid: i32,
         /// The limit of the attempt.
         limit: Duration,
-        /// What was under way.
+        /// The phase that was under way.
         phase: &'static str,
     },
-    /// Its shared memory changed its shape in every attempt.
+    /// The process changed during every attempt.
     #[error("pid {pid} keeps changing while it is looked at ({what}); try again")]
     Unstable {
         /// The process.
@@ -76,7 +76,7 @@ pub enum CaptureError {
         /// What changed.
         what: String,
     },
-    /// Something about it could not be read.
+    /// Some of its state could not be read.
     #[error("cannot read {what} of pid {pid}: {source}")]
     Read {
         /// The process.
@@ -106,23 +106,23 @@ pub enum CaptureError {
         /// The cause.
         source: io::Error,
     },
-    /// It is a child of a seed, and its pager does not say what it lacks.
+    /// The process is a child of a seed, and its pager does not report its missing pages.
     #[error("pid {pid} is a child of a seed, and its pager does not tell which pages it lacks: {source}")]
     Pager {
         /// The process.
         pid: i32,
-        /// Why not.
+        /// The cause.
         source: Box<ClientError>,
     },
-    /// It is a child of a seed, and its memory plan is not to be had.
+    /// The process is a child of a seed, and its memory plan cannot be read.
     #[error("pid {pid} is a child of a seed, and where its pages come from cannot be read: {source}")]
     Plan {
         /// The process.
         pid: i32,
-        /// Why not.
+        /// The cause.
         source: Box<PlanError>,
     },
-    /// What was captured does not hold together.
+    /// The captured state is not a valid descriptor.
     #[error(transparent)]
     Invalid(#[from] farfork_wire::descriptor::InvalidDescriptor),
     /// No thread could be started for the attempt.
@@ -141,7 +141,7 @@ impl CaptureError {
         Self::Refused { pid, refusals }
     }
 
-    /// For `map_err`: reading `what` of `pid` failed; a process without entry in /proc has ended.
+    /// For `map_err`: reading `what` of `pid` failed. ESRCH means that the process has ended.
     pub(super) fn reading(pid: i32, what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| match source.raw_os_error() {

@@ -48,36 +48,37 @@ pub(crate) use tracer::deadline::Deadline;
 pub use tracer::owner_thread::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, TemplateGuard};
 pub use volume_objects::{VolumeObject, VolumeObjectKind};
 
-/// Default limit of a capture: a fork of some hundred gigabytes takes as long.
+/// Default limit of a capture. A fork of some hundred gigabytes takes about as long.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is done with a template as soon as it is born: the daemon moves it to a control group of its own, so that the
-/// copies that the parent's writes leave it with are not charged to the parent. Takes its pid.
+/// Called with the pid of each new template. The daemon moves the template to its own control group: pages that the parent's
+/// writes leave to the template are then not charged to the parent.
 pub type TemplateCallback = Box<dyn FnMut(i32) + Send>;
 
-/// How to capture.
+/// Options of a capture.
 pub struct CaptureOptions {
     /// The node that will own the seed.
     pub node: NodeName,
     /// The parent itself stays stopped and holds the memory; no clone is made.
     pub freeze: bool,
-    /// Limit of the attempt, from its first stop until the process runs again and nothing is refused any more; and once more of what
-    /// completes the descriptor then.
+    /// Limit of the attempt: from the first stop until the process runs again and nothing can be refused any more. The same
+    /// limit applies once more to the completion of the descriptor.
     pub timeout: Duration,
-    /// Called in the tracer thread for each template, when all else is done: it may take its time. Not in freeze mode.
+    /// Called in the tracer thread for each template, after everything else, so it may take its time. Not called in freeze
+    /// mode.
     pub on_template: Option<TemplateCallback>,
     /// The process's connections to the daemon; every other socket is refused.
     pub daemon_sockets: DaemonSockets,
-    /// Pages that it offers for the calls of the capture, where it asks for that itself.
+    /// Pages that the process offers for injected calls, if it requests the capture itself.
     pub offered_pages: Option<OfferedPages>,
-    /// Who serves its missing pages, where it is a child of a seed or was forked by one.
+    /// The pager that serves its missing pages, if it is a child of a seed or was forked by one.
     pub serving_pager: Option<ServingPager>,
-    /// What becomes of a process whose children would lack something of its namespaces.
+    /// How to treat a process whose children would lack something of its namespaces.
     pub namespaces: NamespacePolicy,
 }
 
 impl CaptureOptions {
-    /// A template, the default limit, nothing done with the template, no connections.
+    /// Defaults: a clone as template, the default limit, no callback, no connections.
     pub fn new(node: NodeName) -> Self {
         Self {
             node,
@@ -105,45 +106,45 @@ impl fmt::Debug for CaptureOptions {
 /// A captured process.
 #[derive(Debug)]
 pub struct CapturedTree {
-    /// Everything but the contents of its pages.
+    /// The state of the processes, without the contents of pages.
     pub descriptor: Descriptor,
-    /// Holds the contents of its private pages.
+    /// Holds the contents of private pages.
     pub template: TemplateGuard,
-    /// Contents of its shared objects, in the order of the descriptor's.
+    /// Contents of the shared objects, in the order of the descriptor's.
     pub shared_copies: Vec<SharedCopy>,
-    /// Files that are held, in the order of the descriptor's file versions.
+    /// Held files, in the order of the descriptor's file versions.
     pub held_files: Vec<Option<HeldFile>>,
-    /// How long it took.
+    /// How long the capture took.
     pub times: CaptureTimes,
 }
 
 /// How long a capture took, by phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CaptureTimes {
-    /// From the first interrupted thread until all were let go.
+    /// From the first interrupted thread until all threads were released.
     pub pause: Duration,
-    /// From the first look until nothing was refused any more, and the parent ran.
+    /// From the survey until the parent runs and nothing can be refused any more.
     pub total: Duration,
-    /// What it took then to complete the descriptor.
+    /// The completion of the descriptor after that.
     pub describe: Duration,
-    /// How many threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Before the pause: the look at the running process.
+    /// Before the pause: the survey of the running process.
     pub survey: Duration,
-    /// In the pause: until all threads stood.
+    /// In the pause: until all threads have stopped.
     pub stop: Duration,
-    /// In the pause: reading what a tracer can.
+    /// In the pause: reading the state that a tracer can read.
     pub registers: Duration,
-    /// In the pause: what the threads had to ask for themselves.
+    /// In the pause: queries that the threads must make themselves.
     pub queries: Duration,
-    /// In the pause, while the clone is under way: files and shared memory.
+    /// In the pause, while the clone is made: files and shared memory.
     pub shared: Duration,
-    /// In the pause: what was left of the clone then.
+    /// In the pause: the rest of the clone.
     pub clone: Duration,
 }
 
 impl CaptureTimes {
-    /// Adds what a pause took with one process more.
+    /// Adds the pause of one more process.
     fn add_pause(&mut self, other: &Self) {
         self.registers += other.registers;
         self.queries += other.queries;
@@ -152,10 +153,10 @@ impl CaptureTimes {
     }
 }
 
-/// Captures a process. Blocks; call it from a thread that may.
+/// Captures a process. Blocks, so the calling thread must be one that may block.
 ///
 /// # Errors
-/// Says what stands against it, by name; the process runs on as if nothing had happened.
+/// Names what prevents the capture. The process runs on as if nothing had happened.
 pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTree, CaptureError> {
     tracer::owner_thread::capture_blocking(pid, options)
 }
@@ -170,11 +171,11 @@ pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTre
 //                                                └─ files, memory/template_memory, memory/seals,
 //                                                   state/inherited_state: read from it before the answer
 //         ─▶ answer; then describe ── template/flag_probe, memory, state: read from the template
-/// Starts to capture a process; `observer` hears that it was begun, and then that it was completed, each
-/// within the limit and [`TIMEOUT_GRACE`].
+/// Starts to capture a process. `observer` is called when the template is ready, and again when the capture is complete,
+/// each within the limit and [`TIMEOUT_GRACE`].
 ///
 /// # Errors
-/// [`CaptureError::ThreadStart`]; all others are the observer's to hear.
+/// [`CaptureError::ThreadStart`]; the observer gets all others.
 pub fn start_capture(
     pid: i32,
     options: CaptureOptions,
@@ -183,14 +184,15 @@ pub fn start_capture(
     tracer::owner_thread::start_job(pid, options, observer)
 }
 
-/// The same in the calling [tracer](spawn_tracer), which then is the template's: this returns when the template has ended, or when
-/// nothing was captured. [`warm_up_thread`] before spares the capture the thread's first steps.
+/// Captures a process in the calling [tracer](spawn_tracer), which then owns the template. Returns when the template has
+/// ended, or when the capture failed. Call [`warm_up_thread`] before, to make the first steps of the capture faster.
 pub fn capture_and_hold(pid: i32, options: CaptureOptions, observer: Box<dyn CaptureCallbacks>) {
     tracer::owner_thread::run_job(pid, options, observer);
 }
 
-/// Starts a tracer, in which [`capture_and_hold`] may be called: what it has stopped is let go as it was, also where this process is killed.
-/// It is a process of its own with the memory and the open files of this one, whose thread `name` waits for its end.
+/// Starts a tracer, in which [`capture_and_hold`] may be called. A tracer is a separate process that shares this process's
+/// memory and open files. If this process is killed, the tracer releases the processes that it has stopped, unchanged. The
+/// thread `name` waits for its end.
 ///
 /// # Errors
 /// As clone(2): no thread could be started.
@@ -203,7 +205,7 @@ pub fn warm_up_thread() {
     tracer::thread_pool::warm_up();
 }
 
-/// From now on a few threads are ready to capture, for [`start_capture`]: for a daemon, which will be asked to.
+/// Keeps a few threads ready for [`start_capture`] from now on. For a daemon, which expects requests.
 pub fn enable_thread_pool() {
     tracer::thread_pool::fill_pool();
 }

@@ -1,6 +1,7 @@
-//! The pause of one process, from its stop to its release: as little as possible, and as much as possible at once.
+//! The pause of one process, from its stop to its release. It does as little as possible, and as much as possible at the
+//! same time.
 //!
-//! `tree_pause` calls `run_pause`. Results that can be judged later are returned unjudged (`PauseOutcome`).
+//! `tree_pause` calls `run_pause`. Results that can be checked later are returned unchecked (`PauseOutcome`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,34 +33,34 @@ use super::template::cloning::CloneOutcome;
 use super::tracer::deadline::Deadline;
 use crate::phase;
 
-/// What is at hand before the pause.
+/// State that was prepared before the pause.
 pub(super) struct PreparedProcess {
     pub(super) survey: Survey,
     pub(super) shared_sources: SharedSources,
     pub(super) mem: File,
     /// Its connections to the daemon.
     pub(super) daemon_sockets: DaemonSockets,
-    /// Pages that the process offers for its calls.
+    /// Pages that the process offers for injected calls.
     pub(super) offered_pages: Option<OfferedPages>,
-    /// Code of the program's that makes calls in it safer; not looked for where pages are offered.
+    /// Code of the program that makes injected calls safer. Not searched for if the process offers pages.
     pub(super) gadgets: Option<Gadgets>,
-    /// Files that it has open, held so that they stay to be had.
+    /// Its open files, held so that they stay available.
     pub(super) held_files: HeldFileMap,
-    /// What finds the clone among what a pager serves, where the process is served by one.
+    /// Finds the clone among the address spaces of the pager, if a pager serves the process.
     pub(super) template_search: Option<TemplateSearch>,
 }
 
 impl PreparedProcess {
-    /// Whether all this is still of the process, now that it stands: it may have begun another program.
+    /// Whether this is still valid for the stopped process, which may have executed another program.
     pub(super) fn is_current(&self) -> Result<bool, CaptureError> {
         let Survey { pid, program, syscall_address: syscall_at, .. } = &self.survey;
-        // Of an address space that has ended nothing can be read.
+        // Memory of an address space that has ended cannot be read.
         let can_read = self.mem.read_at(&mut [0], *syscall_at).is_ok_and(|bytes| bytes == 1);
         Ok(can_read && program.matches(*pid)?)
     }
 }
 
-/// What the pause yields. What can be judged later is judged later.
+/// Results of the pause. Whatever can be checked later is not checked yet.
 pub(super) struct PauseOutcome {
     pub(super) extended_states: Vec<ThreadExtendedState>,
     pub(super) pages: InjectionPages,
@@ -70,27 +71,27 @@ pub(super) struct PauseOutcome {
     pub(super) posix_timers: Result<Vec<PosixTimer>, CaptureError>,
     pub(super) filters: SeccompFilters,
     pub(super) cloned: CloneOutcome,
-    /// Whether nothing of the lifeline stays.
+    /// Whether the injection pages were unmapped.
     pub(super) unmap_result: Result<(), CaptureError>,
     results: ThreadResults,
 }
 
-/// What the threads did, in their order.
+/// Results of the threads, in their order.
 struct ThreadResults {
     scripts: Vec<ThreadScript>,
-    /// Addresses that needed not be asked for.
+    /// Addresses that needed no query.
     tid_addresses: Vec<Option<u64>>,
-    /// Scripts with results, and answers.
+    /// For each thread the script with its results, and the answers.
     slots: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl PauseOutcome {
-    /// What the threads have on their desks.
+    /// The contents of the threads' slots.
     pub(super) fn slots(&self) -> &[(Vec<u8>, Vec<u8>)] {
         &self.results.slots
     }
 
-    /// What the threads answered; fails where a call of theirs did.
+    /// Parses the threads' answers. Fails if one of their calls failed.
     pub(super) fn parse_answers(&self, snapshot: &ProcessSnapshot) -> Result<Vec<ThreadAnswers>, CaptureError> {
         let ThreadResults { scripts, tid_addresses, slots } = &self.results;
         let mut all = Vec::with_capacity(slots.len());
@@ -109,7 +110,7 @@ impl PauseOutcome {
 //  leader    map pages ─ queries, clones itself ·············································· unmap pages
 //  others              ─ queries ─ registers restored
 //  tracer    registers ─ · · · · · · · · · file states, shared memory ─ root · · · · · · · · · · · · · · · release
-/// All of the pause between stop and release.
+/// The whole pause between stop and release.
 pub(super) async fn run_pause(
     stopped: &mut StopGuard,
     prepared: &mut PreparedProcess,
@@ -154,8 +155,8 @@ pub(super) async fn run_pause(
     })
 }
 
-/// The pages for the threads' calls: those that the process offers, or some that are mapped in it, with what brings it back
-/// from the calls that do that.
+/// The pages for injected calls: those that the process offers, or else pages that are mapped in it. The frame restores the
+/// process if this one dies during the calls that map them.
 async fn map_injection_pages(
     snapshot: &ProcessSnapshot,
     prepared: &PreparedProcess,
@@ -183,7 +184,7 @@ async fn map_injection_pages(
     mapped.map(|injection_pages| (injection_pages, rescue))
 }
 
-/// A thread that was born since the survey.
+/// Reads the profiles of threads that are new since the survey.
 fn survey_new_threads(snapshot: &ProcessSnapshot, survey: &mut Survey) -> Result<(), CaptureError> {
     for thread in &snapshot.threads {
         if !survey.profiles.contains_key(&thread.tid) {
@@ -195,7 +196,7 @@ fn survey_new_threads(snapshot: &ProcessSnapshot, survey: &mut Survey) -> Result
     Ok(())
 }
 
-/// Filters of system calls, which from here on do not judge.
+/// Suspends the seccomp filters, so that they do not judge injected calls.
 fn suspend_filters(snapshot: &ProcessSnapshot, survey: &Survey) -> Result<SeccompFilters, CaptureError> {
     let mut filters = SeccompFilters::default();
     for thread in &snapshot.threads {
@@ -223,7 +224,7 @@ struct PauseWork {
     posix_timers: Result<Vec<PosixTimer>, CaptureError>,
 }
 
-/// The threads do theirs, and we what we can meanwhile.
+/// Runs the threads' scripts, and meanwhile reads what the tracer can read itself.
 async fn run_work(
     stopped: &mut StopGuard,
     prepared: &mut PreparedProcess,
@@ -298,7 +299,7 @@ fn copy_shared(
     shared.copy_all(pid, deadline)
 }
 
-/// POSIX timers, where there are any; and signals that came since the threads stand, such as a timer's.
+/// Reads POSIX timers, if there are any, and signals that arrived after the stop, such as those of timers.
 async fn read_posix_timers(
     stopped: &mut StopGuard,
     prepared: &PreparedProcess,
@@ -318,7 +319,7 @@ async fn read_posix_timers(
     Ok(timers)
 }
 
-/// Lets all threads run their scripts, the leader first, whose clone takes longest.
+/// Starts the scripts of all threads. The leader is first, because its clone takes longest.
 fn start_scripts(
     snapshot: &ProcessSnapshot,
     scripts: &[ThreadScript],
@@ -331,9 +332,9 @@ fn start_scripts(
     for (index, (thread, task)) in snapshot.threads.iter().zip(scripts).enumerate() {
         let running = injection_pages.script_of(index, thread.tid, task.calls.len());
         injector.point_to_script(&running, &thread.registers)?;
-        // Only now: should we die, its script unblocks them.
+        // Only now: if this process dies, the thread's script unblocks them.
         thread.block_signals(end)?;
-        // Its clone would have it, too.
+        // Its clone would inherit the armed frame.
         if index == 0
             && let Some(rescue) = rescue
         {
@@ -345,7 +346,7 @@ fn start_scripts(
     Ok(all)
 }
 
-/// Time between two points.
+/// Measures the time between two calls of `lap`.
 struct Stopwatch(Instant);
 
 impl Stopwatch {

@@ -23,13 +23,13 @@ use super::state::{seccomp, time_namespace, timers, unshared_threads, user_names
 use super::stop::{freezer, inexact_waits, interrupted_calls, tracers, vfork};
 use super::volume_objects;
 
-/// What is a thread's own and can be read while it runs.
+/// State of a thread that can be read while it runs.
 #[derive(Debug, Clone)]
 pub(super) struct ThreadProfile {
     pub(super) name: Vec<u8>,
     pub(super) status: ProcStatus,
     pub(super) scheduling: SchedulingAttributes,
-    /// Not known of the main thread: that of a process that stands is ([`Answers`](crate::capture::calls::ask::Answers)).
+    /// `None` for the main thread, which answers a query in the pause.
     pub(super) timer_slack_ns: Option<u64>,
 }
 
@@ -39,7 +39,7 @@ impl ThreadProfile {
         Ok(Self { timer_slack_ns: Some(timer_slack_ns(tid)?), ..profile })
     }
 
-    /// That of a thread whose name and status were read already.
+    /// The profile of a thread whose name and status were already read.
     fn from_status(tid: i32, name: Vec<u8>, status: ProcStatus) -> std::io::Result<Self> {
         Ok(Self { name, status, scheduling: process::read_scheduling(tid)?, timer_slack_ns: None })
     }
@@ -50,26 +50,26 @@ impl ThreadProfile {
     }
 }
 
-/// What the kernel may add to a thread's timers.
+/// Timer slack of a thread, in nanoseconds: the kernel may delay its timers by as much.
 pub(super) fn timer_slack_ns(tid: i32) -> std::io::Result<u64> {
     Ok(process::read_line(&format!("/proc/{tid}/timerslack_ns"))?.parse().unwrap_or(0))
 }
 
-/// What a running process looks like.
+/// State of a running process.
 #[derive(Debug)]
 pub(super) struct Survey {
     pub(super) pid: i32,
-    /// All else here is of a process that ran this.
+    /// The program that the process ran during the survey.
     pub(super) program: AuxiliaryVector,
     pub(super) stat: ProcStat,
     pub(super) profiles: BTreeMap<i32, ThreadProfile>,
     pub(super) maps: Vec<MapEntry>,
     pub(super) fds: Vec<OpenFd>,
-    /// Where it has Unix sockets.
+    /// Set if the process has Unix sockets.
     pub(super) diagnosis: Option<SockDiag>,
-    /// Areas that are locked, which fork(2) makes no others.
+    /// Locked ranges. fork(2) does not lock the copies.
     pub(super) locked: Vec<Range<u64>>,
-    /// Private areas in huge pages of hugetlbfs, with the kernel's flags, which a clone loses with them.
+    /// Private mappings of hugetlbfs huge pages, with the kernel's flags. A clone loses both.
     pub(super) hugetlb: Vec<MapEntry>,
     pub(super) file_systems: FileSystemCache,
     /// Address of a `syscall` instruction.
@@ -78,24 +78,24 @@ pub(super) struct Survey {
     pub(super) notes: Vec<String>,
 }
 
-/// How often a process is looked at anew that began another program meanwhile.
+/// Most surveys of a process that executes another program meanwhile.
 const PROGRAMS_MAX: usize = 8;
 
-/// How thoroughly to look.
+/// How thorough a survey is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SurveyDepth {
-    /// Before a capture: what costs the process nothing, and is needed for it.
+    /// Before a capture: what the capture needs, at no cost for the process.
     Quick,
-    /// For a report: with notes, and the kernel also walks over all of its memory.
+    /// For a report: with notes. The kernel also walks over all memory of the process.
     Thorough {
-        /// A pager of ours serves its missing pages.
+        /// A pager of this node serves its missing pages.
         is_served: bool,
     },
 }
 
 impl Survey {
-    /// Looks at `pid`. What cannot be carried is in `refusals`; an error means that there is nothing to look at. `streams`:
-    /// those of the tree, where it is not the first process of one.
+    /// Surveys `pid`. What cannot be carried is in `refusals`; an error means that there is nothing to survey. `streams`:
+    /// the standard streams of the tree, unless this is its first process.
     pub(super) fn read(
         pid: i32,
         depth: SurveyDepth,
@@ -118,7 +118,7 @@ impl Survey {
         Err(AuxiliaryVector::changed_error(pid))
     }
 
-    /// Looks at a process that runs `program`. Where it runs another in the end, nothing of this is to be relied upon.
+    /// Surveys a process that runs `program`. The result is invalid if the process runs another program afterwards.
     fn read_program(
         program: AuxiliaryVector,
         (stat, status): (ProcStat, ProcStatus),
@@ -170,7 +170,7 @@ impl Survey {
             &survey.fds,
         )?);
         survey.refusals.extend(files::check_caller_socket(pid, &survey.fds, sockets));
-        // Who asks itself waits already, and is refused what it must be in the pause.
+        // A process that requests its own checkpoint waits already. Its timers are refused in the pause, if they must be.
         if depth != SurveyDepth::Quick || sockets.caller.is_none() {
             survey.refusals.extend(timers::refusals(pid, &timers::list_timers(pid)?, &survey.inner_ids()));
         }
@@ -184,7 +184,7 @@ impl Survey {
         Ok(survey)
     }
 
-    /// Adds what its children would lack of its namespaces, or have otherwise.
+    /// Adds refusals and notes about namespaces: what its children would lack, or have otherwise.
     pub(super) fn compare_namespaces(&mut self, is_first: bool, policy: NamespacePolicy) -> Result<(), CaptureError> {
         let found = namespaces::compare_namespaces(self.pid, &self.fds, is_first, policy)?;
         self.refusals.extend(found.refusals);
@@ -192,12 +192,12 @@ impl Survey {
         Ok(())
     }
 
-    /// A note as it stands beside those of a tree's other processes.
+    /// A note, prefixed with the pid unless this is the tree's first process.
     pub(super) fn format_note(&self, first: i32, note: &str) -> String {
         if self.pid == first { note.to_owned() } else { format!("pid {}: {note}", self.pid) }
     }
 
-    /// The ids of its threads there, the process's own first.
+    /// Ids of its threads in its innermost pid namespace, the main thread's first.
     pub(super) fn inner_ids(&self) -> Vec<u32> {
         let others = self.profiles.iter().filter(|(tid, _)| **tid != self.pid).map(|(_, profile)| profile.inner_id());
         std::iter::once(self.inner_id()).chain(others).collect()
@@ -208,13 +208,14 @@ impl Survey {
         self.profiles.get(&self.pid).map_or(0, ThreadProfile::inner_id)
     }
 
-    /// A thread, by its own id, is kept to a CPU only until it has its answer: it has not chosen that for its life.
+    /// Clears the CPU affinity of a thread, given by its inner id. It is pinned only until it has its answer, not by its own
+    /// choice.
     pub(super) fn clear_pinning(&mut self, thread: u32) {
         let kept = self.profiles.values_mut().filter(|profile| profile.inner_id() == thread);
         kept.for_each(|profile| profile.status.cpus.fill(u32::MAX));
     }
 
-    /// The vdso is code that each process has; its `syscall` instruction is the one that capture uses.
+    /// Finds the `syscall` instruction of the vdso, which injected calls use. Every process has the vdso.
     fn find_vdso(&mut self) -> Result<(), CaptureError> {
         let pid = self.pid;
         let Some(vdso) = self.maps.iter().find(|entry| entry.path == b"[vdso]") else {
@@ -229,14 +230,15 @@ impl Survey {
         Ok(())
     }
 
-    /// Only the kernel's flags tell of an area that children lack, and only `smaps` tells those: where an area would be refused, it is asked.
+    /// Refuses mappings. Only `smaps` shows which mappings children lack, so it is read if a mapping would be refused
+    /// otherwise.
     fn refuse_mappings(&mut self, depth: SurveyDepth) -> Result<(), CaptureError> {
         let pid = self.pid;
         let judge = |maps: &[MapEntry]| [memory::refuse_mappings(pid, maps), memory::file_refusals(pid, maps)].concat();
         let mut refusals = judge(&self.maps);
         if depth == SurveyDepth::Quick && !refusals.is_empty() {
             let mut maps = process::read_smaps(pid).map_err(CaptureError::reading(pid, "the memory map"))?;
-            // Of who serves an area a quick look does not judge.
+            // A quick survey does not judge userfaultfd registrations.
             maps.iter_mut().for_each(|entry| ["um", "uw", "ui"].iter().for_each(|flag| entry.clear_flag(flag)));
             self.file_systems.mark_mappings(pid, &mut maps);
             refusals = judge(&maps);
@@ -266,7 +268,7 @@ impl Survey {
                     "it is scheduled by deadlines (SCHED_DEADLINE) and may not fork: give it SCHED_FLAG_RESET_ON_FORK";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
             }
-            // Who waits in vfork(2) waits as for a disk.
+            // A thread in vfork(2) is in state D, like one that waits for a disk.
             if profile.status.state == "D" && vfork::is_stuck_in_vfork(*tid) {
                 let reason =
                     "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has";
@@ -304,7 +306,7 @@ impl Survey {
     }
 }
 
-/// The areas that are locked, and private ones in huge pages. Only `smaps` tells their flags, and only of the process itself.
+/// The locked ranges, and the private hugetlbfs mappings. Only `smaps` of the process itself shows these flags.
 fn flagged_mappings(
     pid: i32,
     maps: &[MapEntry],
@@ -318,7 +320,7 @@ fn flagged_mappings(
     Ok((locked, areas.into_iter().filter(memory::is_private_hugetlb).collect()))
 }
 
-/// What makes a process out of the question, without a closer look.
+/// Refusals that need no closer look at the process.
 fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &DaemonSockets) -> Vec<Refusal> {
     let refuse = |reason: String| vec![Refusal::new(format!("pid {pid}"), reason)];
     if pid == companion::owner_pid() {
@@ -335,23 +337,24 @@ fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &Daem
         let reason = if alone { "it has ended (a zombie)" } else { "its main thread has ended while others go on" };
         return refuse(reason.to_owned());
     }
-    // Who descends from what is being captured may have been stopped before it was looked at.
+    // A descendant of a captured process may have been stopped before its survey.
     if let Some(refusal) = tracers::refusal_of_staying(pid, status) {
         return vec![refusal];
     }
-    // Who has just asked for it itself is not frozen; should it be the next moment, it does not stop, and is told then.
+    // A process that has just requested its own checkpoint is not frozen. If it is frozen afterwards, its stop fails, and
+    // the error says so.
     let asked_itself = sockets.caller.is_some();
     if !asked_itself && let Some(group) = freezer::freezing_group(pid) {
         return refuse(format!("it is frozen by the control group {}; thaw that first", group.display()));
     }
-    // Our libraries have 64 bits; what else speaks like them is found out at the stop.
+    // The farfork libraries are 64-bit. Any other program that speaks their protocol is detected at the stop.
     if !asked_itself && is_32_bit(pid) {
         return refuse("it is a 32-bit program".to_owned());
     }
     user_namespace::refusal(pid).into_iter().chain(time_namespace::refusal(pid)).collect()
 }
 
-/// From the class in its executable's ELF header; what cannot be read is taken for 64-bit and found out at the stop.
+/// Reads the class in the ELF header of the executable. An unreadable one counts as 64-bit; the stop detects the rest.
 fn is_32_bit(pid: i32) -> bool {
     use std::io::Read;
     const ELF_CLASS_32: u8 = 1;
@@ -360,7 +363,7 @@ fn is_32_bit(pid: i32) -> bool {
     read.is_ok() && &head[..4] == b"\x7fELF" && head[4] == ELF_CLASS_32
 }
 
-/// A thread may end while it is looked at: it is left out. `name` and `status` are the leader's.
+/// Reads the profiles of all threads, but of none that ends meanwhile. `name` and `status` are the leader's.
 fn read_profiles(pid: i32, name: Vec<u8>, status: ProcStatus) -> Result<BTreeMap<i32, ThreadProfile>, CaptureError> {
     let mut profiles = BTreeMap::new();
     profiles.extend(ThreadProfile::from_status(pid, name, status).ok().map(|profile| (pid, profile)));

@@ -1,5 +1,5 @@
-//! The pause of a whole tree. Each process passes through `pause`; all are released when the last one has.
-//! `attempt` calls `pause_tree`.
+//! The pause of a whole tree. Each process passes through `pause`; all are released after the last one has. `attempt` calls
+//! `pause_tree`.
 
 use super::attempt::TemplateProcess;
 use super::error::CaptureError;
@@ -16,33 +16,33 @@ use super::tree::{ProcessTree, TreeProcess};
 use super::{CaptureOptions, CaptureTimes};
 use crate::phase;
 
-/// A process that stands, and what the pause has yielded.
+/// A stopped process, with the results of its pause.
 pub(super) struct PausedProcess {
     guard: StopGuard,
     outcome: PauseOutcome,
 }
 
-/// The same of one that goes on.
+/// The results of a process that runs again.
 pub(super) type ReleasedProcess = (PauseOutcome, ProcessSnapshot);
 
 impl PausedProcess {
-    /// What was read of its files; once.
+    /// Takes what was read of its files. Call it once.
     pub(super) fn take_file_states(&mut self) -> Result<OpenFileStates, CaptureError> {
         std::mem::replace(&mut self.outcome.file_states, Ok(OpenFileStates::default()))
     }
 
-    /// What was copied of memory that it shares; once.
+    /// Takes the copies of its shared memory. Call it once.
     pub(super) fn take_shared_copies(&mut self) -> Result<SharedCopies, CaptureError> {
         std::mem::replace(&mut self.outcome.shared_copies, Ok(SharedCopies::default()))
     }
 
-    /// What its template has as it had it; once.
+    /// Takes its root directory. Call it once.
     pub(super) fn take_root(&mut self) -> Result<ProcessRoot, CaptureError> {
         let taken = Err(CaptureError::ProcessGone { pid: self.guard.snapshot.pid });
         std::mem::replace(&mut self.outcome.root, taken)
     }
 
-    /// Lets it go; in freeze mode it stays.
+    /// Releases the process. In freeze mode it stays stopped.
     pub(super) fn release(mut self) -> (TemplateProcess, ReleasedProcess) {
         match self.outcome.cloned.clone.take() {
             Some(clone) => (TemplateProcess::Clone(clone), (self.outcome, self.guard.release())),
@@ -54,7 +54,7 @@ impl PausedProcess {
     }
 }
 
-/// All that is done while all stand.
+/// The part of the pause in which all processes are stopped.
 pub(super) fn pause_tree(
     tree: &mut ProcessTree,
     tids: &[Vec<i32>],
@@ -92,9 +92,9 @@ pub(super) fn pause_tree(
 
 type TimedPause = (Result<PauseOutcome, CaptureError>, CaptureTimes);
 
-/// Has all processes go their ways through the pause: beside one another. One after the other go those that a pager serves, which
-/// knows a clone by an address that may be the same in several; and those of whom some have one memory, in which each clone shall
-/// find no pages but its own process's.
+/// Runs the pauses of all processes, at the same time if possible. They run one after the other in two cases. If a pager
+/// serves the processes, it identifies a clone by an address that several clones may share. If some processes share memory,
+/// each clone must have the injection pages of its own process only.
 fn pause_processes(
     tree: &mut ProcessTree,
     stopped: &mut [StopGuard],

@@ -1,5 +1,5 @@
-//! Lists the files and directories of volumes that a process uses, for `farfork check`. Refuses files that were removed, because another
-//! node cannot open them.
+//! Lists the files and directories of volumes that a process uses, for `farfork check`. Refuses files that were removed,
+//! because no other node can open them.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::volume_table::VolumeTable;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeObjectKind {
-    /// A descriptor leads to it.
+    /// It is open as a descriptor.
     FileDescriptor,
     /// It is mapped, as libraries are.
     Mapping,
@@ -27,12 +27,12 @@ pub enum VolumeObjectKind {
     RootDirectory,
 }
 
-/// A file or directory of a volume that a process has.
+/// A file or directory of a volume that a process uses.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct VolumeObject {
     /// The process.
     pub pid: i32,
-    /// How it has it.
+    /// How the process uses it.
     pub kind: VolumeObjectKind,
     /// Number of the descriptor.
     pub fd: Option<u32>,
@@ -42,7 +42,7 @@ pub struct VolumeObject {
     pub path: String,
 }
 
-/// The volumes as a tree sees them.
+/// The volumes that a tree sees.
 pub(super) fn read_volumes(root: TreeRoot) -> Result<VolumeTable, CaptureError> {
     VolumeTable::read(root.pid).map_err(CaptureError::reading(root.pid, "the mounts"))
 }
@@ -91,7 +91,7 @@ pub(super) fn refuse_removed_mappings(
     Ok(removed.filter_map(refuse).collect())
 }
 
-/// Why a file is refused that has no name on its volume any more.
+/// Why a file that has no name on its volume any more is refused.
 pub(super) fn removed_reason(link: &[u8], volume: &str) -> String {
     let path = String::from_utf8_lossy(link.strip_suffix(DELETED_SUFFIX).unwrap_or(link)).into_owned();
     format!("{path} was removed from volume {volume}, so that no other node can open it; close it first")

@@ -4,7 +4,7 @@ use farfork_wire::PAGE_SIZE;
 
 use super::segments::CoreSegment;
 
-/// With so many program headers, one of them the notes', a count does not fit its field (PN_XNUM).
+/// With this many program headers, including the one of the notes, the count no longer fits its field (PN_XNUM).
 pub(super) const SEGMENTS_MAX: usize = 0xffff - 1;
 
 const HEADER_BYTES: u64 = 64;
@@ -14,7 +14,7 @@ const EM_X86_64: u16 = 62;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 
-/// All before the areas' contents; where in the file those of each area are; the file's length.
+/// Everything before the contents of the segments; the file offset of each segment; the length of the file.
 pub(super) fn encode_headers(notes: &[u8], areas: &[CoreSegment]) -> (Vec<u8>, Vec<u64>, u64) {
     let headers = areas.len() as u64 + 1;
     let notes_at = HEADER_BYTES + headers * PROGRAM_HEADER_BYTES;

@@ -1,7 +1,7 @@
 //! Core files: the state of a running process in the format of core(5), for gdb and similar tools.
 //!
-//! The node calls `dump_core`. The process stays stopped until its memory was read. Pages of zeroes become holes.
-//! The caller makes sure that the process has all of its memory. Pages that are still on another node look like zeroes.
+//! The node calls `dump_core`. The process stays stopped until its memory was read. Pages of zeroes become holes. The caller
+//! makes sure that the process has all of its memory. Pages that are still on another node look like zeroes.
 
 mod elf;
 mod notes;
@@ -18,15 +18,15 @@ use farfork_wire::PAGE_SIZE;
 use crate::capture::{CaptureError, StoppedProcess};
 use segments::{CoreSegment, SegmentContents};
 
-/// For a process to stand still; as for a capture.
+/// Limit for the stop of the process, as for a capture.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// Memory read, and given away, at a time.
+/// Bytes of memory that are read and written at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
 
 static ZERO_PAGE: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
-/// Why there is no core file.
+/// Why a core file was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum CoreError {
     /// The process cannot be stopped.
@@ -35,15 +35,15 @@ pub enum CoreError {
     /// Its state cannot be read.
     #[error("its {what} cannot be read: {source}")]
     Read {
-        /// What was read.
+        /// The state that was read.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// It has more areas than the format can tell of.
+    /// It has more mappings than the format allows.
     #[error("it has {0} areas of memory, and a core file tells of 65534 at most")]
     TooManySegments(usize),
-    /// Whoever wanted it has gone, or takes too long.
+    /// The receiver has gone, or takes too long.
     #[error("nobody takes what was read in time: the process runs on")]
     Cancelled,
 }
@@ -54,18 +54,18 @@ impl CoreError {
     }
 }
 
-/// What became of a core file.
+/// Facts about a core file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoreSummary {
     /// Length of the file, holes included.
     pub file_bytes: u64,
-    /// How many threads the process has.
+    /// Number of threads of the process.
     pub threads: usize,
-    /// How long it stood still.
+    /// How long the process was stopped.
     pub stop_duration: Duration,
 }
 
-/// Takes a piece of the file, at its place; whoever has enough breaks it off.
+/// Receives a piece of the file at an offset. Breaks if it wants no more.
 pub type CoreSink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
 
 //  0       64         notes                        a multiple of 4096
@@ -73,11 +73,11 @@ pub type CoreSink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
 //  │ ELF   │ program  │ process, auxv, files, then │ first segment │ second segment │ …
 //  │ header│ headers  │ registers of each thread   │               │                │
 //  └───────┴──────────┴────────────────────────────┴───────────────┴────────────────┴───
-/// Gives the core file of a process, piece by piece, in ascending order; what was not given is zeroes. Blocks, and traces: to
-/// be called from a thread that ends afterwards.
+/// Writes the core file of a process in pieces, in ascending order; everything between them is zeroes. Blocks and traces, so
+/// call it from a thread that ends afterwards.
 ///
 /// # Errors
-/// [`CoreError`]; the process runs on.
+/// [`CoreError`]. The process runs on.
 pub fn dump_core(pid: i32, take: CoreSink<'_>) -> Result<CoreSummary, CoreError> {
     let began = Instant::now();
     let stopped = StoppedProcess::stop(pid, STOP_LIMIT)?;
@@ -104,7 +104,7 @@ fn write_chunk(take: CoreSink<'_>, offset: u64, bytes: &[u8]) -> Result<(), Core
     }
 }
 
-/// Gives the pages of an area that hold something.
+/// Writes the pages of a segment that hold data.
 fn write_segment(
     pid: i32,
     mem: &File,
@@ -126,8 +126,8 @@ fn write_segment(
     Ok(())
 }
 
-/// Reads memory. Pages of a mapped file beyond its end cannot be read, and are zero; so are those of an area that nobody may
-/// read and that holds none.
+/// Reads memory. Pages of a mapped file after its end cannot be read, and count as zero. So do unreadable pages without
+/// data.
 fn read_segment(
     pid: i32,
     mem: &File,
@@ -153,10 +153,10 @@ fn read_segment(
     Ok(())
 }
 
-/// The pieces of some pages that are not all zero, each with its offset.
+/// The runs of pages that are not all zero, each with its offset.
 fn nonzero_runs(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let page = PAGE_SIZE as usize;
-    // Compared as a whole, which is one call: the process stands still meanwhile.
+    // Compared as a whole, in one call, because the process is stopped meanwhile.
     let has_data = move |at: usize| {
         let piece = &bytes[at..bytes.len().min(at + page)];
         *piece != ZERO_PAGE[..piece.len()]

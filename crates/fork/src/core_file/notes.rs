@@ -19,7 +19,7 @@ const NT_AUXV: u32 = 6;
 const NT_X86_XSTATE: u32 = 0x202;
 const NT_FILE: u32 = 0x4649_4c45;
 
-/// The part of the extended state that x87 and SSE have, as FXSAVE lays it out.
+/// Bytes of x87 and SSE in the extended state, in the layout of FXSAVE.
 const FXSAVE_BYTES: usize = 512;
 
 const PRSTATUS_BYTES: usize = 336;
@@ -28,7 +28,7 @@ const PRPSINFO_BYTES: usize = 136;
 const NAME_BYTES: usize = 16;
 const ARGUMENTS_BYTES: usize = 80;
 
-/// All notes of a process that stands still: its main thread's registers first, as debuggers expect.
+/// All notes of a stopped process. The registers of its main thread are first, as debuggers expect.
 pub(super) fn encode_notes(pid: i32, still: &StoppedProcess, areas: &[CoreSegment]) -> Result<Vec<u8>, CoreError> {
     let auxv = fs::read(format!("/proc/{pid}/auxv")).map_err(CoreError::read_error("auxiliary vector"))?;
     let mut notes = Vec::new();
@@ -51,8 +51,8 @@ pub(super) fn encode_notes(pid: i32, still: &StoppedProcess, areas: &[CoreSegmen
     Ok(notes)
 }
 
-/// An extended state without the components of AMX, where none of them is in use: debuggers that do not know these
-/// components do not expect their room.
+/// The extended state without the components of AMX, if none of them is in use: debuggers that do not know them do not
+/// expect their space.
 fn strip_unused_amx(mut state: Vec<u8>) -> Vec<u8> {
     const XCR0_RANGE: Range<usize> = 464..472;
     const XSTATE_BV_RANGE: Range<usize> = 512..520;
@@ -79,7 +79,7 @@ fn append_note(into: &mut Vec<u8>, name: &[u8], kind: u32, description: &[u8]) {
     padded(into, description);
 }
 
-/// `struct elf_prstatus`: registers of a thread, by the id that it knows itself by.
+/// `struct elf_prstatus`: the registers of a thread, with the id that the thread itself knows.
 fn encode_prstatus(id: u32, registers: &Registers, signal_mask: u64) -> [u8; PRSTATUS_BYTES] {
     const SIGNAL_MASK_AT: usize = 24;
     const ID_AT: usize = 32;
@@ -95,7 +95,7 @@ fn encode_prstatus(id: u32, registers: &Registers, signal_mask: u64) -> [u8; PRS
     bytes
 }
 
-/// `struct elf_prpsinfo`: what ps(1) would say.
+/// `struct elf_prpsinfo`: process information as in ps(1).
 fn encode_prpsinfo(pid: i32, id: u32, status: &ProcStatus) -> Result<[u8; PRPSINFO_BYTES], CoreError> {
     const USER_AT: usize = 16;
     const ID_AT: usize = 24;
@@ -117,7 +117,7 @@ fn encode_prpsinfo(pid: i32, id: u32, status: &ProcStatus) -> Result<[u8; PRPSIN
     Ok(bytes)
 }
 
-/// Which file is mapped where: count, page size, then start, end and offset in pages of each, then the paths.
+/// The mapped files: count, page size, then start, end and offset in pages of each, then the paths.
 fn encode_file_note(areas: &[CoreSegment]) -> Vec<u8> {
     let mapped: Vec<(&CoreSegment, &[u8], u64)> = areas
         .iter()

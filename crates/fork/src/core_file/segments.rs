@@ -1,5 +1,5 @@
-//! The segments of a core file: which mappings it has, and which part of each. The selection is the kernel's (core(5),
-//! coredump_filter 0x33) less shared files. MADV_DONTDUMP mappings are left out.
+//! The segments of a core file: which mappings it contains, and which part of each. The selection is the kernel's (core(5),
+//! coredump_filter 0x33) without shared files. MADV_DONTDUMP mappings are left out.
 
 use std::ops::Range;
 
@@ -12,20 +12,20 @@ use super::CoreError;
 
 const ELF_MAGIC: &[u8; 4] = b"\x7fELF";
 
-/// What of an area is in the file.
+/// The part of a mapping that is in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SegmentContents {
-    /// Nothing: it is on a disk, or is not to be told.
+    /// Nothing: it is on a disk, or must not be dumped.
     Omitted,
-    /// The first page, which says which file it is.
+    /// The first page, which identifies the file.
     FirstPage,
-    /// Pages that are there; the others are zero.
+    /// Populated pages; the others are zero.
     Populated,
-    /// All that can be read.
+    /// All readable pages.
     All,
 }
 
-/// An area.
+/// A mapping.
 #[derive(Debug)]
 pub(super) struct CoreSegment {
     pub(super) start: u64,
@@ -33,14 +33,14 @@ pub(super) struct CoreSegment {
     /// PROT_* bits.
     pub(super) protection: u8,
     pub(super) contents: SegmentContents,
-    /// Pages that are there, where that matters.
+    /// Populated pages, if they matter.
     populated_ranges: Vec<Range<u64>>,
-    /// Path of the file that it maps, and the offset in it.
+    /// Path of the mapped file, and the offset in it.
     pub(super) file: Option<(Vec<u8>, u64)>,
 }
 
 impl CoreSegment {
-    /// How many bytes of it stand in the file, holes included.
+    /// How many bytes it has in the file, holes included.
     pub(super) fn file_bytes(&self) -> u64 {
         match self.contents {
             SegmentContents::Omitted => 0,
@@ -49,7 +49,7 @@ impl CoreSegment {
         }
     }
 
-    /// What is to be read.
+    /// The ranges to read.
     pub(super) fn readable_ranges(&self) -> Vec<Range<u64>> {
         match self.contents {
             SegmentContents::Populated => self.populated_ranges.clone(),
@@ -58,13 +58,13 @@ impl CoreSegment {
     }
 }
 
-/// The areas of a process that stands still.
+/// The mappings of a stopped process.
 pub(super) fn read_segments(pid: i32) -> Result<Vec<CoreSegment>, CoreError> {
     let entries = process::read_smaps(pid).map_err(CoreError::read_error("memory map"))?;
     let mut tables = PageTables::open(pid).map_err(CoreError::read_error("page tables"))?;
     let mut areas = Vec::with_capacity(entries.len());
     for entry in entries {
-        // The kernel's own pages, which nobody else can read.
+        // Pages of the kernel, which only the process can read.
         if entry.path.starts_with(b"[vvar") || entry.path == b"[vsyscall]" {
             continue;
         }
@@ -87,7 +87,7 @@ fn is_file_mapping(entry: &MapEntry) -> bool {
     entry.inode != 0 && entry.path.first() == Some(&b'/')
 }
 
-/// Memory that has the form of a file, and no path leads to.
+/// Whether a mapping has the form of a file, but no path leads to it.
 fn is_unlinked(entry: &MapEntry) -> bool {
     let starts: [&[u8]; 3] = [b"/memfd:", b"/dev/zero", b"/SYSV"];
     starts.iter().any(|start| entry.path.starts_with(start)) || entry.path.ends_with(b" (deleted)")
@@ -107,7 +107,7 @@ fn select_contents(pid: i32, entry: &MapEntry, regions: &[PageRegion]) -> Segmen
     }
 }
 
-/// Whether the area begins with the header of a program or library, in which its build id is found.
+/// Whether the mapping begins with the header of a program or library, which leads to its build id.
 fn starts_with_elf_header(pid: i32, entry: &MapEntry) -> bool {
     let mut magic = [0; ELF_MAGIC.len()];
     entry.offset == 0 && read_process(pid, entry.start, &mut magic).is_ok() && magic == *ELF_MAGIC

@@ -1,14 +1,15 @@
-//! Which parts of an area could become huge pages. Pure.
+//! Finds the parts of a mapping that could become huge pages. Pure.
 
 use std::ops::Range;
 
 use farfork_sys::huge_page::HUGE_PAGE_BYTES;
 
-/// Share of a huge page that may be missing and is filled up with zeroes: what a program's memory grows by at most.
+/// Largest missing part of a huge page. It is filled with zeroes, so the program's memory grows by at most this much for
+/// each.
 const MISSING_BYTES_MAX: u64 = HUGE_PAGE_BYTES / 8;
 
-/// The first addresses of the units of a huge page's size that lie wholly within an area and of which nearly all is there, in
-/// small pages: the ranges `small`, ascending.
+/// The start addresses of huge-page-sized units that are completely within a mapping and almost completely filled with small
+/// pages. `small` has their ranges, ascending.
 pub(super) fn find_collapsible_units(area: Range<u64>, small: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
     let mut units: Vec<(u64, u64)> = Vec::new();
     for range in small {

@@ -17,25 +17,25 @@ use farfork_sys::pidfd::wait_exit;
 use farfork_sys::process::{MapEntry, read_maps};
 use farfork_sys::process_identity::ProcessIdentity;
 
-/// Rest after each huge page, as a multiple of the time that it took: the process has at least four fifths of the time in
-/// which it may change its memory map, and a CPU as much.
+/// Rest after each huge page, as a multiple of the time that it took. So the process can change its memory map, and has a
+/// CPU, for at least four fifths of the time.
 const REST_FACTOR: u32 = 4;
 
-/// Shortest and longest pause between two rounds: while pages are found, and while there were none for long.
+/// Shortest and longest pause between two rounds. The pause grows while no pages are found.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
-/// A unit that stayed small is tried again after so many rounds: what keeps it so may pass.
+/// A unit that stayed small is tried again after this many rounds: the obstacle may be gone.
 const RETRY_ROUNDS: u32 = 16;
 
 // A unit of 2 MiB is collapsed when nearly all of its small pages are there. The program does not have to request it,
 // and the machine's settings do not have to change.
-/// Tends one process.
+/// Collapses the pages of one process.
 #[derive(Debug)]
 pub struct HugePageCollapser {
     process: ProcessIdentity,
     pidfd: OwnedFd,
-    /// Whether what it shares with its forks is put together too.
+    /// Whether pages that the process shares with its forks are collapsed, too.
     includes_shared: bool,
     /// Units that stayed small.
     failed_units: BTreeSet<u64>,
@@ -44,7 +44,7 @@ pub struct HugePageCollapser {
 }
 
 impl HugePageCollapser {
-    /// One for a process; `None` where it has ended.
+    /// A collapser for a process; `None` if it has ended.
     ///
     /// # Errors
     /// As pidfd_open(2).
@@ -60,15 +60,15 @@ impl HugePageCollapser {
         Ok(process.open()?.map(huge_page_collapser))
     }
 
-    /// The same, which puts together what the process shares with its forks too: they keep the small pages, as long as they live.
+    /// Also collapses pages that the process shares with its forks. The forks keep the small pages while they live.
     pub fn include_shared(self) -> Self {
         Self { includes_shared: true, ..self }
     }
 
-    /// Tends it until it ends.
+    /// Runs until the process ends.
     ///
     /// # Errors
-    /// EPERM without CAP_SYS_NICE and the right to trace it.
+    /// EPERM without CAP_SYS_NICE and the right to trace the process.
     pub fn run(mut self) -> io::Result<()> {
         while !wait_exit(&self.pidfd, self.pause)? {
             self.run_round(PAUSE_MAX)?;
@@ -81,8 +81,8 @@ impl HugePageCollapser {
         self.pause
     }
 
-    /// Goes once through its memory, for at most about `limit`; gives how many huge pages came of it. One whose memory is
-    /// gone has none.
+    /// Scans the memory of the process once, for about `limit` at most. Returns the number of new huge pages; zero if the
+    /// memory is gone.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -100,7 +100,7 @@ impl HugePageCollapser {
     }
 
     fn collapse_candidates(&mut self, limit: Duration) -> io::Result<usize> {
-        // Opened anew each time: the process may be another program by now.
+        // Opened each time: the process may run another program by now.
         let mut tables = PageTables::open(self.process.pid)?;
         let (began, mut made) = (Instant::now(), 0);
         for unit in find_candidates(self.process.pid, &mut tables)? {
@@ -147,7 +147,7 @@ fn can_be_huge(area: &MapEntry) -> bool {
     !area.is_shared && area.inode == 0 && first_unit + HUGE_PAGE_BYTES <= area.end && !area.path.starts_with(b"[v")
 }
 
-/// Whether it says that the process, or its memory, is gone.
+/// Whether an error means that the process, or its memory, is gone.
 fn is_process_gone(error: &io::Error) -> bool {
     let ended = rustix::io::Errno::SRCH.raw_os_error();
     error.kind() == io::ErrorKind::NotFound

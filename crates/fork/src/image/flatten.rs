@@ -6,7 +6,7 @@ use farfork_wire::descriptor::{Descriptor, Extent, InheritedRun, PageRun};
 
 //  before   ├─ populated ─┤ zeroes ├─ inherited ─┤├─ populated ─┤      and layers
 //  image    ├─ populated ─┤ zeroes ├─────── populated ──────────┤      no layers
-/// The descriptor of a seed that has all of its pages itself.
+/// The descriptor of a seed after all its pages have become its own.
 pub(crate) fn flatten_layers(descriptor: &Descriptor) -> Descriptor {
     let mut whole = Descriptor { layers: Vec::new(), ..descriptor.clone() };
     for extent in whole.extents.iter_mut().filter(|extent| !extent.inherited.is_empty()) {
@@ -22,7 +22,7 @@ pub(crate) fn flatten_layers(descriptor: &Descriptor) -> Descriptor {
     whole
 }
 
-/// Neighbours become one, as runs never touch one another.
+/// Merges adjacent runs: the runs of a descriptor never touch one another.
 fn merge_adjacent(runs: Vec<PageRun>) -> Vec<PageRun> {
     let mut joined: Vec<PageRun> = Vec::with_capacity(runs.len());
     for run in runs {
@@ -34,14 +34,14 @@ fn merge_adjacent(runs: Vec<PageRun>) -> Vec<PageRun> {
     joined
 }
 
-/// Neighbouring pages of an extent that one seed has: whose run they are of, where it is another seed that has them, and their numbers.
+/// Adjacent pages of an extent that one seed has: the inherited run, if another seed has them, and their page numbers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct OwnerRun<'a> {
     pub(crate) inherited: Option<&'a InheritedRun>,
     pub(crate) pages: Range<u64>,
 }
 
-/// Pages of an extent, which somebody has, in pieces that each one seed has.
+/// Splits populated or inherited pages of an extent into pieces, each with one owner.
 pub(crate) fn split_by_owner(extent: &Extent, pages: Range<u64>) -> Vec<OwnerRun<'_>> {
     let mut pieces = Vec::new();
     let mut next = pages.start;

@@ -1,7 +1,7 @@
 //! The byte format of an image. Pure: `reader` and `writer` do the I/O.
 //!
-//! Magic and version are first, so that a reader of any version can name the version that it found.
-//! The header contains the descriptor, which gives the number of pages. So a truncated image is detected at open.
+//! Magic and version are first, so that a reader of any version can name the version that it found. The header contains the
+//! descriptor, which gives the number of pages. So a truncated image is detected at open.
 
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use serde::{Deserialize, Serialize};
@@ -14,33 +14,33 @@ use serde::{Deserialize, Serialize};
 //                                 └─────────── the first CRC covers these ──────────┘      └ a multiple of 4096
 const MAGIC: &[u8; 8] = b"FFIMAGE\n";
 const VERSION: u32 = 1;
-/// Bytes before the head.
+/// Bytes before the header.
 pub(super) const PREFIX_BYTES: usize = 24;
-/// Where what the first checksum covers begins.
+/// Start of the range that the first checksum covers.
 const CHECKSUM_START: usize = 16;
 /// Bytes of a page's checksum.
 const CHECKSUM_BYTES: u64 = 4;
 
-/// Largest head, in bytes: a descriptor of the largest kind, and a few words.
+/// Largest header, in bytes: a descriptor of the largest size, and a few words.
 pub(super) const HEADER_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64 + (1 << 20);
 
 /// Most pages of an image: 4 TiB, more than a node has memory.
 pub(super) const PAGES_MAX: u64 = 1 << 30;
 
-/// What an image says of its seed, beside the pages.
+/// Facts about the seed of an image, without its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageHeader {
-    /// Which seed it is.
+    /// Id of the seed.
     pub seed: SeedId,
-    /// What opens it.
+    /// The token of the seed.
     pub token: Token,
     /// The seed's descriptor, as it is served.
     pub descriptor: Vec<u8>,
-    /// What the daemon wants to know again: its own business.
+    /// State of the daemon, which only the daemon interprets.
     pub daemon_state: Vec<u8>,
 }
 
-/// Where things are in an image.
+/// The layout of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ImageLayout {
     pub(super) page_count: u64,
@@ -49,7 +49,7 @@ pub(super) struct ImageLayout {
 }
 
 impl ImageLayout {
-    /// That of an image with a head of so many bytes, and so many pages.
+    /// The layout for `head_bytes` bytes of header and `pages` pages.
     pub(super) fn new(head_bytes: u64, pages: u64) -> Self {
         let checksums_at = PREFIX_BYTES as u64 + head_bytes;
         let pages_at = (checksums_at + pages * CHECKSUM_BYTES).next_multiple_of(PAGE_SIZE);
@@ -61,18 +61,18 @@ impl ImageLayout {
         self.pages_offset + self.page_count * PAGE_SIZE
     }
 
-    /// Length of head and checksums, with all that stands before them.
+    /// Length of everything up to the end of the checksums.
     pub(super) fn index_bytes(&self) -> u64 {
         self.checksums_offset + self.page_count * CHECKSUM_BYTES
     }
 
-    /// Where a page stands.
+    /// Offset of a page.
     pub(super) fn page_offset(&self, slot: u64) -> u64 {
         self.pages_offset + slot * PAGE_SIZE
     }
 }
 
-/// All of an image before its pages.
+/// Encodes everything before the pages.
 pub(super) fn encode_index(head: &[u8], checksums: &[u32]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(PREFIX_BYTES + head.len() + checksums.len() * 4);
     bytes.extend_from_slice(MAGIC);
@@ -86,7 +86,7 @@ pub(super) fn encode_index(head: &[u8], checksums: &[u32]) -> Vec<u8> {
     bytes
 }
 
-/// How long the head is, from the first [`PREFIX_BYTES`].
+/// Length of the header, decoded from the first [`PREFIX_BYTES`].
 pub(super) fn decode_header_bytes(prefix: &[u8; PREFIX_BYTES]) -> Result<u64, String> {
     if prefix[..8] != *MAGIC {
         return Err("its first bytes are of another format".to_owned());
@@ -99,12 +99,12 @@ pub(super) fn decode_header_bytes(prefix: &[u8; PREFIX_BYTES]) -> Result<u64, St
     if bytes > HEADER_BYTES_MAX { Err(format!("a head of {bytes} bytes is announced")) } else { Ok(bytes) }
 }
 
-/// Whether all before the pages is as it was written.
+/// Whether everything before the pages is intact.
 pub(super) fn is_index_intact(index: &[u8]) -> bool {
     crc32c::crc32c(&index[CHECKSUM_START..]) == u32_at(index, 12)
 }
 
-/// The checksums of pages, from their bytes.
+/// Decodes the checksums of pages.
 pub(super) fn decode_checksums(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks_exact(4).map(|word| u32_at(word, 0)).collect()
 }

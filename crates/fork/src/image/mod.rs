@@ -1,8 +1,8 @@
 //! The image of a seed: all of it in one file, which outlives the template and the daemon that made it.
 //!
-//! `write_image` writes an image whole or not at all. `Image` reads it, and verifies the checksum of each page that it
-//! reads. The file has mode 0600, since it contains the parent's memory and the seed's token.
-//! The daemon decides when images are made and removed.
+//! `write_image` writes an image completely or not at all. `Image` reads it, and verifies the checksum of each page that it
+//! reads. The file has mode 0600, because it contains the parent's memory and the seed's token. The daemon decides when
+//! images are made and removed.
 
 mod flatten;
 mod format;
@@ -28,7 +28,7 @@ pub(crate) use writer::write_image;
 //  template ── writer: page by page ──▶ ID.image.new ── rename ──▶ ID.image ── reader ──▶ fabric
 //
 // The file next to it, `ID.set`, names the pages that the seed's children touch (`working_set`).
-/// Why there is no image, or none that can be used.
+/// Why an image cannot be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The file system would be too full afterwards.
@@ -38,55 +38,55 @@ pub enum ImageError {
         path: PathBuf,
         /// Its size.
         image_bytes: u64,
-        /// What is left free for others.
+        /// Bytes that must stay free for others.
         reserved_bytes: u64,
-        /// What there is.
+        /// Bytes that are free.
         free_bytes: u64,
     },
-    /// Another seed has a part of its memory, and does not give it.
+    /// Another seed owns a part of its memory, and that part cannot be read.
     #[error(
         "seed {seed} has a part of its memory: {cause}; settle the process, a child, with `farfork settle` before it is prepared"
     )]
     ReadLayer {
         /// The seed.
         seed: SeedId,
-        /// Why it does not.
+        /// The cause.
         cause: Box<ResumeError>,
     },
-    /// It cannot be written.
+    /// The image cannot be written.
     #[error("image {} cannot be written: {source}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The seed's memory cannot be read.
     #[error("the seed's memory cannot be read: {source}")]
     ReadMemory {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Nobody wants it any more.
+    /// The image is not wanted any more.
     #[error("image {} is not wanted any more", path.display())]
     Cancelled {
         /// The file.
         path: PathBuf,
     },
-    /// It cannot be read.
+    /// The image cannot be read.
     #[error("image {} cannot be read: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It is none, or damaged.
+    /// It is no image, or it is damaged.
     #[error("image {} is damaged: {what}", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What was found.
         what: String,
     },
 }

@@ -2,7 +2,7 @@
 
 use farfork_wire::descriptor::{Descriptor, ExtentId};
 
-/// Neighbouring pages of one extent, with the slot of the first.
+/// Adjacent pages of one extent, with the slot of the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ImageRun {
     pub(super) extent: ExtentId,
@@ -20,31 +20,32 @@ pub(super) struct PageIndex {
 }
 
 impl PageIndex {
-    /// Those of a valid descriptor.
+    /// The pages of a valid descriptor.
     pub(super) fn from_descriptor(descriptor: &Descriptor) -> Self {
         let mut all = Self::default();
         for (index, extent) in descriptor.extents.iter().enumerate() {
             for run in &extent.populated {
                 let (first_page, count, first_slot) = (run.first, run.count, all.slot_count);
                 all.runs.push(ImageRun { extent: ExtentId(index as u32), first_page, count, first_slot });
-                // Runs of many extents may claim more than fits; who opens an image looks at the sum.
+                // Runs of many extents may claim more than fits. `Image::open` checks the sum.
                 all.slot_count = all.slot_count.saturating_add(count);
             }
         }
         all
     }
 
-    /// How many pages there are.
+    /// Number of pages.
     pub(super) fn slot_count(&self) -> u64 {
         self.slot_count
     }
 
-    /// In ascending order.
+    /// The runs, in ascending order.
     pub(super) fn runs(&self) -> &[ImageRun] {
         &self.runs
     }
 
-    /// The slot of a page, and how many pages stand there in a row from it on; `None` where the owner has nothing.
+    /// The slot of a page, and the number of pages from it on that have consecutive slots. `None` if the owner has no data
+    /// there.
     pub(super) fn find_slot(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
         let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
         let run = self.runs[..behind].last().filter(|run| run.extent == extent)?;

@@ -15,7 +15,7 @@ use super::format::{
 };
 use super::page_index::PageIndex;
 
-/// An image that can be read from.
+/// An open image.
 #[derive(Debug)]
 pub struct Image {
     path: PathBuf,
@@ -28,7 +28,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens an image, and looks whether it is whole.
+    /// Opens an image, and checks that it is complete.
     ///
     /// # Errors
     /// [`ImageError::Read`], [`ImageError::Corrupt`].
@@ -68,12 +68,12 @@ impl Image {
         Ok(Self { path: path.to_owned(), file, head, descriptor, pages, layout, checksums })
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it says of its seed.
+    /// Its header.
     pub fn head(&self) -> &ImageHeader {
         &self.head
     }
@@ -83,7 +83,7 @@ impl Image {
         &self.descriptor
     }
 
-    /// Removes the file; what was read from it stays right, what is read from it later too.
+    /// Removes the file. The open image stays readable.
     ///
     /// # Errors
     /// As unlink(2).
@@ -91,10 +91,10 @@ impl Image {
         fs::remove_file(&self.path)
     }
 
-    /// Fills `into` from `offset` of an extent; zeroes where it holds nothing.
+    /// Fills `into` from `offset` of an extent; with zeroes where there is no data.
     ///
     /// # Errors
-    /// EIO where a page is damaged or the file was cut: `into` is then meaningless.
+    /// EIO if a page is damaged or the file was truncated. The contents of `into` are then undefined.
     pub fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let mut at = offset;
         let mut rest = into;

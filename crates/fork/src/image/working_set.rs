@@ -1,7 +1,7 @@
-//! The working set of a sealed seed, in a file next to its image. The next daemon's first children get it at once.
+//! The working set of a sealed seed, in a file next to its image. The first children of the next daemon use it at once.
 //!
-//! The file is only a hint. It has no checksum: pages that the seed has are fetched as they are, others are ignored.
-//! It is not synced to disk: after a crash, the working set is learnt again.
+//! The file is only a hint. It has no checksum: pages that the seed has are fetched as they are, others are ignored. It is
+//! not synced to disk: after a crash, the working set is learnt again.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 use super::Image;
 use super::writer::TEMPORARY_SUFFIX;
 
-/// What the file's name ends with, in place of the image's.
+/// File name extension, instead of the image's.
 const WORKING_SET_EXTENSION: &str = "set";
 
-/// Most bytes of one: as many as a set of single pages has, each with its extent, number and count.
+/// Most bytes of a working set: the size of a set of single pages, each with its extent, number and count.
 const WORKING_SET_BYTES_MAX: u64 = 1 << 20;
 
 //  ID.image ◀── the seed's memory          ID.set ◀── the pages that its children touch, as they read them of the owner
-/// Where the working set of the seed of this image is kept.
+/// Path of the working set that belongs to an image.
 pub fn working_set_path(image: &Path) -> PathBuf {
     image.with_extension(WORKING_SET_EXTENSION)
 }
 
 impl Image {
-    /// Keeps the seed's working set beside the image, in place of the one before; nothing where the image was removed.
+    /// Saves the seed's working set next to the image, and replaces the previous one. Does nothing if the image was removed.
     ///
     /// # Errors
     /// As open(2), write(2) and rename(2).
@@ -34,14 +34,14 @@ impl Image {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
         file.write_all(set)?;
         fs::rename(&aside, &path)?;
-        // Who removes an image does that first, and then what stands beside it: this may have come in between.
+        // An image is removed before the files next to it. That may have happened during the rename.
         if !self.path().exists() {
             let _ = fs::remove_file(&path);
         }
         Ok(())
     }
 
-    /// The working set that is kept beside the image; none where there is none, or what is there is too long for one.
+    /// Loads the working set that is saved next to the image. Empty if there is none, or if the file is too long.
     pub fn load_working_set(&self) -> Vec<u8> {
         let path = working_set_path(self.path());
         let is_fit = fs::metadata(&path).is_ok_and(|found| found.len() <= WORKING_SET_BYTES_MAX);

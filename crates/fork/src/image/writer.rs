@@ -14,20 +14,20 @@ use super::ImageError;
 use super::format::{ImageHeader, ImageLayout, encode_index};
 use super::page_index::PageIndex;
 
-/// Pages read and written at a time: 1 MiB, between two looks whether the image is still wanted.
+/// Pages that are read and written at a time: 1 MiB, between two checks whether the image is still wanted.
 const CHUNK_PAGES: u64 = 256;
 
-/// One in so many blocks of the file system stays free, up to [`FREE_BYTES_MAX`]: others write there too, and most file systems slow
-/// down when full.
+/// One in this many blocks of the file system stays free, up to [`FREE_BYTES_MAX`]. Others write there, too, and most file
+/// systems slow down when they are full.
 const FREE_FRACTION: u64 = 20;
 
-/// What stays free at most. A twentieth of a large disk is more than others need, and would refuse images for which there is room.
+/// Most bytes that stay free. A twentieth of a large disk is more than others need, and would refuse images that fit.
 const FREE_BYTES_MAX: u64 = 1 << 30;
 
-/// What a file is called until it is whole.
+/// Suffix of a file until it is complete.
 pub(super) const TEMPORARY_SUFFIX: &str = "new";
 
-/// How far an image is; whoever makes it, whoever asks and whoever ends it share one.
+/// Progress of an image, shared by the writer and those who watch or cancel it.
 #[derive(Debug, Default)]
 pub struct ImageProgress {
     done_bytes: AtomicU64,
@@ -36,18 +36,18 @@ pub struct ImageProgress {
 }
 
 impl ImageProgress {
-    /// Bytes of memory that are written, and that are to be.
+    /// Bytes of memory that were written, and in total.
     pub fn bytes(&self) -> (u64, u64) {
         (self.done_bytes.load(Ordering::Relaxed), self.total_bytes.load(Ordering::Relaxed))
     }
 
-    /// It is not wanted any more.
+    /// Cancels the image.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
 }
 
-/// Removes what was written, unless it was finished.
+/// Removes the file, unless it was finished.
 struct TemporaryImage<'a> {
     path: &'a Path,
     file: File,
@@ -65,11 +65,11 @@ impl Drop for TemporaryImage<'_> {
 /// Fills a buffer from an offset of an extent.
 pub(crate) type MemoryReader<'a> = &'a dyn Fn(ExtentId, u64, &mut [u8]) -> Result<(), ImageError>;
 
-/// Writes the image of a seed at `path`, whole or not at all. Takes as long as memory and file system need. `read` reads what the
-/// descriptor says that the seed has, which must be all.
+/// Writes the image of a seed at `path`, completely or not at all. May block for long on memory and file system. `read` must
+/// return all memory that the descriptor lists.
 ///
 /// # Errors
-/// [`ImageError`]; nothing is left then.
+/// [`ImageError`]; no file is left then.
 pub(crate) fn write_image(
     read: MemoryReader<'_>,
     descriptor: &Descriptor,
@@ -92,12 +92,12 @@ pub(crate) fn write_image(
     temporary_image.file.sync_data().map_err(failed)?;
     fs::rename(&aside, path).map_err(failed)?;
     temporary_image.is_finished = true;
-    // The name is worth as much as the contents.
+    // The name must be as durable as the contents.
     let directory = path.parent().map_or_else(|| File::open("."), File::open);
     directory.and_then(|directory| directory.sync_all()).map_err(failed)
 }
 
-/// Copies all pages; gives their checksums.
+/// Copies all pages, and returns their checksums.
 fn copy_pages(
     read: MemoryReader<'_>,
     pages: &PageIndex,
@@ -123,12 +123,12 @@ fn copy_pages(
     Ok(checksums)
 }
 
-/// What stays free of a file system of that size.
+/// Bytes that stay free on a file system of this size.
 fn reserved_free_bytes(file_system_bytes: u64) -> u64 {
     (file_system_bytes / FREE_FRACTION).min(FREE_BYTES_MAX)
 }
 
-/// Takes the room for all of it now: a file system that fills up meanwhile is no reason to stop half-way.
+/// Reserves space for the whole file, so that a file system that fills up meanwhile does not stop it half-way.
 fn reserve_space(file: &File, bytes: u64, path: &Path) -> Result<(), ImageError> {
     let failed = |errno: rustix::io::Errno| ImageError::Write { path: path.to_owned(), source: errno.into() };
     let room = rustix::fs::fstatvfs(file).map_err(failed)?;
@@ -143,7 +143,7 @@ fn reserve_space(file: &File, bytes: u64, path: &Path) -> Result<(), ImageError>
         });
     }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
-        // A file system that cannot reserve tells when it is full.
+        // A file system that cannot reserve space reports later when it is full.
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         Err(errno) => Err(failed(errno)),
     }

@@ -18,16 +18,16 @@ pub enum ResumeError {
     Fetch {
         /// What was read.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         cause: BlockingError,
     },
-    /// The owner's bytes are no descriptor.
+    /// The owner's bytes are not a valid descriptor.
     #[error(transparent)]
     Descriptor(#[from] DecodeError),
     /// The child could not be restored.
     #[error(transparent)]
     Restore(#[from] RestoreError),
-    /// The container did not take the payload.
+    /// The payload could not be put into the container.
     #[error(transparent)]
     Container(#[from] ContainerError),
     /// The memory plan could not be written.
@@ -36,35 +36,35 @@ pub enum ResumeError {
     /// The pager does not serve the child.
     #[error(transparent)]
     Pager(#[from] ClientError),
-    /// It is to have all of its memory before it runs, and does not get it.
+    /// The child must have all of its memory before it runs, and did not get it.
     #[error(transparent)]
     Eager(#[from] EagerError),
-    /// A file of the seed's is not to be had as it was.
+    /// A file of the seed is not available as it was at the capture.
     #[error("file {path} {reason}")]
     UnavailableFile {
-        /// As the process sees it.
+        /// Path as the process sees it.
         path: String,
-        /// Why not.
+        /// The cause.
         reason: &'static str,
     },
-    /// A volume that the seed's processes use is not mounted here, or elsewhere.
+    /// A volume that the seed's processes use is not mounted here, or is mounted at another place.
     #[error("the seed has {path} on volume {volume}, and this node has not {} mounted at {mount_path}", describe_volume(.volume, .directory))]
     VolumeNotMounted {
-        /// Its name.
+        /// Name of the volume.
         volume: String,
-        /// Which directory of it was mounted.
+        /// The directory of the volume that was mounted.
         directory: String,
-        /// Where.
+        /// Where it was mounted.
         mount_path: String,
-        /// A path below that, as the processes see it.
+        /// A path on the volume, as the processes see it.
         path: String,
     },
-    /// The node's own means.
+    /// The node could not create a resource.
     #[error("{what} could not be made: {cause}")]
     CreateResource {
-        /// What.
+        /// The resource.
         what: &'static str,
-        /// errno.
+        /// The errno.
         cause: io::Error,
     },
 }

@@ -1,7 +1,8 @@
-//! Selects the source of each file of a seed at a fork: this node's path, the owner, or refusal by name.
+//! Selects the source of each file of a seed at a fork: this node's path, or the owner. Otherwise the fork is refused, and
+//! names the file.
 //!
-//! A child gets each file that the seed's processes have open, mapped or executed as it was at the capture.
-//! `resume` calls `with_captured_files`. The node decides what a path shows to a child that opens it later.
+//! A child gets each file that the seed's processes have open, mapped or executed as it was at the capture. `resume` calls
+//! `with_captured_files`. The node decides what a path shows to a child that opens it later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -21,32 +22,33 @@ use crate::file_use::{FileKey, FileUse, SeedFile, collect_file_uses};
 use crate::restore::LocalNode;
 use crate::volume_table::VolumeTable;
 
-/// One look is good for so long, for one fork: children of one fan-out are started one after the other, each of them within that time of a look or two.
+/// How long a check stays valid within one fork. The children of a fan-out are started one after the other, and one or two
+/// checks cover all of them.
 const FILE_CHECK_TTL: Duration = Duration::from_millis(10);
 
-/// The owner's answer is bytes in its memory, and a look at some files.
+/// Limit for the owner's answer, for which it reads its memory and checks some files.
 const FILE_STATES_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the last look at the files of a seed has shown.
+/// Results of the last check of a seed's files.
 #[derive(Debug, Default)]
 pub(super) struct FileCheckCache(Mutex<FileCheck>);
 
 #[derive(Debug, Default)]
 struct FileCheck {
-    /// When nothing had to be taken from the owner.
+    /// When a check last found that no file is needed from the owner.
     clean_at: Option<Instant>,
-    /// Of files of another machine than the seed's, by their places: what this node has, which was found to be alike.
+    /// For a seed of another machine, by index of the file: the file of this node that was found to be the same.
     matching: BTreeMap<usize, FileIdentity>,
 }
 
-/// What a user wants of files that were changed.
+/// The user's wishes about changed files.
 #[derive(Debug, Clone, Copy)]
 pub struct FilePolicy<'a> {
-    /// Files that were changed in place are taken as they are.
+    /// Use files that were changed in place as they are.
     pub allow_changed: bool,
-    /// Paths below which a child finds what its user shows it.
+    /// Paths below which the child gets other files from the user.
     pub overridden_paths: &'a [PathBuf],
-    /// When the fork was asked for: an earlier look says nothing of what its user has changed before.
+    /// When the fork was requested. An earlier check does not count, because the user may have changed files after it.
     pub requested_at: Instant,
 }
 
@@ -56,7 +58,7 @@ impl FilePolicy<'_> {
     }
 }
 
-/// Where a child's file comes from.
+/// The source of a child's file.
 #[derive(Debug, PartialEq, Eq)]
 enum FileSource {
     Node,
@@ -69,7 +71,7 @@ const REASON_PAGES_LOST: &str = "was changed in place since the seed was prepare
 const REASON_NOT_HELD: &str =
     "was replaced or removed since the seed was prepared, and its owner has no copy of it for a child";
 
-/// What a fork decides by.
+/// The inputs of a decision.
 struct FileSelector<'a> {
     node: &'a LocalNode,
     policy: &'a FilePolicy<'a>,
@@ -77,18 +79,18 @@ struct FileSelector<'a> {
 }
 
 impl FileSelector<'_> {
-    /// Whether a file is certainly the one of the capture, or was `alike` before: one statx(2).
+    /// Whether a file is certainly the one of the capture, or the one that was `alike` before. Takes one statx(2).
     fn is_unchanged(&self, file: SeedFile<'_>, alike: Option<&FileIdentity>) -> bool {
         let Some(then) = (if self.is_origin_machine { Some(file.identity()) } else { alike }) else { return false };
         let now = file_identity::stat_path_identity(&self.node.resolve_path(file.path()));
         now.is_ok_and(|now| file_identity::compare(then, &now) == FileComparison::Same)
     }
 
-    //  the path leads to     the same, unchanged    opened by its path
-    //                        the same, changed      refused; if only written to: opened, and cut to its length of then
-    //                        another, or nothing    the owner has the file unchanged: a copy in memory, or pages if it
-    //                                               is only read
-    /// Where a file comes from, by what its path leads to `now`.
+    //  the path leads to     │ the same, unchanged    opened by its path
+    //                        │ the same, changed      refused; if only written to: opened, and truncated to its size then
+    //                        │ another, or nothing    the owner has the file unchanged: a copy in memory, or pages if it
+    //                        │                        is only read
+    /// Selects the source of a file. `now` is the file at its path.
     fn select_source(&self, file: SeedFile<'_>, now: Option<FileIdentity>, used: FileUse) -> FileSource {
         let (then, path) = (file.identity(), self.node.resolve_path(file.path()));
         if self.policy.is_overridden(file.path()) {
@@ -102,7 +104,8 @@ impl FileSelector<'_> {
             let is_there = now.as_ref().is_some_and(|now| FileUse::file_key(now) == FileUse::file_key(then));
             return match now {
                 Some(now) if is_there => self.select_changed_source(&path, (then, &now), used),
-                // The same package was installed again. Of a mapping with written pages the others come from the file of then, which may have changed.
+                // The same package was installed again. Not with written pages: the other pages of the mapping show the
+                // captured file, which may have changed.
                 _ if matches!(file, SeedFile::Mapped { .. })
                     && !used.has_written_pages
                     && file_identity::is_same_file(&path, then, true) =>
@@ -126,7 +129,7 @@ impl FileSelector<'_> {
         }
     }
 
-    /// The files that come from the owner. What is alike on another machine is noted in `alike`.
+    /// The files that must be read from the owner. Files that are the same on another machine are recorded in `alike`.
     fn select_owner_files<'f>(
         &self,
         descriptor: &'f Descriptor,
@@ -148,7 +151,7 @@ impl FileSelector<'_> {
         Ok(owners)
     }
 
-    /// The very file is at its path, and was changed.
+    /// Selects the source if the same file is at its path, and was changed.
     fn select_changed_source(
         &self,
         path: &Path,
@@ -168,10 +171,11 @@ impl FileSelector<'_> {
 }
 
 impl SeedSource {
-    /// The seed with the files of the capture for a child that is started now on `node`; `None` where all are at their paths.
+    /// The seed with its files as captured, for a child that is now started on `node`. `None` if all files are at their
+    /// paths.
     ///
     /// # Errors
-    /// [`ResumeError::UnavailableFile`] names the file that cannot be had as it was.
+    /// [`ResumeError::UnavailableFile`] names a file that is not available as it was.
     pub fn with_captured_files(&self, node: &LocalNode, policy: &FilePolicy<'_>) -> Result<Option<Self>, ResumeError> {
         let checked_at = Instant::now();
         let descriptor = &*self.descriptor;
@@ -201,8 +205,8 @@ impl SeedSource {
         Ok(taken)
     }
 
-    /// Checks that this node has each volume of the seed mounted where its processes had it, unless `overridden` paths hide its files.
-    /// Makes no call to a volume.
+    /// Checks that this node has each volume of the seed mounted where its processes had it, unless `overridden` paths hide
+    /// its files. Makes no call to a volume.
     ///
     /// # Errors
     /// [`ResumeError::VolumeNotMounted`], or the node's mounts cannot be read.
@@ -221,7 +225,8 @@ impl SeedSource {
         Ok(())
     }
 
-    /// The seed with these files from its owner; `None` where only pages of private mappings come from there, as a plan has it anyway.
+    /// The seed with these files from its owner. `None` if only pages of private mappings are needed from there: each plan
+    /// fetches these anyway.
     fn with_owner_files(&self, owners: &[SeedFile<'_>]) -> Result<Option<Self>, ResumeError> {
         let states = self.fetch_file_states()?;
         for file in owners {
@@ -242,7 +247,7 @@ impl SeedSource {
         }))
     }
 
-    /// What the owner says of each file.
+    /// Fetches the owner's state of each file.
     fn fetch_file_states(&self) -> Result<Vec<u8>, ResumeError> {
         let mut states = vec![0; self.descriptor.file_count()];
         let deadline = Instant::now() + FILE_STATES_TIMEOUT;
@@ -258,12 +263,12 @@ fn refusal_error(path: &str, reason: &'static str) -> ResumeError {
     ResumeError::UnavailableFile { path: path.to_owned(), reason }
 }
 
-/// A descriptor in which files of the owner's are put in the place of the node's.
+/// A descriptor in which files of the node are replaced by files of the owner.
 struct PatchedDescriptor {
     descriptor: Descriptor,
     /// Shared objects that are copies of files.
     objects: BTreeMap<FileKey, u32>,
-    /// Whether anything was put.
+    /// Whether any file was replaced.
     is_changed: bool,
 }
 
@@ -310,7 +315,7 @@ impl PatchedDescriptor {
                     *file = OpenFile::MemFd { object, flags, offset };
                 }
             }
-            // Its mappings are taken with all that are mapped.
+            // Mappings are replaced together, in `replace_files`.
             FileReference::MappedFile(_) => {}
             FileReference::Executable(0) => self.descriptor.process.exe_object = Some(object),
             FileReference::Executable(number) => {
@@ -329,7 +334,7 @@ impl PatchedDescriptor {
         let objects = &mut self.descriptor.shared_objects;
         let name = path.rsplit('/').next().unwrap_or(path).to_owned();
         let kind = SharedObjectKind::DeletedFile(identity.status);
-        // When it was read last, the owner does not tell.
+        // The owner does not report the time of the last access.
         let times = FileTimes { accessed_ns: identity.modified_ns, modified_ns: identity.modified_ns };
         objects.push(SharedObject { name, bytes: identity.bytes, seals: None, kind, times, extent });
         let index = objects.len() as u32 - 1;
@@ -338,8 +343,8 @@ impl PatchedDescriptor {
     }
 }
 
-/// A mapping of a file of the owner's: of the copy, where there is one; else pages, which nobody can write to, or which a plan has of a private
-/// mapping anyway.
+/// The backing of a mapping whose file is the owner's: its copy, if there is one. Otherwise pages, for a mapping that cannot
+/// be written to, or for a private one, whose pages each plan has anyway.
 fn owner_backing(mapping: &Mapping, object: Option<u32>) -> Option<Backing> {
     match (mapping.backing, object) {
         (Backing::SharedFile { offset, .. }, Some(object)) => Some(Backing::SharedMemory { object, offset }),
@@ -358,7 +363,7 @@ mod tests {
 
     use super::*;
 
-    /// What a fork decides on a file `/file` below `root` that has these bytes, or is missing.
+    /// The decision of a fork about a file `/file` below `root` that has these bytes, or is missing.
     fn decided(contents: Option<&[u8]>, used: FileUse, is_its_machine: bool) -> FileSource {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
@@ -367,7 +372,7 @@ mod tests {
         identity.digest = file_identity::compute_digest(&fs::File::open(&path).unwrap()).unwrap();
         fs::remove_file(&path).unwrap();
         if let Some(bytes) = contents {
-            // The inode of before may be used again.
+            // The inode number may be reused.
             let _other = tempfile::NamedTempFile::new_in(directory.path()).unwrap();
             fs::write(&path, bytes).unwrap();
             identity.inode += 1_000_000;

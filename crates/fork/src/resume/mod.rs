@@ -1,5 +1,5 @@
-//! Resume: starts a running child of a seed on this node. The node calls it.
-//! It combines the descriptor, the container, the restorer and the pager, which do their parts in their own modules.
+//! Resume: starts a running child of a seed on this node. The node calls it. It combines the descriptor, the container, the
+//! restorer and the pager, which do their parts in their own modules.
 
 mod error;
 mod file_sources;
@@ -29,13 +29,13 @@ pub use error::ResumeError;
 pub use file_sources::FilePolicy;
 pub use seed_source::{LayerReader, LocalSeeds, SeedSource};
 
-/// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
+/// The file in a child's directory to which its container's stub writes the wait status, four bytes.
 pub const STATUS_FILE: &str = "exit";
 
-/// A wait status, as wait(2) gives it.
+/// A wait status, as wait(2) returns it.
 const STATUS_BYTES: u64 = 4;
 
-/// What a child is resumed from and into.
+/// Everything that a child is resumed from.
 #[derive(Debug)]
 pub struct ResumeRequest<'a> {
     /// The child.
@@ -44,31 +44,31 @@ pub struct ResumeRequest<'a> {
     pub directory: &'a Path,
     /// Its seed.
     pub source: &'a SeedSource,
-    /// Where it is to live.
+    /// Its container.
     pub container: &'a Container,
     /// Its standard streams.
     pub streams: StandardStreams,
-    /// Where its container's stub leaves its wait status: of [`create_status_file`].
+    /// The file for its wait status, from [`create_status_file`].
     pub status_file: OwnedFd,
-    /// Where its parent waited to be told what it is: a socket with the answer in it.
+    /// The socket on which its parent waited for its role. The answer is already in it.
     pub checkpoint_socket: Option<OwnedFd>,
-    /// Bytes that it finds in a file of its own.
+    /// Bytes for its payload file.
     pub payload: Option<&'a [u8]>,
     /// Whether it waits, complete, before its first instruction.
     pub paused: bool,
-    /// Whether it is to have no more rights than its own data needs.
+    /// Whether it gets no more rights than its own data needs.
     pub untrusted: bool,
     /// How its pages are fetched.
     pub strategy: PagingStrategy,
-    /// How long all this may take.
+    /// Limit for the whole resume.
     pub limit: Duration,
 }
 
-/// Makes the child. When this returns it runs, or waits if it is to be paused, and its memory is served.
+/// Starts the child. On return it runs, or waits if it is to be paused, and its memory is served.
 ///
 /// # Errors
-/// [`ResumeError`]; the caller drops the container, and tells the pager to release the child. A child that the pager
-/// refuses may have run up to the first page that it misses.
+/// [`ResumeError`]. The caller then drops the container, and tells the pager to release the child. A child that the pager
+/// refuses may have run up to its first missing page.
 pub fn resume_child(
     request: ResumeRequest<'_>,
     node: &LocalNode,
@@ -115,7 +115,7 @@ pub fn resume_child(
     farfork_sys::fd_passing::enable_sender_pid(pager_end.as_fd()).map_err(ResumeError::creation_error("a socket"))?;
     let building = phase!("resume.child");
     let left = deadline.saturating_duration_since(Instant::now());
-    // The stub builds it while the pager is told of it, and takes it on: nobody waits for another.
+    // The stub builds the child while the pager adopts it: neither waits for the other.
     let pending_restore = prepared.start(child_end.as_fd(), status_file.as_fd(), left)?;
     let plan = MemoryPlan::from_descriptor(
         &source.descriptor,
@@ -139,8 +139,8 @@ pub fn resume_child(
     Ok(restored)
 }
 
-/// Makes the file in which the container's stub leaves the wait status. Its block is taken now, so that the child's end is told also where
-/// the file system is full by then, and does not count as memory of the container's.
+/// Creates the file to which the container's stub writes the wait status. Its block is allocated now: the child's end is
+/// then recorded even if the file system is full by then, and does not count as memory of the container.
 ///
 /// # Errors
 /// As open(2) and fallocate(2).

@@ -1,4 +1,4 @@
-//! Seeds on the node of their children: reads descriptors and shared memory from the owners.
+//! Seeds as seen by the node of their children: reads descriptors and shared memory from the owners.
 
 use std::fs::File;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::phase;
 use crate::restore::SharedContents;
 use crate::seed::SeedTable;
 
-/// Some bytes of an extent, by their offsets.
+/// A range of bytes in an extent.
 struct ExtentBytes {
     extent: ExtentId,
     bytes: Range<u64>,
@@ -26,39 +26,39 @@ struct ExtentBytes {
 /// Bytes of shared memory that are fetched and written at a time.
 const SHARED_CHUNK_BYTES: usize = 4 << 20;
 
-/// The seeds of this node itself, which it reads by another way than through the network.
+/// The seeds of this node itself, which it does not read through the network.
 #[derive(Debug, Clone)]
 pub struct LocalSeeds {
     /// This node.
     pub node: NodeName,
-    /// Where they are served to it.
+    /// Where they are served to this node.
     pub address: Address,
-    /// What they are, for this process is the one that serves them.
+    /// The seeds, which this process serves.
     pub table: Arc<SeedTable>,
 }
 
 impl LocalSeeds {
-    /// Where this node reads a seed that others read at `address`.
+    /// The address at which this node reads a seed that others read at `address`.
     fn resolve_address(&self, seed: &SeedId, address: &Address) -> Address {
         if *seed.node() == self.node { self.address.clone() } else { address.clone() }
     }
 
-    /// The descriptor of one of them, for whoever has what opens it.
+    /// The descriptor of a local seed, if the key has its token.
     fn find_descriptor(&self, key: &SeedKey) -> Option<Arc<Descriptor>> {
         let seed = self.table.get(&key.seed).filter(|seed| seed.key().token == key.token)?;
         Some(seed.descriptor().clone())
     }
 }
 
-/// For pages of another seed that an image is to have: its owner reads them from memory, or from an image of its own.
+/// Limit for reading pages of another seed for an image. Its owner reads them from memory, or from an image of its own.
 const LAYER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reads seeds that others inherit from.
+/// Reads seeds from which others inherit.
 #[derive(Debug, Clone)]
 pub struct LayerReader {
-    /// This node's.
+    /// The seeds of this node.
     pub local: LocalSeeds,
-    /// How others' owners are reached.
+    /// Connections to other owners.
     pub connections: Arc<OwnerConnectionPool>,
 }
 
@@ -85,22 +85,23 @@ impl LayerReader {
 /// A seed as another node knows it.
 #[derive(Debug, Clone)]
 pub struct SeedSource {
-    /// Which seed, and what opens it.
+    /// Id and token of the seed.
     pub key: Arc<SeedKey>,
     /// Where its owner serves it.
     pub owner: Address,
-    /// How the owner is reached.
+    /// Connections to owners.
     pub connections: Arc<OwnerConnectionPool>,
-    /// Its state.
+    /// Its descriptor.
     pub descriptor: Arc<Descriptor>,
-    /// What it has in common with other seeds of its parent (the identity of its process).
+    /// The access group key of the descriptor. Seeds of the same process that were made with the same credentials have the
+    /// same key.
     pub lineage: Arc<str>,
     local: LocalSeeds,
     pub(super) file_checks: Arc<FileCheckCache>,
 }
 
 impl SeedSource {
-    /// Reads and validates the descriptor of a seed that other nodes read at `address`; one of this node's own is at hand.
+    /// Reads and validates the descriptor of a seed that other nodes read at `address`. A seed of this node is not fetched.
     ///
     /// # Errors
     /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
@@ -143,7 +144,7 @@ impl SeedSource {
         }
     }
 
-    /// The seeds that pages of its children come from: itself, and its layers.
+    /// The seeds whose pages its children use: itself, and its layers.
     pub(crate) fn page_sources(&self) -> Vec<PageSource> {
         let layers = self.descriptor.layers.iter().map(|layer| {
             let Layer { seed, token, owner } = layer;
@@ -153,13 +154,13 @@ impl SeedSource {
         std::iter::once(PageSource::new(&self.key, self.owner.clone())).chain(layers).collect()
     }
 
-    /// The plan of all its memory, for a pager that shall have pages of it before there is a child.
+    /// A plan of all its memory, for a pager that fetches pages before there is a child.
     pub fn full_memory_plan(&self) -> MemoryPlan {
         let everything = vec![std::slice::from_ref(&(0..USER_SPACE_END)); self.descriptor.process_count()];
         MemoryPlan::from_descriptor(&self.descriptor, self.page_sources(), &everything, PagingStrategy::default())
     }
 
-    /// Copies the seed's shared memory here: it cannot be paged safely, so it is complete before a child runs.
+    /// Copies the seed's shared memory to this node. It cannot be paged safely, so it is complete before a child runs.
     pub(crate) fn fetch_shared_memory(&self, deadline: Instant) -> Result<SharedContents, ResumeError> {
         let (objects, written) = (&self.descriptor.shared_objects, self.descriptor.written_runs());
         if objects.is_empty() && written.is_empty() {
@@ -174,8 +175,8 @@ impl SeedSource {
         })
     }
 
-    /// Pages that lie over those of files that a process maps privately. No pager can bring them later: where the file has a page, the kernel
-    /// takes that and asks nobody.
+    /// Fetches written pages of private file mappings. No pager can provide them later: if the file has a page, the kernel
+    /// uses it without a fault to the pager.
     fn fetch_written_pages(
         &self,
         runs: &[WrittenRun],
@@ -200,7 +201,7 @@ impl SeedSource {
         let file = farfork_sys::memfd::create(&object.name, object.seals.is_some())
             .map_err(ResumeError::creation_error("a memfd"))?;
         file.set_len(object.bytes).map_err(ResumeError::creation_error("a memfd"))?;
-        // Only what holds data: the rest of a new memfd is zeroes.
+        // Only runs with data: the rest of a new memfd is zeroes.
         for run in &self.descriptor.extents[object.extent.0 as usize].populated {
             let first = run.first * farfork_wire::PAGE_SIZE;
             let end = (first + run.count * farfork_wire::PAGE_SIZE).min(object.bytes);
@@ -210,7 +211,7 @@ impl SeedSource {
         Ok(file)
     }
 
-    /// Copies a part of an extent into a file, from an offset on.
+    /// Copies a part of an extent into a file, at offset `into`.
     fn copy_extent_bytes(
         &self,
         part: &ExtentBytes,

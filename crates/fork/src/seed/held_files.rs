@@ -1,4 +1,4 @@
-//! Files that an owner holds for a seed: their states since the capture, and their bytes.
+//! Files that an owner holds for a seed: their states since the capture, and their contents.
 
 use std::fs::File;
 use std::io;
@@ -13,24 +13,24 @@ use super::{Seed, SeedMemory, SeedTemplate};
 use crate::capture::HeldFile;
 use crate::file_identity::{self, CHANGED_MARKER_NS};
 
-/// Most bytes of files that no path leads to any more that one seed keeps on disk: as much as may be copied of shared memory.
+/// Most bytes of files without a path that one seed keeps on disk: the limit for copies of shared memory.
 const HELD_BYTES_MAX: u64 = 16 << 30;
 
-/// What the files of a seed keep on the owner's disk.
+/// How much a seed's held files use on the owner's disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HeldFileUsage {
-    /// How many files are held.
+    /// Number of held files.
     pub files: u64,
-    /// Bytes of those that no path leads to any more.
+    /// Bytes of held files that no path leads to any more.
     pub bytes: u64,
 }
 
 impl Seed {
-    /// What became of each file: of those that are mapped, then of the others.
+    /// The state of each file: first the mapped files, then the file versions.
     pub(super) fn file_states(&self) -> Vec<FileState> {
         let seed_template = match &self.memory {
             SeedMemory::Template(seed_template) => seed_template,
-            // All that the image has was read, and not changed, when it was written.
+            // Everything in the image was read, unchanged, when the image was written.
             SeedMemory::Image(_) => return vec![FileState::Unchanged; self.descriptor.file_count()],
         };
         let mapped = self.descriptor.mapped_files.iter().map(|file| {
@@ -39,7 +39,7 @@ impl Seed {
             };
             let link =
                 format!("/proc/{}/map_files/{:x}-{:x}", template.pid, file.owner_range.start, file.owner_range.end);
-            // Equal bytes do not bring back what a truncation has taken.
+            // Equal bytes do not restore pages that a truncation has removed.
             let then = FileIdentity {
                 digest: file.identity.digest.filter(|_| !file.has_written_pages),
                 ..file.identity.clone()
@@ -57,7 +57,7 @@ impl Seed {
         mapped.chain(versions).collect()
     }
 
-    /// The version whose file an extent is of: several may lead to one file.
+    /// The version whose file an extent serves. Several versions may have one file.
     fn version_of_extent(&self, extent: ExtentId) -> Option<u32> {
         match self.descriptor.extents.get(extent.0 as usize)?.source {
             ExtentSource::File { version } => Some(version),
@@ -65,7 +65,7 @@ impl Seed {
         }
     }
 
-    /// Lets go of files that no path leads to any more, where they take more room than one seed may keep; forks that need them are refused then.
+    /// Releases files without a path if they use more space than one seed may keep. Forks that need them are then refused.
     pub fn release_excess_files(&self) {
         let SeedMemory::Template(seed_template) = &self.memory else { return };
         if self.held_file_usage().bytes <= HELD_BYTES_MAX {
@@ -77,7 +77,8 @@ impl Seed {
         tracing::warn!(seed = %self.key.seed, limit = HELD_BYTES_MAX, "removed files are not kept for its children any longer: they take too much room");
     }
 
-    /// A file that was changed since is not in an image: whoever forks the image's seed finds the file of then at its path, or is refused.
+    /// Leaves changed files out of an image. A fork of the image's seed then needs the captured file at its path, or is
+    /// refused.
     pub(super) fn exclude_changed_files(&self, whole: &mut Descriptor) {
         let states = self.file_states();
         let (mapped, versions) = states.split_at(whole.mapped_files.len());
@@ -94,7 +95,7 @@ impl Seed {
         }
     }
 
-    /// What it keeps on disk.
+    /// How much its held files use on disk.
     pub fn held_file_usage(&self) -> HeldFileUsage {
         let SeedMemory::Template(seed_template) = &self.memory else { return HeldFileUsage::default() };
         let files = seed_template.read_held_files();
@@ -109,7 +110,7 @@ impl SeedTemplate {
         self.held_files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fills `into` from an offset of a file that is held, which is as it was.
+    /// Fills `into` from an offset of a held file. Fails if the file was changed.
     pub(super) fn read_held_file(
         &self,
         version: &FileVersion,
@@ -129,7 +130,7 @@ impl SeedTemplate {
     }
 }
 
-/// What became of a file, by what it is `now`; where that does not tell, by its bytes.
+/// The state of a file, judged by `now`; if that is not enough, by its contents.
 fn file_state(
     (then, now): (&FileIdentity, io::Result<FileIdentity>),
     open: impl Fn() -> io::Result<File>,

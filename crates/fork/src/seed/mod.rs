@@ -18,7 +18,7 @@ use crate::image::{self, Image, ImageError, ImageHeader, ImageProgress};
 use crate::pager::{AccessReport, LearnerThread, ProcessHistory, SharedWorkingSet};
 use crate::resume::LayerReader;
 
-/// A seed: a descriptor, and the template or the image that holds its memory. Dropping it ends the template; an image stays.
+/// A seed: a descriptor, and the template or image that holds its memory. Dropping it ends the template; an image stays.
 #[derive(Debug)]
 pub struct Seed {
     key: Arc<SeedKey>,
@@ -38,15 +38,15 @@ enum SeedMemory {
 
 mod held_files;
 
-/// A template, and what fork shares rather than copies.
+/// A template, and state that fork(2) shares instead of copying.
 #[derive(Debug)]
 struct SeedTemplate {
     shared_copies: Vec<SharedCopy>,
-    /// In the order of the descriptor's file versions; what takes too much room is let go of.
+    /// In the order of the descriptor's file versions. Files that use too much space are released.
     held_files: RwLock<Vec<Option<HeldFile>>>,
-    /// By the number of the process.
+    /// By process number.
     processes: Vec<ProcessTemplate>,
-    /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
+    /// Held until the seed ends, and never accessed. The lock only makes the seed shareable between threads.
     _template: Mutex<TemplateGuard>,
 }
 
@@ -70,10 +70,10 @@ impl ProcessTemplate {
 }
 
 impl Seed {
-    /// Takes what was captured. `token` is random, and opens the seed.
+    /// Makes a seed of a captured process. `token` is random, and gives access to the seed.
     ///
     /// # Errors
-    /// When the template has ended already.
+    /// If the template has already ended.
     pub fn new(id: SeedId, token: Token, captured: CapturedTree) -> io::Result<Self> {
         let CapturedTree { descriptor, template, shared_copies, held_files, times } = captured;
         let files = RwLock::new(held_files);
@@ -93,7 +93,7 @@ impl Seed {
         })
     }
 
-    /// The seed of an image, with the working set that is kept beside it.
+    /// The seed of an image, with the working set that is saved next to it.
     pub fn from_image(image: Image) -> Self {
         let descriptor = image.descriptor();
         let working_set =
@@ -113,11 +113,11 @@ impl Seed {
         }
     }
 
-    /// Writes the seed's image, with what the daemon wants to know again; and opens it. What it inherits is read by way of
-    /// `others`, and is its own in there. Blocks.
+    /// Writes the seed's image, with the daemon's state, and opens it. Inherited pages are read through `others`, and belong
+    /// to the seed itself in the image. Blocks.
     ///
     /// # Errors
-    /// [`ImageError`]; nothing is left then.
+    /// [`ImageError`]; no file is left then.
     pub fn seal(
         &self,
         others: &LayerReader,
@@ -159,24 +159,24 @@ impl Seed {
         Ok(())
     }
 
-    /// The same seed, whose memory is in its image now.
+    /// The same seed, with its memory in its image.
     pub fn to_sealed(&self, image: Image) -> Self {
         let moved = Self::with_image(image, self.working_set.clone());
         moved.save_working_set();
         moved
     }
 
-    /// Its id and what opens it.
+    /// Its id and token.
     pub fn key(&self) -> &Arc<SeedKey> {
         &self.key
     }
 
-    /// Its state.
+    /// Its descriptor.
     pub fn descriptor(&self) -> &Arc<Descriptor> {
         &self.descriptor
     }
 
-    /// The template of the first process, as this process sees it; `None` where an image has its place.
+    /// The template of the first process, in this pid namespace; `None` for a seed with an image.
     pub fn template_pid(&self) -> Option<i32> {
         match &self.memory {
             SeedMemory::Template(seed_template) => seed_template.processes.first().map(|one| one.pid),
@@ -184,7 +184,8 @@ impl Seed {
         }
     }
 
-    /// Whether its memory is there: a template may be killed, and that of a child's seed ends with the child's pid namespace.
+    /// Whether its memory is available. A template may be killed, and the template of a child's seed ends with the child's
+    /// pid namespace.
     pub fn has_memory(&self) -> bool {
         match &self.memory {
             SeedMemory::Template(seed_template) => !seed_template.processes.iter().any(ProcessTemplate::has_ended),
@@ -192,7 +193,7 @@ impl Seed {
         }
     }
 
-    /// Its image, where that has its memory.
+    /// Its image, if that holds its memory.
     pub fn image(&self) -> Option<&Image> {
         match &self.memory {
             SeedMemory::Template(_) => None,
@@ -200,26 +201,26 @@ impl Seed {
         }
     }
 
-    /// How long its capture took; nothing is known of it where it comes from an image.
+    /// How long its capture took. All zero for a seed of an image.
     pub fn times(&self) -> &CaptureTimes {
         &self.times
     }
 }
 
 impl Seed {
-    /// How many pages its children are known to touch, and get at once.
+    /// Number of pages in its working set, which its children get at once.
     pub fn working_set_pages(&self) -> u64 {
         self.working_set.page_count()
     }
 
-    /// Takes what was seen of a child.
+    /// Learns from a report about a child.
     fn learn_working_set(&self, report: &AccessReport) {
         if self.working_set.apply_report(report, |extent, page| has_data(&self.descriptor, extent, page)) {
             self.save_working_set();
         }
     }
 
-    /// Beside its image, if it has one, for whoever serves it next.
+    /// Saves the working set next to the image, if there is one, for the node's next daemon.
     fn save_working_set(&self) {
         let SeedMemory::Image(image) = &self.memory else { return };
         let set = self.working_set.encoded_bytes();
@@ -285,7 +286,7 @@ impl Region for Seed {
 
     fn local_template(&self) -> Option<LocalTemplate> {
         let SeedMemory::Template(seed_template) = &self.memory else { return None };
-        // One process can be given: the first. What others have is read through the owner.
+        // Only one process can be given: the first. Memory of others is read through the owner.
         let in_template = |(index, extent): (usize, &farfork_wire::descriptor::Extent)| match extent.source {
             ExtentSource::Template { process: 0, address } => Some((ExtentId(index as u32), address)),
             ExtentSource::Template { .. } | ExtentSource::SharedObject { .. } | ExtentSource::File { .. } => None,
@@ -300,21 +301,21 @@ impl Region for Seed {
 #[derive(Debug, Default)]
 pub struct SeedTable {
     seeds: RwLock<HashMap<SeedId, Arc<Seed>>>,
-    /// What learns which pages children touch.
+    /// Learns which pages children touch.
     learner: LearnerThread,
-    /// What was learnt of processes of which there were seeds.
+    /// Working sets of processes that had seeds here.
     habits: Mutex<ProcessHistory>,
 }
 
 impl SeedTable {
-    /// Adds a seed, in place of one of the same id; from now on it is served.
+    /// Adds a seed, and replaces one with the same id. From now on it is served.
     pub fn insert(&self, seed: Arc<Seed>) {
         let mut seeds = self.seeds.write().unwrap_or_else(PoisonError::into_inner);
         seeds.insert(seed.key.seed.clone(), seed);
     }
 
-    /// Adds a seed of a process of this machine, whose children are given at once what those of its seed before this one touched.
-    /// Gives that one, which may have been dropped.
+    /// Adds a seed of a process of this machine. Its children get the working set of the process's previous seed at once.
+    /// Returns the key of that seed, which may have been dropped.
     pub fn insert_successor(&self, process: ProcessIdentity, seed: Arc<Seed>) -> Option<Arc<SeedKey>> {
         let before = self.lock_habits().add_seed(process, (&seed.key, &seed.descriptor), &seed.working_set);
         self.insert(seed);
@@ -325,12 +326,12 @@ impl SeedTable {
         self.habits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a seed out; from now on it is unknown. Its template ends with the last reference.
+    /// Removes a seed. From now on it is unknown. Its template ends with the last reference.
     pub fn remove(&self, id: &SeedId) -> Option<Arc<Seed>> {
         self.seeds.write().unwrap_or_else(PoisonError::into_inner).remove(id)
     }
 
-    /// Looks one up.
+    /// Looks up a seed.
     pub fn get(&self, id: &SeedId) -> Option<Arc<Seed>> {
         self.seeds.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
@@ -347,7 +348,7 @@ impl Exporter for SeedTable {
         let lesson: Box<dyn FnOnce() + Send> = match self.get(&report.seed) {
             Some(known) if known.key.token != report.token => return Err(Refusal::WrongToken),
             Some(known) => Box::new(move || known.learn_working_set(&report)),
-            // It may have been dropped with the child's end: its parent's next one is to know.
+            // The seed may have been dropped when its child ended: the report is then for the parent's next seed.
             None => {
                 let habit = self.lock_habits().find_by_report(&report).ok_or(Refusal::UnknownSeed)?;
                 Box::new(move || habit.apply_report(&report))

@@ -1,4 +1,4 @@
-//! Open files that the kernel makes for a process, and that have no path (timerfd, signalfd, inotify); and file locks.
+//! Open files that the kernel makes for a process and that have no path (timerfd, signalfd, inotify); and file locks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use super::inotify_watches;
 use crate::capture::state::tree_root::TreeRoot;
 use crate::capture::survey::ThreadProfile;
 
-/// A timerfd as it stood; or why it cannot be carried.
+/// A timerfd in its state at the pause, or why it cannot be carried.
 pub(super) fn build_timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
     let timer = info.timer.ok_or("the kernel does not tell its state")?;
     let is_cancelled_by_clock = has_cancel_on_set(&timer);
@@ -27,7 +27,7 @@ pub(super) fn build_timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, Stri
     Ok(OpenFile::TimerFd { clock: timer.clock, flags, ticks: timer.ticks, time, is_cancelled_by_clock })
 }
 
-/// The kernel takes the wish from timers of the wall clock only, and from those only that are set to a time of day.
+/// Whether TFD_TIMER_CANCEL_ON_SET has an effect: only on a timer of the wall clock that is set to an absolute time.
 fn has_cancel_on_set(timer: &TimerState) -> bool {
     /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET.
     const CANCELLED_BY_CLOCK: u32 = 1 | 2;
@@ -42,7 +42,7 @@ pub(super) fn build_signal_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, Str
     Ok(OpenFile::SignalFd { mask, flags })
 }
 
-/// An inotify of a tree whose root is `root`, in whose queue `unread` bytes wait.
+/// An inotify instance of a tree with root `root`, with `unread` bytes in its queue.
 pub(super) fn build_inotify(root: TreeRoot, info: &FdInfo, unread: u64, flags: u32) -> Result<OpenFile, String> {
     Ok(OpenFile::Inotify {
         has_lost: unread > 0,
@@ -51,8 +51,8 @@ pub(super) fn build_inotify(root: TreeRoot, info: &FdInfo, unread: u64, flags: u
     })
 }
 
-/// Why an epoll cannot be carried: files that it watches are not open any more under the numbers that it has them by, and of those an epoll tells
-/// on. `is_open` says whether a number leads to an inode.
+/// Why an epoll instance cannot be carried: a file that it watches is no longer open under its registered number, but the
+/// epoll still reports it. `is_open` says whether a number refers to an inode.
 pub(super) fn find_closed_targets(info: &FdInfo, is_open: impl Fn(u32, u64) -> bool) -> Vec<String> {
     let lost = info.epoll.iter().filter(|entry| !is_open(entry.number, entry.inode));
     let reason = |entry: &EpollEntry| {
@@ -64,22 +64,23 @@ pub(super) fn find_closed_targets(info: &FdInfo, is_open: impl Fn(u32, u64) -> b
     lost.map(reason).collect()
 }
 
-/// A process that holds locks by its descriptors.
+/// A process that holds locks through its descriptors.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LockHolder<'a> {
     pid: i32,
-    /// Its main thread's.
+    /// Status of its main thread.
     status: Option<&'a ProcStatus>,
 }
 
 impl<'a> LockHolder<'a> {
-    /// Of a process, with what is known of its threads.
+    /// A holder, with the profiles of its threads.
     pub(super) fn new(pid: i32, profiles: &'a BTreeMap<i32, ThreadProfile>) -> Self {
         Self { pid, status: profiles.get(&pid).map(|profile| &profile.status) }
     }
 }
 
-/// Why a process could not take a lease again that it has: the file is another user's (fcntl(2), F_SETLEASE), since it has changed its own.
+/// Why a process could not take one of its leases again: the file belongs to another user (fcntl(2), F_SETLEASE), because
+/// the process has changed its own user id.
 fn refuse_foreign_lease(holder: LockHolder<'_>, number: u32) -> Option<String> {
     const CAP_LEASE: u64 = 1 << 28;
     let LockHolder { pid, status } = holder;
@@ -93,7 +94,7 @@ fn refuse_foreign_lease(holder: LockHolder<'_>, number: u32) -> Option<String> {
     })
 }
 
-/// A lock that is held by a descriptor; or why it cannot be carried.
+/// A lock that is held through a descriptor, or why it cannot be carried.
 pub(super) fn build_lock(holder: LockHolder<'_>, number: u32, entry: &LockEntry) -> Result<FileLock, String> {
     let kind = match entry.kind {
         LockKind::Flock => FileLockKind::Flock,

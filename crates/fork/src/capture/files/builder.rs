@@ -29,33 +29,33 @@ use crate::capture::survey::ThreadProfile;
 
 const O_CLOEXEC: u32 = 0o2_000_000;
 
-/// The open files of a tree of processes, in the making.
+/// The open files of a tree of processes, while they are being built.
 #[derive(Debug, Default)]
 pub(crate) struct OpenFileTable {
     pub(crate) files: Vec<OpenFile>,
-    /// Those that its processes drive, ascending.
+    /// Terminals that its processes drive, ascending.
     pub(crate) terminals: Vec<PseudoTerminal>,
     pub(crate) versions: Vec<FileVersion>,
     index: OpenFileIndex,
-    /// Inodes of sockets, by the files' indices.
+    /// Inodes of sockets, by the index of the open file.
     pub(super) sockets: BTreeMap<u32, u64>,
-    /// Of the first process.
+    /// Set once the first process was added.
     streams: Option<TreeStreams>,
     socket_defaults: SocketDefaultsCache,
 }
 
 impl OpenFileTable {
-    /// Those of a tree that drives these terminals.
+    /// A table of a tree that drives these terminals.
     pub(crate) fn with_terminals(terminals: Vec<PseudoTerminal>) -> Self {
         Self { terminals, ..Self::default() }
     }
 
-    /// The standard streams of the first process are known.
+    /// Sets the standard streams, which the first process determines.
     pub(crate) fn set_streams(&mut self, streams: TreeStreams) {
         self.streams = Some(streams);
     }
 
-    /// Where the standard streams of all but the first process lead.
+    /// Where the standard streams of the tree lead. `None` until the first process was added.
     pub(crate) fn streams(&self) -> Option<&TreeStreams> {
         self.streams.as_ref()
     }
@@ -69,21 +69,21 @@ pub(crate) struct ProcessFiles {
     pub(crate) owners: Vec<FileOwner>,
 }
 
-/// The threads of a process, for who is told of a file's readiness; and the processes of its tree.
+/// For translating the recipients of readiness signals: the threads of a process, and the processes of its tree.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PidTranslation<'a> {
     pub(crate) pid: i32,
     pub(crate) profiles: &'a BTreeMap<i32, ThreadProfile>,
-    /// The ids that they know, by those that we do.
+    /// The ids that the processes know, by the ids in this pid namespace.
     pub(crate) inner_ids: &'a BTreeMap<i32, u32>,
 }
 
-/// Why a file is refused whose readiness others are told of.
+/// Why a file is refused that signals its readiness to another process.
 pub(super) const FOREIGN_OWNER_REASON: &str =
     "somebody else than the process is told of its readiness (F_SETOWN), which is not carried";
 
 impl PidTranslation<'_> {
-    /// `None` where somebody else is told.
+    /// `None` if the recipient is another process or a group.
     pub(super) fn translate_owner(&self, number: u32, owner: &FdOwner) -> Option<FileOwner> {
         let signal = owner.signal;
         match owner.target {
@@ -94,7 +94,7 @@ impl PidTranslation<'_> {
     }
 }
 
-/// Builds them from the table of `subject`: the process's, or ours for what is on its way.
+/// Builds open files from the table of `fd_pid`: the process's, or this process's own for files in flight.
 pub(super) struct FileTableBuilder<'a> {
     /// For messages.
     pub(super) pid: i32,
@@ -102,19 +102,20 @@ pub(super) struct FileTableBuilder<'a> {
     pub(super) root: TreeRoot,
     pub(super) fds: &'a [OpenFd],
     pub(super) file_states: &'a OpenFileStates,
-    /// What has pipes and sockets of all processes of the tree.
+    /// Has the pipes and sockets of all processes of the tree.
     pub(super) tree_states: &'a OpenFileStates,
     pub(super) shared_copies: &'a SharedCopies,
     pub(super) pids: PidTranslation<'a>,
     pub(super) process_files: ProcessFiles,
     pub(super) table: &'a mut OpenFileTable,
     pub(super) refusals: Vec<Refusal>,
-    /// Whether the descriptors are our own copies of some that are on their way in sockets.
+    /// Whether the descriptors are copies of files in flight in sockets, in this process.
     pub(super) are_inflight: bool,
 }
 
 impl ProcessFiles {
-    /// All files of a process that stands; those that no other process has brought are added to `all`. `infos` are those of `fds`. The first process comes first.
+    /// Builds the files of a stopped process. Open files that no earlier process has are added to `all`. `infos` belong to
+    /// `fds`. The first process must be built first.
     pub(crate) fn build(
         pid: i32,
         root: TreeRoot,
@@ -159,7 +160,7 @@ impl FileTableBuilder<'_> {
         Ok(())
     }
 
-    /// What was told of a descriptor in the pause, where it was asked; else now.
+    /// The `fdinfo` from the pause, if it was read; else from now.
     fn fdinfo_of<'i>(&'i self, fd: &OpenFd, now: &'i FdInfo) -> Result<&'i FdInfo, CaptureError> {
         match self.file_states.fdinfo.get(&fd.number) {
             Some(then) if (then.mount, then.inode) == (now.mount, now.inode) => Ok(then),
@@ -168,11 +169,11 @@ impl FileTableBuilder<'_> {
         }
     }
 
-    /// The open file that a descriptor leads to, which is added where it is new.
+    /// Index of the open file that a descriptor refers to. A new one is added.
     pub(super) fn index_of(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<u32, CaptureError> {
         let info = &self.fdinfo_of(fd, now)?.clone();
         let (identity, descriptor) = (fd.open_file_key(info), (self.fd_pid, fd.number));
-        // The three standard streams stay apart.
+        // The three standard streams are separate files.
         let known =
             if fd.is_standard_stream { Err(None) } else { self.table.index.find(identity, descriptor).map_err(Some) };
         Ok(match known {
@@ -248,32 +249,32 @@ impl FileTableBuilder<'_> {
         })
     }
 
-    /// Its path, from where all paths of the tree begin.
+    /// Its path, relative to the root of the tree.
     fn path(&self, fd: &OpenFd) -> String {
         String::from_utf8_lossy(&fd.link).into_owned()
     }
 
-    /// What was made, or a refusal.
+    /// The built file, or a refusal.
     fn or_refusal(&self, fd: &OpenFd, made: Result<OpenFile, String>) -> Result<OpenFile, CaptureError> {
         let refuse = |reason| CaptureError::refused(self.pid, vec![Refusal::new(self.fd_name(fd), reason)]);
         made.map_err(refuse)
     }
 
-    /// A pidfd of a process of the tree; others are not in a child's container.
+    /// A pidfd of a process of the tree. Other processes are not in a child's container.
     fn build_pidfd(&self, fd: &OpenFd, info: &FdInfo, flags: u32) -> Result<OpenFile, CaptureError> {
         let known = info.process.and_then(|pid| self.pids.inner_ids.get(&pid));
         let made = known.map(|pid| OpenFile::PidFd { pid: *pid, flags });
         self.or_refusal(fd, made.ok_or_else(|| FOREIGN_PIDFD_REASON.to_owned()))
     }
 
-    /// Locks by an open file that another process has brought: those that are a process's.
+    /// Adds those locks on a known open file that belong to the process, not to the file.
     fn add_process_locks(&mut self, fd: &OpenFd, info: &FdInfo) {
         let holder = LockHolder::new(self.pid, self.pids.profiles);
         let locks = info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd.number, entry).ok());
         self.process_files.locks.extend(locks.filter(|lock| lock.kind == FileLockKind::Posix));
     }
 
-    /// What the process holds by an open file that was met for the first time.
+    /// Adds the locks and the signal recipient of a new open file.
     fn add_locks_and_owner(&mut self, fd: &OpenFd, info: &FdInfo) {
         let holder = LockHolder::new(self.pid, self.pids.profiles);
         for entry in &info.locks {
@@ -309,7 +310,7 @@ impl FileTableBuilder<'_> {
         Ok(OpenFile::Socket(socket))
     }
 
-    /// A socket that has a file is bound to its first name again, before the file is where it was.
+    /// A socket with a file is bound to its original name again, before the file is moved to its present name.
     fn check_bound_path(&self, socket: &Socket) -> Result<(), String> {
         let Some(name) = socket.bind_path().filter(|_| socket.file.is_some()) else { return Ok(()) };
         let path = Path::new(OsStr::from_bytes(name));
@@ -323,7 +324,7 @@ impl FileTableBuilder<'_> {
         ))
     }
 
-    /// Who sent what, by ids that they know.
+    /// Sets the senders of messages, by the ids that the processes know.
     fn translate_senders(&self, inode: u64, socket: &mut Socket) -> Result<(), String> {
         let arrived = self.tree_states.sockets.get(&inode).map_or(&[][..], |contents| &contents.receive_queue);
         for (message, arrived) in socket.received_messages.iter_mut().zip(arrived) {
@@ -361,7 +362,7 @@ impl FileTableBuilder<'_> {
         let is_write_end = flags & O_ACCMODE == O_WRONLY;
         let state = match self.tree_states.pipes.get(&fd.inode) {
             Some(state) => state,
-            // Only the end for writing is here: what was written is whoever's who reads outside.
+            // Only the write end is in the tree: the reader outside has the data.
             None if is_write_end => &PipeState::EMPTY,
             None => return Err(self.changed_error(fd)),
         };
@@ -388,8 +389,8 @@ impl FileTableBuilder<'_> {
         info.epoll.iter().map(target).collect()
     }
 
-    /// Numbers 0, 1 and 2 of the first process are what their number says; another descriptor is the stream that it leads to,
-    /// by preference one of its number, or of the direction that it is open in.
+    /// The standard stream of a descriptor. Descriptors 0, 1 and 2 of the first process have the stream of their number. Any
+    /// other one has a stream that it leads to: one of its own number if possible, else one of its direction.
     fn choose_stream(&self, fd: &OpenFd, info: &FdInfo) -> StandardStream {
         const STREAMS: [StandardStream; 3] = [StandardStream::Input, StandardStream::Output, StandardStream::Error];
         let order: [u32; 3] = if info.flags & O_ACCMODE == O_RDONLY { [0, 1, 2] } else { [1, 2, 0] };

@@ -1,4 +1,4 @@
-//! The kind of a file descriptor, from its link in `/proc` and the inode that the link leads to.
+//! The kind of a file descriptor, from its link in `/proc` and the inode that the link refers to.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,15 +15,15 @@ use farfork_sys::process::FdDirectory;
 use farfork_wire::descriptor::{FileIdentity, FileStatus};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, fstatfs, makedev, openat, statat, statx};
 
-/// What a descriptor leads to.
+/// What a descriptor refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum FdKind {
-    /// A regular file; or anything that has a path, where the descriptor stands for the place alone (O_PATH).
+    /// A regular file; or anything with a path, if the descriptor is for the location only (O_PATH).
     Regular,
     Directory,
-    /// One that no path leads to any more; it is empty.
+    /// A deleted directory, which is empty.
     DeletedDirectory(FileStatus),
-    /// Also a named one that was deleted.
+    /// Also a deleted named pipe.
     Pipe,
     NamedPipe,
     EventFd,
@@ -35,23 +35,23 @@ pub(in super::super) enum FdKind {
     PidFd,
     /// A memfd, a file that was deleted, or POSIX shared memory.
     Memory,
-    /// `/dev/null` and its like.
+    /// `/dev/null` and similar devices.
     Device,
     Terminal,
-    /// The end of a pseudo-terminal that drives it.
+    /// The master of a pseudo-terminal.
     TerminalMaster,
     Socket,
     /// A connection of the process to the daemon.
     DaemonSocket {
-        /// The one at which it waits to be told what it is.
+        /// Whether the process waits on it for its role, parent or child.
         is_caller: bool,
     },
-    /// Anything else, as a person would call it.
+    /// Anything else, as a description for the user.
     Other(String),
 }
 
 impl FdKind {
-    /// Whether it is found by its path, on another node, too.
+    /// Whether it is found by its path, also on another node.
     pub(super) fn has_path(&self) -> bool {
         matches!(self, Self::Regular | Self::Directory | Self::NamedPipe)
     }
@@ -59,7 +59,7 @@ impl FdKind {
 
 const MEMFD_PREFIX: &[u8] = b"/memfd:";
 
-/// Where POSIX shared memory is.
+/// The directory of POSIX shared memory.
 pub(in super::super) const SHARED_MEMORY_PREFIX: &[u8] = b"/dev/shm/";
 
 /// The kernel appends this to the path of a file that is no longer where it was opened.
@@ -68,28 +68,28 @@ pub(in super::super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 /// Major and minor numbers of null, zero, full, random and urandom.
 const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
 
-/// What is behind a link: its file's inode.
+/// The inode that a link refers to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Inode {
     statx: Statx,
     pub(super) device: u64,
     pub(super) number: u64,
-    /// The mount that it is reached by.
+    /// The mount through which it is reached.
     pub(super) mount: u64,
     pub(super) links: u32,
     mode: u16,
     uid: u32,
     gid: u32,
-    /// Of the file system's blocks.
+    /// Block size of the file system.
     block_bytes: u32,
-    /// The device that it stands for, where it stands for one.
+    /// Device number, if it is a device file.
     device_number: u64,
-    /// Whether it is a file that we do not find at its path.
+    /// Whether it is a file that this node does not have at its path.
     is_absent_on_node: bool,
 }
 
 impl Inode {
-    /// Follows a link of a process's, which reads `link`.
+    /// Reads the inode that a link of a process refers to. `link` is the text of the link.
     pub(super) fn read((links, name): (&FdDirectory, &str), link: &[u8]) -> io::Result<Self> {
         let found = statx(links, name, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
         let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
@@ -111,12 +111,12 @@ impl Inode {
         })
     }
 
-    /// Whether a file that no path leads to may be none of data.
+    /// Whether a file without a path may be a pseudo file, which holds no data.
     pub(super) fn may_be_pseudo_file(&self, link: &[u8]) -> bool {
         !link.starts_with(MEMFD_PREFIX) && !link.starts_with(SHARED_MEMORY_PREFIX)
     }
 
-    /// What it is at this moment.
+    /// Its identity at this time.
     pub(super) fn identity(&self) -> FileIdentity {
         file_identity::from_statx(&self.statx)
     }
@@ -127,8 +127,8 @@ impl Inode {
     }
 }
 
-/// What stands for a descriptor of this kind, which has a path, where that leads to something else: a mount was taken away, or has covered it.
-/// A file is kept like a deleted one.
+/// The kind to use instead for a descriptor whose path now leads to something else: its mount was removed, or is covered by
+/// another. A file is then kept like a deleted one.
 pub(super) fn kind_without_path(kind: &FdKind, links: &FdDirectory, link: &[u8], inode: &Inode) -> Option<FdKind> {
     if !kind.has_path()
         || inode.links == 0
@@ -145,13 +145,13 @@ pub(super) fn kind_without_path(kind: &FdKind, links: &FdDirectory, link: &[u8],
     })
 }
 
-/// Why a place is refused that only who has it open can get to.
+/// Why a location is refused that can be reached only through an open descriptor.
 pub(in super::super) const NO_PATH_REASON: &str =
     "is on a mount that was taken away, or is covered by one, so that no path leads there; that is not carried";
 
-/// What a file is that is the kernel's, and holds nothing, if it is one: there is nothing to copy.
+/// The kind of a kernel file that holds no data to copy, if it is one.
 pub(super) fn pseudo_file_kind(links: &FdDirectory, number: &str, link: &[u8]) -> Option<FdKind> {
-    /// POSIX message queues, of which mq_overview(7) tells; memfd_secret(2); `/proc`, `/sys`, and control groups.
+    /// POSIX message queues (mq_overview(7)), memfd_secret(2), `/proc`, `/sys`, and control groups.
     const PSEUDO_FILE_SYSTEMS: [(u64, &str); 6] = [
         (0x1980_0202, "a POSIX message queue"),
         (0x5345_434d, "secret memory (memfd_secret), which nobody else may read"),
@@ -166,7 +166,7 @@ pub(super) fn pseudo_file_kind(links: &FdDirectory, number: &str, link: &[u8]) -
     Some(FdKind::Other(format!("{} is {what}: not carried; close it first", String::from_utf8_lossy(link))))
 }
 
-/// What the link of a descriptor, `name` among `links`, leads to.
+/// The kind of a descriptor; `number` is its link in `links`.
 pub(super) fn detect_kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &Inode) -> FdKind {
     let name = || String::from_utf8_lossy(link).into_owned();
     let file_type = FileType::from_raw_mode(inode.mode.into());
@@ -198,10 +198,10 @@ pub(super) fn detect_kind((links, number): (&FdDirectory, &str), link: &[u8], in
     }
 }
 
-/// Whether a regular file is kept like memory that no path leads to: one that was deleted, POSIX shared memory, which its processes
-/// go on writing to, one in huge pages, which another node may have none of, or one that is not the node's.
+/// Whether a regular file is kept like memory without a path. That is a deleted file; POSIX shared memory, which its
+/// processes keep writing; a file in huge pages, which another node may lack; or a file that the node does not have.
 fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool) -> bool {
-    /// The least that hugetlbfs has blocks of.
+    /// Smallest block size of hugetlbfs.
     const HUGE_PAGE_BYTES_MIN: u32 = 2 << 20;
     let is_without_path = link.starts_with(MEMFD_PREFIX) || link.starts_with(SHARED_MEMORY_PREFIX);
     is_without_path
@@ -210,7 +210,7 @@ fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool)
         || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
 }
 
-/// Whether no path leads to it any more, or none but one that nobody tells.
+/// Whether no path leads to it any more, or only a path that the kernel does not report.
 fn is_unlinked(link: &[u8], inode: &Inode) -> bool {
     let is_there = || {
         let found = fs::metadata(OsStr::from_bytes(link));
@@ -219,7 +219,7 @@ fn is_unlinked(link: &[u8], inode: &Inode) -> bool {
     inode.links == 0 || (link.ends_with(DELETED_SUFFIX) && !is_there())
 }
 
-/// Whether a descriptor stands for a place alone (O_PATH): its link shows neither right.
+/// Whether a descriptor is for the location only (O_PATH): its link shows neither read nor write permission.
 fn is_path_only(links: &FdDirectory, number: &str) -> bool {
     const OWNER_PERMISSIONS: u32 = 0o700;
     statat(links, number, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNER_PERMISSIONS == 0)

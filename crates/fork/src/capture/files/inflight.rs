@@ -1,6 +1,6 @@
-//! Files in flight in sockets (SCM_RIGHTS). To look into a socket duplicates them into our own descriptor table. They
-//! are read there like the descriptors of a captured process. Most lead to files that the process has open, and are the
-//! same files. The others have no descriptor until a process receives them.
+//! Files in flight in sockets (SCM_RIGHTS). Peeking into a socket duplicates them into this process's descriptor table,
+//! where they are read like the descriptors of a captured process. Most refer to files that the process has open, too. The
+//! others have no descriptor until a process receives them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,12 +16,12 @@ use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
 use crate::capture::state::tree_root::TreeRoot;
 
-/// Our copies of files on their way, and what of them goes on changing.
+/// This process's copies of files in flight, with the state that keeps changing.
 #[derive(Debug, Default)]
 pub(crate) struct InflightFiles {
-    /// By the numbers of our copies, which are open as long as the messages are known.
+    /// By the number of the copy, which is open as long as the messages exist.
     fds: BTreeMap<u32, OpenFd>,
-    /// `None` where nothing is on its way. Pipes and sockets are in the contents of whom they belong to.
+    /// `None` if no file is in flight. Pipes and sockets are in the state of their processes.
     file_states: Option<Box<OpenFileStates>>,
 }
 
@@ -35,7 +35,7 @@ impl InflightFiles {
         contents.signal_owners.extend(more.signal_owners);
     }
 
-    /// Memory that is on its way: where it can be opened, and what it is called.
+    /// Memory files in flight: the path to open each, and its link.
     pub(crate) fn memory_files(&self) -> impl Iterator<Item = (String, &Vec<u8>)> {
         let memory = self.fds.values().filter(|fd| fd.kind == FdKind::Memory);
         memory.map(|fd| (format!("/proc/self/fd/{}", fd.number), &fd.link))
@@ -43,12 +43,12 @@ impl InflightFiles {
 }
 
 impl OpenFileStates {
-    /// What is on its way in the process's sockets.
+    /// Files in flight in the process's sockets.
     pub(crate) fn inflight(&self) -> &InflightFiles {
         &self.inflight
     }
 
-    /// Reads files on their way in the sockets that were read; also those in sockets that are on their way themselves.
+    /// Reads files in flight in the sockets that were read, and in sockets that are in flight themselves.
     pub(super) fn read_inflight(&mut self, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let mut known = 0;
         while known < self.inflight_fds().len() {
@@ -57,14 +57,14 @@ impl OpenFileStates {
             let numbers = self.inflight_fds();
             known = numbers.len();
             let mut contents = self.inflight.file_states.take().unwrap_or_default();
-            // An inode that was read already is not read again: a socket may be on its way in itself.
+            // A known inode is not read again: a socket may be in flight in itself.
             contents.merge(self);
             for number in numbers {
                 if self.inflight.fds.contains_key(&number) || contents.inflight.fds.contains_key(&number) {
                     continue;
                 }
                 let fd = OpenFd::read(&links, number)?;
-                // A terminal is only carried where it is a standard stream: its state is not looked at.
+                // A terminal is carried only as a standard stream, so its state is not read.
                 if !matches!(fd.kind, FdKind::Terminal | FdKind::TerminalMaster) {
                     let info = infos.info(number)?;
                     contents.read_fd(own, &infos, (&fd, info), diagnosis)?;
@@ -84,8 +84,8 @@ impl OpenFileStates {
 }
 
 impl OpenFileTable {
-    /// Adds files that are on their way in the sockets of all processes, and says in each message which it brings. To be
-    /// called when all that has a descriptor is known. `pid` and its threads are of the first process.
+    /// Adds files in flight in the sockets of all processes, and links each message to its files. Call it when all files
+    /// with descriptors are known. `pid` and its threads are those of the first process.
     pub(crate) fn add_inflight(
         &mut self,
         (pid, root): (i32, TreeRoot),
@@ -122,7 +122,7 @@ impl OpenFileTable {
         if builder.refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(pid, builder.refusals)) }
     }
 
-    /// Those that lead to standard streams are these.
+    /// Copies of the files in flight, marked if they lead to a standard stream.
     fn mark_inflight_streams(&self, pool: &OpenFileStates, own: i32) -> Vec<OpenFd> {
         let is_standard =
             |fd: &OpenFd| self.streams().is_some_and(|streams| streams.matching_streams(own, fd).next().is_some());
@@ -146,7 +146,7 @@ impl FileTableBuilder<'_> {
         Ok(())
     }
 
-    /// The open file that one of our copies leads to.
+    /// Index of the open file that a copy refers to.
     fn inflight_index(&mut self, number: u32, infos: &FdDirectory) -> Result<u32, CaptureError> {
         let position = self.fds.binary_search_by_key(&number, |fd| fd.number);
         let fd =
@@ -174,7 +174,7 @@ impl FileTableBuilder<'_> {
         Ok(index)
     }
 
-    /// What a message about a descriptor names.
+    /// The name of a descriptor in messages.
     pub(super) fn fd_name(&self, fd: &OpenFd) -> String {
         if self.are_inflight {
             let link = String::from_utf8_lossy(&fd.link);

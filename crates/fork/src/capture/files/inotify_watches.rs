@@ -12,7 +12,7 @@ use farfork_wire::descriptor::{InotifyWatch, RESTORED_NUMBER_MAX};
 
 use crate::capture::state::tree_root::TreeRoot;
 
-/// The watches of an inotify of a tree whose root is `root`, by path; or why one of them has none.
+/// The watches of an inotify instance by path, or why one of them has no path. `root` is the root of the tree.
 pub(super) fn resolve_watches(root: TreeRoot, entries: &[WatchEntry]) -> Result<Vec<InotifyWatch>, String> {
     let mounts = std::fs::read(format!("/proc/{}/mountinfo", root.pid)).and_then(|text| table::parse(&text));
     let mounts = mounts.map_err(|error| format!("its mounts cannot be read: {error}"))?;
@@ -37,9 +37,9 @@ pub(super) fn resolve_watches(root: TreeRoot, entries: &[WatchEntry]) -> Result<
     Ok(watches)
 }
 
-/// Through each mount of its file system, until one shows it.
+/// Tries each mount of the file system, until one shows the inode.
 fn find_path(root: TreeRoot, entry: &WatchEntry, mounts: &[Mount]) -> Option<PathBuf> {
-    /// The kernel's own device numbers have a minor of 20 bits.
+    /// Minor numbers of the kernel's own device numbers have 20 bits.
     const MINOR_BITS: u32 = 20;
     let device = format!("{}:{}", entry.device >> MINOR_BITS, entry.device & ((1 << MINOR_BITS) - 1));
     let is_it = |path: &PathBuf| metadata(root.resolve(path)).is_ok_and(|found| found.ino() == entry.inode);

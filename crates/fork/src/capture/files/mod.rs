@@ -1,7 +1,7 @@
 //! Open files: their kinds, which of them are refused, what the pause must read, and their entries in a descriptor.
 //!
 //! fork(2) copies the descriptor table but shares the open files: positions, counters and pipe contents change once the
-//! parent runs. So all of them are read in the pause: states (`OpenFileStates`) while the process is cloned, the rest
+//! parent runs. So all of them are read in the pause: the states (`OpenFileStates`) while the process is cloned, the rest
 //! when the states of the whole tree are known.
 
 mod anon_inode;
@@ -43,17 +43,17 @@ use super::state::tree_root::TreeRoot;
 use super::volume_objects;
 use fd_kind::Inode;
 
-/// Most links of `/proc` are shorter, in bytes; others are read once more.
+/// Most links of `/proc` are shorter, in bytes. Longer ones are read a second time.
 const LINK_BYTES_GUESS: usize = 128;
 
-/// A process's connections to the daemon, by the inodes of its ends. A child gets others in their place.
+/// A process's connections to the daemon, by the inodes of its ends. A child gets other connections instead.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DaemonSockets {
-    /// The one at which the process waits to be told whether it is the parent or a child.
+    /// The one on which the process waits to learn whether it is the parent or a child.
     pub caller: Option<u64>,
-    /// The others; a child finds them at their end.
+    /// The others. A child reads end of file from them.
     pub eof_in_child: Vec<u64>,
-    /// Whether files that the process can read are copied in the pause, as deleted ones are.
+    /// Whether files that the process can read are copied in the pause, like deleted files.
     pub copies_files: bool,
 }
 
@@ -61,21 +61,21 @@ pub struct DaemonSockets {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OpenFd {
     pub(super) number: u32,
-    /// Where its link in /proc leads.
+    /// The target of its link in /proc.
     pub(super) link: Vec<u8>,
     pub(super) kind: FdKind,
     pub(super) device: u64,
     pub(super) inode: u64,
     mount: u64,
     is_deleted: bool,
-    /// What it was when this was read, of a regular file that its path leads to.
+    /// Identity at the time of reading, of a regular file at its path.
     version: Option<FileIdentity>,
-    /// One of the standard streams, or a file that leads where one of them does.
+    /// Whether it is a standard stream, or leads where one of them leads.
     pub(super) is_standard_stream: bool,
 }
 
-/// Every descriptor of a process, ascending. One that is closed meanwhile is left out. `streams`: of the tree whose first
-/// process it is not.
+/// All descriptors of a process, ascending. One that is closed meanwhile is left out. `streams`: the streams of the tree,
+/// unless this is its first process.
 pub(super) fn list_open_fds(
     pid: i32,
     sockets: &DaemonSockets,
@@ -99,7 +99,7 @@ pub(super) fn list_open_fds(
     Ok(fds)
 }
 
-/// Why a descriptor was not read; where it has been closed since, the process is to be looked at again.
+/// Why a descriptor was not read. If it was closed meanwhile, the process must be surveyed again.
 fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
     match source.kind() {
         io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
@@ -108,7 +108,7 @@ fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
 }
 
 impl DaemonSockets {
-    /// The same for a process that descends from the one that may be waiting.
+    /// The sockets as seen by a descendant of the process that may be waiting.
     pub(super) fn for_descendant(&self) -> Self {
         Self {
             caller: None,
@@ -117,7 +117,7 @@ impl DaemonSockets {
         }
     }
 
-    /// The kind of a socket that is one of these, and of a file that is to be copied.
+    /// The kind to use instead for one of these sockets, and for a file that is to be copied.
     fn override_kind(&self, fd: &OpenFd, links: &FdDirectory) -> Option<FdKind> {
         if fd.kind == FdKind::Regular && self.copies_files && versions::is_readable_by_owner(fd, links) {
             return Some(FdKind::Memory);
@@ -133,7 +133,7 @@ impl OpenFd {
         Self::read_known(links, number, None)
     }
 
-    /// Where `known` tells what it is, only that it is still that.
+    /// Reads a descriptor. If it still refers to the same file as `known`, keeps its kind.
     fn read_known(links: &FdDirectory, number: u32, known: Option<&Self>) -> io::Result<Self> {
         let name = number.to_string();
         let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES_GUESS))?.into_bytes();
@@ -162,8 +162,8 @@ impl OpenFd {
         })
     }
 
-    /// One of a process that stands, of which `fdinfo` tells `info`. `known` is the same from shortly before, which is not looked at
-    /// again where that cannot tell anything else; then `links` are needed, and kept.
+    /// Reads a descriptor of a stopped process, whose `fdinfo` is `info`. Uses `known`, from shortly before, if the file
+    /// cannot have changed; otherwise opens `links`, which the caller keeps.
     fn reuse_known(
         (pid, number): (i32, u32),
         known: Option<&Self>,
@@ -186,11 +186,12 @@ impl OpenFd {
         (self.device, self.inode) == (other.device, other.inode)
     }
 
-    /// Whether it leads where it did, by what `fdinfo` tells. Inodes without a path are never used twice, and neither
-    /// moves what a device's path leads to; files may be renamed or removed meanwhile, and objects of the kernel share an inode.
+    /// Whether it refers to the same file as before, judged by `fdinfo`. Inode numbers of files without a path are not
+    /// reused, and the path of a device does not change its target. Other files may be renamed or removed meanwhile, and
+    /// anonymous kernel objects share one inode.
     fn matches_fdinfo(&self, info: &FdInfo) -> bool {
         let is_lasting = match self.kind {
-            // A named one has been deleted.
+            // A named pipe with this kind was deleted.
             FdKind::Pipe => !self.link.starts_with(b"/"),
             FdKind::Socket | FdKind::DaemonSocket { .. } | FdKind::Device | FdKind::Terminal => true,
             _ => false,
@@ -198,13 +199,13 @@ impl OpenFd {
         is_lasting && (self.mount, self.inode) == (info.mount, info.inode)
     }
 
-    /// Whether its number leads where it did.
+    /// Whether its number still refers to the same file.
     fn is_unchanged(&self, pid: i32) -> bool {
         let now = FdDirectory::open_links(pid).and_then(|links| Self::read(&links, self.number));
         now.is_ok_and(|now| (now.device, now.inode, &now.link) == (self.device, self.inode, &self.link))
     }
 
-    /// A copy of it; NotFound where its number was used again meanwhile.
+    /// A duplicate of the descriptor; NotFound if its number was reused meanwhile.
     fn duplicate(&self, process: &OwnedFd) -> io::Result<OwnedFd> {
         let copy = pidfd::get_fd(process, self.number)?;
         let found = fstat(&copy)?;
@@ -212,7 +213,7 @@ impl OpenFd {
         is_it.then_some(copy).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Whether its file's state is shared by fork and goes on changing.
+    /// Whether its file has state that fork(2) shares and that keeps changing.
     pub(super) fn has_shared_state(&self) -> bool {
         match self.kind {
             FdKind::Regular
@@ -234,7 +235,7 @@ impl OpenFd {
         }
     }
 
-    /// Whether it is a directory that its children find by its path.
+    /// Whether it is a directory that children find by its path.
     pub(super) fn is_directory_with_path(&self) -> bool {
         self.kind == FdKind::Directory && !self.is_standard_stream
     }
@@ -245,7 +246,7 @@ impl OpenFd {
         self.is_deleted && is_file && !self.is_standard_stream && self.link.ends_with(DELETED_SUFFIX)
     }
 
-    /// Kinds whose openings lead to the same stream when their inode is the same.
+    /// Whether open files of this kind lead to the same stream if they have the same inode.
     fn has_one_stream_per_inode(&self) -> bool {
         matches!(self.kind, FdKind::Pipe | FdKind::NamedPipe | FdKind::Terminal | FdKind::Socket)
     }
@@ -268,7 +269,7 @@ impl OpenFd {
     }
 }
 
-/// What of the open files of a process cannot be carried, by name. `root` shows the tree's files.
+/// Open files that cannot be carried, with reasons. `root` shows the tree's files.
 pub(super) fn refuse_open_files((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds {
@@ -280,7 +281,8 @@ pub(super) fn refuse_open_files((pid, root): (i32, TreeRoot), fds: &[OpenFd]) ->
     Ok(refusals)
 }
 
-/// Files and directories that were removed from a volume while they were open. A copy would hide what other nodes do to the volume.
+/// Refuses files and directories that were removed from a volume while they were open. A copy would hide what other nodes do
+/// to the volume.
 fn refuse_removed_from_volumes(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut removed = fds.iter().filter(|fd| fd.is_removed_from_path()).peekable();
     if removed.peek().is_none() {
@@ -294,8 +296,8 @@ fn refuse_removed_from_volumes(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Resu
     Ok(removed.filter_map(refuse).collect())
 }
 
-/// A process that asked for its own capture waits at a socket, where its children will be answered: if it has none of
-/// that inode, it was another process that asked.
+/// A process that requests its own capture waits on a socket, on which its children will be answered. If it has no such
+/// socket, another process made the request.
 pub(super) fn check_caller_socket(pid: i32, fds: &[OpenFd], sockets: &DaemonSockets) -> Option<Refusal> {
     let inode = sockets.caller?;
     let waits = fds.iter().any(|fd| fd.kind == FdKind::DaemonSocket { is_caller: true } && !fd.is_standard_stream);
@@ -307,7 +309,7 @@ fn fd_object(pid: i32, number: u32) -> String {
     format!("pid {pid}, fd {number}")
 }
 
-/// Pidfds of processes that are not of the tree whose first process is `first`: they are not in a child's container.
+/// Refuses pidfds of processes outside the tree of `first`: they are not in a child's container.
 pub(super) fn refuse_foreign_pidfds(first: i32, pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds.iter().filter(|fd| fd.kind == FdKind::PidFd && !fd.is_standard_stream) {
@@ -333,7 +335,7 @@ fn descends_from(mut pid: i32, first: i32) -> bool {
     pid == first
 }
 
-/// Sockets of kinds that are not carried, whatever they are doing.
+/// Refuses sockets of kinds that are never carried.
 fn refuse_unsupported_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for (fd, copy) in open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))? {
@@ -344,7 +346,7 @@ fn refuse_unsupported_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, 
     Ok(refusals)
 }
 
-/// Numbers of sockets that have an address of an interface of their network.
+/// Descriptors of sockets that are bound to the address of an interface of their network.
 pub(super) fn list_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<u32>, CaptureError> {
     let mut numbers = Vec::new();
     for (fd, copy) in open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))? {
@@ -354,7 +356,7 @@ pub(super) fn list_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<u32
     Ok(numbers)
 }
 
-/// Asks the kernel about sockets of a process, where it has such whose other end only the kernel knows.
+/// Opens a socket diagnosis if the process has sockets whose peers only the kernel knows.
 pub(super) fn open_socket_diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<SockDiag>, CaptureError> {
     let mut all = open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))?;
     if !all.any(|(_, copy)| sockets::needs_diagnosis(copy.as_fd())) {
@@ -363,15 +365,15 @@ pub(super) fn open_socket_diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<S
     SockDiag::open(pid).map(Some).map_err(CaptureError::reading(pid, "the sockets"))
 }
 
-/// The sockets beyond the standard streams, each with a copy of the descriptor. One that is closed meanwhile is left out; since the
-/// process may go on, and what it closes is open as long as a copy is, each is to be dropped before the next.
+/// The sockets other than standard streams, each with a duplicate. One that is closed meanwhile is left out. Drop each
+/// duplicate before the next: the process may run, and a socket that it closes stays open as long as a duplicate is.
 fn open_sockets(pid: i32, fds: &[OpenFd]) -> io::Result<impl Iterator<Item = (&OpenFd, OwnedFd)>> {
     let mut wanted = fds.iter().filter(|fd| fd.kind == FdKind::Socket && !fd.is_standard_stream).peekable();
     let process = wanted.peek().map(|_| pidfd::open(pid)).transpose()?;
     Ok(wanted.filter_map(move |fd| Some((fd, fd.duplicate(process.as_ref()?).ok()?))))
 }
 
-/// What a person should know of the open files of processes, the first one's first, although all of them are carried.
+/// Notes for the user about open files that are carried. The first process must be first.
 pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
     let mut ends = Vec::new();
     for (pid, fds) in processes {
@@ -391,7 +393,7 @@ pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>
     Ok(ends.iter().filter(leads_out).map(note).collect())
 }
 
-/// Descriptors of pipes beyond the standard streams, with their access mode.
+/// Descriptors of pipes other than standard streams, with their access modes.
 fn list_pipe_fds(pid: i32, fds: &[OpenFd]) -> Result<Vec<(&OpenFd, u32)>, CaptureError> {
     let mut ends = Vec::new();
     for fd in fds.iter().filter(|fd| matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && !fd.is_standard_stream) {

@@ -1,7 +1,7 @@
-//! Finds the open file that a descriptor leads to, by the descriptors that open files were first met under.
+//! Finds the open file that a descriptor refers to, by comparing it with one descriptor of each known open file.
 //!
-//! Descriptors of one inode may lead to one open file or to several. kcmp(2) compares and orders them. So a few
-//! comparisons suffice, even for the thousands that share the one anonymous inode (eventfd, timerfd, epoll).
+//! Descriptors of one inode may refer to one open file or to several. kcmp(2) compares and orders them. So a few comparisons
+//! suffice, even for the thousands that share the one anonymous inode (eventfd, timerfd, epoll).
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -10,33 +10,34 @@ use farfork_sys::process::{self, FdInfo};
 
 use super::OpenFd;
 
-/// A descriptor, and the process that has it.
+/// A process and one of its descriptors.
 pub(super) type ProcessFd = (i32, u32);
 
-/// What all descriptors of an open file have in common: device and inode, and an eventfd's number.
+/// What all descriptors of an open file share: device, inode, and the number of an eventfd.
 pub(super) type OpenFileKey = (u64, u64, Option<u32>);
 
-/// Of each open file the descriptor that it was first met under, and its index. Those that are alike are in the kernel's order.
+/// For each open file its first known descriptor and its index. Files with the same key are in the order of kcmp(2).
 #[derive(Debug, Default)]
 pub(super) struct OpenFileIndex(BTreeMap<OpenFileKey, Vec<(ProcessFd, u32)>>);
 
 impl OpenFd {
-    /// What it has in common with all that lead to its open file.
+    /// The key that it shares with all descriptors of its open file.
     pub(super) fn open_file_key(&self, info: &FdInfo) -> OpenFileKey {
         (self.device, self.inode, info.event_counter.and_then(|counter| counter.number))
     }
 }
 
 impl OpenFileIndex {
-    /// The open file that a descriptor leads to, with the descriptor that it was first met under; both processes stand. Else where it belongs
-    /// among those that are alike. What the kernel does not tell, as of a process that was killed, is another file.
+    /// Finds the open file of a descriptor: its first known descriptor and its index. Otherwise returns the position for a
+    /// new one. All processes must be stopped. If kcmp(2) fails, because a process was killed for example, the files count
+    /// as different.
     pub(super) fn find(&self, identity: OpenFileKey, descriptor: ProcessFd) -> Result<(ProcessFd, u32), usize> {
         let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
         let order = |first| process::compare_open_files(first, descriptor).unwrap_or(Ordering::Less);
         alike.binary_search_by(|(first, _)| order(*first)).map(|position| alike[position])
     }
 
-    /// Adds an open file that a descriptor is the first to lead to, where it belongs.
+    /// Adds an open file at its position, with its first descriptor.
     pub(super) fn insert(&mut self, identity: OpenFileKey, position: usize, first: (ProcessFd, u32)) {
         self.0.entry(identity).or_default().insert(position, first);
     }

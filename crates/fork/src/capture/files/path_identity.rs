@@ -1,6 +1,6 @@
-//! Detects files of a process that its node does not have at their paths. They are carried like deleted files. A
-//! child's writes are in its own overlay layer, and its payload in its own directory. A service may have mounts of its
-//! own, as those of a container runtime have. A mount may have been removed, or covered by another.
+//! Detects files of a process that its node does not have at their paths. They are carried like deleted files. Writes of a
+//! child are in its overlay layer, and its payload is in its own directory. A service may have its own mounts, like those of
+//! a container runtime. A mount may have been removed, or covered by another.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,8 +14,8 @@ use farfork_sys::mount::table::{self, Mount};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, openat, statx};
 use rustix::io::Errno;
 
-/// Whether a process that sees other mounts than we do has its own file at `path`. `found`: what statx(2) tells of it; `mounts`: where the process's
-/// table of mounts is, below which directory, and which of them is the file's.
+/// Whether a process with its own mounts has another file at `path` than this node. `found`: its statx(2) result. `mounts`:
+/// the directory and the path below it of the process's mount table, and a predicate for the file's mount.
 pub(in crate::capture) fn is_absent_on_node(
     path: &[u8],
     found: &Statx,
@@ -24,27 +24,28 @@ pub(in crate::capture) fn is_absent_on_node(
     !has_same_times(path, found) && is_not_bind_mount(mounts).unwrap_or(true)
 }
 
-/// Whether the path that a process with our mounts has something at leads there, of which statx(2) tells `found`. None does where something was
-/// mounted over it since, or its own mount was taken away (MNT_DETACH).
+/// Whether a path still leads to the file that a process with the same mounts has open. `found`: its statx(2) result. It
+/// does not if something was mounted over it, or if its own mount was removed (MNT_DETACH).
 pub(in crate::capture) fn is_at_path(path: &[u8], found: &Statx) -> bool {
     let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
     let path = Path::new(OsStr::from_bytes(path));
     match statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID) {
-        // Another one in the same mount was given its name this moment.
+        // Another file in the same mount may have got the name just now.
         Ok(at_path) => at_path.stx_mnt_id == found.stx_mnt_id || identity(&at_path) == identity(found),
         Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR),
     }
 }
 
-/// The same of a file that is mapped: an overlay's is the one in its layer, by another mount.
+/// Whether a path still leads to a mapped file. On an overlay, the mapped file is the one in its layer, on another mount.
 pub(in crate::capture) fn is_mapping_at_path(path: &[u8], found: impl Fn() -> Option<Statx>) -> bool {
-    /// One that is written meanwhile looks otherwise each time.
+    /// A file that is being written looks different each time.
     const STAT_RETRIES_MAX: usize = 3;
     let is_it = |found: &Statx| is_at_path(path, found) || has_same_times(path, found);
     (0..STAT_RETRIES_MAX).any(|_| found().is_none_or(|found| is_it(&found)))
 }
 
-/// Whether we find the same at its path. An overlay shows times and size of the file below, but numbers of its own.
+/// Whether this node has a file with the same size and times at the path. An overlay shows size and times of the file below,
+/// but its own inode numbers.
 fn has_same_times(path: &[u8], found: &Statx) -> bool {
     let look = |found: &Statx| {
         let [modified, changed] = [found.stx_mtime, found.stx_ctime].map(|time| (time.tv_sec, time.tv_nsec));
@@ -54,7 +55,8 @@ fn has_same_times(path: &[u8], found: &Statx) -> bool {
     statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS).is_ok_and(|at_path| look(&at_path) == look(found))
 }
 
-/// Of a container of ours only what lies on a mount that was made for it: what its user has bound there is for its children, too.
+/// In a container made by farfork, only files on mounts that were made for it are its own. Mounts that the user has bound
+/// are for its children, too.
 fn is_not_bind_mount((directory, name, is_its): (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool)) -> io::Result<bool> {
     let mut text = Vec::new();
     let mounts = openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;

@@ -1,5 +1,5 @@
-//! Checks the open files of a running process: what a capture would refuse, by the functions that decide in the pause.
-//! The data in pipes, sockets and terminals is not checked, since the process keeps changing it.
+//! Checks the open files of a running process for what a capture would refuse, with the functions that decide in the pause.
+//! The data in pipes, sockets and terminals is not checked, because the process keeps changing it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,25 +18,25 @@ use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::state::tree_root::TreeRoot;
 use crate::capture::survey::ThreadProfile;
 
-/// The open files of a tree, looked at one process after the other.
+/// The open files of a tree, checked one process after the other.
 #[derive(Debug, Default)]
 pub(in crate::capture) struct RunningFileCheck {
-    /// An open file is looked at where it is met first, as in a capture.
+    /// Each open file is checked with its first descriptor, as in a capture.
     index: OpenFileIndex,
 }
 
-/// A process whose files are looked at.
+/// A process whose files are checked.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::capture) struct CheckedProcess<'a> {
     pub(in crate::capture) pid: i32,
-    /// What shows the tree's files.
+    /// Shows the tree's files.
     pub(in crate::capture) root: TreeRoot,
     pub(in crate::capture) fds: &'a [OpenFd],
     pub(in crate::capture) profiles: &'a BTreeMap<i32, ThreadProfile>,
 }
 
 impl RunningFileCheck {
-    /// What of the files of one more process would be refused.
+    /// Checks the files of one more process.
     pub(in crate::capture) fn refusals(&mut self, of: CheckedProcess<'_>) -> Result<Vec<Refusal>, CaptureError> {
         let pid = of.pid;
         let infos = FdDirectory::open_infos(pid).map_err(CaptureError::reading(pid, "the open files"))?;
@@ -52,7 +52,7 @@ impl RunningFileCheck {
                 Ok(reasons) => {
                     refusals.extend(reasons.into_iter().map(|why| Refusal::new(fd_object(pid, fd.number), why)))
                 }
-                // It was closed meanwhile.
+                // The descriptor was closed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(fd_read_error(pid, fd.number, error)),
             }
@@ -80,7 +80,7 @@ impl RunningFileCheck {
             reasons
                 .extend(threads.translate_owner(fd.number, &owner).is_none().then(|| FOREIGN_OWNER_REASON.to_owned()));
         }
-        // Opened since the table was read, where it is not there.
+        // A file that is not in the table may have been opened after the table was read.
         let is_open = |number: u32, inode: u64| {
             of.fds.iter().any(|other| (other.number, other.inode) == (number, inode))
                 || OpenFd::read(links, number).is_ok_and(|now| now.inode == inode)

@@ -12,24 +12,24 @@ use farfork_sys::process::{self, FdDirectory};
 use super::{FdKind, O_ACCMODE, O_RDWR, OpenFd, sockets};
 use crate::capture::error::CaptureError;
 
-/// The last of the three numbers.
+/// The last standard stream: 2, standard error.
 const STREAM_FD_MAX: u32 = 2;
 
 //  bash ─ 1 ─▶ pipe ─▶ 0 ─ tee ─ 1 ─▶ terminal        exec > >(tee log): the tree's output is the output of tee
 /// The standard streams of a tree of processes.
 #[derive(Debug, Clone)]
 pub(in crate::capture) struct TreeStreams {
-    /// The first process.
+    /// The tree's first process.
     root_pid: i32,
     streams: Vec<TreeStream>,
 }
 
 #[derive(Debug, Clone)]
 struct TreeStream {
-    /// What the first process has.
+    /// The descriptor of the first process.
     inner: OpenFd,
-    /// Who has the stream, under the same number: the first process, where it leads out of the tree; `None` where it leads to
-    /// others none of whom has it any more.
+    /// The process and descriptor that have the stream, under the same number: the first process's own, if it leads out of
+    /// the tree. `None` if it leads to other processes, and none of them has the stream any more.
     outer: Option<(i32, OpenFd)>,
 }
 
@@ -42,7 +42,7 @@ struct PipeEnd {
 }
 
 impl TreeStreams {
-    /// Those of `pid`, which has these descriptors, if they lead out of its tree.
+    /// The streams of `pid`, which has these descriptors, if they lead out of its tree.
     pub(in crate::capture) fn from_fds(pid: i32, fds: &[OpenFd]) -> Self {
         let own = fds.iter().filter(|fd| fd.number <= STREAM_FD_MAX && !fd.is_self_made(pid)).cloned();
         Self {
@@ -51,8 +51,8 @@ impl TreeStreams {
         }
     }
 
-    /// The same where they may lead to each other of the tree's processes, which are looked for only if they may. Who ends
-    /// meanwhile has none.
+    /// Resolves streams that lead to other processes of the tree. `processes` is called only if there may be any. A process
+    /// that ends meanwhile has no streams.
     pub(in crate::capture) fn resolve_inner_pipes(
         mut self,
         processes: impl FnOnce() -> Result<Vec<i32>, CaptureError>,
@@ -78,19 +78,19 @@ impl TreeStreams {
         Ok(self)
     }
 
-    /// Whether any leads to another process of the tree.
+    /// Whether a stream leads to another process of the tree.
     pub(in crate::capture) fn has_inner_stream(&self) -> bool {
         self.streams.iter().any(|stream| stream.is_inner(self.root_pid))
     }
 
-    /// The same when the first process has these descriptors; `None` where its streams have been led elsewhere since.
+    /// The streams when the first process has these descriptors; `None` if its streams have been redirected since.
     pub(in crate::capture) fn refresh(&self, fds: &[OpenFd]) -> Option<Self> {
         let mut now = Self::from_fds(self.root_pid, fds);
         for before in self.streams.iter().filter(|stream| stream.is_inner(self.root_pid)) {
             let stream = now.streams.iter_mut().find(|stream| stream.inner.has_same_target(&before.inner))?;
             stream.outer.clone_from(&before.outer);
         }
-        // A new one into a pipe may lead inside.
+        // A new stream into a pipe may lead into the tree.
         let is_known = |own: &OpenFd| self.streams.iter().any(|before| before.inner.has_same_target(own));
         now.streams.iter().all(|stream| stream.inner.kind != FdKind::Pipe || is_known(&stream.inner)).then_some(now)
     }
@@ -100,7 +100,7 @@ impl TreeStreams {
         self.root_pid
     }
 
-    /// Which of them a descriptor of a process leads to.
+    /// The streams that a descriptor of a process leads to.
     pub(super) fn matching_streams(&self, pid: i32, fd: &OpenFd) -> impl Iterator<Item = u32> {
         let outer = self.streams.iter().filter_map(|stream| stream.outer.as_ref());
         outer
@@ -108,9 +108,9 @@ impl TreeStreams {
             .map(|(_, stream)| stream.number)
     }
 
-    /// Numbers 0, 1 and 2 are standard streams, whatever was opened there: a parent that was started in the background has
-    /// `/dev/null` there, and its children are still to be talked to. So is what shares their open file, and a pipe,
-    /// terminal or socket that is the same as theirs.
+    /// Marks standard streams. Descriptors 0, 1 and 2 always are: a parent that was started in the background has
+    /// `/dev/null` there, and its children must still be reachable. Files that share an open file with them are marked, too,
+    /// and pipes, terminals and sockets that are the same as theirs.
     pub(in crate::capture) fn mark_standard(&self, pid: i32, fds: &mut [OpenFd]) {
         for fd in fds.iter_mut() {
             let is_led = self.matching_streams(pid, fd).next().is_some();
@@ -126,8 +126,8 @@ impl TreeStream {
 }
 
 impl OpenFd {
-    /// Whether it is what no process is given as a stream, but makes for itself: where one was started without streams, the first that it
-    /// makes has their numbers.
+    /// Whether it is a file that a process makes for itself and that no process gets as a stream. If a process was started
+    /// without streams, the first files that it makes get their numbers.
     fn is_self_made(&self, pid: i32) -> bool {
         match &self.kind {
             FdKind::EventFd | FdKind::Epoll | FdKind::TimerFd | FdKind::SignalFd | FdKind::Inotify | FdKind::PidFd => {
@@ -147,24 +147,24 @@ impl OpenFd {
         }
     }
 
-    /// Whether both have one number, and lead to one inode.
+    /// Whether both have the same number and inode.
     fn has_same_target(&self, other: &Self) -> bool {
         (self.number, self.device, self.inode) == (other.number, other.device, other.inode)
     }
 }
 
-/// Whether a descriptor leads where a standard stream does, each given with its process.
+/// Whether a descriptor leads where a standard stream does. Each is given with its process.
 fn is_same_stream((pid, fd): (i32, &OpenFd), (of, stream): (i32, &OpenFd)) -> bool {
     if (pid, fd.number) == (of, stream.number) {
         return true;
     }
-    // `/dev/null` under another number is meant as such, even where it is the same open file.
+    // `/dev/null` under another number is a file of its own, even if it is the same open file.
     let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
     let is_same_file = || process::is_same_open_file_across((pid, fd.number), (of, stream.number)).unwrap_or(false);
     is_same_inode && (fd.has_one_stream_per_inode() || is_same_file())
 }
 
-/// The ends of pipes that a process has.
+/// The pipe ends of a process.
 fn list_pipe_ends(pid: i32) -> io::Result<Vec<PipeEnd>> {
     let (links, infos) = (FdDirectory::open_links(pid)?, FdDirectory::open_infos(pid)?);
     let mut ends = Vec::new();
@@ -179,8 +179,8 @@ fn list_pipe_ends(pid: i32) -> io::Result<Vec<PipeEnd>> {
     Ok(ends)
 }
 
-/// Who has the stream that a descriptor of the first process was, before it was led to others of the tree: itself, where it
-/// was not; `None` where nobody has it any more.
+/// The process that has the stream which a descriptor of the first process was, before it was redirected into the tree. The
+/// first process itself, if it was not redirected; `None` if no process has the stream any more.
 fn find_outer_holder(start: (i32, u32), ends: &[PipeEnd]) -> Option<i32> {
     let (mut pid, number) = start;
     let mut seen = vec![pid];
@@ -197,7 +197,7 @@ fn find_outer_holder(start: (i32, u32), ends: &[PipeEnd]) -> Option<i32> {
     }
 }
 
-/// Who has the other end of a pipe: by preference another process, and as a stream of its own.
+/// The process with the other end of a pipe: preferably another process, and preferably as a standard stream.
 fn find_peer_process(end: &PipeEnd, ends: &[PipeEnd]) -> Option<i32> {
     let is_other = |one: &&PipeEnd| one.inode == end.inode && one.access != end.access && one.access != O_RDWR;
     let others = ends.iter().filter(is_other).filter(|_| end.access != O_RDWR);

@@ -18,35 +18,35 @@ use super::terminal::{self, ProcessTerminalEnd, TerminalEnd};
 use super::{DaemonSockets, FdKind, O_ACCMODE, O_WRONLY, OpenFd};
 use crate::capture::error::CaptureError;
 
-/// A pipe as it was inside the pause.
+/// The state of a pipe in the pause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PipeState {
     pub(crate) capacity: u32,
     pub(crate) content: Vec<u8>,
-    /// How the content is divided; one piece, unless its writer is in packet mode (O_DIRECT).
+    /// Sizes of the packets in the content: one, unless its writer is in packet mode (O_DIRECT).
     pub(crate) packets: Vec<u32>,
 }
 
-/// The shared state of open files at one moment.
+/// The shared state of a process's open files in the pause.
 #[derive(Debug, Default)]
 pub(crate) struct OpenFileStates {
-    /// All descriptors of the process, ascending, with what `fdinfo` tells of them.
+    /// All descriptors of the process, ascending, with their `fdinfo`.
     fds: Vec<(OpenFd, FdInfo)>,
-    /// The same of those whose files' state was read, by descriptor number.
+    /// `fdinfo` of those whose state was read, by descriptor number.
     pub(super) fdinfo: BTreeMap<u32, FdInfo>,
     /// By inode.
     pub(super) pipes: BTreeMap<u64, PipeState>,
     /// Bytes of events in the queue of each inotify, by descriptor number.
     pub(super) unread_bytes: BTreeMap<u32, u64>,
-    /// Who is told of readiness, by descriptor number.
+    /// Recipients of readiness signals, by descriptor number.
     pub(super) signal_owners: BTreeMap<u32, FdOwner>,
     /// By inode.
     pub(super) sockets: BTreeMap<u64, SocketContents>,
     /// Ends of pseudo-terminals, by descriptor number.
     pub(super) terminals: BTreeMap<u32, TerminalEnd>,
-    /// Files on their way in its sockets.
+    /// Files in flight in its sockets.
     pub(super) inflight: InflightFiles,
-    /// The process, opened when copies of its descriptors are wanted.
+    /// The process, opened when the first duplicate is needed.
     pidfd: Option<OwnedFd>,
 }
 
@@ -56,8 +56,8 @@ impl PipeState {
 }
 
 impl OpenFileStates {
-    /// Reads what is shared. The process stands still; `surveyed` says what its descriptors were shortly before, so
-    /// that only new ones, and those that may lead elsewhere by now, must be looked at in full. `sockets` are its connections.
+    /// Reads the shared state of a stopped process. `surveyed` are its descriptors from shortly before: only new ones, and
+    /// those that may refer to another file now, are read in full. `sockets` are its connections to the daemon.
     pub(crate) fn read(
         pid: i32,
         (surveyed, sockets): (&[OpenFd], &DaemonSockets),
@@ -67,7 +67,7 @@ impl OpenFileStates {
         let unread = || CaptureError::reading(pid, "the open files");
         let infos = FdDirectory::open_infos(pid).map_err(unread())?;
         let numbers = infos.numbers().map_err(unread())?;
-        // Opened where one is needed.
+        // Opened when first needed.
         let mut links = None;
         for number in numbers {
             let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
@@ -77,7 +77,7 @@ impl OpenFileStates {
                 Ok((fd, info))
             });
             contents.fds.push(found.map_err(|error| {
-                // What the kernel says of a number that was used again since the survey depends on what it leads to now.
+                // Errors for a number that was reused since the survey depend on its new file.
                 let is_another = known.is_some_and(|known| !known.is_unchanged(pid));
                 super::fd_read_error(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
             })?);
@@ -86,12 +86,12 @@ impl OpenFileStates {
         Ok(contents)
     }
 
-    /// All descriptors of the process, with what `fdinfo` tells of them; once.
+    /// Takes all descriptors of the process, with their `fdinfo`. Call it once.
     pub(crate) fn take_fds(&mut self) -> (Vec<OpenFd>, Vec<FdInfo>) {
         std::mem::take(&mut self.fds).into_iter().unzip()
     }
 
-    /// Reads the state of a file. `info` was told of its descriptor a moment ago; gives what is told of it with that state.
+    /// Reads the state of a file. `info` was read just before. Returns the `fdinfo` that belongs to the state.
     pub(super) fn read_fd(
         &mut self,
         pid: i32,
@@ -103,11 +103,11 @@ impl OpenFileStates {
             return Ok(info);
         }
         if fd.kind == FdKind::TimerFd {
-            // What went off since it was last read is counted only when somebody asks.
+            // The kernel counts expirations since the last read only when asked.
             timerfd_gettime(self.duplicate_fd(pid, fd)?)?;
             info = infos.info(fd.number)?;
         }
-        // Of a number that was used again meanwhile nothing is read.
+        // A number that was reused meanwhile is not read.
         let is_pipe = matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && fd.inode == info.inode;
         if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {
             let copy = self.duplicate_fd(pid, fd)?;
@@ -138,7 +138,7 @@ impl OpenFileStates {
         self.terminals.iter().map(move |(number, end)| (pid, *number, end))
     }
 
-    /// Takes on what another process of the tree has, by inode: pipes and sockets are between them.
+    /// Adds pipes and sockets of another process of the tree, by inode: they connect the processes.
     pub(crate) fn merge(&mut self, other: &mut Self) {
         self.pipes.append(&mut other.pipes);
         self.sockets.append(&mut other.sockets);
@@ -155,11 +155,11 @@ impl OpenFileStates {
     }
 }
 
-/// A file tells of its readiness by a signal.
+/// The file signals its readiness.
 pub(super) const O_ASYNC: u32 = 0o20_000;
 
-/// Copies what is in a pipe and leaves it there: tee(2) into a pipe of ours that is as large. The source is the process's own
-/// open file: one of ours would tell those who watch the pipe (O_ASYNC) when it is closed.
+/// Copies the contents of a pipe and leaves them there: tee(2) into a new pipe of the same size. `source` must be the
+/// process's own open file: closing another one would signal those who watch the pipe (O_ASYNC).
 fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
     let capacity = fcntl_getpipe_size(source)?;
     if rustix::io::ioctl_fionread(source)? == 0 {
@@ -179,7 +179,7 @@ fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
                 packets.push(length as u32);
             }
         }
-        // Empty.
+        // The pipe is empty.
         Err(rustix::io::Errno::AGAIN) => {}
         Err(errno) => return Err(errno.into()),
     }
@@ -219,7 +219,7 @@ mod tests {
         let mut sleeper =
             Command::new("sleep").arg("60").stdin(Stdio::from(input)).stdout(Stdio::null()).spawn().unwrap();
         let pid = sleeper.id().cast_signed();
-        // It opens and closes libraries until it sleeps.
+        // The program opens and closes libraries until it sleeps.
         rustix::process::kill_process(rustix::process::Pid::from_child(&sleeper), rustix::process::Signal::STOP)
             .unwrap();
         while farfork_sys::process::ProcStat::read(pid).unwrap().state != 'T' {

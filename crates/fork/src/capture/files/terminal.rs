@@ -1,8 +1,8 @@
-//! Pseudo-terminals whose master a process of the tree has.
+//! Pseudo-terminals whose masters are open in the tree.
 //!
-//! Data that waits in a terminal cannot be read without removing it, so a terminal with such data is refused.
-//! A line that is being typed and was not sent yet is not visible: it is lost, as when the terminal is flushed.
-//! A child gets only the ends that the tree has, and none that other processes have open.
+//! Data that waits in a terminal cannot be read without removing it, so a terminal with such data is refused. A line that is
+//! being typed and was not sent yet is not visible: it is lost, as when the terminal is flushed. A child gets only the ends
+//! that the tree has, and none that other processes have open.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,25 +21,25 @@ use super::{FdKind, OpenFd, fd_object};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::state::tree_root::TreeRoot;
 
-/// Where the other ends are.
+/// Directory of the slaves.
 const DEVPTS_PATH: &str = "/dev/pts";
 
 /// Mode bits that are carried.
 const PERMISSIONS: u32 = 0o7777;
 
-/// An end of a pseudo-terminal as it stood.
+/// One end of a pseudo-terminal, in its state at the pause.
 #[derive(Debug)]
 pub(crate) enum TerminalEnd {
-    /// The one that drives it.
+    /// The master, which drives the terminal.
     Master(PtyMaster),
-    /// The other, which programs take for a terminal.
+    /// The slave, which programs use as a terminal.
     Slave { number: Option<u32>, readiness: PtyReadiness, is_exclusive: bool },
-    /// The other, of a terminal that nobody drives any more, or that was hung up (vhangup(2)).
+    /// The slave of a terminal whose master was closed, or that was hung up (vhangup(2)).
     HungUp,
 }
 
 impl TerminalEnd {
-    /// The number of its terminal, where it is a pseudo-terminal.
+    /// The number of its terminal, if it is a pseudo-terminal.
     pub(super) fn pts_number(&self) -> Option<u32> {
         match self {
             Self::Master(master) => Some(master.number),
@@ -49,28 +49,29 @@ impl TerminalEnd {
     }
 }
 
-/// An end, with the process that has it and its number there.
+/// An end, with its process and descriptor number.
 pub(crate) type ProcessTerminalEnd<'a> = (i32, u32, &'a TerminalEnd);
 
-/// A process of the tree, as far as terminals concern it. Ids are as we see them, and as the child will know them.
+/// The part of a process's state that terminals depend on. Each id is as in this pid namespace, and as the child will know
+/// it.
 #[derive(Debug)]
 pub(crate) struct SessionMember {
     pub(crate) pid: i32,
     pub(crate) session: (i32, u32),
     pub(crate) group: (i32, u32),
-    /// Number of the terminal that controls it.
+    /// Number of its controlling terminal.
     pub(crate) terminal: Option<u32>,
-    /// It is left until it is waited for, and its group with it.
+    /// Whether it is a zombie: it and its group remain until it is waited for.
     pub(crate) has_ended: bool,
 }
 
-/// Looks at an end.
+/// Reads the state of an end.
 pub(super) fn read_terminal_end(copy: &OwnedFd, kind: &FdKind) -> io::Result<TerminalEnd> {
     if *kind == FdKind::TerminalMaster {
         return terminal::read_master(copy.as_fd()).map(TerminalEnd::Master);
     }
     match read_slave(copy) {
-        // Its driving end was closed.
+        // Its master was closed.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => Ok(TerminalEnd::HungUp),
         other => other,
     }
@@ -82,12 +83,13 @@ fn read_slave(copy: &OwnedFd) -> io::Result<TerminalEnd> {
     Ok(TerminalEnd::Slave { number, readiness, is_exclusive })
 }
 
-/// Ends of terminals beyond the standard streams.
+/// Ends of terminals other than standard streams.
 fn terminal_ends(fds: &[OpenFd]) -> impl Iterator<Item = &OpenFd> {
     fds.iter().filter(|fd| matches!(fd.kind, FdKind::Terminal | FdKind::TerminalMaster) && !fd.is_standard_stream)
 }
 
-/// Ends of a process that cannot be carried, whoever has the others. `root` shows which terminals are the tree's.
+/// Refuses ends that cannot be carried, no matter which process has the other ends. `root` shows which terminals are the
+/// tree's.
 pub(super) fn refuse_terminals((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     if terminal_ends(fds).next().is_none() {
         return Ok(Vec::new());
@@ -95,7 +97,7 @@ pub(super) fn refuse_terminals((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> 
     let mut refusals = Vec::new();
     let process = pidfd::open(pid).map_err(CaptureError::reading(pid, "the terminals"))?;
     for fd in terminal_ends(fds).filter(|fd| fd.kind == FdKind::TerminalMaster) {
-        // One that was closed meanwhile is left out.
+        // An end that was closed meanwhile is left out.
         let Ok(copy) = fd.duplicate(&process) else { continue };
         let master =
             terminal::read_master(copy.as_fd()).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
@@ -120,19 +122,19 @@ fn refuse_foreign_master(pid: i32, number: u32) -> Refusal {
     Refusal::new(fd_object(pid, number), reason)
 }
 
-/// Ends of running processes whose other ends nobody of them has.
+/// Refuses ends whose other ends none of the processes has.
 pub(in crate::capture) fn refuse_unpaired<'a>(
     processes: impl Iterator<Item = (i32, &'a [OpenFd])>,
 ) -> Result<Vec<Refusal>, CaptureError> {
     let mut found = Vec::new();
     for (pid, fds) in processes.filter(|(_, fds)| terminal_ends(fds).next().is_some()) {
-        // So is who has ended meanwhile.
+        // A process that has ended meanwhile is left out.
         let process = match pidfd::open(pid).map_err(CaptureError::reading(pid, "the terminals")) {
             Err(CaptureError::ProcessGone { .. }) => continue,
             opened => opened?,
         };
         for fd in terminal_ends(fds) {
-            // One that was closed meanwhile is left out.
+            // An end that was closed meanwhile is left out.
             let Ok(copy) = fd.duplicate(&process) else { continue };
             let end =
                 read_terminal_end(&copy, &fd.kind).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
@@ -170,12 +172,12 @@ fn refuse_missing_ends<'a>(ends: impl Iterator<Item = ProcessTerminalEnd<'a>> + 
     ends.clone().filter_map(refusal).collect()
 }
 
-/// Whether the other end of a terminal is one of the tree's own `/dev/pts`.
+/// Whether the slave of a terminal is in the tree's own `/dev/pts`.
 fn is_on_tree_devpts(root: TreeRoot, fd: &OpenFd) -> bool {
     fs::metadata(root.resolve(Path::new(DEVPTS_PATH))).is_ok_and(|directory| directory.dev() == fd.device)
 }
 
-/// Why the end that drives a terminal cannot be carried, whatever waits in it.
+/// Why a master cannot be carried, no matter which data is queued.
 fn refuse_master(process: (i32, TreeRoot), fd: &OpenFd, master: &PtyMaster) -> Option<String> {
     let number = master.number;
     if !is_ptmx_of_mounts(process, fd) {
@@ -204,7 +206,7 @@ fn is_ptmx_of_mounts((pid, root): (i32, TreeRoot), fd: &OpenFd) -> bool {
     mounts.iter().any(|mount| u64::from(mount.id) == opened.mount)
 }
 
-/// The terminals of a tree, ascending; or what of them cannot be carried. `root` shows the tree's files.
+/// The terminals of a tree, ascending, or refusals. `root` shows the tree's files.
 pub(in crate::capture) fn describe_terminals<'a>(
     ends: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone,
     session_members: &[SessionMember],
@@ -231,7 +233,7 @@ pub(in crate::capture) fn describe_terminals<'a>(
     Ok(terminals.into_values().collect())
 }
 
-/// Sessions that terminals of a tree control, each with the group in its foreground.
+/// Sessions that the tree's terminals control, each with its foreground group.
 pub(in crate::capture) fn foreground_groups<'a>(
     ends: impl Iterator<Item = ProcessTerminalEnd<'a>>,
 ) -> impl Iterator<Item = (i32, i32)> {
@@ -274,8 +276,8 @@ fn build_terminal(master: &PtyMaster, seats: &[SessionMember], root: TreeRoot) -
     })
 }
 
-/// The session that a terminal controls. It is a child's only where all processes of it have the terminal: those that are born to
-/// its leader have it from birth, and there is no other way to it.
+/// The session that a terminal controls. It is carried only if all processes of the session have the terminal: children of
+/// its leader inherit it at their fork, and cannot get it in another way.
 fn build_controlled_session(
     master: &PtyMaster,
     session: i32,
@@ -296,7 +298,7 @@ fn build_controlled_session(
         .iter()
         .find(|session_member| (session_member.session.0, session_member.group.0) == (session, master.foreground));
     match (master.foreground, in_foreground) {
-        // Nobody of those that we see: its leader, as for a new terminal.
+        // No visible group is in the foreground: use the leader's, as for a new terminal.
         (0, _) => Ok(ControlledSession { leader, foreground: leader }),
         (_, Some(session_member)) => Ok(ControlledSession { leader, foreground: session_member.group.1 }),
         (group, None) => Err(format!(

@@ -1,8 +1,8 @@
 //! The open files of all processes of a tree, read in the pause. No duplicate of them is left when the pause ends.
 //!
-//! A duplicate that another process holds, even briefly, keeps close(2) from closing the open file. Then an epoll
-//! reports it under a number that is another file's by now (epoll(7)). Its peer sees no end of file, its port and locks
-//! stay taken, and a program that was written to it cannot be executed.
+//! A duplicate in another process, even a brief one, keeps close(2) from closing the open file. Then an epoll reports it
+//! under a number that is another file's by now (epoll(7)). Its peer sees no end of file, its port and locks stay taken, and
+//! a program that was written to it cannot be executed.
 
 use farfork_sys::process::FdInfo;
 
@@ -15,27 +15,27 @@ use crate::capture::survey::Survey;
 use crate::capture::tree::{ProcessTree, TreeProcess, TreeRelations};
 use crate::capture::tree_pause::PausedProcess;
 
-/// What they have open, and what was needed to tell.
+/// The open files of a tree, with the state that they depend on.
 pub(in crate::capture) struct TreeFiles {
-    /// Of each process, the first one first, with what else was read of it.
+    /// For each process, the first one first: its files and its root.
     pub(in crate::capture) processes: Vec<(ProcessFiles, ProcessRoot)>,
     pub(in crate::capture) table: OpenFileTable,
     pub(in crate::capture) shared_copies: SharedCopies,
     pub(in crate::capture) relations: TreeRelations,
 }
 
-/// What is known of the whole tree.
+/// State of the whole tree.
 struct TreeContext<'a> {
     root: TreeRoot,
     tree: &'a ProcessTree,
     shared_copies: &'a SharedCopies,
     relations: &'a TreeRelations,
-    /// What has pipes and sockets of all.
+    /// Has the pipes and sockets of all processes.
     tree_states: &'a OpenFileStates,
 }
 
 impl TreeFiles {
-    /// Reads it of all processes, which stand.
+    /// Reads the files of all processes, which are stopped.
     pub(in crate::capture) fn read(
         tree: &ProcessTree,
         paused_processes: &mut [PausedProcess],
@@ -81,7 +81,8 @@ impl TreeFiles {
 }
 
 impl TreeContext<'_> {
-    /// Those of one process, with its table of descriptors; its own `contents` are those of all, where it is the first.
+    /// Builds the files of one process from its descriptors. For the first process, `contents` is the merged state of the
+    /// tree.
     fn build_process_files(
         &self,
         survey: &Survey,

@@ -1,6 +1,6 @@
-//! File versions: what each file that a process has open, executes or maps for writing was in the pause.
-//! The owner holds a descriptor that leads to the file whatever happens to its path. `Seed` serves the bytes;
-//! `resume::file_sources` compares versions at a fork.
+//! File versions: the identity, in the pause, of each file that a process has open, executes or maps for writing. The owner
+//! holds a descriptor of the file, whatever happens to its path. `Seed` serves the bytes; `resume::file_sources` compares
+//! versions at a fork.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -19,19 +19,20 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 use super::{FdKind, OpenFd};
 use crate::file_identity;
 
-/// Most descriptors of files that are held for all seeds together: a quarter of what systemd lets a service have (`LimitNOFILE=`, 65,536 where
-/// it was raised as the guide says). Beyond that a file is not held, and a fork is refused that needs it.
+/// Most files that are held for all seeds together: a quarter of the descriptors that systemd allows a service
+/// (`LimitNOFILE=`; 65,536 if raised as the guide says). Further files are not held, and a fork that needs one is refused.
 const HELD_FILES_MAX: usize = 16_384;
 
-/// Most bytes of a file that a child is given a copy of, which lies in its memory.
+/// Most bytes of a file of which a child gets a copy. The copy is in the child's memory.
 const COPIED_BYTES_MAX: u64 = 1 << 30;
 
-/// Files of the kernel's own, whose bytes are made when they are read.
+/// Pseudo files of the kernel, whose contents are made when they are read.
 const PSEUDO_PATHS: [&str; 3] = ["/proc/", "/sys/", "/dev/"];
 
 static HELD_FILE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// A file that an owner holds for a seed: a place alone (O_PATH), so that nobody notices: no lease is broken, no event told.
+/// A file that the owner holds for a seed. The descriptor is for the location only (O_PATH): it breaks no lease and causes
+/// no event.
 #[derive(Debug)]
 pub struct HeldFile {
     path_fd: OwnedFd,
@@ -52,7 +53,7 @@ impl HeldFile {
         }
     }
 
-    /// The file, for reading.
+    /// Opens the file for reading.
     ///
     /// # Errors
     /// As open(2).
@@ -78,12 +79,12 @@ impl Drop for HeldFile {
     }
 }
 
-/// Files that are held, by device and inode.
+/// Held files, by device and inode.
 #[derive(Debug, Default)]
 pub(in crate::capture) struct HeldFileMap(BTreeMap<(u64, u64), HeldFile>);
 
 impl HeldFileMap {
-    /// Opens what a running process has open and may close before it is looked at again.
+    /// Holds the open files of a running process, which may close them before the pause.
     pub(in crate::capture) fn open(pid: i32, fds: &[OpenFd]) -> Self {
         let mut files = BTreeMap::new();
         for fd in
@@ -99,12 +100,12 @@ impl HeldFileMap {
         Self(files)
     }
 
-    /// Takes on those of another process of the tree.
+    /// Adds the held files of another process of the tree.
     pub(in crate::capture) fn merge(&mut self, mut other: Self) {
         self.0.append(&mut other.0);
     }
 
-    /// That of a version; one that was opened since the survey is opened by its path.
+    /// Takes the held file of a version. A file that was opened since the survey is opened by its path.
     fn take(&mut self, wanted: &FileIdentity, path: &str) -> Option<HeldFile> {
         let known = self.0.remove(&(wanted.device, wanted.inode)).or_else(|| HeldFile::open(path));
         known.filter(|file| file.is_version(wanted))
@@ -115,7 +116,7 @@ fn is_pseudo_path(path: &[u8]) -> bool {
     PSEUDO_PATHS.iter().any(|prefix| path.starts_with(prefix.as_bytes()))
 }
 
-/// A note on what a process may write to: nobody can tell whether it was changed between a prepare and a fork.
+/// A note about files that a process may write to: a change between prepare and fork cannot be excluded.
 pub(in crate::capture) fn note_unverifiable_files((pid, fds): (i32, &[OpenFd]), maps: &[MapEntry]) -> Option<String> {
     const OWNER_MAY_WRITE: u32 = 0o200;
     let links = FdDirectory::open_links(pid).ok()?;
@@ -137,17 +138,17 @@ pub(in crate::capture) fn note_unverifiable_files((pid, fds): (i32, &[OpenFd]), 
     })
 }
 
-/// A person reads no more names.
+/// Most file names in a note for the user.
 const UNVERIFIABLE_NAMES_MAX: usize = 5;
 
-/// Whether a file that its path leads to can be read by who has it open.
+/// Whether a file was opened for reading, and is not a pseudo file.
 pub(super) fn is_readable_by_owner(fd: &OpenFd, links: &FdDirectory) -> bool {
     const OWNER_MAY_READ: u32 = 0o400;
     let link = || statat(links, fd.number.to_string(), AtFlags::SYMLINK_NOFOLLOW);
     !is_pseudo_path(&fd.link) && link().is_ok_and(|link| link.st_mode & OWNER_MAY_READ != 0)
 }
 
-/// The version of an open file, where it has a path and bytes.
+/// The version of an open file, if it has a path and bytes.
 pub(super) fn open_file_version(fd: &OpenFd, file: &OpenFile, index: u32) -> Option<FileVersion> {
     let OpenFile::Regular { flags, .. } = file else { return None };
     let is_place = OFlags::from_bits_retain(*flags).contains(OFlags::PATH);
@@ -157,19 +158,19 @@ pub(super) fn open_file_version(fd: &OpenFd, file: &OpenFile, index: u32) -> Opt
     Some(FileVersion { reference: FileReference::OpenFile(index), identity: fd.version.clone()?, extent: None })
 }
 
-/// What the processes of a tree have in common, and the templates of each: for what is read of files when all runs again.
+/// The state that completes file versions after the pause, when all processes run again.
 #[derive(Debug)]
 pub(in crate::capture) struct VersionCompletion<'a> {
     pub(in crate::capture) held_files: HeldFileMap,
-    /// The processes that hold the memory, the first one's first.
+    /// The processes that hold the memory, the first one first.
     pub(in crate::capture) templates: &'a [i32],
     /// [`file_time_ns`](farfork_sys::clock::file_time_ns) when all processes were stopped.
     pub(in crate::capture) stopped_ns: i64,
 }
 
 impl VersionCompletion<'_> {
-    /// Adds to a descriptor the versions of executables and of what is mapped for writing, digests of small files, and extents of all that is held.
-    /// Gives what is held, in the order of the file versions.
+    /// Adds to a descriptor the versions of executables and of files mapped for writing, digests of small files, and extents
+    /// of all held files. Returns the held files, in the order of the file versions.
     pub(in crate::capture) fn add_versions(mut self, descriptor: &mut Descriptor) -> Vec<Option<HeldFile>> {
         self.set_mapped_versions(descriptor);
         let mut held_files: Vec<Option<HeldFile>> = Vec::new();
@@ -189,8 +190,8 @@ impl VersionCompletion<'_> {
 
     fn set_mapped_versions(&self, descriptor: &mut Descriptor) {
         for file in &mut descriptor.mapped_files {
-            // Open files were looked at in the pause: one that is as it was then has not changed since. Up to Linux 6.12 a
-            // file that changed before the pause in the same clock tick has its time, so that the time alone would not tell.
+            // Open files were read in the pause: if the times are the same, the file has not changed since. Up to Linux
+            // 6.12, a change before the pause in the same clock tick has the same time, so the time alone is not enough.
             let is_as_in_pause = |open: &FileVersion| has_same_times(&open.identity, &file.identity);
             let may_be_later = file.identity.changed_ns >= self.stopped_ns;
             if may_be_later && !descriptor.file_versions.iter().any(is_as_in_pause) {
@@ -208,7 +209,7 @@ impl VersionCompletion<'_> {
         format!("/proc/{template}/map_files/{:x}-{:x}", range.start, range.end)
     }
 
-    /// Files of shared mappings that may be written to: each child has its own copy, where their path leads elsewhere.
+    /// Adds files of shared writable mappings: each child has its own copy, in case their path leads elsewhere.
     fn add_mapped_versions(&self, descriptor: &mut Descriptor, held_files: &mut Vec<Option<HeldFile>>) {
         let members = descriptor.descendants.iter().flat_map(|member| &member.mappings);
         let written = |mapping: &Mapping| match mapping.backing {
@@ -240,7 +241,7 @@ impl VersionCompletion<'_> {
             let Ok(mut identity) = file_identity::stat_identity(&file) else { continue };
             file_identity::mark_if_changed_since(self.stopped_ns, &mut identity);
             set_node_numbers(&mut identity, &process.exe, self.stopped_ns);
-            // Its code is mapped: the build id is known.
+            // Its code is mapped, so the build id is known.
             let mut mapped = descriptor.mapped_files.iter().map(|mapped| &mapped.identity);
             let known = mapped.find(|mapped| (mapped.device, mapped.inode) == (identity.device, identity.inode));
             identity.build_id = known.and_then(|mapped| mapped.build_id.clone());
@@ -251,27 +252,27 @@ impl VersionCompletion<'_> {
     }
 }
 
-/// Whether both are of one file, with the same times.
+/// Whether both have the same file, size and times.
 fn has_same_times(one: &FileIdentity, other: &FileIdentity) -> bool {
     let state = |file: &FileIdentity| (file.device, file.inode, file.bytes, file.modified_ns, file.changed_ns);
     state(one) == state(other)
 }
 
-/// Takes a small file's digest, and the numbers that the node knows it by.
+/// Adds the digest of a small file, and its device and inode on the node.
 fn add_digest(version: &mut FileIdentity, file: Option<File>, path: &str, stopped_ns: i64) {
     let digest = file.and_then(|file| {
         let is_as_then =
             || file_identity::stat_identity(&file).is_ok_and(|now| file_identity::has_same_content(version, &now));
         let digest = is_as_then().then(|| file_identity::compute_digest(&file).ok().flatten()).flatten();
-        // Somebody may write to it meanwhile.
+        // The file may be written meanwhile, so check again.
         digest.filter(|_| is_as_then())
     });
     version.digest = version.digest.or(digest);
     set_node_numbers(version, path, stopped_ns);
 }
 
-/// Gives a file the numbers of the node: a process in a container of its own knows it by others. A file whose times may have changed
-/// since the processes were stopped keeps its own: rename(2) gives the new file of a path and the old one the same time.
+/// Sets the device and inode that the node knows; a process in its own container knows others. A file whose times may have
+/// changed since the stop keeps its own: rename(2) gives the old and the new file of a path the same time.
 fn set_node_numbers(version: &mut FileIdentity, path: &str, stopped_ns: i64) {
     if version.changed_ns >= stopped_ns {
         return;
@@ -283,7 +284,7 @@ fn set_node_numbers(version: &mut FileIdentity, path: &str, stopped_ns: i64) {
     }
 }
 
-/// An extent for each file that is held, and small enough for a copy; one for all versions of a file.
+/// Adds an extent for each held file that is small enough for a copy. All versions of a file share one.
 fn add_extents(descriptor: &mut Descriptor, held_files: &[Option<HeldFile>]) {
     let mut known: BTreeMap<(u64, u64), ExtentId> = BTreeMap::new();
     for (index, (version, held_file)) in descriptor.file_versions.iter_mut().zip(held_files).enumerate() {

@@ -19,24 +19,23 @@ use super::injection::pages::InjectionPages;
 use super::memory::TemplateMemory;
 use crate::pager::{ClientError, MapSegment, MemoryPlan, PagerClient};
 
-/// Who serves the missing pages of a process.
+/// The pager that serves the missing pages of a process.
 #[derive(Debug, Clone)]
 pub struct ServingPager {
-    /// What asks its pager.
+    /// The client of that pager.
     pub pager: PagerClient,
-    /// The child that it is, or that forked it.
+    /// The child that the process is, or that forked it.
     pub child: ChildId,
     /// The child's directory, with the memory plan.
     pub directory: PathBuf,
-    /// Where other nodes read the seeds of this one.
+    /// Address at which other nodes read the seeds of this node.
     pub address: SocketAddr,
 }
 
 //  before the pause   start_search: the lowest number that the clone's address space can get at the pager
 //  in the pause       clone ─ find_address_space: the kernel reports a clone to the pager before it is complete
-//  after it           release_address_space: its map; from now on the template is a process like any other
-//  then               inherited_pages: the map, less the pages that the template has (`pages`)
-/// The search for the template among the spaces of a child.
+//  after it           release_address_space: its map. From now on the template is a process like any other.
+/// The search for the template among the address spaces of a child.
 #[derive(Debug)]
 pub(super) struct TemplateSearch {
     pager: ServingPager,
@@ -44,7 +43,7 @@ pub(super) struct TemplateSearch {
     first_number: u32,
 }
 
-/// What a template was seen to lack, as its pager knows it.
+/// The pages that a template lacks, as its pager knows them.
 #[derive(Debug)]
 pub(super) struct MissingPages {
     plan: MemoryPlan,
@@ -53,7 +52,7 @@ pub(super) struct MissingPages {
 }
 
 impl ServingPager {
-    /// Before the pause.
+    /// Starts the search, before the pause.
     pub(super) fn start_search(&self, pid: i32) -> Result<TemplateSearch, CaptureError> {
         let since = self.pager.next_space_id(&self.child).map_err(pager_error(pid))?;
         Ok(TemplateSearch { pager: self.clone(), pid, first_number: since })
@@ -61,24 +60,24 @@ impl ServingPager {
 }
 
 impl TemplateSearch {
-    /// The clone of another process was found, which may look like this one's: it is an older space.
+    /// Skips an older space: the clone of another process, which may look like this one's.
     pub(super) fn skip_address_space(&mut self, found: u32) {
         self.first_number = self.first_number.max(found + 1);
     }
 
-    /// In the pause: the template's space; `None` where the process is not served, since it executes another program or has
-    /// all of its pages.
+    /// Finds the template's space in the pause. `None` if the process is not served: it executes another program, or has all
+    /// of its pages.
     pub(super) fn find_address_space(&self, injection_pages: &InjectionPages) -> Result<Option<u32>, CaptureError> {
         let ServingPager { pager, child, .. } = &self.pager;
         match pager.find_space(child, self.first_number, injection_pages.mapped_range().start) {
             Ok(space) => Ok(space),
-            // Another process of the child forked at the same moment.
+            // Another process of the child has forked at the same time.
             Err(ClientError::Refused(what)) => Err(CaptureError::Unstable { pid: self.pid, what }),
             Err(error) => Err(pager_error(self.pid)(error)),
         }
     }
 
-    /// After the pause: what the template of this space lacks. It is not served any more then.
+    /// Reads, after the pause, which pages the template of this space lacks. The pager no longer serves the space then.
     pub(super) fn release_address_space(&self, space: u32) -> Result<MissingPages, CaptureError> {
         let ServingPager { pager, child, directory, address } = &self.pager;
         let segments = pager.list_segments(child, space).map_err(pager_error(self.pid))?;
@@ -90,7 +89,7 @@ impl TemplateSearch {
 }
 
 impl MissingPages {
-    /// What the template inherits: what it lacks and does not have.
+    /// The pages that the template inherits: missing at its pager, and not present in it.
     pub(super) fn inherited_pages(&self, pid: i32, space: &TemplateMemory) -> Result<InheritedPages, CaptureError> {
         let populated: Vec<_> = space.populated_ranges().collect();
         let inherited = InheritedPages::from_plan(&self.plan, &self.segments, &populated, self.address);

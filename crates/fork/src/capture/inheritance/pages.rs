@@ -9,19 +9,19 @@ use farfork_wire::descriptor::{ExtentId, InheritedRun, Layer};
 
 use crate::pager::{MapSegment, MemoryPlan, PageSource, PopulatedRun};
 
-/// Pages of a template's addresses that other seeds own.
+/// Addresses of a template whose pages another seed owns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct InheritedRange {
     start: u64,
     end: u64,
     /// Index into the layers.
     layer: u32,
-    /// The extent there, and in it the number of the page at `start`.
+    /// The extent in that layer, and the page of it that is at `start`.
     extent: ExtentId,
     page: u64,
 }
 
-/// What a template inherits.
+/// The pages that a template inherits.
 #[derive(Debug, Default)]
 pub(in crate::capture) struct InheritedPages {
     layers: Vec<Layer>,
@@ -30,8 +30,8 @@ pub(in crate::capture) struct InheritedPages {
 }
 
 impl InheritedPages {
-    /// What of the plan's pages the segments show and the template does not hold; both are ascending. `address`: where
-    /// other nodes read the seeds of this one.
+    /// The pages of the plan that the segments show and the template does not hold. Segments and `populated` are ascending.
+    /// `address`: where other nodes read the seeds of this node.
     pub(super) fn from_plan(
         plan: &MemoryPlan,
         segments: &[MapSegment],
@@ -62,12 +62,12 @@ impl InheritedPages {
         self.layers.len() as u32 - 1
     }
 
-    /// The seeds that own something of it.
+    /// The seeds that own some of the pages.
     pub(in crate::capture) fn layers(&self) -> &[Layer] {
         &self.layers
     }
 
-    /// The pages between two addresses, counted from the first.
+    /// The runs between two addresses, in pages from `start`.
     pub(in crate::capture) fn runs_between(&self, start: u64, end: u64) -> Vec<InheritedRun> {
         let clipped = |range: &InheritedRange| {
             let (from, to) = (range.start.max(start), range.end.min(end));
@@ -78,24 +78,24 @@ impl InheritedPages {
         self.ranges_from(start).take_while(|range| range.start < end).map(clipped).collect()
     }
 
-    /// Whether a page is among them; the template itself does not have it then.
+    /// Whether a page is inherited; the template does not have it then.
     pub(in crate::capture) fn contains(&self, address: u64) -> bool {
         self.ranges_from(address).next().is_some_and(|range| range.start <= address)
     }
 
-    /// How much it is, in bytes.
+    /// Size of all inherited pages, in bytes.
     pub(in crate::capture) fn bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// The ranges that end behind an address.
+    /// The ranges that end after an address.
     fn ranges_from(&self, address: u64) -> impl Iterator<Item = &InheritedRange> {
         let first = self.ranges.partition_point(|range| range.end <= address);
         self.ranges[first..].iter()
     }
 }
 
-/// The runs of the plan that a segment shows something of.
+/// The runs of the plan that overlap a segment.
 fn runs_shown_by<'a>(plan: &'a MemoryPlan, segment: &MapSegment) -> impl Iterator<Item = &'a PopulatedRun> {
     let at = plan.extents.binary_search_by_key(&segment.extent, |extent| extent.id);
     let runs = at.map_or(&[][..], |at| &plan.extents[at].populated);
@@ -129,11 +129,11 @@ fn subtract_ranges(range: Range<u64>, present: &[Range<u64>]) -> Vec<Range<u64>>
     missing
 }
 
-/// A source as other nodes reach it.
+/// A source, with the address at which other nodes reach it.
 fn build_layer(source: &PageSource, address: SocketAddr) -> Layer {
     let owner = match source.owner {
         Address::Tcp(owner) => owner,
-        // Only seeds of this node itself are read by another way.
+        // Only seeds of this node are read through another provider.
         Address::Shm(_) | Address::Sim(_) => address,
     };
     Layer { seed: source.seed.clone(), token: source.token, owner }
@@ -153,7 +153,7 @@ mod tests {
         PageSource { seed, token: Token::from_bytes([number as u8; 16]), owner: owner.parse().unwrap() }
     }
 
-    /// Extents 0 and 2, whose pages come from sources and pages that their numbers tell.
+    /// Extents 0 and 2. The page numbers encode source and page.
     fn plan(populated: &[bool]) -> MemoryPlan {
         let runs = |id: u32| {
             let is_there = |page: &u64| populated[(page + u64::from(id)) as usize % populated.len()];
@@ -188,7 +188,7 @@ mod tests {
         ) {
             let plan = plan(&populated);
             let at = |page: u64| page * PAGE_SIZE;
-            // Pages 0 to 39 of the addresses show extent 2, pages 50 to 89 extent 0, each a part.
+            // Pages 0 to 39 show a part of extent 2, pages 50 to 89 a part of extent 0.
             let segment = |extent: u32, base: u64, from: u64, to: u64| MapSegment {
                 start: at(base + from), end: at(base + to), extent: ExtentId(extent), first_page: from,
             };

@@ -22,7 +22,7 @@ use crate::capture::tracer::executor::PauseExecutor;
 /// A stop at a system call, under PTRACE_O_TRACESYSGOOD.
 const SYSCALL_STOP: i32 = 5 | 0x80;
 
-/// Errors of system calls lie in −4095..0.
+/// System calls return errors as −4095 to −1.
 const ERRNO_MAX: u64 = 4095;
 
 /// A system call of x86-64.
@@ -31,7 +31,7 @@ pub(in crate::capture) struct InjectedCall {
     pub(in crate::capture) name: &'static str,
     pub(in crate::capture) number: u64,
     pub(in crate::capture) arguments: [u64; 6],
-    /// Any value may be its result, for it never fails.
+    /// Any value may be its result, because it never fails.
     never_fails: bool,
 }
 
@@ -42,20 +42,20 @@ impl InjectedCall {
         Self { name, number, arguments: all, never_fails: false }
     }
 
-    /// The same of a call that never fails, and may give what would be an error of others.
+    /// Marks a call that never fails, and whose results may look like errors.
     pub(in crate::capture) fn never_failing(self) -> Self {
         Self { never_fails: true, ..self }
     }
 
-    /// Registers with which a thread whose other registers are `base` makes the call at `syscall_at`.
+    /// Registers with which a thread makes the call at `syscall_at`. The other registers are those of `base`.
     fn registers(&self, base: &Registers, syscall_at: u64) -> Registers {
         let [rdi, rsi, rdx, r10, r8, r9] = self.arguments;
-        // orig_rax −1: the kernel shall not take the old call for one to restart.
+        // orig_rax −1: the kernel must not restart the old call.
         let (rax, orig_rax, rip) = (self.number, u64::MAX, syscall_at);
         Registers { rax, orig_rax, rip, rdi, rsi, rdx, r10, r8, r9, ..*base }
     }
 
-    /// What the call gave; small negative values are mostly errors.
+    /// Checks the result of the call: small negative values are errors, unless it never fails.
     pub(in crate::capture) fn check_result(&self, tid: i32, value: u64) -> Result<u64, CaptureError> {
         let errno = value.wrapping_neg();
         if !self.never_fails && (1..=ERRNO_MAX).contains(&errno) {
@@ -72,18 +72,18 @@ impl InjectedCall {
 // Single steps would be simpler, but the kernel forces the SIGTRAP that ends one: it resets the parent's disposition
 // if that signal is ignored or blocked, and kills the parent if the tracer dies. Neither stop above does harm when the
 // tracer dies. From both, the kernel restarts an interrupted call by itself once the old registers are back.
-/// Makes stopped threads execute system calls, and sorts what waiting for them brings up. Their signals are blocked.
+/// Makes stopped threads execute system calls, and handles reports that arrive meanwhile. The threads' signals are blocked.
 #[derive(Debug)]
 pub(in crate::capture) struct Injector<'a> {
     pid: i32,
     /// Address of a `syscall` instruction, in the vdso.
     syscall_address: u64,
     deadline: &'a Deadline,
-    /// A tracee that appeared by itself: the newborn of a clone with CLONE_PTRACE.
+    /// A new tracee: the clone made by a call with CLONE_PTRACE.
     new_clone: Option<i32>,
-    /// Who has the reports, where other processes of the tree stand, too; else each wait is one of this thread.
+    /// Receives the reports, if other processes of the tree are stopped, too; otherwise this thread waits itself.
     executor: Option<&'a PauseExecutor<'a>>,
-    /// Signals that arrived meanwhile (those that cannot be blocked), to be sent again when the thread is let go.
+    /// Signals that arrived meanwhile although the others are blocked. They are sent again when the thread is released.
     pub(in crate::capture) withheld_signals: Vec<(i32, i32)>,
 }
 
@@ -99,14 +99,14 @@ impl<'a> Injector<'a> {
         }
     }
 
-    /// The same on a way beside others.
+    /// An injector whose pause runs concurrently with others.
     pub(in crate::capture) fn with_executor(pid: i32, syscall_at: u64, pause_executor: &'a PauseExecutor<'a>) -> Self {
         let mut alone = Self::new(pid, syscall_at, pause_executor.deadline());
         alone.executor = Some(pause_executor);
         alone
     }
 
-    /// When the attempt must be over.
+    /// The deadline of the attempt.
     pub(in crate::capture) fn deadline(&self) -> &'a Deadline {
         self.deadline
     }
@@ -116,7 +116,7 @@ impl<'a> Injector<'a> {
         self.syscall_address
     }
 
-    /// Makes one call in one thread, whose other registers are `base`, and gives its result.
+    /// Makes one call in one thread, and returns its result. The thread's other registers are `base`.
     pub(in crate::capture) async fn call(
         &mut self,
         tid: i32,
@@ -127,8 +127,8 @@ impl<'a> Injector<'a> {
         self.execute(tid, &registers, call).await
     }
 
-    /// The same, with something that brings the thread back should we die meanwhile. The thread's registers still lead there
-    /// when this returns: it is for the caller to disarm, once they lead elsewhere.
+    /// Makes one call in one thread, protected by `rescue`: if this process dies meanwhile, the frame restores the thread.
+    /// The registers still lead to the frame afterwards. The caller disarms it when they no longer do.
     pub(in crate::capture) async fn call_with_frame(
         &mut self,
         (tid, base): (i32, &Registers),
@@ -157,12 +157,13 @@ impl<'a> Injector<'a> {
                     resume(ptrace::interrupt(tid).and_then(|()| ptrace::resume(tid, 0)))?;
                 }
                 (true, _, EVENT_STOP) => break,
-                // It would fault there for ever.
+                // The thread would fault there forever.
                 (false, signal, event) if RunningScript::is_fault_stop(signal, event) => {
                     let cause = io::Error::other("its vdso is not where it was");
                     return Err(CaptureError::tracing("make calls in", tid)(cause));
                 }
-                // A group stop, or a signal that cannot be blocked: the kernel, or we, repeat it at the end.
+                // A group stop, or a signal that cannot be blocked. It is repeated at the end, by the kernel or by this
+                // process.
                 (_, signal, event) => {
                     self.withheld_signals.extend((event == 0).then_some((tid, signal)));
                     resume(if has_entered { ptrace::resume(tid, 0) } else { ptrace::resume_to_syscall(tid) })?;
@@ -173,7 +174,7 @@ impl<'a> Injector<'a> {
         in_time.and_then(|()| call.check_result(tid, value))
     }
 
-    /// Lets a thread run its script.
+    /// Starts the script of a thread.
     pub(in crate::capture) fn start_script(
         &self,
         running: &RunningScript,
@@ -183,7 +184,7 @@ impl<'a> Injector<'a> {
         self.resume(running)
     }
 
-    /// Has a thread's registers lead to its script: from here on that brings it back.
+    /// Points a thread's registers to its script. From here on, the script restores the thread if this process dies.
     pub(in crate::capture) fn point_to_script(
         &self,
         running: &RunningScript,
@@ -193,13 +194,13 @@ impl<'a> Injector<'a> {
         ptrace::write_registers(tid, &registers).map_err(CaptureError::tracing("set the registers of", tid))
     }
 
-    /// Lets a thread go where its registers lead.
+    /// Resumes a thread where its registers point.
     pub(in crate::capture) fn resume(&self, running: &RunningScript) -> Result<(), CaptureError> {
         ptrace::resume(running.tid(), 0).map_err(CaptureError::tracing("resume", running.tid()))
     }
 
-    /// Waits until the scripts have ended for which `must` says so; those and others that have are taken out. The registers of
-    /// their threads lead home then: the desks are free.
+    /// Waits until all scripts that `must` selects have ended. Removes them, and others that have ended. The registers of
+    /// their threads then lead to rt_sigreturn(2), so their slots are free.
     pub(in crate::capture) async fn wait_scripts(
         &mut self,
         running: &mut Vec<RunningScript>,
@@ -233,7 +234,7 @@ impl<'a> Injector<'a> {
         in_time.and(failed)
     }
 
-    /// Waits for the newborn of a clone.
+    /// Waits for a new clone.
     pub(in crate::capture) async fn wait_clone(&mut self) -> Result<i32, CaptureError> {
         let mut in_time = Ok(());
         loop {
@@ -247,7 +248,7 @@ impl<'a> Injector<'a> {
         }
     }
 
-    /// The next stop of one thread.
+    /// Waits for the next stop of one thread.
     async fn next_stop(
         &mut self,
         tid: i32,
@@ -262,7 +263,7 @@ impl<'a> Injector<'a> {
         }
     }
 
-    /// The next report; `None`, and `in_time` an error, each time that the deadline is found to be over.
+    /// Waits for the next report. Each time that the deadline has passed, returns `None` and sets `in_time` to an error.
     async fn next_report(
         &self,
         in_time: &mut Result<(), CaptureError>,
@@ -282,18 +283,18 @@ impl<'a> Injector<'a> {
         }
     }
 
-    /// A report of a thread that nothing is under way in: the newborn's first stop, or an end.
+    /// Records a report of a thread that runs no script: the first stop of a new clone, or an end.
     fn record_report(&mut self, tid: i32, report: TraceeEvent) -> Result<(), CaptureError> {
         match report {
-            // A clone that somebody has killed: who uses it will find that. The threads at work must not be left for it, and the
-            // kernel tells of it until it is taken.
+            // A clone was killed. Its user will find that. The working threads must still be waited for. The kernel reports
+            // the end until it is reaped.
             TraceeEvent::Ended if self.executor.is_some_and(|pause_executor| !pause_executor.contains(tid)) => {
                 let _ = ptrace::reap(tid);
                 self.new_clone.get_or_insert(tid);
                 Ok(())
             }
             TraceeEvent::Ended => Err(CaptureError::ProcessGone { pid: self.pid }),
-            // It stands again: somebody has sent it a signal that stops or continues.
+            // The thread has stopped again, because another process sent it a signal that stops or continues.
             TraceeEvent::Stopped { .. } if self.executor.is_some_and(|pause_executor| pause_executor.contains(tid)) => {
                 Ok(())
             }
@@ -306,7 +307,7 @@ impl<'a> Injector<'a> {
 }
 
 impl Drop for Injector<'_> {
-    /// A newborn that nobody took: its parent was killed meanwhile.
+    /// Kills a clone that was not taken because its parent was killed.
     fn drop(&mut self) {
         if let Some(pid) = self.new_clone.and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
@@ -324,8 +325,8 @@ pub(in crate::capture) fn read_registers(tid: i32) -> Result<Registers, CaptureE
     })
 }
 
-/// Where a process's vdso has a `syscall` instruction. The kernel maps the same one into most processes: the place of the
-/// last one's is looked at first.
+/// Address of a `syscall` instruction in a process's vdso. The kernel maps the same vdso into most processes, so the offset
+/// found last is tried first.
 pub(in crate::capture) fn find_vdso_syscall(pid: i32, vdso: &MapEntry) -> io::Result<Option<u64>> {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     static LAST_OFFSET: AtomicU64 = AtomicU64::new(0);

@@ -1,7 +1,7 @@
 //! Scripts: many system calls in one run. A script is a list of calls in a thread's memory; `CODE` makes them.
 //!
-//! `InjectionPages` holds the scripts and `Injector` runs them. The last own call is tgkill(2) of the thread itself,
-//! at whose signal it stops. The entry after it, rt_sigreturn(2), runs only if no tracer holds the thread any more.
+//! `InjectionPages` holds the scripts and `Injector` runs them. The last own call is tgkill(2) of the thread itself, which
+//! stops at that signal. The entry after it, rt_sigreturn(2), runs only if no tracer holds the thread any more.
 
 use farfork_sys::process::ProcStatus;
 use farfork_sys::ptrace::Registers;
@@ -11,12 +11,12 @@ use crate::capture::stop::stop_guard::ProcessSnapshot;
 
 /// Bytes of one call of a script.
 pub(in crate::capture) const ENTRY_BYTES: usize = 64;
-/// Calls that each script has beside its own: tgkill, and the end.
+/// Entries that each script has in addition to its own calls: tgkill(2), and the end.
 pub(in crate::capture) const TRAILER_ENTRIES: usize = 2;
 const RESULT_OFFSET: usize = 56;
 
-/// The program. The word at rsp is read after each call so that a clone, which has its stack where nothing is mapped,
-/// dies at its first instructions should it ever run.
+/// The program. It reads the word at rsp after each call: a clone, whose stack pointer is unmapped, would die at its first
+/// instructions if it ever ran.
 pub(in crate::capture) const CODE: [u8; 56] = [
     0x49, 0x8b, 0x07, //             0: mov  (%r15), %rax
     0x48, 0x83, 0xf8, 0xff, //          cmp  $-1, %rax
@@ -36,7 +36,7 @@ pub(in crate::capture) const CODE: [u8; 56] = [
     0x0f, 0x05, //                      syscall
 ];
 
-/// Offset of the instruction behind the calls' `syscall`.
+/// Offset of the instruction after the calls' `syscall`.
 const AFTER_SYSCALL_OFFSET: u64 = 0x23;
 
 /// Offset of the rt_sigreturn.
@@ -44,12 +44,12 @@ const SIGRETURN_OFFSET: u64 = 0x31;
 
 const TGKILL: u64 = 234;
 
-/// The signal that a script ends with. Its delivery is what the thread stops at; it is never delivered, unless we die.
+/// The signal that ends a script. The thread stops before its delivery. It is delivered only if the tracer dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::capture) struct EndSignal(i32);
 
 impl EndSignal {
-    /// One of those that do nothing by default, without handler and not pending, where there is one.
+    /// Chooses a signal that is ignored by default, has no handler and is not pending, if there is one.
     pub(in crate::capture) fn choose(status: &ProcStatus, snapshot: &ProcessSnapshot) -> Self {
         const SIGURG: i32 = 23;
         const SIGWINCH: i32 = 28;
@@ -71,7 +71,7 @@ impl EndSignal {
 //         ├────────┼─────────────┼────────┤
 //         │  −1    │ rt_sigreturn with the frame at rsp: only if no tracer holds the thread any more
 //         └────────┴─────────────┴────────┘
-/// A script as bytes, for a thread with these ids in its pid namespace.
+/// Encodes a script for a thread with these ids in its pid namespace.
 pub(in crate::capture) fn encode(calls: &[InjectedCall], (pid, tid): (u32, u32), end: EndSignal) -> Vec<u8> {
     let mut bytes = Vec::with_capacity((calls.len() + TRAILER_ENTRIES) * ENTRY_BYTES);
     let stop = InjectedCall::new("tgkill", TGKILL, [u64::from(pid), u64::from(tid), end.0 as u64]);
@@ -85,25 +85,25 @@ pub(in crate::capture) fn encode(calls: &[InjectedCall], (pid, tid): (u32, u32),
     bytes
 }
 
-/// What call `index` of a finished script gave.
+/// The result of call `index` of a finished script.
 pub(in crate::capture) fn result_of(script: &[u8], index: usize) -> u64 {
     read_word(script, index * ENTRY_BYTES + RESULT_OFFSET)
 }
 
-/// The word at an offset of a script, or of what calls wrote.
+/// The word at an offset of a script, or of its answers.
 pub(in crate::capture) fn read_word(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 
-/// A script under way.
+/// A script that runs.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::capture) struct RunningScript {
     tid: i32,
     code: u64,
     script: u64,
-    /// Where the call that ends it stands.
+    /// Address of the entry that ends it.
     end_call_address: u64,
-    /// Memory that the word at rsp is read from; a signal frame, where there is one.
+    /// Address of the word that is read after each call; that is a signal frame, if there is one.
     rsp: u64,
     end_signal: EndSignal,
 }
@@ -124,26 +124,26 @@ impl RunningScript {
         self.tid
     }
 
-    /// Registers to begin with.
+    /// Registers that start the script.
     pub(in crate::capture) fn start_registers(&self, base: &Registers) -> Registers {
         Registers { rip: self.code, r15: self.script, rsp: self.rsp, orig_rax: u64::MAX, rax: 0, ..*base }
     }
 
-    /// Registers of a script that has ended, which lead home whatever is written to the desk from now on: should we die, the
-    /// thread must not read its next call there.
+    /// Registers for a script that has ended, which lead to rt_sigreturn(2). The slot may be overwritten from now on: if
+    /// this process dies, the thread must not read its next call there.
     pub(in crate::capture) fn sigreturn_registers(&self, ended: &Registers) -> Registers {
         Registers { rip: self.code + SIGRETURN_OFFSET, rsp: self.rsp, orig_rax: u64::MAX, ..*ended }
     }
 
-    /// Whether a stop is the script's end: its own signal, sent by its own last call.
+    /// Whether a stop is the end of the script: at its own signal, sent by its last call.
     pub(in crate::capture) fn is_end_stop(&self, signal: i32, event: i32, registers: &Registers) -> bool {
         let position = (registers.rip, registers.r15);
         (signal, event) == (self.end_signal.0, 0)
             && position == (self.code + AFTER_SYSCALL_OFFSET, self.end_call_address)
     }
 
-    /// Whether a stop tells that the thread cannot go on: all signals are blocked but a script's last, so that the thread itself
-    /// has caused this one. It happens on pages of the process's own, with a key (pkeys(7)) that the thread may not use.
+    /// Whether a stop shows that the thread cannot continue. All signals but a script's last are blocked, so the thread
+    /// itself has caused this one. It happens on offered pages with a protection key (pkeys(7)) that the thread may not use.
     pub(in crate::capture) fn is_fault_stop(signal: i32, event: i32) -> bool {
         const SIGILL: i32 = 4;
         const SIGBUS: i32 = 7;

@@ -1,8 +1,8 @@
 //! A signal frame on a thread's own stack. It protects calls that map or unmap `InjectionPages`, or reap a template.
 //!
-//! While the tracer lives, it stops the thread after the call. If the tracer dies, the call returns into
-//! rt_sigreturn(2), which loads the thread's whole state. So the frame stays until the thread's registers lead to its
-//! script, or are restored. Without such code, or such a stack, the call is made in the vdso, unprotected.
+//! While the tracer lives, it stops the thread after the call. If the tracer dies, the call returns into rt_sigreturn(2),
+//! which loads the thread's whole state. So the frame stays until the thread's registers lead to its script, or are
+//! restored. If the program lacks the code or the stack for a frame, the call is made in the vdso, unprotected.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -25,15 +25,15 @@ use crate::restore::signal_frame::{SignalFrameState, encode_frame, frame_bytes};
 /// Largest mapping of code that is searched, in bytes: a libc has two mebibytes.
 const CODE_BYTES_MAX: u64 = 8 << 20;
 
-/// Most mappings that are searched: beyond, it would take longer than the capture.
+/// Most mappings that are searched. More would take longer than the capture.
 const SEARCHES_MAX: usize = 4;
 
 /// `syscall; ret`.
 const SYSCALL_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
-/// `mov $15, %rax; syscall`, and with `%eax`: what a signal handler returns to.
+/// `mov $15, %rax; syscall`, and with `%eax`: the code to which a signal handler returns.
 const SIGRETURN: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
-/// Addresses of the two pieces of code.
+/// Addresses of the two code sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::capture) struct Gadgets {
     syscall_return: u64,
@@ -41,7 +41,7 @@ pub(in crate::capture) struct Gadgets {
 }
 
 impl Gadgets {
-    /// Finds them in a process's code. What was found in a file is remembered.
+    /// Finds them in a process's code. Results are cached by file.
     pub(in crate::capture) fn find(pid: i32, maps: &[MapEntry]) -> Option<Self> {
         /// By device, inode and offset of a mapping.
         static GADGET_CACHE: Mutex<BTreeMap<(u64, u64, u64), Option<Gadgets>>> = Mutex::new(BTreeMap::new());
@@ -49,7 +49,7 @@ impl Gadgets {
         let is_code = |entry: &&MapEntry| {
             entry.protection == READ_EXECUTE && entry.inode != 0 && !entry.is_shared && entry.bytes() <= CODE_BYTES_MAX
         };
-        // Where there is a libc, it is there; a static program is its own.
+        // A libc has both. A static program has them itself.
         let mut candidates: Vec<&MapEntry> = maps.iter().filter(is_code).collect();
         candidates.sort_by_key(|entry| memmem::find(&entry.path, b"/libc").is_none());
         candidates.truncate(SEARCHES_MAX);
@@ -62,7 +62,7 @@ impl Gadgets {
                 offsets
             })?;
             let gadgets = offsets.rebase(entry.start);
-            // The file may have been another when it was searched.
+            // The file may have been another one when it was searched.
             gadgets.is_present(pid).then_some(gadgets)
         })
     }
@@ -94,19 +94,19 @@ impl Gadgets {
 //         (libc's, as in getpid)             │ rt_sigreturn (libc's) │  saved before and restored after
 //                                            │ signal frame          │
 //                                            └───────────────────────┘
-/// A thread's signal frame, ready to be put onto its stack.
+/// A thread's signal frame, ready to be written onto its stack.
 #[derive(Debug)]
 pub(in crate::capture) struct SigreturnFrame {
     gadgets: Gadgets,
     stack_address: u64,
     frame: Vec<u8>,
-    /// What is there otherwise.
+    /// The original contents of the stack.
     saved_stack: Vec<u8>,
     is_armed: Cell<bool>,
 }
 
 impl SigreturnFrame {
-    /// Prepares the frame; `None` where the program has no code for it, or no stack.
+    /// Prepares the frame; `None` if the program lacks the code or the stack for it.
     pub(in crate::capture) fn prepare(
         thread: &StoppedThread,
         thread_extended_state: &ThreadExtendedState,
@@ -130,7 +130,7 @@ impl SigreturnFrame {
         let mut saved = vec![0; bytes as usize];
         mem.read_exact_at(&mut saved, address).ok()?;
         let registers = thread.restart_registers().to_words();
-        // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
+        // An invalid mode: sigaltstack(2) fails, which rt_sigreturn(2) ignores, and the alternate stack does not change.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
         let (xstate, signal_mask) = (thread_extended_state.xstate(), thread.signal_mask);
         let state = SignalFrameState { registers: &registers, xstate, signal_mask, alt_stack };
@@ -139,7 +139,7 @@ impl SigreturnFrame {
         Some(Self { gadgets, stack_address: address, frame, saved_stack: saved, is_armed: Cell::new(false) })
     }
 
-    /// Puts the frame onto the stack. Not while a clone is made, which would have it too.
+    /// Writes the frame onto the stack. Not while a clone is made, which would inherit it.
     pub(in crate::capture) fn arm(&self, mem: &File) -> bool {
         if !self.is_armed.get() {
             self.is_armed.set(mem.write_all_at(&self.frame, self.stack_address).is_ok());
@@ -147,28 +147,28 @@ impl SigreturnFrame {
         self.is_armed.get()
     }
 
-    /// Puts back what was there. Not while the thread's registers lead to the frame.
+    /// Restores the contents of the stack. Not while the thread's registers lead to the frame.
     pub(in crate::capture) fn disarm(&self, mem: &File) {
-        // The process can only have been killed: nothing left to put back.
+        // It fails only if the process was killed: nothing is left to restore.
         let _ = mem.write_all_at(&self.saved_stack, self.stack_address);
         self.is_armed.set(false);
     }
 
-    /// Where the thread loads everything that it had.
+    /// Registers with which the thread loads its whole saved state.
     fn sigreturn_registers(&self, registers: &Registers) -> Registers {
         const RETURN_ADDRESS_BYTES: u64 = 8;
         let (rip, rsp) = (self.gadgets.sigreturn, self.stack_address + RETURN_ADDRESS_BYTES);
         Registers { rip, rsp, orig_rax: u64::MAX, ..*registers }
     }
 
-    /// Where to make a call, and with which stack pointer.
+    /// Moves a call to code that returns into the frame.
     pub(in crate::capture) fn redirect_call(&self, registers: Registers) -> Registers {
         Registers { rip: self.gadgets.syscall_return, rsp: self.stack_address, ..registers }
     }
 }
 
-/// Has the leader's registers lead to its rescue, and then blocks its signals: who is killed in between leaves no thread whose
-/// signals nobody unblocks. To be followed by [`disarm_leader`], whatever comes of it.
+/// Points the leader's registers to its frame, and then blocks its signals. If this process is killed in between, the frame
+/// still unblocks them. Must be followed by [`disarm_leader`], even after an error.
 pub(in crate::capture) fn arm_leader(
     leader: &StoppedThread,
     end: EndSignal,
@@ -182,7 +182,7 @@ pub(in crate::capture) fn arm_leader(
     leader.block_signals(end)
 }
 
-/// Has the leader's registers lead away from its rescue, which is of no use then.
+/// Restores the leader's registers, and then removes its frame from the stack.
 pub(in crate::capture) fn disarm_leader(leader: &StoppedThread, (rescue, mem): (Option<&SigreturnFrame>, &File)) {
     leader.restore();
     if let Some(rescue) = rescue {

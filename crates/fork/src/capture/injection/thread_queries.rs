@@ -14,37 +14,37 @@ use crate::capture::state::timers::{self, TIME_BYTES};
 use crate::capture::stop::stop_guard::{ProcessSnapshot, StoppedThread};
 use crate::capture::survey::{Survey, ThreadProfile};
 
-/// What one thread answered.
+/// The answers of one thread.
 #[derive(Debug, Clone, Default)]
 pub(in crate::capture) struct ThreadAnswers {
     pub(in crate::capture) alt_stack: AltStack,
     pub(in crate::capture) clear_child_tid: u64,
-    /// Whether it is stopped at reading the processor's time stamps.
+    /// Whether reading the time stamp counter raises SIGSEGV (PR_SET_TSC).
     pub(in crate::capture) is_tsc_forbidden: bool,
-    /// Asked of the leader only.
+    /// Only of the leader.
     pub(in crate::capture) parent_death_signal: u32,
-    /// Asked of the leader only: those that are armed.
+    /// Only of the leader: those that are armed.
     pub(in crate::capture) interval_timers: Vec<IntervalTimer>,
-    /// Asked of the leader only; a clone has it not.
+    /// Only of the leader. A clone does not inherit it.
     pub(in crate::capture) is_subreaper: bool,
     pub(in crate::capture) personality: u32,
-    /// Not asked of the leader: its template has inherited them.
+    /// Not of the leader, whose template has inherited them.
     pub(in crate::capture) securebits: Option<u32>,
-    /// Asked of the leader only: a template's own is lost when it is scheduled before others.
+    /// Only of the leader. A template loses its own when its priority is raised.
     pub(in crate::capture) timer_slack_ns: u64,
 }
 
-/// Places of those among a thread's calls whose results are the answers.
+/// Indices of the calls whose results are answers.
 const PERSONALITY_INDEX: usize = 0;
 /// Of the leader.
 const TIMER_SLACK_INDEX: usize = 1;
-/// Of others.
+/// Of the other threads.
 const SECUREBITS_INDEX: usize = 1;
 
-/// Where the answers lie among those of a thread.
+/// Offsets of answers in a thread's slot.
 const ALT_STACK_OFFSET: u64 = 0;
 const TID_ADDRESS_OFFSET: u64 = 24;
-/// Of others than the leader.
+/// Of threads other than the leader.
 const TSC_MODE_OFFSET: u64 = 32;
 /// Of the leader.
 const DEATH_SIGNAL_OFFSET: u64 = 32;
@@ -57,12 +57,12 @@ const SUBREAPER_OFFSET: u64 = interval_timer_offset(TIMERS_COUNT);
 
 const _: () = assert!(SUBREAPER_OFFSET + 8 <= ANSWER_BYTES);
 
-//  the leader     personality(-1)   prctl(PR_GET_TIMERSLACK)
-//                 prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
-//  the others     personality(-1)   prctl(PR_GET_SECUREBITS)
-//                 sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
-//  all            prctl(PR_GET_TID_ADDRESS, buf), if the thread is not glibc's
-/// What the threads have to ask, the leader first, and what needs not be asked: addresses of thread ids.
+//  the leader     │ personality(-1)   prctl(PR_GET_TIMERSLACK)
+//                 │ prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
+//  the others     │ personality(-1)   prctl(PR_GET_SECUREBITS)
+//                 │ sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
+//  all            │ prctl(PR_GET_TID_ADDRESS, buf), if the thread is not glibc's
+/// The calls of the threads, the leader first; and the clear_child_tid addresses that need no call.
 pub(in crate::capture) fn build_scripts(
     snapshot: &ProcessSnapshot,
     thread_extended_state: &[ThreadExtendedState],
@@ -104,13 +104,13 @@ pub(in crate::capture) fn alt_stack_call(address: u64) -> InjectedCall {
     InjectedCall::new("sigaltstack", SIGALTSTACK, [0, address])
 }
 
-/// The call that writes to `address` whether a thread may read the processor's time stamps (`int`).
+/// The call that writes to `address` whether a thread may read the time stamp counter (`int`).
 pub(in crate::capture) fn tsc_mode_call(address: u64) -> InjectedCall {
     const PR_GET_TSC: u64 = 25;
     InjectedCall::new("prctl(PR_GET_TSC)", PRCTL, [PR_GET_TSC, address])
 }
 
-/// The call that gives what a thread has forbidden itself by [`capabilities(7)`]'s secure bits.
+/// The call that returns the secure bits of a thread ([`capabilities(7)`]), by which it has restricted itself.
 ///
 /// [`capabilities(7)`]: https://man7.org/linux/man-pages/man7/capabilities.7.html
 pub(in crate::capture) fn securebits_call() -> InjectedCall {
@@ -159,7 +159,7 @@ const fn interval_timer_offset(which: usize) -> u64 {
 }
 
 impl ThreadAnswers {
-    /// From a thread's script, which has ended, and answers; `tid_address` is what needed not be asked.
+    /// Parses a thread's finished script and its answers. `tid_address` is the address, if it needed no call.
     pub(in crate::capture) fn parse(
         (script, bytes): (&[u8], &[u8]),
         is_leader: bool,
@@ -185,13 +185,13 @@ fn parse_interval_timers(bytes: &[u8]) -> Vec<IntervalTimer> {
     (0..TIMERS_COUNT).filter_map(timer).collect()
 }
 
-/// `stack_t`: pointer, flags (and padding), size. That the thread runs on it is no property of the stack.
+/// `stack_t`: pointer, flags (and padding), size. SS_ONSTACK is removed: it describes the thread, not the stack.
 pub(in crate::capture) fn parse_alt_stack(bytes: &[u8]) -> AltStack {
     const SS_ONSTACK: u32 = 1;
     AltStack { base: read_word(bytes, 0), flags: read_word(bytes, 8) as u32 & !SS_ONSTACK, bytes: read_word(bytes, 16) }
 }
 
-/// What [`tsc_mode_call`] wrote.
+/// Parses the answer of [`tsc_mode_call`].
 pub(in crate::capture) fn parse_tsc_forbidden(bytes: &[u8], at: usize) -> bool {
     const PR_TSC_SIGSEGV: u32 = 2;
     read_word(bytes, at) as u32 == PR_TSC_SIGSEGV

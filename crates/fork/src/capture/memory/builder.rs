@@ -31,7 +31,7 @@ pub(crate) struct MemoryMap {
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) extents: Vec<Extent>,
     pub(crate) files: Vec<MappedFile>,
-    /// Of private mappings of files, by their first addresses: the pages that were written.
+    /// Pages that were written in private file mappings, by the address of the mapping.
     pub(crate) written_mappings: WrittenMappings,
 }
 
@@ -39,7 +39,7 @@ struct MemoryMapBuilder<'a> {
     pid: i32,
     template_pid: i32,
     shared: &'a SharedCopies,
-    /// What the process executes, where that is a shared object: nobody can write to it.
+    /// The executable, if it is a shared object. It cannot be written to.
     exe_object: Option<u32>,
     inherited: &'a InheritedPages,
     regions: Vec<PageRegion>,
@@ -48,7 +48,7 @@ struct MemoryMapBuilder<'a> {
 }
 
 impl MemoryMap {
-    /// The memory of an address space.
+    /// Builds the memory of an address space.
     pub(crate) fn build(
         space: TemplateMemory,
         shared: &SharedCopies,
@@ -109,7 +109,7 @@ impl MemoryMapBuilder<'_> {
         Ok(())
     }
 
-    /// An extent for memory without a file: what the template has, and what it inherits.
+    /// An extent for memory without a file: pages of the template and inherited pages.
     fn build_anonymous(&mut self, entry: &MapEntry) -> Option<ExtentId> {
         let (populated, inherited) =
             (self.populated_runs(entry, |_| true), self.inherited.runs_between(entry.start, entry.end));
@@ -121,7 +121,7 @@ impl MemoryMapBuilder<'_> {
         Some(id)
     }
 
-    /// A private file mapping is paged from the owner where the process has written to it, else left to the file.
+    /// A private file mapping. The owner serves it if the process has written to it; otherwise its file does.
     fn build_private_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
         if let Some(object) = self.shared_object_of(entry) {
             return Ok(self.build_private_object(entry, object));
@@ -136,11 +136,11 @@ impl MemoryMapBuilder<'_> {
         Ok(Backing::PrivateFile { file, offset: entry.offset, extent })
     }
 
-    /// All of a private file mapping, paged from the owner: what was written, and the file's own pages, which the
-    /// owner reads through the same mapping.
+    /// A private file mapping that the owner serves completely: written pages, and the file's own, which the owner reads
+    /// through the same mapping.
     fn build_written_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
         let file_bytes = match std::fs::metadata(self.map_files_link(entry)) {
-            // Its bytes that nobody has written are the file's, which may be changed in place.
+            // Pages that were not written show the file, which may be changed in place.
             Ok(metadata) if metadata.is_file() && has_path(entry) => {
                 let (file, bytes) = self.file_index(entry)?;
                 self.memory.files[file as usize].has_written_pages = true;
@@ -157,8 +157,8 @@ impl MemoryMapBuilder<'_> {
         Ok(Backing::Anonymous { extent: self.add_extent(entry, merge_runs(runs)) })
     }
 
-    /// The shared object that a private mapping is of. Not what is executed: its pages are
-    /// as they are for ever, and come as they are touched.
+    /// The shared object of a private mapping. Not the executable: its pages never change, and are fetched when they are
+    /// touched.
     fn shared_object_of(&self, entry: &MapEntry) -> Option<u32> {
         use std::os::unix::fs::MetadataExt;
         if self.shared.is_empty() {
@@ -174,8 +174,8 @@ impl MemoryMapBuilder<'_> {
         Backing::PrivateObject { object, offset: entry.offset, written: self.add_extent(entry, pages) }
     }
 
-    /// Private memory in huge pages of a process that is its own template, with what its file has: a page that neither has must
-    /// not be read, which would take one.
+    /// Private hugetlbfs memory of a process that is its own template, with the data of its file. A page that neither of
+    /// them has must not be read: reading would allocate it.
     fn build_hugetlb_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
         let data = File::open(self.map_files_link(entry)).and_then(|file| hugetlbfs::find_present_ranges(&file));
         let data = data.map_err(|source| self.refusal_of(entry, &mapping_error(entry, &source)))?;
@@ -217,7 +217,7 @@ impl MemoryMapBuilder<'_> {
         Ok((index, bytes))
     }
 
-    /// A link to the very file that is mapped, whatever its path leads to today.
+    /// A link to the mapped file itself, wherever its path leads now.
     fn map_files_link(&self, entry: &MapEntry) -> String {
         format!("/proc/{}/map_files/{}", self.template_pid, entry.range_name())
     }
@@ -227,12 +227,12 @@ impl MemoryMapBuilder<'_> {
         CaptureError::refused(self.pid, vec![Refusal::new(object, reason)])
     }
 
-    /// The populated pages of a mapping that `wanted` picks, counted from its start.
+    /// The populated pages of a mapping that `wanted` selects, counted from its start.
     fn populated_runs(&self, entry: &MapEntry, wanted: impl Fn(&PageRegion) -> bool) -> Vec<PageRun> {
         self.populated_and_guard_runs(entry, |region| !region.is_guard() && wanted(region))
     }
 
-    /// The same of guard pages, too.
+    /// Like `populated_runs`, but guard pages are passed to `wanted`, too.
     fn populated_and_guard_runs(&self, entry: &MapEntry, wanted: impl Fn(&PageRegion) -> bool) -> Vec<PageRun> {
         let from = self.regions.partition_point(|region| region.end <= entry.start);
         let inside = self.regions[from..].iter().take_while(|region| region.start < entry.end);
@@ -243,14 +243,14 @@ impl MemoryMapBuilder<'_> {
         merge_runs(inside.filter(|region| wanted(region)).map(run))
     }
 
-    /// Whether the kernel gave a mapping huge pages, asked for or not: a child's node must be asked.
+    /// Whether the kernel gave a mapping huge pages, requested or not. A child's node must then request them.
     fn has_huge_pages(&self, entry: &MapEntry) -> bool {
         let from = self.regions.partition_point(|region| region.end <= entry.start);
         let mut inside = self.regions[from..].iter().take_while(|region| region.start < entry.end);
         inside.any(|region| region.is_huge() && !region.is_file()) && !entry.is_shared
     }
 
-    /// An extent for the pages of a mapping; none where there is nothing to fetch.
+    /// An extent for the pages of a mapping; `None` if there is nothing to fetch.
     fn add_extent(&mut self, entry: &MapEntry, populated: Vec<PageRun>) -> Option<ExtentId> {
         (!populated.is_empty()).then(|| self.push_extent(entry, populated))
     }
@@ -263,17 +263,17 @@ impl MemoryMapBuilder<'_> {
     }
 }
 
-/// Whether a mapping has a file: a segment of System V shared memory may have 0 for a number.
+/// Whether a mapping has a file. The id of a System V segment, which is its inode number, may be 0.
 pub(super) fn has_file(entry: &MapEntry) -> bool {
     entry.inode != 0 || entry.path.starts_with(SEGMENT_PREFIX)
 }
 
-/// Whether a mapping's file has a path that can be told.
+/// Whether a mapping's file has a path that is UTF-8.
 fn has_path(entry: &MapEntry) -> bool {
     classify_mapping(entry) == Ok(MappingKind::PrivateFile) && str::from_utf8(&entry.path).is_ok()
 }
 
-/// A device must not be opened: that alone can do something.
+/// Refuses anything but a regular file without opening it: opening a device can have side effects.
 fn identify_regular(link: &str) -> io::Result<FileIdentity> {
     if !std::fs::metadata(link)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
@@ -281,12 +281,12 @@ fn identify_regular(link: &str) -> io::Result<FileIdentity> {
     read_identity(Path::new(link))
 }
 
-/// MADV_WIPEONFORK, and VM_DROPPABLE, which the kernel may drop at any time: a fork's child sees zeroes.
+/// MADV_WIPEONFORK; and VM_DROPPABLE, which the kernel may drop at any time. The child of a fork(2) sees zeroes.
 fn is_wiped_on_fork(entry: &MapEntry) -> bool {
     entry.has_flag("wf") || entry.has_flag("dp")
 }
 
-/// The pages of a mapping that lie within its file.
+/// The pages of a mapping that are within its file.
 fn pages_within_file(entry: &MapEntry, file_bytes: u64) -> Option<PageRun> {
     let count = file_bytes.saturating_sub(entry.offset).div_ceil(PAGE_SIZE).min(entry.bytes() / PAGE_SIZE);
     (count > 0).then_some(PageRun { first: 0, count })

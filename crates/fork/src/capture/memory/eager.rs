@@ -1,6 +1,6 @@
-//! Pages that a child needs before it runs. The kernel touches them where it cannot wait for a page fault: at a
-//! thread's exit (robust futexes, clear_child_tid), when it is scheduled (rseq), and when a process reads the arguments
-//! and the environment in /proc.
+//! Pages that a child needs before it runs. The kernel touches them where it cannot wait for a page fault. That is at a
+//! thread's exit (robust futexes, clear_child_tid), when it is scheduled (rseq), and when a process reads the arguments and
+//! the environment in /proc.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -15,22 +15,22 @@ use crate::capture::inheritance::InheritedPages;
 /// PROT_WRITE.
 const WRITABLE_PROTECTION: u8 = 2;
 
-/// As many entries as the kernel follows (ROBUST_LIST_LIMIT).
+/// Most entries that the kernel follows (ROBUST_LIST_LIMIT).
 const ROBUST_ENTRIES_MAX: usize = 2048;
 
-/// Most pages of arguments and environment: as much as a shell's usual 128 KiB for one argument. Beyond, `/proc` shows
-/// them cut until the child has touched them itself.
+/// Most pages of arguments and environment: the 128 KiB that Linux allows for one argument. If there is more, `/proc` shows
+/// it truncated until the child has touched it.
 const ARGUMENT_PAGES_MAX: usize = 32;
 
-/// The memory of a template, as far as it has it.
+/// The memory of a template, without the pages that it lacks.
 pub(in crate::capture) struct LocalMemory<'a> {
     pub(in crate::capture) mem: &'a File,
     pub(in crate::capture) inherited: &'a InheritedPages,
 }
 
 impl LocalMemory<'_> {
-    /// Fails for what the template inherits, and for what is nowhere: there it would read zeroes, or nothing. The process
-    /// itself has touched what the kernel uses on its behalf, so that nothing is missed.
+    /// Fails for pages that the template inherits or that do not exist: it would read zeroes there, or nothing. Nothing is
+    /// missed, because the process itself has touched all memory that the kernel uses for it.
     fn read_exact_at(&self, into: &mut [u8], address: u64) -> io::Result<()> {
         let last = address.saturating_add((into.len() as u64).saturating_sub(1));
         if self.inherited.contains(address / PAGE_SIZE * PAGE_SIZE)
@@ -42,7 +42,7 @@ impl LocalMemory<'_> {
     }
 }
 
-/// The eager pages of all threads, read from the template's memory: ascending, neighbours in one piece.
+/// The eager pages of all threads, read from the template: ascending, adjacent pages in one piece.
 pub(in crate::capture) fn read_eager_pages(
     mem: &LocalMemory<'_>,
     threads: &[Thread],
@@ -71,7 +71,7 @@ pub(in crate::capture) fn read_eager_pages(
     read_pages(mem, pages.into_iter().filter(|page| is_restorable(*page, mappings)), mappings)
 }
 
-/// Only what the restorer may write to before it hands the memory over.
+/// Whether the restorer may write to the page before the child runs.
 fn is_restorable(page: u64, mappings: &[Mapping]) -> bool {
     mapping_index(page, mappings).is_some_and(|index| {
         let mapping = &mappings[index];
@@ -85,7 +85,7 @@ fn mapping_index(address: u64, mappings: &[Mapping]) -> Option<usize> {
     mappings.get(index).is_some_and(|mapping| mapping.start <= address).then_some(index)
 }
 
-/// Reads the pages; neighbours within one mapping become one piece.
+/// Reads the pages. Adjacent pages of one mapping become one piece.
 fn read_pages(mem: &LocalMemory<'_>, pages: impl Iterator<Item = u64>, mappings: &[Mapping]) -> Vec<EagerBytes> {
     let mut pieces: Vec<EagerBytes> = Vec::new();
     for address in pages {
@@ -106,10 +106,10 @@ fn read_pages(mem: &LocalMemory<'_>, pages: impl Iterator<Item = u64>, mappings:
     pieces
 }
 
-/// The list of robust futexes (`struct robust_list_head`): the address of each entry, and of its futex. It is the
-/// program's memory and may hold anything: the walk ends at what cannot be read, and at the kernel's own limit.
+/// Walks a list of robust futexes (`struct robust_list_head`): returns the address of each entry and of its futex. The list
+/// is in the program's memory and may hold anything, so the walk ends at unreadable memory and at the kernel's limit.
 fn robust_list(mem: &LocalMemory<'_>, head: u64) -> Vec<(u64, u64)> {
-    /// Bit 0 of a pointer says that the futex is of the kind with priority inheritance.
+    /// Bit 0 of a pointer marks a futex with priority inheritance.
     const POINTER_MASK: u64 = !1;
     let word = |address: u64| {
         let mut bytes = [0; 8];

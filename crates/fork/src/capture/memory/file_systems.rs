@@ -1,5 +1,5 @@
-//! Detects by device which mapped files are on file systems of the kernel; mapping flags would show them too late.
-//! Also detects mapped files that the node does not have.
+//! Detects by device which mapped files are on file systems of the kernel; mapping flags would show them too late. Also
+//! detects mapped files that the node does not have.
 
 use std::collections::BTreeMap;
 
@@ -13,20 +13,20 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, major, minor, statx}
 use crate::capture::error::Refusal;
 use crate::capture::files::{DELETED_SUFFIX, path_identity};
 
-/// VmFlags of an area in huge pages of hugetlbfs.
+/// VmFlags of a mapping of hugetlbfs huge pages.
 pub(super) const HUGETLB_FLAG: &str = "ht";
 
-/// Ours, which `smaps` does not have: an area is shared, and of a file that the process has for itself.
+/// A flag of farfork, which `smaps` does not have: a shared mapping of a file that is the process's own.
 pub(super) const OWN_FILE_FLAG: &str = "own";
 
-/// What was found out.
+/// Results so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FileSystemCache {
-    /// By devices.
+    /// By device.
     kinds: BTreeMap<u64, FileSystemKind>,
-    /// Whether files of shared mappings are copied in the pause, as deleted ones are.
+    /// Whether files of shared mappings are copied in the pause, like deleted ones.
     copies_files: bool,
-    /// Of files, by device and inode.
+    /// Whether a file is at its path, by device and inode.
     path_matches: BTreeMap<(u64, u64), bool>,
 }
 
@@ -38,12 +38,12 @@ enum FileSystemKind {
 }
 
 impl FileSystemCache {
-    /// Nothing yet. `copies_files`: what is mapped and shared is copied in the pause.
+    /// An empty cache. `copies_files`: files of shared mappings are copied in the pause.
     pub(crate) fn new(copies_files: bool) -> Self {
         Self { copies_files, ..Self::default() }
     }
 
-    /// Marks what of the map of a process is in huge pages of hugetlbfs, as `smaps` would, and shared areas of files that it has for itself.
+    /// Marks hugetlbfs mappings, as `smaps` would, and shared mappings of files that are the process's own.
     pub(crate) fn mark_mappings(&mut self, pid: i32, maps: &mut [MapEntry]) {
         for entry in maps.iter_mut().filter(|entry| is_on_virtual_device(entry)) {
             if self.kind_of(pid, entry) == FileSystemKind::Hugetlbfs && !entry.has_flag(HUGETLB_FLAG) {
@@ -65,7 +65,7 @@ impl FileSystemCache {
         }
     }
 
-    /// What of a marked map cannot be carried.
+    /// Refuses marked mappings that cannot be carried.
     pub(crate) fn refusals(&self, pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
         let is_devices = |entry: &&MapEntry| self.kinds.get(&entry.device) == Some(&FileSystemKind::Sysfs);
         let refusal = |entry: &MapEntry| {
@@ -75,7 +75,7 @@ impl FileSystemCache {
         maps.iter().filter(|entry| is_on_virtual_device(entry)).filter(is_devices).map(refusal).collect()
     }
 
-    /// Whether a file of the node's that is mapped is where its path leads; each is looked at once.
+    /// Whether a mapped file of the node is at its path. Each file is checked once.
     fn is_at_path(&mut self, pid: i32, entry: &MapEntry) -> bool {
         if !entry.path.starts_with(b"/") || entry.path.ends_with(DELETED_SUFFIX) {
             return true;
@@ -92,12 +92,12 @@ impl FileSystemCache {
     }
 }
 
-/// Whether a process that sees other mounts than we do has mapped a file that is its own.
+/// Whether a process with its own mounts has mapped a file that this node does not have.
 fn is_absent_on_node(pid: i32, entry: &MapEntry) -> bool {
     let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
     let found = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS);
     let mounts = format!("/proc/{pid}/mountinfo");
-    // An overlay's mapping is of the file in its layer: that mount is in no table.
+    // A mapping on an overlay is of the file in its layer, whose mount is in no table.
     let device = format!("{}:{}", major(entry.device), minor(entry.device));
     let is_its = |mount: &Mount| mount.device == device;
     found.is_ok_and(|found| {
@@ -109,7 +109,7 @@ fn is_regular_file(found: &Statx) -> bool {
     FileType::from_raw_mode(found.stx_mode.into()).is_file()
 }
 
-/// What lies on a device of a driver's is on neither.
+/// Whether a file may be on hugetlbfs or sysfs: it is not on the device of a driver.
 fn is_on_virtual_device(entry: &MapEntry) -> bool {
     entry.inode != 0 && major(entry.device) == 0
 }
@@ -117,7 +117,7 @@ fn is_on_virtual_device(entry: &MapEntry) -> bool {
 impl FileSystemKind {
     fn read(link: &str) -> Self {
         const SYSFS: u64 = 0x6265_6572;
-        // What cannot be asked is found out by its flags.
+        // If statfs(2) fails, the mapping flags decide later.
         match rustix::fs::statfs(link).map(|found| found.f_type as u64) {
             Ok(hugetlbfs::HUGETLBFS_MAGIC) => Self::Hugetlbfs,
             Ok(SYSFS) => Self::Sysfs,

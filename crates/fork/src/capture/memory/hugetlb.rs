@@ -1,8 +1,8 @@
 //! Replaces private hugetlbfs memory of a clone by ordinary memory with the same contents, while the parent is stopped.
 //!
-//! If the clone kept sharing it, a write of the parent would take one more huge page. If none is free, the kernel takes
-//! the page from the clone, or kills the parent if it has reserved none.
-//! All mappings are replaced before any contents are copied: a copy that fails leaves nothing shared.
+//! If the clone kept sharing it, a write of the parent would take one more huge page. If none is free, the kernel takes the
+//! page from the clone, or kills the parent if it has reserved none. All mappings are replaced before any contents are
+//! copied: a copy that fails leaves nothing shared.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +23,7 @@ use crate::capture::template::TemplateClone;
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::{memory, open_memory};
 
-/// Bytes copied between two looks at the clock: one huge page, as most are.
+/// Bytes copied between two checks of the deadline: one huge page of the usual size.
 const CHUNK_BYTES: usize = 2 << 20;
 
 const MMAP: u64 = 9;
@@ -31,8 +31,8 @@ const MUNMAP: u64 = 11;
 const MADVISE: u64 = 28;
 
 //  clone   mmap(MAP_FIXED) over each mapping ─ madvise(MADV_HUGEPAGE) ─ contents, from the parent
-/// Replaces such memory of a clone of a process that stands, with so much mapped and these injection pages; `discarded` is a clone before it,
-/// which loses it.
+/// Replaces hugetlbfs memory of a clone of a stopped process, which has `mapped_bytes` mapped and the injection pages in
+/// `injection_range`. An earlier, `discarded` clone only loses it.
 pub(in crate::capture) async fn replace_hugetlb(
     (survey, mem): (&Survey, &File),
     (mapped_bytes, injection_range): (u64, Range<u64>),
@@ -56,7 +56,7 @@ pub(in crate::capture) async fn replace_hugetlb(
     for (area, advice) in areas.iter().flat_map(|area| list_advice(survey, area).map(move |advice| (area, advice))) {
         let call = InjectedCall::new("madvise", MADVISE, [area.start, area.bytes(), advice]);
         match injector.call(clone.pid, &clone.registers, call).await {
-            // A kernel without transparent huge pages.
+            // The kernel has no transparent huge pages.
             Ok(_) | Err(CaptureError::InjectedCall { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -65,14 +65,14 @@ pub(in crate::capture) async fn replace_hugetlb(
     areas.into_iter().try_for_each(|area| copy.copy_mapping(area))
 }
 
-/// Whether there may be such memory: there was some when the process was looked at, or it has mapped or unmapped something since.
+/// Whether the process may have hugetlbfs memory: the survey found some, or mappings have changed since.
 fn may_have_hugetlb(survey: &Survey, (mapped_bytes, injection_range): (u64, Range<u64>)) -> bool {
     let own = survey.maps.iter().filter(|entry| entry.start < USER_SPACE_END);
     let surveyed: u64 = own.map(MapEntry::bytes).sum();
     !survey.hugetlb.is_empty() || surveyed + (injection_range.end - injection_range.start) != mapped_bytes
 }
 
-/// What the kernel is told of the ordinary memory in the place of an area.
+/// The advice for the ordinary memory that replaces a mapping.
 fn list_advice(survey: &Survey, area: &MapEntry) -> impl Iterator<Item = u64> {
     const MADV_HUGEPAGE: u64 = 14;
     const ADVICE_BY_FLAG: [(&str, u64); 3] = [("dd", 16), ("sr", 2), ("rr", 1)];
@@ -81,7 +81,7 @@ fn list_advice(survey: &Survey, area: &MapEntry) -> impl Iterator<Item = u64> {
     std::iter::once(MADV_HUGEPAGE).chain(again.map(|(_, advice)| advice))
 }
 
-/// The call that maps ordinary memory over an area. Nothing is reserved for what the area may never hold.
+/// The call that maps ordinary memory over a mapping. It reserves nothing, because the mapping may never be filled.
 fn map_anonymous_call(area: &MapEntry) -> InjectedCall {
     const MAP_PRIVATE: u64 = 0x02;
     const MAP_FIXED: u64 = 0x10;
@@ -91,7 +91,7 @@ fn map_anonymous_call(area: &MapEntry) -> InjectedCall {
     InjectedCall::new("mmap", MMAP, [area.start, area.bytes(), u64::from(area.protection), flags, u64::MAX, 0])
 }
 
-/// A sealed area, for one, cannot be replaced.
+/// Explains why a mapping cannot be replaced; it may be sealed, for example.
 fn explain_failure(pid: i32, area: &MapEntry, error: CaptureError) -> CaptureError {
     let CaptureError::InjectedCall { source, .. } = error else { return error };
     let object =
@@ -101,7 +101,7 @@ fn explain_failure(pid: i32, area: &MapEntry, error: CaptureError) -> CaptureErr
     CaptureError::refused(pid, vec![Refusal::new(object, reason)])
 }
 
-/// The copying of areas of a process that stands to its clone.
+/// Copies mappings of a stopped process to its clone.
 struct HugePageCopier<'a> {
     pid: i32,
     mem: &'a File,
@@ -126,8 +126,8 @@ impl<'a> HugePageCopier<'a> {
         })
     }
 
-    /// Copies what the process has touched of an area, and what else its file has. Of what is neither, nothing must be read: that
-    /// would take huge pages.
+    /// Copies the pages of a mapping that the process has touched, and other data of its file. Other pages must not be read:
+    /// reading would allocate huge pages.
     fn copy_mapping(&mut self, area: &MapEntry) -> Result<(), CaptureError> {
         let mut touched = Vec::<PageRegion>::new();
         let found = self.tables.scan_populated(area.start, area.end, ScanDetail::Populated, &mut touched);
@@ -158,7 +158,8 @@ impl<'a> HugePageCopier<'a> {
         CaptureError::reading(self.pid, "its memory in huge pages of hugetlbfs")
     }
 
-    /// Of a page that the process shares with a child of its own, process_vm_readv(2) would have the kernel make a copy first.
+    /// Reads a chunk. If the process shares the page with its own child, process_vm_readv(2) would make the kernel copy the
+    /// page first.
     fn read_chunk(&mut self, at: Range<u64>) -> io::Result<()> {
         let chunk = &mut self.chunk[..(at.end - at.start) as usize];
         if self.tables.is_any_shared(at.start, at.start + PAGE_SIZE)? {
@@ -177,7 +178,7 @@ impl<'a> HugePageCopier<'a> {
     }
 }
 
-/// A file, and where it has data.
+/// A file, and the ranges of it that hold data.
 struct SparseFile {
     file: File,
     data: Vec<Range<u64>>,

@@ -26,23 +26,23 @@ use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX};
 use super::shared::SEGMENT_PREFIX;
 use file_systems::{HUGETLB_FLAG, OWN_FILE_FLAG};
 
-/// What an area of the address space is.
+/// The kind of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MappingKind {
-    /// `[vsyscall]`: each process has it at the same place.
+    /// `[vsyscall]`, at the same address in each process.
     Vsyscall,
     Special(SpecialMapping),
-    /// Private and without a file that another node could have.
+    /// Private, without a file that another node could have.
     Anonymous,
-    /// A private mapping of a file that its path leads to.
+    /// A private mapping of a file at its path.
     PrivateFile,
-    /// A shared mapping of a file that its path leads to.
+    /// A shared mapping of a file at its path.
     SharedFile,
-    /// A shared mapping of memory that no path leads to.
+    /// A shared mapping of memory without a path.
     SharedObject,
 }
 
-/// What `entry` is, or why it cannot be carried.
+/// Classifies a mapping, or says why it cannot be carried.
 pub(super) fn classify_mapping(entry: &MapEntry) -> Result<MappingKind, &'static str> {
     check_flags(entry)?;
     check_name(entry)?;
@@ -68,7 +68,7 @@ pub(super) fn classify_mapping(entry: &MapEntry) -> Result<MappingKind, &'static
     })
 }
 
-/// Whether a mapping is of shared memory that no path leads to.
+/// Whether a mapping is of shared memory without a path.
 pub(super) fn is_shared_object(entry: &MapEntry) -> bool {
     classify_mapping(entry) == Ok(MappingKind::SharedObject)
 }
@@ -78,23 +78,23 @@ fn is_deleted(path: &[u8]) -> bool {
     path.ends_with(DELETED_SUFFIX)
 }
 
-/// Whether an area is in huge pages of hugetlbfs, as a map tells that [`FileSystemCache`] has marked.
+/// Whether a mapping has hugetlbfs huge pages, according to a map that [`FileSystemCache`] has marked.
 fn is_hugetlb(entry: &MapEntry) -> bool {
     entry.has_flag(HUGETLB_FLAG)
 }
 
-/// Whether an area is private memory in huge pages of hugetlbfs: a clone gets ordinary ones in their place (`huge`).
+/// Whether a mapping is private hugetlbfs memory: a clone gets ordinary pages instead (`hugetlb`).
 pub(super) fn is_private_hugetlb(entry: &MapEntry) -> bool {
     !entry.is_shared && is_hugetlb(entry)
 }
 
-/// Where an area has a part of its file mapped.
+/// The addresses at which a mapping shows a part of its file.
 pub(super) fn mapped_range_of(entry: &MapEntry, part: &Range<u64>) -> Option<Range<u64>> {
     let (first, behind) = (part.start.max(entry.offset), part.end.min(entry.offset + entry.bytes()));
     (first < behind).then(|| entry.start + first - entry.offset..entry.start + behind - entry.offset)
 }
 
-/// By VmFlags (proc_pid_smaps(5)), where they are known.
+/// Checks VmFlags (proc_pid_smaps(5)), as far as they are known.
 fn check_flags(entry: &MapEntry) -> Result<(), &'static str> {
     const REFUSED_FLAGS: [(&str, &str); 5] = [
         ("um", "another process serves its page faults (userfaultfd); let that finish first"),
@@ -133,7 +133,7 @@ fn check_name(entry: &MapEntry) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What of a memory map cannot be carried, by name.
+/// Refuses mappings that cannot be carried.
 pub(super) fn refuse_mappings<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
     let refusal = |entry: &MapEntry| {
         let reason = classify_mapping(entry).err()?;
@@ -144,7 +144,7 @@ pub(super) fn refuse_mappings<'a>(pid: i32, maps: impl IntoIterator<Item = &'a M
     maps.into_iter().filter(|entry| !is_dontfork(entry)).filter_map(refusal).collect()
 }
 
-/// The same by what is behind an area, which the process may unmap meanwhile.
+/// Refuses mappings because of their files. The process may unmap them meanwhile.
 pub(super) fn file_refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
     let refusal = |entry: &MapEntry| {
         let bytes = || std::fs::metadata(format!("/proc/{pid}/map_files/{}", entry.range_name())).ok();
@@ -160,30 +160,30 @@ pub(super) fn file_refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a Map
     maps.into_iter().filter(|entry| !is_dontfork(entry)).filter_map(refusal).collect()
 }
 
-/// A file that is mapped is opened by its path.
+/// The path of a mapped file, which is opened by its path.
 fn check_path(entry: &MapEntry) -> Result<&str, &'static str> {
     str::from_utf8(&entry.path).map_err(|_| "the path of its file is not UTF-8")
 }
 
-/// A segment of so many bytes is attached as a whole; what was unmapped of it could not be.
+/// Checks that a whole segment is attached. A segment that was partly unmapped cannot be attached like that.
 fn check_segment_size(entry: &MapEntry, segment_bytes: u64) -> Result<(), &'static str> {
     let is_whole = entry.offset == 0 && entry.bytes() == segment_bytes.next_multiple_of(PAGE_SIZE);
     let reason = "it is a part of a segment of System V shared memory, whose rest was unmapped";
     is_whole.then_some(()).ok_or(reason)
 }
 
-/// Whether children lack an area that its flags tell of: it is marked MADV_DONTFORK, and is no private memory
-/// without a file, or is marked MADV_DONTDUMP as well (decision 014).
+/// Whether children lack a mapping, according to its flags. It is marked MADV_DONTFORK; and it is not private memory without
+/// a file, or is marked MADV_DONTDUMP as well (decision 014).
 pub(super) fn is_dontfork(entry: &MapEntry) -> bool {
     entry.has_flag("dc") && (entry.has_flag("dd") || !is_private_anonymous(entry))
 }
 
-/// Whether an area is private memory that has no file.
+/// Whether a mapping is private memory without a file.
 pub(super) fn is_private_anonymous(entry: &MapEntry) -> bool {
     classify_mapping(entry) == Ok(MappingKind::Anonymous) && entry.inode == 0
 }
 
-/// Runs in ascending order, with those that touch or overlap made one.
+/// Sorted runs; those that touch or overlap become one. `runs` must be ascending.
 pub(super) fn merge_runs(runs: impl IntoIterator<Item = PageRun>) -> Vec<PageRun> {
     let mut merged: Vec<PageRun> = Vec::new();
     for run in runs.into_iter().filter(|run| run.count > 0) {

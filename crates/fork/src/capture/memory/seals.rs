@@ -1,5 +1,5 @@
-//! Detects sealed mappings (mseal(2)), which a child cannot rebuild, before the answer.
-//! Only mapping flags in `smaps` show the seal, and these are read after the answer.
+//! Detects sealed mappings (mseal(2)), which a child cannot rebuild, before the answer. Only mapping flags in `smaps` show
+//! the seal, and these are read after the answer.
 //!
 //! A template makes mprotect(2) calls that set the protection each mapping already has. A sealed mapping returns EPERM.
 //! For any other the kernel changes nothing. A parent never makes these calls.
@@ -12,7 +12,7 @@ use crate::capture::injection::pages::InjectionPages;
 use crate::capture::injection::script;
 use crate::capture::state::inherited_state::{InjectionTarget, PROBES_MAX};
 
-/// The areas to ask about, and the calls that do.
+/// The mappings to probe, and the calls that probe them.
 #[derive(Debug, Default)]
 pub(in crate::capture) struct SealProbes<'a> {
     mappings: Vec<&'a MapEntry>,
@@ -20,8 +20,8 @@ pub(in crate::capture) struct SealProbes<'a> {
 }
 
 impl<'a> SealProbes<'a> {
-    /// For all areas of a template that are the program's own. None where what is readable may be run as well
-    /// (READ_IMPLIES_EXEC): there such a call changes areas, and their flags have to tell.
+    /// Probes for all mappings of the program in a template. None with READ_IMPLIES_EXEC, where readable memory is also
+    /// executable: such a call would change mappings, so their flags must decide.
     pub(in crate::capture) fn for_mappings(personality: u32, entries: &'a [MapEntry]) -> Self {
         const READ_IMPLIES_EXEC: u32 = 0x40_0000;
         if personality & READ_IMPLIES_EXEC != 0 {
@@ -32,12 +32,12 @@ impl<'a> SealProbes<'a> {
         Self { mappings: entries, calls }
     }
 
-    /// The first of them, which go along with other calls.
+    /// The first calls, which are made together with others.
     pub(in crate::capture) fn first_calls(&self) -> &[InjectedCall] {
         &self.calls[..self.calls.len().min(PROBES_MAX)]
     }
 
-    /// Makes the others, and judges the results of all.
+    /// Makes the other calls, and checks all results.
     pub(in crate::capture) fn run(
         &self,
         pid: i32,

@@ -1,6 +1,5 @@
-//! Notes on private mappings of files that the process itself may write to. Unwritten pages of such a mapping show
-//! later writes to the file. A child's mappings do too, except for those that this module names: of them a child has a
-//! copy.
+//! Notes on private mappings of files that the process itself may write to. Unwritten pages of such a mapping show later
+//! writes to the file. A child's mappings do so, too, except for those that this module lists: the child has copies of them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,11 +11,11 @@ use super::is_private_hugetlb;
 use crate::capture::files::OpenFd;
 use crate::capture::shared::SEGMENT_PREFIX;
 
-/// A person reads no more names.
+/// Most file names in a note for the user.
 const STALE_NAMES_MAX: usize = 5;
 
-/// What is mapped privately by a process that may write to it, by a shared mapping or by an open file, and of which a child has a copy: of memory in
-/// huge pages in ordinary ones, and of a segment of System V shared memory what that is filled with.
+/// Lists files that a process maps privately and may write to, by a shared mapping or an open file, and of which a child has
+/// a copy. A child has the contents of huge pages in ordinary ones, and a copy of the contents of a System V segment.
 pub(in crate::capture) fn note_stale_mappings((pid, fds): (i32, &[OpenFd]), maps: &[MapEntry]) -> Option<String> {
     const OWNER_MAY_WRITE: u32 = 0o200;
     const PROT_WRITE: u8 = 2;
@@ -29,7 +28,7 @@ pub(in crate::capture) fn note_stale_mappings((pid, fds): (i32, &[OpenFd]), maps
     let is_written = |entry: &MapEntry| {
         let is_same = |other: &&MapEntry| (other.device, other.inode) == (entry.device, entry.inode);
         let is_open = |fd: &&OpenFd| (fd.device, fd.inode) == (entry.device, entry.inode);
-        // What may be written to later, too, is known where the flags are.
+        // The flags, if known, also show mappings that may become writable later.
         let may_write = |other: &MapEntry| other.has_flag("mw") || other.protection & PROT_WRITE != 0;
         maps.iter().filter(is_same).any(|other| other.is_shared && may_write(other))
             || fds.iter().filter(is_open).any(|fd| can_write(&fd))

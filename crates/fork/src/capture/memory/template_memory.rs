@@ -1,7 +1,7 @@
 //! The address space of a template: its mappings, and which of their pages are populated.
 //!
-//! Mappings, and the pages of a small template, are read before the answer. Other pages are scanned after it.
-//! So are mapping flags: `smaps` shows them only after a walk over all pages.
+//! Mappings, and the pages of a small template, are read before the answer. Other pages are scanned after it. Mapping flags
+//! are read after it, too: `smaps` shows them only after a walk over all pages.
 
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -16,17 +16,17 @@ use crate::capture::error::CaptureError;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
 use crate::phase;
 
-/// From this size on, in bytes, an area without a file is scanned by itself: below, one more system call costs more than
-/// to look at the records of its pages.
+/// From this size on, in bytes, a mapping without a file is scanned by itself. Below, one more system call costs more than
+/// reading the records of its pages.
 const OWN_SCAN_BYTES_MIN: u64 = 256 << 10;
 
-/// From this much on, in bytes, an area's pages are worth a call that keeps them out of a twin.
+/// From this size on, in bytes, a mapping is worth a call that keeps its pages out of a flag probe.
 const LARGE_BYTES_MIN: u64 = 1 << 20;
 
-/// From this much on, in bytes, `smaps` of the memory itself takes longer than a twin.
+/// From this size on, in bytes, `smaps` of the template itself takes longer than a flag probe.
 const FLAG_PROBE_BYTES_MIN: u64 = 24 << 20;
 
-/// What was read of a template that stands still (or of a parent that does).
+/// The memory of a template, or of a stopped parent.
 #[derive(Debug)]
 pub(crate) struct TemplateMemory {
     /// For messages.
@@ -34,13 +34,13 @@ pub(crate) struct TemplateMemory {
     pub(super) template_pid: i32,
     /// Ascending.
     pub(super) mappings: Vec<MapEntry>,
-    /// Pages that hold something, ascending; empty until they were looked for.
+    /// Pages that hold data, ascending; empty before the scan.
     pub(super) regions: Vec<PageRegion>,
     is_scanned: bool,
 }
 
 impl TemplateMemory {
-    /// That of `subject`, a template of `pid` or itself, without the pages of `injection_range`.
+    /// Reads the memory of `subject`, which is a template of `pid` or `pid` itself, without `injection_range`.
     pub(crate) fn read(
         (pid, subject): (i32, i32),
         injection_range: Range<u64>,
@@ -55,7 +55,7 @@ impl TemplateMemory {
         if !found.is_empty() {
             return Err(CaptureError::refused(pid, found));
         }
-        // A clone has none, but where one was mapped when nobody looked.
+        // A clone has none, unless one was mapped after the survey.
         if subject != pid && entries.iter().any(is_private_hugetlb) {
             return Err(CaptureError::Unstable { pid, what: "its memory in huge pages of hugetlbfs".to_owned() });
         }
@@ -75,12 +75,12 @@ impl TemplateMemory {
         self.pid
     }
 
-    /// Its areas, ascending.
+    /// Its mappings, ascending.
     pub(crate) fn mappings(&self) -> &[MapEntry] {
         &self.mappings
     }
 
-    /// How much its pages hold that are its own, in bytes, if they were looked for.
+    /// Bytes of its own pages that hold data; `None` before the scan.
     pub(crate) fn populated_bytes(&self) -> Option<u64> {
         let bytes = self
             .regions
@@ -91,7 +91,7 @@ impl TemplateMemory {
         self.is_scanned.then_some(bytes)
     }
 
-    /// The areas without a file that hold most of the memory, at most `count`; none where all together hold little.
+    /// The mappings without a file that hold most of the memory, at most `count`. Empty if together they hold little.
     pub(crate) fn large_mappings(&self, count: usize) -> Vec<&MapEntry> {
         let populated =
             |entry: &MapEntry| -> u64 { self.populated_ranges_in(entry).map(|pages| pages.end - pages.start).sum() };
@@ -104,13 +104,14 @@ impl TemplateMemory {
         if total < FLAG_PROBE_BYTES_MIN { Vec::new() } else { large.into_iter().map(|(_, entry)| entry).collect() }
     }
 
-    /// Whether `flagged` has each of the areas.
+    /// Whether `flagged` covers each mapping.
     pub(crate) fn is_covered_by(&self, flagged: &[MapEntry]) -> bool {
         self.mappings.iter().all(|entry| covering_mapping(flagged, entry).is_some())
     }
 
-    /// Takes the kernel's flags of each area from `flagged`, the areas of a twin in which those at `marked` addresses were
-    /// marked to be wiped on fork. Some flags are refused; an area of which nothing is told may have any.
+    /// Copies mapping flags from `flagged`, the mappings of a flag probe. Those at the `marked` addresses were marked
+    /// MADV_WIPEONFORK there. Some flags are refused. A mapping without known flags could have any of them, so it is an
+    /// error.
     pub(crate) fn apply_flags(&mut self, flagged: &[MapEntry], marked: &[u64]) -> Result<(), CaptureError> {
         for entry in &mut self.mappings {
             let Some(same) = covering_mapping(flagged, entry) else {
@@ -130,14 +131,14 @@ impl TemplateMemory {
         if found.is_empty() { Ok(()) } else { Err(CaptureError::refused(self.pid, found)) }
     }
 
-    /// Areas that are attached segments of System V shared memory.
+    /// Attached System V shared memory segments.
     pub(crate) fn sysv_ranges(&self) -> Vec<Range<u64>> {
         let is_attached = |entry: &&MapEntry| entry.is_shared && entry.path.starts_with(SEGMENT_PREFIX);
         let segments = self.mappings.iter().filter(is_attached);
         segments.map(|entry| entry.start..entry.end).collect()
     }
 
-    /// Marks areas as locked: a clone's never are.
+    /// Marks mappings as locked; those of a clone never are.
     pub(crate) fn mark_locked(&mut self, locked: &[Range<u64>]) {
         let is_locked = |entry: &MapEntry| locked.iter().any(|area| area.start <= entry.start && entry.end <= area.end);
         self.mappings
@@ -146,24 +147,24 @@ impl TemplateMemory {
             .for_each(|entry| entry.add_flag("lo"));
     }
 
-    /// Marks areas that a template has although no fork hands them down, ascending. Without their marks they may have become one
-    /// with their neighbours: those are parted again.
+    /// Marks ranges that the template has but that fork(2) would not pass on. Without their marks, they may have been merged
+    /// with adjacent mappings, so these are split again. The ranges are ascending.
     pub(crate) fn mark_dontfork(&mut self, areas: &[Range<u64>]) {
         let entries = std::mem::take(&mut self.mappings);
         self.mappings = entries.into_iter().flat_map(|entry| split_at_ranges(entry, areas)).collect();
     }
 
-    /// Areas that children lack.
+    /// Mappings that children lack.
     pub(crate) fn dontfork_ranges(&self) -> Vec<Range<u64>> {
         self.mappings.iter().filter(|entry| is_dontfork(entry)).map(|entry| entry.start..entry.end).collect()
     }
 
-    /// The pages that hold something, ascending.
+    /// The pages that hold data, ascending.
     pub(crate) fn populated_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         self.regions.iter().map(|region| region.start..region.end)
     }
 
-    /// The populated pages of an area.
+    /// The populated pages of a mapping.
     pub(super) fn populated_ranges_in(&self, entry: &MapEntry) -> impl Iterator<Item = Range<u64>> {
         let from = self.regions.partition_point(|region| region.end <= entry.start);
         let (start, end) = (entry.start, entry.end);
@@ -171,14 +172,14 @@ impl TemplateMemory {
         inside.filter(|region| !region.is_guard()).map(move |region| region.start.max(start)..region.end.min(end))
     }
 
-    /// Whether the shared object of an area was copied in the pause.
+    /// Whether the shared object of a mapping was copied in the pause.
     fn is_copied(&self, entry: &MapEntry, shared: &SharedCopies) -> bool {
         let path = format!("/proc/{}/map_files/{}", self.template_pid, entry.range_name());
         let by_link = || std::fs::metadata(path).is_ok_and(|file| shared.index_of(file.dev(), file.ino()).is_some());
         shared.index_of(entry.device, entry.inode).is_some() || by_link()
     }
 
-    /// Finds the pages that hold something, unless they are known.
+    /// Scans for pages that hold data, if that was not done yet.
     pub(crate) fn ensure_scanned(&mut self) -> Result<(), CaptureError> {
         if !self.is_scanned {
             self.set_regions(self.scan_pages()?);
@@ -186,7 +187,7 @@ impl TemplateMemory {
         Ok(())
     }
 
-    /// Looks for the pages that hold something, in as few walks as can be.
+    /// Scans for pages that hold data, in as few walks as possible.
     pub(crate) fn scan_pages(&self) -> Result<Vec<PageRegion>, CaptureError> {
         let unread = |pid| CaptureError::reading(pid, "the page map");
         let (mut tables, mut found) = (PageTables::open(self.template_pid).map_err(unread(self.pid))?, Vec::new());
@@ -196,14 +197,14 @@ impl TemplateMemory {
         Ok(found)
     }
 
-    /// Takes note of what was found.
+    /// Records the result of a scan.
     pub(crate) fn set_regions(&mut self, found: Vec<PageRegion>) {
         (self.regions, self.is_scanned) = (found, true);
     }
 }
 
-/// The parts of an area that lie in one of these, which are ascending, with the mark MADV_DONTFORK, and those between them.
-/// None of them has a file.
+/// Splits a mapping at the borders of ascending ranges, and marks the parts inside them MADV_DONTFORK. None of them has a
+/// file.
 fn split_at_ranges(entry: MapEntry, areas: &[Range<u64>]) -> Vec<MapEntry> {
     let from = areas.partition_point(|area| area.end <= entry.start);
     let (mut parts, mut at) = (Vec::new(), entry.start);
@@ -224,13 +225,14 @@ fn split_at_ranges(entry: MapEntry, areas: &[Range<u64>]) -> Vec<MapEntry> {
     parts
 }
 
-/// The area among `others`, ascending, that has all of `entry`.
+/// The mapping among `others`, which are ascending, that covers all of `entry`.
 fn covering_mapping<'a>(others: &'a [MapEntry], entry: &MapEntry) -> Option<&'a MapEntry> {
     let at = others.partition_point(|other| other.end <= entry.start);
     others.get(at).filter(|other| other.start <= entry.start && entry.end <= other.end)
 }
 
-/// The walks over the areas whose pages matter. Only for private mappings of files it does whose the pages are.
+/// The walks over mappings whose pages matter. Only in private file mappings, the pages of the file must be distinguished
+/// from written ones.
 fn plan_scans(entries: &[MapEntry]) -> Vec<(Range<u64>, ScanDetail)> {
     let mut walks: Vec<(Range<u64>, ScanDetail)> = Vec::new();
     let mut goes_on = false;
@@ -241,7 +243,7 @@ fn plan_scans(entries: &[MapEntry]) -> Vec<(Range<u64>, ScanDetail)> {
                 ScanDetail::Populated
             }
             Ok(MappingKind::Anonymous) => ScanDetail::Owner,
-            // Nothing is asked about their pages.
+            // Their pages are not scanned.
             _ => {
                 goes_on = false;
                 continue;

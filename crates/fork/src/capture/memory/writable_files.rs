@@ -9,20 +9,20 @@ use farfork_wire::descriptor::{Backing, Extent, ExtentId, ExtentSource, Mapping,
 
 use crate::file_use::{FileUse, collect_file_uses};
 
-/// Of private mappings of files of one process, by their first addresses: what was written.
+/// Pages that were written in the private file mappings of one process, by the address of the mapping.
 pub(crate) type WrittenMappings = BTreeMap<u64, WrittenMapping>;
 
-/// What was written through a private mapping of a file.
+/// Pages that were written through a private file mapping.
 #[derive(Debug)]
 pub(crate) struct WrittenMapping {
-    /// Index into the process's own mapped files.
+    /// Index into the mapped files of the same process.
     pub(crate) file: u32,
     /// Offset in the file, in bytes.
     pub(crate) offset: u64,
     pub(crate) pages: Vec<PageRun>,
 }
 
-/// Has these mappings lead to their files. `written`: by process, the first one's first.
+/// Links these mappings to their files. `written`: one item per process, the first one first.
 pub(crate) fn link_writable_files(descriptor: &mut Descriptor, written: Vec<WrittenMappings>) {
     let uses = collect_file_uses(descriptor);
     let is_written = |file: u32| {

@@ -1,7 +1,7 @@
 //! Shared memory that no path leads to (shared anonymous mappings, memfds, deleted files), copied in the pause.
 //!
-//! Everything possible is done before: the objects are found and opened, and buffers of their present size are
-//! allocated and touched. So the pause costs one copy and no page faults.
+//! Before the pause, the objects are found and opened, and buffers of their present size are allocated and touched. So the
+//! pause costs one copy and no page faults.
 
 mod sysv_sem_msg;
 mod sysv_shm;
@@ -28,19 +28,19 @@ use super::survey::Survey;
 use super::tracer::deadline::Deadline;
 use sysv_shm::SysvSegment;
 
-/// Most bytes of shared memory that a pause copies: at some GB/s, already some seconds of standing still.
+/// Most bytes of shared memory that a pause copies. At some GB/s, the process is stopped for some seconds already.
 const SHARED_BYTES_MAX: u64 = 16 << 30;
 
-/// Bytes copied between two looks at the clock: some milliseconds.
+/// Bytes copied between two checks of the deadline: some milliseconds.
 const COPY_CHUNK_BYTES: usize = 16 << 20;
 
-/// What a segment of System V shared memory is called in a memory map.
+/// Prefix of a System V shared memory segment in a memory map.
 pub(super) const SEGMENT_PREFIX: &[u8] = b"/SYSV";
 
 /// Mode bits that are carried.
 const PERMISSIONS: u32 = 0o7777;
 
-/// The segments that a process has attached, by their numbers.
+/// Ids of the segments that a process has attached.
 fn attached_segments(survey: &Survey) -> Vec<u64> {
     survey.maps.iter().filter(|entry| entry.path.starts_with(SEGMENT_PREFIX)).map(|entry| entry.inode).collect()
 }
@@ -48,7 +48,7 @@ fn attached_segments(survey: &Survey) -> Vec<u64> {
 /// Device and inode.
 type ObjectKey = (u64, u64);
 
-/// The contents of one shared object at the moment of the capture.
+/// The contents of one shared object at the time of the capture.
 #[derive(Debug)]
 pub struct SharedCopy {
     bytes: u64,
@@ -68,7 +68,7 @@ impl SharedCopy {
         self.bytes
     }
 
-    /// Fills `into` with what the object held from `offset` on; zeroes where it held nothing, and behind its end.
+    /// Fills `into` with the contents from `offset` on. Holes, and bytes after the end, are zeroes.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) {
         into.fill(0);
         let end = offset.saturating_add(into.len() as u64);
@@ -103,20 +103,20 @@ struct SharedSource {
     name: String,
     kind: SharedObjectKind,
     file: File,
-    /// Whether it lies on hugetlbfs.
+    /// Whether it is on hugetlbfs.
     is_hugetlb: bool,
-    /// Whether nobody can write to it: it is executed.
+    /// Whether it cannot be written to, because it is being executed.
     is_immutable: bool,
-    /// Allocated and touched, where the data lay at the survey.
+    /// Allocated and touched, for the data that the survey found.
     buffers: Vec<DataRun>,
 }
 
-/// How many bytes lie in runs, each with its offset and length.
+/// Total length of runs, each given by offset and length.
 fn sum_bytes(runs: &[(u64, u64)]) -> u64 {
     runs.iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// Why so much shared memory is refused, if it is.
+/// Refuses more shared memory than a pause may copy.
 fn check_size(pid: i32, bytes: u64) -> Option<Refusal> {
     let reason = || {
         format!("it has more than {SHARED_BYTES_MAX} bytes of shared memory, too much to copy while it stands still")
@@ -157,7 +157,7 @@ impl SharedSources {
         Ok(Self(sources.into_values().collect(), sysv_sem_msg::IpcSources::find(pid)?))
     }
 
-    /// Takes on the objects of another process of the tree.
+    /// Adds the objects of another process of the tree.
     pub(super) fn merge(&mut self, others: Self) {
         for source in others.0 {
             if !self.0.iter().any(|known| known.key == source.key) {
@@ -167,7 +167,7 @@ impl SharedSources {
         self.1.merge(others.1);
     }
 
-    /// Takes on memory that is on its way in sockets, which only the pause shows.
+    /// Adds memory that is in flight in sockets, which only the pause shows.
     pub(super) fn add_inflight(&mut self, inflight_files: &InflightFiles) -> io::Result<()> {
         for (path, link) in inflight_files.memory_files() {
             let source = SharedSource::open(&path, link, &[])?;
@@ -178,7 +178,7 @@ impl SharedSources {
         Ok(())
     }
 
-    /// Prepares memory for copies of all but what other processes of the tree have, too, which `others` are of.
+    /// Allocates buffers for the copies, except for objects that other processes of the tree have, too (`others`).
     pub(super) fn allocate_buffers<'a>(
         &mut self,
         pid: i32,
@@ -194,7 +194,7 @@ impl SharedSources {
             if others.clone().any(|other| other.0.iter().any(|known| known.key == source.key)) {
                 continue;
             }
-            // Not zero: the allocator would give pages that are not there yet, to be faulted in inside the pause.
+            // Not zero: the allocator would return untouched pages, which would fault in the pause.
             source.buffers = runs
                 .iter()
                 .map(|(offset, bytes)| DataRun { offset: *offset, bytes: vec![1; *bytes as usize] })
@@ -208,7 +208,7 @@ impl SharedSources {
         Ok(())
     }
 
-    /// Why they are too much to be copied, if they are.
+    /// A refusal if they are too large to be copied.
     pub(super) fn size_refusal(&self, pid: i32) -> Result<Option<Refusal>, CaptureError> {
         let mut total = 0;
         for source in &self.0 {
@@ -217,7 +217,7 @@ impl SharedSources {
         Ok(check_size(pid, total))
     }
 
-    /// Copies all objects. The process stands still.
+    /// Copies all objects. The process is stopped.
     pub(super) fn copy_all(self, pid: i32, deadline: &Deadline) -> Result<SharedCopies, CaptureError> {
         let mut copies = SharedCopies { sysv_ipc: self.1.copy(pid)?, ..SharedCopies::default() };
         for source in self.0 {
@@ -263,7 +263,7 @@ impl SharedSource {
             (link, None) if link.starts_with(SHARED_MEMORY_PREFIX) => {
                 (String::new(), SharedObjectKind::PosixShm { path: text(link), status })
             }
-            // Another node has its own of that path, if any.
+            // Another node may have a different file at that path, or none.
             (path, None) => named(path),
         };
         Ok(Self {
@@ -307,7 +307,7 @@ impl SharedSource {
         }
     }
 
-    /// What it holds, of so many bytes.
+    /// Copies the contents of an object of `bytes` bytes.
     fn copy_data(mut self, (pid, bytes): (i32, u64), deadline: &Deadline) -> Result<SharedCopy, CaptureError> {
         let failed = |source| CaptureError::Read { pid, what: "shared memory".to_owned(), source };
         if self.is_immutable && !self.buffers.is_empty() {
@@ -336,7 +336,7 @@ impl SharedSource {
     }
 }
 
-/// Opened so that reading it does not change its st_atime, where that is allowed.
+/// Opens a file so that reading it does not change its st_atime, if that is allowed.
 fn open_noatime(path: &str) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags | OFlags::NOATIME, Mode::empty());
@@ -356,7 +356,7 @@ fn file_times(metadata: &Metadata) -> FileTimes {
     }
 }
 
-/// The same with mode and owner as they are by now.
+/// Replaces mode and owner by the present ones.
 fn set_status(kind: SharedObjectKind, now: FileStatus) -> SharedObjectKind {
     match kind {
         SharedObjectKind::MemFd(_) => SharedObjectKind::MemFd(now),
@@ -366,12 +366,13 @@ fn set_status(kind: SharedObjectKind, now: FileStatus) -> SharedObjectKind {
     }
 }
 
-/// What a process executes, where that was deleted or replaced, or is not the node's: other nodes have no such file, or another.
+/// The executable of a process, if it was deleted or replaced, or is not a file of the node: other nodes lack it, or have
+/// another.
 fn open_executable(survey: &Survey) -> io::Result<Option<SharedSource>> {
     let exe = format!("/proc/{}/exe", survey.pid);
     let link = match readlink(&exe, Vec::new()) {
         Ok(link) => link.into_bytes(),
-        // It has ended: whoever comes next says so.
+        // The process has ended; a later step reports it.
         Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -380,7 +381,7 @@ fn open_executable(survey: &Survey) -> io::Result<Option<SharedSource>> {
     Ok(source.map(|source| SharedSource { is_immutable: true, ..source }))
 }
 
-/// Whether the node has another file at the path of what a process executes, or none.
+/// Whether the node has another file, or none, at the path of a process's executable.
 fn is_absent_on_node(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
     let found = statx(CWD, exe, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
     if namespace::is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/mnt")) {
@@ -400,7 +401,7 @@ pub(super) struct SharedCopies {
     sysv_ipc: sysv_sem_msg::IpcCopies,
 }
 
-/// What a shared object is beside its contents.
+/// Attributes of a shared object.
 #[derive(Debug)]
 struct SharedAttributes {
     name: String,
@@ -411,7 +412,7 @@ struct SharedAttributes {
 }
 
 impl SharedCopies {
-    /// Takes on what another process of the tree has that no other had before the pause.
+    /// Adds objects that another process of the tree has, and that none had before the pause.
     pub(super) fn merge(&mut self, other: Self) {
         for ((key, named), copy) in other.keys.into_iter().zip(other.attributes).zip(other.copies) {
             if !self.keys.contains(&key) {
@@ -422,7 +423,7 @@ impl SharedCopies {
         }
     }
 
-    /// Index of the object of a device and inode.
+    /// Index of an object, by device and inode.
     pub(super) fn index_of(&self, device: u64, inode: u64) -> Option<u32> {
         self.keys.iter().position(|key| *key == (device, inode)).map(|index| index as u32)
     }
@@ -432,7 +433,7 @@ impl SharedCopies {
         self.keys.is_empty()
     }
 
-    /// Index of what a process executes, where that is one of them.
+    /// Index of a process's executable, if it is one of the objects.
     pub(super) fn executable_index(&self, pid: i32) -> io::Result<Option<u32>> {
         if self.keys.is_empty() {
             return Ok(None);
@@ -441,7 +442,7 @@ impl SharedCopies {
         Ok(self.index_of(executed.dev(), executed.ino()))
     }
 
-    /// The objects as a descriptor holds them; their extents are added to `extents`.
+    /// Builds the objects of the descriptor; appends their extents to `extents`.
     pub(super) fn build_objects(&self, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
         let mut objects = Vec::with_capacity(self.copies.len());
         for (index, (copy, named)) in self.copies.iter().zip(&self.attributes).enumerate() {
@@ -464,7 +465,7 @@ impl SharedCopies {
         objects
     }
 
-    /// Semaphores and message queues.
+    /// Takes the semaphores and message queues.
     pub(super) fn take_sysv_ipc(&mut self) -> (Vec<SemaphoreSet>, Vec<MessageQueue>) {
         let queues = std::mem::take(&mut self.sysv_ipc);
         (queues.sets, queues.queues)

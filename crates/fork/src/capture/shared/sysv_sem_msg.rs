@@ -1,8 +1,8 @@
-//! System V semaphores and message queues, which belong to a namespace and to no process (sysvipc(7)).
+//! System V semaphores and message queues, which belong to a namespace, not to a process (sysvipc(7)).
 //!
-//! An object is carried if the process was the last to change it: a semaphore set by any semaphore, a queue by its last
-//! send or receive. The kernel shows no other users, nor the creator. Of objects never used, all are carried that the
-//! process's user created. The undo of an ending process (SEM_UNDO) is not carried, as after fork(2).
+//! An object is carried if the process was the last to change it: any semaphore of a set, or a queue by its last send or
+//! receive. The kernel shows neither other users nor the creating process. An object that was never used is carried if the
+//! process's user created it. The undo of an ending process (SEM_UNDO) is not carried, as after fork(2).
 
 use std::os::unix::fs::MetadataExt;
 use std::{fs, io};
@@ -16,7 +16,7 @@ use crate::capture::error::CaptureError;
 /// Mode bits that are carried.
 const PERMISSIONS: u32 = 0o777;
 
-/// What of an object does not change.
+/// Attributes of an object that do not change.
 #[derive(Debug, Clone, Copy)]
 struct IpcIdentity {
     key: u32,
@@ -24,16 +24,16 @@ struct IpcIdentity {
     status: FileStatus,
 }
 
-/// The objects that a process uses, found before it stands still.
+/// The objects that a process uses, found before it is stopped.
 #[derive(Debug, Default)]
 pub(super) struct IpcSources {
     sets: Vec<(IpcIdentity, u32)>,
     queues: Vec<IpcIdentity>,
-    /// Whether they are in a namespace that is not ours.
+    /// Whether they are in another IPC namespace than this process.
     is_foreign_namespace: bool,
 }
 
-/// What was in them while it did.
+/// The contents of the objects, read while the process was stopped.
 #[derive(Debug, Default)]
 pub(super) struct IpcCopies {
     pub(super) sets: Vec<SemaphoreSet>,
@@ -41,7 +41,7 @@ pub(super) struct IpcCopies {
 }
 
 impl IpcSources {
-    /// Those of `pid`.
+    /// Finds the objects of `pid`.
     pub(super) fn find(pid: i32) -> Result<Self, CaptureError> {
         let failed = CaptureError::reading(pid, "System V semaphores and message queues");
         let find = || -> io::Result<Self> {
@@ -52,7 +52,7 @@ impl IpcSources {
         find().map_err(failed)
     }
 
-    /// Takes on those of another process of the tree, which has the same namespace.
+    /// Adds the objects of another process of the tree, which has the same namespace.
     pub(super) fn merge(&mut self, others: Self) {
         for (set, count) in others.sets {
             if !self.sets.iter().any(|(known, _)| known.id == set.id) {
@@ -66,7 +66,7 @@ impl IpcSources {
         }
     }
 
-    /// In the namespace of the calling thread.
+    /// Lists the objects in the namespace of the calling thread.
     fn list(pid: i32) -> io::Result<Self> {
         if !system_v::has_semaphores_or_queues()? {
             return Ok(Self::default());
@@ -79,7 +79,7 @@ impl IpcSources {
         for ListedSemaphoreSet { identity, count, creator_uid: maker, was_changed } in
             parse_semaphore_sets(&sets).ok_or_else(malformed)?
         {
-            // One that is removed meanwhile is nobody's.
+            // A set that was removed meanwhile counts as unused by the process.
             let last = |number| system_v::semaphore_last_pid(identity.id, number).ok();
             let is_used = (0..count).any(|number| last(number) == Some(pid));
             let is_new = || maker == user && !was_changed && (0..count).all(|number| last(number) == Some(0));
@@ -90,14 +90,14 @@ impl IpcSources {
         Ok(found)
     }
 
-    /// What is in them. The process stands still; others may go on.
+    /// Reads the contents. The process is stopped; others may run.
     pub(super) fn copy(self, pid: i32) -> Result<IpcCopies, CaptureError> {
         if self.sets.is_empty() && self.queues.is_empty() {
             return Ok(IpcCopies::default());
         }
         let copied = run_in_ipc_namespace(pid, self.is_foreign_namespace, move || self.read());
         copied.map_err(|error| match error.raw_os_error() {
-            // Gone, or another by now.
+            // Removed, or replaced by another object.
             Some(EINVAL | EIDRM) => {
                 CaptureError::Unstable { pid, what: "its System V semaphores and message queues".to_owned() }
             }
@@ -125,18 +125,18 @@ impl IpcSources {
 const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
 const EIDRM: i32 = rustix::io::Errno::IDRM.raw_os_error();
 
-/// A set of semaphores, as it is listed.
+/// A semaphore set, as `/proc/sysvipc/sem` lists it.
 #[derive(Debug)]
 struct ListedSemaphoreSet {
     identity: IpcIdentity,
     count: u32,
-    /// The user.
+    /// The user that created it.
     creator_uid: u32,
-    /// By semop(2).
+    /// Whether semop(2) has changed it.
     was_changed: bool,
 }
 
-/// Columns: key, id, mode in octal, count, uid, gid, uid and gid of the maker, time of the last change, and more.
+/// Columns: key, id, mode in octal, count, uid, gid, uid and gid of the creator, time of the last change, and more.
 fn parse_semaphore_sets(text: &str) -> Option<Vec<ListedSemaphoreSet>> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -147,8 +147,9 @@ fn parse_semaphore_sets(text: &str) -> Option<Vec<ListedSemaphoreSet>> {
     text.lines().skip(1).map(line).collect()
 }
 
-/// Those of which a process is the last sender or receiver, or that nobody has used and its user has made. Columns: key, id, mode
-/// in octal, bytes, messages, last sender, last receiver, uid, gid, uid and gid of the maker, times sent and received, and more.
+/// Lists queues that the process was the last to send to or receive from, and unused ones that its user created. Columns:
+/// key, id, mode in octal, bytes, messages, last sender, last receiver, uid, gid, uid and gid of the creator, times sent and
+/// received, and more.
 fn list_own_queues(text: &str, pid: i32, user: u32) -> Vec<IpcIdentity> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();

@@ -16,16 +16,16 @@ use crate::capture::error::CaptureError;
 pub(super) struct SysvSegment {
     pub(super) id: u32,
     key: u32,
-    /// With SHM_DEST where it goes with the last who has it attached.
+    /// Has SHM_DEST set if the segment is removed at its last detach.
     mode: u32,
     uid: u32,
     gid: u32,
-    /// The process that made it, as we see it.
+    /// Pid of the creating process, in this pid namespace.
     creator_pid: i32,
 }
 
 impl SysvSegment {
-    /// What a descriptor says of it.
+    /// The segment as the descriptor has it.
     pub(super) fn to_shared_kind(self) -> SharedObjectKind {
         const SHM_DEST: u32 = 0o1000;
         const PERMISSIONS: u32 = 0o777;
@@ -34,11 +34,11 @@ impl SysvSegment {
     }
 }
 
-/// A segment, and what is in it.
+/// A segment, with its contents.
 pub(super) type OpenedSegment = (SysvSegment, File);
 
-/// All segments in the namespace of a process, and what is in those that it has made. Only who is in a namespace is told, and
-/// the look shows in the segments' times: what is `attached` is not looked at here.
+/// Lists all segments in the IPC namespace of a process, and opens those that the process created. Only a thread inside a
+/// namespace sees its segments. Opening changes a segment's times, so `attached` segments are not opened here.
 pub(super) fn list_segments(
     pid: i32,
     attached: &[u64],
@@ -59,13 +59,14 @@ pub(super) fn list_segments(
         .map_err(CaptureError::reading(pid, "System V shared memory"))
 }
 
-/// Whether a process's objects are in a namespace that is not ours.
+/// Whether a process is in another IPC namespace than this one.
 pub(super) fn has_foreign_ipc_namespace(pid: i32) -> io::Result<bool> {
     let namespace_of = |process: &str| fs::read_link(format!("/proc/{process}/ns/ipc"));
     Ok(namespace_of(&pid.to_string())? != namespace_of("self")?)
 }
 
-/// Done in the namespace of a process. Only who is in one is told of it: for another, a thread of its own goes there.
+/// Runs `work` in the IPC namespace of a process. Only a thread inside a namespace sees its objects, so a new thread enters
+/// a foreign one.
 pub(super) fn run_in_ipc_namespace<T: Send + 'static>(
     pid: i32,
     is_elsewhere: bool,

@@ -1,5 +1,5 @@
-//! The auxiliary vector, which identifies the program that a process runs. execve(2) replaces the address space, also
-//! the address of the vdso: earlier readings do not hold for the new program.
+//! The auxiliary vector, which identifies the program that a process runs. execve(2) replaces the address space and the
+//! address of the vdso, so earlier readings do not hold for the new program.
 
 use std::io;
 use std::thread;
@@ -9,19 +9,20 @@ use farfork_sys::process;
 
 use crate::capture::error::CaptureError;
 
-/// How long execve(2) may take from the end of the old address space to the first instruction: it reads the program's first
-/// pages meanwhile, and waits for its turn of a busy processor.
+/// How long execve(2) may take from the end of the old address space to the first instruction. Meanwhile it reads the
+/// program's first pages, and waits for a CPU on a busy machine.
 const EXEC_LIMIT: Duration = Duration::from_secs(1);
-/// Between two looks at it.
+/// Time between two reads of the vector.
 const EXEC_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The program that a process runs, by the words that the kernel wrote on its stack when it began (getauxval(3)): addresses of
-/// the program, of its name, of the vdso and of random bytes, which the kernel draws anew each time.
+/// The program that a process runs, identified by the words that the kernel wrote on its stack at its start (getauxval(3)).
+/// They are the addresses of the program, of its name, of the vdso and of random bytes; the kernel chooses them anew each
+/// time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::capture) struct AuxiliaryVector(Vec<u8>);
 
 impl AuxiliaryVector {
-    /// That of `pid`. While execve(2) builds the address space there is none yet, and this waits for it.
+    /// Reads the vector of `pid`. While execve(2) builds the address space there is none yet; waits for it.
     pub(in crate::capture) fn read(pid: i32) -> Result<Self, CaptureError> {
         let deadline = Instant::now() + EXEC_LIMIT;
         loop {
@@ -29,7 +30,7 @@ impl AuxiliaryVector {
                 io::ErrorKind::NotFound => CaptureError::ProcessGone { pid },
                 _ => CaptureError::reading(pid, "the auxiliary vector")(error),
             })?;
-            // Who is about to end has no address space, and so no word.
+            // An exiting process has no address space, and so no words.
             if words.is_empty() || words.iter().any(|byte| *byte != 0) {
                 return Ok(Self(words));
             }
@@ -40,12 +41,12 @@ impl AuxiliaryVector {
         }
     }
 
-    /// Whether `pid` still runs it.
+    /// Whether `pid` still runs this program.
     pub(in crate::capture) fn matches(&self, pid: i32) -> Result<bool, CaptureError> {
         Ok(*self == Self::read(pid)?)
     }
 
-    /// `pid` began another while it was looked at.
+    /// The error for a process that has executed another program meanwhile.
     pub(in crate::capture) fn changed_error(pid: i32) -> CaptureError {
         CaptureError::Unstable { pid, what: "its program, by execve(2)".to_owned() }
     }

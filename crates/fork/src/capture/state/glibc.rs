@@ -1,6 +1,6 @@
 //! The clear_child_tid address (set_tid_address(2)) of glibc threads, read from memory. Any other thread is queried.
 //!
-//! glibc registers the field `tid` of the descriptor that the thread pointer leads to. The layout is the same since
+//! glibc registers the field `tid` of the descriptor that the thread pointer refers to. The layout has been the same since
 //! 2.3. A descriptor is glibc's if it points to itself, holds the thread's id, and has the robust list after it.
 
 use crate::capture::stop::stop_guard::StoppedThread;
@@ -12,11 +12,11 @@ const TID_OFFSET: usize = 0x2d0;
 /// `robust_head`.
 const ROBUST_HEAD_OFFSET: u64 = 0x2e0;
 
-/// What is looked at of a descriptor.
+/// Bytes that are read of a descriptor.
 const READ_BYTES: usize = TID_OFFSET + 4;
 
-/// The addresses that threads of a process have registered which are glibc's, `None` for any other. Each is given with its id in its pid
-/// namespace, and the head of its list of robust futexes.
+/// The registered addresses of glibc threads; `None` for any other thread. Each thread is given with its id in its pid
+/// namespace and the head of its robust futex list.
 pub(in crate::capture) fn tid_addresses<'a>(
     pid: i32,
     threads: impl Iterator<Item = (&'a StoppedThread, u32, u64)>,

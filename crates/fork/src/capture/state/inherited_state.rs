@@ -19,42 +19,42 @@ use crate::capture::injection::thread_queries::{
 };
 use crate::capture::tracer::executor::run_ready;
 
-/// Calls beside those for signals.
+/// Calls other than those for signals.
 const FIXED_CALLS: usize = 7;
 
-/// Where among the calls some stand whose results matter.
+/// Indices of calls whose results are used.
 const BRK_INDEX: usize = 1;
 const DUMPABLE_INDEX: usize = 2;
 const INHERITED_SECUREBITS_INDEX: usize = 3;
 const MEMBARRIER_INDEX: usize = 5;
 
-/// Most calls of [`crate::capture::memory::seals`] that one script makes: as many as a desk has room for, beside setsid.
+/// Most calls of [`crate::capture::memory::seals`] in one script: as many as fit into a slot next to setsid.
 pub(in crate::capture) const PROBES_MAX: usize = SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1;
 
-/// Where the answers begin.
+/// Offset of the answers.
 const ANSWERS_OFFSET: u64 = ((FIXED_CALLS + SIGNALS as usize + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
 
-/// Where it stands whether time stamps may be read.
+/// Offset of the answer about reading time stamps.
 const TSC_MODE_OFFSET: u64 = 24;
 
-/// Where the dispositions begin, and the size of one.
+/// Offset of the signal dispositions, and the size of one.
 const ACTIONS_OFFSET: u64 = 64;
 const ACTION_BYTES: u64 = 32;
 const SIGNALS: u64 = 64;
 
 const _: () = assert!(ANSWERS_OFFSET + ACTIONS_OFFSET + SIGNALS * ACTION_BYTES <= SLOTS_BYTES_MIN);
 
-/// The process that stands for the parent after the pause: its template, or itself in freeze mode.
+/// The process that holds the parent's state after the pause: its template, or the parent itself in freeze mode.
 pub(in crate::capture) struct InjectionTarget<'a> {
     pub(in crate::capture) pid: i32,
-    /// Registers for calls made in it.
+    /// Registers for injected calls.
     pub(in crate::capture) registers: &'a Registers,
     /// Its id in its pid namespace.
     pub(in crate::capture) inner_id: u32,
     pub(in crate::capture) mem: &'a File,
 }
 
-/// What calls made in the subject tell.
+/// Answers to the calls that are injected into the target.
 #[derive(Debug, Default)]
 pub(in crate::capture) struct InheritedState {
     pub(in crate::capture) brk: u64,
@@ -64,20 +64,21 @@ pub(in crate::capture) struct InheritedState {
     pub(in crate::capture) dumpable: u32,
     /// The leader's.
     pub(in crate::capture) alt_stack: AltStack,
-    /// Whether the leader is stopped at reading the processor's time stamps.
+    /// Whether reading the CPU's time stamp counter raises a signal in the leader (PR_SET_TSC).
     pub(in crate::capture) is_tsc_forbidden: bool,
     /// Dispositions that differ from the default.
     pub(in crate::capture) signal_actions: Vec<SignalAction>,
 }
 
-/// A subject that is being asked.
+/// A query that is under way.
 pub(in crate::capture) struct InheritedStateQuery {
     running: RunningScript,
     calls: Vec<InjectedCall>,
 }
 
 impl InheritedStateQuery {
-    /// Asks the subject, which has inherited all of this from the parent. One that `is_clone` leaves the parent's table of descriptors first.
+    /// Starts the query in the target, which has inherited all this state from the parent. A clone first leaves the
+    /// descriptor table that it shares with the parent.
     pub(in crate::capture) fn start(
         injection_target: &InjectionTarget<'_>,
         is_clone: bool,
@@ -87,7 +88,7 @@ impl InheritedStateQuery {
         Ok(Self { running: injection_target.start_script(&calls, injection_pages, injector)?, calls })
     }
 
-    /// Waits for its answers.
+    /// Waits for the answers.
     pub(in crate::capture) fn finish(
         self,
         injection_target: &InjectionTarget<'_>,
@@ -104,7 +105,7 @@ impl InheritedStateQuery {
             brk: result(BRK_INDEX)?,
             dumpable: result(DUMPABLE_INDEX)? as u32,
             securebits: result(INHERITED_SECUREBITS_INDEX)? as u32,
-            // Before Linux 6.3 nobody can tell.
+            // Kernels before Linux 6.3 do not show it.
             memory_barriers: result(MEMBARRIER_INDEX).unwrap_or(0) as u32,
             alt_stack: parse_alt_stack(answers),
             is_tsc_forbidden: parse_tsc_forbidden(answers, TSC_MODE_OFFSET as usize),
@@ -113,14 +114,14 @@ impl InheritedStateQuery {
     }
 }
 
-/// A template that is getting a session of its own.
+/// A template that is making its own session.
 pub(in crate::capture) struct SessionDetach {
     running: RunningScript,
     calls: Vec<InjectedCall>,
 }
 
 impl SessionDetach {
-    /// Has a template make itself a session, and then `probes`.
+    /// Makes a template call setsid(2), and then `probes`.
     pub(in crate::capture) fn start(
         template: &InjectionTarget<'_>,
         probes: &[InjectedCall],
@@ -133,7 +134,7 @@ impl SessionDetach {
         Ok(Self { running: template.start_script(&calls, injection_pages, injector)?, calls })
     }
 
-    /// Waits until it has. Gives the results of the probes.
+    /// Waits for the calls. Returns the results of the probes.
     pub(in crate::capture) fn finish(
         self,
         template: &InjectionTarget<'_>,
@@ -146,7 +147,7 @@ impl SessionDetach {
 }
 
 impl InjectionTarget<'_> {
-    /// Makes calls in the subject, and gives its desk afterwards.
+    /// Runs calls in the target, and returns the contents of its slot afterwards.
     pub(in crate::capture) fn run_script(
         &self,
         calls: &[InjectedCall],
@@ -187,8 +188,8 @@ impl InjectionTarget<'_> {
     }
 }
 
-/// Has a template leave the parent's table of descriptors for an empty one: no file is closed by that, nor flushed. A parent keeps its own:
-/// in the call's place stands one that does nothing.
+/// Makes a clone leave the parent's descriptor table for an empty one, which closes or flushes no file. A parent keeps its
+/// own, and makes a call without effect instead.
 fn leave_files_call(is_clone: bool) -> InjectedCall {
     const CLOSE_RANGE: u64 = 436;
     const CLOSE_RANGE_UNSHARE: u64 = 2;
@@ -204,8 +205,8 @@ fn leave_files_call(is_clone: bool) -> InjectedCall {
 //
 //  slot   calls          answers   0         24    64 + 32 × (signal − 1)
 //         with results             stack_t   int   struct sigaction of each signal
-/// The calls whose results are the answers come first. All signals are asked for: that is cheaper than to learn from
-/// `/proc` which matter.
+/// Calls whose results are answers precede the others. All signals are queried: that is cheaper than finding the relevant
+/// ones in `/proc`.
 fn query_calls(answers: u64, is_clone: bool) -> Vec<InjectedCall> {
     const BRK: u64 = 12;
     const RT_SIGACTION: u64 = 13;

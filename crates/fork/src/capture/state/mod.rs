@@ -37,10 +37,10 @@ use inherited_state::InheritedState;
 use proc_link::read_proc_link;
 use process_root::ProcessRoot;
 
-/// SCHED_RESET_ON_FORK, as sched_setscheduler(2) takes it.
+/// SCHED_RESET_ON_FORK, as sched_setscheduler(2) expects it.
 const RESET_ON_FORK: u32 = 0x4000_0000;
 
-/// What must be read of a thread while it stands, beside its registers.
+/// State of a stopped thread, other than its registers, that must be read in the pause.
 #[derive(Debug)]
 pub(super) struct ThreadExtendedState {
     xstate: Vec<u8>,
@@ -72,13 +72,13 @@ impl ThreadExtendedState {
         xcr0(&self.xstate)
     }
 
-    /// Address of the head of the list of robust futexes, 0 for none.
+    /// Address of the robust futex list head, 0 for none.
     pub(super) fn robust_list_head(&self) -> u64 {
         self.robust_list.0
     }
 }
 
-/// The kernel puts XCR0 into a copy of the extended state, among the bytes that are software's.
+/// The kernel stores XCR0 in a copy of the extended state, among the bytes reserved for software.
 pub(super) fn xcr0(xstate: &[u8]) -> u64 {
     const XCR0_OFFSET: usize = 464;
     xstate.get(XCR0_OFFSET..XCR0_OFFSET + 8).map_or(0, |bytes| read_word(bytes, 0))
@@ -113,8 +113,8 @@ pub(super) fn build_threads(
     Ok(threads)
 }
 
-/// What a thread may run on, where that is less than its control group has. A child on another node is not to be kept to the CPUs
-/// that the parent's group happened to have.
+/// The CPU affinity of a thread, if it is a restriction of its control group's CPUs; otherwise empty. A child on another
+/// node must not be bound to the CPUs of the parent's group.
 fn restricted_cpus(cpus: &[u32], offered: Option<&[u32]>) -> Vec<u32> {
     let Some(offered) = offered else { return Vec::new() };
     let word = |set: &[u32], index: usize| set.get(index).copied().unwrap_or(0);
@@ -190,8 +190,8 @@ fn build_pending_signals(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<Pending
     signals.iter().map(|info| PendingSignal { siginfo: info.to_vec() }).collect()
 }
 
-/// The process as a whole: ids and OOM order of the parent, its root directory, the rest from the subject. Which shared object it executes,
-/// if any, is not looked for.
+/// Builds the process-wide state: ids and OOM score of the parent, its root directory, the rest from the template. Does not
+/// set the shared object that it executes.
 pub(super) fn build_process(
     survey: &Survey,
     snapshot: &ProcessSnapshot,
@@ -234,7 +234,7 @@ pub(super) fn build_process(
     })
 }
 
-/// The process's program and arguments.
+/// Program and arguments of the process.
 pub(super) fn read_arguments(pid: i32, subject: i32) -> Result<Vec<String>, CaptureError> {
     let cmdline = process::read_bytes(&format!("/proc/{subject}/cmdline"));
     let cmdline = cmdline.map_err(CaptureError::reading(pid, "cmdline"))?;
@@ -263,7 +263,7 @@ fn read_mm(pid: i32, subject: i32, brk: u64) -> Result<Mm, CaptureError> {
     })
 }
 
-/// Mode and owner of the directory that a link of /proc leads to, where it was deleted.
+/// Mode and owner of the deleted directory that a link of /proc refers to; `None` if it was not deleted.
 fn deleted_directory_status(subject: i32, name: &str) -> io::Result<Option<FileStatus>> {
     const PERMISSIONS: u32 = 0o7777;
     let link = format!("/proc/{subject}/{name}");

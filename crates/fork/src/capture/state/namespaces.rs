@@ -1,8 +1,9 @@
-//! Compares the namespaces of a process with the node's. Losses of its children are refused, other differences noted.
+//! Compares the namespaces of a process with the node's. What its children would lack is refused, other differences are
+//! noted.
 //!
 //! A child runs in namespaces of its container, made from the node's. It does not see what the parent sees in its own
-//! (mounts, host name, IPC limits, control groups, network). Open files are carried all the same (`path_identity`).
-//! A process in the node's namespaces differs in nothing, nor does a child that is forked again: containers are alike.
+//! (mounts, host name, IPC limits, control groups, network). Open files are carried nevertheless (`path_identity`). A
+//! process in the node's namespaces has no differences. Nor has a child that is forked again: containers are alike.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -19,24 +20,24 @@ use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::files::{self, OpenFd};
 
-/// What becomes of a process in namespaces of its own whose children would lack something of those.
+/// How to treat a process in its own namespaces whose children would lack something of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NamespacePolicy {
-    /// It is refused, by what they would lack.
+    /// Refuse it, and name what they would lack.
     #[default]
     Refuse,
-    /// They have the node's instead, and what they lack is noted.
+    /// Use the node's namespaces, and note what they lack.
     UseNode,
 }
 
-/// What was found.
+/// Results of the comparison.
 #[derive(Debug, Default)]
 pub(in crate::capture) struct NamespaceFindings {
     pub(in crate::capture) refusals: Vec<Refusal>,
     pub(in crate::capture) notes: Vec<String>,
 }
 
-/// What of the node's IPC a namespace has for itself, below `/proc/sys` (ipc_namespaces(7)).
+/// Settings of an IPC namespace, below `/proc/sys` (ipc_namespaces(7)).
 const IPC_LIMITS: [&str; 13] = [
     "kernel/shmmax",
     "kernel/shmall",
@@ -53,11 +54,11 @@ const IPC_LIMITS: [&str; 13] = [
     "fs/mqueue/msgsize_default",
 ];
 
-/// How a refusal ends that need not be one.
+/// The end of a refusal that the user can avoid.
 const REMEDY_HINT: &str = "; --namespaces node takes the node's instead";
 
-/// Compares the namespaces of a process with this node's. `is_first`: no other process of its tree was asked, all of which
-/// have the same.
+/// Compares the namespaces of a process with this node's. `is_first`: it is the first process of its tree, whose processes
+/// all have the same namespaces.
 pub(in crate::capture) fn compare_namespaces(
     pid: i32,
     fds: &[OpenFd],
@@ -90,7 +91,7 @@ pub(in crate::capture) fn compare_namespaces(
     }
     let has_own_groups = is_first && is_own(NamespaceKind::ControlGroups);
     findings.add_note(has_own_groups, "its control groups have a root of their own: its children see their node's");
-    // Nodes of one machine have networks of their own, and parents those of the machine.
+    // Nodes on one machine have their own networks, while parents are in the machine's.
     if is_own(NamespaceKind::Network) && !is_in_host_network(pid) {
         findings.refusals.extend(refuse_interface_sockets(pid, fds)?);
         findings.add_note(is_first, "its network is its own: its children are in networks of their node's");
@@ -110,7 +111,7 @@ impl NamespaceFindings {
     }
 }
 
-/// Kinds of namespaces that a process may have for itself.
+/// Kinds of namespaces that a process may have of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NamespaceKind {
     Mounts,
@@ -135,7 +136,7 @@ impl NamespaceKind {
     }
 }
 
-/// A namespace; `None` where it cannot be told.
+/// A namespace; `None` if it cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct NamespaceId(Option<(u64, u64)>);
 
@@ -146,11 +147,11 @@ impl NamespaceId {
     }
 }
 
-/// Inode of the first network of a kernel, since Linux 6.18 (linux/nsfs.h, NET_NS_INIT_INO).
+/// Inode of the kernel's initial network namespace, since Linux 6.18 (linux/nsfs.h, NET_NS_INIT_INO).
 const FIRST_NETWORK_INODE: u64 = 0xEFFF_FFF9;
 
-/// Whether a process is in the network of the machine's first process, as this node sees that: where it may not look at that
-/// process, in the first network of the kernel.
+/// Whether a process is in the network of the machine's first process. If this node may not inspect that process, it is the
+/// kernel's initial network.
 fn is_in_host_network(pid: i32) -> bool {
     static HOST_NETWORK: OnceLock<NamespaceId> = OnceLock::new();
     let machine = *HOST_NETWORK.get_or_init(|| {
@@ -160,14 +161,14 @@ fn is_in_host_network(pid: i32) -> bool {
     machine.0.is_some() && NamespaceId::read(pid, NamespaceKind::Network) == machine
 }
 
-/// The node's namespace of a kind: its daemon's main thread never leaves it.
+/// A namespace of the node. The daemon's main thread never leaves it.
 fn node_namespace(kind: NamespaceKind) -> NamespaceId {
     static NODE_NAMESPACES: OnceLock<[NamespaceId; NamespaceKind::ALL.len()]> = OnceLock::new();
     NODE_NAMESPACES.get_or_init(|| NamespaceKind::ALL.map(|kind| NamespaceId::read("self", kind)))[kind as usize]
 }
 
-/// Root, current and open directories of a process with mounts of its own that are not where the node has the same path. A root that is another
-/// explains all others.
+/// Refuses directories of a process with its own mounts (root, current, open) that the node does not have at the same path.
+/// A different root explains all others.
 fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
     let refusal = |object: &str, path: &[u8]| {
         let path = String::from_utf8_lossy(path);
@@ -182,7 +183,7 @@ fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
         let link_path = format!("/proc/{pid}/{name}");
         let path = fs::read_link(&link_path).ok()?;
         let found = statx(CWD, &link_path, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
-        // One that was removed is carried.
+        // A removed directory is carried.
         (found.stx_nlink > 0 && !is_same_on_node(&path, &found)).then(|| path.as_os_str().as_bytes().to_vec())
     };
     if let Some(root) = link_of("root") {
@@ -198,13 +199,13 @@ fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
     missing
 }
 
-/// Whether this node has the very file at a path.
+/// Whether this node has the same file at a path.
 fn is_same_on_node(path: &Path, found: &Statx) -> bool {
     let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
     statx(CWD, path, AtFlags::empty(), StatxFlags::INO).is_ok_and(|on_node| identity(&on_node) == identity(found))
 }
 
-/// Sockets with an address of an interface in a network that is not the node's.
+/// Refuses sockets with an interface address in a network that is not the node's.
 fn refuse_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let lost = files::list_interface_sockets(pid, fds)?.into_iter();
     let refusal = |number: u32| {
@@ -214,7 +215,7 @@ fn refuse_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, Ca
     Ok(lost.map(refusal).collect())
 }
 
-/// What the calling thread's UTS and IPC namespaces say.
+/// Settings of the calling thread's UTS and IPC namespaces.
 #[derive(Debug, PartialEq, Eq)]
 struct UtsIpcSettings {
     host_name: String,
@@ -229,7 +230,7 @@ impl UtsIpcSettings {
         for name in IPC_LIMITS {
             match fs::read_to_string(format!("/proc/sys/{name}")) {
                 Ok(value) => drop(ipc_limits.insert(name, value.split_whitespace().collect::<Vec<_>>().join(" "))),
-                // A kernel without message queues.
+                // A kernel without message queues does not have it.
                 Err(absent) if absent.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -241,7 +242,7 @@ impl UtsIpcSettings {
         })
     }
 
-    /// What of it a child lacks that has the other: the object, and why it is lost.
+    /// Settings that differ in children: the object, and the reason for the refusal.
     fn differences_from<'a>(&'a self, children: &'a Self) -> impl Iterator<Item = (String, String)> + 'a {
         let names = [
             ("host name", &self.host_name, &children.host_name),

@@ -1,5 +1,5 @@
-//! Seccomp filters (seccomp(2)), read from stopped threads. While we trace a thread its filters are suspended:
-//! otherwise they would judge the system calls that we inject.
+//! Seccomp filters (seccomp(2)), read from stopped threads. The filters of a traced thread are suspended: otherwise they
+//! would judge injected system calls.
 
 use farfork_sys::process::ProcStatus;
 use farfork_sys::ptrace;
@@ -14,10 +14,10 @@ pub(in crate::capture) struct SeccompFilters {
     pub(in crate::capture) thread_filters: Vec<Vec<u32>>,
 }
 
-/// SECCOMP_MODE_FILTER; a stricter mode knows four calls only.
+/// SECCOMP_MODE_FILTER. The strict mode allows four calls only.
 const MODE_FILTER: u32 = 2;
 
-/// Why a thread's mode cannot be carried, if so.
+/// Refuses a seccomp mode that cannot be carried.
 pub(in crate::capture) fn refusal(pid: i32, tid: i32, status: &ProcStatus) -> Option<Refusal> {
     const CAP_SYS_ADMIN: u64 = 1 << 21;
     let [_, _, effective, ..] = status.capabilities;
@@ -32,7 +32,7 @@ pub(in crate::capture) fn refusal(pid: i32, tid: i32, status: &ProcStatus) -> Op
     Some(Refusal::new(format!("pid {pid}, thread {tid}"), reason))
 }
 
-/// Suspends the filters of a stopped thread until it is let go.
+/// Suspends the filters of a stopped thread until it is released.
 pub(in crate::capture) fn suspend(tid: i32, status: &ProcStatus) -> Result<(), CaptureError> {
     if status.seccomp == 0 {
         return Ok(());
@@ -42,7 +42,7 @@ pub(in crate::capture) fn suspend(tid: i32, status: &ProcStatus) -> Result<(), C
 }
 
 impl SeccompFilters {
-    /// Adds those of a stopped thread.
+    /// Adds the filters of a stopped thread.
     pub(in crate::capture) fn add_thread(
         &mut self,
         pid: i32,
@@ -73,8 +73,8 @@ impl SeccompFilters {
     }
 }
 
-/// Whether an instruction returns SECCOMP_RET_USER_NOTIF or SECCOMP_RET_TRACE: `struct sock_filter` is a code (16 bits), two jumps
-/// (8 each) and a constant (32).
+/// Whether an instruction returns SECCOMP_RET_USER_NOTIF or SECCOMP_RET_TRACE. `struct sock_filter` is a code (16 bits), two
+/// jumps (8 each) and a constant (32).
 fn notifies_supervisor(instructions: &[u8]) -> bool {
     const BPF_RET_K: u16 = 0x06;
     const ACTION_MASK: u32 = 0xffff_0000;

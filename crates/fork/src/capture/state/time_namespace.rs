@@ -6,7 +6,7 @@ use std::io;
 
 use crate::capture::error::Refusal;
 
-/// Why a process is refused that has made another time namespace for its children. Of one that has ended somebody else tells.
+/// Refuses a process that has made another time namespace for its children. A process that has ended is reported elsewhere.
 pub(in crate::capture) fn refusal(pid: i32) -> Option<Refusal> {
     let number = |name: &str| -> io::Result<_> { fs::read_link(format!("/proc/{pid}/ns/{name}")) };
     let (own, of_children) = (number("time").ok()?, number("time_for_children").ok()?);

@@ -17,12 +17,12 @@ use crate::capture::stop::stop_guard::StoppedThread;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
 
-/// CLOCK_PROCESS_CPUTIME_ID, and the name that the kernel gives it in `/proc`.
+/// CLOCK_PROCESS_CPUTIME_ID, and its number in `/proc`.
 const PROCESS_CPU_CLOCK: i64 = 2;
 const LISTED_PROCESS_CPU_CLOCK: i64 = -6;
 
-/// Clocks of processor time of others than the caller carry whose they are: an id, inverted, then whether it is a thread's, and which
-/// of three ways to count, or that it is a device's (`include/linux/posix-timers.h`).
+/// The number of another CPU-time clock contains its owner's inverted id, whether that is a thread, and one of three ways to
+/// count. A fourth value marks the clock of a device (`include/linux/posix-timers.h`).
 const CLOCK_ID_SHIFT: u32 = 3;
 const CLOCK_PER_THREAD: i64 = 4;
 const CLOCK_TYPE_MASK: i64 = 3;
@@ -31,10 +31,10 @@ const CLOCK_FD: i64 = 3;
 /// Bytes of `struct itimerspec` and `struct itimerval`.
 pub(in crate::capture) const TIME_BYTES: usize = 32;
 
-/// Most timers that one script asks for: what a desk has room for.
+/// Most timers in one script: as many as fit into a slot.
 const TIMERS_PER_SCRIPT: usize = SLOTS_BYTES_MIN as usize / (ENTRY_BYTES + TIME_BYTES) - 2 * TRAILER_ENTRIES;
 
-/// Where the answers begin.
+/// Offset of the answers.
 const TIMER_ANSWERS_OFFSET: usize = (TIMERS_PER_SCRIPT + TRAILER_ENTRIES) * ENTRY_BYTES;
 
 const _: () = assert!(TIMER_ANSWERS_OFFSET + TIMERS_PER_SCRIPT * TIME_BYTES <= SLOTS_BYTES_MIN as usize);
@@ -45,9 +45,9 @@ pub(in crate::capture) struct ListedTimer {
     id: u32,
     clock: i64,
     value: u64,
-    /// 0 where nobody is told.
+    /// 0 if no signal is sent.
     signal: u32,
-    /// The thread that is told, by its id on the host; 0 for the process.
+    /// The thread that gets the signal, by its id on the host; 0 for the process.
     tid: i32,
 }
 
@@ -88,7 +88,8 @@ fn parse_timers(text: &str) -> Option<Vec<ListedTimer>> {
     Some(timers)
 }
 
-/// What of them cannot be carried. `threads`: those of the process, by the ids that it knows, the first one first.
+/// Refuses timers that cannot be carried. `threads`: the threads of the process, by the ids that it knows, the first one
+/// first.
 pub(in crate::capture) fn refusals(pid: i32, timers: &[ListedTimer], threads: &[u32]) -> Vec<Refusal> {
     let refuse = |timer: &ListedTimer| {
         let reason =
@@ -101,7 +102,7 @@ pub(in crate::capture) fn refusals(pid: i32, timers: &[ListedTimer], threads: &[
 impl ListedTimer {
     /// Why a child could not have its clock.
     fn refused_clock(&self, threads: &[u32]) -> Option<&'static str> {
-        /// Wall clock, monotonic, processor time of the process, boot time, the alarms of both, and atomic time.
+        /// Wall clock, monotonic, CPU time of the process, boot time, the alarm clocks of both, and TAI.
         const CARRIED_CLOCKS: [i64; 7] = [0, 1, 2, 7, 8, 9, 11];
         if CARRIED_CLOCKS.contains(&self.clock) {
             return None;
@@ -111,7 +112,7 @@ impl ListedTimer {
         }
         let owner = u32::try_from(!(self.clock >> CLOCK_ID_SHIFT)).ok();
         match owner.filter(|_| self.clock & CLOCK_PER_THREAD != 0) {
-            // Who made it is told by nobody; with one thread, it was that.
+            // The kernel does not show which thread made the timer. If there is only one thread, it did.
             Some(0) if threads.len() > 1 => Some(
                 "it runs by the processor time of the thread that made it (CLOCK_THREAD_CPUTIME_ID), and the kernel does not tell \
                  which did; made by pthread_getcpuclockid(3) it is carried",
@@ -126,14 +127,14 @@ impl ListedTimer {
         }
     }
 
-    /// Whether its clock goes on while the process stands still.
+    /// Whether its clock advances while the process is stopped.
     fn advances_in_pause(&self) -> bool {
         self.clock >= 0 && self.clock != PROCESS_CPU_CLOCK
     }
 }
 
-/// Asks for the time left of each; the process stands still since `since`, the leader has done its other calls. `inner_id` tells
-/// a thread's id in the process's own namespace.
+/// Queries the time left of each timer. The process has been stopped since `since`, and the leader has made its other calls.
+/// `inner_id` translates a thread's id to the process's own namespace.
 pub(in crate::capture) async fn read_remaining(
     (leader, leader_id): (&StoppedThread, u32),
     listed: &[ListedTimer],
@@ -151,7 +152,7 @@ pub(in crate::capture) async fn read_remaining(
             }
             let tid = if timer.tid == 0 { 0 } else { inner_id(timer.tid).ok_or_else(changed)? };
             let mut time = parse_time(&slot, TIMER_ANSWERS_OFFSET + index * TIME_BYTES, 1);
-            // The clocks of the child go on from when it was stopped; its processor time stood still with it.
+            // The child's clocks continue from the time of the stop. CPU time did not advance in the pause.
             let goes_on = time.remaining_ns != 0 && timer.advances_in_pause();
             time.remaining_ns = if goes_on { time.remaining_ns.saturating_add(passed_ns) } else { time.remaining_ns };
             let (clock, signal, value) = (timer.clock as u32, timer.signal, timer.value);
@@ -161,7 +162,7 @@ pub(in crate::capture) async fn read_remaining(
     Ok(timers)
 }
 
-/// Runs one script on the leader's desk; what is there then, and how long the process had stood still.
+/// Runs one script in the leader's slot. Returns the contents of the slot, and how long the process had been stopped.
 async fn run_query_script(
     (leader, leader_id): (&StoppedThread, u32),
     timers: &[ListedTimer],
@@ -188,14 +189,14 @@ async fn run_query_script(
     Ok((slot, passed_ns))
 }
 
-/// An interval timer that runs, or has gone off and will again when its signal is taken. `bytes` hold `struct itimerval` at
-/// an offset.
+/// An interval timer that is armed, or has expired and is rearmed when its signal is delivered. `bytes` hold `struct
+/// itimerval` at an offset.
 pub(in crate::capture) fn parse_interval_timer(which: usize, bytes: &[u8], at: usize) -> Option<IntervalTimer> {
     let time = parse_time(bytes, at, NS_PER_US);
     (time != TimerSpec::default()).then_some(IntervalTimer { which: which as u32, time })
 }
 
-/// Two times of seconds and units: the interval, then what is left.
+/// Parses two times, each of seconds and units: the interval, then the remaining time.
 fn parse_time(bytes: &[u8], at: usize, unit_ns: u64) -> TimerSpec {
     let ns = |at: usize| {
         read_word(bytes, at).saturating_mul(NS_PER_SECOND).saturating_add(read_word(bytes, at + 8) * unit_ns)

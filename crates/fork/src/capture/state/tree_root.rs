@@ -1,5 +1,5 @@
-//! The root from which the paths of a tree resolve: the root of its mount namespace. Paths of children resolve from the
-//! root of their container. A process with another root (chroot(2)) has the path of that directory from there.
+//! The root from which the paths of a tree resolve: the root of its mount namespace. Paths of children resolve from the root
+//! of their container. For a process with another root (chroot(2)), the path of that root is recorded.
 
 use std::fs;
 use std::io;
@@ -14,14 +14,14 @@ use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::files::{NO_PATH_REASON, path_identity};
 use crate::capture::state::proc_link::read_proc_link;
 
-/// What shows a tree's files: a process in its mount namespace, with the root of that.
+/// A process in the tree's mount namespace whose root is the root of that namespace. It shows the tree's files.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::capture) struct TreeRoot {
     pub(in crate::capture) pid: i32,
 }
 
 impl TreeRoot {
-    /// That of the tree whose first process this is: the nearest of it, its ancestors and us.
+    /// Finds the root of a tree: the first process itself, or its nearest ancestor, or this process.
     pub(in crate::capture) fn find(first: i32) -> Result<Self, CaptureError> {
         let is_whole = |pid: i32| read_proc_link(pid, pid, "root").is_ok_and(|root| root == ROOT_PATH);
         if is_whole(first) {
@@ -38,19 +38,19 @@ impl TreeRoot {
         })
     }
 
-    /// Where we find what the tree has at a path without links.
+    /// The path, in this mount namespace, of what the tree has at a path without symbolic links.
     pub(in crate::capture) fn resolve(&self, path: &Path) -> PathBuf {
         Path::new(&format!("/proc/{}/root", self.pid)).join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Whether the tree finds a directory at a path, whatever links lead there.
+    /// Whether the tree has a directory at a path. Symbolic links are followed.
     pub(in crate::capture) fn has_directory(&self, path: &Path) -> bool {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(self.resolve(Path::new(ROOT_PATH)), flags, Mode::empty());
         root.is_ok_and(|root| openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).is_ok())
     }
 
-    /// Why the tree does not find what a process of it takes for its root, to which its link in /proc leads.
+    /// Refuses a process's root, to which its link in /proc points, if the tree does not have it at that path.
     pub(in crate::capture) fn refusal(&self, pid: i32, link: &str) -> Option<Refusal> {
         if link == ROOT_PATH {
             return None;
@@ -65,8 +65,8 @@ impl TreeRoot {
     }
 }
 
-/// Why a process's current directory is not where its path leads, if it is not; of one that sees other mounts than we do nobody asks. One that
-/// was removed is carried.
+/// Refuses a current directory that is no longer at its path. It is not checked if the process has other mounts than this
+/// one. A removed directory is carried.
 pub(in crate::capture) fn refuse_current_directory(pid: i32) -> Option<Refusal> {
     let refuse = |reason: String| Some(Refusal::new(format!("pid {pid}, current directory"), reason));
     let link = format!("/proc/{pid}/cwd");
@@ -85,10 +85,10 @@ pub(in crate::capture) fn refuse_current_directory(pid: i32) -> Option<Refusal> 
     None
 }
 
-/// The root of who has not taken another.
+/// The root of a process that has not called chroot(2).
 pub(in crate::capture) const ROOT_PATH: &str = "/";
 
-/// A directory, and the mount that it is reached by.
+/// Identity of a directory, and the mount through which it is reached.
 fn directory_identity(path: &Path) -> io::Result<(u32, u32, u64, u64)> {
     let found = statx(CWD, path, AtFlags::empty(), StatxFlags::INO | StatxFlags::MNT_ID)?;
     Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_ino, found.stx_mnt_id))

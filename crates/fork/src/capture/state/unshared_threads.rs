@@ -8,16 +8,16 @@ use farfork_sys::process::{self, SharedResource};
 
 use crate::capture::error::Refusal;
 
-/// What threads mostly share.
+/// Tables that threads usually share.
 const TABLES: [(SharedResource, &str); 2] = [
     (SharedResource::Files, "it has descriptors of its own (unshare(2), CLONE_FILES)"),
     (SharedResource::FileSystem, "it has a root and a current directory of its own (unshare(2), CLONE_FS)"),
 ];
 
-/// Namespaces that a thread can enter and keep its directory.
+/// Namespaces that a thread can enter while it keeps its directory.
 const NAMESPACES: [&str; 3] = ["net", "ipc", "uts"];
 
-/// Those of a running process's threads. One that ends meanwhile is left out.
+/// Refuses threads of a running process that have their own tables or namespaces. A thread that ends meanwhile is left out.
 pub(in crate::capture) fn refuse_unshared_threads(pid: i32, tids: impl Iterator<Item = i32>) -> Vec<Refusal> {
     let mut others = tids.filter(|tid| *tid != pid).peekable();
     if others.peek().is_none() {
@@ -29,7 +29,7 @@ pub(in crate::capture) fn refuse_unshared_threads(pid: i32, tids: impl Iterator<
         .collect()
 }
 
-/// What the kernel tells at once, for the pause.
+/// The checks that are fast enough for the pause.
 pub(in crate::capture) fn refuse_unshared_table(pid: i32, tid: i32) -> Option<Refusal> {
     let (_, reason) =
         TABLES.into_iter().find(|(table, _)| matches!(process::share_resource(pid, tid, *table), Ok(false)))?;

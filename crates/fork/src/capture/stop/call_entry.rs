@@ -13,27 +13,27 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::call_timeouts::LimitedCall;
 
-/// A clock is looked at so often: each look may be late, and never early.
+/// Samples per clock. Each sample may be late, but never early.
 const SAMPLES: usize = 3;
 
-/// A thread that sleeps in a call with a time limit, as it looked before it was stopped.
+/// A thread that sleeps in a call with a time limit, as observed before its stop.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SleepingCall {
     call: SystemCall,
     switch_out: SwitchOut,
-    /// How often it had gone to sleep by itself.
+    /// Its voluntary context switches so far.
     voluntary_switches: u64,
-    /// When it was told to stop, by CLOCK_MONOTONIC.
+    /// When it was interrupted, by CLOCK_MONOTONIC.
     interrupted_ns: Option<u64>,
 }
 
-/// The context switch by which a thread left its processor.
+/// The context switch by which a thread left its CPU.
 #[derive(Debug, Clone, Copy)]
 struct SwitchOut {
     processor: u32,
-    /// By the scheduler's clock of that processor.
+    /// By the scheduler clock of that CPU.
     at_ns: u64,
-    /// What it had had of processors by then.
+    /// The CPU time that it had used and waited for by then.
     time: SchedStat,
 }
 
@@ -42,7 +42,7 @@ struct SwitchOut {
 //
 // Only the time of the wake-up distinguishes these. It is the time of the last context switch, less the time that the
 // thread ran and waited for a CPU since `observe` (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst).
-/// The same of a thread that now stands where it was seen.
+/// A sleeping call whose thread has stopped in the same place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StoppedCall {
     before: SleepingCall,
@@ -50,11 +50,11 @@ pub(crate) struct StoppedCall {
 }
 
 impl SleepingCall {
-    /// Looks at a thread; `None` where it sleeps in no such call.
+    /// Observes a thread; `None` if it does not sleep in a call with a time limit.
     pub(crate) fn observe(tid: i32) -> Option<Self> {
         let first = SystemCall::read(tid).ok()??;
         LimitedCall::from_arguments(first.number, &first.arguments)?;
-        // The counts before all that they vouch for: a thread that leaves the call from here on is found by them.
+        // Read the counters before the call: if the thread leaves the call from here on, they change.
         let sleeps = ProcStatus::read(tid).ok()?.voluntary_switches;
         let time = SchedStat::read(tid).ok()?;
         let call = SystemCall::read(tid).ok()??;
@@ -62,12 +62,13 @@ impl SleepingCall {
         Some(Self { call, switch_out: SwitchOut::read(tid, time)?, voluntary_switches: sleeps, interrupted_ns: None })
     }
 
-    /// The thread is told to stop after this.
+    /// Records the time. Call it just before the thread is interrupted.
     pub(crate) fn mark_interrupted(&mut self) {
         self.interrupted_ns = Some(clock::monotonic_ns());
     }
 
-    /// The thread, which now stands, if it is where it was and has gone to sleep once since, in the stop.
+    /// The call of the stopped thread, if the thread is in the same place and has gone to sleep only once since: in the
+    /// stop.
     pub(crate) fn to_stopped(self, tid: i32, stack_pointer: u64, instruction_pointer: u64) -> Option<StoppedCall> {
         const STOP_SWITCHES: u64 = 1;
         if (self.call.stack_pointer, self.call.instruction_pointer) != (stack_pointer, instruction_pointer) {
@@ -92,9 +93,9 @@ impl SwitchOut {
 }
 
 impl StoppedCall {
-    /// When the thread has entered the call that it stands in, by CLOCK_MONOTONIC: not earlier than it has. `None` where that may be
-    /// a later call: a thread that was woken before it was told to stop may have left the one that it was seen in, and have
-    /// entered the next without any sleep.
+    /// When the thread entered the call in which it is stopped, by CLOCK_MONOTONIC; possibly later than it did, never
+    /// earlier. `None` if that may be a later call than the observed one: a thread that was woken before it was interrupted
+    /// may have left that call, and entered the next without sleeping.
     pub(crate) fn entered_at_ns(&self, clocks: &mut ProcessorClocks) -> Option<u64> {
         let woken_ns = clocks.get(self.switch_out.processor)?.earliest_ns(self.woken_at_ns()?)?;
         if woken_ns < self.before.interrupted_ns? {
@@ -103,7 +104,8 @@ impl StoppedCall {
         clocks.get(self.before.switch_out.processor)?.latest_ns(self.before.switch_out.at_ns)
     }
 
-    /// When the thread was woken, by the clock of the processor that it stopped on: from then on it has run, or waited for a processor.
+    /// When the thread was woken, by the scheduler clock of the CPU on which it stopped. Since then it has run, or waited
+    /// for a CPU.
     fn woken_at_ns(&self) -> Option<u64> {
         let (before, now) = (&self.before.switch_out.time, &self.switch_out.time);
         let awake_ns = now.ran_ns.checked_sub(before.ran_ns)? + now.waited_ns.checked_sub(before.waited_ns)?;
@@ -111,7 +113,7 @@ impl StoppedCall {
     }
 }
 
-/// By how much CLOCK_MONOTONIC is ahead of the scheduler's clock of a processor, in nanoseconds.
+/// CLOCK_MONOTONIC minus the scheduler clock of a CPU, in nanoseconds: lower and upper bound.
 #[derive(Debug, Clone, Copy)]
 struct ClockOffset {
     least_ns: i64,
@@ -127,7 +129,7 @@ impl ClockOffset {
         scheduler_ns.checked_add_signed(self.most_ns)
     }
 
-    /// The calling thread looks for itself, on that processor.
+    /// Measures the offset of a CPU, to which the calling thread moves meanwhile.
     fn measure(processor: u32) -> Option<Self> {
         let before = sched_getaffinity(None).ok()?;
         let mut only = CpuSet::new();
@@ -137,7 +139,7 @@ impl ClockOffset {
         only.set(processor as usize);
         sched_setaffinity(None, &only).ok()?;
         let looks: Vec<_> = (0..SAMPLES).filter_map(|_| Self::sample()).collect();
-        // It was allowed there before.
+        // The thread was allowed to run there before.
         let _ = sched_setaffinity(None, &before);
         let least_ns = looks.iter().map(|look| look.least_ns).max()?;
         Some(Self { least_ns, most_ns: looks.iter().map(|look| look.most_ns).min()? })
@@ -145,7 +147,7 @@ impl ClockOffset {
 
     fn sample() -> Option<Self> {
         let begun_ns = clock::monotonic_ns().cast_signed();
-        // To tell it, the kernel notes the time; to yield would do so, too, but gives the processor away.
+        // This makes the kernel record the time. sched_yield(2) would do so, too, but gives up the CPU.
         let _ = clock_gettime(ClockId::ThreadCPUTime);
         let own = rustix::thread::gettid().as_raw_nonzero().get();
         let last_run_ns = process::read_last_run_ns(own).ok()?.cast_signed();
@@ -153,7 +155,7 @@ impl ClockOffset {
     }
 }
 
-/// The clocks of processors, each looked at once: for calls that are judged together.
+/// The clocks of CPUs, each measured once: for calls that are judged together.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessorClocks(BTreeMap<u32, Option<ClockOffset>>);
 
@@ -172,7 +174,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// A program that sleeps, when it was started, and when it was seen to sleep.
+    /// A sleeping program, the time before its start, and a time at which it was seen asleep.
     fn sleeper() -> (Child, u64, u64) {
         let begun_ns = clock::monotonic_ns();
         let sleeper = Command::new("sleep").arg("60").spawn().unwrap();
@@ -192,7 +194,7 @@ mod tests {
         seen.to_stopped(tid, registers.rsp, registers.rip).expect("it is where it was")
     }
 
-    /// A busy machine may make a wait younger, and never older: the best of several tells.
+    /// On a busy machine a wait may seem younger, never older, so the best of several counts.
     #[test]
     fn a_wait_is_no_older_than_it_is_and_hardly_younger() {
         const ATTEMPTS: usize = 50;
@@ -202,7 +204,7 @@ mod tests {
         assert!(late_ns.len() < ATTEMPTS, "each seems to have begun later than it was seen: {late_ns:?} ns");
     }
 
-    /// By how much a wait seems to have begun later than it was seen. It never seems to have begun before the program.
+    /// How much later than observed a wait seems to have begun. It never seems to have begun before the program.
     fn how_late() -> u64 {
         const ROUNDING_NS: u64 = 1_000_000;
         let (mut sleeper, begun_ns, sleeps_ns) = sleeper();

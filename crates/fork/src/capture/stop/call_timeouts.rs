@@ -12,12 +12,12 @@ use rustix::io::Errno;
 
 use super::restart;
 
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 const NS_PER_S: u64 = 1_000_000_000;
 
 const AF_UNIX: i32 = 1;
 
-/// Where a call's time limit is.
+/// Where the time limit of a call is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LimitLocation {
     /// In a register, in milliseconds.
@@ -42,12 +42,12 @@ pub(crate) struct LimitedCall {
 pub(crate) struct TimeLimit {
     /// How long the call may take.
     pub(crate) limit: Duration,
-    /// What it gives when that is over, as in the register of the result.
+    /// Its result when that time is over, as in the result register.
     pub(crate) result: i64,
 }
 
 impl LimitedCall {
-    /// The call with this number and these arguments; `None` where it has no limit that a stop would lose.
+    /// The call with this number and these arguments; `None` if it has no limit that a stop would lose.
     pub(crate) fn from_arguments(number: u64, arguments: &[u64; 6]) -> Option<Self> {
         const TIMER_ABSTIME: u64 = 1;
         const FUTEX_COMMAND: u64 = 127;
@@ -78,7 +78,7 @@ impl LimitedCall {
         location.map(|location| Self { number, location })
     }
 
-    /// That of a thread's registers.
+    /// The call in the registers of a thread.
     pub(crate) fn from_registers(registers: &Registers) -> Option<Self> {
         let Registers { rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
         Self::from_arguments(restart::call_number(registers), &[rdi, rsi, rdx, r10, r8, r9])
@@ -89,7 +89,7 @@ impl LimitedCall {
         matches!(self.location, LimitLocation::Socket { .. })
     }
 
-    /// Reads its limit, of the thread that is in the call; `None` where there is none.
+    /// Reads the limit of the call that thread `tid` is in; `None` if it has none.
     pub(crate) fn read_limit(&self, tid: i32) -> Option<TimeLimit> {
         let limit = match self.location {
             LimitLocation::Milliseconds(value) => Some(Duration::from_millis(value)),
@@ -113,7 +113,7 @@ impl LimitedCall {
     }
 }
 
-/// Two words of a thread's memory: seconds, and a fraction in units of so many nanoseconds.
+/// Reads two words of a thread's memory: seconds, and a fraction in units of `unit_ns` nanoseconds.
 fn read_pair(tid: i32, address: u64, unit_ns: u64) -> Option<Duration> {
     let mut bytes = [0; 16];
     (read_process(tid, address, &mut bytes).ok()? == bytes.len()).then_some(())?;
@@ -126,13 +126,13 @@ fn parse_pair(bytes: &[u8], unit_ns: u64) -> Option<Duration> {
     (fraction < NS_PER_S && i64::try_from(seconds).is_ok()).then(|| Duration::new(seconds, fraction as u32))
 }
 
-/// A thread's file descriptor, as one of ours.
+/// A duplicate of a thread's file descriptor in this process.
 pub(super) fn duplicate_fd(tid: i32, fd: u64) -> Option<OwnedFd> {
     let process = ProcStatus::read(tid).ok()?.process;
     pidfd::get_fd(&pidfd::open(process).ok()?, fd as u32).ok()
 }
 
-/// Zero stands for none.
+/// Reads the timeout of a socket. Zero means none.
 pub(super) fn read_socket_timeout(tid: i32, fd: u64, option: u32) -> Option<Duration> {
     let value = socket::read_option(duplicate_fd(tid, fd)?.as_fd(), SOL_SOCKET, option).ok()?;
     parse_pair(&value, 1000).filter(|limit| !limit.is_zero())
@@ -177,7 +177,7 @@ mod tests {
         let call = LimitedCall::from_arguments(45, &[fd, 0, 0, 0, 0, 0]).unwrap();
         let tid = std::process::id().cast_signed();
         assert_eq!(call.read_limit(tid), None);
-        // The kernel counts in ticks: 200 ms are a whole number of them at each rate of its clock.
+        // The kernel counts in ticks: 200 ms is a whole number of ticks at each of its clock rates.
         ours.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         assert_eq!(call.read_limit(tid), Some(TimeLimit { limit: Duration::from_millis(200), result: -11 }));
     }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use farfork_sys::mount::watch::MountWatch;
 use farfork_sys::process;
 
-/// The control group that keeps `pid` frozen, if one does. What cannot be read is taken for not frozen: the attempt
-/// has a limit of its own.
+/// The control group that keeps `pid` frozen, if any. If a file cannot be read, the process counts as not frozen: the
+/// attempt has its own time limit.
 pub(in crate::capture) fn freezing_group(pid: i32) -> Option<PathBuf> {
     let memberships = process::read_text(&format!("/proc/{pid}/cgroup")).ok()?;
     let mounts = mount_table().ok()?;
@@ -26,7 +26,7 @@ pub(in crate::capture) fn freezing_group(pid: i32) -> Option<PathBuf> {
     })
 }
 
-/// The table of mounts of this process, which is read again when it has changed: a machine may have thousands.
+/// The mount table of this process. It is read again only after a change: a machine may have thousands of mounts.
 fn mount_table() -> io::Result<Arc<str>> {
     static MOUNT_TABLE: Mutex<Option<(MountWatch, Arc<str>)>> = Mutex::new(None);
     let mut known = MOUNT_TABLE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,7 +47,7 @@ fn parse_membership(line: &str) -> Option<(&str, &str)> {
     rest.split_once(':')
 }
 
-/// Freezing and frozen groups alike; the state of a group includes that of those above it.
+/// True for freezing and frozen groups. The state of a group includes the states of its ancestors.
 fn is_frozen_v1(group: &Path) -> bool {
     fs::read_to_string(group.join("freezer.state")).is_ok_and(|state| state.trim() != "THAWED")
 }
@@ -56,7 +56,7 @@ fn is_frozen_v2(group: &Path) -> bool {
     fs::read_to_string(group.join("cgroup.events")).is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
 }
 
-/// Where a group is mounted: mountinfo's root is a prefix of the group's path.
+/// The directory of a group: the root in mountinfo is a prefix of the group's path.
 fn group_directory(mounts: &str, filesystem: &str, controllers: &str, path: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (mount, source) = line.split_once(" - ")?;

@@ -10,19 +10,19 @@ use rustix::termios::{LocalModes, SpecialCodeIndex, tcgetattr};
 
 use super::call_timeouts::{duplicate_fd, read_socket_timeout};
 
-/// A person reads no more of them.
+/// Most threads that the notes name.
 const THREADS_MAX: usize = 8;
 
 const SOCK_STREAM: i32 = 1;
 
-/// What keeps a wait from being kept.
+/// Why a wait is not kept exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InexactReason {
-    /// It may be a terminal's that has a time limit.
+    /// It may read a terminal that has a time limit.
     TerminalRead,
-    /// Its own limit is counted from where it is made again.
+    /// Its own limit starts again when the call is repeated.
     CallLimit,
-    /// It goes on when it has moved a part, which is all that it gives when it is interrupted then.
+    /// It waits on after it has transferred a part. If it is interrupted then, it returns that part only.
     PartialTransfer { option: u32, needs_stream: bool },
 }
 
@@ -34,7 +34,7 @@ struct InexactCall {
     reason: InexactReason,
 }
 
-/// Of each of these threads that waits in such a call: which, and why.
+/// Notes on those threads that wait in such a call: which call, and why.
 pub(in crate::capture) fn inexact_notes(threads: impl Iterator<Item = i32>) -> Vec<String> {
     let mut notes: Vec<String> = threads.filter_map(inexact_note).collect();
     let more = notes.len().saturating_sub(THREADS_MAX);
@@ -68,7 +68,7 @@ fn inexact_note(tid: i32) -> Option<String> {
 }
 
 impl InexactCall {
-    /// The call with this number and these arguments, as far as they tell.
+    /// Classifies the call with this number and these arguments.
     fn from_arguments(number: u64, arguments: &[u64; 6]) -> Option<Self> {
         const MSG_WAITALL: u64 = 0x100;
         let [fd, _, third, fourth, fifth, _] = *arguments;
@@ -93,7 +93,8 @@ impl InexactCall {
     }
 }
 
-/// Whether reads of a terminal give what there is, if anything, when its time is over. Where they wait for a first byte (VMIN) no time passes before it.
+/// Whether reads of a terminal return what they have when their time is over. With VMIN, the time starts only at the first
+/// byte.
 fn has_terminal_timeout(tid: i32, fd: u64) -> bool {
     let settings = duplicate_fd(tid, fd).and_then(|terminal| tcgetattr(&terminal).ok());
     settings.is_some_and(|settings| {

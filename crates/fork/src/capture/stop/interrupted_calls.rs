@@ -17,13 +17,13 @@ use super::call_timeouts::{LimitedCall, TimeLimit};
 use super::restart::{self, CallMark};
 use crate::call_timer::{self, CallExpiry, CallSite};
 
-/// Most calls whose ends are kept; beyond, those that are over are dropped.
+/// Most recorded call ends. Beyond it, ends that are long over are dropped.
 const CALL_ENDS_MAX: usize = 4096;
 
-/// How long an end is kept that is over: a call that lasts longer was restarted by somebody else.
+/// How long the end of a call is kept after it has passed. If the call still runs then, another process has restarted it.
 const KEEP_END_NS: u64 = 60_000_000_000;
 
-/// By how much a wait may be longer than its limit for want of a stop.
+/// A wait may exceed its limit by this much, rather than be stopped once more.
 const NEGLIGIBLE_NS: u64 = 3_000_000;
 
 /// A call that was interrupted.
@@ -31,10 +31,10 @@ const NEGLIGIBLE_NS: u64 = 3_000_000;
 struct InterruptedCall {
     tid: i32,
     call: LimitedCall,
-    /// The limit, unless it is a socket's.
+    /// Its limit, unless that is a socket option.
     limit: Option<TimeLimit>,
     site: CallSite,
-    /// The mark of a call that would lose time.
+    /// The mark, if the call would lose time.
     mark: Option<CallMark>,
     /// Whether it was interrupted before.
     is_interrupted_again: bool,
@@ -46,33 +46,34 @@ struct InterruptedCall {
 //  where each thread sleeps              the call that it is in              when it entered the call, and the time
 //                                                                            left ─▶ call timer, descriptor
 thread_local! {
-    /// Threads as they looked before they were stopped.
+    /// Threads as observed before their stops.
     static SEEN: RefCell<BTreeMap<i32, SleepingCall>> = const { RefCell::new(BTreeMap::new()) };
     /// Calls that were interrupted and have no timeout scheduled yet.
     static INTERRUPTED: RefCell<Vec<InterruptedCall>> = const { RefCell::new(Vec::new()) };
 }
 
-/// When calls end that were interrupted before, by thread.
+/// Ends of calls that were interrupted before, by thread.
 static CALL_ENDS: Mutex<BTreeMap<i32, (CallSite, u64)>> = Mutex::new(BTreeMap::new());
 
-/// Looks at a thread that runs, or sleeps, and is to be stopped.
+/// Observes a running or sleeping thread that will be stopped.
 pub(in crate::capture) fn observe_thread(tid: i32) {
     if let Some(seen) = SleepingCall::observe(tid) {
         SEEN.with_borrow_mut(|all| all.insert(tid, seen));
     }
 }
 
-/// Notes that a thread is told to stop after this.
+/// Records the time. Call it just before the thread is interrupted.
 pub(in crate::capture) fn mark_interrupted(tid: i32) {
     SEEN.with_borrow_mut(|all| all.get_mut(&tid).into_iter().for_each(SleepingCall::mark_interrupted));
 }
 
-/// Looks at all threads of a process.
+/// Observes all threads of a process.
 pub(in crate::capture) fn observe_process(pid: i32) {
     process::thread_ids(pid).unwrap_or_default().into_iter().for_each(observe_thread);
 }
 
-/// Notes the call of a thread that has just stopped. `before` are its registers at the stop, `restartable` those that it goes on with.
+/// Records the call of a thread that has just stopped. `before` are its registers at the stop, `restartable` those with
+/// which it resumes.
 pub(in crate::capture) fn record_interrupted(tid: i32, before: &Registers, restartable: &Registers) {
     let loses_time = restart::restarts_full_timeout(before);
     if !loses_time && !restart::uses_restart_block(before) {
@@ -100,7 +101,8 @@ pub(in crate::capture) fn record_interrupted(tid: i32, before: &Registers, resta
     INTERRUPTED.with_borrow_mut(|all| all.push(interrupted));
 }
 
-/// Has the call timer end calls that go on, when their time is over; gives what each had left when it was stopped, by thread.
+/// Makes the call timer end resumed calls when their time is over. Returns the time that each had left at its stop, by
+/// thread.
 pub(in crate::capture) fn schedule_call_timeouts() -> BTreeMap<i32, RestartableCall> {
     SEEN.with_borrow_mut(BTreeMap::clear);
     let (all, mut clocks) = (INTERRUPTED.take(), ProcessorClocks::default());
@@ -116,7 +118,7 @@ impl InterruptedCall {
             entered.unwrap_or(u64::MAX).min(self.stopped_at_ns).saturating_add(limit_ns)
         });
         self.remember_end(end_ns);
-        // With its whole limit from now on it would end hardly later: no stop is worth that.
+        // With its whole limit from now on, the call would end hardly later: that is not worth a stop.
         if self.stopped_at_ns.saturating_add(limit_ns) < end_ns.saturating_add(NEGLIGIBLE_NS) {
             return None;
         }
@@ -126,7 +128,7 @@ impl InterruptedCall {
         Some(RestartableCall { remaining_ns: end_ns.saturating_sub(self.stopped_at_ns), timeout_result: result })
     }
 
-    /// The end of a call that was interrupted before.
+    /// The recorded end of a call that was interrupted before.
     fn remembered_end(&self) -> Option<u64> {
         let ends = CALL_ENDS.lock().unwrap_or_else(PoisonError::into_inner);
         let (site, end_ns) = ends.get(&self.tid)?;

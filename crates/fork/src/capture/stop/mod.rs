@@ -26,10 +26,10 @@ use stop_guard::mark_interrupted_call;
 use super::error::{CaptureError, Refusal};
 use super::tracer::deadline::{Deadline, WaitError};
 
-/// How long threads may take to stop that are let go at once.
+/// Limit for the stop of threads that are released at once.
 const RELEASE_LIMIT: Duration = Duration::from_millis(100);
 
-/// Threads that were told to stop before they are waited for: all processes of a tree take the time of one.
+/// Threads that were interrupted before the wait for them. The stops of all processes of a tree then take the time of one.
 #[derive(Debug, Default)]
 pub(super) struct PendingStops {
     awaited: Vec<i32>,
@@ -37,7 +37,7 @@ pub(super) struct PendingStops {
 }
 
 impl PendingStops {
-    /// Has the threads of a process stop. What does not work out is found when it is waited for.
+    /// Interrupts the threads of a process. Errors are found when the threads are waited for.
     pub(super) fn interrupt_process(&mut self, pid: i32) {
         for tid in list_threads(pid).unwrap_or_default() {
             if matches!(seize_thread(pid, tid), Ok(true)) {
@@ -47,12 +47,12 @@ impl PendingStops {
         }
     }
 
-    /// Whether a thread was told to stop, and nobody has heard of its end.
+    /// Whether a thread was interrupted, and its end was not reported.
     pub(super) fn contains(&self, tid: i32) -> bool {
         self.stopped.contains(&tid) || self.awaited.contains(&tid)
     }
 
-    /// Whether a thread stands already, or was told to stop; then it is for the caller to wait for.
+    /// Removes a thread that has stopped or was interrupted. The caller must wait for it then.
     fn remove(&mut self, tid: i32) -> Option<StopProgress> {
         let taken = |tids: &mut Vec<i32>| tids.iter().position(|known| *known == tid).map(|at| tids.swap_remove(at));
         match (taken(&mut self.stopped), taken(&mut self.awaited)) {
@@ -62,7 +62,7 @@ impl PendingStops {
         }
     }
 
-    /// Hears of a thread that somebody else waits for.
+    /// Records a report that another wait has received.
     fn record_report(&mut self, tid: i32, report: TraceeEvent) {
         let known = self.awaited.contains(&tid);
         if known && matches!(report, TraceeEvent::Stopped { event: EVENT_STOP, .. }) {
@@ -76,14 +76,14 @@ impl PendingStops {
         }
     }
 
-    /// Lets go of all that nobody has waited for, and that go on as they were.
+    /// Releases all threads that were not waited for. They resume unchanged.
     pub(super) fn release(&mut self) {
-        // A timer costs more than to look.
+        // A timer costs more than this check.
         let deadline = (!self.awaited.is_empty()).then(|| Deadline::after(RELEASE_LIMIT));
         while let Some(deadline) = deadline.as_ref().filter(|_| !self.awaited.is_empty()) {
             match deadline.wait_report() {
                 Ok((tid, TraceeEvent::Ended)) if self.awaited.contains(&tid) => {
-                    // Until it is taken, the kernel tells of this end in the place of others' stops.
+                    // Until this end is reaped, the kernel reports it again, instead of other stops.
                     let _ = ptrace::reap(tid);
                     self.record_report(tid, TraceeEvent::Ended);
                 }
@@ -99,19 +99,19 @@ impl PendingStops {
     }
 }
 
-/// How far a thread has come that was told to stop.
+/// How far the stop of an interrupted thread is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StopProgress {
     Interrupted,
     Stopped,
 }
 
-/// Seizes and interrupts every thread, and waits until all stand.
+/// Seizes and interrupts every thread, and waits until all have stopped.
 pub(super) fn stop_threads(pid: i32, deadline: &Deadline) -> Result<Vec<i32>, CaptureError> {
     finish_stop(pid, deadline, &mut PendingStops::default())
 }
 
-/// The same of a process whose threads may have been told to stop.
+/// Stops a process, some of whose threads may have been interrupted already.
 pub(super) fn finish_stop(
     pid: i32,
     deadline: &Deadline,
@@ -136,12 +136,12 @@ pub(super) fn finish_stop(
             }
         }
         for tid in &seized {
-            // ESRCH: it has ended meanwhile, which the wait reports.
+            // ESRCH: the thread has ended meanwhile, which the wait reports.
             let _ = interrupt_thread(*tid);
         }
         awaited.append(&mut seized);
         wait_stops(pid, awaited, deadline, (&mut stopped, &mut ended), pending_stops)?;
-        // Who stands makes no other: where the kernel counts as many, there is none.
+        // Stopped threads create no others: if the kernel counts as many, none is missing.
         if process::thread_count(pid).is_ok_and(|count| count == stopped.len()) {
             break;
         }
@@ -152,7 +152,7 @@ pub(super) fn finish_stop(
     Ok(stopped)
 }
 
-/// The threads of a process; one needs no list.
+/// The threads of a process. A single thread needs no list.
 fn list_threads(pid: i32) -> Result<Vec<i32>, CaptureError> {
     if matches!(process::thread_count(pid), Ok(1)) { Ok(vec![pid]) } else { list_proc_threads(pid) }
 }
@@ -161,7 +161,7 @@ fn list_proc_threads(pid: i32) -> Result<Vec<i32>, CaptureError> {
     process::thread_ids(pid).map_err(|_| CaptureError::ProcessGone { pid })
 }
 
-/// Seizes and interrupts one thread alone, the others run on.
+/// Seizes and interrupts one thread; the others run on.
 pub(super) fn stop_thread(tid: i32, deadline: &Deadline) -> Result<(), CaptureError> {
     if !seize_thread(tid, tid)? {
         return Err(CaptureError::ProcessGone { pid: tid });
@@ -175,7 +175,7 @@ fn interrupt_thread(tid: i32) -> io::Result<()> {
     ptrace::interrupt(tid)
 }
 
-/// Whether a thread was seized; not if it has ended meanwhile.
+/// Seizes a thread. Returns false if it has ended meanwhile.
 fn seize_thread(pid: i32, tid: i32) -> Result<bool, CaptureError> {
     let Err(source) = tracers::seize(tid) else { return Ok(true) };
     let Ok(status) = ProcStatus::read(tid) else {
@@ -218,7 +218,7 @@ fn wait_stops(
             pending_stops.record_report(tid, report);
         }
         match report {
-            // The kernel passes the leader's end on to its parent when we are gone.
+            // The kernel notifies the leader's parent when the tracer has ended.
             TraceeEvent::Ended if tid == pid => return Err(CaptureError::ProcessGone { pid }),
             TraceeEvent::Ended => {
                 let _ = ptrace::reap(tid);
@@ -227,14 +227,14 @@ fn wait_stops(
                 ended.push(tid);
             }
             TraceeEvent::Stopped { event: EVENT_STOP, .. } => {
-                // Those of other processes of the tree stand already.
+                // Threads of other processes of the tree were recorded above.
                 if awaited.contains(&tid) {
                     mark_interrupted_call(tid);
                     awaited.retain(|other| *other != tid);
                     stopped.push(tid);
                 }
             }
-            // A signal came first: it is delivered, and the stop follows.
+            // A signal arrived first. It is delivered, and the stop follows.
             TraceeEvent::Stopped { signal, event: 0 } => drop(ptrace::resume(tid, signal)),
             TraceeEvent::Stopped { .. } => drop(ptrace::resume(tid, 0)),
         }
@@ -242,7 +242,7 @@ fn wait_stops(
     Ok(())
 }
 
-/// Says in which state a thread is that did not stop, why that is so, and what to do.
+/// Explains why a thread did not stop: its state, the cause, and what to do.
 fn not_stopped_error(pid: i32, tid: i32, deadline: &Deadline) -> CaptureError {
     let state = ProcStatus::read(tid).map_or_else(|_| "?".to_owned(), |status| status.state);
     let state = if let Some(group) = freezer::freezing_group(pid) {

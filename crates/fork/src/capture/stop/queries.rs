@@ -20,57 +20,57 @@ use crate::capture::survey::ThreadProfile;
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::executor::run_ready;
 
-/// For all threads to ask all.
+/// Limit for all queries of all threads.
 const QUERIES_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most bytes of one answer, so that many questions fit into one script.
+/// Most bytes of one answer. It is small, so that many queries fit into one script.
 const RESULT_BUFFER_BYTES: u64 = 64;
 
-/// Questions of one script: each has an entry and room for an answer.
+/// Queries of one script: each takes an entry and a result buffer.
 const QUERIES_PER_SCRIPT: usize =
     (SLOTS_BYTES_MIN as usize - TRAILER_ENTRIES * ENTRY_BYTES) / (ENTRY_BYTES + RESULT_BUFFER_BYTES as usize);
 
-/// An argument of a question.
+/// An argument of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryArgument {
     /// This number.
     Number(u64),
-    /// Where the kernel is to write the answer, which has 64 bytes at most.
+    /// The address of the result buffer, which has 64 bytes.
     ResultBuffer,
 }
 
-/// A system call that reads, and changes nothing.
+/// A system call that only reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueryCall {
     /// Its number on x86-64.
     pub number: u64,
-    /// What it is given.
+    /// Its arguments.
     pub arguments: [QueryArgument; 6],
 }
 
-/// What a call gave.
+/// The result of a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueryResult {
-    /// Its result; small negative values are mostly errors.
+    /// The return value. Small negative values are usually errors.
     pub result: i64,
-    /// What the kernel wrote, and zeroes.
+    /// The result buffer: the bytes that the kernel wrote, then zeroes.
     pub bytes: Vec<u8>,
 }
 
-/// Which threads are to ask.
+/// Which threads make the queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryThreads {
-    /// The main thread alone: what is the process's.
+    /// Only the main thread: for process-wide state.
     MainThread,
-    /// Each.
+    /// All threads.
     AllThreads,
 }
 
 impl StoppedProcess {
-    /// Has threads ask these questions; the answers of each, in order, the main thread first.
+    /// Makes threads run these queries. Returns the results of each thread in order, the main thread first.
     ///
     /// # Errors
-    /// The process may have no memory that can be executed, or does not make its calls in time.
+    /// The process may not be allowed executable memory, or may not finish its calls in time.
     pub fn run_queries(
         &mut self,
         who: QueryThreads,
@@ -103,7 +103,7 @@ impl StoppedProcess {
     }
 }
 
-/// What is needed to have the threads ask.
+/// The state for running queries.
 struct QuerySession<'a> {
     snapshot: &'a ProcessSnapshot,
     extended_states: &'a [ThreadExtendedState],
@@ -151,7 +151,7 @@ impl QuerySession<'_> {
         inner_ids: &[u32],
         (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
-        // Code, and the frames that lead home.
+        // Code, and the frames that restore the threads.
         let scripts: Vec<ThreadScript> =
             inner_ids.iter().map(|id| ThreadScript { calls: Vec::new(), inner_id: *id }).collect();
         injection_pages.write(self.snapshot, self.extended_states, &scripts, self.mem)?;
@@ -165,7 +165,7 @@ impl QuerySession<'_> {
         Ok(all)
     }
 
-    /// One script of one thread, on the first desk, which has all of the room.
+    /// Runs one script of one thread, in the first slot, which may use the space of all.
     fn query_thread(
         &self,
         index: usize,

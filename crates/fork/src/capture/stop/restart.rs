@@ -15,31 +15,31 @@ const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 const EINTR: i64 = -4;
 
-/// System calls that the kernel ends with EINTR at a stop that no signal caused (signal(7)), and that have done nothing then.
+/// System calls that the kernel ends with EINTR at a stop that no signal caused (signal(7)). They have done nothing then.
 const NEVER_RESTARTED: [u64; 23] = [
     0, 1, 19, 20, // read, write, readv, writev: of a socket with a time limit
     40, 42, 43, 44, 45, 46, 47, // sendfile, connect, accept, sendto, recvfrom, sendmsg, recvmsg: the same
     275, 276, 288, 299, 307, // splice, tee, accept4, recvmmsg, sendmmsg: the same
-    23, 270, 271, // select, pselect6, ppoll: where the time that is left cannot be written
+    23, 270, 271, // select, pselect6, ppoll: if the remaining time cannot be written
     65, 128, 208, 220, // semop, rt_sigtimedwait, io_getevents, semtimedop
 ];
 
-/// The same of epoll_wait, epoll_pwait, io_pgetevents and epoll_pwait2.
+/// In addition: epoll_wait, epoll_pwait, io_pgetevents and epoll_pwait2.
 const NEVER_RESTARTED_POLLS: [u64; 4] = [232, 281, 333, 441];
 
-/// restart_syscall(2), by which the kernel goes on with a call that was interrupted before. Only the thread that was
-/// interrupted can make it, and only until its next rt_sigreturn(2): for anyone else it ends with EINTR.
+/// restart_syscall(2), by which the kernel continues a call that was interrupted before. Only the interrupted thread can
+/// make it, and only until its next rt_sigreturn(2). In any other thread it ends with EINTR.
 const RESTART_SYSCALL: u64 = 219;
 
-/// What it may stand for: poll, nanosleep, futex, clock_nanosleep.
+/// The calls that it may continue: poll, nanosleep, futex, clock_nanosleep.
 const RESTART_BLOCK_CALLS: [u64; 4] = [7, 35, 202, 230];
 
 /// Bytes of `mov $NUMBER, %eax; syscall`, as libc and Go's runtime make these calls.
 pub(in crate::capture) const CALL_BYTES: usize = 7;
 const NUMBER_BYTES: u64 = 5;
 
-/// The registers, with the number of the call that restart_syscall(2) stands for in its place, as the program's own code
-/// tells it (`code` reads from an address). Where that is made otherwise, a child's call will end with EINTR.
+/// Replaces restart_syscall(2) in the registers by the call that it continues, which the program's own code shows (`code`
+/// reads from an address). If the code has another form, a child's call ends with EINTR.
 pub(in crate::capture) fn resolve_restart(
     registers: &Registers,
     code: impl FnOnce(u64) -> Option<[u8; CALL_BYTES]>,
@@ -57,8 +57,8 @@ pub(in crate::capture) fn resolve_restart(
     Registers { orig_rax: if is_known { number } else { RESTART_SYSCALL }, ..*registers }
 }
 
-/// The upper half of the number of a call that was restarted: the kernel looks at the lower half alone, and keeps both for as long as
-/// the call lasts, whoever interrupts it. So it tells whether a thread is still in that call. Not zero.
+/// A mark in the upper half of the number of a restarted call. The kernel uses the lower half alone, and keeps both halves
+/// while the call lasts, even if it is interrupted. So the mark shows whether a thread is still in that call. Not zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CallMark(u32);
 
@@ -66,25 +66,26 @@ const MARK_SHIFT: u32 = 32;
 const NUMBER_MASK: u64 = u32::MAX as u64;
 
 impl CallMark {
-    /// One that no other call has: numbers of 31 bits, as a negative number stands for no call, counted from a random one.
+    /// A new mark, which no other call has. It has 31 bits, because a negative number means no call. The first one is
+    /// random.
     pub(crate) fn new() -> Self {
         static NEXT_MARK: OnceLock<AtomicU32> = OnceLock::new();
         let next = NEXT_MARK.get_or_init(|| AtomicU32::new((clock::monotonic_ns() as u32) ^ std::process::id() << 8));
         Self((next.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1)).max(1))
     }
 
-    /// That of a thread's call, where it has one.
+    /// The mark of a thread's call, if it has one.
     pub(crate) fn from_registers(registers: &Registers) -> Option<Self> {
         let mark = (registers.orig_rax >> MARK_SHIFT) as u32;
         (is_in_call(registers) && mark != 0).then_some(Self(mark))
     }
 
-    /// As a number.
+    /// The mark as a number.
     pub(crate) fn to_number(self) -> u32 {
         self.0
     }
 
-    /// From [`Self::to_number`]; `None` where it is none.
+    /// The mark of a number from [`Self::to_number`]; `None` if it is no mark.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         (number != 0 && number <= u32::MAX >> 1).then_some(Self(number))
     }
@@ -95,17 +96,17 @@ impl CallMark {
     }
 }
 
-/// The number of the call that a thread is in, without a mark; of no call, a number that no call has.
+/// The number of the call that a thread is in, without its mark. Outside of calls, a number that no call has.
 pub(crate) fn call_number(registers: &Registers) -> u64 {
     registers.orig_rax & NUMBER_MASK
 }
 
-/// Whether a thread that was stopped is in a system call, interrupted or not.
+/// Whether a stopped thread is in a system call, interrupted or not.
 pub(crate) fn is_in_call(registers: &Registers) -> bool {
     registers.orig_rax as i64 >= 0
 }
 
-/// Registers with which an interrupted call is made again; `None` if the thread was in no such call.
+/// Registers that repeat an interrupted call; `None` if the thread was in no such call.
 fn restart_registers(registers: &Registers, results: &[i64]) -> Option<Registers> {
     (is_in_call(registers) && results.contains(&(registers.rax as i64))).then(|| Registers {
         rax: call_number(registers),
@@ -122,29 +123,29 @@ fn is_cut_short(registers: &Registers) -> bool {
     is_in_call(registers) && is_never_restarted && registers.rax as i64 == EINTR
 }
 
-/// Whether a thread was stopped in a call that has given nothing yet: the kernel restarts it, or would end it with EINTR.
+/// Whether a thread was stopped in a call that has no result yet: the kernel restarts it, or would end it with EINTR.
 pub(crate) fn is_interrupted(registers: &Registers) -> bool {
     const INTERRUPTED_RESULTS: [i64; 5] = [EINTR, ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
     is_in_call(registers) && INTERRUPTED_RESULTS.contains(&(registers.rax as i64))
 }
 
-/// Whether the kernel would restart a call with its whole time limit: one that [`parent_registers`] restarts, now or before; then the rest
-/// of its time is for us to measure.
+/// Whether the kernel would restart a call with its whole time limit: one that [`parent_registers`] restarts, now or before.
+/// Then farfork must measure the remaining time.
 pub(crate) fn restarts_full_timeout(registers: &Registers) -> bool {
     is_cut_short(registers) || CallMark::from_registers(registers).is_some() && is_interrupted(registers)
 }
 
-/// Whether the kernel restarts a call with the time that is left, which it tells nobody.
+/// Whether the kernel restarts a call with the remaining time, which it does not show.
 pub(crate) fn uses_restart_block(registers: &Registers) -> bool {
     is_in_call(registers)
         && CallMark::from_registers(registers).is_none()
         && registers.rax as i64 == ERESTART_RESTARTBLOCK
 }
 
-/// The parent's registers: a call that the stop has ended with EINTR ends with ERESTARTNOHAND, as if the kernel restarted it, and
-/// has a mark. The kernel decides when the thread goes on: it makes the call again, or runs the handler of a signal that has come
-/// meanwhile and gives EINTR. All other restarts are the kernel's own; but of a marked call, whose mark a restart by
-/// restart_syscall(2) would take away.
+/// The parent's registers. A call that the stop has ended with EINTR gets the result ERESTARTNOHAND, as if the kernel
+/// restarted it, and a mark. When the thread resumes, the kernel decides: it repeats the call, or it runs the handler of a
+/// signal that has arrived meanwhile and returns EINTR. All other restarts are left to the kernel, except those of marked
+/// calls: a restart by restart_syscall(2) would remove the mark.
 pub(crate) fn parent_registers(registers: &Registers) -> Registers {
     if !restarts_full_timeout(registers) {
         return *registers;
@@ -153,14 +154,14 @@ pub(crate) fn parent_registers(registers: &Registers) -> Registers {
     Registers { rax: ERESTARTNOHAND as u64, orig_rax: mark.apply_to(registers.orig_rax), ..*registers }
 }
 
-/// A child's registers, from the parent's: calls that the kernel would have restarted are made again; a kernel that did not see them
-/// begin has nothing to restart. Relative sleeps start anew with their full time.
+/// A child's registers, made from the parent's. Calls that the kernel would have restarted are repeated, because the child's
+/// kernel did not see them begin and cannot restart them. Relative sleeps start again with their full time.
 ///
-/// `signal_waits`: a signal that the thread does not block is pending. The kernel gives EINTR to a call then that it restarts only
-/// without a handler.
+/// `signal_waits`: a signal is pending that the thread does not block. The kernel then returns EINTR from a call that it
+/// restarts only without a handler.
 pub(in crate::capture) fn child_registers(parent: &Registers, signal_waits: bool) -> Registers {
     const RESTARTED_RESULTS: [i64; 4] = [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
-    // The kernel had prepared its restart already: only the number is not one for the child.
+    // The kernel has already prepared the restart: only the call number is wrong for the child.
     let about_to = parent.rax == RESTART_SYSCALL && RESTART_BLOCK_CALLS.contains(&call_number(parent));
     if about_to {
         return Registers { rax: call_number(parent), orig_rax: u64::MAX, ..*parent };
@@ -172,12 +173,12 @@ pub(in crate::capture) fn child_registers(parent: &Registers, signal_waits: bool
     Registers { orig_rax: u64::MAX, ..child }
 }
 
-/// Whether a child's registers make the call again that the parent's are in.
+/// Whether a child's registers repeat the call that the parent's are in.
 pub(in crate::capture) fn restarts_call(parent: &Registers, child: &Registers) -> bool {
     is_in_call(parent) && child.rip == parent.rip.wrapping_sub(SYSCALL_BYTES) && child.rax == call_number(parent)
 }
 
-/// Where a thread is in the call that its registers are about to make: its number with a mark, and where it returns to.
+/// The site of the call that registers are about to make: number, mark, stack pointer and return address.
 pub(crate) fn call_site(words: &[u64]) -> Option<(u64, CallMark, u64, u64)> {
     let words: &[u64; REGISTER_WORDS] = words.try_into().ok()?;
     let [rax, rip, rsp] = [10, 16, 19].map(|index: usize| words[index]);
@@ -185,7 +186,7 @@ pub(crate) fn call_site(words: &[u64]) -> Option<(u64, CallMark, u64, u64)> {
     Some((rax & NUMBER_MASK, mark, rsp, rip.wrapping_add(SYSCALL_BYTES)))
 }
 
-/// A restartable sequence under way, as `struct rseq_cs` describes it.
+/// A restartable sequence in progress (`struct rseq_cs`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::capture) struct RseqCriticalSection {
     start: u64,
@@ -197,13 +198,13 @@ pub(in crate::capture) struct RseqCriticalSection {
 pub(in crate::capture) const SEQUENCE_BYTES: usize = 32;
 
 impl RseqCriticalSection {
-    /// Reads `struct rseq_cs`.
+    /// Parses `struct rseq_cs`.
     pub(in crate::capture) fn parse(bytes: &[u8; SEQUENCE_BYTES]) -> Self {
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
         Self { start: word(8), bytes: word(16), abort_address: word(24) }
     }
 
-    /// A thread that was stopped inside the sequence goes on at its abort handler.
+    /// Moves a thread that was stopped inside the sequence to its abort handler.
     pub(in crate::capture) fn abort_registers(&self, registers: &Registers) -> Registers {
         let inside = registers.rip.wrapping_sub(self.start) < self.bytes;
         Registers { rip: if inside { self.abort_address } else { registers.rip }, ..*registers }

@@ -17,29 +17,29 @@ use crate::capture::error::CaptureError;
 use crate::capture::injection::injector::read_registers;
 use crate::capture::injection::script::EndSignal;
 
-/// How long killed threads may take to end: as long as tearing down the memory of the last of them.
+/// Limit for the end of killed threads. The last of them tears down their memory.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// Between two looks whether they have.
+/// Time between two checks for their end.
 const END_INTERVAL: Duration = Duration::from_micros(200);
 
-/// A thread that stands still.
+/// A stopped thread.
 #[derive(Debug, Clone)]
 pub(in crate::capture) struct StoppedThread {
     pub(in crate::capture) tid: i32,
-    /// What it goes on with: its registers at the stop, after the rules of [`restart`].
+    /// The registers with which it resumes: its registers at the stop, after the rules of [`restart`].
     pub(in crate::capture) registers: Registers,
-    /// Its blocked signals, outside of sigsuspend(2) and the like.
+    /// Its signal mask, outside of sigsuspend(2) and similar calls.
     pub(in crate::capture) signal_mask: u64,
     pub(in crate::capture) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
     pub(in crate::capture) rseq: Option<ptrace::RseqConfiguration>,
-    /// How much time its call had left, where it is known.
+    /// The time that its call had left, if it is known.
     pub(in crate::capture) pending_call: Option<RestartableCall>,
     /// Whether a signal is pending that it does not block.
     has_deliverable_signal: bool,
 }
 
-/// A process as it stood, the leader first.
+/// A process as it was stopped, the leader first.
 #[derive(Debug, Clone, Default)]
 pub(in crate::capture) struct ProcessSnapshot {
     pub(in crate::capture) pid: i32,
@@ -48,7 +48,7 @@ pub(in crate::capture) struct ProcessSnapshot {
     pub(in crate::capture) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
 }
 
-/// A process that stands still. Dropping it lets it go on as it was.
+/// A stopped process. Dropping it resumes the process unchanged.
 #[derive(Debug)]
 pub(in crate::capture) struct StopGuard {
     pub(in crate::capture) snapshot: ProcessSnapshot,
@@ -58,7 +58,7 @@ pub(in crate::capture) struct StopGuard {
 }
 
 impl StopGuard {
-    /// Reads, of threads that stand, what decides how they go on. From here on the drop restores them.
+    /// Reads from stopped threads what determines how they resume. From here on, drop restores them.
     pub(in crate::capture) fn new(pid: i32, tids: &[i32]) -> Result<Self, CaptureError> {
         let pending = ptrace::read_pending_signals(pid, SignalQueue::Process)
             .map_err(CaptureError::tracing("read the pending signals of", pid))?;
@@ -70,12 +70,12 @@ impl StopGuard {
         Ok(Self { snapshot, withheld_signals: Vec::new(), are_others_restored: false, is_leader_restored: false })
     }
 
-    /// Stop signals to be sent again when the threads are let go.
+    /// Adds stop signals, which are sent again when the threads are released.
     pub(in crate::capture) fn add_withheld(&mut self, signals: &mut Vec<(i32, i32)>) {
         self.withheld_signals.append(signals);
     }
 
-    /// Puts registers and signal masks back, without letting go.
+    /// Restores registers and signal masks, without releasing the threads.
     pub(in crate::capture) fn restore(&mut self) {
         self.restore_others();
         if let Some(leader) = self.snapshot.threads.first().filter(|_| !self.is_leader_restored) {
@@ -83,12 +83,13 @@ impl StopGuard {
         }
     }
 
-    /// The leader has its registers and its signal mask again, and makes no more calls.
+    /// Records that the leader has its registers and its signal mask again, and makes no more calls.
     pub(in crate::capture) fn mark_leader_restored(&mut self) {
         self.is_leader_restored = true;
     }
 
-    /// Signals that have come for the process since it was stopped: a timer's, whose expiration nobody else tells.
+    /// Reads signals that have arrived for the process since its stop, for example from a timer, whose expiration nothing
+    /// else shows.
     pub(in crate::capture) fn read_late_signals(&mut self) -> Result<(), CaptureError> {
         let pid = self.snapshot.pid;
         let pending = ptrace::read_pending_signals(pid, SignalQueue::Process);
@@ -96,7 +97,7 @@ impl StopGuard {
         Ok(())
     }
 
-    /// The same for all but the leader, which is not done with yet.
+    /// Restores all threads but the leader, which is still in use.
     pub(in crate::capture) fn restore_others(&mut self) {
         if !std::mem::replace(&mut self.are_others_restored, true) {
             self.snapshot.threads.iter().skip(1).for_each(StoppedThread::restore);
@@ -110,7 +111,7 @@ impl ProcessSnapshot {
         &self.threads[0]
     }
 
-    /// Whether a signal waits in any queue.
+    /// Whether a signal is in any queue.
     pub(in crate::capture) fn has_pending(&self, signal: i32) -> bool {
         let mut all = self.pending_signals.iter().chain(self.threads.iter().flat_map(|one| &one.pending_signals));
         all.any(|info| signal_number(info) == signal)
@@ -118,7 +119,7 @@ impl ProcessSnapshot {
 }
 
 impl StopGuard {
-    /// Lets go, and tells how it stood.
+    /// Releases the process, and returns its snapshot.
     pub(in crate::capture) fn release(mut self) -> ProcessSnapshot {
         self.detach_all();
         std::mem::take(&mut self.snapshot)
@@ -128,7 +129,7 @@ impl StopGuard {
         self.restore();
         let tids = self.snapshot.threads.iter().map(|thread| thread.tid);
         let mut killed: Vec<i32> = tids.filter(|tid| ptrace::detach(*tid).is_err()).collect();
-        // The end of a child of our own is for who started it.
+        // If the process is this one's own child, its end is left to the code that started it.
         killed.retain(|tid| *tid != self.snapshot.pid || !is_own_child(*tid));
         reap_killed(killed);
         for (_, signal) in &self.withheld_signals {
@@ -143,12 +144,12 @@ fn is_own_child(pid: i32) -> bool {
     ProcStat::read(pid).is_ok_and(|stat| stat.parent == std::process::id() as i32)
 }
 
-/// Threads that were killed while they stood still cannot be let go. Their ends must be taken: whoever waits for the process
-/// hears nothing of its end before, and this thread may live as long as a seed.
+/// Reaps threads that were killed while they were stopped, and so cannot be released. Otherwise the kernel does not report
+/// the end of the process to its parent, and this thread may live as long as a seed.
 fn reap_killed(mut killed: Vec<i32>) {
     let started_at = Instant::now();
     loop {
-        // Who is no tracee any more was taken, or has been let go after all.
+        // A thread that is no tracee any more was reaped, or has been released after all.
         killed.retain(|tid| matches!(ptrace::reap(*tid), Ok(false)));
         if killed.is_empty() {
             return;
@@ -179,7 +180,7 @@ impl StoppedThread {
         let signal_waits = has_deliverable(tid, signal_mask, own.iter().chain(process_pending));
         let is_in_call = restart::is_in_call(&registers);
         let mut registers = restart::parent_registers(&registers);
-        // No sequence makes system calls (rseq(2)).
+        // A restartable sequence makes no system calls (rseq(2)).
         if let Some(rseq) = rseq.filter(|_| !is_in_call) {
             registers = abort_rseq(tid, rseq.address, &registers);
         }
@@ -194,12 +195,13 @@ impl StoppedThread {
         })
     }
 
-    /// Registers of a thread that a kernel lets begin which has not seen its system call.
+    /// Registers with which the thread starts on a kernel that has not seen its system call.
     pub(in crate::capture) fn restart_registers(&self) -> Registers {
         restart::child_registers(&self.registers, self.has_deliverable_signal)
     }
 
-    /// The same for a child: a call that is made again with less time than its limit has a mark, and that time.
+    /// State of the child's thread: its registers, and the remaining time of a call that is repeated with less time than its
+    /// limit. Such a call has a mark.
     pub(in crate::capture) fn child_state(&self) -> (Registers, Option<RestartableCall>) {
         let child = self.restart_registers();
         match self.pending_call.filter(|_| restart::restarts_call(&self.registers, &child)) {
@@ -208,13 +210,14 @@ impl StoppedThread {
         }
     }
 
-    /// Blocks its signals, so that no handler runs on our behalf; but the one that ends scripts.
+    /// Blocks all signals but the one that ends scripts, so that no handler runs during injected calls.
     pub(in crate::capture) fn block_signals(&self, end: EndSignal) -> Result<(), CaptureError> {
         ptrace::write_signal_mask(self.tid, end.blocked_mask())
             .map_err(CaptureError::tracing("block the signals of", self.tid))
     }
 
-    /// Puts its signal mask and registers back. The registers last: until then they lead to what puts back both, should we die.
+    /// Restores its signal mask and registers. The registers are last: until then they lead to code that restores both if
+    /// this process dies.
     pub(in crate::capture) fn restore(&self) {
         // A thread that was killed meanwhile has nothing left to restore.
         let _ = ptrace::write_signal_mask(self.tid, self.signal_mask);
@@ -222,13 +225,13 @@ impl StoppedThread {
     }
 }
 
-/// Signals that do nothing where they have no handler, and that wait only while a process is traced: SIGCHLD, SIGCONT, SIGURG,
+/// Signals that are ignored by default and that are queued only while a process is traced: SIGCHLD, SIGCONT, SIGURG,
 /// SIGWINCH. Bit N−1 is signal N.
 const DEFAULT_IGNORED_SIGNALS: u64 = 1 << 16 | 1 << 17 | 1 << 22 | 1 << 27;
 
-/// Has a call of a thread that has just stopped restarted whatever becomes of its tracer: the first that is done with it.
+/// Makes the call of a thread that has just stopped restart, even if its tracer dies. This is the first step after a stop.
 pub(in crate::capture) fn mark_interrupted_call(tid: i32) {
-    // What cannot be read now is told when it is read again.
+    // If the registers cannot be read now, the next read reports it.
     let Ok(Some(registers)) = ptrace::read_registers(tid) else { return };
     let restartable = restart::parent_registers(&registers);
     interrupted_calls::record_interrupted(tid, &registers, &restartable);
@@ -237,8 +240,8 @@ pub(in crate::capture) fn mark_interrupted_call(tid: i32) {
     }
 }
 
-/// Whether one of the signals is neither blocked nor ignored. Within sigsuspend(2) and the like another mask holds than the one that
-/// ptrace tells; only /proc knows it.
+/// Whether one of the signals is neither blocked nor ignored. Within sigsuspend(2) and similar calls, ptrace does not show
+/// the mask that is in effect; only /proc does.
 fn has_deliverable<'a>(
     tid: i32,
     mask: u64,
@@ -272,8 +275,8 @@ fn signal_number(info: &[u8; ptrace::SIGINFO_BYTES]) -> i32 {
     i32::from_ne_bytes([info[0], info[1], info[2], info[3]])
 }
 
-/// The rule for restartable sequences: our system calls would make the kernel forget the sequence under way, and the
-/// thread would go on inside it unprotected. So it goes on at the abort handler, in parent and child.
+/// The rule for restartable sequences. Injected system calls make the kernel forget the sequence in progress, and the thread
+/// would continue inside it unprotected. So parent and child continue at the abort handler.
 fn abort_rseq(tid: i32, area: u64, registers: &Registers) -> Registers {
     /// Offset of the pointer `rseq_cs` in `struct rseq`.
     const RSEQ_CS_OFFSET: u64 = 8;

@@ -9,18 +9,18 @@ use crate::capture::stop::stop_threads;
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::trace_lock::TraceLock;
 
-/// All threads of a process, stopped by the calling thread, which alone may read their registers. Dropping it lets them go
-/// on. Where it cannot be made, only the end of the calling thread lets go of all that it has stopped: call from a thread
+/// All threads of a process, stopped by the calling thread, which alone may read their registers. Dropping it resumes them.
+/// If stopping fails, only the end of the calling thread releases the threads that it has stopped: call it from a thread
 /// that may end.
 #[derive(Debug)]
 pub struct StoppedProcess {
     pub(super) stopped: StopGuard,
-    /// Behind the stop, which is over first.
+    /// After `stopped`, so that it is dropped after the stop is over.
     _call_timeouts: CallTimeoutGuard,
     _lock: TraceLock,
 }
 
-/// Settles interrupted calls when it is dropped.
+/// Schedules the timeouts of interrupted calls when it is dropped.
 #[derive(Debug)]
 struct CallTimeoutGuard;
 
@@ -31,10 +31,10 @@ impl Drop for CallTimeoutGuard {
 }
 
 impl StoppedProcess {
-    /// Stops a process, within a limit.
+    /// Stops a process, within a time limit.
     ///
     /// # Errors
-    /// It has ended, somebody traces it, or it does not stop.
+    /// The process has ended, is traced already, or does not stop.
     pub fn stop(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
         let trace_lock = TraceLock::acquire(pid, limit).ok_or(CaptureError::ProcessGone { pid })?;
         let deadline = Deadline::after(limit);

@@ -13,16 +13,16 @@ use farfork_sys::ptrace;
 use crate::call_timer;
 use crate::capture::error::Refusal;
 
-/// How long a thread may have a tracer that is letting go: a killed one waits for its turn of the processor first.
+/// How long a tracer that is detaching may hold a thread. A killed tracer first waits for a CPU.
 const LET_GO_LIMIT: Duration = Duration::from_millis(600);
 
-/// Between two looks whether it still has it.
+/// Time between two checks of the tracer.
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 
-/// Seizes a thread, when its tracer has let go of it.
+/// Seizes a thread as soon as its tracer has detached.
 ///
 /// # Errors
-/// As `PTRACE_SEIZE` of ptrace(2): EPERM where the tracer stays.
+/// As `PTRACE_SEIZE` of ptrace(2): EPERM if the tracer stays.
 pub(super) fn seize(tid: i32) -> io::Result<()> {
     let started_at = Instant::now();
     loop {
@@ -35,7 +35,8 @@ pub(super) fn seize(tid: i32) -> io::Result<()> {
     }
 }
 
-/// Returns the tracer of a thread if it stays: not the calling thread, not the call timer, and not released within the limit.
+/// Returns the tracer of a thread if it stays: not the calling thread, not the call timer, and not released within the
+/// limit.
 pub(in crate::capture) fn staying(tid: i32, seen: &ProcStatus) -> Option<i32> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     let started_at = Instant::now();
@@ -50,7 +51,7 @@ pub(in crate::capture) fn staying(tid: i32, seen: &ProcStatus) -> Option<i32> {
     None
 }
 
-/// Whether a tracer is the call timer, or has ended since it was read, as a thread of the timer does that has let go.
+/// Whether a tracer is the call timer, or has ended since it was read: a thread of the timer ends after it has detached.
 fn is_call_timer(tracer: i32) -> bool {
     process::thread_name(tracer, tracer).map_or(true, |name| name == call_timer::THREAD_NAME.as_bytes())
 }
@@ -60,7 +61,7 @@ pub(super) fn refusal(tid: i32, tracer: i32) -> Refusal {
     Refusal::new(format!("thread {tid}"), format!("pid {tracer} traces it already; detach that debugger first"))
 }
 
-/// The same of a process that was only looked at, where its tracer stays.
+/// The refusal of a process that was only surveyed, if its tracer stays.
 pub(in crate::capture) fn refusal_of_staying(pid: i32, seen: &ProcStatus) -> Option<Refusal> {
     staying(pid, seen).map(|tracer| refusal(pid, tracer))
 }
@@ -75,12 +76,12 @@ mod tests {
         Command::new("sleep").arg("60").spawn().unwrap()
     }
 
-    /// Traces a process for so long, from a thread of its own; returns when it does.
+    /// Traces a process from another thread for `time`. Returns when the tracing has begun.
     fn trace_for(tid: i32, time: Duration) -> thread::JoinHandle<()> {
         trace_while(tid, move || thread::sleep(time))
     }
 
-    /// Traces a process until this returns.
+    /// Traces a process from another thread until `wait` returns. Returns when the tracing has begun.
     fn trace_while(tid: i32, wait: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
         let (report, traced) = mpsc::channel();
         let tracer = thread::spawn(move || {
@@ -96,7 +97,7 @@ mod tests {
     fn a_tracer_that_lets_go_is_waited_for() {
         let mut sleeper = sleeper();
         let tid = sleeper.id().cast_signed();
-        // On a busy machine a tracer may be late to let go.
+        // On a busy machine a tracer may detach late.
         const ATTEMPTS: usize = 50;
         let is_waited_for = |look: &dyn Fn() -> bool| {
             let tracer = trace_for(tid, LET_GO_LIMIT / 6);

@@ -8,19 +8,20 @@ use std::time::{Duration, Instant};
 use farfork_sys::process::{self, ProcStatus, SharedResource, SystemCall};
 use farfork_sys::process_memory;
 
-/// How often a thread may be found in one and the same vfork(2) with a child that does nothing about it: mostly it is a moment. They are
-/// counted, as on a busy machine who looks waits for the processor, too.
+/// Most checks that find a thread in the same vfork(2) with an inactive child; usually that is brief. It is a count, not a
+/// time, because on a busy machine the checking thread waits for a CPU, too.
 const IDLE_POLLS_MAX: u32 = 250;
 
-/// Between two looks at it.
+/// Time between two checks.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long a thread may be there whose child would go on, and waits for a processor or a disk. A capture may take a few seconds.
+/// How long a thread may be in vfork(2) while its child would continue, but waits for a CPU or a disk. A capture may take a
+/// few seconds.
 const BUSY_LIMIT: Duration = Duration::from_secs(2);
 
-/// Whether a thread sleeps in one and the same vfork(2) for longer than is to be waited for.
+/// Whether a thread sleeps in the same vfork(2) for too long to wait for it.
 pub(in crate::capture) fn is_stuck_in_vfork(tid: i32) -> bool {
-    // It sleeps once in each.
+    // A thread sleeps once in each vfork(2).
     let sleeps = || ProcStatus::read(tid).map(|status| status.voluntary_switches).ok();
     let (before, deadline) = (sleeps(), Instant::now() + BUSY_LIMIT);
     let mut idle_looks = 0;
@@ -34,7 +35,7 @@ pub(in crate::capture) fn is_stuck_in_vfork(tid: i32) -> bool {
     false
 }
 
-/// Whether a child that has a thread's memory runs, or waits for what comes by itself.
+/// Whether a child that shares a thread's memory runs, or waits for a disk.
 fn has_busy_child(tid: i32) -> bool {
     let list = fs::read_to_string(format!("/proc/{tid}/task/{tid}/children")).unwrap_or_default();
     let mut children = list.split_ascii_whitespace().filter_map(|word| word.parse().ok());

@@ -17,28 +17,28 @@ use crate::capture::survey::Survey;
 use crate::capture::template::TemplateClone;
 use crate::phase;
 
-/// The clone, and what came of making it. Who has it ends its clones when all processes of the tree have gone through the pause:
-/// to wait for an end takes others' reports.
+/// The clone, and the results of making it. Its clones must be killed after all processes of the tree have been paused:
+/// waiting for an end takes the reports of others.
 pub(in crate::capture) struct CloneOutcome {
     /// `None` in freeze mode.
     pub(in crate::capture) clone: Option<TemplateClone>,
-    /// One before it, which lacked what a fork does not hand down; to be ended.
+    /// An earlier clone, which lacks MADV_DONTFORK memory and must be killed.
     pub(in crate::capture) discarded: Option<TemplateClone>,
-    /// What that is.
+    /// The ranges that it lacks.
     pub(in crate::capture) dontfork_ranges: Result<Vec<Range<u64>>, CaptureError>,
-    /// What the desks hold in the process, where more was written to them for a second clone.
+    /// Contents of the process's slots, if more of them was overwritten for a second clone.
     pub(in crate::capture) saved_slots: Option<Vec<u8>>,
-    /// The number that the process's pager has for the clone, where it has one.
+    /// Id of the clone's address space at the pager, if a pager serves the process.
     pub(in crate::capture) address_space: Result<Option<u32>, CaptureError>,
 }
 
 impl CloneOutcome {
-    /// Nothing lacks in what there is: in freeze mode, no clone.
+    /// The outcome if no memory is missing. In freeze mode there is no clone.
     pub(in crate::capture) fn without_dontfork(clone: Option<TemplateClone>) -> Self {
         Self { clone, discarded: None, dontfork_ranges: Ok(Vec::new()), saved_slots: None, address_space: Ok(None) }
     }
 
-    /// The clone that the leader made with the last call of its task, and another where that lacks something.
+    /// Finishes the clone that the leader made with the last call of its script. Makes another one if it lacks memory.
     pub(in crate::capture) async fn finish_clone(
         (script_of_leader, script): (&ThreadScript, &[u8]),
         leader: &StoppedThread,
@@ -63,7 +63,7 @@ impl CloneOutcome {
         Ok(outcome)
     }
 
-    /// Makes the second clone, where it takes one: what it has that the first lacks.
+    /// Makes a second clone, if needed. Returns the ranges that the first lacks.
     async fn clone_again(
         &mut self,
         (leader, mapped_bytes): (&StoppedThread, u64),
@@ -88,7 +88,7 @@ impl CloneOutcome {
         second.remark_result.map(|()| dontfork_memory.ranges)
     }
 
-    /// What no clone may keep is replaced in all there are, whatever came of making them.
+    /// Replaces hugetlbfs memory in all clones, even after an error in making them.
     async fn replace_hugetlb(
         &self,
         (mapped_bytes, pages): (u64, &InjectionPages),
@@ -101,7 +101,7 @@ impl CloneOutcome {
     }
 }
 
-/// Which space the process's pager has for the clone that was made last.
+/// The pager's address space of the clone that was made last.
 fn find_address_space(
     prepared: &PreparedProcess,
     injection_pages: &InjectionPages,

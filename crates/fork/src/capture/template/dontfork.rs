@@ -20,28 +20,28 @@ use crate::capture::memory;
 use crate::capture::stop::stop_guard::StoppedThread;
 use crate::capture::template::clone_call;
 
-/// Most runs: what one script has room for, with two calls each. One that ran in several would leave marks lost if we died
-/// between two of them.
+/// Most runs: as many as fit into one script, with two calls each. With several scripts, marks would be lost if this process
+/// died between two of them.
 const RUNS_MAX: usize = (SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1) / 2;
 
-/// What a process keeps from fork(2) and is to be carried.
+/// Memory that fork(2) leaves out and a seed has.
 pub(in crate::capture) struct DontforkMemory {
-    /// Area by area, ascending.
+    /// One range per mapping, ascending.
     pub(in crate::capture) ranges: Vec<Range<u64>>,
     runs: Vec<MappingRun>,
 }
 
-/// What came of a second clone.
+/// The result of a second clone.
 pub(in crate::capture) struct SecondClone {
     /// Its id in the leader's pid namespace.
     pub(in crate::capture) inner_pid: u64,
-    /// Whether all in the leader is marked as before.
+    /// Whether everything in the leader is marked as before.
     pub(in crate::capture) remark_result: Result<(), CaptureError>,
-    /// What the leader's desks hold, which the clone's do not.
+    /// Contents of the leader's slots, which the clone's slots do not have.
     pub(in crate::capture) saved_slots: Vec<u8>,
 }
 
-/// Areas with nothing between them but addresses at which nothing is mapped.
+/// Mappings with nothing but unmapped addresses between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct MappingRun {
     range: Range<u64>,
@@ -49,7 +49,7 @@ struct MappingRun {
 }
 
 impl DontforkMemory {
-    /// What a clone lacks of a process that stands, with so much mapped; `None` where that is nothing.
+    /// Finds the memory that a clone lacks of a stopped process, which has `mapped` bytes mapped. `None` if it lacks none.
     pub(in crate::capture) fn find((pid, mapped): (i32, u64), clone: i32) -> Result<Option<Self>, CaptureError> {
         if mapped == address_space_bytes(clone)? {
             return Ok(None);
@@ -68,7 +68,7 @@ impl DontforkMemory {
         Ok((!areas.is_empty()).then_some(Self { ranges: areas, runs }))
     }
 
-    /// Has the leader make a clone with all of it.
+    /// Makes the leader clone itself with all of this memory.
     pub(in crate::capture) async fn clone_again(
         &self,
         (leader, leader_id): (&StoppedThread, u32),
@@ -108,7 +108,7 @@ impl DontforkMemory {
         before.chain([clone_call()]).chain(behind).collect()
     }
 
-    /// What was marked must be marked again. That an area cannot be handed down leaves it absent.
+    /// Checks that all marks were set again. If MADV_DOFORK fails for a mapping, the mapping only stays absent.
     fn check_marks(&self, tid: i32, calls: &[InjectedCall], slot: &[u8]) -> Result<(), CaptureError> {
         for (index, run) in self.runs.iter().enumerate() {
             let result = script::result_of(slot, self.runs.len() + 1 + index);
@@ -120,10 +120,10 @@ impl DontforkMemory {
     }
 }
 
-/// What madvise(2) says when it has done its work and has come over addresses at which nothing is mapped.
+/// The result of madvise(2) if it has done its work and has found unmapped addresses (ENOMEM).
 const UNMAPPED_RESULT: u64 = (rustix::io::Errno::NOMEM.raw_os_error() as u64).wrapping_neg();
 
-/// Areas that are wanted, as few runs.
+/// Merges wanted mappings into as few runs as possible.
 fn merge_mappings(map: &[MapEntry], is_wanted: impl Fn(&MapEntry) -> bool) -> Vec<MappingRun> {
     let mut runs: Vec<MappingRun> = Vec::new();
     let mut goes_on = false;
@@ -142,7 +142,7 @@ fn merge_mappings(map: &[MapEntry], is_wanted: impl Fn(&MapEntry) -> bool) -> Ve
     runs
 }
 
-/// How much address space a process has.
+/// Size of a process's address space, in bytes.
 pub(in crate::capture) fn address_space_bytes(pid: i32) -> Result<u64, CaptureError> {
     let line = process::read_line(&format!("/proc/{pid}/statm")).map_err(CaptureError::reading(pid, "statm"))?;
     Ok(line.split_whitespace().next().and_then(|pages| pages.parse().ok()).map_or(0, |pages: u64| pages * PAGE_SIZE))

@@ -18,7 +18,7 @@ use crate::capture::template::{TemplateClone, clone_call, reap_call};
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::executor::run_ready;
 
-/// Most areas that are marked: what a script has room for. Others are few and small, or their pages are copied.
+/// Most mappings that are marked: as many as fit into a script. Other mappings are few and small, or their pages are copied.
 pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 
 //  template   madvise(large mapping, MADV_WIPEONFORK) … ─ clone ────────────────────────── wait4(probe)
@@ -26,10 +26,10 @@ pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 //
 // The template keeps the marks: it is never forked again, and its pages stay. A mapping with pages cannot have had the
 // mark in the parent, since fork(2) would have wiped it.
-/// The areas of `clone`, with their flags, of which those in `large` have the mark `wf`.
+/// The mappings of `clone`, with their flags. Those in `large` have the flag `wf`, too.
 ///
 /// # Errors
-/// A limit stands against one more process; the flags are still to be had of the template itself.
+/// A limit may forbid one more process. The flags can still be read from the template itself.
 pub(in crate::capture) fn read_flags(
     clone: &TemplateClone,
     large: &[&MapEntry],
@@ -45,7 +45,7 @@ pub(in crate::capture) fn read_flags(
     let probe = FlagProbe(run_ready(injector.wait_clone())?);
     ptrace::set_options(probe.0, ptrace::OPTION_EXIT_KILL)
         .map_err(CaptureError::tracing("set the options of", probe.0))?;
-    // The marks are judged when the twin is sure to end.
+    // Check the marks only when the probe is sure to end.
     let marked: Result<Vec<u64>, _> = (0..large.len()).map(result).collect();
     let areas = process::read_smaps(probe.0).map_err(CaptureError::reading(clone.pid, "the memory map"));
     probe.kill_and_reap(injector.deadline());
@@ -59,7 +59,7 @@ fn wipe_on_fork_call(entry: &MapEntry) -> InjectedCall {
     InjectedCall::new("madvise(MADV_WIPEONFORK)", MADVISE, [entry.start, entry.bytes(), MADV_WIPEONFORK])
 }
 
-/// A twin by its process id; 0 when it has ended.
+/// A flag probe by its process id; 0 after it has ended.
 struct FlagProbe(i32);
 
 impl FlagProbe {
@@ -69,7 +69,7 @@ impl FlagProbe {
         while let Ok((tid, report)) = deadline.wait_report() {
             if (tid, report) == (self.0, TraceeEvent::Ended) {
                 let _ = ptrace::reap(tid);
-                // Its number may be another's from now on.
+                // Another process may have its id from now on.
                 self.0 = 0;
                 return;
             }
@@ -84,7 +84,7 @@ impl FlagProbe {
 }
 
 impl Drop for FlagProbe {
-    /// One whose flags were not read must not stay.
+    /// A probe whose flags were not read must not stay.
     fn drop(&mut self) {
         self.kill();
     }

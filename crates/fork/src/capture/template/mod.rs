@@ -31,11 +31,10 @@ use super::tracer::deadline::{Deadline, WaitError};
 use super::tracer::executor::run_ready;
 use super::tracer::trace_lock::TraceLock;
 
-/// How long the end of a killed template is awaited.
+/// Limit for the end of a killed template.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long the parent's main thread may take to stop for reaping a template; beyond, the zombie stays until the
-/// parent ends.
+/// Limit for the stop of the parent's main thread to reap a template. Beyond it, the zombie stays until the parent ends.
 const REAP_LIMIT: Duration = Duration::from_millis(500);
 
 /// An address that is never mapped (vm.mmap_min_addr): a template's stack pointer.
@@ -50,13 +49,13 @@ const CLONE_PTRACE: u64 = 0x2000;
 // The clone shares the parent's descriptor table at first (CLONE_FILES): a table of its own would hold the parent's
 // files open, whatever the parent closes (see `files::tree_files`). It has no exit signal, so the parent's waitpid(-1)
 // does not see it.
-/// A clone that never runs. Dropping it ends it.
+/// A clone that never runs. Dropping it kills it.
 #[derive(Debug)]
 pub(super) struct TemplateClone {
     pub(super) pid: i32,
     /// Its id in the parent's innermost pid namespace.
     inner_pid: u64,
-    /// Registers for calls made in it.
+    /// Registers for injected calls.
     pub(super) registers: Registers,
     parent_pid: i32,
     parent_start_ticks: u64,
@@ -69,7 +68,7 @@ pub(super) fn clone_call() -> InjectedCall {
     InjectedCall::new("clone", CLONE, [CLONE_PTRACE | CLONE_FILES, UNMAPPED_STACK])
 }
 
-/// The call that reaps a dead child of the caller, which knows it as `inner_id`; it never waits.
+/// The call that reaps a dead child of the caller, whose id for it is `inner_id`. It never waits.
 pub(super) fn reap_call(inner_id: u64) -> InjectedCall {
     const WAIT4: u64 = 61;
     const WNOHANG: u64 = 1;
@@ -79,8 +78,8 @@ pub(super) fn reap_call(inner_id: u64) -> InjectedCall {
 }
 
 impl TemplateClone {
-    /// Takes on the newborn of a clone, whose id in the parent's pid namespace is `inner_pid`; `options` of ptrace are those that
-    /// it needs beside its own.
+    /// Adopts a new clone, whose id in the parent's pid namespace is `inner_pid`. `options`: ptrace options that it needs in
+    /// addition.
     pub(super) async fn adopt(
         inner_pid: u64,
         parent: i32,
@@ -91,7 +90,7 @@ impl TemplateClone {
         let pid = injector.wait_clone().await?;
         ptrace::set_options(pid, ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD | options)
             .map_err(CaptureError::tracing("set the options of template", pid))?;
-        // It runs for a moment only where we make it, and we wait for that. Without the right to, so be it.
+        // It runs only for injected calls, for which this thread waits, so raise its priority. Failure is harmless.
         let _ = priority::make_real_time(pid);
         let (registers, syscall_at) = (read_registers(pid)?, injector.syscall_address());
         Ok(Self {
@@ -110,12 +109,12 @@ impl TemplateClone {
         self.inner_pid as u32
     }
 
-    /// Nothing more is made in it: an ordinary process, as control groups want it.
+    /// Makes it an ordinary process again, as control groups require. No more calls are injected.
     pub(super) fn clear_options(&self) {
         let _ = priority::make_ordinary(self.pid);
     }
 
-    /// Gives it a place in the OOM order.
+    /// Raises its OOM score.
     pub(super) fn raise_oom_score(&self) -> Result<(), CaptureError> {
         let path = format!("/proc/{}/oom_score_adj", self.pid);
         let now: i32 = process::read_line(&path).ok().and_then(|line| line.parse().ok()).unwrap_or(0);
@@ -127,12 +126,13 @@ impl TemplateClone {
     }
 
     /// Kills and reaps it, within limits. The zombie that remains in the parent is reaped by the parent's main thread.
-    /// `turn` is the parent's, where the caller has it.
+    /// `trace_lock` is the parent's lock, if the caller holds it.
     pub(super) fn kill(&mut self, trace_lock: Option<&TraceLock>) {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
         }
-        // Its memory is torn down by itself, which takes long where it is large: nobody shall have to wait for that.
+        // The template tears down its memory itself, which takes long if there is much: no other process should wait for
+        // that.
         let _ = priority::make_ordinary(self.pid);
         if let Some(pid) = Pid::from_raw(self.pid) {
             let _ = kill_process(pid, Signal::KILL);
@@ -152,14 +152,14 @@ impl TemplateClone {
 
     fn wait_end(&self) -> bool {
         let deadline = Deadline::after(KILL_LIMIT);
-        // Its end may have been taken before, when it was killed by somebody else.
+        // It may have been reaped before, if another process killed it.
         if !matches!(ptrace::reap(self.pid), Ok(false)) {
             return true;
         }
         while !deadline.is_over() {
             match deadline.wait_report() {
                 Ok((tid, TraceeEvent::Ended)) if tid == self.pid => return ptrace::reap(tid).unwrap_or(true),
-                // Its last stop, told late.
+                // A late report of its last stop.
                 Ok(_) => {}
                 Err(WaitError::TimedOut) => return false,
                 Err(WaitError::NoTracee) => return true,
@@ -190,7 +190,7 @@ impl TemplateClone {
         reaped
     }
 
-    /// The same of a parent whose main thread alone is stopped for it.
+    /// Stops the main thread of the parent, and makes it reap the template.
     fn reap_in_stopped_parent(&self, pid: i32, deadline: &Deadline) -> Result<(), CaptureError> {
         stop_thread(pid, deadline)?;
         let mut stopped = StopGuard::new(pid, &[pid])?;
@@ -218,10 +218,10 @@ impl Drop for TemplateClone {
     }
 }
 
-/// Where a template is in the kernel's order of victims: half-way between the seed's children and its parent, or what has the
-/// default of 0. The kernel adds a thousandth of the memory for each point to what a process holds, so that a process goes
-/// before one that holds more only by less than their distance: a template holds as much as its parent, and often more
-/// than a child.
+/// The OOM score of a template: half-way between the score of the seed's children and the parent's, or the default of 0 if
+/// that is higher. For each point, the kernel adds a thousandth of the memory to the size of a process. So a process is
+/// killed before a larger one only if the sizes differ by less than the distance of their scores. A template is as large as
+/// its parent, and often larger than a child.
 fn template_oom_score(parents: i32) -> i32 {
     if parents < OOM_SCORE_ADJUSTMENT { i32::midpoint(parents.max(0), OOM_SCORE_ADJUSTMENT) } else { parents }
 }

@@ -1,6 +1,6 @@
-//! Pins the tracer to the CPU of the captured process, where that saves waiting. `attempt` calls it.
+//! Pins the tracer to the CPU of the captured process, if that avoids waiting. `attempt` calls it.
 //!
-//! Tracer and process hand over to each other half a dozen times. That takes 2 to 3 µs each on one CPU, and 15 µs or
+//! The tracer and the process hand over to each other half a dozen times. That takes 2 to 3 µs each on one CPU, and 15 µs or
 //! more between two CPUs of a virtual machine.
 
 use std::time::Duration;
@@ -9,24 +9,24 @@ use farfork_sys::process::ProcStat;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A stop takes 20 to 60 µs; one that took longer than this has waited for a processor.
+/// A stop takes 20 to 60 µs. One that takes longer than this has waited for a CPU.
 const BUSY_STOP: Duration = Duration::from_micros(400);
 
 // Between two CPUs a hand-over takes an interrupt, and longer still if the other CPU sleeps. A process that requests
 // its own capture has no other use for its CPU, so the tracer always joins it. Any other process is joined only if its
 // CPU is busy: a thread woken on a CPU that another thread uses waits for the end of that thread's time slice, 3 to
 // 4 ms. On the tracer's CPU it runs as soon as the tracer, a real-time thread, sleeps.
-/// The calling thread is on one processor until this is dropped.
+/// Keeps the calling thread on one CPU until it is dropped.
 #[derive(Debug)]
 pub(in crate::capture) struct CpuPin {
     saved_cpus: CpuSet,
     pinned_cpu: CpuSet,
-    /// Others that are there for as long.
+    /// Other processes that are pinned for as long.
     pinned_others: Vec<Pid>,
 }
 
 impl CpuPin {
-    /// Joins a process on its processor, as it was told a moment ago. Without the right to, so be it.
+    /// Pins this thread to the CPU on which the process ran when `stat` was read. Failure is harmless.
     pub(in crate::capture) fn pin_to(stat: &ProcStat) -> Option<Self> {
         let processor = stat.processor as usize;
         let before = sched_getaffinity(None).ok()?;
@@ -39,12 +39,12 @@ impl CpuPin {
         Some(Self { saved_cpus: before, pinned_cpu: only, pinned_others: Vec::new() })
     }
 
-    /// The same if it took `pid` so long to stop that others must be using its processor.
+    /// Pins this thread if the stop of `pid` took so long that other threads must be using its CPU.
     pub(in crate::capture) fn pin_to_busy(pid: i32, stop: Duration) -> Option<Self> {
         if stop < BUSY_STOP { None } else { Self::pin_to(&ProcStat::read(pid).ok()?) }
     }
 
-    /// Has a template run there, too.
+    /// Pins a template to the same CPU.
     pub(in crate::capture) fn pin_template(&mut self, template: i32) {
         let template = Pid::from_raw(template).filter(|pid| sched_setaffinity(Some(*pid), &self.pinned_cpu).is_ok());
         self.pinned_others.extend(template);
@@ -53,7 +53,7 @@ impl CpuPin {
 
 impl Drop for CpuPin {
     fn drop(&mut self) {
-        // Where a template ends is of no matter to the process that it was cloned from.
+        // The CPU on which a template ends does not matter to the process that it was cloned from.
         for pid in self.pinned_others.iter().copied().map(Some).chain([None]) {
             let _ = sched_setaffinity(pid, &self.saved_cpus);
         }

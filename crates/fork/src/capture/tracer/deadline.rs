@@ -10,31 +10,31 @@ use farfork_sys::ptrace::{self, TraceeEvent, WaitMode};
 use farfork_sys::syscall_alarm::SyscallAlarm;
 
 thread_local! {
-    /// A timer of this thread that no deadline uses now: to make one, and to delete it, takes longer than to look at a
+    /// A timer of this thread that no deadline uses now. Creating and deleting a timer takes longer than surveying a
     /// process's files.
     static SPARE: Cell<Option<SyscallAlarm>> = const { Cell::new(None) };
 }
 
-/// When an attempt must be over. Ends the waits of the thread that made it.
+/// The time limit of an attempt. Its end interrupts the waits of the thread that made it.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     started: Instant,
     limit: Duration,
-    /// Without one (no timer left) a wait never sleeps.
+    /// `None` if no timer was left; then a wait never sleeps.
     alarm: Option<SyscallAlarm>,
 }
 
-/// Why nothing was reported.
+/// Why a wait returned no report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitError {
-    /// The deadline is over.
+    /// The deadline has passed.
     TimedOut,
     /// There is no tracee.
     NoTracee,
 }
 
 impl Deadline {
-    /// `limit` from now, for the calling thread.
+    /// A deadline `limit` from now, for the calling thread.
     pub(crate) fn after(limit: Duration) -> Self {
         let spare = SPARE.take().filter(|spare| spare.arm(limit).is_ok());
         let alarm = spare.or_else(|| SyscallAlarm::armed(limit).ok());
@@ -46,14 +46,14 @@ impl Deadline {
         self.limit
     }
 
-    /// Whether it is over.
+    /// Whether the deadline has passed.
     pub(in crate::capture) fn is_over(&self) -> bool {
         self.started.elapsed() >= self.limit
     }
 
-    /// The next report of any tracee of this thread.
+    /// Waits for the next report of any tracee of this thread.
     pub(crate) fn wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
-        // Of one tracee, a look before would find what sleeping finds, too.
+        // With one tracee, polling first finds nothing that the wait would not find.
         let wait_mode = if self.alarm.is_some() { WaitMode::Block } else { WaitMode::NoWait };
         loop {
             match ptrace::wait_any(wait_mode) {
@@ -66,7 +66,7 @@ impl Deadline {
         }
     }
 
-    /// The same where several are at work, of whom some have reported already.
+    /// Polls before it waits. For several tracees at work, of which some may have reported already.
     pub(in crate::capture) fn poll_or_wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
         ptrace::poll_stop().map_or_else(|| self.wait_report(), Ok)
     }
@@ -77,7 +77,7 @@ impl Drop for Deadline {
         if let Some(alarm) = self.alarm.take()
             && alarm.disarm().is_ok()
         {
-            // A thread that ends has no place for it any more.
+            // A thread that is ending may have lost its thread-local storage.
             let _ = SPARE.try_with(|spare| spare.set(Some(alarm)));
         }
     }

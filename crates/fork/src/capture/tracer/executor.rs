@@ -1,7 +1,7 @@
 //! Runs the pauses of several processes in one tracer thread. Each pause is a future that awaits only reports.
 //!
-//! `tree_pause` calls `PauseExecutor::run`. While the threads of one process work, the pauses of the others go on.
-//! Reports of a process that has no pause, or none any more, are dropped: its threads are stopped.
+//! `tree_pause` calls `PauseExecutor::run`. While the threads of one process work, the pauses of the others proceed. Reports
+//! of a process without a pending pause are dropped: its threads are stopped.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,45 +14,45 @@ use farfork_sys::ptrace::{self, TraceeEvent};
 
 use super::deadline::{Deadline, WaitError};
 
-/// What a wait has brought.
+/// The result of a wait.
 type WaitResult = Result<(i32, TraceeEvent), WaitError>;
 
-/// The part of the pause that is one process's.
+/// The pause of one process.
 pub(in crate::capture) type BoxedFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 //             ┌─▶ pause of process 1 ─ starts its threads ─ waits ┐
 //  report ────┤   pause of process 2 ─ · · ·                      ├─ none can go on ─ waitid(2) ─ report …
 //             └─  pause of process 3 ─ · · ·                      ┘
-/// Sorts the reports of a tree's threads.
+/// Distributes the reports of a tree's threads to the pauses of their processes.
 #[derive(Debug)]
 pub(in crate::capture) struct PauseExecutor<'a> {
     deadline: &'a Deadline,
-    /// Which process each thread is of.
+    /// The process of each thread.
     threads: BTreeMap<i32, i32>,
     is_single: bool,
-    /// What has come, with the process it is for, in the order of arrival.
+    /// Reports that were not taken yet, each with its process, in the order of arrival.
     reports: RefCell<Vec<(i32, WaitResult)>>,
 }
 
 impl<'a> PauseExecutor<'a> {
-    /// For processes that stand, each given by its threads, the leader first.
+    /// For stopped processes, each given by its threads, the leader first.
     pub(in crate::capture) fn new(processes: &[Vec<i32>], deadline: &'a Deadline) -> Self {
         let threads = processes.iter().flat_map(|tids| tids.iter().map(|tid| (*tid, tids[0])));
         let is_of_one = processes.len() == 1;
         Self { deadline, threads: threads.collect(), is_single: is_of_one, reports: RefCell::default() }
     }
 
-    /// When the attempt must be over.
+    /// The deadline of the attempt.
     pub(in crate::capture) fn deadline(&self) -> &'a Deadline {
         self.deadline
     }
 
-    /// Whether a thread is one of those that stood in the beginning.
+    /// Whether a thread is one of those that were stopped at the start.
     pub(in crate::capture) fn contains(&self, tid: i32) -> bool {
         self.threads.contains_key(&tid)
     }
 
-    /// The next report of a process's threads, or of one that it has cloned.
+    /// Waits for the next report of a thread of the process, or of a clone of it.
     pub(in crate::capture) async fn next_report(&self, pid: i32) -> WaitResult {
         poll_fn(|_| self.take_report(pid).map_or(Poll::Pending, Poll::Ready)).await
     }
@@ -63,13 +63,13 @@ impl<'a> PauseExecutor<'a> {
         Some(reports.remove(at).1)
     }
 
-    /// Runs the pauses of processes, each given with its id, and returns the outcomes in their order.
+    /// Runs the pauses, each given with its process id. Returns the outcomes in the same order.
     pub(in crate::capture) fn run<T>(&self, pauses: Vec<(i32, BoxedFuture<'_, T>)>) -> Vec<T> {
         let mut context = Context::from_waker(Waker::noop());
         let mut outcomes: Vec<Option<T>> = pauses.iter().map(|_| None).collect();
         let mut pending: Vec<(usize, i32, BoxedFuture<'_, T>)> =
             pauses.into_iter().enumerate().map(|(index, (pid, pause))| (index, pid, pause)).collect();
-        // At first all go; then those that something has come for.
+        // At first poll all pauses, then only those with a new report.
         let mut is_for: Option<i32> = None;
         loop {
             pending.retain_mut(|(index, pid, pause)| {
@@ -87,7 +87,7 @@ impl<'a> PauseExecutor<'a> {
         }
     }
 
-    /// Waits for one arrival. Gives the process that it is for; `None` where it is for all.
+    /// Waits for one report. Returns its process; `None` if it is for all of them.
     fn wait_report(&self, pending: &[i32]) -> Option<i32> {
         let arrival = if self.is_single { self.deadline.wait_report() } else { self.deadline.poll_or_wait_report() };
         let mut reports = self.reports.borrow_mut();
@@ -97,7 +97,7 @@ impl<'a> PauseExecutor<'a> {
         };
         let pid = self.process_of(tid, pending);
         if report == TraceeEvent::Ended && !self.is_single {
-            // Until it is taken, the kernel tells of this end in the place of others' stops. Its parent hears of it now.
+            // Until it is reaped, the kernel reports this end again, instead of other stops. Its parent is notified now.
             let _ = ptrace::reap(tid);
         }
         if pending.contains(&pid) {
@@ -106,7 +106,7 @@ impl<'a> PauseExecutor<'a> {
         Some(pid)
     }
 
-    /// The process whose thread, or whose newborn, this is.
+    /// The process whose thread or new clone this is.
     fn process_of(&self, tid: i32, pending: &[i32]) -> i32 {
         match (self.threads.get(&tid), pending) {
             (Some(pid), _) => *pid,
@@ -116,7 +116,7 @@ impl<'a> PauseExecutor<'a> {
     }
 }
 
-/// What a future comes to that waits in place, so that it is never pending.
+/// The result of a future that waits in place, and so is never pending.
 pub(in crate::capture) fn run_ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => outcome,

@@ -1,8 +1,8 @@
 //! The tracer thread: captures a process, and then owns the template until the seed is dropped.
 //!
-//! ptrace(2) ties a tracee to one thread. If the daemon keeps threads ready, this is one of `thread_pool`. A template
-//! that ends by itself, as a child's does with the child, is reaped at once, although its seed may be in use: the
-//! kernel ends no pid namespace, and so no child, before all processes in it have ended.
+//! ptrace(2) ties a tracee to one thread. If the daemon keeps threads ready, this is one of `thread_pool`. A template that
+//! ends by itself, as a child's does with the child, is reaped at once, even if its seed is in use. Otherwise its pid
+//! namespace could not end, nor the child: the kernel waits for all processes in it.
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::AsFd as _;
@@ -23,12 +23,12 @@ use crate::capture::error::CaptureError;
 use crate::capture::stop::interrupted_calls;
 use crate::capture::{CaptureOptions, CaptureTimes, CapturedTree};
 
-/// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
-/// hangs in a system call of the kernel's own making (a file of /proc whose lock is held). A look before the pause, or behind it, has no
-/// limit of its own, and takes seconds where some dozen others want each processor.
+/// How much longer than its limit an attempt, or the completion after it, may take before it is given up. Its thread then
+/// hangs in a system call, on a file of /proc whose lock is held. The survey before the pause and the reads after it have no
+/// limit of their own; they take seconds if some dozen other threads want each CPU.
 pub const TIMEOUT_GRACE: Duration = Duration::from_secs(20);
 
-/// How long the end of a template may take: its kill and its reaping have limits that add up to less.
+/// Limit for the end of a template. The limits of its kill and of its reaping add up to less.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Stack of a tracer, in bytes; one is parked for each seed.
@@ -37,18 +37,18 @@ const STACK_BYTES: usize = 256 << 10;
 /// Stack of the thread that waits for a tracer's end, in bytes.
 const WAITER_STACK_BYTES: usize = 64 << 10;
 
-/// The name of a tracer.
+/// Thread name of a tracer.
 pub(super) const TRACER_NAME: &str = "tracer";
 
-/// The process that holds a seed's memory. Dropping it ends a template; a frozen parent runs on.
+/// Owns the processes that hold a seed's memory. Dropping it ends templates; a frozen parent runs on.
 #[derive(Debug)]
 pub struct TemplateGuard {
-    /// Of each process, in the order of the descriptor's.
+    /// One per process, in the order of the descriptor.
     pids: Vec<i32>,
     owner: ThreadId,
-    /// Its end lets the owner thread go on.
+    /// Closing it wakes the owner thread.
     release_pipe: Option<PipeWriter>,
-    /// Ends with the owner thread.
+    /// Disconnects when the owner thread ends.
     owner_ended: Mutex<Receiver<()>>,
 }
 
@@ -58,7 +58,7 @@ impl TemplateGuard {
         self.pids[0]
     }
 
-    /// The processes whose memory the seed's extents name, by their numbers.
+    /// The processes whose memory the seed's extents name by process number.
     pub fn pids(&self) -> &[i32] {
         &self.pids
     }
@@ -67,7 +67,7 @@ impl TemplateGuard {
 impl Drop for TemplateGuard {
     fn drop(&mut self) {
         drop(self.release_pipe.take());
-        // An observer that does not want it: its thread ends it when it comes back.
+        // A callback has dropped it in the owner thread itself, which ends the template after the callback returns.
         if thread::current().id() == self.owner {
             return;
         }
@@ -78,29 +78,30 @@ impl Drop for TemplateGuard {
     }
 }
 
-/// A process that was captured as far as it is concerned: it runs, and nothing of it is refused any more but what only
-/// the kernel's own flags of an area tell. What its descriptor lacks is read of the template then.
+/// A captured process that runs again. It can still be refused only for mapping flags that only the kernel shows. The rest
+/// of its descriptor is read from the template afterwards.
 #[derive(Debug, Clone)]
 pub struct ReadyTemplate {
     /// The process that holds the memory.
     pub template_pid: i32,
-    /// The process's program and arguments.
+    /// Program and arguments of the process.
     pub arguments: Vec<String>,
-    /// Pages of its own that the template holds, in bytes.
+    /// Bytes of the pages that the template itself holds.
     pub populated_bytes: u64,
-    /// What is good to know of its children: what stays behind, what will differ.
+    /// Notes about its children: state that is not carried, and state that will differ.
     pub notes: Vec<String>,
-    /// How long it took so far.
+    /// How long the capture has taken so far.
     pub times: CaptureTimes,
 }
 
-/// Hears how a capture goes, in the thread that makes it: each hand-over to another would be one more wake-up on the way
-/// to the answer.
+/// Callbacks of a capture, called in the thread that makes it. A hand-over to another thread would add a wake-up before the
+/// answer.
 pub trait CaptureCallbacks: Send {
-    /// It was begun, or failed. Tells whether the seed is wanted; else the template is ended, and nothing follows.
+    /// The template is ready, or the capture failed. Returns whether the seed is wanted; if not, the template is ended, and
+    /// no further call follows.
     fn template_ready(&mut self, ready_template: Result<ReadyTemplate, CaptureError>) -> bool;
 
-    /// It was completed, or failed after all; then the template has ended already.
+    /// The capture is complete, or failed after all. After a failure, the template has ended already.
     fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>);
 }
 
@@ -108,12 +109,12 @@ pub trait CaptureCallbacks: Send {
 pub(in crate::capture) struct CaptureJob {
     pid: i32,
     options: CaptureOptions,
-    /// The phases of an attempt are parts of what the thread is in that asks for it.
+    /// The span of the requesting thread; the phases of the attempt are its children.
     phase: tracing::Span,
     callbacks: Box<dyn CaptureCallbacks>,
 }
 
-/// Captures `pid` in a thread of its own.
+/// Captures `pid` in another thread.
 pub(in crate::capture) fn start_job(
     pid: i32,
     options: CaptureOptions,
@@ -126,12 +127,13 @@ pub(in crate::capture) fn start_job(
     }
 }
 
-/// The same in the calling thread, which then holds the template until it is dropped.
+/// Captures `pid` in the calling thread, which then holds the template until it is dropped.
 pub(in crate::capture) fn run_job(pid: i32, options: CaptureOptions, observer: Box<dyn CaptureCallbacks>) {
     run_owner(CaptureJob { pid, options, phase: tracing::Span::none(), callbacks: observer }, || ());
 }
 
-/// Starts a tracer: a [companion] of this process, so that who is stopped when this one is killed is let go as if nothing had happened.
+/// Starts a tracer. It is a [companion] of this process: if this process is killed, the tracer still releases its stopped
+/// process, unchanged.
 pub(in crate::capture) fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let attend = move || {
         if let Err(error) = companion::run_companion(STACK_BYTES, life) {
@@ -139,13 +141,13 @@ pub(in crate::capture) fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 
         }
     };
     let attendant = thread::Builder::new().name(name.to_owned()).stack_size(WAITER_STACK_BYTES);
-    // Tracers ask for others in their places.
+    // Tracers request their own replacements.
     companion::spawn_in_owner(attendant, attend)
 }
 
-/// The same, and waits for the end.
+/// Captures `pid` in another thread, and waits for the result.
 pub(in crate::capture) fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTree, CaptureError> {
-    /// Passes the outcome on, and before it, as `None`, that the process was captured.
+    /// Forwards the outcome, and before it `None` when the template is ready.
     struct ChannelCallbacks(SyncSender<Option<Result<CapturedTree, CaptureError>>>);
 
     impl CaptureCallbacks for ChannelCallbacks {
@@ -156,7 +158,7 @@ pub(in crate::capture) fn capture_blocking(pid: i32, options: CaptureOptions) ->
         }
 
         fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
-            // Where nobody waits any more, it comes back in the error and is dropped here.
+            // If the receiver is gone, the error returns the outcome, and it is dropped here.
             drop(self.0.send(Some(captured)));
         }
     }
@@ -181,7 +183,8 @@ pub(in crate::capture) fn capture_blocking(pid: i32, options: CaptureOptions) ->
 //  start ── thread ─▶ attempt ─ template_ready ─▶ describe ─ capture_completed ─▶ parked ◀─ Template dropped
 //                      │                                                            └─ kill, reap ─▶ thread ends
 //                      └─ error: thread ends, and with it the kernel releases whatever did not stop
-/// The life of an owner thread. `is_done` is called when nobody waits for the capture any more, nor for what follows its answer.
+/// The life of an owner thread. `is_done` is called when no caller waits any more, neither for the capture nor for what
+/// follows its answer.
 pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     let CaptureJob { pid, mut options, phase, callbacks: mut observer } = job;
     let (release_reader, release_writer) = match thread_pool::take_pipe() {
@@ -191,7 +194,7 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
             return is_done();
         }
     };
-    // Who is stopped goes on, and is told of to the call timer, also where this process is killed meanwhile.
+    // If this process is killed meanwhile, the stopped processes are still resumed, and the call timer is still notified.
     let pause = CriticalSection::enter();
     let attempt = || phase.in_scope(|| attempt::capture_tree(pid, &options));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
@@ -207,7 +210,8 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     };
     let populated_bytes = shared.relations.with_own_memory(&processes).map(CapturedProcess::populated_bytes).sum();
     let ready_template = ready_template(&templates, &processes, populated_bytes, times);
-    // First of all: who hears that it has begun may wait for a thread of this process, or for a lock, and that may be killed meanwhile.
+    // Do this first: the callback may wait for a thread of this process, or for a lock, and this process may be killed
+    // meanwhile.
     let left = interrupted_calls::schedule_call_timeouts();
     drop(pause);
     let is_wanted = observer.template_ready(Ok(ready_template));
@@ -225,7 +229,7 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
         release_pipe: Some(release_writer),
         owner_ended: Mutex::new(ended),
     };
-    // What is left has the limit for itself: the process runs, and its seed is promised.
+    // The completion has the whole limit again: the process runs, and its seed has been announced.
     let deadline = Deadline::after(options.timeout);
     let completed = complete_capture(&options, &mut templates, (processes, shared), &deadline, (template, times));
     let leftovers = match completed {
@@ -249,7 +253,7 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     drop(ends_with_us);
 }
 
-/// What the waiting caller is told as soon as the template is ready.
+/// What the caller gets as soon as the template is ready.
 fn ready_template(
     templates: &[TemplateProcess],
     processes: &[CapturedProcess],
@@ -265,14 +269,14 @@ fn ready_template(
     }
 }
 
-/// Ends the templates of a capture that the caller does not want any more.
+/// Ends the templates of a capture that the caller no longer wants.
 fn abort_templates(templates: Vec<TemplateProcess>, processes: &[CapturedProcess]) {
     for (template, process) in templates.into_iter().zip(processes) {
         template.abort(&process.pages, process.survey.syscall_address, None);
     }
 }
 
-/// What is left when the seed is known: the descriptor, for which a fork may be waiting already.
+/// Builds the descriptor of an announced seed; a fork may already wait for it.
 fn complete_capture(
     options: &CaptureOptions,
     templates: &mut [TemplateProcess],
@@ -289,7 +293,7 @@ fn complete_capture(
     Ok((CapturedTree { descriptor, template, shared_copies, held_files, times }, leftovers))
 }
 
-/// Holds the templates until nobody wants them any more, or the first has ended.
+/// Holds the templates until the seed is dropped, or the first template has ended.
 fn park_templates(options: &mut CaptureOptions, templates: &[TemplateProcess], release_reader: &PipeReader) {
     for clone in templates.iter().filter_map(TemplateProcess::as_clone) {
         clone.clear_options();
@@ -297,7 +301,7 @@ fn park_templates(options: &mut CaptureOptions, templates: &[TemplateProcess], r
             on_template(clone.pid);
         }
     }
-    // Nothing is ever written: this is the end of `release_pipe`.
+    // Nothing is ever written: the pipe becomes readable when `release_pipe` is closed.
     let waited = match pidfd::open(templates[0].pid()) {
         Ok(template) => poll::wait_either(template.as_fd(), release_reader.as_fd()),
         Err(_) => poll::wait_either(release_reader.as_fd(), release_reader.as_fd()),

@@ -1,7 +1,7 @@
-//! Threads that are ready for captures. Starting a thread takes as long as surveying a process, and its first steps, in
-//! memory that was never touched, are its slowest.
+//! Threads that are ready for captures. Starting a thread takes as long as surveying a process, and a thread's first steps,
+//! in untouched memory, are its slowest.
 //!
-//! A thread that has captured stays with its template. After the answer, another one is made ready.
+//! A thread that has captured stays with its template. After the answer, it makes another thread ready.
 
 use std::cell::Cell;
 use std::io::{self, PipeReader, PipeWriter};
@@ -12,18 +12,19 @@ use std::time::Duration;
 use super::deadline::Deadline;
 use super::owner_thread::{self, CaptureJob};
 
-/// Captures that begin at the same time and find a thread each; for more, threads are started.
+/// Threads that are kept ready. More captures at the same time start threads of their own.
 const POOL_MAX: usize = 2;
 
-/// What a capture of a small process allocates, in bytes. Below what the allocator gives back to the system at once.
+/// Heap that a capture of a small process allocates, in bytes. The allocator does not return so little to the system at
+/// once.
 const HEAP_BYTES: usize = 96 << 10;
 
-/// How deep its calls go, in bytes of the stack.
+/// Stack depth of a capture, in bytes.
 const STACK_BYTES: usize = 48 << 10;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Where each of them waits. Empty where nobody asked for any.
+/// One job queue for each ready thread. Empty unless the pool was enabled.
 static POOL: Mutex<Vec<SyncSender<Box<CaptureJob>>>> = Mutex::new(Vec::new());
 
 /// Keeps threads ready from now on.
@@ -43,7 +44,7 @@ pub(in crate::capture) fn fill_pool() {
     }
 }
 
-/// Gives a job to a thread that is ready; the job comes back where none is.
+/// Gives a job to a ready thread. Returns the job if no thread is ready.
 pub(in crate::capture) fn submit(job: CaptureJob) -> Result<(), Box<CaptureJob>> {
     let job = Box::new(job);
     let ready = POOL.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -54,20 +55,20 @@ pub(in crate::capture) fn submit(job: CaptureJob) -> Result<(), Box<CaptureJob>>
 }
 
 thread_local! {
-    /// What this thread's template will be kept by.
+    /// The pipe by which this thread's template will be held.
     static PIPE: Cell<Option<(PipeReader, PipeWriter)>> = const { Cell::new(None) };
 }
 
-/// A pipe; the calling thread's, where it was made ready.
+/// The pipe that the calling thread has prepared, or a new one.
 pub(in crate::capture) fn take_pipe() -> io::Result<(PipeReader, PipeWriter)> {
     PIPE.take().map_or_else(io::pipe, Ok)
 }
 
-/// Makes or touches what a capture in this thread will need: a pipe, its timer, its heap, its stack.
+/// Creates or touches what a capture in this thread will need: a pipe, a timer, heap and stack.
 pub(in crate::capture) fn warm_up() {
-    // Where none can be made now, one is when it is needed, or that fails.
+    // If no pipe can be made now, `take_pipe` tries again.
     PIPE.set(io::pipe().ok());
-    // Its timer is kept for the next.
+    // The thread keeps its timer for the next deadline.
     drop(Deadline::after(Duration::from_secs(1)));
     let mut heap = vec![0_u8; HEAP_BYTES];
     touch_pages(&mut heap);
@@ -80,7 +81,7 @@ fn touch_stack() {
     touch_pages(&mut [0_u8; STACK_BYTES]);
 }
 
-/// Writes to each page; not a write that the compiler could leave out.
+/// Writes to each page in a way that the compiler cannot remove.
 fn touch_pages(memory: &mut [u8]) {
     memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = std::hint::black_box(1));
     std::hint::black_box(memory);

@@ -1,5 +1,5 @@
-//! A lock for tracing a process, which has at most one tracer. Without the lock, two captures of it, or a capture and
-//! the reaping of an older template, would take each other for a debugger.
+//! A lock for tracing a process, which has at most one tracer. Without the lock, two captures of one process, or a capture
+//! and the reaping of an older template, would take each other for a debugger.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -15,7 +15,7 @@ pub(in crate::capture) struct TraceLock {
 }
 
 impl TraceLock {
-    /// Waits for the turn, at most `limit`.
+    /// Waits for the lock, at most `limit`.
     pub(in crate::capture) fn acquire(pid: i32, limit: Duration) -> Option<Self> {
         let under_way = LOCKED_PIDS.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut under_way, waited) = LOCK_RELEASED

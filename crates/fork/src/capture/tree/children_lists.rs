@@ -1,5 +1,5 @@
-//! The children of a process, as the kernel lists them: for each thread those that it forked. The lists are opened
-//! while the process runs, and read again when it is stopped.
+//! The children of a process, as the kernel lists them: one list per thread, with the children that it forked. The lists are
+//! opened while the process runs, and read again when it is stopped.
 //!
 //! Templates of seeds are children, too, and are skipped: only they have no exit signal and are traced.
 
@@ -11,10 +11,10 @@ use farfork_sys::process::{ProcStat, ProcStatus};
 
 use crate::capture::error::CaptureError;
 
-/// Bytes of a list that are read at a time: the ids of some five hundred children.
+/// Bytes of a list that are read at a time: the ids of about five hundred children.
 const READ_BYTES: usize = 4096;
 
-/// More than an id takes.
+/// More than an id takes, in bytes.
 const ID_BYTES: usize = 16;
 
 /// The lists of one process's children.
@@ -23,31 +23,31 @@ pub(super) struct ChildrenLists {
     lists: Vec<(i32, File)>,
 }
 
-/// A child.
+/// A listed child.
 #[derive(Debug)]
 pub(super) enum ListedChild {
-    /// By its id.
+    /// A living child, by its id.
     Living(i32, ProcStat),
-    /// By its id here, and in its own pid namespace.
+    /// A zombie: its id here, its id in its own pid namespace, its state.
     Unreaped(i32, u32, ProcStat),
-    /// It is about to be dead.
+    /// It is exiting, and not a zombie yet.
     Exiting,
-    /// One that was not looked at.
+    /// A known child, which was not inspected.
     Known(i32),
 }
 
 impl ChildrenLists {
-    /// Opens the lists of a process's threads; those that end meanwhile have no children any more.
+    /// Opens the lists of a process's threads. A thread that ends meanwhile has no children any more.
     pub(super) fn open(pid: i32, tids: impl Iterator<Item = i32>) -> Self {
         Self { lists: tids.filter_map(|tid| Some((tid, open_list(pid, tid).ok()?))).collect() }
     }
 
-    /// The children of a process, as far as they are known.
+    /// Lists the children of the threads whose lists are open.
     pub(super) fn list(&self) -> Result<Vec<ListedChild>, CaptureError> {
         self.list_new(|_| false)
     }
 
-    /// The same without a look at those who are known.
+    /// Lists the children, but does not inspect the known ones.
     fn list_new(&self, is_known: impl Fn(i32) -> bool) -> Result<Vec<ListedChild>, CaptureError> {
         let mut found = Vec::new();
         for (tid, list) in &self.lists {
@@ -63,7 +63,7 @@ impl ChildrenLists {
         Ok(found)
     }
 
-    /// All children of a process whose threads, these, stand. Those who are known need no look.
+    /// Lists all children of a stopped process, whose threads are `tids`. Known ones are not inspected.
     pub(super) fn list_all(
         &mut self,
         pid: i32,
@@ -91,7 +91,7 @@ fn parse_ids(list: &File) -> io::Result<Vec<i32>> {
         match list.read_at(&mut piece, text.len() as u64) {
             Ok(count) => {
                 text.extend_from_slice(&piece[..count]);
-                // The kernel breaks off before an id that has no room any more.
+                // The kernel ends a read before an id that does not fit.
                 if count < READ_BYTES - ID_BYTES {
                     break;
                 }
@@ -109,7 +109,7 @@ fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-/// What a child is; nothing where it is a template, or was reaped.
+/// Inspects a child. `None` if it is a template, or was reaped.
 pub(super) fn inspect_child(id: i32) -> io::Result<Option<ListedChild>> {
     let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound || is_gone(error);
     let stat = match ProcStat::read(id) {

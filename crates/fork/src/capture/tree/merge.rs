@@ -9,7 +9,7 @@ use farfork_wire::descriptor::{
 use super::{StopReport, TreeRelations};
 use crate::capture::files::OpenFileTable;
 
-/// Puts the descriptors of all processes, the first one's first, into one, with the tables that were made for all.
+/// Merges the descriptors of all processes, the first process first, with the tables that the tree shares.
 pub(in super::super) fn merge_descriptors(
     first: Descriptor,
     others: Vec<Descriptor>,
@@ -23,7 +23,7 @@ pub(in super::super) fn merge_descriptors(
     let relations = tree_relations.kinships.into_iter().zip(tree_relations.stop_reports);
     for (index, (one, (kinship, stop))) in others.into_iter().zip(relations).enumerate() {
         let Descriptor { mut process, threads, mut mappings, eager_bytes: mut eager, .. } = one;
-        // What it has of its parent's is there already.
+        // State that it shares with its parent is already in the merged descriptor.
         if kinship.shares_handlers {
             process.signal_actions.clear();
         }
@@ -66,7 +66,7 @@ pub(in super::super) fn merge_descriptors(
     merged
 }
 
-/// The bytes that must be there before a process runs, which whoever built its memory puts there.
+/// The eager pages of the process that owns the address space of process `number`, which is built with them.
 fn eager_pages_of(merged: &mut Descriptor, number: u32) -> &mut Vec<EagerBytes> {
     match merged.address_space_owner(number).checked_sub(1) {
         Some(member) => &mut merged.descendants[member as usize].eager_bytes,
@@ -74,7 +74,7 @@ fn eager_pages_of(merged: &mut Descriptor, number: u32) -> &mut Vec<EagerBytes> 
     }
 }
 
-/// Pages that are there already hold the same: all stood.
+/// Adds pages that are not known yet. Known pages have the same contents, because all processes were stopped.
 fn add_eager(known: &mut Vec<EagerBytes>, others: Vec<EagerBytes>) {
     let holds =
         |piece: &EagerBytes, page: u64| (piece.address..piece.address + piece.bytes.len() as u64).contains(&page);
@@ -87,7 +87,7 @@ fn add_eager(known: &mut Vec<EagerBytes>, others: Vec<EagerBytes>) {
     }
 }
 
-/// The extents and files of a process stand behind those of others.
+/// The extents and files of a process follow those of the others.
 fn shift_indices(mapping: &mut Mapping, extents: u32, files: u32) {
     match &mut mapping.backing {
         Backing::Anonymous { extent: Some(extent) } => extent.0 += extents,

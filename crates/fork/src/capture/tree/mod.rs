@@ -31,8 +31,8 @@ pub(super) use merge::merge_descriptors;
 pub(super) use relations::TreeRelations;
 pub(super) use shared_tables::refuse_unsupported_sharing;
 
-/// Looks at one process: by its id, its connections to the daemon, and where the standard streams of its tree lead, if it is
-/// not the first.
+/// Surveys one process, given its id, its connections to the daemon, and the standard streams of its tree, if it is not the
+/// first process.
 pub(super) trait PrepareProcess:
     Fn(i32, &DaemonSockets, Option<&TreeStreams>) -> Result<PreparedProcess, CaptureError>
 {
@@ -40,7 +40,7 @@ pub(super) trait PrepareProcess:
 
 impl<F: Fn(i32, &DaemonSockets, Option<&TreeStreams>) -> Result<PreparedProcess, CaptureError>> PrepareProcess for F {}
 
-/// A running process and its living descendants, each behind its parent.
+/// A running process and its living descendants. Each process follows its parent.
 pub(super) fn list_tree(pid: i32) -> Result<Vec<i32>, CaptureError> {
     let mut found = vec![pid];
     let mut index = 0;
@@ -60,25 +60,25 @@ pub(super) fn list_tree(pid: i32) -> Result<Vec<i32>, CaptureError> {
 /// Whether the parent of a stopped process has waited for the stop (WUNTRACED).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StopReport {
-    /// The next wait tells of it.
+    /// The next wait will report it.
     Pending,
-    /// A wait has told of it.
+    /// A wait has reported it.
     Reported,
 }
 
 /// One process of a tree.
 pub(super) struct TreeProcess {
     pub(super) prepared: PreparedProcess,
-    /// Number of the process whose child it is.
+    /// Index of its parent.
     parent: usize,
-    /// As it stood in the pause; of the first process, before it.
+    /// Read in the pause; of the first process, before it.
     stat: ProcStat,
-    /// Of one that a signal had stopped.
+    /// Set if a signal had stopped the process.
     stop_report: Option<StopReport>,
-    /// What it has in common with its parent.
+    /// The tables that it shares with its parent.
     shared_tables: SharedTables,
     children_lists: ChildrenLists,
-    /// That of the first process is with whoever captures.
+    /// The caller of the capture has the lock of the first process.
     _lock: Option<TraceLock>,
 }
 
@@ -95,12 +95,12 @@ pub(super) struct UnreapedChild {
 //  ┌ pause   stop: the first ─ its children, listed while it is stopped ─ theirs …
 //  │         each is paused and cloned; all stay stopped until the last has been
 //  └ running                              relations: parents, groups, sessions ─ merge: one descriptor
-/// A process and all that descends from it.
+/// A process and all its descendants.
 pub(super) struct ProcessTree {
-    /// The first process, then others, each behind its parent.
+    /// The first process first; each other one follows its parent.
     pub(super) processes: Vec<TreeProcess>,
     unreaped: Vec<UnreapedChild>,
-    /// Where the standard streams of all of them lead.
+    /// Where the standard streams of the processes lead.
     pub(super) streams: TreeStreams,
 }
 
@@ -129,10 +129,10 @@ impl TreeProcess {
         }
     }
 
-    /// Notes how it stands, now that it and its parent do.
+    /// Reads the state that is only valid when it and its parent are stopped.
     fn read_stopped(&mut self, parent: i32) -> Result<(), CaptureError> {
         let pid = self.pid();
-        // What it had in common was with the parent that it had when it was looked at.
+        // The survey compared it with the parent that it had then.
         let is_parent_still = self.stat.parent == parent;
         let common =
             if is_parent_still { self.shared_tables.recheck(pid, parent)? } else { SharedTables::read(pid, parent)? };
@@ -154,7 +154,7 @@ impl TreeProcess {
 }
 
 impl ProcessTree {
-    /// Looks at a running process, and at all that descends from it; `prepare` looks at one.
+    /// Surveys a running process and its descendants. `prepare` surveys one process.
     pub(super) fn survey(
         pid: i32,
         options: &CaptureOptions,
@@ -186,7 +186,7 @@ impl ProcessTree {
         if refusals.is_empty() { Ok(tree) } else { Err(CaptureError::refused(pid, refusals)) }
     }
 
-    /// Stops all of them, and whoever was born meanwhile. Gives the threads of each.
+    /// Stops all processes, also those that are forked meanwhile. Returns the threads of each process.
     pub(super) fn stop(
         &mut self,
         options: &CaptureOptions,
@@ -201,7 +201,7 @@ impl ProcessTree {
         let stopped = self.stop_all(options, deadline, (&prepare, &mut pending_stops), &mut stopped_tids);
         pending_stops.release();
         if stopped.is_err() {
-            // Nothing of them was changed.
+            // Nothing of these processes was changed.
             stopped_tids.iter().flatten().for_each(|tid| drop(ptrace::detach(*tid)));
         }
         stopped?;
@@ -228,7 +228,8 @@ impl ProcessTree {
                 let (pid, phase) = (self.processes[0].pid(), "stopping a tree whose processes come and go");
                 return Err(CaptureError::TimedOut { pid, limit: deadline.limit(), phase });
             }
-            // The children of who ended meanwhile are others' by now, whose lists were read already.
+            // If a process has ended meanwhile, its children have a new parent, whose lists may have been read already: read
+            // them again.
             orphans_possible = false;
             let mut index = 0;
             while index < self.processes.len() {
@@ -259,7 +260,7 @@ impl ProcessTree {
         self.processes[1..].iter_mut().try_for_each(|one| one.read_stopped(pids[one.parent]))
     }
 
-    /// Adds the children of a process that stands, as far as they are not known yet. Tells whether none ended meanwhile.
+    /// Adds the children of a stopped process that are not in the tree yet. Returns whether none has ended meanwhile.
     fn add_children(
         &mut self,
         index: usize,
@@ -268,7 +269,7 @@ impl ProcessTree {
         ((surveyed, pending_stops), prepare): ((&mut BTreeMap<i32, TreeProcess>, &PendingStops), &impl PrepareProcess),
     ) -> Result<bool, CaptureError> {
         let (pid, mut all_lived) = (self.processes[index].pid(), true);
-        // Who was told to stop is nobody's template, and whether it has ended since is heard when it is waited for.
+        // A process with a pending stop is no template. The wait for its stop shows whether it has ended since.
         let is_known = |child: i32| surveyed.contains_key(&child) && pending_stops.contains(child);
         for found in self.processes[index].children_lists.list_all(pid, tids, is_known)? {
             match found {
@@ -281,7 +282,7 @@ impl ProcessTree {
                         self.unreaped.push(UnreapedChild { pid, parent: index, inner_id, stat });
                     }
                 }
-                // It is a zombie at the next look.
+                // The next pass finds a zombie.
                 ListedChild::Exiting => all_lived = false,
                 ListedChild::Living(child, _) if self.processes.iter().any(|known| known.pid() == child) => {}
                 ListedChild::Living(child, stat) => {
@@ -302,11 +303,12 @@ impl ProcessTree {
         Ok(all_lived)
     }
 
-    /// One that has ended while the others were stopped. Nobody knew it as a parent yet.
+    /// Moves a process that ended while others were stopped to the unreaped ones. No other process refers to it as its
+    /// parent yet.
     fn move_to_unreaped(&mut self, index: usize) -> Result<(), CaptureError> {
         let TreeProcess { parent, prepared, .. } = self.processes.remove(index);
         let pid = prepared.survey.pid;
-        // Where it was traced already, its parent hears of its end only now.
+        // If it was already traced, its parent is notified of the end only now.
         let _ = ptrace::reap(pid);
         self.add_unreaped(pid, parent)
     }
@@ -320,7 +322,7 @@ impl ProcessTree {
         Ok(())
     }
 
-    /// Adds a process that is a child of another.
+    /// Adds a child of another process.
     fn add_child(
         &mut self,
         pid: i32,
@@ -341,7 +343,7 @@ impl ProcessTree {
         Ok(())
     }
 
-    /// Looks once more at one that stands, where it has begun another program since it was looked at.
+    /// Surveys a stopped process again if it has executed another program since its survey.
     fn survey_again(
         &mut self,
         index: usize,
@@ -362,7 +364,7 @@ impl ProcessTree {
         Ok(())
     }
 
-    /// Looks at a process that is a child of another.
+    /// Surveys a child of another process.
     fn survey_child(
         &self,
         pid: i32,
@@ -396,17 +398,17 @@ impl ProcessTree {
     }
 }
 
-/// Whether a process has a child for a moment that it will have no more when it stands.
+/// Whether a thread waits in vfork(2). The process stops only after that wait, when the child no longer shares its memory.
 fn is_waiting_in_vfork(pid: i32) -> bool {
     process::thread_ids(pid).unwrap_or_default().into_iter().any(vfork::is_in_vfork)
 }
 
-/// Whether an error is about a process that has ended meanwhile, or is about to.
+/// Whether an error means that the process has ended, or is about to.
 fn is_exit_error(pid: i32, error: &CaptureError) -> bool {
     matches!(error, CaptureError::ProcessGone { .. }) || has_ended(pid)
 }
 
-/// Whether there is no such process any more, or it is about to end.
+/// Whether the process has ended, or is about to.
 pub(super) fn has_ended(pid: i32) -> bool {
     !ProcStat::read(pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X') && !stat.is_exiting())
 }

@@ -14,24 +14,24 @@ use super::{ProcessTree, StopReport, TreeProcess, UnreapedChild};
 use crate::capture::error::Refusal;
 use crate::capture::files::SessionMember;
 
-/// How the processes of a tree belong together.
+/// The relations of a tree's processes.
 #[derive(Debug, Default)]
 pub(in super::super) struct TreeRelations {
-    /// Of each process but the first.
+    /// For each process but the first.
     pub(super) kinships: Vec<ProcessRelations>,
-    /// Whether a signal had stopped each of them, and whether its parent had waited for that.
+    /// Whether a signal had stopped each of them, and whether its parent had waited for the stop.
     pub(super) stop_reports: Vec<Option<StopReport>>,
     pub(super) zombies: Vec<Zombie>,
-    /// The ids that processes know, by those that we do.
+    /// The ids that the processes themselves know, by the ids in this pid namespace.
     pub(in super::super) inner_ids: BTreeMap<i32, u32>,
-    /// For whose a terminal is: of the living by their numbers, then of those who have ended.
+    /// For matching terminals to sessions: the living by process number, then those that have ended.
     pub(in super::super) session_members: Vec<SessionMember>,
-    /// Groups whose leaders have ended and were waited for, with their sessions.
+    /// Groups whose leaders have ended and were reaped, with their sessions.
     leaderless_groups: BTreeMap<u32, u32>,
 }
 
 impl TreeRelations {
-    /// Those of a tree that stood; or what cannot be made again.
+    /// The relations of a stopped tree, or a refusal for each one that cannot be rebuilt.
     pub(in super::super) fn from_tree(tree: &ProcessTree) -> Result<Self, Vec<Refusal>> {
         let ProcessTree { processes, unreaped: dead, .. } = tree;
         let living = processes.iter().map(|one| (one.pid(), one.prepared.survey.inner_id()));
@@ -83,7 +83,7 @@ impl TreeRelations {
         if refusals.is_empty() { Ok(tree_relations) } else { Err(refusals) }
     }
 
-    /// Of something of each process, that of those whose memory is not their parents'.
+    /// Selects from one item per process those whose process does not share its parent's memory.
     pub(in super::super) fn with_own_memory<'a, T>(&'a self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         let (first, others) = all.split_at(1);
         let others =
@@ -91,7 +91,7 @@ impl TreeRelations {
         first.iter().chain(others.map(|(one, _)| one))
     }
 
-    /// `status` is known of the living.
+    /// `status` is known for living processes.
     fn build_relations(
         &mut self,
         first: (i32, &ProcStat),
@@ -122,11 +122,11 @@ impl TreeRelations {
         Ok(ProcessRelations { exit_signal: stat.exit_signal, ..bare_relations(parent as u32, group, session) })
     }
 
-    /// A group whose leader has ended needs somebody to lead it for a moment, until others have joined it: a child of who leads its
-    /// session, or of anybody in that.
+    /// Adds a short-lived leader for each group whose leader has ended, until others have joined the group. The leader is a
+    /// child of the session's leader, or of any process in the session.
     fn add_group_leaders(&mut self, tree: &ProcessTree, refusals: &mut Vec<Refusal>) {
         for (group, session) in std::mem::take(&mut self.leaderless_groups) {
-            // Who made the session leads its first group, too.
+            // The short-lived leader of a session also leads the session's first group.
             if self.zombies.iter().any(|zombie| zombie.pid == group) {
                 continue;
             }
@@ -146,8 +146,9 @@ impl TreeRelations {
         }
     }
 
-    /// A group may be in the foreground of a session's terminal still when all of it have ended and were waited for: until that is so
-    /// again, a child of who leads the session leads it. Its number is known only where processes know the ids that we do.
+    /// Adds a short-lived leader for the foreground group of a session's terminal: all its processes may have ended and been
+    /// reaped. The session's leader forks it. Its inner id is known only if the processes see the ids that this process
+    /// sees.
     pub(in super::super) fn add_foreground_leader(&mut self, session: i32, group: i32) {
         let leader = self
             .session_members
@@ -171,10 +172,10 @@ impl TreeRelations {
         }
     }
 
-    /// Whether each process can be born into its session. Where who made that has ended, one who ends again does, and leaves those
-    /// who inherited it to its parent.
+    /// Checks that each process can be forked into its session. If the session's leader has ended, a short-lived leader
+    /// makes the session, forks the process, and ends. The process is then a child of the leader's parent.
     fn check_sessions(&mut self, tree: &ProcessTree, refusals: &mut Vec<Refusal>) {
-        // By number: the session that a process is born into, and the one that it has.
+        // By process number: the session into which a process is forked, and the session that it has.
         let mut sessions = vec![(0, self.inner_ids[&tree.processes[0].pid()])];
         for (index, one) in tree.processes[1..].iter().enumerate() {
             let (pid, mut kinship) = (self.inner_ids[&one.pid()], self.kinships[index]);
@@ -203,8 +204,9 @@ impl TreeRelations {
         }
     }
 
-    /// Whether who has its parent's memory can be born when that is there: into the session that its parent has by then. What it
-    /// forked with memory of its own is refused before; what has ended since, here.
+    /// Checks processes that share their parent's memory. They are forked after the parent's memory was built, into the
+    /// session that the parent has by then. Their children with own memory are refused earlier; those that have ended are
+    /// refused here.
     fn check_shared_memory_sessions(&self, tree: &ProcessTree, refusals: &mut Vec<Refusal>) {
         let session_of = |number: u32| match number.checked_sub(1) {
             Some(member) => self.kinships[member as usize].session,
@@ -230,7 +232,8 @@ impl TreeRelations {
         }
     }
 
-    /// Whether who led a process's session, and has ended, was a child of its parent, and can have left it to that.
+    /// Whether the session's leader was a child of the same parent and has ended, so that it can have forked the process and
+    /// left it to that parent. Adds a short-lived leader if the leader was reaped.
     fn can_inherit_session(&mut self, heir: &ProcessRelations) -> bool {
         if heir.shares_fs || heir.shares_files || heir.shares_memory {
             return false;
@@ -246,8 +249,8 @@ impl TreeRelations {
         !is_alive
     }
 
-    /// Whether those who inherited sessions go to their parents when those who leave them end. `reapers`: of each process its id,
-    /// and whether others' children come to it.
+    /// Checks that a process with an ended session leader becomes a child of its parent when the short-lived leader ends.
+    /// `reapers`: for each process its id, and whether it adopts orphans.
     pub(in super::super) fn check_reapers(&self, reapers: &[(u32, bool)]) -> Result<(), Vec<Refusal>> {
         let heirs = self.kinships.iter().zip(&reapers[1..]).filter(|(kinship, _)| kinship.is_session_orphan);
         let lost = heirs.filter(|(kinship, _)| !reapers[kinship.parent as usize].1);
@@ -256,7 +259,7 @@ impl TreeRelations {
     }
 }
 
-/// Somebody without anything in common with its parent.
+/// The relations of a process that shares nothing with its parent.
 fn bare_relations(parent: u32, group: u32, session: u32) -> ProcessRelations {
     ProcessRelations {
         parent,
@@ -271,13 +274,14 @@ fn bare_relations(parent: u32, group: u32, session: u32) -> ProcessRelations {
     }
 }
 
-/// The id of a group or session, as its members know it, whose leader has ended: `ids` are what its id is in each pid namespace.
+/// The inner id of a group or session whose leader has ended. `ids`: its id in each pid namespace, outermost first.
 fn inner_id_of_ended_leader(id: i32, ids: &[u32]) -> Option<u32> {
     let inner = ids.last().filter(|inner| **inner != 0)?;
     (ids.first() == Some(&id.unsigned_abs())).then_some(*inner)
 }
 
-/// Whether a process makes its session, or has it from its parent, who had it when it was born or has it now.
+/// Whether a process leads its session, or has one of its parent's: the session into which the parent was forked, or its
+/// present one.
 fn can_have_session(process_relations: &ProcessRelations, pid: u32, sessions: &[(u32, u32)]) -> bool {
     let (initial, present) = sessions[process_relations.parent as usize];
     [pid, initial, present].contains(&process_relations.session)
@@ -289,7 +293,7 @@ fn session_refusal(pid: i32, process_relations: &ProcessRelations) -> Refusal {
     Refusal::new(format!("pid {pid}"), reason)
 }
 
-/// Somebody who has ended, and of whom only an id is left, that of a group or a session.
+/// A process that has ended, of which only the id remains: the id of a group or a session.
 fn short_lived_leader(pid: u32, process_relations: ProcessRelations) -> Zombie {
     Zombie { pid, relations: process_relations, status: 0, name: Vec::new(), is_reaped: true }
 }

@@ -7,7 +7,7 @@ use farfork_sys::process::{self, ProcStat, SharedResource};
 
 use crate::capture::error::{CaptureError, Refusal};
 
-/// What clone(2) may have left shared, and how it is called there. It is carried where the parent has it, too.
+/// Tables that clone(2) can share, with its flags. A shared table is carried if the process shares it with its parent.
 const MEMORY_TABLE: (SharedResource, &str, &str) = (SharedResource::Memory, "its address space", "CLONE_VM");
 const HANDLERS_TABLE: (SharedResource, &str, &str) = (SharedResource::Signals, "its signal handlers", "CLONE_SIGHAND");
 const DIRECTORY_TABLE: (SharedResource, &str, &str) =
@@ -17,7 +17,7 @@ const FILES_TABLE: (SharedResource, &str, &str) = (SharedResource::Files, "its d
 /// Namespaces in which a process can differ from its parent.
 const NAMESPACES: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
 
-/// What keeps `pid` from being made beside `others`, of which the first is the tree's first process.
+/// Why `pid` cannot be forked in one container with `others`, of which the first is the tree's first process.
 pub(in super::super) fn refuse_unsupported_sharing(pid: i32, others: &[i32]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for common in [MEMORY_TABLE, HANDLERS_TABLE, DIRECTORY_TABLE, FILES_TABLE] {
@@ -38,7 +38,7 @@ pub(in super::super) fn refuse_unsupported_sharing(pid: i32, others: &[i32]) -> 
     Ok(refusals)
 }
 
-/// What a process has in common with its parent, as it was born with it.
+/// The tables that a process shares with its parent since its clone(2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct SharedTables {
     /// Root, current directory and mask (CLONE_FS).
@@ -56,7 +56,7 @@ impl SharedTables {
         Self { directory: true, files: true, memory: true, handlers: true }.recheck(pid, parent)
     }
 
-    /// What of it they have in common still. Nobody comes to share what it did not.
+    /// The tables that are still shared. A table that was not shared before is never shared later.
     pub(super) fn recheck(self, pid: i32, parent: i32) -> Result<Self, CaptureError> {
         let has = |was_shared: bool, common| Ok::<_, CaptureError>(was_shared && shares_table(pid, parent, common)?);
         Ok(Self {
@@ -72,7 +72,8 @@ fn shares_table(pid: i32, other: i32, (table, what, _): (SharedResource, &str, &
     process::share_resource(pid, other, table).map_err(CaptureError::reading(pid, what))
 }
 
-/// A process with memory of its own whose parent has none: when that is born in a child, nobody can be forked any more.
+/// Refuses a process with its own memory whose parent shares its memory with the grandparent. When such a parent is made in
+/// a child, no process can be forked any more.
 fn refuse_late_fork(pid: i32, others: &[i32]) -> Result<Option<Refusal>, CaptureError> {
     let parent_of =
         |pid: i32| Ok::<_, CaptureError>(ProcStat::read(pid).map_err(|_| CaptureError::ProcessGone { pid })?.parent);
@@ -90,7 +91,7 @@ fn refuse_late_fork(pid: i32, others: &[i32]) -> Result<Option<Refusal>, Capture
     Ok(Some(Refusal::new(format!("pid {pid}"), reason)))
 }
 
-/// A table that a process shares with others, but not with its parent: it is only to be had by birth.
+/// Refuses a table that a process shares with others, but not with its parent. Only clone(2) can share a table.
 fn refuse_sibling_sharing(
     pid: i32,
     others: &[i32],
@@ -102,7 +103,7 @@ fn refuse_sibling_sharing(
     }
     for other in others {
         let shared = match shares_table(pid, *other, common) {
-            // Who has ended meanwhile, and not `pid`, shares nothing any more.
+            // If the other process has ended, and not `pid`, it shares nothing any more.
             Err(CaptureError::ProcessGone { .. }) if super::has_ended(*other) => false,
             shared => shared?,
         };

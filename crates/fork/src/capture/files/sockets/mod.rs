@@ -1,8 +1,8 @@
-//! Sockets: their kinds, their peers, and the data that waits in them.
+//! Sockets: their kinds, their peers, and the data in their queues.
 //!
 //! State that other holders of a socket can change (states, addresses, queues) is read of all sockets first, options
-//! afterwards. A connection with both ends in the tree is carried with its data in flight. If the peer is outside the
-//! tree, the child finds the other end closed.
+//! afterwards. A connection with both ends in the tree is carried with its data in flight. If the peer is outside the tree,
+//! the child finds the other end closed.
 
 mod netlink;
 mod options;
@@ -29,12 +29,12 @@ pub(super) use unix::QueuedMessage;
 
 const URGENT_DATA_REASON: &str = "urgent data waits in it (MSG_OOB), which is not carried; let it read that first";
 
-/// TCP_*, which all sockets have as states.
+/// TCP_* states, which the kernel uses for all sockets.
 const CONNECTED: u8 = 1;
 const CLOSED: u8 = 7;
 const LISTENING: u8 = 10;
 
-/// What a socket is by birth.
+/// The arguments of socket(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SocketSpec {
     family: u32,
@@ -61,12 +61,12 @@ impl SocketSpec {
     }
 }
 
-/// Why a socket cannot be carried, as far as that shows from its birth.
+/// Why a socket cannot be carried, judged by its socket(2) arguments.
 pub(super) fn spec_refusal(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
     Ok(SocketSpec::read(fd)?.refusal())
 }
 
-/// Whether a socket has an address that only its network's interfaces have: every network has the loopback's.
+/// Whether a socket has the address of an interface. A loopback address exists in every network.
 pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
     if !matches!(SocketSpec::read(fd)?.family, AF_INET | AF_INET6) {
         return Ok(false);
@@ -76,7 +76,7 @@ pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(address.is_some_and(|address| of_interface(address.ip())))
 }
 
-/// Whether the kernel must be asked for a socket's other end, or for the ways that are shut down.
+/// Whether the kernel must be asked for a socket's peer, or for its shut-down directions.
 pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
     let is_connected = || socket::peer_address(fd).is_ok();
     SocketSpec::read(fd).is_ok_and(|birth| match (birth.family, birth.socket_type) {
@@ -86,39 +86,40 @@ pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
     })
 }
 
-/// Whether a socket was made by a process for itself: it listens, or is one of a pair of Unix sockets whose other end that process made.
+/// Whether a process made a socket for itself: the socket listens, or is a Unix socket whose peer the same process made.
 pub(super) fn is_created_by(fd: BorrowedFd<'_>, pid: i32) -> io::Result<bool> {
     let peer = || socket::read_option(fd, SOL_SOCKET, SO_PEERCRED);
     let listens = socket::read_number_option(fd, SOL_SOCKET, SO_ACCEPTCONN)? != 0;
     Ok(listens || (SocketSpec::read(fd)?.family == AF_UNIX && peer()?.starts_with(&pid.to_ne_bytes())))
 }
 
-/// A socket as it stood.
+/// The state of a socket in the pause.
 #[derive(Debug)]
 pub(in super::super) struct SocketContents {
     spec: SocketSpec,
     address: Vec<u8>,
-    /// Of the internet, whether it gets a port with its connection alone (IP_BIND_ADDRESS_NO_PORT): it may be bound without one.
+    /// Of an Internet socket: whether it gets its port only when it connects (IP_BIND_ADDRESS_NO_PORT). It may be bound
+    /// without a port.
     lacks_port: bool,
     peer: Option<Vec<u8>>,
     state: u8,
     backlog: u32,
     unix: Option<UnixSocket>,
-    /// Of a Unix socket, what it is bound to; its path as we see it.
+    /// Of a Unix socket: the file that it is bound to, by its path in this mount namespace.
     file: Option<SocketFile>,
     /// Of a TCP socket.
     tcp: Option<TcpState>,
     pub(super) receive_queue: Vec<QueuedMessage>,
     shutdown: u32,
-    /// Of a Unix socket without a known other end, what that has not read.
+    /// Of a Unix socket with an unknown peer: bytes that the peer has not read.
     unread_bytes: u32,
-    /// Of a Unix socket, whether its other end was closed before it had read all, which nobody has heard of yet.
+    /// Of a Unix socket: whether its peer was closed before it had read everything, and no call has reported the error yet.
     is_reset: bool,
     /// Why it cannot be carried.
     refusal: Option<String>,
 }
 
-/// Reads a socket of a process that stands still.
+/// Reads a socket of a stopped process.
 pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<SocketContents> {
     let fd = fd.as_fd();
     let birth = SocketSpec::read(fd)?;
@@ -157,13 +158,13 @@ impl SocketContents {
         self.refusal.get_or_insert(reason);
     }
 
-    /// Which ways of UDP are shut down; only a socket that is connected can be told to.
+    /// Reads which directions of a UDP socket are shut down. Only a connected socket can be shut down.
     fn read_udp_shutdown(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let ends = (parse_internet_address(&self.address), self.peer.as_deref().and_then(parse_internet_address));
         if let (Some(diagnosis), (Some(own), Some(peer))) = (diagnosis, ends) {
             let cookie = socket::read_option(fd, SOL_SOCKET, SO_COOKIE)?;
             let cookie = u64::from_ne_bytes(cookie.try_into().map_err(|_| io::ErrorKind::InvalidData)?);
-            // A kernel without CONFIG_INET_UDP_DIAG does not tell.
+            // A kernel without CONFIG_INET_UDP_DIAG does not show it.
             let shutdown = diagnosis.udp_shutdown(own, peer, cookie).unwrap_or_default();
             self.shutdown = shutdown.unwrap_or(0).into();
         }
@@ -171,12 +172,12 @@ impl SocketContents {
     }
 }
 
-/// The sockets of a process, by inode, and how its pairs are numbered. Files and senders of messages are added by others.
+/// The sockets of a process, by inode. Others add the files and senders of messages.
 #[derive(Debug)]
 pub(super) struct SocketTable<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
 
 impl SocketTable<'_> {
-    /// A socket as a descriptor holds it, without its options; or why it cannot be carried.
+    /// A socket as the descriptor has it, without its options; or why it cannot be carried.
     pub(super) fn build_socket(&self, (inode, contents): (u64, &SocketContents), flags: u32) -> Result<Socket, String> {
         if let Some(reason) = &contents.refusal {
             return Err(reason.clone());
@@ -242,16 +243,17 @@ impl SocketTable<'_> {
         }
     }
 
-    /// The socket at the other end, when that has this one at its.
+    /// The peer of a socket, if the two are connected to each other.
     fn mutual_peer(&self, inode: u64, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
         let peer_of = |contents: &SocketContents| contents.unix.as_ref()?.peer.map(u64::from).filter(|peer| *peer != 0);
         let peer = peer_of(contents)?;
         let other = self.0.get(&peer)?;
-        // One that is connected with itself is no pair.
+        // A socket that is connected to itself is no pair.
         (peer_of(other) == Some(inode) && peer != inode).then_some((peer, other))
     }
 
-    /// Of a connection the accepted end has the name of the listener. Others have names that they were bound to.
+    /// A pair of connected sockets. The accepted end of a connection has the listener's name; other ends have the names that
+    /// they were bound to.
     fn build_paired(
         &self,
         (inode, contents): (u64, &SocketContents),
@@ -285,10 +287,11 @@ impl SocketTable<'_> {
         !name.is_empty() && self.0.values().any(|socket| socket.state == LISTENING && socket.bound_address() == name)
     }
 
-    /// Whether the name of an end that nobody listens at is its own: of datagrams it is; of connections, where the kernel has chosen it
-    /// for its end (unix(7), autobind), and no other has it. Another may be that of a socket that had listened.
+    /// Whether an end can be bound to its name again although no socket listens on it. A datagram socket can. For a
+    /// connection, the kernel must have chosen the name (unix(7), autobind), and no other socket may have it. Any other name
+    /// may belong to a socket that has listened.
     fn can_rebind(&self, end: &SocketContents) -> bool {
-        /// A family, a zero, and five digits.
+        /// Address family, a zero byte, and five digits.
         const AUTOBIND_BYTES: usize = 8;
         let name = end.bound_address();
         let is_chosen = || name.len() == AUTOBIND_BYTES && name[2] == 0 && name[3..].iter().all(u8::is_ascii_hexdigit);
@@ -311,7 +314,8 @@ impl SocketContents {
         parse_internet_address(&self.address).is_none_or(|address| address.ip().is_unspecified())
     }
 
-    /// Its address, where it was given one: more than a family; of the internet, a port, or an address that waits for one.
+    /// Its address, if it is bound: more than a family. Of an Internet socket: a port, or an address that still lacks its
+    /// port.
     fn bound_address(&self) -> Vec<u8> {
         const FAMILY_BYTES: usize = 2;
         let port = self.address.get(FAMILY_BYTES..FAMILY_BYTES + 2);

@@ -1,4 +1,4 @@
-//! Netlink sockets without waiting messages: their port numbers and their multicast groups.
+//! Netlink sockets with empty queues: their port numbers and their multicast groups.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,7 +13,7 @@ use super::SocketContents;
 /// NETLINK_PKTINFO, BROADCAST_ERROR, NO_ENOBUFS, LISTEN_ALL_NSID, CAP_ACK, EXT_ACK, GET_STRICT_CHK.
 const OPTIONS: [u32; 7] = [3, 4, 5, 8, 10, 11, 12];
 
-/// Whether the kernel keeps no more for sockets of a protocol than their groups: NETLINK_ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
+/// Whether the kernel keeps only groups for sockets of a protocol: NETLINK_ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
 pub(super) fn is_supported_protocol(protocol: u32) -> bool {
     matches!(protocol, 0 | 4 | 15)
 }
@@ -23,7 +23,7 @@ pub(super) fn option_names() -> impl Iterator<Item = (u32, u32)> {
     OPTIONS.into_iter().map(|name| (SOL_NETLINK, name))
 }
 
-/// The groups that a socket listens to, each joined by an option.
+/// The groups that a socket has joined, as options that join them.
 pub(super) fn read_memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOption>> {
     const ADD_MEMBERSHIP: u32 = 1;
     const LIST_MEMBERSHIPS: u32 = 9;
@@ -39,7 +39,7 @@ pub(super) fn read_memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOptio
 
 impl SocketContents {
     pub(super) fn read_netlink(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        // Without a look: that would have the kernel go on with a list that it is sending.
+        // Not by a peek: that would make the kernel continue a dump that it is sending.
         if farfork_sys::poll::wait_readable(fd, Instant::now())? {
             self.set_refusal(
                 "what the kernel has sent waits in it, which nobody else can send: not carried; let it be read first"
@@ -55,12 +55,12 @@ impl SocketContents {
     }
 }
 
-/// Whether a socket's address has a port: the number that the kernel knows it by.
+/// Whether a socket's address has a port, which is its number in the kernel.
 pub(super) fn has_port(address: &[u8]) -> bool {
     parse_address(address).is_some_and(|words| words[..4] != [0; 4])
 }
 
-/// `struct sockaddr_nl`: the family, two bytes of nothing, port, groups.
+/// `struct sockaddr_nl`: family, two bytes of padding, port, groups.
 fn parse_address(address: &[u8]) -> Option<[u8; 8]> {
     address.get(4..12)?.try_into().ok()
 }

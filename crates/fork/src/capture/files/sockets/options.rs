@@ -1,4 +1,4 @@
-//! Socket options that differ from those of a new socket, or that would differ once the child's socket is made.
+//! Socket options that differ from those of a new socket, or would differ once the child's socket is made.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -50,7 +50,8 @@ const SOCKET_OPTIONS: &[u32] = &[
     abi::SO_PASSRIGHTS,
 ];
 
-/// Options of IPv4. IP_FREEBIND covers IPV6_FREEBIND: the kernel has one flag for both. The kernel does not tell which multicast groups a socket has joined.
+/// Options of IPv4. IP_FREEBIND covers IPV6_FREEBIND: the kernel has one flag for both. The kernel does not show which
+/// multicast groups a socket has joined.
 const IP_OPTIONS: &[u32] = &[
     abi::IP_TOS,
     abi::IP_TTL,
@@ -88,8 +89,8 @@ const IPV6_OPTIONS: &[u32] = &[
     abi::IPV6_RECVORIGDSTADDR,
 ];
 
-/// Options that a stream is not given. An accepted connection has multicast values of its own and takes none. A connected
-/// stream numbers its send timestamps by its bytes.
+/// Options that are not set on a stream. An accepted connection has multicast values of its own, and setting them fails. A
+/// connected stream numbers its send timestamps by its bytes.
 const NON_STREAM_OPTIONS: [(u32, u32); 5] = [
     (abi::SOL_IP, abi::IP_MULTICAST_TTL),
     (abi::SOL_IP, abi::IP_MULTICAST_LOOP),
@@ -124,7 +125,7 @@ const UDP_OPTIONS: &[u32] =
 /// Buffer sizes, each with the option by which a privileged process sets it without a limit. The kernel doubles the value.
 const BUFFER_OPTIONS: [(u32, u32); 2] = [(abi::SO_SNDBUF, abi::SO_SNDBUFFORCE), (abi::SO_RCVBUF, abi::SO_RCVBUFFORCE)];
 
-/// The options of a socket, in the order in which they are to be set; or why it cannot be carried.
+/// The options of a socket, in the order in which they must be set; or why it cannot be carried.
 pub(in super::super) fn read_options(
     fd: BorrowedFd<'_>,
     defaults: &mut SocketDefaultsCache,
@@ -145,7 +146,7 @@ pub(in super::super) fn read_options(
     Ok(Ok(options))
 }
 
-/// The filter of what arrives (SO_ATTACH_FILTER), if any.
+/// The filter for received packets (SO_ATTACH_FILTER), if any.
 fn read_filter(fd: BorrowedFd<'_>, spec: SocketSpec) -> Result<Option<SocketOption>, String> {
     let is_tcp = spec.family != abi::AF_UNIX && spec.socket_type == abi::SOCK_STREAM;
     match socket::read_filter(fd) {
@@ -158,19 +159,19 @@ fn read_filter(fd: BorrowedFd<'_>, spec: SocketSpec) -> Result<Option<SocketOpti
     }
 }
 
-/// What new sockets have, of each kind that was met: making one takes as long as asking for ten options.
+/// Options of new sockets, one for each kind that was seen. Making a socket takes as long as reading ten options.
 #[derive(Debug, Default)]
 pub(in super::super) struct SocketDefaultsCache(Vec<(SocketSpec, SocketDefaults)>);
 
 #[derive(Debug)]
 struct SocketDefaults {
     options: Vec<SocketOption>,
-    /// Of its buffers, as [`BUFFER_OPTIONS`] has them.
+    /// Its buffer sizes, in the order of [`BUFFER_OPTIONS`].
     sizes: [i32; 2],
 }
 
 impl SocketDefaultsCache {
-    /// A new one of this kind.
+    /// The options of a new socket of this kind.
     fn get(&mut self, spec: SocketSpec) -> io::Result<&SocketDefaults> {
         let at = match self.0.iter().position(|(known, _)| *known == spec) {
             Some(at) => at,
@@ -188,14 +189,14 @@ impl SocketDefaultsCache {
 }
 
 impl SocketDefaults {
-    /// Whether it knows an option and has another value.
+    /// Whether the option is known and has another value.
     fn differs_from(&self, other: &SocketOption) -> bool {
         let same = |one: &&SocketOption| (one.level, one.name) == (other.level, other.name);
         self.options.iter().find(same).is_some_and(|one| one.value != other.value)
     }
 }
 
-/// The options that a socket has. What a kernel does not know it has not.
+/// Reads the options of a socket. Options that the kernel does not know are left out.
 fn query_options(fd: BorrowedFd<'_>, spec: SocketSpec) -> impl Iterator<Item = SocketOption> {
     known_options(spec).filter_map(move |(level, name)| {
         let value = socket::read_option(fd, level, name).ok()?;
@@ -217,7 +218,7 @@ fn changed_options(
     let mut options: Vec<SocketOption> = Vec::new();
     let is_connected =
         spec.family != abi::AF_UNIX && spec.family != abi::AF_NETLINK && socket::peer_address(fd).is_ok();
-    // The kernel writes SO_INCOMING_CPU of a connection: the CPU that its last packet arrived on.
+    // For a connection, the kernel itself sets SO_INCOMING_CPU: the CPU on which its last packet arrived.
     for option in query_options(fd, spec)
         .filter(|option| !is_connected || (option.level, option.name) != (abi::SOL_SOCKET, abi::SO_INCOMING_CPU))
     {
@@ -229,7 +230,7 @@ fn changed_options(
         }
     }
     for ((bytes, new_bytes), (name, forced)) in buffer_sizes(fd)?.into_iter().zip(new.sizes).zip(BUFFER_OPTIONS) {
-        // Whatever waits at the other end of a Unix socket is sent by this one, with as much room as that needs.
+        // This end of a Unix socket must send all data that waits at the other end, so it needs as large a buffer.
         let is_needed = spec.family == abi::AF_UNIX && name == abi::SO_SNDBUF;
         if (is_needed || bytes != new_bytes) && has_locked_buffer(fd, spec, name) {
             options.push(SocketOption {
@@ -243,12 +244,12 @@ fn changed_options(
     Ok(options)
 }
 
-/// Which sizes of buffers the program has chosen (SO_BUF_LOCK), where to set the sizes says something else.
+/// The buffer sizes that the program has chosen (SO_BUF_LOCK), if setting the sizes would record something else.
 fn buffer_lock_option(fd: BorrowedFd<'_>, set: &[SocketOption]) -> Option<SocketOption> {
     let has = |forced: u32| set.iter().any(|option| (option.level, option.name) == (abi::SOL_SOCKET, forced));
     let locked_sizes = BUFFER_OPTIONS.iter().zip([SEND_LOCKED, RECEIVE_LOCKED]).filter(|((_, forced), _)| has(*forced));
     let lock_bits: i32 = locked_sizes.map(|(_, bit)| bit).sum();
-    // A kernel before Linux 5.14 does not tell.
+    // Kernels before Linux 5.14 do not show it.
     let locked =
         socket::read_number_option(fd, abi::SOL_SOCKET, abi::SO_BUF_LOCK).ok().filter(|locked| *locked != lock_bits)?;
     Some(SocketOption { level: abi::SOL_SOCKET, name: abi::SO_BUF_LOCK, value: locked.to_ne_bytes().to_vec() })
@@ -261,8 +262,8 @@ fn has_priority(options: &[SocketOption]) -> bool {
     options.iter().any(|option| (option.level, option.name) == (abi::SOL_IP, abi::IP_TOS))
 }
 
-/// Whether the size of a buffer is the program's choice: TCP sizes those of a connection by itself, unless it was told (which
-/// the kernel tells since Linux 5.14).
+/// Whether the program has chosen the size of a buffer. TCP sizes the buffers of a connection itself, unless the program has
+/// set them, which the kernel shows since Linux 5.14.
 fn has_locked_buffer(fd: BorrowedFd<'_>, spec: SocketSpec, name: u32) -> bool {
     if spec.family == abi::AF_UNIX || spec.socket_type != abi::SOCK_STREAM {
         return true;

@@ -1,7 +1,7 @@
 //! TCP sockets: which connections have both ends in the tree, and the data in flight in them.
 //!
-//! Over the loopback, sent data is at the receiver as far as it has room, and can be peeked at. The rest waits at the
-//! sender, where nothing can read it without taking the connection out of service. Such a connection is refused.
+//! Over the loopback, sent data is at the receiver as far as it has room, and can be peeked at. The rest is at the sender,
+//! where it cannot be read without breaking the connection. Such a connection is refused.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,38 +16,38 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::unix::UNREAD_PENDING_REASON;
 use super::{CLOSED, CONNECTED, LISTENING, QueuedMessage, SocketContents, SocketSpec, SocketTable, URGENT_DATA_REASON};
 
-/// States of a connection, beside that of one in full use.
+/// States of a connection other than established.
 const FIN_WAIT_1: u8 = 4;
 const FIN_WAIT_2: u8 = 5;
 const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
 
-/// As shutdown(2) leaves them.
+/// Directions, as shutdown(2) counts them.
 const NO_RECEIVING: u32 = 1;
 const NO_SENDING: u32 = 2;
 
-/// What is a TCP socket's alone.
+/// State that only a TCP socket has.
 #[derive(Debug)]
 pub(super) struct TcpState {
-    /// Of a listening socket, how many connections wait to be accepted.
+    /// Of a listening socket: how many connections wait to be accepted.
     accept_queue: u32,
-    /// Which network it is in.
+    /// Cookie of its network namespace.
     netns_cookie: Vec<u8>,
-    /// Bytes that were given to the network, each counted once.
+    /// Bytes that were sent to the network, each counted once.
     sent_bytes: u64,
-    /// Bytes that came from it, in order.
+    /// Bytes that were received in order.
     received_bytes: u64,
-    /// Bytes that wait for their turn to be sent.
+    /// Bytes that were not sent yet.
     unsent_bytes: u32,
-    /// Whether both ends have shut it down, and nobody is to be told of an error.
+    /// Whether both ends have shut the connection down, without a pending error.
     has_ended: bool,
-    /// Whether no file leads to its other end, over the loopback: that waits to be accepted. `None` where the kernel does not
-    /// tell.
+    /// Whether no file refers to its peer over the loopback, so that the peer waits to be accepted. `None` if the kernel
+    /// does not show it.
     is_peer_orphaned: Option<bool>,
 }
 
-/// What `struct tcp_info` tells.
+/// The used part of `struct tcp_info`.
 struct TcpInfo {
     state: u8,
     /// Of a listening socket: how many connections wait, and how many may.
@@ -59,7 +59,7 @@ struct TcpInfo {
 }
 
 impl TcpInfo {
-    /// What an older kernel does not tell (before Linux 4.19), it has none of.
+    /// Fields that a kernel before Linux 4.19 lacks count as zero.
     fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let info = socket::read_option(fd, IPPROTO_TCP, TCP_INFO)?;
         let word = |at: usize| info.get(at..at + 4).and_then(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?)));
@@ -77,7 +77,7 @@ impl TcpInfo {
 }
 
 impl SocketContents {
-    /// What the kernel tells, and what waits where both ends may be the process's own.
+    /// Reads the state of a TCP socket, and its queue if both ends may be in the tree.
     pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let info = TcpInfo::read(fd)?;
         let (mut is_others_nobodys, mut has_ended) = (None, false);
@@ -112,7 +112,8 @@ impl SocketContents {
         diagnosis.is_orphaned(peer, own).ok().map(|is_orphaned| is_orphaned == Some(true))
     }
 
-    /// Which directions are shut down: for sending the state tells, for receiving a readiness. Gives whether an error is to be told.
+    /// Reads which directions are shut down: for sending from the state, for receiving from poll(2). Returns whether an
+    /// error is pending.
     fn read_shutdown(&mut self, fd: BorrowedFd<'_>) -> io::Result<bool> {
         let mut polled = [PollFd::new(&fd, PollFlags::RDHUP | PollFlags::PRI)];
         poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
@@ -127,12 +128,12 @@ impl SocketContents {
         Ok(events.contains(PollFlags::ERR))
     }
 
-    /// Whether both ends have shut down its connection: it is in nobody's hands, and what had arrived is there.
+    /// Whether both ends have shut down the connection. The kernel no longer changes it, and all received data is there.
     pub(super) fn has_ended(&self) -> bool {
         self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended)
     }
 
-    /// All that waits, which one look shows.
+    /// Reads the whole receive queue, with one peek.
     fn read_queue_bytes(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let bytes = rustix::io::ioctl_fionread(fd)?;
         if bytes > 0 {
@@ -146,20 +147,20 @@ impl SocketContents {
         Ok(())
     }
 
-    /// Bytes that were sent here and have not arrived at the other end. The end of the stream is counted as one.
+    /// Bytes that this end has sent and the other has not received. The end of the stream counts as one byte.
     fn undelivered_bytes(&self, peer: &Self) -> u64 {
         let (Some(own), Some(other)) = (&self.tcp, &peer.tcp) else { return 0 };
         let arrived = other.received_bytes - u64::from(peer.state == CLOSE_WAIT && other.received_bytes > 0);
         u64::from(own.unsent_bytes) + own.sent_bytes.abs_diff(arrived)
     }
 
-    /// Whether it is connected over addresses that every network has.
+    /// Whether it is connected over loopback addresses, which every network has.
     fn is_over_loopback(&self) -> bool {
         self.peer.as_ref().is_some_and(|peer| are_loopback_addresses(&self.address, peer))
     }
 }
 
-/// The same of a socket that was not read yet.
+/// Whether a socket that was not read yet is a TCP connection over the loopback.
 pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, birth: SocketSpec) -> bool {
     let is_tcp = birth.socket_type == SOCK_STREAM && [AF_INET, AF_INET6].contains(&birth.family);
     let ends = || Some((socket::local_address(fd).ok()?, socket::peer_address(fd).ok()?));
@@ -171,7 +172,7 @@ fn are_loopback_addresses(own: &[u8], peer: &[u8]) -> bool {
 }
 
 impl SocketTable<'_> {
-    /// A connection's state: with whom it is.
+    /// The state of a connection, which depends on its peer.
     pub(super) fn tcp_state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
         let Some((other, peer)) = self.tcp_peer(contents) else { return self.state_without_peer(inode, contents) };
         if !contents.is_over_loopback() {
@@ -200,7 +201,8 @@ impl SocketTable<'_> {
         Ok(SocketState::TcpPaired { pair: inode.min(other) as u32, end: u32::from(inode > other), address, peer })
     }
 
-    /// Somebody else has the other end, or it waits at a socket of the process itself to be accepted.
+    /// The state of a connection without a peer in the tree: the peer is outside, or waits to be accepted by a socket of the
+    /// process itself.
     fn state_without_peer(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
         let waits = contents.tcp.as_ref().is_some_and(|tcp| tcp.is_peer_orphaned != Some(false));
         let wanted = contents.peer.as_deref().and_then(parse_internet_address);
@@ -219,11 +221,11 @@ impl SocketTable<'_> {
         if info.is_some_and(|tcp| tcp.unsent_bytes > 0 || tcp.sent_bytes > 0) {
             return Err(UNREAD_PENDING_REASON.to_owned());
         }
-        // In which order they wait, nobody tells: in that of their births.
+        // The kernel does not show the order of pending connections, so they are ordered by inode.
         Ok(SocketState::PendingAccept { address: contents.address.clone(), through: peer, turn: inode as u32 })
     }
 
-    /// The socket at the other end of a connection, where that is one of the process, in the same network.
+    /// The peer of a connection, if it is a socket of the process in the same network.
     fn tcp_peer(&self, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
         let (own, peer) =
             (parse_internet_address(&contents.address)?, parse_internet_address(contents.peer.as_deref()?)?);

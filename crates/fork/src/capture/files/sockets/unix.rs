@@ -1,4 +1,4 @@
-//! Unix sockets: messages that wait, with their descriptors and credentials, and connections that wait for accept(2).
+//! Unix sockets: queued messages with their descriptors and credentials, and connections that wait for accept(2).
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
@@ -16,22 +16,22 @@ use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState};
 use super::super::fd_kind::DELETED_SUFFIX;
 use super::{CONNECTED, LISTENING, SocketContents, SocketTable, URGENT_DATA_REASON};
 
-/// Most bytes of a message in a socket's queue: more than the kernel lets anybody send by default.
+/// Most bytes of a message in a socket's queue: more than the kernel lets a process send by default.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// A message that waits in a socket.
+/// A message in the queue of a socket.
 #[derive(Debug, Default)]
 pub(in super::super) struct QueuedMessage {
     pub(in super::super) bytes: Vec<u8>,
-    /// Our copies of the descriptors that come with it.
+    /// This process's copies of the descriptors in the message.
     pub(in super::super) files: Vec<OwnedFd>,
-    /// Who sent it, where that is told and known.
+    /// The sender, if the socket receives credentials and the sender is known.
     pub(in super::super) sender: Option<MessageSender>,
 }
 
 impl SocketContents {
     pub(super) fn read_unix(&mut self, fd: BorrowedFd<'_>, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<()> {
-        // One that was not there at the survey: once more.
+        // The socket is new since the survey: the capture is tried again.
         let diagnosis = diagnosis.ok_or(io::ErrorKind::NotFound)?;
         let unix_socket = diagnosis.unix_socket(inode as u32)?;
         (self.state, self.backlog, self.shutdown) =
@@ -44,7 +44,7 @@ impl SocketContents {
         } else if unix_socket.pending_clients.len() != unix_socket.queued as usize
             || unix_socket.pending_clients.contains(&0)
         {
-            // What somebody sent who has gone, nobody can look at.
+            // Data from a sender that has closed its end cannot be peeked at.
             self.set_refusal(format!(
                 "{} connections wait at it to be accepted, and not all of their other ends are open: not carried; let it accept them first",
                 unix_socket.queued
@@ -63,7 +63,7 @@ impl SocketContents {
         self.address.get(2).is_some_and(|byte| *byte != 0)
     }
 
-    /// Its file may have been given another name or owner since.
+    /// Reads the present name and owner of its file, which may have changed since bind(2).
     fn read_bound_path(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         const PERMISSIONS: u32 = 0o7777;
         let Some(file) = socket::open_bound_file(fd)? else { return Ok(()) };
@@ -77,7 +77,7 @@ impl SocketContents {
         Ok(())
     }
 
-    /// Looks at all that waits, from one to the next, and leaves it there.
+    /// Peeks at all queued messages in order, and leaves them there.
     fn read_queue(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let before = socket::read_number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
         socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, 0)?;
@@ -87,15 +87,16 @@ impl SocketContents {
     }
 
     fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        // Most queues are empty, and room for a message takes longer to clear than to ask.
+        // Most queues are empty, and clearing a buffer takes longer than polling.
         let Some(read_readiness) = farfork_sys::poll::poll_read(fd)? else { return Ok(()) };
         self.is_reset = read_readiness.has_error;
         if read_readiness.is_urgent {
-            // Looking from one message to the next takes it for one of them.
+            // A peek with an offset would take the urgent byte for a message.
             self.set_refusal(URGENT_DATA_REASON.to_owned());
             return Ok(());
         }
-        // The error would be taken by who looks behind the last byte and, where messages are told apart, at the first.
+        // Reading the error would consume it. A peek after the last byte reads it; with message boundaries, the first peek
+        // does.
         let mut left = if self.is_reset { rustix::io::ioctl_fionread(fd)? } else { u64::MAX };
         if self.is_reset && left > 0 && self.spec.socket_type != SOCK_STREAM {
             self.set_refusal(HIDDEN_RESET_REASON.to_owned());
@@ -105,7 +106,7 @@ impl SocketContents {
         while left > 0 {
             let peeked = match socket::peek(fd, &mut room) {
                 Ok(peeked) => peeked,
-                // Nothing (more); or it is not connected.
+                // The queue has no (more) data, or the socket is not connected.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -134,8 +135,8 @@ impl SocketContents {
         Ok(())
     }
 
-    /// Takes a message. In a stream one look may give a piece with descriptors together with plain ones before it, whose reader
-    /// need not get them yet: they are told apart.
+    /// Adds a message. In a stream, one peek may return bytes with descriptors together with earlier bytes without any. A
+    /// reader may get those without the descriptors, so they are separate messages.
     fn push_message(&mut self, fd: BorrowedFd<'_>, bytes: &[u8], peeked: PeekedMessage) -> io::Result<()> {
         let PeekedMessage { files, sender, .. } = peeked;
         let sender = sender.filter(|sender| sender.pid != 0);
@@ -152,14 +153,14 @@ impl SocketContents {
     }
 }
 
-/// The path of a socket's file that the kernel says is at `now`; `None` where it has none any more.
+/// The path of a socket's file, which is at `now` according to the kernel; `None` if it has no name any more.
 fn path_of(now: &Path, found: &Metadata) -> Result<Option<String>, String> {
     let is_it = |path: &Path| {
         path.symlink_metadata().is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
     };
     let path = match now.as_os_str().as_bytes().strip_suffix(DELETED_SUFFIX) {
         Some(_) if found.nlink() == 0 => return Ok(None),
-        // By this name it was removed. It has others, of which the kernel does not tell.
+        // This name was removed, but the file has others, which the kernel does not show.
         Some(before) if !is_it(now) => {
             let directory = Path::new(OsStr::from_bytes(before)).parent().unwrap_or(Path::new("/"));
             let others = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -174,7 +175,7 @@ fn path_of(now: &Path, found: &Metadata) -> Result<Option<String>, String> {
     path.map(Some).ok_or_else(|| format!("the path of its file, {}, is not absolute or not UTF-8", now.display()))
 }
 
-/// How many of the `bytes` behind which the next look begins come before those that have descriptors.
+/// How many of the last `bytes` before the peek offset precede those with descriptors.
 fn bytes_without_fds(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
     let end = socket::read_number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
     let begin = end - i32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData)?;
@@ -185,7 +186,7 @@ fn bytes_without_fds(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
 }
 
 impl SocketTable<'_> {
-    /// The state of one that waits to be accepted by another of the process; `None` where it does not.
+    /// The state of a socket that waits to be accepted by another one of the process; `None` if it does not.
     pub(super) fn pending_state(&self, inode: u64, contents: &SocketContents) -> Option<Result<SocketState, String>> {
         contents.unix.as_ref().filter(|unix| unix.peer == Some(0))?;
         let turn_at = |listener: &SocketContents| {
@@ -207,15 +208,15 @@ impl SocketTable<'_> {
     }
 }
 
-/// Who waits to be accepted and has sent something: its other end is nobody's yet, so that nobody can look into it.
+/// A socket that waits to be accepted and has sent data: no process has its peer yet, so the data cannot be peeked at.
 pub(super) const UNREAD_PENDING_REASON: &str = "what was sent in it waits with it to be accepted by a socket of the process, where nobody can look: not carried; \
      let it be accepted first";
 
-/// Whose error nobody may look past.
+/// The error must not be consumed, so the messages after it cannot be peeked at.
 const HIDDEN_RESET_REASON: &str = "messages wait in it behind an error (ECONNRESET: its other end was closed before it had read all), which who looks at \
      them takes: not carried; let the process read it first";
 
-/// Who connects again finds the listening socket by its name.
+/// A socket that connects again finds the listening socket by its name.
 const DUPLICATE_NAME_REASON: &str = "it waits to be accepted by one of several sockets that listen and were bound to the same name: not carried; \
      let it be accepted first";
 

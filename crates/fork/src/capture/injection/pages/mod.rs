@@ -1,9 +1,8 @@
 //! Pages mapped in the parent for the pause: code, scripts with their answers, and a signal frame for each thread.
 //!
 //! A thread's script ends in a stop, at which its registers are restored. If the tracer dies, the kernel releases the
-//! thread, and the next call of its script is rt_sigreturn(2) with its frame: it loads registers, extended state and
-//! signal mask. Nothing is written to the parent's own memory. `SigreturnFrame` protects the calls that map and unmap
-//! the pages.
+//! thread, and the next call of its script is rt_sigreturn(2) with its frame: it loads registers, extended state and signal
+//! mask. Nothing is written to the parent's own memory. `SigreturnFrame` protects the calls that map and unmap the pages.
 
 mod offered;
 
@@ -26,48 +25,48 @@ use crate::capture::state::ThreadExtendedState;
 use crate::capture::stop::stop_guard::{ProcessSnapshot, StoppedThread};
 use crate::restore::signal_frame::{SignalFrameState, encode_frame, frame_bytes};
 
-/// Where the desks begin: behind the code.
+/// Offset of the slots, after the code.
 const SLOTS_OFFSET: u64 = 64;
 
 const _: () = assert!(CODE.len() <= SLOTS_OFFSET as usize);
 
-/// Most calls of its own that a thread makes in the pause.
+/// Most calls of one thread in the pause, without the trailer.
 const CALLS_MAX: usize = 9;
 
-/// Where the answers of a thread begin on its desk, and their size.
+/// Offset and size of a thread's answers in its slot.
 const SLOT_ANSWERS_OFFSET: u64 = ((CALLS_MAX + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
 pub(in crate::capture) const ANSWER_BYTES: u64 = 192;
 const SLOT_BYTES: u64 = SLOT_ANSWERS_OFFSET + ANSWER_BYTES;
 
-/// Least room for desks: what `crate::capture::state::inherited_state` asks of the template.
+/// Least space for slots: `crate::capture::state::inherited_state` needs it in the template.
 pub(in crate::capture) const SLOTS_BYTES_MIN: u64 = 12 << 10;
 
 //  ┌──────┬──────────────────────────┬─────────┬───┬─────────┬─────────┬───
 //  │ code │ slot 0: script, answers  │ slot 1  │ … │ frame 0 │ frame 1 │ …      whole pages
 //  └──────┴──────────────────────────┴─────────┴───┴─────────┴─────────┴───
-/// The pages, at the same place in the parent and in its template.
+/// The pages, at the same addresses in the parent and in its template.
 #[derive(Debug, Clone)]
 pub(in crate::capture) struct InjectionPages {
     code: u64,
-    /// What desks and frames are counted from.
+    /// The address from which slots and frames are counted.
     base: u64,
     layout: InjectionLayout,
-    /// What was mapped for the pause, to be unmapped; nothing where the process has offered its own.
+    /// The range that was mapped for the pause and must be unmapped. Empty if the process has offered its own pages.
     mapped_range: Range<u64>,
     end_signal: EndSignal,
 }
 
-/// How much is needed, in bytes from the start.
+/// The space that is needed, in bytes from the start.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::capture) struct InjectionLayout {
-    /// Where the frames begin, and how large each is.
+    /// Offset of the frames, and size of one.
     frames_offset: u64,
     frame_bytes: u64,
     total_bytes: u64,
 }
 
 impl InjectionLayout {
-    /// That of these threads.
+    /// The layout for these threads.
     pub(in crate::capture) fn for_threads(extended_states: &[ThreadExtendedState]) -> Self {
         let count = extended_states.len() as u64;
         let frames = (SLOTS_OFFSET + (count * SLOT_BYTES).max(SLOTS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
@@ -76,7 +75,7 @@ impl InjectionLayout {
     }
 }
 
-/// What a thread is to do, and which its ids are in its pid namespace.
+/// The calls of a thread, and its id in its pid namespace.
 #[derive(Debug)]
 pub(in crate::capture) struct ThreadScript {
     pub(in crate::capture) calls: Vec<InjectedCall>,
@@ -84,7 +83,7 @@ pub(in crate::capture) struct ThreadScript {
 }
 
 impl InjectionPages {
-    /// Maps the pages, in the leader, whose signals are blocked.
+    /// Maps the pages, by a call of the leader, whose signals are blocked.
     pub(in crate::capture) async fn map(
         snapshot: &ProcessSnapshot,
         layout: InjectionLayout,
@@ -115,7 +114,7 @@ impl InjectionPages {
         mem: &File,
     ) -> Result<(), CaptureError> {
         let leader = scripts[0].inner_id;
-        // Pages of which nothing is used are not there: neither are they copied by the clone.
+        // Pages without contents are not touched, so that the clone does not copy them.
         let (mut slots, mut frames) = (Vec::new(), Vec::new());
         for (index, thread_script) in scripts.iter().enumerate() {
             debug_assert!(thread_script.calls.len() <= CALLS_MAX);
@@ -137,7 +136,7 @@ impl InjectionPages {
         thread: &StoppedThread,
         thread_extended_state: &ThreadExtendedState,
     ) -> Vec<u8> {
-        // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
+        // An invalid mode: sigaltstack(2) fails, which rt_sigreturn(2) ignores, and the alternate stack does not change.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
         let registers = thread.restart_registers().to_words();
         let (xstate, signal_mask) = (thread_extended_state.xstate(), thread.signal_mask);
@@ -145,27 +144,28 @@ impl InjectionPages {
         encode_frame(&state, self.frame_address(index), self.layout.frame_bytes, thread_extended_state.xcr0())
     }
 
-    /// Thread `index` with its script of `count` calls.
+    /// Thread `index` with its script of `count` calls, in its own slot.
     pub(in crate::capture) fn script_of(&self, index: usize, tid: i32, count: usize) -> RunningScript {
-        // rt_sigreturn finds the frame behind the return address, which a handler's `ret` would have taken.
+        // rt_sigreturn(2) expects the frame after the return address, which a handler's `ret` would have popped.
         const RETURN_ADDRESS_BYTES: u64 = 8;
         let rsp = self.frame_address(index) + RETURN_ADDRESS_BYTES;
         RunningScript::new(tid, self.code, (self.slot_address(index), count), rsp, self.end_signal)
     }
 
-    /// The same where threads make their calls one after the other, so that each has the first desk.
+    /// Thread `index` with a script of `count` calls in the first slot, for threads that make their calls one after the
+    /// other.
     pub(in crate::capture) fn script_in_first_slot(&self, index: usize, tid: i32, count: usize) -> RunningScript {
         const RETURN_ADDRESS_BYTES: u64 = 8;
         let rsp = self.frame_address(index) + RETURN_ADDRESS_BYTES;
         RunningScript::new(tid, self.code, (self.slot_address(0), count), rsp, self.end_signal)
     }
 
-    /// Where thread `index` has its answers written.
+    /// Address of the answers of thread `index`.
     pub(in crate::capture) fn answers_address(&self, index: usize) -> u64 {
         self.slot_address(index) + SLOT_ANSWERS_OFFSET
     }
 
-    /// Reads the scripts, with their results, and the answers of so many threads.
+    /// Reads the slots of `count` threads: scripts with their results, and answers.
     pub(in crate::capture) fn read_slots(&self, count: usize, mem: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let mut slots = vec![0; count * SLOT_BYTES as usize];
         mem.read_exact_at(&mut slots, self.slot_address(0))?;
@@ -176,22 +176,22 @@ impl InjectionPages {
         Ok(slots.chunks_exact(SLOT_BYTES as usize).map(parted).collect())
     }
 
-    /// The addresses of pages that are no process's own; none where they are.
+    /// The addresses of pages that were mapped for the pause; empty if the process has offered its own.
     pub(in crate::capture) fn mapped_range(&self) -> Range<u64> {
         self.mapped_range.clone()
     }
 
-    /// Whether the pages were mapped for the pause, and must go.
+    /// Whether the pages were mapped for the pause, and must be unmapped.
     pub(in crate::capture) fn is_mapped(&self) -> bool {
         !self.mapped_range.is_empty()
     }
 
-    /// The signal that scripts end with.
+    /// The signal that ends scripts.
     pub(in crate::capture) fn end_signal(&self) -> EndSignal {
         self.end_signal
     }
 
-    /// Where thread `index` has its script; that of the leader has all of the room when it is alone.
+    /// Address of the script of thread `index`. A leader alone may use the space of all slots.
     pub(in crate::capture) fn slot_address(&self, index: usize) -> u64 {
         self.base + SLOTS_OFFSET + index as u64 * SLOT_BYTES
     }
@@ -200,7 +200,7 @@ impl InjectionPages {
         self.base + self.layout.frames_offset + index as u64 * self.layout.frame_bytes
     }
 
-    /// Unmaps the pages, in the parent or in its template, where they were mapped.
+    /// Unmaps the pages, in the parent or in its template, if they were mapped.
     pub(in crate::capture) async fn unmap(
         &self,
         thread: (i32, &Registers),
@@ -216,7 +216,7 @@ impl InjectionPages {
     }
 }
 
-/// A process may be denied memory that is writable and executable.
+/// Explains a failed mmap(2): a process may be denied memory that is writable and executable.
 fn explain_denied_mmap(pid: i32, error: CaptureError) -> CaptureError {
     match error {
         CaptureError::InjectedCall { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {

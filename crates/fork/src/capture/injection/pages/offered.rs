@@ -1,8 +1,8 @@
 //! Pages that a process offers for its own capture. They save the calls that map and unmap pages, two stops each.
 //!
-//! An offer is checked, not trusted: the pages must be private anonymous memory with exactly these permissions, the
-//! mark, and no other code. Otherwise pages are mapped, as for any process. They are also mapped while a thread is on
-//! the offered ones: an earlier capturer has died, and these pages bring the thread back.
+//! An offer is checked, not trusted: the pages must be private anonymous memory with exactly these permissions, the mark,
+//! and no other code. Otherwise pages are mapped, as for any process. They are also mapped while a thread is on the offered
+//! ones: an earlier capturer has died, and these pages restore the thread.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::injection::script::{CODE, EndSignal};
 use crate::capture::stop::stop_guard::ProcessSnapshot;
 
-/// Rights as `/proc` shows them.
+/// Permissions as `/proc` shows them.
 const READ_WRITE: u8 = 3;
 const READ_EXECUTE: u8 = 5;
 
@@ -27,22 +27,22 @@ const READ_EXECUTE: u8 = 5;
 //  └──────┴───────────────────────────────┴────────┴───┴─────────┴───
 //    r-x    rw-
 //
-// The pages stay mapped. A child has there what its parent has: `InjectionPages::final_contents` gives the bytes that
-// undo the changes of calls made in a template.
-/// What a process offers.
+// The pages stay mapped. A child must have the same contents there as its parent: `InjectionPages::final_contents` returns
+// the bytes that undo the changes of calls made in a template.
+/// The offer of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OfferedPages {
-    /// The pages.
+    /// Addresses of the pages.
     pub pages: Range<u64>,
-    /// What the second of them must begin with: nobody writes to a process's memory by mistake.
+    /// The bytes at the start of the second page, which show that it may be overwritten.
     pub mark: Vec<u8>,
-    /// The thread, by its own id, that has kept itself to one CPU for the capture and else may run on all.
+    /// The thread, by its own id, that has pinned itself to one CPU for the capture and otherwise may run on all.
     pub pinned_thread: Option<u32>,
 }
 
 impl OfferedPages {
-    /// The others, if they are as many bytes as are needed and may be used. `maps` is the process's, which stands still, from
-    /// shortly before.
+    /// The address of the second page, if the pages are usable and have at least `bytes` bytes from there on. `maps` is the
+    /// map of the stopped process, from shortly before.
     fn usable_page(&self, bytes: u64, maps: &[MapEntry], mem: &File) -> Option<u64> {
         let Range { start, end } = self.pages;
         let is_whole = start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE);
@@ -56,7 +56,7 @@ impl OfferedPages {
         (is_mapped && self.is_marked(second, mem) && is_code_page_usable(start, mem)).then_some(second)
     }
 
-    /// Whether a thread runs there, or has its stack there.
+    /// Whether a thread executes these pages, or has its stack there.
     fn is_occupied(&self, snapshot: &ProcessSnapshot) -> bool {
         let is_there = |one: &Registers| self.pages.contains(&one.rip) || self.pages.contains(&one.rsp);
         snapshot.threads.iter().any(|thread| is_there(&thread.registers))
@@ -69,7 +69,7 @@ impl OfferedPages {
 }
 
 impl InjectionPages {
-    /// On pages that the process offers; `None` where those cannot be used.
+    /// Uses pages that the process offers; `None` if they are not usable.
     pub(in crate::capture) fn from_offer(
         offer: &OfferedPages,
         layout: InjectionLayout,
@@ -80,13 +80,13 @@ impl InjectionPages {
         Some(Self { code: offer.pages.start, base: start, layout, mapped_range: 0..0, end_signal: end })
     }
 
-    /// Whether the code is there already: what a process has offered before has it.
+    /// Whether the code is there already, from an earlier capture with the same pages.
     pub(super) fn has_code(&self, mem: &File) -> bool {
         !self.is_mapped() && read_code(self.code, mem) == Some(CODE)
     }
 
-    /// What the desks of a template must hold in the end if its pages stay: what the process has there. `thread_slots` is what
-    /// the process's threads have on theirs; elsewhere it is what the template was born with.
+    /// The contents that a template's slots must have in the end if its pages stay: those of the process. `thread_slots` are
+    /// the slots of the process's threads; the rest is as the template inherited it.
     pub(in crate::capture) fn final_contents(
         &self,
         thread_slots: &[(Vec<u8>, Vec<u8>)],
@@ -107,24 +107,24 @@ impl InjectionPages {
         Ok(slots)
     }
 
-    /// What is on the desks that a large script takes; to be given back.
+    /// Saves the slots that a large script overwrites.
     pub(in crate::capture) fn save_slots(&self, mem: &File) -> io::Result<Vec<u8>> {
         let mut slots = if self.is_mapped() { Vec::new() } else { vec![0; SLOTS_BYTES_MIN as usize] };
         mem.read_exact_at(&mut slots, self.slot_address(0)).map(|()| slots)
     }
 
-    /// Gives it back.
+    /// Restores the slots.
     pub(in crate::capture) fn restore_slots(&self, slots: &[u8], mem: &File) -> io::Result<()> {
         mem.write_all_at(slots, self.slot_address(0))
     }
 }
 
-/// Whether a page holds our code, or none yet.
+/// Whether a page holds this code, or no code yet.
 fn is_code_page_usable(page: u64, mem: &File) -> bool {
     read_code(page, mem).is_some_and(|code| code == CODE || code == [0; CODE.len()])
 }
 
-/// What stands where the code should.
+/// Reads the bytes where the code should be.
 fn read_code(page: u64, mem: &File) -> Option<[u8; CODE.len()]> {
     let mut code = [0; CODE.len()];
     mem.read_exact_at(&mut code, page).ok().map(|()| code)
