@@ -107,28 +107,28 @@ pub struct EventCounter {
     pub count: u64,
     /// EFD_SEMAPHORE.
     pub semaphore: bool,
-    /// Its number, which no other on the machine has; `None` of kernels before 5.2.
+    /// The number of the eventfd, unique on the machine; `None` before Linux 5.2.
     pub number: Option<u32>,
 }
 
-/// One file that an epoll(7) watches.
+/// One file that an epoll(7) instance watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EpollEntry {
-    /// The number it was registered under.
+    /// The descriptor number that it was registered with.
     pub number: u32,
     /// EPOLL* events and flags.
     pub events: u32,
-    /// The program's own word.
+    /// The program's own data word.
     pub data: u64,
     /// Inode of the file.
     pub inode: u64,
 }
 
 impl FdInfo {
-    /// Reads that of one descriptor.
+    /// Reads the `fdinfo` of one descriptor.
     ///
     /// # Errors
-    /// NotFound when process or descriptor is gone.
+    /// NotFound if the process has ended or the descriptor is closed.
     pub fn read(pid: i32, number: u32) -> io::Result<Self> {
         Self::from_bytes(&read_once(&format!("/proc/{pid}/fdinfo/{number}"))?)
     }
@@ -137,10 +137,10 @@ impl FdInfo {
         Self::parse(str::from_utf8(bytes).map_err(|_| malformed("fdinfo"))?)
     }
 
-    /// Parses the text of a file of `fdinfo`.
+    /// Parses the text of an `fdinfo` file.
     ///
     /// # Errors
-    /// InvalidData when it is no such text.
+    /// InvalidData if the text does not have the expected form.
     pub fn parse(text: &str) -> io::Result<Self> {
         let mut info = Self::default();
         for line in text.lines() {
@@ -186,7 +186,7 @@ impl FdInfo {
     }
 }
 
-/// `NUMBER events: HEX data: HEX pos:N ino:HEX sdev:HEX`, after `tfd:`.
+/// Parses `NUMBER events: HEX data: HEX pos:N ino:HEX sdev:HEX`, which follows `tfd:`.
 fn parse_epoll_entry(text: &str) -> Option<EpollEntry> {
     let spaced = text.replace(':', " ");
     let words: Vec<&str> = spaced.split_ascii_whitespace().collect();
