@@ -25,7 +25,7 @@ pub enum TolerancePolicy {
     ConnectedSocket,
     /// The socket does not listen.
     NonListeningSocket,
-    /// The socket is a Unix socket, and the two values are both zero or both nonzero.
+    /// The socket is a Unix socket, and neither value is 0.
     UnixSocket,
     /// The parent has only write ends of the pipe.
     WriteOnlyPipe,
