@@ -1,4 +1,4 @@
-//! Runs cargo as on a freshly installed machine (`scripts/fresh.sh`). Only what is needed to build the tests stays visible:
+//! Runs cargo as on a freshly installed machine (`scripts/fresh.sh`). Only the files for building the tests stay visible:
 //! toolchain, crates, caches and build products.
 
 use std::env;
