@@ -61,7 +61,7 @@ class Executor(_Executor):
     handled by this process's loggers, or likewise.
 
     ``strategy`` selects how memory is fetched, as ``farfork fork --strategy`` does: ``"cow"``, ``"prefetch"`` (the default)
-    or ``"eager"``, optionally followed by ``,cache`` or ``,first``. A child may use ``memory`` bytes of memory, also given
+    or ``"eager"``, optionally with ``cache`` and ``first`` after commas. A child may use ``memory`` bytes of memory, also given
     as text such as ``"512MiB"``, and ``cpus`` processors (0.5 is half of one). A child that needs more memory is killed, and
     its call raises :class:`ChildDied`. It may have ``processes`` processes and threads; starting more fails.
 

@@ -6,8 +6,8 @@ this module, and completes futures with what these methods return.
 ::
 
     call ──▶ queue ──▶ idle worker of its seed ──▶ outcome ──▶ future
-               │                                       ▲
-               └── no worker is idle: fork one ────────┘ its worker died: ChildDied, or the queue again (retries)
+              │                                       ▲
+              └── no worker is idle: fork one ────────┘ its worker died: ChildDied, or the queue again (retries)
 """
 
 from __future__ import annotations
