@@ -159,11 +159,11 @@ structures! {
         header: Header,
         seed: [u8; ID_BYTES],
     }
-    /// Opens a connection to the daemon without a further request.
+    /// Registers a connection that stays open.
     "hello_request" HelloRequest {
         header: Header,
     }
-    /// Answers a `HelloRequest`.
+    /// Confirms the registration of a connection.
     "welcome_reply" WelcomeReply {
         header: Header,
         node: [u8; NAME_BYTES],

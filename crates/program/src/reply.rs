@@ -11,7 +11,7 @@ use crate::layout::{
 /// A message of the daemon.
 #[derive(Debug, Clone, Copy)]
 pub enum Reply<'a> {
-    /// Answers a hello.
+    /// The daemon has registered the connection.
     Welcome {
         /// Name of the node.
         node: &'a str,
@@ -25,7 +25,7 @@ pub enum Reply<'a> {
         /// Duration of the whole prepare, in microseconds.
         prepare_us: u64,
     },
-    /// The program is a child. The descriptors of its result file and of its payload, if any, are sent with the message.
+    /// The program is a child. The descriptors of its result file, then of its payload, if any, are sent with the message.
     Child {
         /// Its id.
         child: &'a ChildId,

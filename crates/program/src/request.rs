@@ -80,7 +80,7 @@ pub enum RequestBody {
         /// Index of the child in the batch.
         index: u32,
     },
-    /// Open a connection without a further request.
+    /// Register a connection that stays open.
     Hello,
     /// Drop a seed.
     Drop {

@@ -44,8 +44,8 @@ const LANES: [(&str, &[&str]); 2] =
 /// Number of tests of one program that run at once. It exceeds the number of cores because many tests wait.
 const TEST_THREADS: &str = "4";
 
-/// Time for each fuzz target while the other tests run; they leave it a quarter of this. A long campaign is `cargo xtask
-/// fuzz --seconds N`. Here the corpus is most important, which every run replays.
+/// Time for each fuzz target while the other tests run; they leave it a quarter of this. A long campaign is
+/// `cargo xtask fuzz --seconds N`. Here the corpus is most important, which every run replays.
 const FUZZ_SECONDS: u32 = 40;
 
 /// Limit for a complete build on a slow machine.

@@ -1,5 +1,5 @@
-//! Sockets: addresses, and every option of every level. Options are read by number, so that options of later kernels are
-//! included.
+//! Sockets: addresses, and every option of each level of a carried socket. Options are read by number, so that options of
+//! later kernels are included.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;

@@ -9,8 +9,8 @@ use super::{ObservationBuilder, ObserveError, bytes_text, process_files};
 /// Register sets with lasting state, by name and note type. A child must have the same contents.
 const REGISTER_SETS: [(&str, usize); 3] = [("thread areas", 0x200), ("I/O ports", 0x201), ("shadow stack", 0x204)];
 
-/// Registers of a stopped thread that only the kernel or the C library changes, with their index in `struct
-/// user_regs_struct`.
+/// Registers of a stopped thread that only the kernel or the C library changes, with their index in
+/// `struct user_regs_struct`.
 const BASE_REGISTERS: [(&str, usize); 6] =
     [("fs_base", 21), ("gs_base", 22), ("ds", 23), ("es", 24), ("fs", 25), ("gs", 26)];
 
