@@ -11,8 +11,7 @@ use farfork_sys::pidfd;
 use crate::privileged_forker;
 
 /// Its position in the order of the OOM killer: after children (900), and before templates, which are half-way between
-/// children and parents. Without a template, no child
-/// could be made again.
+/// children and parents. Without a template, no child could be made again.
 const OOM_SCORE_ADJUSTMENT: i32 = 850;
 
 /// The process. Dropping it kills it. It also ends with the daemon.
