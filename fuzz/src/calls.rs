@@ -1,4 +1,4 @@
-//! Builds streams of RPC frames from a fuzzer's input. Their checksums are right, which a fuzzer could hardly guess.
+//! Builds streams of RPC frames from a fuzzer's input. It computes the checksums, which a fuzzer could hardly guess.
 //!
 //! ```text
 //!   piece: op u8 │ length u16 │ bytes      op 0: raw; 255: the connection ends, the next one begins; else a frame:
@@ -9,13 +9,13 @@ use farfork_wire::rpc::{HEAD_CRC_PAYLOAD_BYTES_MAX, REPLY_HEAD_BYTES, REQUEST_HE
 
 use crate::script;
 
-/// Fields of a piece that is a frame.
+/// Number of header fields of a piece that is a frame.
 const FIELDS: usize = 6;
 
 const FLAG_CHECKED: u8 = 1;
 const CONNECTION_ENDS: u8 = 255;
 
-/// Who speaks: their heads have different lengths.
+/// The sender. Requests and replies have frame headers of different lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speaker {
     /// A client.
@@ -24,7 +24,7 @@ pub enum Speaker {
     Server,
 }
 
-/// The bytes that a fuzzer's input stands for, for each connection in turn.
+/// The bytes that a fuzzer's input describes, for each connection in turn.
 pub fn streams(mut script: &[u8], speaker: Speaker) -> Vec<Vec<u8>> {
     let mut streams = vec![Vec::new()];
     while let Some((op, length, rest)) = script::head(script) {
@@ -40,7 +40,7 @@ pub fn streams(mut script: &[u8], speaker: Speaker) -> Vec<Vec<u8>> {
     streams
 }
 
-/// A frame of any kind, also of none that exists.
+/// Appends a frame of any kind, including kinds that do not exist.
 pub fn append_frame(stream: &mut Vec<u8>, speaker: Speaker, kind: u8, piece: &[u8]) {
     let Some(([flags, slot, code, id, behind, remaining], payload)) = piece.split_first_chunk::<FIELDS>() else {
         return;
@@ -49,7 +49,7 @@ pub fn append_frame(stream: &mut Vec<u8>, speaker: Speaker, kind: u8, piece: &[u
     let mut frame = vec![0; head_bytes];
     frame[4] = kind;
     frame[5] = *flags;
-    // Slots beyond all sessions, too.
+    // Including slots beyond all sessions.
     let slot = if *slot < 250 { u16::from(*slot) } else { u16::from(*slot) * 5 };
     frame[6..8].copy_from_slice(&slot.to_le_bytes());
     frame[8..12].copy_from_slice(&(payload.len() as u32).to_le_bytes());

@@ -1,5 +1,5 @@
-//! Shared code of the fuzz targets: streams that a fuzzer could not make valid (`script`, `calls`), a simulated world
-//! to send them through (`stage`), and a member of a cluster (`member`).
+//! Code that the fuzz targets share: streams with valid checksums (`script`, `calls`), a simulated world to send them
+//! through (`stage`), and a member of a cluster (`member`).
 #![forbid(unsafe_code)]
 
 pub mod calls;

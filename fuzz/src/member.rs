@@ -11,11 +11,11 @@ pub static MEMBER: LazyLock<Member> = LazyLock::new(Member::new);
 
 /// A member.
 pub struct Member {
-    /// Its files.
+    /// The directory of its files.
     pub directory: TrustDirectory,
-    /// The same, ready for connections.
+    /// The same credentials, loaded for connections.
     pub credentials: Credentials,
-    /// In the directory for temporary files that `cargo xtask fuzz` makes and removes: a static is never dropped.
+    /// Inside the temporary directory that `cargo xtask fuzz` creates and removes, because a static is never dropped.
     _scratch: tempfile::TempDir,
 }
 

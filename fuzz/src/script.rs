@@ -1,5 +1,5 @@
-//! Builds a stream of the fabric from a fuzzer's input: raw pieces, and frames whose checksums are right, which a
-//! fuzzer could hardly guess.
+//! Builds a stream of the fabric from a fuzzer's input: raw pieces, and frames with computed checksums, which a fuzzer could
+//! hardly guess.
 //!
 //! ```text
 //!   piece: op u8 │ length u16 │ bytes          op 0: raw; else a frame: bytes begin with its id (u8)
@@ -8,7 +8,7 @@
 use farfork_wire::descriptor::DESCRIPTOR_VERSION;
 use farfork_wire::frame::HEADER_BYTES;
 
-/// The bytes that a fuzzer's input stands for.
+/// The bytes that a fuzzer's input describes.
 pub fn stream(mut script: &[u8]) -> Vec<u8> {
     let mut stream = Vec::new();
     while let Some((op, length, rest)) = head(script) {
@@ -27,7 +27,7 @@ pub(crate) fn head(script: &[u8]) -> Option<(u8, usize, &[u8])> {
     Some((*op, usize::from(u16::from_le_bytes([*low, *high])), rest))
 }
 
-/// A frame of any kind, also of none that exists, with an id of the piece's first byte.
+/// Appends a frame of any kind, including kinds that do not exist. The first byte of the piece gives its id.
 pub fn append_frame(stream: &mut Vec<u8>, kind: u8, piece: &[u8]) {
     let (id, body) = piece.split_first().map_or((0, piece), |(id, body)| (wide(*id), body));
     let mut header = [0; HEADER_BYTES];
@@ -41,12 +41,12 @@ pub fn append_frame(stream: &mut Vec<u8>, kind: u8, piece: &[u8]) {
     stream.extend_from_slice(body);
 }
 
-/// A number of a byte: small ones, and the largest that there are.
+/// Maps a byte to a number: a small one, or one of the largest.
 pub(crate) fn wide(byte: u8) -> u64 {
     if byte < 250 { u64::from(byte) } else { u64::MAX - u64::from(255 - byte) }
 }
 
-/// A descriptor with this body, whose length and checksum are right.
+/// A descriptor with this body, with valid length and checksum.
 pub fn descriptor(body: &[u8]) -> Vec<u8> {
     let mut bytes = b"FARFORK\0".to_vec();
     bytes.extend_from_slice(&DESCRIPTOR_VERSION.to_le_bytes());

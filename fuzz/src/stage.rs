@@ -11,15 +11,15 @@ use farfork_fabric::{Region, SeedKey};
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-/// The world, its nodes, and where one of them listens.
+/// The world, its nodes, and the address at which a target listens.
 pub struct Stage {
     /// The world.
     pub world: World,
-    /// The node that the fuzzer speaks for.
+    /// The node that the fuzzer controls.
     pub stranger: NodeId,
-    /// A node that does as it should.
+    /// A well-behaved node.
     pub friend: NodeId,
-    /// Where the owner, or who claims to be one, listens.
+    /// The address of the owner, or of the server under test.
     pub address: SimAddress,
 }
 
@@ -32,8 +32,8 @@ impl Default for Stage {
 }
 
 impl Stage {
-    /// Sends all of it, as far as the other side takes it, and throws away what comes back, until nothing happens any
-    /// more or the other side ends the stream.
+    /// Sends all bytes, as far as the other side accepts them, and discards the replies, until nothing happens any more or
+    /// the other side ends the stream.
     pub fn talk(&self, stream: &mut dyn Stream, bytes: &[u8]) {
         let (mut rest, mut sink) = (bytes, [0; 4096]);
         let until = self.world.now() + Duration::from_secs(2);
@@ -53,13 +53,13 @@ impl Stage {
     }
 }
 
-/// The key of the memory that there is.
+/// The key of the seed that is served.
 pub fn key() -> Arc<SeedKey> {
     let seed = SeedId::new(NodeName::new("n1").expect("a name"), 1);
     Arc::new(SeedKey { seed, token: Token::from_bytes([7; 16]) })
 }
 
-/// Two extents of memory in which a byte is its offset until it is written.
+/// Two extents of memory. Each byte is its offset until it is written.
 pub struct Memory(Mutex<Vec<u8>>);
 
 /// Length of each extent, in bytes.

@@ -1,6 +1,5 @@
-//! Messages to a daemon's control port, and the answers of other nodes: no bytes panic, and accepted members are
-//! encoded again unchanged. No other node changes what a node reports of itself, or makes it keep more than
-//! `MEMBERS_MAX` members.
+//! Messages to a daemon's control port, and the answers of other nodes: no bytes panic, and accepted members encode to the
+//! same bytes. No other node changes what a node reports about itself, or makes it keep more than `MEMBERS_MAX` members.
 #![no_main]
 
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use farfork_node::decoders;
 use farfork_wire::NodeName;
 use libfuzzer_sys::fuzz_target;
 
-/// Between two messages: some members have fallen silent by then.
+/// Interval between two messages. Some members are silent for long enough by then.
 const INTERVAL: Duration = Duration::from_secs(4);
 
 fuzz_target!(|input: &[u8]| {
@@ -23,8 +22,8 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// The input: the length of a first answer (u16), that answer, and another one, which its first member may send as a
-/// heartbeat, too.
+/// The input: the length of the first answer (u16), that answer, and another one, which the first member may also send as a
+/// heartbeat.
 fn members(input: &[u8]) {
     let Some((length, rest)) = input.split_first_chunk() else { return };
     let (first, second) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes(*length))));
@@ -58,7 +57,7 @@ fn myself() -> Member {
     }
 }
 
-/// The input: how long the child waited for its turn, in milliseconds, and its outcome.
+/// The input: how long the child waited before its start, in milliseconds, and its outcome.
 fn outcome(input: &[u8]) {
     let Some((wait, bytes)) = input.split_first_chunk() else { return };
     let _ = decoders::decode_outcome(bytes, Duration::from_millis(u64::from_le_bytes(*wait)));

@@ -1,5 +1,5 @@
-//! Descriptors, which a node reads from the owner of a seed: no bytes panic, and an accepted descriptor encodes and
-//! decodes unchanged.
+//! Descriptors, which a node reads from the owner of a seed: no bytes panic, and an accepted descriptor encodes and decodes
+//! unchanged.
 #![no_main]
 
 use farfork_fuzz::script;

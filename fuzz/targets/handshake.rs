@@ -1,5 +1,5 @@
-//! The handshake, on both sides, with a peer that has no certificate: no bytes panic, authenticate the peer, or keep
-//! either side busy after the peer has closed the connection.
+//! The handshake, on both sides, with a peer that has no certificate. No bytes panic, authenticate the peer, or keep either
+//! side busy after the peer has closed the connection.
 #![no_main]
 
 use std::io::{self, IoSliceMut, Read, Write};
@@ -8,14 +8,14 @@ use farfork_fuzz::member::MEMBER;
 use farfork_trust::AuthenticatedStream;
 use libfuzzer_sys::fuzz_target;
 
-/// Most turns until all that came is judged: pieces are a byte long at least.
+/// Limit on turns until all input is read: each piece has at least one byte.
 const TURNS_MAX: usize = 1 << 17;
 
-/// A pipe whose other end has said all that it will, and is gone then; what is sent goes nowhere.
+/// A pipe whose other end has sent all its input, and then closes. Bytes sent to it are discarded.
 struct FuzzedPeer<'a> {
     rest: &'a [u8],
     piece_bytes: usize,
-    /// Every other time there is nothing yet.
+    /// Every second read has no data yet.
     waits: bool,
 }
 

@@ -10,7 +10,7 @@ use farfork_trust::{Credentials, Fingerprint, Identity, JoinToken, NODE_VALID, U
 use libfuzzer_sys::fuzz_target;
 use rustls::pki_types::CertificateDer;
 
-/// A key that no certificate is for.
+/// A key without a certificate.
 static KEY: LazyLock<UncertifiedKey> = LazyLock::new(|| UncertifiedKey::generate().expect("a key"));
 
 fuzz_target!(|input: &[u8]| {
@@ -31,7 +31,7 @@ fn certificate(bytes: &[u8]) {
     assert!(member::install_renewal(&MEMBER.directory, &KEY, bytes).is_err(), "it is for no key of this process");
 }
 
-/// What is signed for whoever shows a request that has its own signature is for its key, and for the name given.
+/// A certificate for a valid, self-signed request has the key of the request and the given name.
 fn request(bytes: &[u8]) {
     let authority = MEMBER.directory.read_authority().expect("it has one");
     let bearer = MEMBER.credentials.identity();

@@ -1,4 +1,4 @@
-//! An owner and a malicious peer: whatever the peer sends, the owner serves other nodes.
+//! An owner and a malicious peer: whatever the peer sends, the owner continues to serve other nodes.
 #![no_main]
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fuzz_target!(|input: &[u8]| {
     stage.world.run_until(soon, || attempt.is_ready());
     let mut stream = attempt.poll().expect("somebody listens").expect("it has ended");
     let mut bytes = Vec::new();
-    // The first byte says how far the stranger behaves.
+    // The first byte selects which parts of the protocol the peer follows.
     let (manners, input) = input.split_first().unwrap_or((&0, &[]));
     if manners & 1 == 0 {
         bytes.extend_from_slice(&encode_hello());

@@ -28,7 +28,7 @@ fn plan(bytes: &[u8]) {
     assert_eq!(MemoryPlan::decode(&again).as_ref(), Ok(&plan));
 }
 
-/// The input: how long the snapshot is (u16), the snapshot, then what stands behind the magic.
+/// The input: the length of the snapshot (u16), the snapshot, then the contents of the journal after its magic.
 fn journal(input: &[u8]) {
     let Some((length, rest)) = input.split_first_chunk() else { return };
     let (snapshot, fixed) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes(*length))));

@@ -1,4 +1,4 @@
-//! A requester and an arbitrary answering side: whatever it sends, each request ends once, by its deadline.
+//! A requester and an arbitrary server: whatever the server sends, each request ends exactly once, by its deadline.
 #![no_main]
 
 use std::time::Duration;
@@ -38,7 +38,7 @@ fuzz_target!(|input: &[u8]| {
     while requester.unanswered_count() > 0 {
         requester.poll(requester.now(), &mut completions);
         completions.drain(..).for_each(|completion| ended[completion.tag as usize] += 1);
-        // The first connection is answered, later ones hear nothing.
+        // The first connection gets an answer, later ones do not.
         while let Some((mut stream, _)) = listener.accept() {
             if streams.is_empty() {
                 let _ = farfork_fabric::transport::Stream::send(&mut stream, &[std::io::IoSlice::new(&bytes)]);

@@ -8,7 +8,7 @@ use farfork_trust::{AuthenticatedPeer, Authority, Identity, Role, Roster, Roster
 use farfork_wire::NodeName;
 use libfuzzer_sys::fuzz_target;
 
-/// How a roster begins.
+/// The start of a roster.
 const MAGIC: &[u8; 12] = b"FFROSTER\x01\0\0\0";
 
 /// A cluster's authority and its first roster.
@@ -19,7 +19,7 @@ static CLUSTER: LazyLock<(Authority, Roster)> = LazyLock::new(|| {
     (authority, roster)
 });
 
-/// A roster without signatures: one of which the document is given, as a fuzzer would hardly find its length.
+/// Wraps a document in a roster without signatures. A fuzzer could hardly find the right length.
 fn around(document: &[u8]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     let mut length = document.len();
@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
     let _ = Roster::decode_trusted(input);
     assert!(ours.verify_successor(&bytes).is_err(), "nobody signed it");
     assert!(Roster::verify_pinned(&bytes, authority.fingerprint()).is_err(), "nobody signed it");
-    // What it would say if the authority had signed it.
+    // The checks after a valid signature of the authority.
     let Ok(theirs) = Roster::decode_trusted(&bytes) else { return };
     let name = NodeName::new("n1").expect("a name");
     let identity = Identity { cluster: theirs.cluster().clone(), role: Role::Node, name };

@@ -1,4 +1,4 @@
-//! An RPC client and an arbitrary answering side, on any number of connections: whatever it sends, each request ends
+//! An RPC client and an arbitrary server, on any number of connections: whatever the server sends, each request ends exactly
 //! once, by its deadline.
 #![no_main]
 
@@ -12,7 +12,7 @@ use farfork_rpc::{Client, OutgoingRequest, RequestPayload, SessionId};
 use farfork_wire::rpc::VersionRange;
 use libfuzzer_sys::fuzz_target;
 
-/// How long the client waits for an answer: a few silent connections long.
+/// How long the client waits for an answer: the time of a few silent connections.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 const REQUESTS: usize = 6;

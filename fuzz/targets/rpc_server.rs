@@ -1,5 +1,5 @@
-//! An RPC server and a malicious peer, on any number of connections: whatever the peer sends, no request runs twice,
-//! and other clients are served.
+//! An RPC server and a malicious peer, on any number of connections: whatever the peer sends, no request runs twice, and
+//! other clients are served.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ const ECHO: u32 = 1;
 const LONG: u32 = 2;
 const LATER: u32 = 3;
 
-/// Most connections of the stranger in one run.
+/// Limit on connections of the malicious peer per run.
 const CONNECTIONS_MAX: usize = 8;
 
 fuzz_target!(|input: &[u8]| {
@@ -30,7 +30,7 @@ fuzz_target!(|input: &[u8]| {
         handlers
     };
     let server = SimServer::start(&stage.world, stage.address, 2, None, handlers).expect("the place is free");
-    // The first byte says how far the stranger behaves.
+    // The first byte selects which parts of the protocol the peer follows.
     let (manners, input) = input.split_first().unwrap_or((&0, &[]));
     for rest in streams(input, Speaker::Client).into_iter().take(CONNECTIONS_MAX) {
         let mut attempt = stage.world.dial(stage.stranger, stage.address);

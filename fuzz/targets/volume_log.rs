@@ -1,5 +1,5 @@
-//! The log of a volume's client: headers, the ring, and the effects of a record. No bytes panic, replay ends within the
-//! ring, and effects that decode encode unchanged.
+//! The log of a volume's client: headers, the ring, and the effects of a record. No bytes panic, replay ends inside the
+//! ring, and decoded effects encode unchanged.
 #![no_main]
 
 use farfork_volume::log::{LogHeader, LogPoint, LogStorage, RING_OFFSET};
@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 
 const RING_BYTES: u64 = 4 * PAGE_BYTES;
 
-/// A log whose bytes after the input are zeroes.
+/// A log whose bytes after the input are zero.
 struct InputLog<'a>(&'a [u8]);
 
 impl LogStorage for InputLog<'_> {

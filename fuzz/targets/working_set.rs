@@ -1,12 +1,12 @@
-//! Working sets: the pagers' reports of children, and the set that an owner serves. No bytes panic, a set stays within
-//! its limits whatever is reported, and a pager reads what an owner serves without change.
+//! Working sets: the pagers' reports about children, and the set that an owner serves. No bytes panic, no report makes a set
+//! exceed its limits, and a pager decodes a served set unchanged.
 #![no_main]
 
 use farfork_fork::pager::{SharedWorkingSet, decoders};
 use farfork_wire::descriptor::ExtentId;
 use libfuzzer_sys::fuzz_target;
 
-/// What the seed has: as much as a set may have, and more.
+/// The pages of the seed: as many as a set may have, and more.
 const EXTENTS: u32 = 3;
 const PAGES: u64 = 1 << 16;
 
@@ -23,7 +23,7 @@ fn has(extent: ExtentId, page: u64) -> bool {
     extent.0 < EXTENTS && page < PAGES
 }
 
-/// The input: reports, each behind its length (u16).
+/// The input: reports, each preceded by its length (u16).
 fn learn(mut input: &[u8]) {
     let working_set = SharedWorkingSet::default();
     while let Some((length, rest)) = input.split_first_chunk() {

@@ -1,12 +1,12 @@
-"""Three jobs on farfork's Executor, next to what else one could use on this machine.
+"""Three jobs on farfork's Executor, and on other tools for the same purpose on this machine.
 
     pip install ./python numpy scikit-learn loky ray       # missing packages are left out
     farfork up --nodes 3
     python3 python/examples/against.py n1 n2
 
-Each figure is the time from the construction of the executor until the last result, in ms: the median of the rounds, the best
-and the worst. Each has as many workers as processors, one thread each. `again`: the same calls once more, with the workers
-that are there. Nodes that `farfork up` starts share this machine's processors, so two have no more than one.
+Each figure is the time from the construction of the executor until the last result, in ms: the median, best and worst of the
+rounds. Each tool has as many workers as the machine has processors, one thread each. `again` repeats the calls with the
+existing workers. Nodes that `farfork up` starts share this machine's processors, so two nodes have no more than one.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ import farfork
 WORKERS = os.cpu_count() or 1
 ROUNDS = 7
 
-#: How calls are run: gives their results.
+#: Runs the calls of a job, and returns their results.
 Way = Callable[["Job"], list[Any]]
 
 
@@ -73,7 +73,7 @@ def make_jobs() -> Iterator[Job]:
         yield Job("4-fold cross-validation of a random forest", validate, (features, labels, folds), list(range(4)))
 
 
-#: The call that workers run: they have it in memory, or got it when they were started.
+#: The call that workers run. Workers have it in memory, or get it when they are started.
 _current: Callable[[Any], Any]
 
 
@@ -99,7 +99,7 @@ def in_forked_pool(job: Job) -> list[Any]:
 def in_loky(job: Job) -> list[Any]:
     from loky.process_executor import ProcessPoolExecutor as LokyExecutor  # type: ignore[import-not-found,unused-ignore]
 
-    # The data are pickled once for each worker.
+    # The data is pickled once for each worker.
     initargs = (partial(job.function, job.data),)
     with LokyExecutor(WORKERS, initializer=_set_current, initargs=initargs) as executor:
         return list(executor.map(_call_current, job.arguments))
@@ -129,7 +129,7 @@ def again_on_nodes(nodes: list[str], job: Job) -> list[float]:
 
 
 def measure(run: Way, job: Job) -> list[float]:
-    """Seconds that each round took, in rising order."""
+    """Durations of the rounds in seconds, ascending."""
     expected, times = in_series(job), []
     for _ in range(ROUNDS):
         begin = time.perf_counter()
@@ -148,7 +148,7 @@ def main() -> None:
     clusters = [some for some in (sys.argv[1:2], sys.argv[1:3]) if some]
     rows: dict[str, list[tuple[str, list[float]]]] = {}
     jobs = list(make_jobs())
-    # farfork first: a program whose libraries have connections open cannot be forked.
+    # farfork is first: a program whose libraries have open connections cannot be forked.
     for job in jobs:
         rows[job.name] = [("serial", measure(in_series, job))]
         for nodes in clusters:

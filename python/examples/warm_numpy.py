@@ -1,13 +1,13 @@
-"""A hundred calls of a process that has NumPy imported: by children of it, and by local forks.
+"""A hundred calls in a process that has imported NumPy: by its children, and by local forks.
 
     pip install ./python numpy
     farfork up --nodes 2
     python3 python/examples/warm_numpy.py n1 n2
     python3 python/examples/warm_numpy.py --threads 10 n1 n2  # ten more threads, which each child has, and no fork(2)
 
-Each figure is the time from the call until a result is there, the first or the last: the median of the rounds, the best and
-the worst, back to back and after 150 ms of nothing. A round's calls include the seed that is made of the program for them.
-For comparison, forks of the program itself compute and send back the same, as many at once as two nodes start.
+Each figure is the time from the call until the first or the last result arrives: the median, best and worst of the rounds,
+back to back and after 150 ms of idle time. A round includes making the seed of the program for its calls. For comparison,
+local forks of the program compute and return the same, as many at once as two nodes start.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def add_up(row: int) -> float:
 
 
 def in_local_forks(calls: int) -> Iterator[float]:
-    """Results of forks of this process, in order."""
+    """Results of local forks of this process, in order."""
     running: list[tuple[int, int]] = []
 
     def receive() -> float:
@@ -62,7 +62,7 @@ def in_local_forks(calls: int) -> Iterator[float]:
 
 
 def measure(run: Callable[[int], Iterator[float]], calls: int, idle_s: float) -> list[tuple[float, float]]:
-    """Seconds until the first and until the last result of each round."""
+    """Seconds until the first and the last result of each round."""
     times = []
     for _ in range(ROUNDS):
         time.sleep(idle_s)
@@ -93,7 +93,7 @@ def main() -> None:
     print(f"{numpy.__name__} {numpy.__version__}, {threads}: median, best and worst of {ROUNDS} rounds, in ms\n")
     print("| | median | best | worst |\n|---|---|---|---|")
     with farfork.Executor(arguments.nodes, reuse_workers=False) as executor:
-        list(executor.map(add_up, range(CALLS)))  # It has its connection, and nodes keep what they may for more.
+        list(executor.map(add_up, range(CALLS)))  # Connects, and lets nodes prepare for further calls.
         ways = {"farfork": lambda calls: executor.map(add_up, range(calls)), "os.fork": in_local_forks}
         for calls in (1, CALLS):
             for idle_s in (0, IDLE_S):

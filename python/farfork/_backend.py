@@ -1,4 +1,4 @@
-"""What the back ends for other libraries share."""
+"""Code that the back ends for other libraries share."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ._executor import Executor
 
 
 def is_child() -> bool:
-    """Whether this process is a child, which cannot fork children of its own."""
+    """Whether this process is a child, which cannot fork children."""
     return _connection.child_id is not None
 
 
 class BackendExecutor(Executor):
     """An executor for the calls of one job, whose workers are forked with its first call.
 
-    Later calls are pickled by cloudpickle if the standard library cannot pickle them: jobs of these libraries have
-    lambdas and local functions. They may be submitted by a thread that completes other calls. A fork at that moment would
-    find the program's own thread within the program's own code, and each child would go on with it.
+    Later calls are pickled by cloudpickle if the standard library cannot pickle them: jobs of these libraries have lambdas
+    and local functions. They may be submitted by a thread that completes other calls. A fork at that moment would capture
+    the program's own thread inside the program's own code, and each child would continue it.
     """
 
     def __init__(self, cloudpickle: Any, **options: Any) -> None:
@@ -26,6 +26,6 @@ class BackendExecutor(Executor):
         super().__init__(**options)
 
     def share(self, objects: Iterable[object]) -> None:
-        """Has calls refer to these objects, rather than carry them. They must not change."""
+        """Makes calls refer to these objects instead of pickling them. They must not change."""
         for value in objects:
             self._pickling.shared.add(value)

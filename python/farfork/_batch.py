@@ -1,6 +1,6 @@
-"""The calls of one checkpoint: those still to be forked, those that run, those that have ended.
+"""The calls of one checkpoint: those not forked yet, those that run, and those that have ended.
 
-``_executor`` sends the requests and passes in the daemon's messages.
+``_executor`` sends the requests and passes the daemon's messages to this module.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ._protocol import Message
 
 @dataclass
 class Batch:
-    """Calls whose children come from one seed. A child's index is that of its future."""
+    """Calls whose children are forked from one seed. A child has the index of its future."""
 
     number: int
     seed: str
     futures: list[ChildFuture[Any]]
-    #: Children that were asked for and have not ended.
+    #: Children that were requested and have not ended.
     living: set[int] = field(default_factory=set)
-    #: Up to where children were asked for.
+    #: Index of the first child that was not requested.
     next_index: int = 0
 
     def allocate(self, count_max: int) -> range:
-        """The next calls to be forked, at most ``count_max``: consecutive ones, none of them cancelled."""
+        """Takes the next calls to fork, at most ``count_max``: consecutive ones that are not cancelled."""
         while self.next_index < len(self.futures) and self.futures[self.next_index].cancelled():
             self.next_index += 1
         first = end = self.next_index
@@ -42,25 +42,25 @@ class Batch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to be forked, and nothing runs."""
+        """Whether all calls were forked and have ended."""
         return self.next_index == len(self.futures) and not self.living
 
     def handle_started(self, message: Message) -> bool:
-        """A child runs. Returns whether it is to be killed, because its call was given up meanwhile."""
+        """Handles the start of a child. Returns whether to kill it, because its call was cancelled meanwhile."""
         index: int = message["index"]
         future = self.futures[index]
         future.child = message["child"]
         return future.cancelled()
 
     def handle_ended(self, message: Message, fds: list[int]) -> Callable[[], None]:
-        """A child has ended, or did not start. Returns what gives its future the outcome."""
+        """Handles the end of a child, or its failed start. Returns the function that completes its future."""
         index = message["index"]
         self.living.discard(index)
         future = self.futures[index]
         if message.kind == _protocol.FAILED:
             return partial(future.complete, partial(_raise, ChildNotStarted(message["text"])))
         if message["how"] == _protocol.ENDED_EXIT and message["value"] == 0 and fds:
-            # Here, where no seed is made meanwhile: a capture is told the open files.
+            # Read here, where no checkpoint runs meanwhile: a capture requires that the open files do not change.
             return partial(future.complete, partial(_task.decode_result, read_all(fds[0])))
         for fd in fds:
             os.close(fd)
@@ -68,7 +68,7 @@ class Batch:
 
 
 def death_error(child: str, message: Message) -> ChildDied:
-    """The error of a call whose child ended so."""
+    """The error of a call whose child has ended without a result."""
     how, value = message["how"], message["value"]
     if how == _protocol.ENDED_LOST:
         return ChildDied(child, f"it is lost: {message['text']}")

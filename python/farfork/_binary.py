@@ -1,4 +1,4 @@
-"""Finds the command ``farfork``, which starts and queries daemons. The rest of this package does without it."""
+"""Finds the command ``farfork``, which starts and queries daemons. The rest of this package does not need it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._errors import Error
 def binary() -> str:
     """The path of the command: ``FARFORK_BIN``, or ``farfork`` on the ``PATH``.
 
-    Raises :class:`Error` where there is none.
+    Raises :class:`Error` if there is none.
     """
     path = os.environ.get("FARFORK_BIN") or shutil.which("farfork")
     if path is None:

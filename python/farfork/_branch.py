@@ -1,4 +1,4 @@
-""":func:`branch`: a child of this process that runs cells, one after the other, and keeps its state."""
+""":func:`branch`: a child of this process that runs cells one after the other, and keeps its state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPTIONS = {"strategy", "memory", "cpus", "processes", "net", "egress", "untrust
 
 
 def branch(node: str | None = None, **options: Any) -> Branch:
-    """Forks this process onto ``node``, or onto the node with the fewest children, and returns the child to run code in.
+    """Forks this process onto ``node``, or onto the node with the fewest children, and returns the child, which runs code.
 
     ``options`` are ``strategy``, ``memory``, ``cpus``, ``processes``, ``net``, ``egress``, ``untrusted`` and
     ``user_namespace`` of :class:`Executor`. Raises :class:`CheckpointError` and :class:`ChildNotStarted`.
@@ -44,8 +44,9 @@ def branch(node: str | None = None, **options: Any) -> Branch:
 class Branch:
     """A child of this process that runs cells.
 
-    In IPython and Jupyter it has all that the shell has: variables, ``In`` and ``Out``, imported modules, magics. Elsewhere
-    its cells run in ``__main__``. Changes in the branch do not show here, nor changes here in the branch.
+    In IPython and Jupyter it has everything that the shell has: variables, ``In`` and ``Out``, imported modules, magics.
+    Elsewhere its cells run in ``__main__``. The program does not see changes in the branch, and the branch does not see
+    changes in the program.
     """
 
     def __init__(self, executor: Executor, child: str) -> None:
@@ -53,7 +54,7 @@ class Branch:
         self.child = child
         self._executor = executor
         self._is_closed = False
-        # Without locks: the garbage collector calls it anywhere.
+        # Takes no locks, because the garbage collector may call it anywhere.
         weakref.finalize(self, Collector.disconnect, executor._collector).atexit = False
 
     @property
@@ -62,9 +63,9 @@ class Branch:
         return self.child.partition(".")[0]
 
     def run(self, code: str) -> None:
-        """Runs a cell in the branch, and shows its output and the value of its last expression here.
+        """Runs a cell in the branch. Shows its output and the value of its last expression here.
 
-        Raises what the cell raises. An interrupt here (Ctrl-C) interrupts the cell; a second one closes the branch.
+        Raises the cell's exception. An interrupt here (Ctrl-C) interrupts the cell; a second one closes the branch.
         """
         failure, interrupt = self._call(partial(_cells.run, code))
         if failure is not None:
@@ -73,7 +74,7 @@ class Branch:
             raise interrupt
 
     def value(self, expression: str) -> Any:
-        """The value of an expression in the branch, which is pickled. Its class must exist here too."""
+        """The value of an expression in the branch. It is pickled, so its class must exist here too."""
         try:
             value, interrupt = self._call(partial(_cells.evaluate, expression))
         except (AttributeError, ImportError) as error:
@@ -85,7 +86,7 @@ class Branch:
         return value
 
     def close(self) -> None:
-        """Ends the branch, also if a cell runs in it."""
+        """Ends the branch, even if a cell runs in it."""
         self._is_closed = True
         self._executor.abort()
 
@@ -101,7 +102,7 @@ class Branch:
         return f"<Branch {self.child}{', closed' if self._is_closed else ''}>"
 
     def _call(self, call: Callable[[], T]) -> tuple[T, KeyboardInterrupt | None]:
-        """What a call in the branch returned, and an interrupt of the program that the call did not answer."""
+        """The result of a call in the branch, and an interrupt of the program that the call has not answered."""
         if self._is_closed or not self._executor.has_workers:
             raise BranchClosed(self.child)
         future = self._executor.submit_to_workers(call)

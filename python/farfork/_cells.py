@@ -1,4 +1,4 @@
-"""Runs the cells of a branch in its child: with IPython's shell, if the program runs in one, or in ``__main__``."""
+"""Runs the cells of a branch in its child: in IPython's shell if the program runs in one, otherwise in ``__main__``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, Callable
 from . import _display, _task, _worker
 from ._history import running_shell
 
-#: Runs one cell. Returns what it raised, and the text of its traceback.
+#: Runs one cell. Returns its exception and the text of the traceback.
 CellRunner = Callable[[str], "tuple[BaseException, str] | None"]
 
-#: In the child of a branch that has begun.
+#: Set in the child of a branch that has begun.
 _run: CellRunner | None = None
 
 
@@ -30,9 +30,9 @@ def begin() -> None:
 
 
 def run(code: str) -> bytes | None:
-    """Runs a cell. Returns what it raised, pickled.
+    """Runs a cell. Returns its exception, pickled.
 
-    Raises :class:`BranchNotBegun` in a child that replaced the branch's own, and so lacks its state.
+    Raises :class:`BranchNotBegun` in a child that replaced the branch's child, and so lacks its state.
     """
     if _run is None:
         raise BranchNotBegun
@@ -44,12 +44,12 @@ def run(code: str) -> bytes | None:
     try:
         return _task.encode_failure(error, text)
     finally:
-        # For a debugger in the next cell.
+        # Kept for a debugger in the next cell.
         error.__traceback__ = frames
 
 
 def evaluate(expression: str) -> Any:
-    """The value of an expression. Raises as :func:`run`, and what the expression raises."""
+    """The value of an expression. Raises like :func:`run`, and the exception of the expression."""
     if _run is None:
         raise BranchNotBegun
     shell = running_shell()
@@ -58,12 +58,12 @@ def evaluate(expression: str) -> Any:
 
 
 class BranchNotBegun(Exception):
-    """This child has not the state of the branch."""
+    """This child does not have the state of the branch."""
 
 
 def _shell_runner(shell: Any) -> CellRunner:
     shown = _ShownTracebacks(shell)
-    # The cell that made the branch has this number, and runs.
+    # The cell that made the branch has this number, and still runs.
     shell.execution_count = max(shell.execution_count, len(shell.history_manager.input_hist_raw))
 
     def run_cell(code: str) -> tuple[BaseException, str] | None:
@@ -78,7 +78,7 @@ def _shell_runner(shell: Any) -> CellRunner:
 
 
 class _ShownTracebacks:
-    """What the shell shows: the program raises the error of a cell, and the others are printed, as that of ``%run``."""
+    """The tracebacks that the shell shows. The program raises the error of a cell; others, as of ``%run``, are printed."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -86,7 +86,7 @@ class _ShownTracebacks:
         shell._showtraceback = self._show
 
     def _show(self, _type: Any, _value: Any, lines: Any) -> None:
-        # Only at the end of the cell is it known whether it is the error of the cell.
+        # Whether it is the error of the cell is only known at the end of the cell.
         self.print()
         self._last = _display.traceback_text(self._shell, lines)
 
@@ -104,7 +104,7 @@ _numbers = itertools.count(1)
 
 def _run_in_main(code: str) -> tuple[BaseException, str] | None:
     name = f"<branch cell {next(_numbers)}>"
-    # For tracebacks.
+    # Tracebacks find the source here.
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     namespace = vars(sys.modules["__main__"])
     try:

@@ -1,7 +1,7 @@
 """A channel between this process and a worker: a stream socket that carries frames.
 
-A frame is a pickle with its out-of-band buffers (PEP 574), so that arrays are sent from where they are and received
-into memory that the unpickled object then owns.
+A frame is a pickle with its out-of-band buffers (PEP 574). So arrays are sent without a copy, and received into memory that
+the unpickled object then owns.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import struct
 from collections import deque
 from typing import Any, Iterator, NamedTuple, Sequence
 
-#: What a frame is: to a worker a call of its seed's, a pickled one, or an interrupt of its call; from it an outcome, output, a record of
-#: :mod:`logging`, what was displayed, or why it cannot work.
+#: Kinds of frames. To a worker: a call of its seed, a pickled call, or an interrupt of its call. From a worker: an outcome,
+#: the failure of its initializer, output, a record of :mod:`logging`, or a display.
 CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED, OUTPUT, LOG_RECORD, INTERRUPT, DISPLAY = 1, 2, 3, 4, 5, 6, 7, 8
 
-#: Kind, number of buffers, number of the task, bytes of the pickle. The buffers' lengths follow, then the pickle, then the buffers.
+#: Kind, number of buffers, number of the task, bytes of the pickle. The lengths of the buffers follow, then the pickle, then
+#: the buffers.
 _HEADER = struct.Struct("<IIQQ")
 _LENGTH = struct.Struct("<Q")
 
-#: At most so many pieces in one sendmsg(2), whose limit is IOV_MAX (1024).
+#: Limit on pieces per sendmsg(2), whose own limit is IOV_MAX (1024).
 _PIECES_MAX = 512
 
 
@@ -36,7 +37,7 @@ class Payload(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A frame that was received."""
+    """A received frame."""
 
     kind: int
     task: int
@@ -44,7 +45,7 @@ class Frame(NamedTuple):
 
 
 class Channel:
-    """One end. Whether calls wait for the other end is the socket's own setting."""
+    """One end. ``blocking`` decides whether calls wait for the other end."""
 
     def __init__(self, fd: int, blocking: bool) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -53,9 +54,9 @@ class Channel:
         self._received: deque[Frame] = deque()
         self._filling = self._fill_frames()
         self._space = next(self._filling)
-        #: Whether the other end has sent its last.
+        #: Whether the other end has sent its last frame and closed.
         self.is_at_end = False
-        #: Whether the other end takes nothing more.
+        #: Whether the other end no longer receives.
         self.is_broken = False
 
     def fileno(self) -> int:
@@ -63,21 +64,21 @@ class Channel:
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether something of a frame is still to be sent."""
+        """Whether a part of a frame has not been sent yet."""
         return bool(self._outgoing)
 
     def send(self, kind: int, task: int, payload: Payload) -> None:
-        """Sends a frame, or as much of it as the other end takes at once: :meth:`flush` sends the rest."""
+        """Sends a frame, or as much as the other end accepts at once; :meth:`flush` sends the rest."""
         buffers = [memoryview(buffer).cast("B") for buffer in payload.buffers]
         lengths = b"".join(_LENGTH.pack(len(buffer)) for buffer in buffers)
         header = _HEADER.pack(kind, len(buffers), task, len(payload.pickle)) + lengths
         pieces = [memoryview(header), memoryview(payload.pickle), *buffers]
-        # An empty one would never be sent.
+        # An empty piece would never be removed from the queue.
         self._outgoing.extend(piece for piece in pieces if len(piece))
         self.flush()
 
     def flush(self) -> None:
-        """Sends the rest. If the other end is closed, the reader finds out."""
+        """Sends the rest. If the other end is closed, the receiving side detects it."""
         try:
             while self._outgoing:
                 pieces = [self._outgoing[index] for index in range(min(len(self._outgoing), _PIECES_MAX))]
@@ -89,26 +90,26 @@ class Channel:
             self._outgoing.clear()
 
     def receive(self) -> Iterator[Frame]:
-        """The frames that are there; at the end :attr:`is_at_end` is set."""
+        """The frames that have arrived. Sets :attr:`is_at_end` at the end of the stream."""
         while self._receive_some():
             while self._received:
                 yield self._received.popleft()
 
     def receive_one(self) -> Frame | None:
-        """Waits for a frame, on a blocking channel; ``None`` at the end."""
+        """Waits for a frame on a blocking channel; ``None`` at the end."""
         return next(self.receive(), None)
 
     def close(self) -> None:
-        """Closes this end: the other one receives what was sent, then the end."""
+        """Closes this end. The other end receives the data that was sent, then the end."""
         try:
-            # A seed of this process has a copy of the descriptor.
+            # shutdown(2), because a seed of this process has a copy of the descriptor.
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # The other end has gone.
+            pass  # The other end is closed.
         self._socket.close()
 
     def abandon(self) -> None:
-        """Closes this process's descriptor alone: others have copies of it."""
+        """Closes only this process's descriptor; other processes have copies."""
         self._socket.close()
 
     def _discard_sent(self, count: int) -> None:
@@ -120,7 +121,7 @@ class Channel:
             count -= len(piece)
 
     def _receive_some(self) -> bool:
-        """Receives what fits into the space that is being filled. Returns whether something came."""
+        """Receives data into the current buffer. Returns whether any arrived."""
         if self.is_at_end:
             return False
         try:
@@ -136,7 +137,7 @@ class Channel:
         return count > 0
 
     def _fill_frames(self) -> Iterator[memoryview]:
-        """Yields spaces to be filled, one after the other; what they hold becomes frames."""
+        """Yields the buffers to fill, one after the other, and makes frames of them."""
         while True:
             header = bytearray(_HEADER.size)
             yield memoryview(header)
@@ -164,7 +165,7 @@ class WakePipe:
         try:
             os.write(self._writer, b"\0")
         except BlockingIOError:
-            pass  # It is full: the thread will wake.
+            pass  # It is full, so the thread will wake.
 
     def clear(self) -> None:
         try:

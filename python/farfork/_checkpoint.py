@@ -20,26 +20,26 @@ from ._parent_id import KeptParentId
 from ._protocol import Message
 from ._reseed import Reseeding
 
-#: One at a time: another thread's connection would be a socket that cannot be carried. In a child the thread that holds
-#: it goes on as in the parent, and gives it back.
+#: One at a time: the connection of another thread would be a socket that cannot be captured. In a child, the thread that
+#: holds the lock continues as in the parent, and releases it.
 checkpoint_lock = threading.RLock()
 
 
-#: Python 3.12 freezes some objects of its own when it starts.
+#: Python 3.12 freezes some of its own objects at startup.
 _frozen_at_import = gc.get_freeze_count()
 
 
 class Seed:
-    """What the parent of a checkpoint gets: the seed that was made of it, which children are forked from."""
+    """The result of a checkpoint in the parent: the seed from which children are forked."""
 
     is_child: ClassVar[Literal[False]] = False
 
     def __init__(self, id: str, pause_s: float, prepare_s: float) -> None:
         #: Its id, for ``farfork fork``.
         self.id = id
-        #: How long this process stood still, in seconds.
+        #: How long this process was stopped, in seconds.
         self.pause_s = pause_s
-        #: How long making it took as a whole, in seconds.
+        #: Duration of the whole prepare, in seconds.
         self.prepare_s = prepare_s
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Seed:
         return f"Seed({self.id!r})"
 
     def drop(self) -> None:
-        """Drops the seed. Children go on with the memory that they have."""
+        """Drops the seed. Children continue with the memory that they have."""
         with checkpoint_lock:
             connection = Connection()
             try:
@@ -59,7 +59,7 @@ class Seed:
 
 
 class Child:
-    """What a child of a checkpoint gets: which one it is, and what it is for."""
+    """The result of a checkpoint in a child: its ids and its payload."""
 
     is_child: ClassVar[Literal[True]] = True
 
@@ -70,9 +70,9 @@ class Child:
         self.id = id
         #: The id of the seed that it was forked from.
         self.seed = seed
-        #: Its position among the children of its fork, from 0.
+        #: Its index among the children of its fork, from 0.
         self.index = index
-        #: Whether it was given a payload, which may be empty.
+        #: Whether it has a payload, which may be empty.
         self.has_payload = payload is not None
         self._payload = payload
         self._result_fd = result_fd
@@ -80,7 +80,7 @@ class Child:
 
     @property
     def payload(self) -> bytes:
-        """What it was given with ``--payload`` or ``--payloads``.
+        """The bytes of ``--payload`` or ``--payloads``.
 
         Raises :class:`PayloadMissing` in a child that was forked without a payload.
         """
@@ -96,30 +96,30 @@ class Child:
         return f"Child({self.id!r}, index={self.index}, payload={payload!r})"
 
     def write_result(self, data: bytes | str) -> None:
-        """Adds to what ``farfork wait --results`` gives of this child."""
+        """Appends to the result that ``farfork wait --results`` prints for this child."""
         rest = memoryview(data.encode() if isinstance(data, str) else data)
         while rest:
             rest = rest[os.write(self._result_fd, rest) :]
 
     def take_channel(self) -> int:
-        """The descriptor of its channel to the executor that forked it, which the caller closes."""
+        """The descriptor of its channel to the executor that forked it. The caller must close it."""
         fd, self._channel_fd = self._channel_fd, None
         assert fd is not None, "the executor asked for a channel"
         return fd
 
 
 def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed, Child]:
-    """Makes a seed of this process, and returns many times: here, with a :class:`Seed`, and in each :class:`Child` that
-    is ever forked from it.
+    """Makes a seed of this process, and returns many times: here with a :class:`Seed`, and in each :class:`Child` that is
+    forked from it.
 
-    ``name`` is one that commands take in the id's place; the seed is dropped after ``ttl`` seconds, or with the daemon.
+    Commands accept ``name`` instead of the id. The seed is dropped after ``ttl`` seconds, or with the daemon.
 
-    In a child all threads go on, as they do here. The functions registered with :func:`os.register_at_fork` are run,
-    ``random``, NumPy's and OpenSSL's generators are seeded anew, and the collector leaves alone what was there before
-    (:func:`gc.freeze`), so that it does not fetch all memory only to look at it.
+    In a child all threads continue, as they do here. Functions registered with :func:`os.register_at_fork` run. The
+    generators of ``random``, NumPy and OpenSSL are reseeded. The garbage collector ignores objects that existed before
+    (:func:`gc.freeze`), so that it does not fetch all memory only to traverse it.
 
-    Raises :class:`CheckpointError` where no seed can be made, for example because this process uses io_uring, and
-    :class:`DaemonNotFound` where there is no daemon.
+    Raises :class:`CheckpointError` if no seed can be made, for example because this process uses io_uring, and
+    :class:`DaemonNotFound` if there is no daemon.
     """
     ttl_ms = 0 if ttl is None else max(1, round(ttl * 1000))
     interrupts = HeldInterrupts()
@@ -147,7 +147,7 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
 def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
     hooks = AtFork()
     for stream in (sys.stdout, sys.stderr):
-        # What is written and not yet out would come out of each child again.
+        # Each child would write buffered data again.
         if stream is not None and not stream.closed:
             stream.flush()
     pages, pages_bytes = _pages.offer_pages()
@@ -156,7 +156,7 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
     hooks.before()
     for keeper in keepers:
         keeper.before()
-    # Without a collection before: the holes that it leaves are where children would write.
+    # No collection before: children would write to the memory that it frees.
     was_frozen = gc.get_freeze_count() > _frozen_at_import
     gc.freeze()
     answer: tuple[Message, list[int]] | None = None
@@ -169,7 +169,7 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
         raise CheckpointError(f"the node's daemon: {error}") from None
     finally:
         if answer is None or answer[0].kind != _protocol.CHILD:
-            # A child's thread was never pinned.
+            # In a child, this thread was never pinned.
             _processor.unpin_thread(pinned_thread)
             if not was_frozen:
                 gc.unfreeze()

@@ -32,7 +32,7 @@ from ._workers import Completion, Worker, WorkerPool, WorkerSeed
 
 
 class Collector:
-    """The calls of one executor that are not over."""
+    """The calls of one executor that have not ended."""
 
     def __init__(self, options: ExecutorOptions, pickling: CallPickling) -> None:
         self._options = options
@@ -43,9 +43,9 @@ class Collector:
         self._reset()
 
     def _reset(self) -> None:
-        """As at first: not connected, without calls."""
-        #: Held over a checkpoint, and never given back in a child: there the thread stands still. ``with`` takes the lock
-        #: itself, and not the condition: an exception of a signal handler would leave that locked.
+        """Sets the initial state: not connected, without calls."""
+        #: Held during a checkpoint. In a child it is never released, because the thread stops there. ``with`` uses the lock,
+        #: not the condition: an exception of a signal handler would leave the condition locked.
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._connection: Connection | None = None
@@ -65,11 +65,11 @@ class Collector:
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers were forked that new calls can be pickled for."""
+        """Whether there are workers for which new calls can be pickled."""
         return self._pool.newest_seed is not None
 
     def queue_pickled(self, calls: list[_task.Call]) -> list[ChildFuture[Any]] | None:
-        """Queues calls for workers that are there; ``None`` if workers are to be forked for them."""
+        """Queues calls for existing workers; ``None`` if workers must be forked for them."""
         self._pool.require_working()
         seed = self._pool.newest_seed
         if seed is None:
@@ -83,10 +83,11 @@ class Collector:
         return futures
 
     def start_workers(self, seed_id: str, state: ForkedState, calls_count: int) -> list[ChildFuture[Any]]:
-        """Queues the calls that a seed was made for."""
+        """Queues the calls for which a seed was made."""
         seed = WorkerSeed(next(self._numbers), seed_id, state)
         try:
-            # For no child: the seed ends with the connection, also if no worker can be forked before others have ended.
+            # A request for no children: the seed ends with the connection, even if no worker can be forked before others
+            # end.
             self._fork(seed.batch, seed.id, range(0), 0)
         except OSError as error:
             raise _connection_lost(error) from None
@@ -96,7 +97,7 @@ class Collector:
         return futures
 
     def start_batch(self, seed_id: str, calls_count: int) -> list[ChildFuture[Any]]:
-        """Starts a child for each call that a seed was made for."""
+        """Starts a child for each call for which a seed was made."""
         number = next(self._numbers)
         futures: list[ChildFuture[Any]] = [
             ChildFuture(partial(self._cancel_call, number, index)) for index in range(calls_count)
@@ -111,7 +112,7 @@ class Collector:
         return futures
 
     def shutdown(self, wait: bool, cancel_futures: bool) -> None:
-        """As :meth:`Executor.shutdown`."""
+        """Like :meth:`Executor.shutdown`."""
         with self.lock:
             self._is_shut_down = True
             waiting = [] if not cancel_futures else self._pool.queued_futures
@@ -121,7 +122,7 @@ class Collector:
             future.cancel()
         with self.lock:
             self._end_if_idle()
-            # A callback that the thread runs cannot wait for the thread.
+            # A callback that runs in the thread cannot wait for the thread.
             wait = wait and self._thread is not threading.current_thread()
             while wait and not self._is_idle:
                 self._changed.wait()
@@ -129,7 +130,7 @@ class Collector:
             self._thread.join()
 
     def cancel_all(self) -> None:
-        """Cancels all calls, also those that run."""
+        """Cancels all calls, including running ones."""
         with self.lock:
             futures = self._pool.futures
             futures += [future for batch in self._batches.values() for future in batch.futures]
@@ -137,13 +138,13 @@ class Collector:
             future.cancel()
 
     def interrupt(self, future: ChildFuture[Any]) -> None:
-        """Has a worker's call interrupted."""
+        """Requests the interrupt of a worker's call."""
         with self.lock:
             self._pool.request_interrupt(future)
             self._wake_thread()
 
     def disconnect(self) -> None:
-        """Ends the connection, and so all children. Takes no lock; in a child it does nothing."""
+        """Ends the connection, and with it all children. Takes no lock. In a child it does nothing."""
         if self._connection is not None:
             self._connection.shutdown()
 
@@ -152,13 +153,13 @@ class Collector:
         return not self._batches and self._pool.is_idle
 
     def _end_if_idle(self) -> None:
-        """After the last call of an executor that takes no more, its children end with the connection."""
+        """Ends the connection, and so the children, after the last call of an executor that was shut down."""
         if self._is_shut_down and self._is_idle and self._connection is not None:
             self._connection.shutdown()
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            # Until the daemon knows it, another thread's checkpoint would be refused because of it.
+            # Until the daemon knows the connection, it would refuse a checkpoint of another thread because of it.
             with checkpoint_lock:
                 connection = Connection()
                 connection.send(_protocol.HELLO)
@@ -177,35 +178,37 @@ class Collector:
         return self._connection
 
     def _wake_thread(self) -> None:
-        """The thread alone sends to workers: an exception of a signal handler would divide what another one sends."""
+        """Wakes the thread. Only it sends to workers: a signal handler's exception could split the data that another thread
+        sends.
+        """
         if self._wake is not None:
             self._wake.wake()
 
     def _fork_ready(self, batch: Batch) -> None:
-        """Asks for as many children of a batch as may live."""
+        """Requests as many children of a batch as the limit permits."""
         while True:
             living = sum(len(other.living) for other in self._batches.values())
             calls = batch.allocate(self._options.children_max - living)
             if not calls:
                 return
-            # A child's own index counts from 0 in each fork; of the first fork it is that of its call.
+            # A child's own index counts from 0 in each fork. Only in the first fork does it equal the index of the call.
             flag = _protocol.FORK_NO_PAYLOAD if calls.start == 0 else 0
             timeout = self._options.timeout
-            # None is 0 there, and the shortest is a millisecond.
+            # In the request 0 means no timeout, and the shortest is a millisecond.
             timeout_ms = 0 if timeout is None else max(round(timeout * 1000), 1)
             self._fork(batch.number, batch.seed, calls, flag, timeout_ms)
 
     def _fork(self, batch: int, seed: str, children: range, flag: int, timeout_ms: int = 0) -> None:
         fields = {**self._options.fork_fields, "flags": self._options.fork_fields["flags"] | flag}
         if nodes := self._options.nodes:
-            # A request starts at its first node. This one continues after the last one.
+            # A request starts at its first node. This one continues after the last node used.
             turn = self._forked_count % len(nodes)
             fields["nodes"] = ",".join(nodes[turn:] + nodes[:turn])
         self._forked_count += len(children)
         fields |= {"first": children.start, "count": len(children), "timeout_ms": timeout_ms}
         self._connect().send(_protocol.FORK, batch=batch, seed=seed, **fields)
 
-    # ---- what the pool of workers asks for
+    # ---- called by the pool of workers
 
     def fork_workers(self, seed: WorkerSeed, indices: range) -> None:
         self._fork(seed.batch, seed.id, indices, _protocol.FORK_CHANNEL)
@@ -217,7 +220,7 @@ class Collector:
         self._connect().send(_protocol.DROP, seed=seed.id)
 
     def watch_channel(self, worker: Worker) -> None:
-        """Polls a worker's channel for input, and for room while something is left to be sent."""
+        """Polls a worker's channel for input, and for output while a part of a frame is unsent."""
         channel = worker.channel
         assert channel is not None
         self._poller.register(channel, select.POLLIN | (select.POLLOUT if channel.has_outgoing else 0))
@@ -229,16 +232,16 @@ class Collector:
         del self._watched[worker.channel.fileno()]
 
     def cancel_task(self, number: int) -> None:
-        """The future of a worker's call was cancelled."""
+        """Handles the cancellation of a worker's call."""
         with self.lock:
             try:
                 self._pool.cancel(number)
                 self._wake_thread()
             except OSError:
-                pass  # The thread finds it out.
+                pass  # The thread detects it.
 
     def _cancel_call(self, number: int, index: int) -> None:
-        """A call was cancelled."""
+        """Handles the cancellation of a call of a batch."""
         with self.lock:
             batch = self._batches.get(number)
             if batch is None:
@@ -248,10 +251,10 @@ class Collector:
                     self._connect().send(_protocol.KILL, batch=number, index=index)
                 self._schedule()
             except OSError:
-                pass  # The thread finds it out.
+                pass  # The thread detects it.
 
     def _schedule(self) -> None:
-        """Has children run what there is room for now, and forgets the batches that are over."""
+        """Forks as many children as the limit permits, and removes batches that have ended."""
         for batch in list(self._batches.values()):
             self._fork_ready(batch)
             if batch.is_over:
@@ -261,14 +264,14 @@ class Collector:
             try:
                 self._pool.schedule()
             except OSError:
-                pass  # The thread finds it out.
+                pass  # The thread detects it.
         self._end_if_idle()
         self._changed.notify_all()
 
     # ---- the thread
 
     def _run(self, connection: Connection) -> None:
-        """Takes what the daemon and the workers say until the daemon says no more."""
+        """Handles messages of the daemon and the workers until the daemon's connection ends."""
         cause: object = "it ended the connection"
         try:
             while self._collect(connection):
@@ -285,7 +288,7 @@ class Collector:
             complete()
 
     def _collect(self, connection: Connection) -> bool:
-        """Waits for something to do, and does it. Returns whether the daemon may have more to say."""
+        """Waits for events and handles them. Returns whether the daemon is still connected."""
         with self.lock:
             deadline = self._pool.next_deadline()
         timeout_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
@@ -293,7 +296,7 @@ class Collector:
         completions: list[Completion] = []
         is_connected = True
         stand_still_in_call_child()
-        # A capture is told the open files: none is received or closed meanwhile.
+        # A capture requires that the open files do not change, so none is received or closed meanwhile.
         with self.lock, checkpoint_lock:
             assert self._wake is not None
             for fd, _ in ready:
@@ -308,7 +311,7 @@ class Collector:
             completions += self._pool.handle_deadlines()
             if is_connected and (ready or completions):
                 self._schedule()
-        # Without the lock: a callback may wait for a thread that waits for the lock.
+        # Without the lock: a callback may wait for a thread that needs the lock.
         for complete in completions:
             complete()
         return is_connected
@@ -320,7 +323,7 @@ class Collector:
         return completions
 
     def _handle_message(self, message: Message, fds: list[int]) -> list[Completion]:
-        """Takes a message. Returns what is to be done without the lock."""
+        """Handles a message. Returns the completions, which run without the lock."""
         number = message.get("batch", 0)
         if self._pool.has_batch(number):
             return self._handle_worker_message(message, fds)
@@ -351,7 +354,7 @@ class Collector:
         self._batches.clear()
 
     def reset_after_fork(self) -> None:
-        """In a process that os.fork has made: the connection, its thread and the calls that run are the parent's."""
+        """Resets a process that os.fork made: the connection, its thread and the running calls belong to the parent."""
         self._pool.abandon()
         self._disconnect()
         self._reset()

@@ -11,21 +11,21 @@ from . import _protocol
 from ._errors import DaemonNotFound
 from ._protocol import Message
 
-#: Which child this process is, if it is one: there is no daemon where it is.
+#: The id of this child; ``None`` in a parent. A child has no daemon to connect to.
 child_id: str | None = None
 
 DEFAULT_RUN_DIR = "/run/farfork"
 
-#: For an answer that needs nothing but the daemon, in seconds. Its own limit for a checkpoint is 120: one that is silent
-#: for longer is stuck.
+#: Limit for an answer that depends only on the daemon, in seconds. The daemon's own limit for a checkpoint is 120. A daemon
+#: that is silent for longer does not respond at all.
 ANSWER_S_MAX = 150.0
 
 
 def socket_path() -> str:
-    """Where the daemon listens for programs. The first of these that is said, or is there:
+    """The socket on which the daemon listens for programs. The first of these that is set, or exists:
 
-    ``FARFORK_PROGRAM_SOCKET``; ``program.sock`` beside ``FARFORK_SOCKET``; ``program.sock`` in ``FARFORK_RUN_DIR`` or
-    ``/run/farfork``, or in the directory of the first node that ``farfork up`` started there.
+    ``FARFORK_PROGRAM_SOCKET``; ``program.sock`` in the directory of ``FARFORK_SOCKET``; ``program.sock`` in
+    ``FARFORK_RUN_DIR`` or ``/run/farfork``; ``program.sock`` of the first node that ``farfork up`` started there.
     """
     if path := os.environ.get("FARFORK_PROGRAM_SOCKET"):
         return path
@@ -36,12 +36,12 @@ def socket_path() -> str:
     return of_first_node if os.path.exists(of_first_node) and not os.path.exists(own) else own
 
 
-#: A file that has less is read at once.
+#: A smaller file is read with a single call.
 _SMALL_BYTES = 64 << 10
 
 _DESCRIPTOR = struct.Struct("i")
 
-#: Nothing but descriptors comes beside a message (SCM_RIGHTS).
+#: The only control data of a message are descriptors (SCM_RIGHTS).
 _ANCILLARY_BYTES_MAX = socket.CMSG_LEN(_protocol.FDS_MAX * _DESCRIPTOR.size)
 
 
@@ -52,7 +52,7 @@ def require_no_child() -> None:
 
 
 class Connection:
-    """Requests and replies, whole messages each. Sending and receiving may be different threads' business."""
+    """Requests and replies, each a whole message. Different threads may send and receive."""
 
     def __init__(self) -> None:
         require_no_child()
@@ -69,16 +69,16 @@ class Connection:
         self._inode = os.fstat(self._socket.fileno()).st_ino
 
     def send(self, kind: int, **fields: int | str) -> None:
-        """Sends a request. Raises :class:`OSError` where the daemon has gone."""
+        """Sends a request. Raises :class:`OSError` if the daemon has ended."""
         self._socket.send(_protocol.encode(kind, self._inode, **fields))
 
     def receive(self, limit_s: float | None = ANSWER_S_MAX) -> tuple[Message, list[int]] | None:
-        """Waits for a reply and the descriptors that come with it; ``None`` at the end.
+        """Waits for a reply and its descriptors; ``None`` at the end.
 
-        In a parent and in each of its children alike, the process waits in the system call that is made here.
+        In the parent and in each child, the process waits in the system call that is made here.
         """
         self._socket.settimeout(limit_s)
-        # As socket.recv_fds does, which imports a module first: a child that wakes here writes to few pages.
+        # Like socket.recv_fds, which first imports a module: a child that wakes here should write to few pages.
         message, ancillary, _, _ = self._socket.recvmsg(
             _protocol.MESSAGE_BYTES_MAX, _ANCILLARY_BYTES_MAX, socket.MSG_CMSG_CLOEXEC
         )
@@ -89,20 +89,20 @@ class Connection:
         return self._socket.fileno()
 
     def shutdown(self) -> None:
-        """Ends the connection, so that a thread that waits for a reply is told so."""
+        """Ends the connection, so that a thread that waits for a reply wakes up."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # The daemon has gone.
+            pass  # The daemon has ended.
 
     def close(self) -> None:
-        """Gives the descriptor back."""
+        """Closes the descriptor."""
         self._socket.close()
 
 
 def read_all(fd: int) -> bytes:
-    """All of a regular file that came with a message, which is closed."""
-    # Most are a few bytes. A file object would cost a child more pages than all else of its answer.
+    """Reads all of a regular file that was sent with a message, and closes it."""
+    # Most have a few bytes. A file object would cost a child more pages than the rest of its answer.
     try:
         first_bytes = os.read(fd, _SMALL_BYTES)
     except OSError:
@@ -116,7 +116,7 @@ def read_all(fd: int) -> bytes:
 
 
 def _move_above_stdio(new_socket: socket.socket) -> socket.socket:
-    """Numbers 0 to 2 are the standard streams, whatever they lead to: children get others in their place."""
+    """Numbers 0 to 2 are the standard streams, whatever they refer to: children get other files there."""
     if new_socket.fileno() > 2:
         return new_socket
     with new_socket:

@@ -1,6 +1,7 @@
-"""What the names of functions and classes led to when a seed was made.
+"""The objects that the names of functions and classes referred to when a seed was made.
 
-A pickle names functions and classes, so a call is right in a worker only if its names still lead to the same objects.
+A pickle refers to functions and classes by name. So a call is correct in a worker only if its names still refer to the same
+objects.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 
 
 class DefinitionChanged(Exception):
-    """A name may lead to something else than in workers of the seed."""
+    """A name may refer to another object than in workers of the seed."""
 
 
 class ForkedDefinitions:
-    """The definitions of all modules as they were when a seed was made."""
+    """The definitions of all modules at the time a seed was made."""
 
     def __init__(self) -> None:
         modules = [(name, module) for name, module in list(sys.modules.items()) if name != "__main__"]
@@ -24,12 +25,12 @@ class ForkedDefinitions:
         self._main = _main_definitions()
 
     def compare(self) -> NameCheck:
-        """For the calls of one submission."""
+        """A comparison for the calls of one submission."""
         return NameCheck(self._globals, self._main)
 
 
 class NameCheck:
-    """Compares what global names lead to now with what they led to when a seed was made."""
+    """Compares the current objects of global names with those at the time a seed was made."""
 
     def __init__(self, module_globals: dict[str, dict[str, Any]], main: list[tuple[str, Any]]) -> None:
         self._globals, self._main = module_globals, main
@@ -39,9 +40,10 @@ class NameCheck:
         return _main_definitions() != self._main
 
     def require_unchanged(self, module: str | None, name: str) -> None:
-        """Raises :class:`DefinitionChanged` if a global name may lead to something else than at the fork."""
+        """Raises :class:`DefinitionChanged` if a global name may refer to another object than at the fork."""
         if module == "__main__":
-            # A definition may use any other: notebooks and interactive sessions define functions and classes again and again.
+            # A definition may use any other one: notebooks and interactive sessions redefine functions and classes
+            # frequently.
             if self._is_main_changed:
                 raise DefinitionChanged(f"a definition of __main__ has changed since the workers were forked: {name} may use it")
             return
@@ -52,7 +54,8 @@ class NameCheck:
         self.require_not_replaced(module, name)
 
     def require_not_replaced(self, module: str | None, name: str) -> None:
-        """Raises :class:`DefinitionChanged` if a global name of an imported module led to another object at the fork."""
+        """Raises :class:`DefinitionChanged` if a global name of an imported module referred to another object at the fork.
+        """
         root = name.partition(".")[0]
         then, now = self._globals.get(str(module), {}), getattr(sys.modules.get(str(module)), "__dict__", {})
         if root in then and then[root] is not now.get(root):
@@ -60,7 +63,7 @@ class NameCheck:
 
 
 def _main_definitions() -> list[tuple[str, Any]]:
-    """What identifies the functions, classes and other callables of ``__main__``. Data is not kept alive."""
+    """Identifies the functions, classes and other callables of ``__main__``, without keeping data alive."""
     found: list[tuple[str, Any]] = []
     for name, value in list(vars(sys.modules["__main__"]).items()):
         if isinstance(value, FunctionType):
@@ -73,7 +76,7 @@ def _main_definitions() -> list[tuple[str, Any]]:
 
 
 class _Identity:
-    """Objects that equal others only if they are the same."""
+    """Objects that are equal only if they are identical."""
 
     def __init__(self, *objects: Any) -> None:
         self._objects = objects

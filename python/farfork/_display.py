@@ -1,4 +1,4 @@
-"""Rich output of workers: what calls display with IPython is shown by the program, among their printed output."""
+"""Rich output of workers: the program shows what calls display with IPython, in order with their printed output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._channel import Payload
 from ._history import running_shell
 
 
-#: The type of a widget among the representations of a display.
+#: The MIME type of a widget.
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -20,7 +20,7 @@ class Display(dict[str, Any]):
 
 
 def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
-    """In a worker: sends what IPython's shell displays, and the value at the end of a cell."""
+    """In a worker: sends what IPython's shell displays, including the value at the end of a cell."""
     hooks: Any = importlib.import_module("IPython.core.displayhook")
     publishers: Any = importlib.import_module("IPython.core.displaypub")
 
@@ -29,16 +29,16 @@ def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
 
         def publish(self, data: Any, metadata: Any = None, **details: Any) -> None:
             if len(data) > 1:
-                # A page has the widgets of the program only.
+                # A page can only show widgets of the program.
                 data = {kind: value for kind, value in data.items() if kind != _WIDGET}
             named = {name: details[name] for name in ("transient", "update") if details.get(name)}
             send(Display(data=dict(data), metadata=dict(metadata or {}), **named))
 
         def clear_output(self, wait: bool = False) -> None:
-            pass  # The cell has output of others.
+            pass  # The cell also has output of other calls.
 
     class ForwardingHook(hooks.DisplayHook):  # type: ignore[misc]
-        # As that of a Jupyter kernel.
+        # Like the hook of a Jupyter kernel.
         topic = None
         set_parent = _ignore_parent
 
@@ -54,7 +54,7 @@ def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
     def print_traceback(_type: Any, _value: Any, lines: Any) -> None:
         print(traceback_text(shell, lines), file=sys.stderr)
 
-    # A new hook makes the variables of the latest outputs empty.
+    # Installing a new hook clears the variables of the latest outputs.
     names = ("_", "__", "___")
     variables = {name: shell.user_ns[name] for name in names if name in shell.user_ns}
     hook = ForwardingHook(shell=shell)
@@ -62,19 +62,19 @@ def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
     for name in names:
         setattr(hook, name, getattr(shell.displayhook, name, ""))
     shell.display_pub = ForwardingPublisher(shell=shell)
-    # A cell of the program runs: the hook is set already.
+    # A cell of the program runs, so its hook is installed already.
     shell.displayhook = shell.display_trap.hook = sys.displayhook = hook
     shell._showtraceback = print_traceback
     shell.set_hook("show_in_pager", _print_page, 0)
 
 
 def traceback_text(shell: Any, lines: Any) -> str:
-    """What the shell would show."""
+    """The traceback as the shell would show it."""
     return str(shell.InteractiveTB.stb2text(lines))
 
 
 def _ignore_parent(_self: Any, _parent: Any) -> None:
-    """The cell that output belongs to is the program's matter."""
+    """Does nothing: the program knows the cell to which output belongs."""
 
 
 def _print_page(_shell: Any, page: Any, start: int = 0, screen_lines: int = 0) -> None:
@@ -82,12 +82,12 @@ def _print_page(_shell: Any, page: Any, start: int = 0, screen_lines: int = 0) -
 
 
 def show(payload: Payload) -> None:
-    """In the program: shows what a worker has sent."""
+    """In the program: shows a display from a worker."""
     try:
         display = payload.load()
         if (shell := running_shell()) is not None:
             shell.display_pub.publish(**display)
         elif "text/plain" in display["data"]:
             print(display["data"]["text/plain"], flush=True)
-    except Exception:  # As for printed output: it ends no call.
+    except Exception:  # As for printed output: it must not end a call.
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""The exceptions of this package. Each message names the object, the cause and, where there is one, the next step."""
+"""The exceptions of this package. Each message names the object, the cause and, if there is one, the next step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 
 class Error(Exception):
-    """Everything that this package raises of its own."""
+    """The base class of all exceptions of this package."""
 
 
 class DaemonNotFound(Error):
@@ -16,11 +16,11 @@ class DaemonNotFound(Error):
 
 
 class CheckpointError(Error):
-    """No seed could be made of this process, which goes on as if nothing had happened."""
+    """No seed of this process could be made. The process continues unchanged."""
 
 
 class PayloadMissing(Error):
-    """A child read its payload, and was forked without one."""
+    """A child that was forked without a payload has read its payload."""
 
     def __init__(self, child: str, seed: str) -> None:
         super().__init__(child, seed)
@@ -37,15 +37,15 @@ class PayloadMissing(Error):
 
 
 class ConnectionLost(Error, BrokenExecutor):
-    """The daemon has gone, and the children of the executor with it."""
+    """The daemon has ended, and with it the children of the executor."""
 
 
 class ChildNotStarted(Error):
-    """A child could not be started; the others are unharmed."""
+    """A child could not be started. Others are not affected."""
 
 
 class ChildDied(Error):
-    """A child ended before it gave a result; the others are unharmed."""
+    """A child ended before it returned a result. Others are not affected."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class ChildDied(Error):
         super().__init__(child, cause, exit_code, signal_number, limit)
         #: Its id, for ``farfork logs``.
         self.child = child
-        #: Why, in words.
+        #: The cause as text.
         self.cause = cause
-        #: What it called ``exit`` with, if it did.
+        #: The exit code, if it called ``exit``.
         self.exit_code = exit_code
-        #: The signal that killed it, if one did.
+        #: The signal that killed it, if any.
         self.signal = signal_number
-        #: Which limit it was killed for, if it was for one: ``"time"``, ``"memory"`` or ``"node_memory"``.
+        #: The limit for which it was killed, if any: ``"time"``, ``"memory"`` or ``"node_memory"``.
         self.limit = limit
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class ChildDied(Error):
 
 
 class BranchClosed(Error):
-    """A cell was to be run in a branch that has ended."""
+    """A cell was submitted to a branch that has ended."""
 
     def __init__(self, child: str) -> None:
         super().__init__(child)
@@ -84,11 +84,13 @@ class BranchClosed(Error):
 
 
 class ChildTimeout(ChildDied, FutureTimeoutError):
-    """A child was killed because it ran for longer than the executor allows."""
+    """A child was killed because its call exceeded the executor's time limit."""
 
 
 class InitializerFailed(Error, BrokenExecutor):
-    """The initializer of an executor raised in a worker: the executor takes no more calls. The ``__cause__`` is what it raised."""
+    """The initializer of an executor raised in a worker. The executor takes no more calls. The ``__cause__`` is that
+    exception.
+    """
 
     def __init__(self, child: str) -> None:
         super().__init__(child)
@@ -100,7 +102,7 @@ class InitializerFailed(Error, BrokenExecutor):
 
 
 class RemoteTraceback(Exception):
-    """Where in a child an exception was raised: the ``__cause__`` of an exception that came from there."""
+    """The traceback of an exception in a child: the ``__cause__`` of an exception that was raised there."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -111,7 +113,7 @@ class RemoteTraceback(Exception):
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
+    """The name of a signal: ``SIGKILL`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

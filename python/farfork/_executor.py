@@ -1,7 +1,7 @@
 """:class:`Executor`: an executor of :mod:`concurrent.futures` whose workers are children of this process.
 
-``_collector`` takes its calls to their outcomes: ``_workers`` decides which worker runs which call, ``_batch`` does so for
-executors that fork a child for each call. ``_worker`` and ``_task`` run calls in children.
+``_collector`` handles its calls until their outcome. ``_workers`` assigns calls to workers; ``_batch`` handles executors
+that fork a child for each call. ``_worker`` and ``_task`` run calls in children.
 """
 
 from __future__ import annotations
@@ -30,46 +30,53 @@ from ._shared import SharedObjects
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: How many children live at once if each call has its own, unless the executor is told otherwise: enough to keep some
-#: machines busy, few enough for their memory, as each has what it writes for itself.
+#: Default limit on simultaneous children if each call has its own. They keep some machines busy, and fit their memory: each
+#: child takes memory for the pages that it writes.
 FRESH_CHILDREN_MAX = 256
 
-#: How many chunks each worker gets if the executor chooses their size: those that take longer than others are balanced.
+#: Chunks per worker if the executor chooses their size. Several chunks balance those that take longer than others.
 _CHUNKS_PER_WORKER = 4
 
 
 class Executor(_Executor):
     """Calls functions in children of this process, forked from its live state onto the nodes of the cluster.
 
-    Up to ``max_workers`` children, the workers, are forked when the first calls are there, and run one call after the
-    other. Without ``max_workers`` they are as many as this machine has processors, for each node in ``nodes``. Each
-    worker calls ``initializer(*initargs)`` first. The calls for which workers are forked are not pickled, whatever they
-    are: workers have this process's memory. Later calls are pickled for the workers that are there. If a call cannot be
-    pickled, is larger than 16 MiB, or is of a function that was defined since, workers are forked anew, from the
-    state of this moment. A worker keeps what its calls leave in its memory, and does not see what this process changes
-    after the worker was forked. A call that refers to an object in ``shared`` does not pickle it: workers have it since
-    they were forked, so this process must not change it. With ``reuse_workers=False``, each call has a child of its own, from the state of the
-    moment when it was submitted.
+    Up to ``max_workers`` children, the workers, are forked for the first calls, and run one call after the other. The
+    default is the number of this machine's processors, for each node in ``nodes``. Each worker calls
+    ``initializer(*initargs)`` first.
 
-    ``nodes`` are names of nodes, over which the children are spread in turn; without them, those with the fewest
-    children are taken first. A child whose call runs for longer than ``timeout`` seconds is killed, and the call's future
-    raises :class:`ChildTimeout`. A call whose worker died is run again up to ``retries`` times. What workers
-    print is printed here with the worker's name before each line (``output="tagged"``), as it is (``"plain"``), or is only in
-    the children's logs (``"log"``, and without ``reuse_workers``). What they log is handled by this process's loggers, or likewise. ``strategy`` says how
-    memory comes, as ``farfork fork --strategy`` does: ``"cow"``, ``"prefetch"`` (the default) or ``"eager"``, and behind
-    commas ``"cache"`` and ``"first"``. A child may use ``memory`` bytes of memory, which may be a text such as ``"512MiB"``,
-    and ``cpus`` processors (0.5 is half of one); one that needs more memory is killed, and its call raises
-    :class:`ChildDied`. It may have ``processes`` processes and threads; to start more fails. ``net`` says which network it has,
-    as ``farfork fork --net`` does: ``"private"``, ``"shared"`` with the other children of its call on its node, or ``"host"``, its
-    node's. From a private one it calls those in ``egress``, as ``farfork fork --egress`` has them: ``["any"]``, or networks and
-    addresses like ``["10.1.0.0/16", "192.0.2.7:443"]``. With ``untrusted``, children have no capabilities, and are kept from
-    devices and system calls that could lead out of their containers, as ``farfork fork --untrusted`` has it; with
-    ``user_namespace`` besides, they are users that nobody else is on their nodes.
+    The calls for which workers are forked are not pickled, whatever they are: workers have this process's memory. Later
+    calls are pickled for the existing workers. If a call cannot be pickled, is larger than 16 MiB, or is of a function that
+    was defined since, new workers are forked from the current state. A worker keeps what its calls leave in its memory, and
+    does not see later changes in this process. Objects in ``shared`` are not pickled: workers have them in memory, so this
+    process must not change them. With ``reuse_workers=False``, each call has its own child, forked from the state at its
+    submission.
 
-    Children end with this process, and so do the seeds that they come from.
+    ``nodes`` are names of nodes, over which the children are distributed in turn. By default the nodes with the fewest
+    children are used first. A child whose call runs for longer than ``timeout`` seconds is killed, and the call's future
+    raises :class:`ChildTimeout`. A call whose worker died is repeated up to ``retries`` times.
+
+    The output of workers is printed here with the worker's name before each line (``output="tagged"``), printed unchanged
+    (``"plain"``), or only written to the children's logs (``"log"``, and without ``reuse_workers``). Their log records are
+    handled by this process's loggers, or likewise.
+
+    ``strategy`` selects how memory is fetched, as ``farfork fork --strategy`` does: ``"cow"``, ``"prefetch"`` (the default)
+    or ``"eager"``, optionally with ``cache`` and ``first`` after commas. A child may use ``memory`` bytes of memory, also given
+    as text such as ``"512MiB"``, and ``cpus`` processors (0.5 is half of one). A child that needs more memory is killed, and
+    its call raises :class:`ChildDied`. It may have ``processes`` processes and threads; starting more fails.
+
+    ``net`` is its network, as for ``farfork fork --net``: ``"private"``, ``"shared"`` with the other children of its call on
+    its node, or ``"host"``, its node's. From a private network it can connect to the destinations in ``egress``, as for
+    ``farfork fork --egress``: ``["any"]``, or networks and addresses like ``["10.1.0.0/16", "192.0.2.7:443"]``.
+
+    With ``untrusted``, children have no capabilities, and no access to devices and system calls that could lead out of their
+    containers, as with ``farfork fork --untrusted``. With ``user_namespace`` in addition, they have user ids that nothing
+    else on their nodes has.
+
+    Children end with this process, and so do their seeds.
     """
 
-    #: As :class:`CallPickling` has it.
+    #: As in :class:`CallPickling`.
     _cloudpickle: ModuleType | None = None
 
     def __init__(
@@ -115,7 +122,7 @@ class Executor(_Executor):
 
     @property
     def max_workers(self) -> int:
-        """How many children may live at once."""
+        """Limit on simultaneous children."""
         return self._children_max
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ChildFuture[T]:
@@ -150,14 +157,15 @@ class Executor(_Executor):
         chunksize: int | None = 1,
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
-        """As :func:`map`, in workers; results come in order.
+        """Like :func:`map`, in workers; results are in order.
 
-        The iterator raises :class:`concurrent.futures.TimeoutError` when a result is not there ``timeout`` seconds after this call, and
-        what a call raised when its turn comes. ``chunksize`` calls in a row are sent to a worker together; with ``None``, so
-        many that each worker gets about four times some. What is left when the iterator is closed or raises is cancelled.
+        The iterator raises :class:`concurrent.futures.TimeoutError` if a result is missing ``timeout`` seconds after this
+        call. It raises the exception of a call when it reaches that call. ``chunksize`` consecutive calls are sent to a
+        worker together; with ``None``, the size is chosen so that each worker gets about four chunks. When the iterator is
+        closed or raises, the remaining calls are cancelled.
 
-        With ``return_exceptions``, what a call raised comes in its place, as an exception that is not raised, and so
-        does the error of a child that gave no result: each call has its outcome, and one failure ends nothing else.
+        With ``return_exceptions``, the exception of a call is returned in its place, not raised, and so is the error of a
+        child that returned no result. So each call has an outcome, and a failure ends no other call.
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError("chunksize must be 1 or more, or None")
@@ -173,17 +181,19 @@ class Executor(_Executor):
         return _results.results_in_order(futures, end)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more calls. With ``cancel_futures``, cancels those that have not begun. With ``wait``, returns when all are over."""
+        """Refuses further calls. With ``cancel_futures``, cancels calls that have not begun. With ``wait``, returns when all
+        have ended.
+        """
         self._collector.shutdown(wait, cancel_futures)
 
     def cancel_all(self) -> None:
-        """Cancels all calls; the children of those that run are killed."""
+        """Cancels all calls. The children of running calls are killed."""
         self._collector.cancel_all()
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
-        """Waits for all calls. After an interrupt of the block, or of the wait, the calls are cancelled."""
+        """Waits for all calls. After an interrupt of the block or of the wait, the calls are cancelled."""
         try:
             if exc_type is not None and not issubclass(exc_type, Exception):
                 self.cancel_all()
@@ -201,11 +211,11 @@ class Executor(_Executor):
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers have been forked, which have the shared objects of that moment."""
+        """Whether workers exist. They have the shared objects of the time of their fork."""
         return self._collector.has_workers
 
     def submit_to_workers(self, call: Callable[[], T]) -> ChildFuture[T] | None:
-        """Pickles a call for workers that are there; ``None`` if this is not possible."""
+        """Pickles a call for existing workers; ``None`` if this is not possible."""
         with self._collector.lock:
             self._collector.require_open()
             require_no_child()
@@ -225,13 +235,13 @@ class Executor(_Executor):
             require_no_child()
             if self._reuse_workers and (queued := collector.queue_pickled(calls)) is not None:
                 return queued
-            # Before the checkpoint: a definition that changes meanwhile differs from these in any case.
+            # Before the checkpoint: a definition that changes meanwhile is then recognized as changed.
             state = ForkedState(self._pickling.shared)
             child = make_seed()
             if child.is_child:
                 if self._reuse_workers:
                     _worker.run_worker(child, calls, self._initializer, self._pickling, self._sends_records)
-                # Nothing but this number crosses: the call is here already.
+                # Only this number is sent: the child has the call in memory.
                 index = int(child.payload) if child.has_payload else child.index
                 _task.run_in_child(child, calls[index])
             try:
@@ -244,21 +254,22 @@ class Executor(_Executor):
                 raise
 
 
-#: Those of this process.
+#: The executors of this process.
 _executors: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
 def _reset_executors() -> None:
-    """A process that os.fork has made asks the daemon by itself: two would take each other's replies.
+    """Gives a process that os.fork made its own connection. Two processes on one connection would receive each other's
+    replies.
 
-    A child of farfork has its parent's threads, and no use for this (``_hooks``).
+    A child of farfork has its parent's threads, and does not use this (``_hooks``).
     """
     for executor in list(_executors):
         executor._collector.reset_after_fork()
 
 
 def _wait_for_calls() -> None:
-    """As the executors of :mod:`concurrent.futures` do at the end of the program."""
+    """Waits at the end of the program, as the executors of :mod:`concurrent.futures` do."""
     for executor in list(_executors):
         executor.shutdown()
 

@@ -11,18 +11,18 @@ T = TypeVar("T")
 class ChildFuture(Future[T]):
     """A :class:`concurrent.futures.Future` that knows its child.
 
-    Unlike that of other executors, a call that runs can be cancelled: its child is killed.
+    Unlike with other executors, a running call can be cancelled: its child is killed.
     """
 
     def __init__(self, kill: Callable[[], None]) -> None:
         super().__init__()
-        #: The child's id, once it runs.
+        #: The id of the child, once it runs.
         self.child: str | None = None
         self._kill = kill
 
     @property
     def node(self) -> str | None:
-        """The node that the child runs on, once it does."""
+        """The node of the child, once it runs."""
         return self.child.partition(".")[0] if self.child else None
 
     def running(self) -> bool:
@@ -30,8 +30,8 @@ class ChildFuture(Future[T]):
         return self.child is not None and not self.done()
 
     def cancel(self) -> bool:
-        """Gives the call up; its child is killed. Returns whether the future is cancelled now."""
-        # It stays pending, as the base class sees it, until its result comes: so it can be cancelled until then.
+        """Cancels the call and kills its child. Returns whether the future is cancelled now."""
+        # For the base class it stays pending until its result arrives, so it can be cancelled until then.
         was_cancelled = self.cancelled()
         if not super().cancel():
             return False
@@ -41,7 +41,7 @@ class ChildFuture(Future[T]):
         return True
 
     def complete(self, get_outcome: Callable[[], Any]) -> None:
-        """Takes what ``get_outcome`` returns or raises for the call's outcome, unless it was cancelled."""
+        """Completes the future with the value or exception of ``get_outcome``, unless it was cancelled."""
         if self.done() or not self._set_running():
             return
         try:
@@ -54,5 +54,5 @@ class ChildFuture(Future[T]):
     def _set_running(self) -> bool:
         try:
             return self.set_running_or_notify_cancel()
-        except Exception:  # It was cancelled, and told so, a moment ago.
+        except Exception:  # It was cancelled just before.
             return False

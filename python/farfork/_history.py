@@ -1,7 +1,7 @@
-"""Closes IPython's database of inputs around a checkpoint.
+"""Closes IPython's database of inputs during a checkpoint.
 
-IPython writes each cell to it. A seed that has the file open could not be forked after the next cell, because the file
-has changed. IPython itself ends its thread that writes the file before each fork (``os.register_at_fork``).
+IPython writes each cell to it. If a seed had the file open, it could not be forked after the next cell, because the file has
+changed. IPython itself ends its writer thread before each fork (``os.register_at_fork``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ClosedHistory:
-    """The database around one checkpoint."""
+    """The database during one checkpoint."""
 
     def __init__(self) -> None:
         manager: Any = getattr(running_shell(), "history_manager", None)
@@ -30,11 +30,11 @@ class ClosedHistory:
 
             types = sqlite3.PARSE_DECLTYPES | sqlite3.PARSE_COLNAMES
             manager.db = sqlite3.connect(str(manager.hist_file), detect_types=types, **manager.connection_options)
-            # As IPython does: it closes the connection with its manager.
+            # Like IPython, which closes the connection with its manager.
             weakref.finalize(manager, manager.db.close)
 
     def in_child(self) -> None:
-        """A child keeps its inputs in memory alone."""
+        """Keeps the inputs of a child in memory only."""
         if self._manager is not None:
             self._manager.enabled = False
             self._manager.hist_file = ":memory:"
@@ -42,7 +42,7 @@ class ClosedHistory:
 
 
 def running_shell() -> Any:
-    """IPython's shell that runs this program, or ``None``."""
+    """The IPython shell that runs this program, or ``None``."""
     ipython = sys.modules.get("IPython")
     get_shell = getattr(ipython, "get_ipython", None)
     return get_shell() if get_shell else None

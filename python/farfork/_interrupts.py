@@ -1,4 +1,4 @@
-"""Interrupts: of calls in a worker, to which the executor sends a frame, and of the program, which a checkpoint holds back."""
+"""Interrupts of calls in a worker, which the executor sends as frames, and of the program, which a checkpoint delays."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, Callable, TypeVar
 
 T = TypeVar("T")
 
-#: Between two looks at whether the call still runs, in seconds.
+#: Interval between two checks whether the call still runs, in seconds.
 _INTERVAL_S = 0.1
 
 
 class HeldInterrupts:
-    """Holds interrupts (SIGINT) back while the program's handler must not raise: in the middle of a checkpoint.
+    """Delays interrupts (SIGINT) while the program's handler must not raise: during a checkpoint.
 
-    Only the main thread runs handlers. In another one, and where Python does not handle the signal, this does nothing.
+    Only the main thread runs handlers. In another thread, or if Python does not handle the signal, this does nothing.
     """
 
     def __init__(self) -> None:
         self._handler: Any = None
-        #: The number of the signal, once one has come.
+        #: The number of the signal, after one has arrived.
         self._held: int | None = None
 
     def begin(self) -> None:
@@ -38,7 +38,7 @@ class HeldInterrupts:
             signal.signal(signal.SIGINT, self._handler)
 
     def deliver(self) -> None:
-        """Has the handler run for an interrupt that was held. Raises what it raises."""
+        """Runs the handler for a delayed interrupt. Raises its exception."""
         if (number := self._held) is not None:
             self._held = None
             self._handler(number, sys._getframe())
@@ -48,7 +48,7 @@ class HeldInterrupts:
 
 
 class CallInterrupts:
-    """Made by the main thread, which runs the calls: signal handlers run there.
+    """Created by the main thread, which runs the calls, because signal handlers run in it.
 
     While a call runs, the executor sends nothing but an interrupt. A thread waits for it, and the main thread receives it
     after the call.
@@ -56,7 +56,7 @@ class CallInterrupts:
 
     def __init__(self, channel_fd: int) -> None:
         self._channel_fd = channel_fd
-        #: The latest call, the one that runs (or 0), and the latest one that was interrupted.
+        #: The number of the latest call, of the running one (or 0), and of the latest interrupted one.
         self._latest = self._running = self._interrupted = 0
         self._may_raise = False
         self._begun = threading.Event()
@@ -64,7 +64,7 @@ class CallInterrupts:
         threading.Thread(target=self._watch, name="farfork-interrupts", daemon=True).start()
 
     def run(self, call: Callable[[], T]) -> T:
-        """Runs a call that gives its exceptions as a value, interrupts included."""
+        """Runs a call that returns its exceptions as a value, including interrupts."""
         self._latest += 1
         self._running = self._latest
         self._begun.set()
@@ -78,7 +78,7 @@ class CallInterrupts:
 
     def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self._may_raise and self._interrupted == self._latest:
-            # Once for each call: what it does in answer is not interrupted again.
+            # Once per call: the code that handles the interrupt is not interrupted again.
             self._may_raise = False
             raise KeyboardInterrupt
 
@@ -88,7 +88,7 @@ class CallInterrupts:
         while True:
             self._begun.wait()
             number = self._running
-            # If the same call runs before and after, what is there to be received is no other call.
+            # If the same call runs before and after, the pending frame is not another call.
             if number and poll.poll(_INTERVAL_S * 1000) and self._running == number:
                 self._interrupted = number
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

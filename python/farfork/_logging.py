@@ -1,4 +1,4 @@
-"""Records of :mod:`logging`: workers send theirs, and the program's own loggers handle them."""
+"""Records of :mod:`logging`: workers send theirs, and the program's loggers handle them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 from logging.handlers import QueueHandler
 from typing import Any, Callable
 
-#: What every record has. The rest was given with ``extra``, and may be anything.
+#: The attributes of every record. All others were given with ``extra``, and may be any object.
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({})))
 
 
@@ -18,18 +18,20 @@ class _RecordSender(QueueHandler):
         self._send = send
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Sends a record whose message is formatted, with its traceback."""
+        """Sends a record with formatted message and traceback."""
         attributes = dict(vars(record))
         try:
             pickled = pickle.dumps(attributes)
-        except Exception:  # Any object may raise anything when it is pickled.
+        except Exception:  # Pickling may raise any exception.
             standard = {name: value for name, value in attributes.items() if name in _STANDARD_ATTRIBUTES}
             pickled = pickle.dumps(standard)
         self._send(pickled)
 
 
 def send_records(send: Callable[[bytes], None]) -> None:
-    """In a worker: sends what its loggers would handle. Their handlers are the program's: its files are not here."""
+    """In a worker: sends the records that its loggers would handle. Their handlers belong to the program, whose files are
+    not here.
+    """
     sender = _RecordSender(send)
     loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     for logger in [logging.root, *loggers]:
@@ -37,13 +39,13 @@ def send_records(send: Callable[[bytes], None]) -> None:
 
 
 def handle_record(pickled: bytes | bytearray, worker: str) -> None:
-    """In the program: has its loggers handle a record, whose attribute ``worker`` says where it is from."""
+    """In the program: passes a record to its loggers. The attribute ``worker`` names the origin."""
     try:
         attributes: dict[str, Any] = pickle.loads(pickled)
         record = logging.makeLogRecord({**attributes, "worker": worker})
         logger = logging.getLogger(record.name)
         if logger.isEnabledFor(record.levelno):
-            # Not `handle`: the logger's filters ran in the worker.
+            # Not `handle`, because the logger's filters ran in the worker.
             logger.callHandlers(record)
-    except Exception:  # Attributes and handlers are the program's, and may raise anything: calls go on.
+    except Exception:  # Attributes and handlers of the program may raise anything. Calls continue.
         traceback.print_exc()

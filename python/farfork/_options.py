@@ -1,4 +1,4 @@
-"""An executor's arguments, checked, and as fields of fork requests."""
+"""Checks an executor's arguments, and encodes them as fields of fork requests."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """An executor's arguments, checked."""
+    """The checked arguments of an executor."""
 
     nodes: list[str]
-    #: The fields of a fork request that are the same for all children.
+    #: The fields of a fork request that are equal for all children.
     fork_fields: dict[str, Any]
     children_max: int
-    #: Of a call, in seconds.
+    #: Limit of a call, in seconds.
     timeout: float | None
     retries: int
     output: str
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of a number, or of a text such as ``"512MiB"``. Raises :class:`ValueError`."""
+    """Parses a size: a number of bytes, or a text such as ``"512MiB"``. Raises :class:`ValueError`."""
     if not isinstance(size, str):
         return size
     match = _SIZE.fullmatch(size)
@@ -48,7 +48,7 @@ def fork_fields(
     untrusted: bool,
     user_namespace: bool,
 ) -> dict[str, Any]:
-    """The fields of a fork request that are the same for all children. Raises :class:`ValueError`."""
+    """The fields of a fork request that are equal for all children. Raises :class:`ValueError`."""
     memory_bytes = None if memory is None else parse_size(memory)
     if (memory_bytes is not None and memory_bytes < 1) or (cpus is not None and cpus < 0.001):
         raise ValueError("memory must be 1 byte or more, cpus 0.001 or more")
@@ -74,5 +74,5 @@ def fork_fields(
 
 
 def split_commas(names: Sequence[str] | None) -> list[str]:
-    """Names in a sequence, or in a text with commas between them."""
+    """Names from a sequence, or from a comma-separated text."""
     return names.split(",") if isinstance(names, str) else list(names or ())

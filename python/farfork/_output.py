@@ -1,7 +1,7 @@
 """The output of workers: a worker sends what it writes to its standard streams, and the executor prints it.
 
-The streams of a child are files, so its log has everything, also if the worker is killed. The worker reads these files
-again while a call runs, and before it sends the call's outcome.
+The streams of a child are files, so its log is complete, even if the worker is killed. The worker reads these files while a
+call runs, and before it sends the call's outcome.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any, Callable, TextIO
 
 from ._standard_input import use_standard_input
 
-#: How an executor treats output: lines with the worker's name, as it is, or only in the child's log.
+#: How an executor handles output: lines with the worker's name, unchanged, or only in the child's log.
 TAGGED, PLAIN, LOG = "tagged", "plain", "log"
 MODES = (TAGGED, PLAIN, LOG)
 
-#: Between two looks for new output while a call runs, in seconds.
+#: Interval between two checks for new output while a call runs, in seconds.
 _INTERVAL_S = 0.1
 _PIECE_BYTES = 64 << 10
 
-#: Where a line ends: progress bars return to its beginning.
+#: Progress bars end a line with a carriage return.
 _LINE_END = re.compile("[\r\n]")
 
 
 class OutputSender:
-    """In a worker: sends what is written to standard output (1) and standard error (2)."""
+    """In a worker: sends the data written to standard output (1) and standard error (2)."""
 
     def __init__(self, send: Callable[[int, bytes], None]) -> None:
         self._send = send
@@ -39,18 +39,18 @@ class OutputSender:
         self._works = threading.Event()
         for stream in self._offsets:
             try:
-                # Of its own: it has another position, and may be read.
+                # A separate open file, which has its own position and is readable.
                 self._files[stream] = os.open(f"/proc/self/fd/{stream}", os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                pass  # The stream was closed, or belongs to another user: its output is in the log alone.
+                pass  # The stream is closed, or belongs to another user. Its output is only in the log.
         threading.Thread(target=self._run, name="farfork-output", daemon=True).start()
 
     def begin_call(self) -> None:
-        """From now on, output is sent as it is written."""
+        """From now on, sends output while it is written."""
         self._works.set()
 
     def end_call(self) -> None:
-        """Sends the rest."""
+        """Sends the remaining output."""
         self._works.clear()
         self.send_new()
 
@@ -69,13 +69,14 @@ class OutputSender:
 
 
 def use_standard_streams() -> None:
-    """In a child: ``sys.stdout``, ``sys.stderr`` and ``input`` use the standard streams, also where the program has others, as a
-    notebook does."""
+    """In a child: makes ``sys.stdout``, ``sys.stderr`` and ``input`` use the standard streams, even if the program has
+    replaced them, as a notebook does.
+    """
     use_standard_input()
     for name, fd in (("stdout", 1), ("stderr", 2)):
         try:
             is_standard = getattr(sys, name).fileno() == fd
-        except Exception:  # It is the program's own, or none.
+        except Exception:  # It is an object of the program, or missing.
             is_standard = False
         if not is_standard:
             stream = open(fd, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -84,12 +85,12 @@ def use_standard_streams() -> None:
 
 
 def _redirect(replaced: Any, stream: TextIO) -> None:
-    """Leads a program's own stream to a standard one: handlers of logging keep the stream that they were made with."""
+    """Redirects the program's own stream to a standard one: logging handlers keep the stream with which they were made."""
     for method in ("write", "flush"):
         try:
             setattr(replaced, method, getattr(stream, method))
         except AttributeError:
-            pass  # There is none, or it is a built-in.
+            pass  # It is missing or built in.
 
 
 class OutputPrinter:
@@ -102,7 +103,7 @@ class OutputPrinter:
         self._unfinished = {1: "", 2: ""}
 
     def print(self, stream: int, data: bytes) -> None:
-        """Prints what came of a stream. A line is kept until it is finished."""
+        """Prints data of a stream. An incomplete line is kept until it is complete."""
         if self._mode == LOG:
             return
         text = self._decoders[stream].decode(data)
@@ -111,19 +112,19 @@ class OutputPrinter:
         _write(stream, text)
 
     def end_call(self) -> None:
-        """Prints lines that the call has not finished."""
+        """Prints lines that the call has not completed."""
         for stream, rest in self._unfinished.items():
             self._unfinished[stream] = ""
             _write(stream, f"{self._prefix}{rest}\n" if rest else "")
 
 
 def _finished_lines(text: str, prefix: str) -> tuple[str, str]:
-    """The finished lines of a text, each with the prefix, and the rest."""
+    """The complete lines of a text, each with the prefix, and the rest."""
     lines = []
     begin = 0
     for end in _LINE_END.finditer(text):
         line = text[begin : end.end()]
-        # A progress bar begins with its return.
+        # A progress bar begins with its carriage return, so an empty line has no prefix.
         lines.append(prefix + line if line.strip("\r\n") else line)
         begin = end.end()
     return "".join(lines), text[begin:]
@@ -136,4 +137,4 @@ def _write(stream: int, text: str) -> None:
             target.write(text)
             target.flush()
         except Exception:
-            pass  # It is closed, or the program's own: it ends no call.
+            pass  # It is closed, or belongs to the program. It must not end a call.

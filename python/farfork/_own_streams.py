@@ -1,7 +1,7 @@
-"""Gives children logs where the standard streams lead back into the program, as in a Jupyter kernel.
+"""Gives children logs if the standard streams lead back into the program, as in a Jupyter kernel.
 
-Such a kernel reads what is written to its descriptors 1 and 2 through pipes. A child would have pipes of its own there,
-and its output would end in them. Descriptors that lead elsewhere at the checkpoint are the child's log.
+Such a kernel reads its descriptors 1 and 2 through pipes. A child would have copies of the pipes, and its output would be
+lost in them. If the descriptors refer to other files at the checkpoint, they are the child's log.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import stat
 
 
 class OwnStreams:
-    """The standard streams around one checkpoint."""
+    """The standard streams during one checkpoint."""
 
     def __init__(self) -> None:
-        #: Copies of the pipes, by the number of the stream.
+        #: Copies of the pipes, by stream number.
         self._pipes: dict[int, int] = {}
 
     def before(self) -> None:
-        """Leads streams whose readers are in this process to memory files."""
+        """Redirects streams that this process reads itself to memory files."""
         inodes = {fd: inode for fd in (1, 2) if (inode := _pipe_inode(fd)) is not None}
         # Most programs have none.
         read_here = _inodes_read_here() if inodes else set()
@@ -30,7 +30,7 @@ class OwnStreams:
             os.close(memory)
 
     def in_parent(self) -> None:
-        """Leads them back, and writes what other threads wrote meanwhile."""
+        """Restores the streams, and writes what other threads have written meanwhile."""
         for fd, pipe in self._pipes.items():
             memory = os.dup(fd)
             os.dup2(pipe, fd)
@@ -63,5 +63,5 @@ def _inodes_read_here() -> set[int]:
             if inode is not None and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
                 inodes.add(inode)
         except OSError:
-            pass  # It was that of the directory.
+            pass  # It was the descriptor of the directory.
     return inodes

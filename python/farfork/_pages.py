@@ -1,6 +1,6 @@
 """Pages that this process offers to a capture, for the system calls that its threads make meanwhile.
 
-Without them the daemon maps pages in this process for the time of the capture, which takes longer.
+Without them the daemon maps pages in this process during the capture, which takes longer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import sys
 
 from . import _protocol
 
-#: Enough for some fifty threads; of what is not used there is no memory.
+#: Enough for some fifty threads. Unused pages take no memory.
 PAGES_BYTES = 256 << 10
 
-#: Where they are, with their length; of no length where none can be made. They are made once, and stay.
+#: Their address and length; the length is 0 if they cannot be mapped. They are mapped once, and stay mapped.
 _mapped_pages: tuple[int, int] | None = None
 
 
 def offer_pages() -> tuple[int, int]:
-    """Address and length, in bytes. One thread at a time."""
+    """Address and length in bytes. Only one thread may call it at a time."""
     global _mapped_pages
-    # To import it takes a hundred times as long as the pages save; NumPy, for one, has it imported.
+    # Importing ctypes takes a hundred times as long as the pages save. NumPy, for example, has imported it.
     if _mapped_pages is None and "ctypes" in sys.modules:
         try:
             _mapped_pages = (_map_pages(), PAGES_BYTES)
@@ -32,7 +32,7 @@ def offer_pages() -> tuple[int, int]:
 
 
 def _map_pages() -> int:
-    """Maps them. Never writable and executable at once: some programs may have no such memory."""
+    """Maps the pages. They are never writable and executable at once: some programs must not have such memory."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

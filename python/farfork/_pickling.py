@@ -1,6 +1,6 @@
-"""Pickles calls for workers that were forked earlier, and refuses those that such a worker would not run as this process does.
+"""Pickles calls for workers that were forked earlier, and refuses calls that such a worker would not run like this process.
 
-Objects that a worker has in memory, the shared ones, are not pickled: their numbers are.
+Shared objects, which a worker has in memory, are not pickled; their numbers are.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from ._channel import Payload
 from ._definitions import DefinitionChanged, ForkedDefinitions, NameCheck
 from ._shared import SharedObjects
 
-#: A call that has more than this is not pickled: a fresh seed has its arguments in memory, and children fetch what they use.
+#: A larger call is not pickled. A new seed has its arguments in memory, and children fetch what they use.
 PICKLED_BYTES_MAX = 16 << 20
 
 
-#: The number of a shared object; ``None`` for any other.
+#: Returns the number of a shared object; ``None`` for any other.
 FindNumber = Callable[[object], "int | None"]
 
 
 class NotShared(Exception):
-    """The call can only be had from a seed that is made now."""
+    """Existing workers cannot run the call: it needs a new seed."""
 
 
 class ForkedState:
-    """What workers of a seed have: the definitions of all modules, and the shared objects of the moment when it was made."""
+    """The state of a seed's workers: the definitions of all modules, and the shared objects, at the time the seed was made.
+    """
 
     def __init__(self, shared: SharedObjects) -> None:
         self.definitions = ForkedDefinitions()
@@ -40,14 +41,15 @@ class ForkedState:
 
 @dataclass(frozen=True)
 class CallPickling:
-    """How an executor pickles calls."""
+    """The way in which an executor pickles calls."""
 
     shared: SharedObjects
-    #: The module ``cloudpickle``, if calls are to be pickled by it, however large, rather than to have workers forked anew.
+    #: The module ``cloudpickle``, if it must pickle such calls, however large, instead of forking new workers.
     cloudpickle: ModuleType | None = None
 
     def pickle_calls(self, calls: Iterable[Callable[[], Any]], state: ForkedState) -> list[Payload]:
-        """Calls for workers. Raises :class:`NotShared` if one cannot be pickled, is too large, or has changed since."""
+        """Pickles calls for workers. Raises :class:`NotShared` if one cannot be pickled, is too large, or has changed since.
+        """
         names = state.definitions.compare()
         return [self._pickle_call(call, state, names) for call in calls]
 
@@ -67,13 +69,15 @@ class CallPickling:
         return writer.payload
 
     def _pickle_by_value(self, call: Callable[[], Any], state: ForkedState, names: NameCheck) -> Payload:
-        """Functions of ``__main__`` and those without a global name are pickled with their code and the variables that they use."""
+        """Pickles functions of ``__main__`` and functions without a global name with their code and the variables that they
+        use.
+        """
         writer = _PayloadWriter(sys.maxsize)
         _by_value_pickler(self.cloudpickle)(writer, names, self._find_numbers(state)).dump(call)
         return writer.payload
 
     def _find_numbers(self, state: ForkedState) -> FindNumber:
-        """The numbers of shared objects that workers of a seed have; ``None`` for other objects."""
+        """Finds the numbers of shared objects that workers of a seed have; ``None`` for other objects."""
 
         def find_number(value: object) -> int | None:
             number = self.shared.find(value)
@@ -104,7 +108,7 @@ class _CallPickler(pickle.Pickler):
 
 
 class _SharingPickler(_CallPickler):
-    """Asks for a number of each object, which takes time."""
+    """Looks up a number for each object, which takes time."""
 
     def __init__(self, writer: _PayloadWriter, names: NameCheck, find_number: FindNumber) -> None:
         super().__init__(writer, names)
@@ -135,7 +139,7 @@ def _by_value_pickler(cloudpickle: Any) -> Any:
 
 
 class _PayloadWriter:
-    """Takes what a pickler writes. Raises :class:`NotShared` when it is more than a limit."""
+    """Collects the output of a pickler. Raises :class:`NotShared` if it exceeds a limit."""
 
     def __init__(self, bytes_max: int) -> None:
         self.file = _LimitedFile(self._require_room)
@@ -147,7 +151,7 @@ class _PayloadWriter:
         raw = buffer.raw()
         self._require_room(len(raw))
         self._buffers_bytes += len(raw)
-        # A copy: the program may change its array before it is sent.
+        # A copy, because the program may change its array before it is sent.
         self._buffers.append(bytes(raw))
 
     @property
@@ -179,5 +183,5 @@ class _CallUnpickler(pickle.Unpickler):
 
 
 def load_call(payload: Payload, shared: SharedObjects) -> Any:
-    """In a worker: a pickled call."""
+    """In a worker: unpickles a call."""
     return _CallUnpickler(payload, shared).load()

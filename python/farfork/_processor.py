@@ -1,6 +1,6 @@
-"""Pins the calling thread to its processor while the process is captured.
+"""Pins the calling thread to its CPU while the process is captured.
 
-The daemon's thread then runs on the same processor. Waking another processor takes longer than the rest of a request.
+A thread of the daemon then runs on the same CPU. Waking another CPU takes longer than the rest of a request.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ import os
 import threading
 from typing import Callable, Optional
 
-#: How many processors the kernel may ever have, which are numbered from 0; None until that was read.
+#: How many CPUs the kernel supports at most, numbered from 0; None before it was read.
 _possible_count: int | None = None
 
-#: sched_getcpu(3), once it was looked up.
+#: sched_getcpu(3), after it was looked up.
 _getcpu: Optional[Callable[[], int]] = None
 
 
 def pin_thread() -> int:
-    """Has the thread stay where it is, if it may run on all processors: gives its id, or 0 where it is left as it is. Only
-    for who has pages to offer, and so ``ctypes``."""
+    """Pins the thread to its current CPU if it may run on all. Returns its id, or 0 if nothing was changed. The caller must
+    offer pages, so ``ctypes`` is imported.
+    """
     global _getcpu
     import ctypes
 
     try:
-        # Who may use all has not chosen; what another one has chosen could not be told from what it is given.
+        # A thread that may use all CPUs has no affinity of its own. Another affinity could not be restored without storing
+        # it.
         if len(os.sched_getaffinity(0)) != _possible_processors():
             return 0
         if _getcpu is None:
@@ -35,8 +37,9 @@ def pin_thread() -> int:
 
 
 def unpin_thread(thread_id: int) -> None:
-    """Lets the thread run on all again, which :func:`pin_thread` has named. Not in a child, which may be where there are more of them: its
-    thread runs on all."""
+    """Lets a thread that :func:`pin_thread` returned run on all CPUs again. Not called in a child, whose node may have more
+    CPUs; its thread already runs on all.
+    """
     if thread_id:
         os.sched_setaffinity(0, range(_possible_processors()))
 
@@ -45,6 +48,6 @@ def _possible_processors() -> int:
     global _possible_count
     if _possible_count is None:
         with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
-            # `0-7`; of a list with holes there are fewer than the last number says, and no thread may use so many.
+            # `0-7`. A list with gaps has fewer CPUs than the last number suggests; then no thread may use that many.
             _possible_count = int(file.read().rsplit("-", 1)[-1]) + 1
     return _possible_count

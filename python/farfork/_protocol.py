@@ -1,7 +1,7 @@
 """The messages between a program and its node's daemon: little-endian, without padding.
 
-``include/farfork_protocol.h`` defines and explains them. ``crates/program/tests/layout.rs`` compares :func:`layout`
-with that header.
+``include/farfork_protocol.h`` defines and documents them. ``crates/program/tests/layout.rs`` compares :func:`layout` with
+that header.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _CHILD_INDEX_FIELDS = (("batch", "I"), ("index", "I"))
 
 
 class ProtocolError(Exception):
-    """Bytes that are no message of this version."""
+    """The bytes are not a valid message of this version."""
 
 
 class Structure(NamedTuple):
-    """A message: the name of its structure in C, and its fields behind the header."""
+    """A message: the name of its structure in C, and its fields after the header."""
 
     kind: int
     name: str
@@ -42,7 +42,7 @@ class Structure(NamedTuple):
         return struct.Struct("<" + "".join(code for _, code in (*HEADER, *self.fields)))
 
 
-#: What pages begin with that are offered for the calls of a capture.
+#: The start of pages that are offered for the calls of a capture.
 PAGES = (("magic", "Q"), ("address", "Q"), ("bytes", "Q"))
 PAGES_MAGIC = 0x5345474150464646
 
@@ -90,22 +90,22 @@ STRUCTURES = (
     ),
 )
 
-#: Made once: a child decodes its answer, and each page that it writes to meanwhile is copied for it.
+#: Computed once: a child that decodes its answer should write to few pages, because each must be copied.
 _BY_KIND = {structure.kind: (structure, structure.codec) for structure in STRUCTURES}
 
 MESSAGE_BYTES_MAX = max(codec.size for _, codec in _BY_KIND.values())
 
 
 class Message(dict[str, Any]):
-    """The fields of a message behind its header, texts as :class:`str`."""
+    """The fields of a message after its header, with texts as :class:`str`."""
 
     kind: int
 
 
 def encode(kind: int, socket_inode: int, **fields: int | str) -> bytes:
-    """A request, whose absent fields are zero or empty.
+    """Encodes a request. Absent fields are zero or empty.
 
-    Raises :class:`ValueError` where a text is too long for its field.
+    Raises :class:`ValueError` if a text is too long for its field.
     """
     structure, codec = _BY_KIND[kind]
     values = [_field_value(name, code, fields.pop(name, "" if code.endswith("s") else 0)) for name, code in structure.fields]
@@ -114,7 +114,7 @@ def encode(kind: int, socket_inode: int, **fields: int | str) -> bytes:
 
 
 def decode(message: bytes) -> Message:
-    """A reply. Raises :class:`ProtocolError`."""
+    """Decodes a reply. Raises :class:`ProtocolError`."""
     if len(message) < _HEADER.size:
         raise ProtocolError(f"a message of {len(message)} bytes")
     magic, version, kind, _ = _HEADER.unpack_from(message)
@@ -133,14 +133,14 @@ def _field_value(name: str, code: str, value: int | str) -> int | bytes:
     if isinstance(value, int):
         return value
     text = value.encode()
-    # One byte is left for the zero at its end.
+    # One byte is left for the terminating zero.
     if len(text) >= struct.calcsize(code) or b"\0" in text:
         raise ValueError(f"{name} `{value}`: it is longer than {struct.calcsize(code) - 1} bytes, or has a zero byte")
     return text
 
 
 def layout() -> Iterator[tuple[str, str, int, int]]:
-    """Structure, field (``-`` for the structure itself), offset and size, for a test to compare."""
+    """Structure, field (``-`` for the structure itself), offset and size, for a test."""
     header_bytes = struct.calcsize("<" + "".join(code for _, code in HEADER))
     yield ("header", "-", 0, header_bytes)
     yield from _layout_rows("header", HEADER, 0)

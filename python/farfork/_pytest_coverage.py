@@ -1,4 +1,4 @@
-"""Coverage of workers: a worker sends what coverage.py has measured, the program adds it to its own data."""
+"""Coverage of workers: a worker sends the measurements of coverage.py, and the program adds them to its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 
 def dump_measured() -> bytes | None:
-    """In a worker: what was measured since the last call; ``None`` if nothing is measured."""
+    """In a worker: the measurements since the last call; ``None`` if nothing is measured."""
     if "coverage" not in sys.modules:
         return None
     from coverage import Coverage
@@ -16,7 +16,7 @@ def dump_measured() -> bytes | None:
     if measuring is None:
         return None
     with warnings.catch_warnings():
-        # About modules that no test of this worker has imported.
+        # Warnings about modules that no test of this worker has imported.
         warnings.simplefilter("ignore")
         data = measuring.get_data()
     measured = data.dumps()
@@ -25,7 +25,7 @@ def dump_measured() -> bytes | None:
 
 
 class MeasuredCoverage:
-    """In the program: what workers have measured."""
+    """In the program: the measurements of workers."""
 
     def __init__(self) -> None:
         self._dumps: list[bytes] = []
@@ -35,7 +35,7 @@ class MeasuredCoverage:
             self._dumps.append(measured)
 
     def merge(self) -> None:
-        """Adds it to what the program has measured, before a plugin saves that."""
+        """Adds them to the program's measurements, before a plugin saves those."""
         if not self._dumps:
             return
         from coverage import Coverage, CoverageData
@@ -44,7 +44,7 @@ class MeasuredCoverage:
         if measuring is None:
             return
         with warnings.catch_warnings():
-            # About modules that the program itself has not imported.
+            # Warnings about modules that the program itself has not imported.
             warnings.simplefilter("ignore")
             data = measuring.get_data()
         for dumped in self._dumps:

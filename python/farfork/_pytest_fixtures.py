@@ -1,6 +1,6 @@
 """Session fixtures: the program sets them up once, before workers are forked, and tears them down once.
 
-Workers have their values in memory. A worker sets up for itself the session fixtures that the program cannot: those with
+Workers have their values in memory. A worker itself sets up the session fixtures that the program cannot: those with
 parameters, those requested by ``request.getfixturevalue``, and those in the setting ``farfork_worker_fixtures``.
 """
 
@@ -19,14 +19,14 @@ _Item = Any
 
 
 class SessionFixtures:
-    """The session fixtures that the program has set up. A plugin, so that it learns of each."""
+    """The session fixtures that the program has set up. It is a plugin, so that it is notified of each."""
 
     def __init__(self, session: pytest.Session) -> None:
         self._session = session
         self._is_preparing = False
-        #: The definitions of those that the program has set up.
+        #: The definitions of the fixtures that the program has set up.
         self._prepared: list[Any] = []
-        #: Their finalizers, in a worker. Kept: a generator that is freed runs its `finally` clauses.
+        #: In a worker, their finalizers. They are kept, because a generator that is freed runs its `finally` clauses.
         self._inherited: list[object] = []
 
     @pytest.hookimpl(wrapper=True)
@@ -40,7 +40,7 @@ class SessionFixtures:
     # ---- in the program
 
     def set_up(self) -> None:
-        """Sets up the session fixtures of all tests, in the order in which pytest would.
+        """Sets up the session fixtures of all tests, in pytest's order.
 
         If one raises, pytest keeps the exception, and raises it in each test that uses the fixture.
         """
@@ -65,11 +65,11 @@ class SessionFixtures:
             self._is_preparing = False
             finalizers, _ = stack.pop(item)
             assert not finalizers, "a session fixture has added a finalizer to a test"
-            # A request remembers the fixtures that it has: the worker makes its own.
+            # A request stores its fixtures. The worker must create a new one.
             item._initrequest()
 
     def tear_down(self, item: _Item) -> pytest.TestReport | None:
-        """In the program, after the last test, which gets this report if a finalizer raises."""
+        """In the program, after the last test. If a finalizer raises, returns a report for that test."""
         reraise = (KeyboardInterrupt, pytest.exit.Exception)
         setupstate = self._session._setupstate
         with record_phase(item, "teardown"):
@@ -82,7 +82,7 @@ class SessionFixtures:
     # ---- in a worker
 
     def inherit(self) -> None:
-        """In a new worker: what would tear down the program's fixtures is not to run here, whatever a test does.
+        """In a new worker: ensures that the program's fixtures are not torn down here, whatever a test does.
 
         From now on pytest tears down, at the end of each chunk, the session fixtures that this worker has set up.
         """
@@ -121,7 +121,7 @@ class _Selection:
         return selected
 
     def mark_done(self, definitions: Iterable[Any]) -> None:
-        """They are set up, or have failed."""
+        """Records that they were set up or have failed."""
         self._done.update(definitions)
 
     def _uses_excluded(self, item: _Item, name: str, visited: set[str]) -> bool:
@@ -135,7 +135,7 @@ class _Selection:
 
 
 def _definitions(item: _Item, name: str) -> Any:
-    """The definitions of a fixture that a test can see: the last one overrides the others."""
+    """The definitions of a fixture that a test can use. The last one overrides the others."""
     info = getattr(item, "_fixtureinfo", None)
     return (info.name2fixturedefs.get(name) or ()) if info is not None else ()
 
@@ -152,7 +152,7 @@ def _is_skipped(item: pytest.Item) -> bool:
             return True
         xfailed = evaluate_xfail_marks(item)
     except (Exception, pytest.fail.Exception):
-        return True  # A condition is wrong: the test reports it.
+        return True  # A condition is invalid. The test reports it.
     return xfailed is not None and not xfailed.run and not item.config.option.runxfail
 
 
@@ -162,7 +162,7 @@ def _request_fixture(item: _Item, name: str) -> None:
     except (pytest.exit.Exception, KeyboardInterrupt):
         raise
     except BaseException:
-        pass  # The tests that use it report it, also SystemExit.
+        pass  # The tests that use it report it, including SystemExit.
 
 
 @contextmanager

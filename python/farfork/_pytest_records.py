@@ -1,4 +1,4 @@
-"""What a worker sends about the tests of a chunk. The program makes reports and warnings of it again."""
+"""The records that a worker sends about the tests of a chunk. The program converts them into reports and warnings."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class WarningRecord:
 
 @dataclass
 class TestRecord:
-    """What a worker reports about a test."""
+    """The results of a test in a worker."""
 
     __test__ = False
 
     index: int
-    #: Reports in pytest's own form for other processes.
+    #: Reports, in pytest's serialized form.
     reports: list[Any] = field(default_factory=list)
-    #: How many of its subtests failed: if any did, pytest counts the test as failed.
+    #: The number of failed subtests. If there are any, pytest counts the test as failed.
     subtests_failed: int = 0
 
 
@@ -64,12 +64,12 @@ class ExitRequest:
 
 @dataclass
 class ChunkRecord:
-    """What a worker sends after a chunk."""
+    """The results of a chunk."""
 
     tests: list[TestRecord] = field(default_factory=list)
     warnings: list[WarningRecord] = field(default_factory=list)
     coverage: bytes | None = None
-    #: Why the session is to end, if it is: as the session's attributes of these names.
+    #: Why the session must end, if it must; named after the attributes of the session.
     shouldfail: bool | str = False
     shouldstop: bool | str = False
     exit: ExitRequest | None = None
@@ -79,14 +79,14 @@ class ChunkRecord:
         return bool(self.shouldfail or self.shouldstop or self.exit)
 
 
-#: Levels of lists and dicts in a property of a test. A list may contain itself.
+#: Maximal depth of lists and dicts in a property of a test. A list may contain itself.
 _DEPTH_MAX = 20
 
 
 def plain_report(data: dict[str, Any]) -> dict[str, Any]:
-    """A report's data without objects that the program may lack: their text is in their place."""
+    """A report's data, in which text replaces objects that the program may not be able to unpickle."""
     properties = data.get("user_properties", ())
-    # JUnit files have the text of a property as a whole.
+    # JUnit files contain the whole property as text.
     texts = [(str(name), value if _is_plain(value, 0) else str(value)) for name, value in properties]
     plain: dict[str, Any] = _plain_data({name: value for name, value in data.items() if name != "user_properties"})
     return plain if not properties else {**plain, "user_properties": texts}

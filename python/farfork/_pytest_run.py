@@ -1,10 +1,10 @@
-"""The program of ``pytest --farfork``: sends chunks of tests to workers, and passes their reports to pytest's plugins.
+"""The program's side of ``pytest --farfork``: sends chunks of tests to workers, and passes their reports to plugins.
 
 ::
 
     collection ─▶ session fixtures ─▶ checkpoint ─▶ chunks in workers ─▶ reports ─▶ finalizers
 
-``_pytest_fixtures`` sets up and tears down, ``_pytest_worker`` runs the chunks.
+``_pytest_fixtures`` sets fixtures up and tears them down, ``_pytest_worker`` runs the chunks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ._pytest_records import ChunkRecord, ExitRequest
 from ._pytest_subtests import set_failed_subtests
 from ._pytest_worker import ChunkWorker, install_worker, run_chunk
 
-#: How many chunks each worker gets: the last ones take about equally long.
+#: Chunks per worker. Several chunks let the workers finish at about the same time.
 _CHUNKS_PER_WORKER = 4
 
-#: The exit status of a run that the cluster could not finish: pytest's own for internal errors.
+#: The exit status of a run that the cluster could not finish: pytest's status for internal errors.
 _STATUS_FAILED = int(pytest.ExitCode.INTERNAL_ERROR)
 
 
 class WorkerRun:
-    """A session whose tests run in workers. A plugin of pytest."""
+    """A session whose tests run in workers. It is a plugin of pytest."""
 
     def __init__(self, config: pytest.Config, workers: int | None) -> None:
         self._mode: str = config.getoption("farfork_dist")
@@ -47,10 +47,10 @@ class WorkerRun:
         )
         self._workers_max = self._executor.max_workers
         self._coverage = MeasuredCoverage()
-        #: The tests of each chunk that is not over.
+        #: The tests of each chunk that has not ended.
         self._chunks: dict[Future[ChunkRecord], list[int]] = {}
         self._unreported: set[int] = set()
-        #: Of the last test, until the session fixtures are torn down.
+        #: Reports of the last test, until the session fixtures are torn down.
         self._last_reports: list[Any] | None = None
 
     def pytest_report_header(self) -> str:
@@ -59,7 +59,7 @@ class WorkerRun:
 
     def pytest_sessionstart(self) -> None:
         try:
-            # Before the work of collection and fixtures.
+            # Fails early if there is no daemon, before collection and fixtures.
             Connection().close()
         except Error as error:
             raise pytest.UsageError(f"farfork: {error}") from None
@@ -99,7 +99,7 @@ class WorkerRun:
     def _submit(self, chunks: list[list[int]]) -> None:
         try:
             if self._mode == "each":
-                # One seed for all.
+                # All calls need only one seed.
                 calls: list[Callable[[], Any]] = [partial(run_chunk, chunk) for chunk in chunks]
                 futures: Iterable[Future[ChunkRecord]] = self._executor._submit_calls(calls)
                 self._chunks.update(zip(futures, chunks))
@@ -110,12 +110,12 @@ class WorkerRun:
             raise self._failure(error) from None
 
     def _failure(self, error: Error) -> BaseException:
-        """Ends the run: the cluster could not do its part."""
+        """The exception that ends the run because the cluster failed."""
         text = f"farfork: {error}; {len(self._unreported)} tests have no outcome"
         return pytest.exit.Exception(text, _STATUS_FAILED)
 
     def _handle_ended(self, session: pytest.Session) -> None:
-        """Waits until a chunk is over, and reports its tests."""
+        """Waits until a chunk has ended, and reports its tests."""
         ended, _ = wait(self._chunks, return_when=FIRST_COMPLETED)
         for future in sorted(ended, key=lambda future: self._chunks[future][0]):
             chunk = self._chunks.pop(future)
@@ -129,7 +129,7 @@ class WorkerRun:
                 self._report_chunk(session, record)
 
     def _handle_death(self, session: pytest.Session, chunk: list[int], error: ChildDied) -> None:
-        """The tests of a chunk run again, each by itself. One that was by itself has killed its worker."""
+        """Runs the tests of a chunk again, each in its own chunk. A test in its own chunk has killed its worker."""
         if len(chunk) > 1:
             self._submit([[index] for index in chunk])
         else:
@@ -151,7 +151,7 @@ class WorkerRun:
         _raise_if_over(session)
 
     def _report_test(self, session: pytest.Session, index: int, reports: list[Any], is_held: bool = True) -> None:
-        """Reports a test. The last one is held until the session fixtures are torn down, whose errors are its own."""
+        """Reports a test. The last one is held until the session fixtures are torn down, because it reports their errors."""
         self._unreported.discard(index)
         if is_held and index == len(session.items) - 1:
             self._last_reports = reports
@@ -176,7 +176,7 @@ class WorkerRun:
 
 
 def split_tests(items: list[pytest.Item], mode: str, workers: int) -> list[list[int]]:
-    """The tests of each chunk, as positions in ``items``. A chunk has tests of one file."""
+    """The tests of each chunk, as indices of ``items``. All tests of a chunk are in one file."""
     if mode == "each":
         return [[index] for index in range(len(items))]
     if mode == "file":
@@ -194,7 +194,7 @@ def split_tests(items: list[pytest.Item], mode: str, workers: int) -> list[list[
 
 
 def _send_reports(item: pytest.Item, reports: list[Any]) -> None:
-    """As pytest does when it runs a test."""
+    """Reports a test like pytest does."""
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
@@ -202,21 +202,21 @@ def _send_reports(item: pytest.Item, reports: list[Any]) -> None:
 
 
 def _make_base_directory(config: pytest.Config) -> None:
-    """The base of temporary directories: a worker would remove one that ``--basetemp`` names and others use."""
+    """Creates the base of temporary directories here. With ``--basetemp``, a worker would remove it while others use it."""
     factory: Any = getattr(config, "_tmp_path_factory", None)
     if factory is not None:
         factory.getbasetemp()
 
 
 def _death_reports(item: pytest.Item, text: str) -> list[pytest.TestReport]:
-    """The reports of a test that has killed its worker. It failed, also if it was expected to fail."""
+    """The reports of a test that has killed its worker. It has failed, even if it was expected to fail."""
     died = pytest.CallInfo.from_call(lambda: pytest.fail(text, pytrace=False), when="call")
     over: pytest.CallInfo[None] = pytest.CallInfo.from_call(lambda: None, when="teardown")
     return [pytest.TestReport.from_item_and_call(item, call) for call in (died, over)]
 
 
 def _raise_if_over(session: pytest.Session) -> None:
-    """As pytest does after each test."""
+    """Ends the session if it must end, as pytest does after each test."""
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
     if session.shouldstop:

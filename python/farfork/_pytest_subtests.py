@@ -1,4 +1,4 @@
-"""Subtests of pytest 9 and later: pytest fails a test that has failed subtests, by a count that it keeps in its process."""
+"""Subtests of pytest 9 and later: pytest fails a test with failed subtests, by a count that it keeps in its process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _item_id(item: Any) -> Any:
 
 
 def count_failed_subtests(item: Any) -> int:
-    """In a worker, after a test."""
+    """In a worker, after a test: the number of its failed subtests."""
     counts = _failed_subtests(item)
     return 0 if counts is None else int(counts.get(_item_id(item), 0))
 
 
 def set_failed_subtests(item: Any, count: int) -> None:
-    """In the program, before the reports of a test."""
+    """In the program, before the reports of a test: stores the number."""
     counts = _failed_subtests(item)
     if count and counts is not None:
         counts[_item_id(item)] = count

@@ -19,7 +19,7 @@ from ._pytest_subtests import count_failed_subtests
 
 
 class _SilentReporter:
-    """The terminal's reporter without its hooks: plugins and tests ask for it, and write with it."""
+    """The terminal reporter without its hooks: plugins and tests look it up, and write with it."""
 
     def __init__(self, reporter: Any) -> None:
         self._reporter = reporter
@@ -31,7 +31,7 @@ class _SilentReporter:
 
 
 class ChunkWorker:
-    """Runs chunks. A plugin, so that it gets reports and warnings; in the program it is idle."""
+    """Runs chunks. It is a plugin, so that it receives reports and warnings. In the program it is idle."""
 
     def __init__(self, session: pytest.Session, fixtures: SessionFixtures) -> None:
         self._session = session
@@ -77,7 +77,7 @@ class ChunkWorker:
     def _run_tests(self, chunk: ChunkRecord, indices: list[int]) -> None:
         items = self._session.items
         for index, next_index in zip(indices, [*indices[1:], None]):
-            # A test of an earlier chunk may have ended the session: the program cancels this one.
+            # A test of an earlier chunk may have ended the session. The program then cancels this chunk.
             if self._session.shouldfail or self._session.shouldstop:
                 return
             item = items[index]
@@ -87,22 +87,22 @@ class ChunkWorker:
             chunk.tests[-1].subtests_failed = count_failed_subtests(item)
 
     def _tear_down_interrupted(self) -> None:
-        """As pytest does at the end of an interrupted session."""
+        """Tears down, as pytest does at the end of an interrupted session."""
         try:
             self._session._setupstate.teardown_exact(None)
         except BaseException:
             traceback.print_exc()
 
     def _become_worker(self) -> None:
-        """Once in each child."""
+        """Called once in each child."""
         plugins = self._session.config.pluginmanager
         if plugins.hasplugin("terminalreporter"):
-            # The program reports. Output of this process is in the child's log.
+            # The program reports. The output of this process is in the child's log.
             plugins.register(_SilentReporter(plugins.unregister(name="terminalreporter")), "terminalreporter")
         self._fixtures.inherit()
         factory: Any = getattr(self._session.config, "_tmp_path_factory", None)
         if factory is not None:
-            # The directory may be missing on this node. A short name: paths of sockets have 108 bytes at most.
+            # The directory may be missing on this node. The name is short, because socket paths have at most 108 bytes.
             directory = factory.getbasetemp() / f"w{str(_connection.child_id)[-6:]}"
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             factory._basetemp = directory
@@ -113,7 +113,7 @@ _worker: ChunkWorker | None = None
 
 
 def install_worker(worker: ChunkWorker | None) -> None:
-    """Before workers are forked."""
+    """Called before workers are forked."""
     global _worker
     _worker = worker
 

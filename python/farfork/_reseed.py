@@ -1,7 +1,7 @@
 """Reseeds the random number generators that would give every child the same numbers.
 
-The kernel's (``os.urandom``, ``secrets``, ``uuid.uuid4``) differ anyway, and ``random`` has its own hook for forks.
-The others have no hook, or detect a fork by a new process id; a child of farfork keeps its parent's process id.
+The kernel's generator (``os.urandom``, ``secrets``, ``uuid.uuid4``) differs in any case, and ``random`` has its own hook for
+forks. The others have no hook, or detect a fork by a new process id; a child of farfork keeps its parent's process id.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ _ENTROPY_BYTES = 48
 
 
 class Reseeding:
-    """What a checkpoint's children are to do: found in the parent, as each page that a child writes to is copied for it."""
+    """The reseeding of a checkpoint's children. The parent looks the generators up, because each page that a child writes to
+    must be copied.
+    """
 
     def __init__(self) -> None:
         self._numpy_random = sys.modules.get("numpy.random")
         self._twister = Twister.find(self._numpy_random) if self._numpy_random else None
 
     def in_child(self) -> None:
-        """Seeds the generators of those libraries that this process has loaded."""
+        """Seeds the generators of the libraries that this process has loaded."""
         if self._numpy_random and not (self._twister and self._twister.reseed()):
             self._numpy_random.seed()
         if ssl := sys.modules.get("ssl"):
-            # Mixed into OpenSSL's first generator, which makes each thread's seed itself anew.
+            # Added to OpenSSL's first generator, which makes the generator of each thread reseed itself.
             ssl.RAND_add(os.urandom(_ENTROPY_BYTES), float(_ENTROPY_BYTES))
         if tempfile := sys.modules.get("tempfile"):
             tempfile._name_sequence = None  # type: ignore[attr-defined]

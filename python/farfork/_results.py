@@ -1,4 +1,4 @@
-"""The results of :meth:`Executor.map`: chunks of calls, whose results come one by one and in order."""
+"""The results of :meth:`Executor.map`: from chunks of calls, one by one and in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def call_each(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
 
 def results_in_order(futures: list[ChildFuture[list[T]]], end: float | None) -> Iterator[T]:
     pending = futures[::-1]
-    futures = []  # A result that has been taken need not be kept.
+    futures = []  # So that a returned result is not kept.
     try:
         while pending:
             results = pending[-1].result(_remaining_s(end))
@@ -40,7 +40,7 @@ def outcomes_in_order(
             results = [] if error else pending[-1].result()
             pending.pop()
             yield from (_task.value_or_error(result) for result in results)
-            # A child that died took all of its calls along.
+            # All calls of a child that died have failed.
             if error is not None:
                 yield from [error] * size
     finally:

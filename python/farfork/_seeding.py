@@ -1,4 +1,4 @@
-"""The checkpoints of executors, and the children that they lead to."""
+"""The checkpoints of executors, and their children."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from ._checkpoint import Child, Seed, checkpoint, checkpoint_lock
 from ._errors import CheckpointError
 
-#: A checkpoint fails while another thread opens and closes files; so many are tried.
+#: A checkpoint fails while another thread opens and closes files, so it is tried this many times.
 _CHECKPOINTS_MAX = 5
 
-#: A seed that was made and not yet handed over to the executor's connection is dropped after so long, in seconds.
+#: A seed that was not yet handed over to the executor's connection is dropped after this time, in seconds.
 _HANDOVER_TTL_S = 60.0
 
 #: Whether this process is a child that runs calls of an executor.
@@ -18,7 +18,7 @@ _is_call_child = False
 
 
 def make_seed() -> Seed | Child:
-    """A checkpoint. Another thread may open or close a file meanwhile, which is over soon."""
+    """Makes a checkpoint. Repeats it if another thread opens or closes files meanwhile, which rarely lasts."""
     global _is_call_child
     for attempt in range(_CHECKPOINTS_MAX):
         try:
@@ -33,7 +33,7 @@ def make_seed() -> Seed | Child:
 
 
 def stand_still_in_call_child() -> None:
-    """In a child of an executor, all calls are the parent's, and so are the threads that wait for them: they learn nothing."""
+    """In a child of an executor: blocks. All calls and the threads that wait for them belong to the parent."""
     with checkpoint_lock:
         is_call_child = _is_call_child
     while is_call_child:

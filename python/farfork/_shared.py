@@ -1,4 +1,4 @@
-"""Objects that calls refer to by number: workers have them in memory since they were forked."""
+"""Objects that calls refer to by number: workers have had them in memory since they were forked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SharedObjects:
         return self._objects[number]
 
     def add(self, value: object) -> None:
-        """Numbers an object. Workers that were forked before do not have it."""
+        """Numbers an object. Workers that were forked earlier do not have it."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)

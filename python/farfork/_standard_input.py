@@ -9,7 +9,7 @@ from typing import Any
 
 
 def use_standard_input() -> None:
-    """In a child: both read its standard input, which is empty."""
+    """In a child: makes both read its standard input, which is empty."""
     builtins.input = _read_line
     getpass.getpass = _read_secret
 

@@ -15,21 +15,21 @@ from ._checkpoint import Child
 from ._errors import RemoteTraceback
 from ._event_loop import leave_event_loop
 
-#: What a child runs.
+#: The call that a child runs.
 Call = Callable[[], Any]
 
 _PROTOCOL = 5
 
 
 def run_in_child(child: Child, call: Call) -> NoReturn:
-    """Runs a call and ends the child, whatever comes of it."""
+    """Runs a call and ends the child, whatever the outcome."""
     status = 1
     try:
         leave_event_loop()
         _output.use_standard_streams()
         own_id = os.getpid()
         result = _encode_in_band(call)
-        # A process that the call has made with os.fork may return from it too.
+        # A process that the call made with os.fork may also return from it.
         if os.getpid() == own_id:
             child.write_result(result)
         status = 0
@@ -40,7 +40,7 @@ def run_in_child(child: Child, call: Call) -> NoReturn:
 
 
 def end_child(status: int) -> NoReturn:
-    """Ends this child, whatever its streams do. Other threads, and what was registered with atexit, are the parent's."""
+    """Ends this child, even if its streams fail. Other threads and atexit functions belong to the parent."""
     try:
         flush_streams()
     finally:
@@ -48,18 +48,19 @@ def end_child(status: int) -> NoReturn:
 
 
 def flush_streams() -> None:
-    """What was printed is in the child's log, whatever becomes of the child."""
+    """Flushes the standard streams, so that printed text is in the child's log even if the child is killed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # It may be the program's own.
+        except Exception:  # It may be an object of the program.
             pass
 
 
 def encode_outcome(call: Call, cloudpickle: Any = None) -> Payload:
-    """What a call returned or raised; large buffers of what it returned are not copied.
+    """The value or exception of a call. Large buffers of the value are not copied.
 
-    With the module ``cloudpickle``, it pickles what the standard library cannot."""
+    The module ``cloudpickle``, if given, pickles what the standard library cannot.
+    """
     try:
         value = call()
         try:
@@ -86,14 +87,14 @@ def _encode_in_band(call: Call) -> bytes:
 
 
 def encode_failure(error: BaseException, text: str | None = None) -> bytes:
-    """What a call raised, with its traceback, or with this text for it."""
+    """The exception of a call, with its traceback or with this text for it."""
     text = text or _safe_text(lambda: "".join(traceback.format_exception(type(error), error, error.__traceback__)))
     description = f"{type(error).__module__}.{type(error).__qualname__}: {_safe_text(lambda: str(error))}"
     try:
         error.__traceback__ = None
-        # Pickled by itself: the program may not have its class.
+        # Pickled separately: the program may not have its class.
         pickled = pickle.dumps(error, _PROTOCOL)
-        pickle.loads(pickled)  # An exception whose constructor wants more than its arguments says so only here.
+        pickle.loads(pickled)  # Fails here if the constructor needs other arguments.
     except BaseException:  # Its class may do anything.
         pickled = pickle.dumps(RuntimeError(description), _PROTOCOL)
     return pickle.dumps((False, (pickled, description, text)), _PROTOCOL)
@@ -107,12 +108,12 @@ def _safe_text(describe: Callable[[], str]) -> str:
 
 
 def run_chunk(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[bytes]:
-    """The outcome of each of several calls: one that raises keeps none of the others from theirs."""
+    """The outcome of each of several calls. An exception of one does not affect the others."""
     return [_encode_in_band(partial(fn, *arguments)) for arguments in chunk]
 
 
 def value_or_error(result: bytes | bytearray) -> Any:
-    """What a call gave, or what it raised, as a value."""
+    """The value of a call, or its exception, as a value."""
     try:
         return decode_result(result)
     except BaseException as error:
@@ -120,12 +121,12 @@ def value_or_error(result: bytes | bytearray) -> Any:
 
 
 def decode_result(result: bytes | bytearray) -> Any:
-    """What a call gave. Raises what it raised, with the child's traceback as its cause."""
+    """The value of a call. Raises its exception, with the child's traceback as its cause."""
     return decode_outcome(Payload(result))
 
 
 def decode_outcome(payload: Payload) -> Any:
-    """As :func:`decode_result`, of a payload."""
+    """Like :func:`decode_result`, for a payload."""
     is_value, content = payload.load()
     if is_value:
         return content

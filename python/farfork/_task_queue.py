@@ -1,4 +1,4 @@
-"""Calls that wait for a worker, in order. Each operation takes the same time, however many wait."""
+"""Calls that wait for a worker, in order. The time of each operation does not depend on their number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class TaskQueue(Generic[T]):
-    """A queue from whose middle tasks can be removed."""
+    """A queue from which any task can be removed."""
 
     def __init__(self) -> None:
         self._tasks: deque[T] = deque()
@@ -28,12 +28,12 @@ class TaskQueue(Generic[T]):
         self._tasks.appendleft(task)
 
     def remove(self, task: T) -> None:
-        """Removes a task that waits."""
-        # Its place is given back when its turn comes; until then it is referred to, so its id is its own.
+        """Removes a waiting task."""
+        # Its entry stays until its turn. Until then it is referenced, so its id stays unique.
         self._removed.add(id(task))
 
     def take(self) -> T | None:
-        """The first task, if there is one."""
+        """Takes the first task, if there is one."""
         while self._tasks:
             task = self._tasks.popleft()
             if id(task) not in self._removed:

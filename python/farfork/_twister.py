@@ -1,8 +1,8 @@
 """Reseeds the generator of ``numpy.random``'s functions: a Mersenne Twister of 624 words and a position.
 
-``numpy.random.seed()`` writes to 130 pages of a child, each of which is copied, and takes 0.5 ms. This writes to four.
-NumPy gives the address of the state. ``_is_as_expected`` first tries another generator: its state must have the assumed
-layout, and ``RandomState.__init__`` must drop the normal number that the object may have in store.
+``numpy.random.seed()`` writes to 130 pages of a child, each of which must be copied, and takes 0.5 ms. This writes to four.
+NumPy provides the address of the state. ``_is_as_expected`` first tests another generator: its state must have the assumed
+layout, and ``RandomState.__init__`` must drop a normal number that the object may have stored.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import sys
 from types import ModuleType
 from typing import Any
 
-#: Where an array of words ends, and the position is.
+#: The length of the array of words. The position follows it.
 _WORDS = 624
 _KEY_BYTES = 4 * _WORDS
 
 
 class Twister:
-    """NumPy's own generator, and where its state is."""
+    """NumPy's generator, and the address of its state."""
 
-    #: Of the generator that was looked at last; what has none has ``None``.
+    #: The last generator that was tested, and its twister; ``None`` if the generator has another layout.
     _known: tuple[Any, Twister | None] = (None, None)
 
     def __init__(self, random_state: Any, generator: Any) -> None:
@@ -33,8 +33,9 @@ class Twister:
 
     @classmethod
     def find(cls, numpy_random: ModuleType) -> Twister | None:
-        """That of NumPy's functions; ``None`` where it is another, or of a NumPy that does not have it so."""
-        # To import it takes a hundred times as long as it saves; NumPy has it imported.
+        """The twister of NumPy's functions; ``None`` if the generator is of another kind, or its layout is not as expected.
+        """
+        # Importing ctypes takes a hundred times as long as this saves. NumPy normally has imported it.
         if "ctypes" not in sys.modules:
             return None
         try:
@@ -47,22 +48,22 @@ class Twister:
         return cls._known[1]
 
     def reseed(self) -> bool:
-        """Gives it a state that nobody else has. Tells whether it is still the one of NumPy's functions."""
+        """Sets a random state. Returns whether it is still the generator of NumPy's functions."""
         random_state, generator = self._random_state, self._generator
         if random_state._bit_generator is not generator:
             return False
         state = os.urandom(_KEY_BYTES)
-        # As NumPy holds it while it draws.
+        # NumPy also holds this lock while it draws.
         with generator.lock:
             self._key[:] = state
-            # All words are used up.
+            # All words are used.
             self._position[0] = _WORDS
             random_state.__init__(generator)
         return True
 
 
 def _is_as_expected(twister: type[Twister], numpy_random: ModuleType, random_state: Any) -> bool:
-    """Whether another generator of this kind, with a normal number in hand, is changed as is meant, and in nothing else."""
+    """Whether another generator of this kind, which has stored a normal number, is changed as intended and not otherwise."""
     kind = numpy_random.MT19937
     if type(random_state) is not numpy_random.RandomState or type(random_state._bit_generator) is not kind:
         return False

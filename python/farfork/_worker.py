@@ -19,10 +19,10 @@ from ._logging import send_records
 from ._output import OutputSender, use_standard_streams
 from ._pickling import CallPickling, load_call
 
-#: How a worker ends whose channel is at its end, and one that cannot work.
+#: Exit codes of a worker whose channel ended, and of one that cannot work.
 _EXIT_OK, _EXIT_FAILED = 0, 1
 
-#: For a thread to send its frame. In a process that the initializer forked, the thread may be missing.
+#: Limit for a thread to send its frame, in seconds. In a process that the initializer forked, that thread may be missing.
 _FINISH_S = 10.0
 
 _current: Worker | None = None
@@ -35,9 +35,9 @@ def run_worker(
     pickling: CallPickling,
     sends_records: bool,
 ) -> NoReturn:
-    """Runs calls until the channel ends. ``calls`` are those that its seed was made for.
+    """Runs calls until the channel ends. ``calls`` are those for which its seed was made.
 
-    With ``sends_records``, the program's loggers handle what is logged here.
+    With ``sends_records``, the program's loggers handle log records of this process.
     """
     global _current
     status = _EXIT_FAILED
@@ -53,20 +53,20 @@ def run_worker(
 
 
 def current() -> Worker:
-    """The worker that this process is."""
+    """The worker of this process."""
     assert _current is not None, "this is called by calls of a worker"
     return _current
 
 
 class Worker:
-    """A worker in its own process."""
+    """A worker, inside its own process."""
 
     def __init__(self, channel_fd: int, calls: Sequence[_task.Call], pickling: CallPickling, sends_records: bool) -> None:
         self._calls = calls
         self._pickling = pickling
         self._interrupts: CallInterrupts | None = None
         self._channel = channel = _QueuedChannel(channel_fd, blocking=True)
-        # A process that a call makes with os.fork would read the calls of this one.
+        # A process that a call makes with os.fork would otherwise receive the calls of this one.
         os.register_at_fork(after_in_child=channel.abandon)
         leave_event_loop()
         use_standard_streams()
@@ -78,7 +78,7 @@ class Worker:
             _display.forward_displays(shell, self._send_display)
 
     def initialize(self, initializer: Callable[[], object]) -> bool:
-        """Runs the initializer. Returns whether it succeeded; otherwise the executor knows why."""
+        """Runs the initializer. Returns whether it succeeded; otherwise the executor was informed of the exception."""
         try:
             initializer()
             return True
@@ -89,10 +89,10 @@ class Worker:
             return False
 
     def run_calls(self) -> None:
-        """Runs what the executor sends until the channel ends."""
+        """Runs the calls that the executor sends, until the channel ends."""
         while (frame := self._channel.receive_one()) is not None:
             if frame.kind == _channel.INTERRUPT:
-                continue  # Its call is over.
+                continue  # Its call has ended.
             self._output.begin_call()
             payload = self._run_call(frame)
             _task.flush_streams()
@@ -111,26 +111,27 @@ class Worker:
         try:
             return self._interrupts.run(lambda: _task.encode_outcome(call, cloudpickle))
         except KeyboardInterrupt as error:
-            # It came when the outcome was there.
+            # It arrived after the call had its outcome.
             return Payload(_task.encode_failure(error))
 
     def _find_call(self, frame: Frame) -> _task.Call:
         if frame.kind == _channel.CALL_OF_SEED:
             return self._calls[int(frame.payload.pickle)]
-        # Within the call, so that what cannot be unpickled here is its outcome.
+        # Inside the call, so that a failed unpickling is its outcome.
         return lambda: load_call(frame.payload, self._pickling.shared)()
 
     def _send_display(self, display: _display.Display) -> None:
-        # In the order in which the call printed and displayed.
+        # Sends earlier output first, so that the order is kept.
         _task.flush_streams()
         self._output.send_new()
         self._channel.send(_channel.DISPLAY, 0, Payload(pickle.dumps(display)))
 
 
 class _QueuedChannel(Channel):
-    """Any thread may send a frame, also from within another call of :meth:`send`: signal handlers and finalizers log.
+    """Any thread may send a frame, even inside another call of :meth:`send`: signal handlers and finalizers log.
 
-    One caller sends what all have queued. So no thread waits for a lock, which a process forked meanwhile would never get.
+    One caller sends the frames that all have queued. So no thread waits for a lock, which a process that was forked
+    meanwhile would never get.
     """
 
     def __init__(self, fd: int, blocking: bool) -> None:
@@ -140,17 +141,17 @@ class _QueuedChannel(Channel):
 
     def send(self, kind: int, task: int, payload: Payload) -> None:
         self._frames.append((kind, task, payload))
-        # Looked at again after the release: a frame that was queued before it is this caller's.
+        # Checked again after the release: this caller must send a frame that was queued before it.
         while self._frames and self._sends.acquire(blocking=False):
             self._send_queued()
 
     def finish(self) -> None:
-        """Before the end of the process: waits until another thread has sent what it is sending, and sends the rest."""
+        """Called before the process ends: waits until another thread has sent its frames, and sends the rest."""
         if self._sends.acquire(timeout=_FINISH_S):
             self._send_queued()
 
     def _send_queued(self) -> None:
-        """With the lock, which it releases."""
+        """The caller holds the lock, which this releases."""
         try:
             while self._frames:
                 super().send(*self._frames.popleft())

@@ -1,7 +1,7 @@
-"""The workers of an executor: which task runs on which, when workers are forked, and when they end.
+"""The workers of an executor: which worker runs which task, when workers are forked, and when they end.
 
-All methods are called with the collector's lock held. ``_collector`` passes in the daemon's messages, says which channels are
-ready, and completes futures with what these methods return.
+All methods are called with the collector's lock held. ``_collector`` passes the daemon's messages and ready channels to
+this module, and completes futures with what these methods return.
 
 ::
 
@@ -33,46 +33,46 @@ from ._task_queue import TaskQueue
 #: Completes a future. Called without the lock.
 Completion = Callable[[], None]
 
-#: For what a worker sent before its end to be received, after each piece, in seconds.
+#: Limit for receiving data that a worker sent before its end, after each piece, in seconds.
 _LAST_PIECE_S = 10.0
 
 
 @dataclass(eq=False)
 class WorkerSeed:
-    """A seed that workers are forked from, with the calls that it was made for."""
+    """A seed from which workers are forked, with the calls for which it was made."""
 
     batch: int
     id: str
     state: ForkedState
-    #: Workers that were asked for and have not ended, by their index.
+    #: Workers that were requested and have not ended, by index.
     workers: dict[int, Worker] = field(default_factory=dict)
     next_index: int = 0
-    #: A worker could not be started while others live: these do the work.
+    #: Whether a worker could not be started while others live. The others then do the work.
     is_short: bool = False
-    #: Calls of this seed that are not over, and those of them that wait.
+    #: Number of calls of this seed that have not ended, and the waiting ones.
     calls_left: int = 0
     queue: TaskQueue[TaskEntry] = field(default_factory=TaskQueue)
 
 
 @dataclass(eq=False)
 class TaskEntry:
-    """A call that is queued or runs."""
+    """A queued or running call."""
 
     number: int
     future: ChildFuture[Any]
-    #: The seed whose workers run it: the one that it was made for, or whose definitions its pickle names.
+    #: The seed whose workers run it: the one that was made for it, or the one against which it was pickled.
     seed: WorkerSeed
-    #: As a frame.
+    #: The kind of its frame.
     kind: int
     payload: Payload
     retries: int
-    #: Of the caller: a notebook shows output in the cell whose context it is printed in.
+    #: The caller's context. A notebook shows output in the cell whose context prints it.
     context: Context = field(default_factory=copy_context)
 
 
 @dataclass(eq=False)
 class Worker:
-    """A child that was asked for."""
+    """A child that was requested."""
 
     seed: WorkerSeed
     index: int
@@ -80,26 +80,26 @@ class Worker:
     channel: Channel | None = None
     output: OutputPrinter | None = None
     task: TaskEntry | None = None
-    #: When its task is to be over, on the monotonic clock.
+    #: Time limit of its task, on the monotonic clock.
     deadline: float | None = None
     #: The message about its end.
     end: Message | None = None
-    #: When it is given up to receive what it sent before its end.
+    #: Until when data that it sent before its end is received.
     end_deadline: float | None = None
-    #: Whether its end is wanted: it is of no more use, or its call was cancelled.
+    #: Whether its end is intended: it is no longer needed, or its call was cancelled.
     is_retired: bool = False
     #: Whether it was killed because its task took too long.
     is_late: bool = False
     has_worked: bool = False
-    #: Whether its channel was opened, and has ended since.
+    #: Whether its channel was open and has ended.
     is_closed: bool = False
 
-    #: Where output is printed between calls: as if the thread that forked it did so.
+    #: The context that prints output between calls: that which forked it.
     idle_context: Context = field(default_factory=copy_context)
 
     @property
     def context(self) -> Context:
-        """Where its output is printed: as if the caller of its call did so."""
+        """The context that prints its output: its call's, if it has one."""
         return self.idle_context if self.task is None else self.task.context
 
     @property
@@ -117,7 +117,7 @@ class Worker:
 
 
 class WorkerHost(Protocol):
-    """What the pool asks of the collector."""
+    """The operations of the collector that the pool uses."""
 
     def fork_workers(self, seed: WorkerSeed, indices: range) -> None: ...
     def kill_worker(self, worker: Worker) -> None: ...
@@ -128,13 +128,13 @@ class WorkerHost(Protocol):
 
 
 class WorkerPool:
-    """Workers, their seeds, and the tasks that are not over."""
+    """Workers, their seeds, and the tasks that have not ended."""
 
     def __init__(self, host: WorkerHost, options: ExecutorOptions) -> None:
         self._host = host
         self._options = options
         self._tasks: dict[int, TaskEntry] = {}
-        #: Calls whose workers are to interrupt them, once they have begun.
+        #: Calls to interrupt by their workers, after they have begun.
         self._interrupts_due: list[TaskEntry] = []
         self._seeds: list[WorkerSeed] = []
         self._next_task = 0
@@ -142,16 +142,16 @@ class WorkerPool:
 
     @property
     def newest_seed(self) -> WorkerSeed | None:
-        """The seed that new workers for pickled calls come from."""
+        """The seed of new workers for pickled calls."""
         return self._seeds[-1] if self._seeds else None
 
     @property
     def is_idle(self) -> bool:
-        """Whether every task is over."""
+        """Whether all tasks have ended."""
         return not self._tasks
 
     def require_working(self) -> None:
-        """Raises what a failed initializer raised."""
+        """Raises the exception of a failed initializer."""
         if self._broken is not None:
             raise self._broken
 
@@ -173,7 +173,7 @@ class WorkerPool:
         return future
 
     def cancel(self, number: int) -> None:
-        """A future was cancelled: its call is not begun, or its worker is killed."""
+        """Handles a cancelled future: its call does not begin, or its worker is killed."""
         task = self._tasks.get(number)
         if task is None:
             return
@@ -187,21 +187,21 @@ class WorkerPool:
         self._finish(task)
 
     def request_interrupt(self, future: ChildFuture[Any]) -> None:
-        """A call is to be interrupted by its worker, once it has begun."""
+        """Requests the interrupt of a call by its worker, after it has begun."""
         self._interrupts_due += [task for task in self._tasks.values() if task.future is future]
 
     @property
     def futures(self) -> list[ChildFuture[Any]]:
-        """Those of calls that are not over."""
+        """The futures of calls that have not ended."""
         return [task.future for task in self._tasks.values()]
 
     @property
     def queued_futures(self) -> list[ChildFuture[Any]]:
-        """Those of calls that have not begun."""
+        """The futures of calls that have not begun."""
         return [task.future for seed in self._seeds for task in seed.queue]
 
     def fail_all(self, error: Exception) -> list[Completion]:
-        """The daemon has gone."""
+        """Fails all tasks, because the daemon has ended."""
         failed: list[Completion] = [partial(task.future.complete, partial(_raise, error)) for task in self._tasks.values()]
         for worker in self._workers():
             self._close_channel(worker)
@@ -210,7 +210,7 @@ class WorkerPool:
         return failed
 
     def abandon(self) -> None:
-        """In a process that os.fork has made: the workers go on as the parent's."""
+        """Called in a process that os.fork made: the workers belong to the parent."""
         for worker in self._workers():
             if worker.channel is not None:
                 worker.channel.abandon()
@@ -229,7 +229,7 @@ class WorkerPool:
                 os.close(fd)
 
     def handle_failed(self, message: Message) -> list[Completion]:
-        """A worker was not started."""
+        """Handles a worker that was not started."""
         worker = self._find_worker(message)
         del worker.seed.workers[worker.index]
         return self._handle_useless(worker.seed, ChildNotStarted(message["text"]))
@@ -237,13 +237,13 @@ class WorkerPool:
     def handle_ended(self, message: Message) -> list[Completion]:
         worker = self._find_worker(message)
         worker.end = message
-        # What it sent before is still to be received.
+        # Data that it sent before must still be received.
         return self._handle_end(worker) if worker.channel is None else self.handle_channel(worker)
 
     # ---- channels
 
     def handle_channel(self, worker: Worker) -> list[Completion]:
-        """A channel has something to be received or sent."""
+        """Sends and receives on a channel that is ready."""
         channel = worker.channel
         if channel is None:
             return []
@@ -269,7 +269,7 @@ class WorkerPool:
         if frame.kind == _channel.INITIALIZER_FAILED:
             self._broken = InitializerFailed(str(worker.child))
             self._broken.__cause__ = _task.value_or_error(frame.payload.pickle)
-            # Its own was sent before the worker said so.
+            # The outcome of its own task was sent before.
             failed = [worker.task] if worker.task is not None else []
             failed += [task for seed in self._seeds for task in seed.queue.take_all()]
             worker.task = worker.deadline = None
@@ -286,7 +286,7 @@ class WorkerPool:
     # ---- ends
 
     def _handle_end(self, worker: Worker) -> list[Completion]:
-        """A worker is gone, and everything that it sent was received."""
+        """Handles a worker that has ended and all of whose data was received."""
         worker.seed.workers.pop(worker.index, None)
         message, task, child = worker.end, worker.task, str(worker.child)
         assert message is not None
@@ -309,7 +309,7 @@ class WorkerPool:
         return self._fail([task], error)
 
     def _handle_useless(self, seed: WorkerSeed, error: Exception) -> list[Completion]:
-        """A worker of a seed ended before it did anything. Where there is no other, the calls that need one fail."""
+        """Handles a worker that ended before it did any work. If there are no others, the calls that need one fail."""
         seed.is_short = bool(seed.workers)
         if seed.is_short:
             return []
@@ -329,7 +329,8 @@ class WorkerPool:
     # ---- scheduling
 
     def schedule(self) -> None:
-        """Gives tasks to idle workers, forks workers for the others, and ends those that are of no more use."""
+        """Assigns tasks to idle workers, forks workers for the remaining ones, and ends workers that are no longer needed.
+        """
         for seed in list(self._seeds):
             for worker in [worker for worker in seed.workers.values() if worker.is_idle]:
                 if task := seed.queue.take():
@@ -341,7 +342,7 @@ class WorkerPool:
         self._drop_unneeded_seeds()
 
     def handle_deadlines(self) -> list[Completion]:
-        """Kills workers whose tasks have run for too long, and gives up to receive from those that have ended."""
+        """Kills workers whose tasks exceeded the time limit, and stops receiving from those that have ended."""
         now, completions = time.monotonic(), []
         for worker in self._workers():
             if worker.next_deadline is None or worker.next_deadline > now:
@@ -355,7 +356,7 @@ class WorkerPool:
         return completions
 
     def next_deadline(self) -> float | None:
-        """When :meth:`handle_deadlines` is to be called next."""
+        """The time of the next call of :meth:`handle_deadlines`."""
         return min((worker.next_deadline for worker in self._workers() if worker.next_deadline is not None), default=None)
 
     def _start_task(self, worker: Worker, task: TaskEntry) -> None:
@@ -366,7 +367,7 @@ class WorkerPool:
         task.future.child = worker.child
         worker.channel.send(task.kind, task.number, task.payload)
         if worker.channel.is_broken:
-            # The worker has ended before: it has not begun the call.
+            # The worker has already ended, so it has not begun the call.
             worker.task = worker.deadline = task.future.child = None
             task.seed.queue.append_first(task)
         self._host.watch_channel(worker)
@@ -400,7 +401,7 @@ class WorkerPool:
                 self._host.fork_workers(seed, indices)
 
     def _retire_idle_of_others(self, seed: WorkerSeed) -> None:
-        """Idle workers of other seeds make room."""
+        """Ends idle workers of other seeds to make room."""
         for worker in [worker for worker in self._workers() if worker.is_idle and worker.seed is not seed]:
             self._retire(worker)
 
@@ -418,7 +419,7 @@ class WorkerPool:
         return seed.workers[message["index"]]
 
     def _retire(self, worker: Worker) -> None:
-        """An idle worker ends itself when its channel ends."""
+        """Closes the channel of an idle worker, which then ends itself."""
         worker.is_retired = True
         self._close_channel(worker)
 

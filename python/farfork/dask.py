@@ -24,10 +24,11 @@ from . import _connection, _task
 from ._backend import BackendExecutor, is_child
 from ._executor import Executor
 
-#: A task of a graph may be tiny, so several are sent to a worker together. Dask's scheduler for processes has the same number.
+#: A task of a graph may be tiny, so several are sent to a worker together. Dask's scheduler for processes uses the same
+#: number.
 _CHUNK_SIZE = 6
 
-# Dask shuffles frames by files, which a child would write for itself alone.
+# Dask would shuffle frames through files, but a child's files are visible to that child only.
 if config.get("dataframe.shuffle.method", None) in (None, "disk"):
     config.set({"dataframe.shuffle.method": "tasks"})
 
@@ -42,13 +43,13 @@ def get(
     chunksize: int | None = None,
     **options: Any,
 ) -> Any:
-    """Computes the values of keys of a graph, as the schedulers of Dask do.
+    """Computes the values of keys of a graph, like the schedulers of Dask.
 
-    Takes the arguments of :class:`farfork.Executor`, apart from ``max_workers``, which is ``num_workers``, ``shared`` and
-    ``reuse_workers``. Workers are forked at the beginning of each computation. They have the graph in memory, with all
-    data in it: a task is sent as a number, with what it needs of other tasks' results.
+    Takes the arguments of :class:`farfork.Executor`, apart from ``max_workers`` (use ``num_workers``), ``shared`` and
+    ``reuse_workers``. Workers are forked at the start of each computation. They have the graph with all its data in memory:
+    a task is sent as a number, with the results of other tasks that it needs.
 
-    In a child, which cannot fork, the graph is computed in the child itself.
+    A child cannot fork, so there the graph is computed in the child itself.
     """
     if is_child():
         return get_sync(dsk, keys)
@@ -70,14 +71,14 @@ def get(
             **options,
         )
     finally:
-        # After an error or an interrupt, tasks are left that are of no use.
+        # After an error or an interrupt, the remaining tasks are not needed.
         executor.abort()
 
 
 def _prepare_graph(dsk: Any, keys: Any, optimize_graph: bool) -> dict[Any, Any]:
-    """The tasks that the keys need. Tasks that only follow one another are one."""
+    """The tasks that the keys need. Consecutive tasks are merged."""
     needed, _ = cull(ensure_dict(dsk.__dask_graph__() if hasattr(dsk, "__dask_graph__") else dsk), keys)
-    # As the scheduler would do it: so it keeps these very objects, which workers have.
+    # The scheduler would convert it too. Converted here, it keeps these same objects, which workers have.
     graph = convert_legacy_graph(needed)
     if optimize_graph:
         graph = fuse_linear_task_spec(graph, set(flatten(keys) if isinstance(keys, list) else [keys]))
@@ -89,7 +90,7 @@ def _worker_name() -> str | None:
 
 
 def _pack_exception(error: BaseException, _dumps: Callable[[Any], Any]) -> tuple[bytes, None]:
-    """An exception, pickled with its traceback."""
+    """Pickles an exception with its traceback."""
     return _task.encode_failure(error), None
 
 

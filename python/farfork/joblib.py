@@ -41,11 +41,11 @@ Callback = Callable[[Any], None]
 class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     """Runs batches of calls in workers, which are forked at the first batch of each ``Parallel``.
 
-    Takes the arguments of :class:`farfork.Executor`, apart from ``max_workers``, which is ``n_jobs``, and
-    ``reuse_workers``. With ``n_jobs=-1``, the default, each node has as many workers as this machine has processors.
+    Takes the arguments of :class:`farfork.Executor`, apart from ``max_workers`` (use ``n_jobs``) and ``reuse_workers``. With
+    ``n_jobs=-1``, the default, each node has as many workers as this machine has processors.
 
-    Arrays of ``max_nbytes`` and more in the first call are not pickled: workers have them in memory, and find them read-only,
-    as with joblib's own back end for processes.
+    Arrays of at least ``max_nbytes`` in the first call are not pickled: workers have them in memory, read-only, as with
+    joblib's own back end for processes.
     """
 
     supports_retrieve_callback = True
@@ -56,12 +56,12 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        #: With those of the present ``Parallel``.
+        #: Includes the options of the current ``Parallel``.
         self._options = self.backend_kwargs
         self._executor: BackendExecutor | None = None
-        #: Those that workers have: filled before the workers are forked.
+        #: The shared arrays: collected before the workers are forked.
         self._arrays: list[Any] = []
-        #: From this size on arrays are shared; ``None``: none is.
+        #: Smallest size of a shared array; ``None`` shares none.
         self._shared_bytes_min: int | None = None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -92,7 +92,7 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         context: Any = None,
         **options: Any,
     ) -> int:
-        """Makes the executor of one ``Parallel``. ``prefer`` and what follows is for other back ends."""
+        """Makes the executor of one ``Parallel``. ``prefer`` and the arguments after it are for other back ends."""
         self._options = {**self.backend_kwargs, **options}
         self.parallel = parallel
         n_jobs = self.effective_n_jobs(n_jobs)
@@ -111,7 +111,7 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return BackendExecutor(cloudpickle, max_workers=n_jobs, initializer=prepare, **options)
 
     def _inner_threads(self, n_jobs: int) -> int | None:
-        """How many threads the native libraries of a worker may have; ``None``: as many as in this process."""
+        """Limit on threads of native libraries in a worker; ``None`` for the limit of this process."""
         if self.inner_max_num_threads is not None:
             if threadpoolctl is None:
                 raise ValueError("inner_max_num_threads needs the package threadpoolctl: install it")
@@ -120,13 +120,13 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return None if is_set else max(self._processors // n_jobs, 1)
 
     def start_call(self) -> None:
-        """Of a ``Parallel`` that is called again, workers are forked anew if they have arrays, which may have changed."""
+        """When a ``Parallel`` is called again, forks new workers if they share arrays, which may have changed."""
         if self._arrays and self._executor is not None:
             self._executor.shutdown()
             self._executor = self._make_executor(self._executor.max_workers)
 
     def submit(self, func: Callable[[], Any], callback: Callback | None = None) -> Future[Any]:
-        """Runs a batch in a worker. What prevents it is the outcome of its future: joblib loses what is raised here."""
+        """Runs a batch in a worker. An error here becomes the outcome of the future, because joblib loses an exception."""
         future: Future[Any]
         try:
             assert self._executor is not None, "joblib configures a back end before it submits calls"
@@ -145,7 +145,7 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return future.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Kills the workers of calls that run, and cancels the others."""
+        """Kills the workers of running calls, and cancels the others."""
         if self._executor is not None:
             self._executor.abort()
         self.terminate()
@@ -165,7 +165,7 @@ def _do_nothing() -> None:
 
 
 def _prepare_worker(arrays: list[Any], threads: int | None, initializer: Callable[[], object]) -> None:
-    """In a worker: later calls get the same arrays, so none may write to them."""
+    """In a worker: makes the arrays read-only, because later calls get the same arrays."""
     for array in arrays:
         array.flags.writeable = False
     if threads is not None and threadpoolctl is not None:
@@ -174,17 +174,17 @@ def _prepare_worker(arrays: list[Any], threads: int | None, initializer: Callabl
 
 
 def _find_large_arrays(call: Callable[[], Any], bytes_min: int) -> list[Any]:
-    """The arrays of this size and more that a call refers to, wherever a pickle of it would have them."""
+    """The arrays of at least this size that a pickle of the call would contain."""
     finder = _ArrayFinder(bytes_min)
     try:
         finder.dump(call)
-    except Exception:  # Any object may raise anything when it is pickled. Arrays that are not found are pickled.
+    except Exception:  # Pickling may raise any exception. Arrays that are not found are pickled.
         pass
     return finder.arrays
 
 
 class _ArrayFinder(pickle.Pickler):
-    """Pickles a call, and drops the pickle."""
+    """Pickles a call, and discards the pickle."""
 
     def __init__(self, bytes_min: int) -> None:
         super().__init__(_DiscardingFile(), 5, buffer_callback=lambda buffer: None)

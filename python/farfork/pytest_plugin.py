@@ -1,6 +1,6 @@
 """The pytest plugin: ``pytest --farfork N`` runs tests in children that have the session's fixtures in memory.
 
-pytest loads it by the entry point ``farfork``, or by ``-p farfork.pytest_plugin``. It adds the options and checks them;
+pytest loads it by the entry point ``farfork``, or by ``-p farfork.pytest_plugin``. It adds and checks the options;
 ``_pytest_run`` replaces pytest's loop over the tests if ``--farfork`` is set.
 """
 
@@ -13,7 +13,7 @@ import pytest
 _NEEDS_TERMINAL = "needs a terminal, which workers of --farfork lack"
 _NEEDS_ORDER = "needs the tests in order, which workers of --farfork do not keep"
 
-#: Options of pytest that workers cannot follow, by the name of their value, and why.
+#: Options of pytest that workers cannot support, by the name of their value, with the reason.
 _OPTIONS_REFUSED = {
     "usepdb": ("--pdb", _NEEDS_TERMINAL),
     "trace": ("--trace", _NEEDS_TERMINAL),
@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _parse_workers(text: str) -> int | None:
-    """``None`` for ``auto``."""
+    """Parses a number of workers; ``None`` for ``auto``."""
     if text == "auto":
         return None
     if not text.isdecimal():
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if workers == 0 or config.option.collectonly:
         return
     _require_no_conflict(config)
-    # Not before: a run without the option does without the executor.
+    # Imported late: a run without the option does not need the executor.
     from ._pytest_run import WorkerRun
 
     config.pluginmanager.register(WorkerRun(config, workers), "farfork-run")

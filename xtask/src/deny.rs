@@ -1,8 +1,8 @@
-//! `cargo xtask deny`: runs cargo-deny over the dependencies, as `deny.toml` says.
+//! `cargo xtask deny`: runs cargo-deny over the dependencies, with the rules of `deny.toml`.
 //!
-//! By default it checks licences, bans and sources, which need only the lock file and the downloaded crates. Known
-//! vulnerabilities need the RustSec database, a Git repository that not every build machine can fetch. They are checked
-//! on request, so that a test run depends neither on the network nor on the date.
+//! By default it checks licences, bans and sources, which need only the lock file and the downloaded crates. Advisories need
+//! the RustSec database, a Git repository that not every build machine can fetch. They are checked on request, so that a
+//! test run depends neither on the network nor on the date.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,19 +11,19 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::Workspace;
 
-/// Pinned, so that a new release of the tool changes no verdict.
+/// Pinned, so that a new release of the tool cannot change the result.
 const CARGO_DENY_VERSION: &str = "0.20.2";
 
-/// What to check.
+/// The checks to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Licences, bans, sources.
     Offline,
-    /// These, and advisories, whose database is fetched.
+    /// These and advisories, whose database is fetched.
     WithAdvisories,
 }
 
-/// Installs the pinned cargo-deny into the cache when it is not there, and runs it.
+/// Installs the pinned cargo-deny into the cache if it is missing, and runs it.
 pub(crate) fn run(workspace: &Workspace, scope: Scope) -> Result<()> {
     let program = installed()?;
     let mut command = Command::new(program);
@@ -36,7 +36,8 @@ pub(crate) fn run(workspace: &Workspace, scope: Scope) -> Result<()> {
     Ok(())
 }
 
-/// Path of the pinned cargo-deny. Building it takes under a minute on two cores: unoptimised, since its run is short.
+/// Path of the pinned cargo-deny. Its build takes under a minute on two cores. It is not optimised, because it runs only
+/// briefly.
 fn installed() -> Result<PathBuf> {
     let tools = cache_folder()?.join(format!("cargo-deny-{CARGO_DENY_VERSION}"));
     let program = tools.join("bin/cargo-deny");
@@ -54,7 +55,7 @@ fn installed() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Where things that outlive a work tree are kept: `FARFORK_CACHE`, else `~/.cache/farfork`, as scripts/setup.sh has it.
+/// The directory for files that outlive a work tree: `FARFORK_CACHE`, or `~/.cache/farfork`, as in scripts/setup.sh.
 fn cache_folder() -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os("FARFORK_CACHE") {
         return Ok(folder.into());

@@ -35,7 +35,7 @@ usage: cargo xtask COMMAND
   socket-options      write the names of socket options that the differ has from the kernel's headers
   setup               install the system and Python packages that the tests need (root)";
 
-/// Exit status for wrong usage, as the farfork command has it.
+/// Exit status for wrong usage, as of the farfork command.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {

@@ -1,8 +1,8 @@
-//! `cargo xtask socket-options`: writes the names of all socket options that the differ reads into a file of the
-//! differ, from the kernel headers of this machine.
+//! `cargo xtask socket-options`: writes the names of all socket options that the differ reads into a file of the differ,
+//! from the kernel headers of this machine.
 //!
-//! The file keeps options that these headers lack, because a kernel may be newer than the headers. The differ asks each
-//! number of a level, with or without a name, so an option that is missing from the file is compared as well.
+//! The file keeps options that these headers lack, because a kernel may be newer than the headers. The differ reads each
+//! number of a level, with or without a name, so it also compares an option that is missing from the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,26 +13,26 @@ use anyhow::{Context, Result};
 
 use crate::workspace::Workspace;
 
-/// Where the differ has them.
+/// The file of the differ.
 const FILE: &str = "crates/differ/src/observer/socket_options.txt";
 
-/// Where the kernel's headers are.
+/// The directory of the kernel's headers.
 const HEADERS: &str = "/usr/include";
 
 const HEAD: &str = "# Socket options by level: written by `cargo xtask socket-options` from the kernel's headers.\n\
                     # Names for the differ only; crates/fork/src/capture/files/sockets/options.rs lists the carried options.\n\
                     # level, its number, option, its number\n";
 
-/// Options of one level: numbers above are constants of other kinds.
+/// Highest option number of a level. Greater numbers are other constants.
 const NUMBER_MAX: u32 = 127;
 
-/// A header that defines options of a level.
+/// A header that defines the options of a level.
 struct Header {
     path: &'static str,
     level: &'static str,
     level_number: u32,
     prefixes: &'static [&'static str],
-    /// The first option: other constants with these prefixes come before it.
+    /// The first option. Other constants with these prefixes precede it.
     first: &'static str,
 }
 
@@ -65,10 +65,10 @@ const HEADER_LIST: [Header; 8] = [
     Header { path: "linux/mptcp.h", level: "SOL_MPTCP", level_number: 284, prefixes: &["MPTCP_"], first: "MPTCP_INFO" },
 ];
 
-/// Level and number; level's name and option's.
+/// For numbers of level and option, their names.
 type Options = BTreeMap<(u32, u32), (String, String)>;
 
-/// Writes the file.
+/// Updates the file.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let path = workspace.root().join(FILE);
     let mut options = parse_file(&fs::read_to_string(&path).unwrap_or_default());
@@ -86,7 +86,7 @@ fn of_headers(directory: &Path) -> Result<Options> {
         let path = directory.join(header.path);
         let text = fs::read_to_string(&path).with_context(|| format!("{}: install linux-libc-dev", path.display()))?;
         for (name, number) in of_header(&text, header) {
-            // A number's later names are values of options.
+            // Later names of a number are values of options.
             options.entry((header.level_number, number)).or_insert((header.level.to_owned(), name));
         }
     }

@@ -1,4 +1,4 @@
-//! `Workspace`: the work tree, with its root, files and crates. It only reads; the checks judge.
+//! `Workspace`: the work tree, with its root, files and crates. It only reads; the checks evaluate.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// What holds no source: version control (in a second work tree, a file), build products, caches.
+/// Directories and files without source: version control (a file in a second work tree), build products, caches.
 const WITHOUT_SOURCE: [&str; 5] = [".git", ".cache", "target", "node_modules", "__pycache__"];
 
 /// The root of a checked-out work tree.
@@ -14,7 +14,7 @@ pub(crate) struct Workspace {
     root: PathBuf,
 }
 
-/// A text file: where it is (relative to the root, with `/`) and what it says.
+/// A text file: its path (relative to the root, with `/`) and its contents.
 pub(crate) struct TextFile {
     pub(crate) path: String,
     pub(crate) text: String,
@@ -22,16 +22,16 @@ pub(crate) struct TextFile {
 
 /// One member of the workspace.
 pub(crate) struct Member {
-    /// Its folder relative to the root, e.g. `crates/wire`.
+    /// Its folder relative to the root, such as `crates/wire`.
     pub(crate) folder: String,
-    /// Its folder's name, e.g. `wire`.
+    /// The name of its folder, such as `wire`.
     pub(crate) name: String,
-    /// Its Cargo.toml.
+    /// The contents of its Cargo.toml.
     pub(crate) manifest: String,
 }
 
 impl Workspace {
-    /// The tree that this program was built from.
+    /// The work tree that this program was built from.
     pub(crate) fn of_this_build() -> Self {
         let own = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = own.parent().expect("xtask is a folder of the workspace");
@@ -42,12 +42,12 @@ impl Workspace {
         &self.root
     }
 
-    /// A file of the tree that must be there.
+    /// Reads a file of the tree that must exist.
     pub(crate) fn read(&self, path: &str) -> Result<String> {
         fs::read_to_string(self.root.join(path)).with_context(|| format!("{path} cannot be read"))
     }
 
-    /// Every source and documentation file that is UTF-8 text, in order of path.
+    /// All source and documentation files that are UTF-8 text, sorted by path.
     pub(crate) fn text_files(&self) -> Result<Vec<TextFile>> {
         let mut files = Vec::new();
         self.collect(&self.root, &mut files)?;
@@ -55,7 +55,7 @@ impl Workspace {
         Ok(files)
     }
 
-    /// The crates, `xtask` among them, in order of folder.
+    /// The crates, including `xtask`, sorted by folder.
     pub(crate) fn members(&self) -> Result<Vec<Member>> {
         let mut folders = vec!["xtask".to_owned()];
         for entry in fs::read_dir(self.root.join("crates")).context("crates/ cannot be listed")? {

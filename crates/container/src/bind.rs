@@ -12,8 +12,8 @@ use farfork_sys::namespace;
 use crate::config::RootSpec;
 use crate::root::{self, PRIVATE_DIR};
 
-/// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of `init`, by a
-/// thread that goes there and ends. The files belong to the users of the namespace `users`, if there is one.
+/// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of `init`. A thread
+/// enters that namespace for it and ends. With `users`, the files' owners are mapped by that user namespace.
 pub(crate) fn bind(
     (init, users): (&OwnedFd, Option<BorrowedFd<'_>>),
     spec: RootSpec,
@@ -59,12 +59,12 @@ fn attach_inside(
     hidden: &[PathBuf],
 ) -> io::Result<()> {
     make_mount_target(point, is_directory, spec)?;
-    // What the new mount covers but the container keeps.
+    // The new mount may cover the private directory, which the container keeps.
     let private = Path::new(PRIVATE_DIR);
     let private_mount =
         private.starts_with(point).then(|| mount::clone_mount(private, MountDepth::Single)).transpose()?;
     mount::attach(tree, point)?;
-    // The copy is still in the exchange of mounts that the node's mount may be in.
+    // The copy is still in the peer group of the node's mount.
     mount::make_private(point)?;
     for path in hidden {
         root::mask_path(path, RootSpec::Shared).map_err(io::Error::other)?;
@@ -75,7 +75,7 @@ fn attach_inside(
     }
 }
 
-/// Makes the directory or file that the mount will cover. In the node's own root nothing is made.
+/// Creates the directory or file that the mount will cover. In the node's own root nothing is created.
 fn make_mount_target(point: &Path, is_directory: bool, spec: RootSpec) -> io::Result<()> {
     if fs::metadata(point).is_ok() {
         return Ok(());

@@ -1,8 +1,8 @@
 //! Builds containers. What all containers share is prepared once. A thread in its own namespaces then builds each one.
 //!
-//! A process that such a thread starts is created in its namespaces. The thread sees the container's root, so it must
-//! not use the node's files. With a [`HomeNamespaces`] it returns to the node's namespaces; without, it builds one
-//! container and ends.
+//! A process that such a thread starts is created in its namespaces. The thread sees the container's root, so it must not
+//! use the node's files. With a [`HomeNamespaces`] it returns to the node's namespaces; without, it builds one container and
+//! ends.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -35,32 +35,34 @@ use crate::root::cached::CachedRoot;
 use crate::root::{self, PRIVATE_DIR};
 use crate::users::{ContainerUsers, ReservedIds};
 
-/// Everything that the containers of this daemon have in common.
+/// Builds the containers of this daemon, and holds what they share.
 #[derive(Debug)]
 pub(crate) struct ContainerBuilder {
     config: ContainerConfig,
     /// Real paths, none below another.
     masked: Vec<PathBuf>,
-    /// The run directory, over which whoever builds mounts what only a container needs.
+    /// The run directory. In a container's mount namespace, the tmpfs of its upper layers is mounted over it while the root
+    /// is built.
     scratch: PathBuf,
     image: File,
     cgroups: NodeCgroups,
-    /// Ids are unique among the daemons that used the run directory: its start, in microseconds, and a number.
+    /// Start time of the daemon, in microseconds. It is the first part of each container's id, and the number in `next` is
+    /// the second. So ids are unique among the daemons that used the run directory.
     started_us: u128,
     next: AtomicU64,
-    /// The node's `/proc`, for threads in a container's root.
+    /// The node's `/proc`, for threads whose root is a container's.
     proc: OwnedFd,
-    /// As many copies as containers.
+    /// Each container holds a clone, so the reference count gives the number of containers.
     live_count: Arc<()>,
-    /// What containers show of the node's mounts.
+    /// The blueprint of the node's mounts.
     layout: Mutex<BlueprintCache>,
     probes: MountProbes,
-    /// Held from the first container with a shared root on, by each of them too.
+    /// Set when the first container with a shared root is built. Each of those containers also holds it.
     private_mount_point: Mutex<Option<Arc<MountPoint>>>,
 }
 
 impl ContainerBuilder {
-    /// Makes ready what containers have in common: the init program, the node's control groups, directories.
+    /// Prepares what containers share: the init program, the node's control groups, directories.
     pub(crate) fn new(config: ContainerConfig) -> Result<Self, ContainerError> {
         let real = |path: &PathBuf| {
             path.canonicalize().map_err(|cause| ContainerError::Directory { path: path.clone(), cause })
@@ -96,7 +98,7 @@ impl ContainerBuilder {
         })
     }
 
-    /// The configuration that it was made from.
+    /// The configuration of the containers.
     pub(crate) fn config(&self) -> &ContainerConfig {
         &self.config
     }
@@ -106,18 +108,19 @@ impl ContainerBuilder {
         &self.cgroups
     }
 
-    /// Paths that containers shall not see.
+    /// The paths that are hidden from containers.
     pub(crate) fn masked(&self) -> &[PathBuf] {
         &self.masked
     }
 
-    /// Which of the node's mounts a container that is built now would show: one that was built before differs when file
-    /// systems that matter to it were mounted or unmounted since.
+    /// The version of the mounts that a container built now would show. It changes when relevant file systems are mounted or
+    /// unmounted.
     pub(crate) fn mounts_version(&self) -> u64 {
         self.current_layout().plan.blueprint.version
     }
 
-    /// Without mounts that do not answer at this moment: a thread that builds with one of them would never return.
+    /// The current blueprint, without mounts that do not answer now: a thread that builds with one of them would never
+    /// return.
     fn blueprint(&self) -> RootBlueprint {
         let known = self.probes.unresponsive();
         let to_probe = self.layout().current(&self.masked, known.clone()).to_probe.clone();
@@ -134,12 +137,12 @@ impl ContainerBuilder {
         self.current_layout().take_unmounted()
     }
 
-    /// The volumes among unmounted mounts, without those that are mounted again in their places.
+    /// The volumes among `unmounted`, without those that were mounted again at the same place.
     pub(crate) fn unmounted_volumes(&self, unmounted: &BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
         self.current_layout().plan.blueprint.unmounted_volumes(unmounted)
     }
 
-    /// The volumes that containers from this blueprint show, and the node has unmounted.
+    /// The volumes that containers from this blueprint show and that the node has unmounted since.
     pub(crate) fn volumes_unmounted_since(&self, blueprint: &RootBlueprint) -> BTreeSet<ServedMount> {
         let layout = self.current_layout();
         let now = &layout.plan.blueprint;
@@ -157,18 +160,18 @@ impl ContainerBuilder {
         self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many containers there are, in the pool and in use.
+    /// The number of containers, in the pool and in use.
     pub(crate) fn count_live(&self) -> usize {
         Arc::strong_count(&self.live_count) - 1
     }
 
-    /// The kind that is built where this one is asked for: where containers without limits have the same control groups as
-    /// others, there is one kind.
+    /// The kind of container that is built for a request. If containers with and without limits have the same control
+    /// groups, they are of one kind.
     pub(crate) fn effective_spec(&self, requested: ContainerSpec) -> ContainerSpec {
         ContainerSpec { limited: requested.limited && self.cgroups.unlimited_group().exists(), ..requested }
     }
 
-    /// Builds a container, by the calling thread if that has a home; takes a few milliseconds.
+    /// Builds a container, which takes a few milliseconds. With `home` the calling thread builds it, otherwise a new thread.
     pub(crate) fn build(
         self: &Arc<Self>,
         spec: ContainerSpec,
@@ -178,7 +181,7 @@ impl ContainerBuilder {
         self.build_from_plan(spec, None, home)
     }
 
-    /// Builds a container around the root of one of this kind that has ended.
+    /// Builds a container with the root of an ended container of the same kind.
     pub(crate) fn build_on_root(
         self: &Arc<Self>,
         spec: ContainerSpec,
@@ -234,7 +237,7 @@ impl ContainerBuilder {
                 tracing::warn!(%error, "control group of a container that could not be built is left");
             }
         })?;
-        // From here on the container removes itself, whatever fails.
+        // From here on, a failure drops the container, which removes it.
         let keepalive = (live_count, private_point);
         let parts = ContainerParts { id, init, cgroup, builder: Arc::clone(self), keepalive, id_range, root };
         let container = Container::new(parts, control, spec, built_from);
@@ -245,12 +248,12 @@ impl ContainerBuilder {
         }
         let init = ProcessIdentity::of(container.init_pid()).map_err(ContainerError::Init)?;
         record::write_record(&self.config.records_dir(), container.id(), &init)?;
-        // The pool finds the container by its record, when a volume is unmounted from now on.
+        // The pool now finds the container by its record when a volume is unmounted. Release those unmounted before.
         container.release_unmounted_volumes();
         Ok(container)
     }
 
-    /// Starts the init program outside of containers, in the group of zygotes.
+    /// Starts the init program outside of containers, in the control group of zygotes.
     pub(crate) fn start_host_init(&self) -> Result<HostInit, ContainerError> {
         let group = self.cgroups.zygote_group()?;
         let clone_target = group.open_clone_target()?;
@@ -267,12 +270,13 @@ impl ContainerBuilder {
         Ok(host_init)
     }
 
-    /// Removes the record of a container that was not handed over.
+    /// Removes the record of a container that was never handed over.
     pub(crate) fn remove_record(&self, id: &str) {
         record::remove_record(&self.config.records_dir(), id, RecordState::Waiting);
     }
 
-    /// A shared root needs, on the node, the directory that each container mounts its own over.
+    /// Acquires the private directory on the node. A shared root needs it as the mount point of each container's own private
+    /// directory.
     fn acquire_private_mount_point(&self) -> Result<Arc<MountPoint>, ContainerError> {
         let mut held = self.private_mount_point.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
@@ -284,7 +288,7 @@ impl ContainerBuilder {
         Ok(held.clone().expect("it was just set"))
     }
 
-    /// Removes what the daemon made outside of its run directory, as far as no container still needs it.
+    /// Removes what the daemon created outside of its run directory, except what a container still needs.
     pub(crate) fn close(&self) {
         let mut held = self.private_mount_point.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(point) = held.take().and_then(Arc::into_inner) {
@@ -293,7 +297,7 @@ impl ContainerBuilder {
         self.cgroups.remove_empty();
     }
 
-    /// Starts the first process, by a thread of its own.
+    /// Builds the root and starts init in a new thread.
     fn start_init_in_thread(
         self: &Arc<Self>,
         id: &str,
@@ -306,23 +310,25 @@ impl ContainerBuilder {
         built.map_err(ContainerError::Thread)?.join().unwrap_or_else(|_| Err(thread_panicked()))
     }
 
-    /// The same by the calling thread, which is at home there.
+    /// Builds the root and starts init in the calling thread, which then returns to `home`.
     fn start_init_here(
         &self,
         home: &HomeNamespaces,
         plan: BuildPlan,
         clone_target: Option<File>,
     ) -> Result<StartedInit, ContainerError> {
-        // What it is given is dropped by a panic, and all else that it changes is the thread's.
+        // A panic drops the arguments, and everything else that `body` changes belongs to the thread.
         let body = AssertUnwindSafe(|| self.build_and_start(plan, clone_target.as_ref()));
         panic::catch_unwind(|| home.run_elsewhere(body)).unwrap_or_else(|_| Err(thread_panicked()))
     }
 
-    /// In a thread that may leave the node's namespaces. Gives init, whom it is asked by, and the root if another container may have it.
+    /// Runs in a thread that may leave the node's namespaces. Returns init, the control channel, and the root if another
+    /// container may reuse it.
     fn build_and_start(&self, plan: BuildPlan, clone_target: Option<&File>) -> Result<StartedInit, ContainerError> {
         let BuildPlan { spec, blueprint, reserved_ids: reserved, cached_root } = plan;
         let has_network = spec.network == NetworkSpec::Private;
-        // Made before the thread leaves the node's network: a process of the container would see them in its own (/proc/net/unix).
+        // Made before the thread leaves the node's network namespace. Otherwise processes of the container would see them in
+        // its /proc/net/unix.
         let control_sockets = ControlSockets::new()?;
         let with_sockets = |reserved| ControlSockets::new().map(|waiter_sockets| (reserved, waiter_sockets));
         let reserved = reserved.map(with_sockets).transpose()?;
@@ -348,12 +354,12 @@ impl ContainerBuilder {
                 let root = CachedRoot::new(mounts, self.proc.as_fd(), &blueprint, own);
                 root.inspect_err(|error| tracing::debug!(%error, "this root will not be used again")).ok()
             });
-            // Also where the look at the root has failed in the middle.
+            // Also resets the working directory if the inspection of the root failed.
             rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
             let (init, control) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
             return Ok((init, (control, None), root));
         };
-        // Its user namespace is needed to build the root, and it moves there with the thread.
+        // Init's user namespace is needed to build the root. Init enters that root together with the thread.
         rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
         let (init, waiter) =
             self.spawn(clone::spawn_init_in_user_namespace, waiter_sockets, Some(&reserved.lock), clone_target)?;
@@ -366,7 +372,8 @@ impl ContainerBuilder {
         Ok((init, (control, Some(PrivilegedForker::new(forker, waiter))), None))
     }
 
-    /// Starts the init program where the thread is, and gives our end of its control socket. It holds `lock` open.
+    /// Starts the init program in the thread's namespaces, and returns our end of its control socket. The process holds
+    /// `lock` open.
     fn spawn(
         &self,
         spawn: impl FnOnce(&InitProgram<'_>) -> io::Result<SpawnedProcess>,
@@ -386,7 +393,7 @@ impl ContainerBuilder {
     }
 }
 
-/// Two connected sockets: through them the node asks an init program for something.
+/// Two connected sockets, through which the node sends requests to an init program.
 struct ControlSockets {
     own_end: OwnedFd,
     init_end: OwnedFd,
@@ -399,17 +406,17 @@ impl ControlSockets {
     }
 }
 
-/// What a container is built by.
+/// The parameters of a build.
 struct BuildPlan {
     spec: ContainerSpec,
     blueprint: RootBlueprint,
-    /// For users of its own.
+    /// For a container with its own users.
     reserved_ids: Option<ReservedIds>,
-    /// Its root, if there is one already.
+    /// The root to reuse, if any.
     cached_root: Option<CachedRoot>,
 }
 
-/// A container's init, whom it is asked by, and its root if another container may have that.
+/// A container's init, its control channel, and its root if another container may reuse it.
 type StartedInit = (SpawnedProcess, ControlChannel, Option<CachedRoot>);
 
 fn thread_panicked() -> ContainerError {
@@ -424,14 +431,14 @@ fn bring_up_loopback_if_private(spec: ContainerSpec) -> Result<(), ContainerErro
     }
 }
 
-/// Leaves for whoever cleans up after this daemon where its control groups are.
+/// Records the node's control groups, for a daemon or a user that cleans up later.
 fn record_cgroups(config: &ContainerConfig, cgroups: &NodeCgroups) -> Result<(), ContainerError> {
     let path = config.cgroups_file();
     let lines: Vec<String> = cgroups.paths().map(|d| format!("{}\n", d.display())).collect();
     std::fs::write(&path, lines.concat()).map_err(|cause| ContainerError::Record { path, cause })
 }
 
-/// The real path of what may not exist yet: that of the part which does, and the rest.
+/// The real path of a path that may not exist yet: the existing part is resolved, the rest is appended.
 fn resolve_missing(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let existing = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
@@ -439,7 +446,7 @@ fn resolve_missing(path: &Path) -> PathBuf {
     rest.map_or_else(|| path.clone(), |place| place.components().collect())
 }
 
-/// Drops the paths that lie below others.
+/// Drops paths that are below other ones.
 fn outermost_paths(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths.sort();
     paths.dedup();
@@ -448,11 +455,11 @@ fn outermost_paths(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths
 }
 
-/// Where a container's processes are in the kernel's order of victims: before its seed's template, and that before what was
-/// there first: a child can be forked again.
+/// The position of a container's processes in the order of the OOM killer: before the seed's template, which is before
+/// processes that existed earlier. A child can be forked again.
 pub const OOM_SCORE_ADJUSTMENT: i32 = 900;
 
-/// A score may be raised by anyone; where even that fails, the kernel's own order is no worse than before.
+/// Raising a score needs no privilege. If it fails anyway, the kernel's default order applies.
 fn raise_oom_score(init_pid: i32) {
     let score = OOM_SCORE_ADJUSTMENT.to_string();
     if let Err(error) = std::fs::write(format!("/proc/{init_pid}/oom_score_adj"), score) {

@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use crate::cgroup::CgroupError;
 
-/// Why a container cannot be had, or not be given what it was to have.
+/// A container could not be built, or an operation on it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ContainerError {
-    /// Init's program cannot be held ready.
+    /// Init's program cannot be loaded into memory.
     #[error("cannot keep the container's init program in memory: {0}")]
     InitImage(#[source] io::Error),
-    /// A directory of the node's is missing or cannot be used.
+    /// A directory of the node is missing or cannot be used.
     #[error("cannot use {}: {cause}; check that it exists and that farfork runs as root", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
-    /// A control group cannot be made.
+    /// An operation on a control group failed.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
     /// A thread cannot be started, or has panicked.
@@ -31,28 +31,28 @@ pub enum ContainerError {
         "cannot {operation}: {cause}; containers need CAP_SYS_ADMIN and room below /proc/sys/user/max_*_namespaces"
     )]
     Namespace {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
-    /// The table of mounts cannot be read.
+    /// The mount table cannot be read.
     #[error("cannot read the node's table of mounts: {0}")]
     MountTable(#[source] io::Error),
     /// A mount of the container's root cannot be made.
     #[error("cannot mount {what} on {} of a container: {cause}", point.display())]
     Mount {
-        /// What was to be mounted.
+        /// The thing to be mounted.
         what: &'static str,
-        /// Where, as the container sees it.
+        /// The mount point, as the container sees it.
         point: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
-    /// The root of a container that has ended is not as it was when it was built: it goes.
+    /// The root of an ended container differs from when it was built, so it is discarded.
     #[error("the root of a container that has ended is not for another: {path}: {why}")]
     RootChanged {
-        /// What of it.
+        /// What differs.
         path: String,
         /// How it differs.
         why: String,
@@ -69,15 +69,15 @@ pub enum ContainerError {
         host_path: PathBuf,
         /// The path in the container.
         inside_path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         cause: io::Error,
     },
-    /// What a container shows cannot be protected from those in it.
+    /// The container cannot be protected from its processes.
     #[error("container {id} cannot be protected from what is to run in it: {cause}")]
     Protect {
         /// The container.
         id: String,
-        /// What is wrong.
+        /// The cause.
         cause: io::Error,
     },
     /// A file cannot be put into a container.
@@ -87,7 +87,7 @@ pub enum ContainerError {
         id: String,
         /// The file, as the container sees it.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
     /// The record of a container cannot be written or read.
@@ -95,7 +95,7 @@ pub enum ContainerError {
     Record {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         cause: io::Error,
     },
     /// A container does not end.
@@ -107,10 +107,10 @@ pub enum ContainerError {
         id: String,
         /// Its init.
         init_pid: i32,
-        /// How long was waited, in milliseconds.
+        /// The time waited, in milliseconds.
         waited_ms: u64,
     },
-    /// All containers that the node may have exist.
+    /// The node has as many containers as its limit permits.
     #[error(
         "node {node} has {containers_max} containers, the most it may have; wait for children to end, or fork on other nodes"
     )]
@@ -120,26 +120,26 @@ pub enum ContainerError {
         /// The limit.
         containers_max: usize,
     },
-    /// Which users are taken cannot be known.
+    /// The ids in use cannot be determined.
     #[error(
         "cannot use {}, by whose locks the nodes of a machine know which users are taken: {cause}; name a file that can be written with `farfork node --user-ranges`",
         path.display()
     )]
     UserRanges {
-        /// The file of locks.
+        /// The lock file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
-    /// All ranges of users that containers may have are taken.
+    /// All id ranges for containers are in use.
     #[error(
         "all {ranges} ranges of users that containers of this machine may have are taken; wait for children with --user-namespace to end"
     )]
     IdRangesExhausted {
-        /// How many there are.
+        /// The number of ranges.
         ranges: u32,
     },
-    /// The pool was empty and none came in time.
+    /// The pool was empty and no container was built in time.
     #[error(
         "no container on node {node} within {waited_ms} ms: the pool of {size} is empty; ask for fewer children at a time, or make the pool larger"
     )]
@@ -148,18 +148,18 @@ pub enum ContainerError {
         node: String,
         /// The pool's size.
         size: usize,
-        /// How long was waited, in milliseconds.
+        /// The time waited, in milliseconds.
         waited_ms: u64,
     },
-    /// The pool was empty and could not build one.
+    /// The pool was empty and could not build a container.
     #[error("no container on node {node}: {cause}")]
     PoolBuild {
         /// The node.
         node: String,
-        /// Why the last one could not be built.
+        /// Why the last build failed.
         cause: Arc<ContainerError>,
     },
-    /// The pool is being taken down.
+    /// The pool is being stopped.
     #[error("no container on node {node}: the daemon is stopping")]
     PoolStopping {
         /// The node.

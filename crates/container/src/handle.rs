@@ -28,23 +28,23 @@ use crate::root::cached::CachedRoot;
 use crate::root::protection::{self, RootProtection};
 use crate::unmounted_volumes;
 
-/// How often a path is looked up anew that contains `..`: openat2(2) gives up with EAGAIN when anything was mounted or
-/// renamed anywhere meanwhile.
+/// How often the lookup of a path with `..` is retried. openat2(2) fails with EAGAIN if anything was mounted or renamed
+/// anywhere meanwhile.
 const RESOLVE_TRIES_MAX: usize = 100;
-/// Longest wait for a killed container's end, in milliseconds: its processes are killed by the kernel at once, but may
-/// have much memory to give back.
+/// Longest wait for the end of a killed container, in milliseconds. The kernel kills its processes at once, but they may
+/// have much memory to free.
 const KILL_MS_MAX: u64 = 5_000;
 
-/// The bearer, and the midwife that it forks.
+/// The privileged forker, and the intermediate process that it forks.
 const FORKER_TASKS: u64 = 2;
 
-/// A container with an init that waits for what to do. Dropping it kills all that is in it and removes it.
+/// A container whose init waits for requests. Dropping it kills all its processes and removes it.
 #[derive(Debug)]
 pub struct Container {
-    /// `None` once it was handed over.
+    /// `None` after it was handed over.
     parts: Option<ContainerParts>,
     control: Option<OwnedFd>,
-    /// Whom the socket leads to, if not to init.
+    /// The process at the other end of the control socket, if it is not init.
     privileged_forker: Option<PrivilegedForker>,
     spec: ContainerSpec,
     /// The node's mounts when it was built.
@@ -52,13 +52,13 @@ pub struct Container {
     root_recipient: Option<RootRecipient>,
 }
 
-/// What a container keeps from ending: the count of the node's containers, and the mount point that a shared root needs.
+/// Held by a container: a reference that counts it, and the mount point that a shared root needs.
 pub(crate) type Keepalive = (Arc<()>, Option<Arc<MountPoint>>);
 
-/// Whom a container is asked by: our end of a socket, and the process at the other end if that is not init.
+/// Our end of the control socket, and the process at the other end if that is not init.
 pub(crate) type ControlChannel = (OwnedFd, Option<PrivilegedForker>);
 
-/// What a container consists of, in this process.
+/// The parts of a container that this process holds.
 #[derive(Debug)]
 pub(crate) struct ContainerParts {
     pub(crate) id: String,
@@ -66,19 +66,19 @@ pub(crate) struct ContainerParts {
     pub(crate) cgroup: ContainerCgroup,
     pub(crate) builder: Arc<ContainerBuilder>,
     pub(crate) keepalive: Keepalive,
-    /// Of users of its own.
+    /// For a container with its own users.
     pub(crate) id_range: Option<IdRange>,
-    /// If another container may have it.
+    /// If another container may reuse it.
     pub(crate) root: Option<CachedRoot>,
 }
 
-/// To whom the root of a container goes that has ended.
+/// Receives the roots of ended containers.
 pub(crate) trait RootSink: std::fmt::Debug + Send + Sync {
-    /// Takes the root; nothing is in it any more.
+    /// Takes the root, in which no process runs any more.
     fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot);
 }
 
-/// A will: who is to have the root, and who keeps it for them.
+/// The key of the requests that may reuse the root, and the sink that keeps it for them.
 pub(crate) type RootRecipient = (RootReuseKey, Weak<dyn RootSink>);
 
 impl Container {
@@ -98,7 +98,7 @@ impl Container {
         }
     }
 
-    /// Says who is to have its root when all in it has ended.
+    /// Sets what happens to its root when all its processes have ended.
     pub(crate) fn set_root_recipient(&mut self, recipient: RootRecipient) {
         self.root_recipient = Some(recipient);
     }
@@ -118,22 +118,22 @@ impl Container {
         &self.parts().init.pidfd
     }
 
-    /// Who is asked for the child: its init, or one beside it with the node's rights where init has none.
+    /// The process that forks the child: its init, or the privileged forker if init lacks the rights.
     pub fn forker_pid(&self) -> i32 {
         self.privileged_forker.as_ref().map_or_else(|| self.init_pid(), PrivilegedForker::pid)
     }
 
-    /// Our end of the socket of init, where another is asked for the child.
+    /// Our end of init's socket, if a privileged forker forks the child.
     pub fn init_socket(&self) -> Option<BorrowedFd<'_>> {
         self.privileged_forker.as_ref().map(PrivilegedForker::init_socket)
     }
 
-    /// What its users are outside, if they are its own.
+    /// The outside ids of its users, if it has its own.
     pub fn id_range(&self) -> Option<IdRange> {
         self.parts().id_range
     }
 
-    /// Our end of the socket (SOCK_SEQPACKET) whose other end is descriptor 3 of who is asked for the child.
+    /// Our end of the socket (SOCK_SEQPACKET) whose other end is descriptor 3 of the process that forks the child.
     pub fn control(&self) -> BorrowedFd<'_> {
         self.control.as_ref().expect("only a drop takes it").as_fd()
     }
@@ -143,7 +143,7 @@ impl Container {
         &self.parts().cgroup
     }
 
-    /// The control group to be born in, for whom init does not fork; `None` without a unified hierarchy.
+    /// The control group in which a process that init does not fork can be created; `None` without a unified hierarchy.
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
@@ -151,7 +151,7 @@ impl Container {
         Ok(self.cgroup().open_clone_target()?)
     }
 
-    /// Limits what those in it may use together; who bears the child has room besides, until it is dismissed.
+    /// Limits what its processes may use together. The privileged forker has additional tasks until it ends.
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
@@ -161,7 +161,7 @@ impl Container {
         Ok(self.cgroup().set_limits(&ContainerLimits { tasks_max, ..*limits })?)
     }
 
-    /// Waits for the end of who has borne the child, and takes the room away that it had under `limits`.
+    /// Waits for the end of the privileged forker, and reduces the limits to `limits`.
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
@@ -172,17 +172,18 @@ impl Container {
         self.set_limits(&ContainerLimits { tasks_max: limits.tasks_max, ..ContainerLimits::default() })
     }
 
-    /// Which root it has.
+    /// The kind of its root.
     pub fn root(&self) -> RootSpec {
         self.spec.root
     }
 
-    /// Which network it was built with.
+    /// The network that it was built with.
     pub fn network(&self) -> NetworkSpec {
         self.spec.network
     }
 
-    /// Whether it shows the node's mounts as they are now, and its init lives: where memory runs out the kernel may end those that wait, too.
+    /// Whether it shows the node's current mounts and its init lives. If memory runs out, the kernel may also kill waiting
+    /// containers.
     pub fn is_current(&self) -> bool {
         self.blueprint.version == self.parts().builder.mounts_version()
             && !pidfd::wait_exit(self.init(), Duration::ZERO).unwrap_or(false)
@@ -194,9 +195,8 @@ impl Container {
         unmounted_volumes::release(self.init_pid(), self.init(), &unmounted);
     }
 
-    /// Shows a directory or file of the node, with all that is mounted below, at a path of the container; what
-    /// the configuration masks stays hidden. The path is made where it is missing, except in a container that has
-    /// the node's own root.
+    /// Shows a directory or file of the node, with all mounts below it, at a path of the container. Masked paths stay
+    /// hidden. The path is created if it is missing, except in a container with the node's own root.
     ///
     /// # Errors
     /// [`ContainerError::Bind`].
@@ -215,19 +215,20 @@ impl Container {
         })
     }
 
-    /// Takes away from the container what those in it are not trusted with. All that it is to show must have been bound.
+    /// Restricts what the container's processes can do. All binds must have been made before.
     ///
     /// # Errors
-    /// [`ContainerError::Protect`]; it may have been done in part.
+    /// [`ContainerError::Protect`]; the protection may then be incomplete.
     pub fn protect(&self, protection: RootProtection) -> Result<(), ContainerError> {
         let protected = protection::protect_root((self.init_pid(), self.init()), protection);
         protected.map_err(|cause| ContainerError::Protect { id: self.id().to_owned(), cause })
     }
 
-    /// Writes a file into the container's [`PRIVATE_DIR`], over one of that name; gives the path that it has inside.
+    /// Writes a file into the container's [`PRIVATE_DIR`], and replaces a file of that name. Returns its path in the
+    /// container.
     ///
     /// # Errors
-    /// [`ContainerError::PutFile`]; ENOSPC where it is larger than the directory may become.
+    /// [`ContainerError::PutFile`]; ENOSPC if the file exceeds the size limit of the directory.
     pub fn put_file(&self, name: &str, contents: &[u8], mode: u32) -> Result<PathBuf, ContainerError> {
         let path = Path::new(PRIVATE_DIR).join(name);
         match self.write_via_init_root(&path, contents, mode) {
@@ -236,7 +237,7 @@ impl Container {
         }
     }
 
-    /// By way of init's root, which no path of the container's leads out of.
+    /// Through init's root, which no path of the container can leave.
     fn write_via_init_root(&self, path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = format!("/proc/{}/root", self.init_pid());
@@ -247,19 +248,19 @@ impl Container {
         let mut tries = (0..RESOLVE_TRIES_MAX).map(|_| rustix::fs::openat2(&root, path, flags, mode, resolve));
         let settled = tries.find(|opened| !matches!(opened, Err(Errno::AGAIN)));
         let mut file = File::from(settled.unwrap_or(Err(Errno::AGAIN))?);
-        rustix::fs::fchmod(&file, mode)?; // not as the umask has it
+        rustix::fs::fchmod(&file, mode)?; // without the umask
         file.write_all(contents)
     }
 
-    /// Hands the container over: from now on it ends with what runs in it, not with this process, and its record says
-    /// so. Gives our end of the control socket too.
+    /// Hands the container over: from now on it ends with its processes, not with this process, and its record says so. Also
+    /// returns our end of the control socket.
     ///
     /// # Errors
-    /// [`ContainerError::Record`], and the container is removed.
+    /// [`ContainerError::Record`]; the container is then removed.
     pub fn into_running(mut self) -> Result<(RunningContainer, OwnedFd), ContainerError> {
         let records = self.parts().builder.config().records_dir();
         record::mark_in_use(&records, self.id())?;
-        // While the record is renamed, the pool may not find the container.
+        // During the rename of the record, the pool may not find the container.
         self.release_unmounted_volumes();
         let parts = self.parts.take().expect("only a drop takes it");
         let control = self.control.take().expect("only a drop takes it");
@@ -286,7 +287,7 @@ impl Drop for Container {
         let Some(parts) = self.parts.take() else { return };
         drop((self.control.take(), self.privileged_forker.take()));
         if let Err(error) = end_container(&parts.id, &parts.init.pidfd, parts.init.pid, &parts.cgroup) {
-            // The record stays, for the next start of the daemon to try again.
+            // The record stays, so that the next daemon tries again.
             tracing::warn!(%error, "a container is not removed");
             return;
         }
@@ -294,7 +295,7 @@ impl Drop for Container {
     }
 }
 
-/// A container in which something runs that may outlive the daemon.
+/// A container with a process that may outlive the daemon.
 #[derive(Debug)]
 pub struct RunningContainer {
     pub(crate) id: String,
@@ -302,9 +303,9 @@ pub struct RunningContainer {
     pub(crate) init: OwnedFd,
     pub(crate) cgroup: ContainerCgroup,
     pub(crate) records_dir: PathBuf,
-    /// Where this daemon built it.
+    /// Set if this daemon built it.
     pub(crate) _held: Option<Keepalive>,
-    /// What it leaves, and to whom.
+    /// The root to return when it ends, and its recipient.
     pub(crate) reusable_root: Mutex<Option<(ContainerSpec, CachedRoot, RootRecipient)>>,
 }
 
@@ -329,22 +330,22 @@ impl RunningContainer {
         &self.cgroup
     }
 
-    /// Kills all that is in the container, whatever it is doing: by its init, with which the kernel kills its pid namespace, and by its
-    /// control group. Does not wait for their end.
+    /// Kills all processes of the container, whatever they do. Init's end makes the kernel kill its pid namespace; frozen
+    /// processes are thawed. Does not wait for their end.
     pub fn kill(&self) {
         kill_container(&self.init, &self.cgroup);
     }
 
-    /// Has nobody have its root.
+    /// Discards its root: no container reuses it.
     pub fn discard_root(&self) {
         drop(self.take_reusable_root());
     }
 
-    /// Kills what still runs in the container and removes what it has outside of itself: control group and record. Its root goes to its
-    /// heirs, if it has any.
+    /// Kills the remaining processes of the container, and removes its control group and record. Its root is passed on if it
+    /// can be reused.
     ///
     /// # Errors
-    /// [`ContainerError::KillTimeout`], [`ContainerError::Cgroup`]; it can be tried again.
+    /// [`ContainerError::KillTimeout`], [`ContainerError::Cgroup`]; the call can be repeated.
     pub fn remove(&self) -> Result<(), ContainerError> {
         end_container(&self.id, &self.init, self.init_pid, &self.cgroup)?;
         record::remove_record(&self.records_dir, &self.id, RecordState::InUse);
@@ -361,8 +362,8 @@ impl RunningContainer {
     }
 }
 
-/// The end of a container: with process 1 of its pid namespace the kernel kills the others, and mounts, network and
-/// the rest go with the last of them.
+/// Ends a container. When process 1 of its pid namespace ends, the kernel kills the others. Mounts, network and the rest end
+/// with the last of them.
 fn end_container(id: &str, init: &OwnedFd, init_pid: i32, cgroup: &ContainerCgroup) -> Result<(), ContainerError> {
     kill_container(init, cgroup);
     let ended = clone::reap_within(init, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false);

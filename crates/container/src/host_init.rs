@@ -1,5 +1,5 @@
-//! An init process outside of containers, in the daemon's own namespaces. It holds memory that children in containers
-//! will share, and is in a control group of the node.
+//! An init process outside of containers, in the daemon's namespaces. It holds memory that children in containers will
+//! share, and is in a control group of the node.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,11 +10,11 @@ use farfork_sys::pidfd;
 
 use crate::privileged_forker;
 
-/// Where it is in the kernel's order of victims: behind children (900), and before templates, half-way between those and their
-/// parents, without which nothing could be made again.
+/// Its position in the order of the OOM killer: after children (900), and before templates, which are half-way between
+/// children and parents. Without a template, no child could be made again.
 const OOM_SCORE_ADJUSTMENT: i32 = 850;
 
-/// The process. Dropping it kills it; it ends by itself when the daemon does.
+/// The process. Dropping it kills it. It also ends with the daemon.
 #[derive(Debug)]
 pub struct HostInit {
     process: SpawnedProcess,

@@ -1,5 +1,5 @@
-//! The leftover containers of a dead daemon, found by their records. The start time of each init, and the name of the
-//! node's own control groups, tell them from foreign ones.
+//! The leftover containers of a dead daemon, found by their records. The start time of each init, and the name of the node's
+//! control groups, distinguish them from those of other programs.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -17,28 +17,29 @@ use crate::handle::RunningContainer;
 use crate::record::{self, ContainerRecord, RecordState};
 use crate::root::PRIVATE_DIR;
 
-/// Longest wait for the end of a leftover init, in milliseconds; what does not end is reported and tried next time.
+/// Longest wait for the end of a leftover init, in milliseconds. If it does not end, that is reported, and the next daemon
+/// tries again.
 const KILL_MS_MAX: u64 = 5_000;
 
-/// What was found.
+/// The leftovers that were found.
 #[derive(Debug, Default)]
 pub struct Leftovers {
     /// Containers in which children still run; they are left alone.
     pub running: Vec<RunningContainer>,
-    /// Ids of containers that ended meanwhile, of which the kernel had killed a process for want of memory: with their control groups goes
-    /// what tells of it.
+    /// Ids of containers that have ended and of which the kernel killed a process for lack of memory. Their control groups,
+    /// which showed that, have been removed.
     pub oom_killed: Vec<(String, OomCause)>,
-    /// How many containers and control groups were removed.
+    /// The number of removed containers and control groups.
     pub removed: usize,
 }
 
-/// Removes what an earlier daemon of this run directory left: containers that waited in its pool, records and control
-/// groups of containers that have ended. Containers in use are given back. To be called before the pool starts, with
-/// no other daemon running in this directory.
+/// Removes what an earlier daemon of this run directory left: containers that waited in its pool, and records and control
+/// groups of ended containers. Returns containers in use. Call it before the pool starts, while no other daemon runs in this
+/// directory.
 ///
 /// # Errors
-/// [`ContainerError::Record`] or [`ContainerError::Cgroup`] where it cannot be found out what is left; what merely
-/// cannot be removed is logged.
+/// [`ContainerError::Record`] or [`ContainerError::Cgroup`] if the leftovers cannot be determined. A failed removal is only
+/// logged.
 pub fn clean_leftovers(config: &ContainerConfig) -> Result<Leftovers, ContainerError> {
     let cgroups = NodeCgroups::create(&config.cgroup_root_name)?;
     let mut found = Leftovers::default();
@@ -96,7 +97,7 @@ fn remove_container(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Co
     }
 }
 
-/// Groups of containers that died before their record was written. One with processes is not removed.
+/// Removes groups of containers that ended before their record was written. A group with processes is not removed.
 fn remove_unrecorded_groups(cgroups: &NodeCgroups, running: &[RunningContainer]) -> usize {
     let in_use = |name: &str| running.iter().any(|container| group_name(container.id()) == name);
     let names = cgroups.group_names();
@@ -107,7 +108,7 @@ fn remove_unrecorded_groups(cgroups: &NodeCgroups, running: &[RunningContainer])
         .count()
 }
 
-/// Groups that a daemon of this run directory had while the node was called otherwise; they are empty by now, or stay.
+/// Removes groups that a daemon of this run directory used while the node had another name. Groups that are not empty stay.
 fn remove_former_groups(config: &ContainerConfig, cgroups: &NodeCgroups) {
     let written = std::fs::read_to_string(config.cgroups_file()).unwrap_or_default();
     let is_former = |path: &PathBuf| !cgroups.paths().any(|directory| directory == path);

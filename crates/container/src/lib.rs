@@ -5,13 +5,12 @@
 //! requests. The contents of a container, and its time namespace, are left to init and to the crate above.
 #![forbid(unsafe_code)]
 
-//            a thread of the pool's, outside the node's namespaces
+//            a thread of the pool, outside the node's namespaces
 //   pool --> unshare -> loopback -> root -> clone3(NEWPID) -> back to the node's namespaces
 //                                               +-> init, pid 1: waits on its descriptor 3
 //
-// A container's resources end with its init: its mounts exist only in its mount namespace. Outside remain a
-// control group and a record in the run directory; `clean_leftovers` removes those that a crashed daemon could
-// not.
+// A container's resources end with its init: its mounts exist only in its mount namespace. What remains outside is a control
+// group and a record in the run directory. `clean_leftovers` removes those of a crashed daemon.
 
 mod bind;
 mod builder;

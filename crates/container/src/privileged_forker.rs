@@ -1,6 +1,6 @@
-//! The process that forks the child of a container with its own users. The container's init lacks the rights for this,
-//! even in its own user namespace. So a second process of the same program does it. It shares init's namespaces except
-//! pid and user, which are the node's.
+//! The process that forks the child of a container with its own users. The container's init lacks the rights for this, even
+//! in its own user namespace. So a second process of the same program does it. It shares init's namespaces except pid and
+//! user, which are the node's.
 //!
 //! It ends when the child is forked. In a waiting container it ends with the daemon, as init does.
 
@@ -11,14 +11,14 @@ use farfork_sys::clone::{self, SpawnedProcess};
 use farfork_sys::pidfd;
 use rustix::process::Signal;
 
-/// Longest wait for the end of a process, in milliseconds: it is killed at once, but may have much memory to give back.
+/// Longest wait for the end of a process, in milliseconds. It is killed at once, but may have much memory to free.
 const KILL_MS_MAX: u64 = 2_000;
 
 /// The process. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct PrivilegedForker {
     process: SpawnedProcess,
-    /// Our end of the first process's socket; that of this one is the container's.
+    /// Our end of init's socket. The container's control socket leads to this process instead.
     init_socket: OwnedFd,
 }
 
@@ -32,13 +32,13 @@ impl PrivilegedForker {
         self.process.pid
     }
 
-    /// Waits for its end, which comes when the child is born: it has the midwife to reap.
+    /// Waits for its end. It ends after it has forked the child and reaped the intermediate process.
     pub(crate) fn wait_exit(&self) {
-        // Who does not end is killed.
+        // If it does not end in time, dropping it kills it.
         let _ = clone::reap_within(&self.process.pidfd, Duration::from_millis(KILL_MS_MAX));
     }
 
-    /// Our end of the socket of the container's first process.
+    /// Our end of the socket of the container's init.
     pub(crate) fn init_socket(&self) -> BorrowedFd<'_> {
         self.init_socket.as_fd()
     }
@@ -50,7 +50,7 @@ impl Drop for PrivilegedForker {
     }
 }
 
-/// Ends a process that nothing of a child runs in.
+/// Kills and reaps a process in which no code of a child runs.
 pub(crate) fn kill_and_reap(process: &SpawnedProcess) {
     // ESRCH: it has ended already.
     let _ = pidfd::send_signal(&process.pidfd, Signal::KILL.as_raw());

@@ -1,6 +1,6 @@
-//! A file per container in the run directory. A later daemon finds a dead daemon's containers by these files, and tells
-//! them from foreign ones. The file's name says whether a process in the container outlives the daemon, so that handing
-//! a container over costs only a rename.
+//! A file per container in the run directory. A later daemon finds a dead daemon's containers by these files, and
+//! distinguishes them from those of other programs. The file's name shows whether a process in the container outlives the
+//! daemon, so handing a container over costs only a rename.
 
 use std::fs;
 use std::io;
@@ -13,16 +13,16 @@ use crate::error::ContainerError;
 //  RUN/containers/ID.waiting     contents: the init, as PID@TICKS
 //  RUN/containers/ID.in-use
 
-/// Whether something runs in a container that outlives the daemon.
+/// Whether a process in a container outlives the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecordState {
-    /// Its init waits; it ends with the daemon.
+    /// Its init waits. It ends with the daemon.
     Waiting,
-    /// It was handed over; it ends with what runs in it.
+    /// It was handed over. It ends with its processes.
     InUse,
 }
 
-/// What is written down of a container.
+/// The contents of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ContainerRecord {
     pub(crate) id: String,
@@ -30,30 +30,30 @@ pub(crate) struct ContainerRecord {
     pub(crate) init: ProcessIdentity,
 }
 
-/// Writes down a new container.
+/// Writes the record of a new container.
 pub(crate) fn write_record(directory: &Path, id: &str, init: &ProcessIdentity) -> Result<(), ContainerError> {
     let path = record_path(directory, id, RecordState::Waiting);
     fs::write(&path, init.to_string()).map_err(|cause| ContainerError::Record { path, cause })
 }
 
-/// Writes down that a container is in use from now on.
+/// Renames the record of a container that is in use from now on.
 pub(crate) fn mark_in_use(directory: &Path, id: &str) -> Result<(), ContainerError> {
     let path = record_path(directory, id, RecordState::Waiting);
     fs::rename(&path, record_path(directory, id, RecordState::InUse))
         .map_err(|cause| ContainerError::Record { path, cause })
 }
 
-/// Removes the record of a container; none is no error.
+/// Removes the record of a container. A missing record is no error.
 pub(crate) fn remove_record(directory: &Path, id: &str, used: RecordState) {
     let _ = fs::remove_file(record_path(directory, id, used));
 }
 
-/// All records that are complete.
+/// Reads all complete records.
 pub(crate) fn read_records(directory: &Path) -> Result<Vec<ContainerRecord>, ContainerError> {
     Ok(record_files(directory)?.iter().filter_map(|path| read_record(path)).collect())
 }
 
-/// The same. Files that are not complete records are removed: of a daemon that died while it wrote. No daemon may write meanwhile.
+/// Like [`read_records`], but removes incomplete records: a daemon died while it wrote them. No daemon may write meanwhile.
 pub(crate) fn read_leftover_records(directory: &Path) -> Result<Vec<ContainerRecord>, ContainerError> {
     let read_or_remove = |path: &PathBuf| {
         let record = read_record(path);

@@ -37,13 +37,13 @@ pub(crate) fn release(init_pid: i32, init: &OwnedFd, volumes: &BTreeSet<ServedMo
     })
 }
 
-/// In a thread that enters the container and ends.
+/// Runs in a thread that enters the container and ends.
 fn release_in_thread(init: &OwnedFd, volumes: BTreeSet<ServedMount>) -> io::Result<BTreeSet<ServedMount>> {
     let init = init.try_clone()?;
     let (sender, receiver) = mpsc::channel();
     let body = move || {
         let released = namespace::enter_mounts(init.as_fd()).map(|()| unmount_unused(volumes));
-        // An error means that the wait is over.
+        // An error means that the caller no longer waits.
         let _ = sender.send(released);
     };
     thread::Builder::new().name("volume-release".to_owned()).spawn(body)?;
@@ -65,15 +65,16 @@ fn unmount_unused(mut volumes: BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
     volumes
 }
 
-/// The container's processes may change its paths meanwhile. They must not lead to another mount, which may hide what belongs to the
-/// node: so the directory is opened without symbolic links, and the volume in it cannot be renamed while it is mounted.
+/// Unmounts one volume. The container's processes may change its paths meanwhile, which must not lead to another mount: that
+/// may hide files of the node. So the directory is opened without following symbolic links, and the volume in it cannot be
+/// renamed while it is mounted.
 fn unmount_one(volume: &ServedMount) -> io::Result<()> {
     let (Some(directory), Some(name)) = (volume.point.parent(), volume.point.file_name()) else { return Ok(()) };
     let name = Path::new(name);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     fchdir(openat2(CWD, directory, flags, Mode::empty(), resolve)?)?;
-    // The volume is not asked: its server may not answer.
+    // The volume's server is not queried, because it may not answer.
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let found = statx(CWD, name, flags, StatxFlags::empty())?;
     let device = format!("{}:{}", found.stx_dev_major, found.stx_dev_minor);
@@ -92,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs with mounts of its own: a file system at `volume/data`, and `other` next to it.
+    /// Runs in its own mount namespace, with a file system at `volume/data`, and `other` next to it.
     fn run_with_volume(body: impl FnOnce(&Path, &BTreeSet<ServedMount>) + Send) {
         let directory = tempfile::tempdir().unwrap();
         let directory = directory.path().canonicalize().unwrap();

@@ -1,7 +1,7 @@
-//! Users and groups of a container's own: a user namespace with ids that no one else on the machine uses.
+//! Users and groups of a container: a user namespace with ids that nothing else on the machine uses.
 //!
-//! Locks on a file that all nodes of the machine share record which ids are taken, one byte per range. Init holds the
-//! file open, and so the lock, for as long as it lives: no id has to be given back.
+//! Locks on a file that all nodes of the machine share record which ids are taken, one byte per range. Init holds the file
+//! open, and so the lock, for as long as it lives. So ids need not be released.
 
 use std::fs::File;
 use std::io;
@@ -13,15 +13,15 @@ use farfork_sys::user_namespace::{self, IdRange};
 
 use crate::error::ContainerError;
 
-/// The first number that containers have: those below are given out by distributions (to 60,000 and from 524,288 on) and by systemd
-/// for its containers (to 1,879,048,191).
+/// The first id for containers. Distributions assign lower ids (up to 60,000, and from 524,288 on), and systemd does for its
+/// containers (up to 1,879,048,191).
 const ID_FIRST: u32 = 0x7000_0000;
-/// As many users as a machine without a directory service has, `nobody` included.
+/// The number of ids on a machine without a directory service: 16 bits, which includes the overflow id 65,534.
 const IDS_PER_CONTAINER: u32 = 1 << 16;
-/// To where numbers have a sign in some programs.
+/// Up to the first id that is negative in programs with signed ids.
 const ID_RANGES: u32 = (0x8000_0000 - ID_FIRST) / IDS_PER_CONTAINER;
 
-/// Numbers that are a container's alone as long as anybody has the lock open.
+/// Ids that only one container uses, as long as a process has the lock open.
 #[derive(Debug)]
 pub(crate) struct ReservedIds {
     pub(crate) range: IdRange,
@@ -29,8 +29,8 @@ pub(crate) struct ReservedIds {
 }
 
 impl ReservedIds {
-    /// Takes the first that are free, from the range `hint` on. The file `locks` stays, empty: removing it would let two nodes have
-    /// different ones.
+    /// Takes the first free range, starting at `hint`. The file `locks` stays, empty: if it were removed, two nodes could
+    /// use different files.
     pub(crate) fn acquire(locks: &Path, hint: u64) -> Result<Self, ContainerError> {
         let failed = |cause| ContainerError::UserRanges { path: locks.to_owned(), cause };
         let mut options = File::options();
@@ -48,7 +48,7 @@ impl ReservedIds {
     }
 }
 
-/// Users of a container whose first process lives.
+/// The users of a container whose init lives.
 #[derive(Debug)]
 pub(crate) struct ContainerUsers {
     pub(crate) range: IdRange,
@@ -56,18 +56,18 @@ pub(crate) struct ContainerUsers {
 }
 
 impl ContainerUsers {
-    /// Gives the user namespace of a container's first process its numbers.
+    /// Sets the id mappings of the user namespace of a container's init.
     pub(crate) fn map_ids(init_pid: i32, numbers: IdRange) -> io::Result<Self> {
         user_namespace::write_id_maps(init_pid, numbers)?;
         Ok(Self { range: numbers, namespace: user_namespace::open(init_pid)? })
     }
 
-    /// To show the owners of files by.
+    /// The user namespace, which maps the owners of files.
     pub(crate) fn namespace(&self) -> BorrowedFd<'_> {
         self.namespace.as_fd()
     }
 
-    /// Whom a file of the node is to belong to in the container; as on the node where there is no number for that.
+    /// The owner in the container for a file of the node; unchanged if the ids have no mapping.
     pub(crate) fn owner_inside(&self, file: &std::fs::Metadata) -> (u32, u32) {
         let outside = |number: u32| self.range.to_host(number).unwrap_or(number);
         (outside(file.uid()), outside(file.gid()))

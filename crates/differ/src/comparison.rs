@@ -1,4 +1,4 @@
-//! `compare`: compares two observations. It is pure.
+//! `compare`: compares two observations. Pure.
 
 use std::collections::BTreeSet;
 
@@ -6,38 +6,38 @@ use crate::Observation;
 use crate::pattern::matches;
 use crate::tolerance::{TOLERANCES, Tolerance, TolerancePolicy};
 
-/// A field that differs.
+/// A field whose values differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// Which.
+    /// The field.
     pub field: String,
-    /// Its value in the parent; none where the parent lacks the field.
+    /// Its value in the parent; `None` if the parent lacks the field.
     pub parent: Option<String>,
-    /// Its value in the child.
+    /// Its value in the child; `None` if the child lacks the field.
     pub child: Option<String>,
 }
 
 /// A difference that a tolerance permits.
 #[derive(Debug, Clone)]
 pub struct ToleratedDifference {
-    /// It.
+    /// The difference.
     pub difference: Difference,
-    /// What permits it.
+    /// The table row that permits it.
     pub tolerance: &'static Tolerance,
 }
 
-/// What a comparison yields.
+/// The result of a comparison.
 #[derive(Debug, Clone, Default)]
 pub struct ComparisonReport {
-    /// How many fields were compared.
+    /// Number of compared fields.
     pub fields: usize,
-    /// Differences that nothing permits.
+    /// Differences that no tolerance permits.
     pub differences: Vec<Difference>,
-    /// The others.
+    /// Differences that a tolerance permits.
     pub tolerated: Vec<ToleratedDifference>,
 }
 
-/// What the restorer blocks: all signals but those that cannot be.
+/// The signal mask of the restorer: all signals that can be blocked.
 const RESTORER_MASK: &str = "fffffffffffbfeff";
 
 /// A Unix socket's SO_DOMAIN.
@@ -64,13 +64,13 @@ pub fn compare(parent: &Observation, child: &Observation) -> ComparisonReport {
     report
 }
 
-/// What of a child depends on more than one field.
+/// The data for tolerances that depend on more than one field.
 struct ComparisonContext<'a> {
     parent: &'a Observation,
     child: &'a Observation,
-    /// Fields of descriptors, up to their number, that are standard streams of the child's own.
+    /// Field prefixes of descriptors that are the child's own standard streams, up to and including the number.
     streams: BTreeSet<&'a str>,
-    /// Processes that are paused before their first step.
+    /// Processes that are paused before their first instruction.
     paused: BTreeSet<&'a str>,
 }
 
@@ -93,21 +93,22 @@ impl<'a> ComparisonContext<'a> {
         all
     }
 
-    /// Another field of the same descriptor, in the child.
+    /// Another field of the child for the same descriptor.
     fn descriptor_field(&self, difference: &Difference, other: &str) -> Option<&str> {
         let (process, field) = difference.field.split_once("/fd/")?;
         let number = field.split('/').next()?;
         self.child.get(&format!("{process}/fd/{number}/{other}")).map(String::as_str)
     }
 
-    /// Whether a descriptor is of a pipe of which the parent has ends for writing alone: a paused child has copies besides.
+    /// Whether a descriptor refers to a pipe of which the parent has only write ends. A paused child has further copies of
+    /// it.
     fn is_unread_pipe(&self, difference: &Difference) -> bool {
         const O_ACCMODE: u64 = 3;
         const O_WRONLY: u64 = 1;
         let Some(pipe) = self.descriptor_field(difference, "link").filter(|link| link.starts_with("pipe of ")) else {
             return false;
         };
-        // An open file of several descriptors shows its flags once.
+        // The flags of an open file are shown for one of its descriptors only.
         let flags_of =
             |field: &str| self.parent.get(&format!("{field}fcntl/F_GETFL")).and_then(|flags| flags.parse::<u64>().ok());
         let ends = self.parent.iter().filter(|(_, value)| *value == pipe);
@@ -140,9 +141,9 @@ impl<'a> ComparisonContext<'a> {
 }
 
 fn find_tolerance(difference: &Difference, circumstances: &ComparisonContext<'_>) -> Option<&'static Tolerance> {
-    // Behind the id of the process.
+    // The part after the process id.
     let field = difference.field.split_once('/').map_or("", |(_, field)| field);
-    // A thread shows files of its process, too: `thread/71/status/VmRSS`.
+    // A thread also shows files of its process: `thread/71/status/VmRSS`.
     let of_thread = field.strip_prefix("thread/").and_then(|field| field.split_once('/')).map(|(_, field)| field);
     let is_of = |pattern| matches(pattern, field) || of_thread.is_some_and(|field| matches(pattern, field));
     TOLERANCES.iter().find(|row| is_of(row.field) && circumstances.permits(row.policy, difference))
@@ -152,7 +153,7 @@ fn permits_values(policy: TolerancePolicy, difference: &Difference) -> bool {
     let (parent, child) = (difference.parent.as_deref(), difference.child.as_deref());
     match policy {
         TolerancePolicy::AnyValue | TolerancePolicy::Volatile | TolerancePolicy::KnownGap => true,
-        // They depend on circumstances.
+        // These depend on other fields.
         TolerancePolicy::StandardStream
         | TolerancePolicy::ConnectedSocket
         | TolerancePolicy::NonListeningSocket
@@ -174,7 +175,7 @@ fn permits_values(policy: TolerancePolicy, difference: &Difference) -> bool {
     }
 }
 
-/// The parent's number and the child's: octal ones begin with 0.
+/// The parent's and the child's number. Octal numbers begin with 0.
 fn parse_numbers(difference: &Difference) -> Option<(u64, u64)> {
     let number = |value: &Option<String>| {
         let value = value.as_deref()?;

@@ -1,8 +1,8 @@
 //! The differ: reads everything that the kernel shows of a process and of its child, and compares the two.
 //!
-//! [`observe`] reads without judging. [`compare`] and [`TOLERANCES`] are pure: the table has each permitted difference
-//! and its reason. Fields are read because the kernel shows them, not because farfork carries them: `/proc/PID` by its
-//! listing, socket options by number. A reader has a table of what it leaves out.
+//! [`observe`] reads without judging. [`compare`] and [`TOLERANCES`] are pure: the table has each permitted difference and
+//! its reason. Fields are read because the kernel shows them, not because farfork restores them: files of `/proc/PID` by its
+//! listing, socket options by number. Each reader has a table of what it leaves out.
 #![forbid(unsafe_code)]
 
 mod comparison;
@@ -14,9 +14,9 @@ pub use comparison::{ComparisonReport, Difference, ToleratedDifference, compare}
 pub use observer::{ObserveError, observe};
 pub use tolerance::{TOLERANCES, Tolerance, TolerancePolicy};
 
-/// What the kernel shows of the processes of a tree: a value for each field. Fields are paths that begin with the id of a process in
-/// its own pid namespace, such as `71/status/SigBlk`. Ids and inode numbers in values are replaced by names that are the same in a
-/// copy.
+/// What the kernel shows of the processes of a tree: a value for each field. A field is a path that begins with the id of a
+/// process in its own pid namespace, such as `71/status/SigBlk`. Ids and inode numbers in values are replaced by names that
+/// are equal in parent and child.
 ///
 /// ```text
 ///  parent ─ stop ─ observe ─▶ Observation ─┐

@@ -1,6 +1,6 @@
-//! Patterns of field names: `*` matches any text, every other character matches itself.
+//! Patterns of field names: `*` matches any text; every other character matches itself.
 
-/// Whether a pattern is of this text.
+/// Whether a pattern matches a text.
 pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     let Some((before, behind)) = pattern.split_once('*') else { return pattern == text };
     let Some(rest) = text.strip_prefix(before) else { return false };

@@ -1,54 +1,55 @@
-//! `TOLERANCES`: the permitted differences between a parent and its child, each with its reason. A row that is no
-//! longer needed hides the next real difference, so rows are as narrow as possible.
+//! `TOLERANCES`: the permitted differences between a parent and its child, each with its reason. A row that is no longer
+//! needed hides the next real difference, so rows are as narrow as possible.
 
-/// Why a difference is permitted.
+/// The condition on which a difference is permitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TolerancePolicy {
-    /// A child has its own, whatever the parent's is.
+    /// The child may have any value.
     AnyValue,
-    /// It changes by itself, in both.
+    /// The value changes by itself, in both processes.
     Volatile,
-    /// The parent's is so, the child's so: patterns, as of fields.
+    /// The values match these patterns, which are like those of fields.
     ChangesTo {
-        /// Pattern of the parent's value; of a field that it lacks, of the empty text.
+        /// Pattern of the parent's value. A missing field counts as empty text.
         parent: &'static str,
-        /// Pattern of the child's.
+        /// Pattern of the child's value.
         child: &'static str,
     },
-    /// Numbers that are at most so far apart.
+    /// The values are numbers with at most this distance.
     WithinDistance(u64),
-    /// Numbers, octal ones behind a 0, of which the child's has this bit besides.
+    /// The values are numbers, and the child's has this additional bit. Octal numbers begin with 0.
     ExtraBit(u64),
-    /// It is of a descriptor that is a standard stream, of which a child has its own.
+    /// The descriptor is a standard stream, which a child has of its own.
     StandardStream,
-    /// It is of a socket that is connected.
+    /// The socket is connected.
     ConnectedSocket,
-    /// It is of a socket that does not listen.
+    /// The socket does not listen.
     NonListeningSocket,
-    /// It is of a Unix socket, and not zero in one alone.
+    /// The socket is a Unix socket, and neither value is 0.
     UnixSocket,
-    /// It is of a pipe of which the parent has ends for writing alone.
+    /// The parent has only write ends of the pipe.
     WriteOnlyPipe,
-    /// It is the restorer's, in a child that is paused before its first step.
+    /// The child is paused before its first instruction, so the restorer's state is seen.
     RestorerState,
-    /// It comes with the first step of a child that is paused before it, which has this pattern meanwhile; of a field that it lacks, the empty text.
+    /// The child is paused before its first instruction, with which it gets the value. Until then its value matches this
+    /// pattern. A missing field counts as empty text.
     UntilFirstStep {
         /// Pattern of the child's value.
         child: &'static str,
     },
-    /// It should be the same, and is not yet.
+    /// The values should be equal, but are not yet.
     KnownGap,
-    /// The same where the values are these.
+    /// The same, for these values only.
     KnownGapForValues {
-        /// Pattern of the parent's value; of a field that it lacks, of the empty text.
+        /// Pattern of the parent's value. A missing field counts as empty text.
         parent: &'static str,
-        /// Pattern of the child's.
+        /// Pattern of the child's value.
         child: &'static str,
     },
 }
 
 impl TolerancePolicy {
-    /// Whether it should be the same, and is not yet.
+    /// Whether the values should be equal but are not yet.
     pub fn is_known_gap(self) -> bool {
         matches!(self, Self::KnownGap | Self::KnownGapForValues { .. })
     }
@@ -57,11 +58,11 @@ impl TolerancePolicy {
 /// A row of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Tolerance {
-    /// Pattern of fields, behind the id of the process: `*` stands for any text.
+    /// Pattern of the field, without the process id; `*` matches any text.
     pub field: &'static str,
-    /// What is permitted.
+    /// The condition.
     pub policy: TolerancePolicy,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -94,7 +95,7 @@ const fn known_gap_for_values(
     Tolerance { field, policy: TolerancePolicy::KnownGapForValues { parent, child }, reason }
 }
 
-/// All that may differ; the first row that matches counts.
+/// All permitted differences. The first matching row applies.
 pub const TOLERANCES: &[Tolerance] = &[
     // The container.
     any_value("cgroup", "a child is in the control group of its container"),
@@ -137,7 +138,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     volatile("stat/kstkeip", "where it is just now"),
     changes_to("stat/exit_code", "19", "0", "a process that SIGSTOP has stopped has running children"),
     changes_to("fd/*/inode", "*", "* fd/0", "standard input of a child is /dev/null, which others may be as well"),
-    // A child that is paused before its first step is in the restorer, which blocks all signals.
+    // A child that is paused before its first instruction is in the restorer, which blocks all signals.
     Tolerance { field: "fd/*", policy: TolerancePolicy::RestorerState, reason: REASON_PAUSED },
     changes_to("thread/*/signal mask", "*", "fffffffffffbfeff", REASON_PAUSED),
     changes_to("status/SigBlk", "*", "fffffffffffbfeff", REASON_PAUSED),
@@ -150,7 +151,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         "000000000000000002000000000000000000000000000000",
         "a child that is paused before its first step gets its alternate stack with its registers",
     ),
-    // Memory that comes when it is touched.
+    // Memory that is fetched when it is touched.
     volatile("stat/rss", "pages come when they are touched"),
     volatile("status/Rss*", "pages come when they are touched"),
     volatile("status/VmRSS", "pages come when they are touched"),
@@ -224,7 +225,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     },
     Tolerance { field: "fd/*/fcntl/F_GETPIPE_SZ", policy: TolerancePolicy::WriteOnlyPipe, reason: REASON_UNREAD_PIPE },
     Tolerance { field: "fd/*/ioctl/FIONREAD", policy: TolerancePolicy::WriteOnlyPipe, reason: REASON_UNREAD_PIPE },
-    // Time that passes.
+    // Remaining times.
     Tolerance {
         field: "fd/*/info/it_value",
         policy: TolerancePolicy::WithinDistance(NEAR_MS),
@@ -396,7 +397,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     known_gap("fd/*/option/SOL_IPV6/IPV6_V6ONLY", "of a connection to an IPv4 address: not carried"),
 ];
 
-/// open(2) sets it on a 64-bit kernel, where it means nothing.
+/// open(2) sets it on a 64-bit kernel, where it has no effect.
 const O_LARGEFILE: u64 = 0o100_000;
 
 const REASON_OPENED_BY_KERNEL: &str = "what the kernel opened for the parent (TIOCGPTPEER), its child opens by path";
@@ -411,5 +412,5 @@ const REASON_READ_ONLY_MEMORY: &str = "a shared mapping of a file that is a memo
 const REASON_FILTERED: &str =
     "a child that is paused before its first step is in the restorer, whose calls its filters need not allow";
 
-/// Times that are left were asked for one after the other, in milliseconds, on a machine that may be busy.
+/// Tolerance for remaining times, in milliseconds: the two are read one after the other, on a machine that may be busy.
 const NEAR_MS: u64 = 60_000;

@@ -1,4 +1,4 @@
-/* The callbacks that a program registers around a checkpoint, and the reseeding of OpenSSL in children. */
+/* The callbacks that a program registers for checkpoints, and the reseeding of OpenSSL in children. */
 #include "library.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ int farfork_at_checkpoint(void (*before)(void *), void (*in_parent)(void *), voi
 }
 
 void callbacks_before(void) {
-    pthread_mutex_lock(&lock); /* until the checkpoint is over, so that those called before and after are the same */
+    pthread_mutex_lock(&lock); /* until the checkpoint ends, so that the same callbacks run before and after */
     for (struct callbacks *each = last; each; each = each->previous)
         if (each->before) each->before(each->context);
 }
@@ -46,8 +46,8 @@ void callbacks_in_parent(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* OpenSSL tells a fork by a new process id; a child of farfork keeps its parent's. What is mixed into the first
- * generator makes all others seed themselves anew. */
+/* OpenSSL detects a fork by a new process id, but a child of farfork keeps its parent's. Entropy that is added to the
+** first generator makes all others reseed themselves. */
 static void reseed_openssl(void) {
     void (*add)(const void *, int, double) = (void (*)(const void *, int, double))dlsym(RTLD_DEFAULT, "RAND_add");
     unsigned char entropy[48];

@@ -1,4 +1,4 @@
-/* The checkpoint: one request whose reply arrives in the parent and in each child. */
+/* The checkpoint: one request, whose reply arrives in the parent and in each child. */
 #include "library.h"
 
 #include <errno.h>
@@ -9,11 +9,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* One at a time: another thread's connection would be a socket that cannot be carried. In a child the thread that holds
- * it goes on as in the parent, and lets it go. */
+/* One checkpoint at a time: the connection of another thread would be a socket that cannot be captured. In a child, the
+** thread that holds the lock continues as in the parent, and unlocks it. */
 static pthread_mutex_t checkpoint_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Which child this is, if it is one: there is no daemon where it is. */
+/* The id of this child; empty in a parent. A child has no daemon to connect to. */
 static char child_id[FARFORK_ID_BYTES];
 
 static void close_all(const int fds[FARFORK_FDS_MAX]) {
@@ -21,12 +21,12 @@ static void close_all(const int fds[FARFORK_FDS_MAX]) {
         if (fds[i] >= 0) close(fds[i]);
 }
 
-/* The whole payload, in memory of its own. */
+/* Reads the whole payload into a new buffer. */
 static int read_payload(int fd, struct farfork_outcome *outcome) {
     struct stat status;
     if (fstat(fd, &status) < 0) return -1;
     size_t bytes = (size_t)status.st_size, have = 0;
-    char *payload = malloc(bytes + 1); /* with a zero behind it, for who takes it for text */
+    char *payload = malloc(bytes + 1); /* and a zero byte, so that it can be used as text */
     if (!payload) return -1;
     while (have < bytes) {
         ssize_t count = pread(fd, payload + have, bytes - have, (off_t)have);
@@ -50,7 +50,7 @@ static int become_parent(const struct farfork_seed_reply *reply, struct farfork_
     return 0;
 }
 
-/* A child that cannot learn what it is must not go on as if it were the parent. */
+/* A child that cannot read its payload must not continue as if it were the parent. */
 static int become_child(const struct farfork_child_reply *reply, const int fds[FARFORK_FDS_MAX],
                         struct farfork_outcome *outcome) {
     if (fds[0] < 0 || (reply->has_payload && (fds[1] < 0 || read_payload(fds[1], outcome) < 0))) {
@@ -86,7 +86,7 @@ static int become(const union farfork_message *reply, const int fds[FARFORK_FDS_
     }
 }
 
-/* The callbacks have run that come before. */
+/* The callbacks for before the checkpoint have run. */
 static int request_checkpoint(int connection, struct farfork_checkpoint_request *request, struct farfork_outcome *outcome) {
     union farfork_message reply;
     int fds[FARFORK_FDS_MAX];
@@ -94,7 +94,7 @@ static int request_checkpoint(int connection, struct farfork_checkpoint_request 
     int failed = connection_send(connection, &request->header, sizeof *request) < 0 ||
                  connection_receive(connection, &reply, fds) < 0;
     int error = errno;
-    /* In a child, too: what this thread has on its stack is as it was. */
+    /* Also in a child: the stack of this thread is a copy of the parent's. */
     processor_unpin(request->kept_thread);
     if (failed) {
         callbacks_in_parent();

@@ -1,29 +1,29 @@
-/* The functions that the files of the C library share. */
+/* Functions that the files of the C library share. */
 #pragma once
 
 #include "farfork.h"
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* Keeps what farfork_error() is to say, sets errno, and returns -1. */
+/* Stores the text for farfork_error(), sets errno, and returns -1. */
 HIDDEN int say_errno(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Connects to the node's daemon; a descriptor that is no standard stream's, or -1. */
+/* Connects to the node's daemon. Returns a descriptor above the standard streams, or -1. */
 HIDDEN int connection_open(void);
 
-/* Sends a request, whose header has its kind already. Returns 0 or -1. */
+/* Sends a request, whose header has the kind already. Returns 0 or -1. */
 HIDDEN int connection_send(int connection, struct farfork_header *request, size_t bytes);
 
-/* Waits for a reply and its descriptors; those that did not come are -1. Returns 0 or -1. */
+/* Waits for a reply and its descriptors; missing ones are -1. Returns 0 or -1. */
 HIDDEN int connection_receive(int connection, union farfork_message *reply, int fds[FARFORK_FDS_MAX]);
 
-/* Offers pages of this program's with a request, where it may have such. One thread at a time. */
+/* Offers pages of this program with a request, if they can be mapped. One thread at a time. */
 HIDDEN void pages_offer(struct farfork_checkpoint_request *request);
 
-/* Has the calling thread stay on its processor, if it may run on all: gives its id, or 0 where it is left as it is. */
+/* Pins the calling thread to its CPU if it may run on all. Returns its thread id, or 0 if nothing was changed. */
 HIDDEN uint64_t processor_pin(void);
 
-/* Lets the thread run on all again, which processor_pin() has named. */
+/* Lets a thread that processor_pin() returned run on all CPUs again; 0 does nothing. */
 HIDDEN void processor_unpin(uint64_t thread_id);
 
 HIDDEN void callbacks_before(void);

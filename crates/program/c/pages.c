@@ -1,14 +1,14 @@
-/* The pages that a program offers for the system calls of a capture. They are mapped once, and stay. */
+/* The pages that a program offers for the system calls of a capture. They are mapped once, and stay mapped. */
 #include "library.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Enough for some fifty threads; of what is not used there is no memory. */
+/* Enough for some fifty threads. Unused pages take no memory. */
 #define PAGES_BYTES (256u << 10)
 
-/* Maps them; MAP_FAILED where that is not allowed. Never writable and executable at once: some programs may have no such
- * memory. */
+/* Maps the pages; MAP_FAILED if that is not allowed. They are never writable and executable at once: some programs must
+** not have such memory. */
 static void *map_pages(size_t page_bytes) {
     char *pages = mmap(NULL, PAGES_BYTES, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) return MAP_FAILED;

@@ -1,5 +1,5 @@
-/* Pins the calling thread to its processor while it is captured. The daemon's thread then runs there, too, and both
- * switch to each other in 3 us, where waking another processor takes 15 us or more. The clone is forked there, too. */
+/* Pins the calling thread to its CPU while it is captured. A thread of the daemon then runs on the same CPU, and a switch
+** between the two takes 3 us. Waking another CPU takes 15 us or more. The clone is also forked there. */
 #define _GNU_SOURCE
 
 #include "library.h"
@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* How many processors the kernel may ever have, which are numbered from 0; 0 where it does not say. */
+/* How many CPUs the kernel supports at most, numbered from 0; 0 if the kernel does not report it. */
 static int possible_processors(void) {
     static int count = -1;
     if (count >= 0) return count;
@@ -20,7 +20,7 @@ static int possible_processors(void) {
     ssize_t length = fd < 0 ? -1 : read(fd, list, sizeof list - 1);
     if (fd >= 0) close(fd);
     list[length > 0 ? length : 0] = 0;
-    /* `0-7`; of a list with holes there are fewer than the last number says, and no thread may use so many. */
+    /* `0-7`. A list with gaps has fewer CPUs than the last number suggests; then no thread may use that many. */
     const char *last = strrchr(list, '-');
     return count = length > 0 ? atoi(last ? last + 1 : list) + 1 : 0;
 }
@@ -29,7 +29,7 @@ uint64_t processor_pin(void) {
     cpu_set_t before, only;
     int current = sched_getcpu();
     if (current < 0 || current >= CPU_SETSIZE || sched_getaffinity(0, sizeof before, &before) < 0) return 0;
-    /* Who may use all has not chosen; what another one has chosen could not be told from what it is given. */
+    /* A thread that may use all CPUs has no affinity of its own. Another affinity could not be restored without storing it. */
     if (CPU_COUNT(&before) != possible_processors()) return 0;
     CPU_ZERO(&only);
     CPU_SET(current, &only);

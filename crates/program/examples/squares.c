@@ -1,9 +1,9 @@
-/* A parent with a large table; each child squares the number that it is given, with the table at hand.
- *
- *   make -C crates/program examples
- *   crates/program/target/squares > seed &
- *   seq 1 8 > numbers; farfork fork $(cat seed) --to any --payloads numbers --detach | xargs farfork wait --results
- */
+/* A parent with a large table. Each child squares its number with the table, which is in its memory.
+**
+**   make -C crates/program examples
+**   crates/program/target/squares > seed &
+**   seq 1 8 > numbers; farfork fork $(cat seed) --to any --payloads numbers --detach | xargs farfork wait --results
+**/
 #include <farfork.h>
 
 #include <err.h>
@@ -32,5 +32,5 @@ int main(void) {
 
     puts(who.seed);
     fflush(stdout);
-    pause(); /* the seed would do without its parent: it holds the memory itself */
+    pause(); /* optional: the seed holds the memory itself and does not need its parent */
 }

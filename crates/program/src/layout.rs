@@ -1,11 +1,11 @@
-//! The structures of the messages, the same as in `include/farfork_protocol.h`, which explains each field. The test in
+//! The structures of the messages, as in `include/farfork_protocol.h`, which documents each field. The test in
 //! `tests/layout.rs` compares them with that header and with the Python package.
 
 use std::ops::Range;
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// A structure as a test compares it.
+/// The layout of a structure, for tests.
 #[derive(Debug)]
 pub struct StructLayout {
     /// Its name in C, without the prefix `farfork_`.
@@ -109,7 +109,7 @@ pub const ENDED_SIGNAL: u32 = 2;
 pub const ENDED_LOST: u32 = 3;
 
 structures! {
-    /// What every message begins with.
+    /// The start of every message.
     "header" Header {
         magic: u32,
         version: u16,
@@ -125,7 +125,7 @@ structures! {
         pages_bytes: u64,
         kept_thread: u64,
     }
-    /// What the pages that a program offers begin with, behind the first.
+    /// The marker at the start of the second page of the pages that a program offers.
     "pages" Pages {
         magic: u64,
         address: u64,
@@ -159,23 +159,23 @@ structures! {
         header: Header,
         seed: [u8; ID_BYTES],
     }
-    /// Makes the sender known.
+    /// Registers a connection that stays open.
     "hello_request" HelloRequest {
         header: Header,
     }
-    /// Tells the sender that it is known.
+    /// Confirms the registration of a connection.
     "welcome_reply" WelcomeReply {
         header: Header,
         node: [u8; NAME_BYTES],
     }
-    /// Tells a parent its seed.
+    /// Reports the seed to the parent.
     "seed_reply" SeedReply {
         header: Header,
         pause_us: u64,
         prepare_us: u64,
         seed: [u8; ID_BYTES],
     }
-    /// Tells a child what it is.
+    /// Tells a child that it is one, and its id and index.
     "child_reply" ChildReply {
         header: Header,
         index: u32,
@@ -183,7 +183,7 @@ structures! {
         seed: [u8; ID_BYTES],
         child: [u8; ID_BYTES],
     }
-    /// Tells what failed.
+    /// Reports a failure.
     "failed_reply" FailedReply {
         header: Header,
         batch: u32,
@@ -192,14 +192,14 @@ structures! {
         reserved: u32,
         text: [u8; TEXT_BYTES],
     }
-    /// Tells that a child runs.
+    /// Reports that a child runs.
     "started_reply" StartedReply {
         header: Header,
         batch: u32,
         index: u32,
         child: [u8; ID_BYTES],
     }
-    /// Tells how a child ended.
+    /// Reports how a child ended.
     "ended_reply" EndedReply {
         header: Header,
         batch: u32,
@@ -213,7 +213,7 @@ structures! {
 }
 
 impl Pages {
-    /// What stands there if these pages are offered, as bytes.
+    /// The marker that is in memory if these pages are offered, as bytes.
     pub fn marker_bytes(pages: &Range<u64>) -> Vec<u8> {
         let bytes = pages.end.saturating_sub(pages.start);
         Self { magic: PAGES_MAGIC, address: pages.start, bytes }.as_bytes().to_vec()
@@ -227,7 +227,7 @@ impl Header {
     }
 }
 
-/// A text in an array that it need not fill: cut at a character's end where it is longer, with a zero byte behind it.
+/// Encodes a text in an array: zero-terminated, and cut at a character boundary if it is too long.
 pub(crate) fn encode_text<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     let mut array = <[u8; BYTES]>::new_zeroed();
     let end = text.floor_char_boundary(BYTES - 1);
@@ -235,7 +235,7 @@ pub(crate) fn encode_text<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     array
 }
 
-/// The text of such an array; `None` where it has no end or is no UTF-8.
+/// Decodes the text of such an array; `None` if it is not terminated or not UTF-8.
 pub(crate) fn decode_text(array: &[u8]) -> Option<&str> {
     let end = array.iter().position(|byte| *byte == 0)?;
     str::from_utf8(&array[..end]).ok()

@@ -1,7 +1,7 @@
-//! The messages between programs and a node's daemon: requests and replies of fixed layout, one for each packet. Bytes
-//! only: the daemon listens, and the C library (`c/`) and the Python package connect.
+//! The messages between programs and a node's daemon: requests and replies of fixed layout, one per packet. Bytes only: the
+//! daemon listens, and the C library (`c/`) and the Python package connect.
 //!
-//! `include/farfork_protocol.h` defines what the messages mean. [`layout`] has the same structures, which a test
+//! `include/farfork_protocol.h` defines the meaning of the messages. [`layout`] has the same structures, which a test
 //! compares.
 #![forbid(unsafe_code)]
 
@@ -15,5 +15,5 @@ pub use request::{CaptureOffer, ForkOptions, ProtocolError, Request, RequestBody
 /// Largest message that a program may send, in bytes: a fork request is the largest one.
 pub const REQUEST_BYTES_MAX: usize = size_of::<layout::ForkRequest>();
 
-/// Most descriptors that come with a message.
+/// Limit on descriptors that are sent with a message.
 pub const FDS_MAX: usize = 2;

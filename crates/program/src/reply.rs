@@ -8,24 +8,24 @@ use crate::layout::{
     LIMIT_NODE_MEMORY, LIMIT_NONE, LIMIT_TIME, SeedReply, StartedReply, WelcomeReply, kind,
 };
 
-/// One message of the daemon.
+/// A message of the daemon.
 #[derive(Debug, Clone, Copy)]
 pub enum Reply<'a> {
-    /// The daemon knows the connection.
+    /// The daemon has registered the connection.
     Welcome {
-        /// Its node.
+        /// Name of the node.
         node: &'a str,
     },
     /// The program is the parent of this seed.
     Seed {
         /// Its id.
         seed: &'a str,
-        /// How long the program stood still, in microseconds.
+        /// How long the program was stopped, in microseconds.
         pause_us: u64,
-        /// How long it took as a whole, in microseconds.
+        /// Duration of the whole prepare, in microseconds.
         prepare_us: u64,
     },
-    /// The program is a child. The file for its result comes along, then its payload.
+    /// The program is a child. The descriptors of its result file, then of its payload, if any, are sent with the message.
     Child {
         /// Its id.
         child: &'a ChildId,
@@ -33,14 +33,14 @@ pub enum Reply<'a> {
         seed: &'a SeedId,
         /// Its position among the children of its fork.
         index: u32,
-        /// Whether it has one.
+        /// Whether it has a payload.
         has_payload: bool,
     },
     /// A request failed, or a child did not start.
     Failed {
-        /// The batch it belongs to.
+        /// The batch of the child.
         batch: u32,
-        /// Which child of it.
+        /// Index of the child in the batch.
         index: u32,
         /// A number of google.rpc.Code.
         code: u32,
@@ -49,22 +49,22 @@ pub enum Reply<'a> {
     },
     /// A child runs.
     Started {
-        /// The batch it belongs to.
+        /// The batch of the child.
         batch: u32,
-        /// Which child of it.
+        /// Index of the child in the batch.
         index: u32,
         /// Its id.
         child: &'a str,
     },
     /// A child has ended.
     Ended {
-        /// The batch it belongs to.
+        /// The batch of the child.
         batch: u32,
-        /// Which child of it.
+        /// Index of the child in the batch.
         index: u32,
         /// How.
         end: ChildEnd<'a>,
-        /// Whether a descriptor of its result comes along.
+        /// Whether a descriptor of its result is sent with the message.
         has_result: bool,
     },
 }
@@ -76,30 +76,30 @@ pub enum ChildEnd<'a> {
     Exit(u32),
     /// By this signal.
     Signal {
-        /// Which.
+        /// The signal.
         signal: u32,
-        /// Which limit it was killed for, where it was for one.
+        /// The limit for which it was killed, if any.
         limit: Option<ExceededLimit>,
-        /// The same as a clause, or nothing.
+        /// The cause as a clause; may be empty.
         why: &'a str,
     },
-    /// Nobody knows, but this.
+    /// Its end is unknown. The text says why.
     Lost(&'a str),
 }
 
-/// A limit that a child was killed for.
+/// A limit for which a child was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExceededLimit {
-    /// It ran for as long as it may.
+    /// Its time limit.
     Time,
-    /// It needed more memory than it may use.
+    /// Its memory limit.
     Memory,
-    /// Its node had no memory left.
+    /// The memory of its node.
     NodeMemory,
 }
 
 impl Reply<'_> {
-    /// The message.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         match *self {
             Self::Welcome { node } => {

@@ -1,4 +1,4 @@
-//! The requests of programs. Any program that may connect sends the bytes, so every field is checked before it is used.
+//! The requests of programs. Any program that may connect can send any bytes, so every field is checked before it is used.
 
 use std::mem::offset_of;
 use std::ops::Range;
@@ -13,39 +13,39 @@ use crate::layout::{
     kind,
 };
 
-/// Why bytes are no request.
+/// Why bytes are not a valid request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// The magic is missing.
     #[error("these bytes are no request of a program (magic missing)")]
     Magic,
-    /// Written by another version.
+    /// The message has another protocol version.
     #[error(
         "the program speaks version {found} of the protocol, this daemon version {}; use libraries of the same release",
         layout::VERSION
     )]
     Version {
-        /// What was found.
+        /// The version of the message.
         found: u16,
     },
-    /// A kind of message that no program sends.
+    /// The kind is not one of a program's requests.
     #[error("there is no request of kind {found}")]
     Kind {
-        /// What was found.
+        /// The kind of the message.
         found: u16,
     },
-    /// Shorter or longer than its kind.
+    /// The length does not match the kind.
     #[error("a request of kind {kind} with {found} bytes has the wrong length")]
     Length {
         /// Its kind.
         kind: u16,
-        /// What was found.
+        /// The length of the message.
         found: usize,
     },
-    /// A field that makes no sense.
+    /// A field has an invalid value.
     #[error("the field `{field}` of a request makes no sense")]
     Field {
-        /// Which.
+        /// The field.
         field: &'static str,
     },
 }
@@ -53,108 +53,108 @@ pub enum ProtocolError {
 /// One message of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Of its end of the connection.
+    /// Inode of the program's end of the connection.
     pub socket_inode: u64,
-    /// What it asks for.
+    /// The request itself.
     pub body: RequestBody,
 }
 
-/// What a program asks for.
+/// The kinds of requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestBody {
-    /// A seed of itself.
+    /// Make a seed of the program.
     Checkpoint {
-        /// May be empty.
+        /// Name of the seed; may be empty.
         name: String,
-        /// The seed is dropped after so long.
+        /// The seed is dropped after this time.
         ttl: Option<Duration>,
-        /// What it offers.
+        /// What the program offers for its capture.
         offer: Option<CaptureOffer>,
     },
-    /// Children of a seed.
+    /// Start children of a seed.
     Fork(ForkOptions),
-    /// The end of a child.
+    /// Kill a child.
     Kill {
-        /// The batch it belongs to.
+        /// The batch of the child.
         batch: u32,
-        /// Which child of it.
+        /// Index of the child in the batch.
         index: u32,
     },
-    /// To be known.
+    /// Register a connection that stays open.
     Hello,
-    /// The end of a seed.
+    /// Drop a seed.
     Drop {
-        /// Which.
+        /// The seed.
         seed: SeedId,
     },
 }
 
-/// What a program does for its capture.
+/// A program's contribution to its capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaptureOffer {
-    /// Pages of its own for the calls of it.
+    /// Pages of the program for injected calls.
     pub pages: Range<u64>,
-    /// The thread, by its own id, that has kept itself to one CPU for it and else may run on all.
+    /// The thread, by its own id, that is pinned to one CPU for the capture. Otherwise it may run on all.
     pub pinned_thread: Option<u32>,
 }
 
-/// Children of a seed.
+/// The options of a fork.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkOptions {
-    /// The program's number for them.
+    /// The program's number for this group of children.
     pub batch: u32,
-    /// The first child's index.
+    /// Index of the first child.
     pub first: u32,
-    /// How many.
+    /// Number of children.
     pub count: u32,
-    /// Which seed.
+    /// The seed.
     pub seed: SeedId,
-    /// Names of nodes; empty for the daemon's own.
+    /// Names of nodes; empty for the node of the daemon.
     pub nodes: Vec<String>,
-    /// How memory comes; empty for the default.
+    /// Strategy for memory; empty for the default.
     pub strategy: String,
-    /// Whether the cluster chooses.
+    /// Whether the cluster chooses the nodes.
     pub any_node: bool,
     /// Whether the seed ends with the connection.
     pub owns_seed: bool,
-    /// Whether children are kept from what could lead out of their containers.
+    /// Whether children are untrusted: they are denied what could lead out of their containers.
     pub untrusted: bool,
-    /// Whether they are in user namespaces of their own besides.
+    /// Whether children have their own user namespaces.
     pub user_namespace: bool,
-    /// Whether each is given its index as its payload.
+    /// Whether each child gets its index as its payload.
     pub has_payload: bool,
-    /// Whether each has a channel to the program.
+    /// Whether each child has a channel to the program.
     pub has_channel: bool,
-    /// A child that has run so long is killed.
+    /// A child is killed when it has run for this time.
     pub timeout: Option<Duration>,
-    /// What a child may use of memory, in bytes; 0 for no limit of its own.
+    /// Memory limit of a child, in bytes; 0 for none.
     pub memory_bytes_max: u64,
-    /// What a child may use of processors, in thousandths of one; 0 for no limit of its own.
+    /// CPU limit of a child, in thousandths of a CPU; 0 for none.
     pub cpu_millicores_max: u64,
-    /// How many processes and threads a child may have; 0 for no limit of its own.
+    /// Limit on processes and threads of a child; 0 for none.
     pub processes_max: u32,
-    /// Which network a child has.
+    /// The network of a child.
     pub network: RequestedNetwork,
-    /// Where it gets to from its own; nowhere, where it is empty.
+    /// The destinations that a child can reach from its own network; empty for none.
     pub egress: Vec<String>,
 }
 
-/// Which network a child has.
+/// The network of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestedNetwork {
-    /// One of its own.
+    /// One network per child.
     Private,
-    /// One for all children of a request on a node.
+    /// One network per node for all children of the request.
     Shared,
-    /// Its node's.
+    /// The network of the node.
     Host,
 }
 
 impl Request {
-    /// Reads a message.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The first invalid part of the message.
     pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolError> {
         let (header, _) = Header::read_from_prefix(bytes).map_err(|_| ProtocolError::Magic)?;
         if header.magic != layout::MAGIC {
@@ -192,12 +192,13 @@ impl Request {
     }
 }
 
-/// A message of one kind has one length.
+/// Each kind of message has one length.
 fn read_message<T: FromBytes>(bytes: &[u8], kind: u16) -> Result<T, ProtocolError> {
     T::read_from_bytes(bytes).map_err(|_| ProtocolError::Length { kind, found: bytes.len() })
 }
 
-/// A message that older libraries send without its last fields, which are zero then: it ends after one of `older_bytes`.
+/// Older libraries send the message without its last fields, which then count as zero. Its length is then one of
+/// `older_bytes`.
 fn read_zero_extended<T: FromBytes + IntoBytes>(
     bytes: &[u8],
     kind: u16,
@@ -226,7 +227,7 @@ fn decode_checkpoint(request: &CheckpointRequest) -> Result<RequestBody, Protoco
 
 fn decode_fork(request: &ForkRequest) -> Result<RequestBody, ProtocolError> {
     let ForkRequest { batch, first, count, flags, .. } = *request;
-    // A request for no child says whose seed it is.
+    // A request for no children only sets the owner of the seed.
     if (count == 0 && flags & FORK_OWNS_SEED == 0) || first.checked_add(count).is_none() {
         return Err(ProtocolError::Field { field: "count" });
     }
@@ -236,7 +237,7 @@ fn decode_fork(request: &ForkRequest) -> Result<RequestBody, ProtocolError> {
         return Err(ProtocolError::Field { field: "flags" });
     }
     let has_payload = flags & FORK_NO_PAYLOAD == 0;
-    // What it is told counts from 0 in each fork.
+    // Each fork without payloads numbers its children from 0.
     if !has_payload && first != 0 {
         return Err(ProtocolError::Field { field: "first" });
     }
@@ -273,7 +274,7 @@ fn decode_text_field(array: &[u8], field: &'static str) -> Result<String, Protoc
     layout::decode_text(array).map(str::to_owned).ok_or(ProtocolError::Field { field })
 }
 
-/// Words with commas between them.
+/// Splits a list of words at commas.
 fn split_commas(array: &[u8], field: &'static str) -> Result<Vec<String>, ProtocolError> {
     let text = decode_text_field(array, field)?;
     Ok(text.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect())

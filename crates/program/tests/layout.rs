@@ -1,4 +1,4 @@
-//! The structures in C (`include/farfork_protocol.h`), Rust and Python have the same sizes and offsets.
+//! The structures have the same sizes and offsets in C (`include/farfork_protocol.h`), Rust and Python.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

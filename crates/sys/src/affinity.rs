@@ -1,5 +1,5 @@
-//! CPU affinity: on which CPU threads run, and how to move the calling thread. A move is a push, not a pin: afterwards
-//! the thread may run wherever it could before.
+//! CPU affinity: which CPUs threads run on, and how to move the calling thread. A move does not pin the thread. Afterwards
+//! it may run on the same CPUs as before.
 
 use std::path::Path;
 use std::{fs, io, iter};
@@ -7,20 +7,19 @@ use std::{fs, io, iter};
 pub use rustix::thread::sched_getcpu as current;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// In /proc/PID/stat, words behind the name's closing bracket before the number of the CPU (proc_pid_stat(5), field 39).
+/// Number of words in /proc/PID/stat between the name's closing bracket and the CPU number (proc_pid_stat(5), field 39).
 const WORDS_BEFORE_CPU: usize = 36;
 
-/// The CPU on which a process's first thread runs, or ran last; `None` where there is no such process.
+/// The CPU on which the process's first thread runs or last ran; `None` if there is no such process.
 pub fn cpu_of_process(pid: i32) -> Option<usize> {
     parse_stat_cpu(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The CPUs that a process may choose from: those of its control group; bit N of word M is CPU 32 × M + N. `None` where that cannot
-/// be told.
+/// The CPUs that the process's control group allows: bit N of word M is CPU 32 × M + N. `None` if they cannot be read.
 pub fn cpuset_of_process(pid: i32) -> Option<Vec<u32>> {
     let path = fs::read_to_string(format!("/proc/{pid}/cpuset")).ok()?;
     let path = path.trim().trim_start_matches('/');
-    // Version 1, then 2, where a group without a choice of its own has the one of a group above.
+    // Try version 1, then version 2. A version 2 group without CPUs of its own uses those of the nearest group above it.
     let first = Path::new("/sys/fs/cgroup/cpuset").join(path).join("cpuset.effective_cpus");
     let unified = Path::new("/sys/fs/cgroup").join(path);
     let second = unified.ancestors().take_while(|group| group.starts_with("/sys/fs/cgroup"));
@@ -53,10 +52,10 @@ fn parse_cpu_list(list: &str) -> Option<Vec<u32>> {
     Some(words)
 }
 
-/// The most that any kernel is built for.
+/// No kernel is built for more.
 const CPUS_MAX: usize = 8192;
 
-/// How many CPUs the calling thread may use.
+/// The number of CPUs that the calling thread may use.
 ///
 /// # Errors
 /// As sched_getaffinity(2).
@@ -102,7 +101,7 @@ fn without_cpu(set: &CpuSet, avoided: usize) -> Option<CpuSet> {
 }
 
 fn parse_stat_cpu(stat: &str) -> Option<usize> {
-    // The name may hold anything, also brackets.
+    // The name may contain any character, including brackets.
     let (_, behind_name) = stat.rsplit_once(')')?;
     behind_name.split_ascii_whitespace().nth(WORDS_BEFORE_CPU)?.parse().ok()
 }
@@ -135,7 +134,7 @@ mod tests {
     #[test]
     fn a_thread_moves_and_may_return() {
         let before = sched_getaffinity(None).unwrap();
-        // The kernel may move it back at any time, but not always.
+        // The kernel may move the thread back at any time, but does not always do so.
         let tried = |moves: &dyn Fn() -> bool| assert!((0..1000).any(|_| moves()), "it never moves");
         tried(&|| {
             let cpu = current();

@@ -1,15 +1,15 @@
-//! Controls how the C library's allocator, which serves all memory of this process, divides memory among threads.
+//! Controls the C library's allocator, which serves all memory of this process.
 
-/// Has threads share so many pools of free memory, from now on; one that has a pool keeps it. Without this the C library
-/// makes up to eight of each processor, and each keeps what it once needed: a server whose threads come and go for hours
-/// holds a multiple of what it uses.
+/// Limits the allocator to `pools` arenas, which threads share from now on. A thread that has an arena keeps it. Without a
+/// limit glibc creates up to eight per processor, and each keeps the most memory that it ever needed. A server whose threads
+/// start and end for hours then holds several times what it uses.
 ///
-/// Does nothing where the C library has no such choice: it is then not glibc (mallopt(3), `M_ARENA_MAX`).
+/// Does nothing if the C library is not glibc (mallopt(3), `M_ARENA_MAX`).
 pub fn limit_arenas(pools: usize) {
     #[cfg(target_env = "gnu")]
     {
         let pools = pools.clamp(1, libc::c_int::MAX as usize) as libc::c_int;
-        // SAFETY: changes a number of the allocator's, under the allocator's own lock.
+        // SAFETY: changes a number of the allocator, under the allocator's own lock.
         let taken = unsafe { libc::mallopt(libc::M_ARENA_MAX, pools) };
         debug_assert_eq!(taken, 1, "any positive number is taken");
     }
@@ -17,13 +17,13 @@ pub fn limit_arenas(pools: usize) {
     let _ = pools;
 }
 
-/// Gives the machine back what is free, which the allocator otherwise keeps wherever something above it is in use: some
-/// milliseconds for tens of MiB, in which other threads may wait for memory.
+/// Returns free memory to the kernel. The allocator otherwise keeps free memory while something above it is in use. Takes
+/// some milliseconds for tens of MiB, in which other threads may wait for memory.
 ///
-/// Does nothing where the C library has no such call: it is then not glibc (malloc_trim(3)).
+/// Does nothing if the C library is not glibc (malloc_trim(3)).
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes the allocator's own locks, and changes only memory that nobody has.
+    // SAFETY: takes the allocator's own locks, and changes only memory that is not allocated.
     unsafe {
         libc::malloc_trim(0)
     };

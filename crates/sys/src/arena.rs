@@ -1,5 +1,5 @@
-//! A large private mapping that is used in parts. It takes memory only where it was filled, and frees parts on request.
-//! Its contents are left out of core dumps and of forked processes.
+//! A large private mapping that is used in parts. Only written parts take memory, and parts can be freed. Core dumps and
+//! forked processes do not contain it.
 
 use std::io;
 use std::ops::Range;
@@ -8,21 +8,21 @@ use std::slice;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Private memory of a fixed size, zero where it was not filled. Dropping it gives all back.
+/// Private memory of a fixed size; unwritten parts are zero. Dropping it unmaps everything.
 #[derive(Debug)]
 pub struct Arena {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, stays until the drop, and is reached through `&self` and
-// `&mut self` as any owned memory is.
+// SAFETY: the mapping belongs to the process, not to a thread, and exists until the drop. It is reached only through `&self`
+// and `&mut self`, like any owned memory.
 unsafe impl Send for Arena {}
-// SAFETY: as above: `&self` only reads.
+// SAFETY: as above; `&self` only reads.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Reserves addresses, and takes no room yet. It is filled in huge pages where the machine permits.
+    /// Reserves addresses without taking memory yet. Memory is filled in huge pages if the kernel permits.
     ///
     /// # Errors
     /// As mmap(2); `InvalidInput` for 0 bytes.
@@ -34,53 +34,53 @@ impl Arena {
         let arena = Self { base, bytes };
         arena.advise(0..bytes, Advice::LinuxDontDump)?;
         arena.advise(0..bytes, Advice::LinuxDontFork)?;
-        // Kernels without huge pages refuse.
+        // Kernels without huge pages refuse this advice.
         let _ = arena.advise(0..bytes, Advice::LinuxHugepage);
         Ok(arena)
     }
 
-    /// How many bytes are reserved.
+    /// The number of reserved bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// What a range holds.
+    /// The bytes of a range.
     ///
     /// # Panics
-    /// Outside.
+    /// If the range is not inside the arena.
     pub fn slice(&self, range: Range<usize>) -> &[u8] {
         let from = self.pointer_to(&range);
-        // SAFETY: `at` checked that the range is mapped, for as long as `self` lives; it is initialised (the kernel gives
-        // zeroes), and nobody writes while `self` is borrowed.
+        // SAFETY: `pointer_to` checked that the range is mapped, for as long as `self` lives. It is initialised (the kernel
+        // gives zeroes), and nothing writes while `self` is borrowed.
         unsafe { slice::from_raw_parts(from.as_ptr(), range.len()) }
     }
 
-    /// Puts bytes at `offset`.
+    /// Writes bytes at `offset`.
     ///
     /// # Panics
-    /// Outside.
+    /// If the range is not inside the arena.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) {
         let range = offset..offset + bytes.len();
         let to = self.pointer_to(&range);
-        // SAFETY: as in `slice`; `self` is borrowed exclusively, so that this is the only reference into the mapping.
+        // SAFETY: as in `slice`; `self` is borrowed exclusively, so this is the only reference into the mapping.
         unsafe { slice::from_raw_parts_mut(to.as_ptr(), range.len()) }.copy_from_slice(bytes);
     }
 
-    /// Gives the room of a range back; it is zero from then on. Its ends are multiples of the page size.
+    /// Frees the memory of a range, which reads as zero from then on. Its ends are multiples of the page size.
     ///
     /// # Errors
     /// As madvise(2).
     ///
     /// # Panics
-    /// Outside.
+    /// If the range is not inside the arena.
     pub fn release(&mut self, range: Range<usize>) -> io::Result<()> {
         self.advise(range, Advice::LinuxDontNeed)
     }
 
     fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
         let from = self.pointer_to(&range);
-        // SAFETY: within our own mapping (`at`); of the kinds of advice used here only DONTNEED changes contents, which
-        // `release` does under an exclusive borrow.
+        // SAFETY: the range is in our own mapping (`pointer_to`). Of the kinds of advice used here only DONTNEED changes
+        // contents, and `release` gives it under an exclusive borrow.
         unsafe { rustix::mm::madvise(from.as_ptr().cast(), range.len(), advice)? };
         Ok(())
     }
@@ -88,14 +88,14 @@ impl Arena {
     fn pointer_to(&self, range: &Range<usize>) -> NonNull<u8> {
         let inside = range.start <= range.end && range.end <= self.bytes;
         assert!(inside, "{range:?} of an arena of {} bytes", self.bytes);
-        // SAFETY: within the one mapping, as just checked.
+        // SAFETY: inside the one mapping, as just checked.
         unsafe { self.base.add(range.start) }
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the very range that `reserve` mapped; no reference into it outlives `self`.
+        // SAFETY: exactly the range that `reserve` mapped; no reference into it outlives `self`.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

@@ -4,12 +4,12 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// An instruction (Documentation/bpf/standardization/instruction-set.rst).
+/// A BPF instruction (Documentation/bpf/standardization/instruction-set.rst).
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct BpfInstruction {
     pub(crate) code: u8,
-    /// The destination in the lower half, the source in the upper one.
+    /// The destination register in the lower half, the source register in the upper half.
     pub(crate) registers: u8,
     pub(crate) offset: i16,
     pub(crate) immediate: i32,
@@ -17,12 +17,12 @@ pub(crate) struct BpfInstruction {
 
 const BPF_SK_LOOKUP: u32 = 36;
 
-/// A map of so many sockets, by their numbers. None is kept open by it.
+/// Creates a map of up to `entries_max` sockets, keyed by number. The map does not keep a socket open.
 ///
 /// # Errors
-/// EPERM without CAP_BPF and CAP_NET_ADMIN; ENOSYS and EINVAL of kernels without such maps.
+/// EPERM without CAP_BPF and CAP_NET_ADMIN; ENOSYS or EINVAL if the kernel has no such maps.
 pub(crate) fn create_sockmap(entries_max: u32) -> io::Result<OwnedFd> {
-    /// The part of `union bpf_attr` for this command; so of the others.
+    /// The part of `union bpf_attr` that this command uses. The other structures here are likewise.
     #[repr(C)]
     struct MapCreateAttributes {
         kind: u32,
@@ -37,7 +37,7 @@ pub(crate) fn create_sockmap(entries_max: u32) -> io::Result<OwnedFd> {
     unsafe { bpf_descriptor(BPF_MAP_CREATE, &create) }
 }
 
-/// Puts a socket into such a map.
+/// Puts a socket into a map from [`create_sockmap`].
 ///
 /// # Errors
 /// As bpf(2): EOPNOTSUPP for a socket that is neither bound nor listening.
@@ -56,10 +56,10 @@ pub(crate) fn update_sockmap(map: BorrowedFd<'_>, key: i32, socket: BorrowedFd<'
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, &update) }.map(drop)
 }
 
-/// Loads a program that a socket lookup may ask.
+/// Loads a program for the socket lookup.
 ///
 /// # Errors
-/// As bpf(2): EPERM; EACCES and EINVAL where the kernel finds it wrong, or knows no such programs.
+/// As bpf(2): EPERM; EACCES or EINVAL if the kernel rejects the program or does not support its type.
 pub(crate) fn load_socket_lookup(instructions: &[BpfInstruction]) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct ProgramLoadAttributes {
@@ -96,10 +96,10 @@ pub(crate) fn load_socket_lookup(instructions: &[BpfInstruction]) -> io::Result<
     unsafe { bpf_descriptor(BPF_PROG_LOAD, &load) }
 }
 
-/// Has the socket lookup of a network namespace ask a program, for as long as what it gives is open.
+/// Attaches a program to the socket lookup of a network namespace, until the returned descriptor is closed.
 ///
 /// # Errors
-/// As bpf(2): E2BIG where 64 are asked already.
+/// As bpf(2): E2BIG if 64 programs are attached already.
 pub(crate) fn attach_socket_lookup(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct LinkCreateAttributes {
@@ -116,12 +116,12 @@ pub(crate) fn attach_socket_lookup(program: BorrowedFd<'_>, namespace: BorrowedF
     unsafe { bpf_descriptor(BPF_LINK_CREATE, &create) }
 }
 
-/// A command that makes something. All are close-on-exec.
+/// A command that creates an object. All descriptors are close-on-exec.
 ///
 /// # Safety
 /// As [`bpf`].
 unsafe fn bpf_descriptor<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: as the caller says; what is made is nobody else's.
+    // SAFETY: as the caller guarantees; the descriptor is new, so it has no other owner.
     unsafe { bpf(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
@@ -130,7 +130,7 @@ unsafe fn bpf_descriptor<T>(command: libc::c_int, attributes: &T) -> io::Result<
 /// # Safety
 /// `attributes` are those of the command, and their pointers are valid for it.
 unsafe fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads the attributes, of the size that it is told; else as the caller says.
+    // SAFETY: the kernel reads the attributes, within the size passed to it; otherwise as the caller guarantees.
     match unsafe { libc::syscall(libc::SYS_bpf, command, attributes as *const T, mem::size_of::<T>()) } {
         -1 => Err(io::Error::last_os_error()),
         done => Ok(done as libc::c_int),

@@ -28,10 +28,10 @@ impl Clocks {
         }
     }
 
-    /// The same moment as process `pid` sees it, whose time namespace may differ from ours.
+    /// The same time as process `pid` sees it, whose time namespace may differ from ours.
     ///
     /// # Errors
-    /// When either process's offsets cannot be read.
+    /// If the offsets of either process cannot be read.
     pub fn as_seen_by(self, pid: i32) -> io::Result<Self> {
         let ours = read_offsets("self")?;
         let theirs = read_offsets(&pid.to_string())?;
@@ -52,13 +52,13 @@ pub fn realtime_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Realtime)).cast_unsigned()
 }
 
-/// The time that the kernel gives to a file that changes now, in nanoseconds since 1970: files that change later get this
-/// time or a later one. Takes two to three microseconds.
+/// The timestamp that the kernel gives to a file that changes now, in nanoseconds since 1970. Files that change later get
+/// this timestamp or a later one. Takes two to three microseconds.
 ///
-/// Up to Linux 6.12 that is CLOCK_REALTIME_COARSE, so a file that changed before in the same clock tick has it, too. Later
-/// kernels give the exact time to a file that changes twice in a tick, if its times were read in between, and no older time
-/// to any file from then on (kernel document `filesystems/multigrain-ts`). Then files that changed before have an earlier
-/// time.
+/// Up to Linux 6.12 this is CLOCK_REALTIME_COARSE, so a file that changed earlier in the same clock tick has the same
+/// timestamp. Later kernels give the exact time to a file that changes twice in a tick, if its times were read in between.
+/// From then on they give no older time to any file (kernel document `filesystems/multigrain-ts`). Files that changed before
+/// then have an earlier timestamp.
 pub fn file_time_ns() -> i64 {
     static FILE: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let file = FILE.get_or_init(|| memfd_create(c"clock of files", MemfdFlags::CLOEXEC).ok());
@@ -81,7 +81,7 @@ fn nanoseconds(time: Timespec) -> i64 {
     time.tv_sec * NANOSECONDS_PER_SECOND + time.tv_nsec
 }
 
-/// For how long threads of this process have been on a processor, all together.
+/// The CPU time of all threads of this process.
 pub fn process_cpu_time() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap_or_default()
 }

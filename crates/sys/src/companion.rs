@@ -1,8 +1,8 @@
 //! Runs code in a companion: a process that shares memory and open files with the process that starts it. It survives a
 //! SIGKILL of that process until the end of its current critical section.
 //!
-//! Locks are shared. A lock that a killed owner's thread held stays locked; a critical section that needs it ends by
-//! the limit `ORPHAN_LIMIT_US`.
+//! Locks are shared. A lock that a killed owner's thread held stays locked. The limit `ORPHAN_LIMIT_US` ends a critical
+//! section that waits for it.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -17,24 +17,24 @@ use std::thread;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
-/// How long a critical section may last that goes on when the owner has ended, in microseconds.
+/// How long a critical section may continue after the owner has ended, in microseconds.
 const ORPHAN_LIMIT_US: libc::suseconds_t = 500_000;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Tells a companion that its owner has ended: a real-time signal that nothing else in this program uses.
+/// The signal that informs a companion of its owner's end: a real-time signal that nothing else in this program uses.
 fn owner_ended_signal() -> i32 {
     libc::SIGRTMAX() - 1
 }
 
 thread_local! {
-    /// The owner's id in a companion, elsewhere 0.
+    /// In a companion the owner's id, elsewhere 0.
     static OWNER: AtomicI32 = const { AtomicI32::new(0) };
     static IS_CRITICAL: AtomicBool = const { AtomicBool::new(false) };
     static IS_ORPHAN: AtomicBool = const { AtomicBool::new(false) };
 }
 
-/// The process that this memory belongs to: the owner of a companion, elsewhere the caller.
+/// The process that this memory belongs to: in a companion its owner, elsewhere the caller.
 pub fn owner_pid() -> i32 {
     match OWNER.with(|owner| owner.load(Ordering::Relaxed)) {
         0 => std::process::id().cast_signed(),
@@ -42,19 +42,19 @@ pub fn owner_pid() -> i32 {
     }
 }
 
-/// Whether the caller is a companion whose owner has ended: nobody is left to answer to.
+/// Whether the caller is a companion whose owner has ended. Then nothing waits for an answer.
 pub fn is_orphan() -> bool {
     IS_ORPHAN.with(|is_orphan| is_orphan.load(Ordering::SeqCst))
 }
 
-/// Until it is dropped, a companion outlives its owner.
+/// While one exists, a companion outlives its owner.
 #[derive(Debug)]
 pub struct CriticalSection {
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl CriticalSection {
-    /// Begins one; of no effect but in a companion. They cannot be nested.
+    /// Begins a critical section. It has no effect outside of a companion. Sections cannot be nested.
     pub fn enter() -> Self {
         IS_CRITICAL.with(|is_critical| is_critical.store(true, Ordering::SeqCst));
         Self { _not_send: std::marker::PhantomData }
@@ -64,7 +64,7 @@ impl CriticalSection {
 impl Drop for CriticalSection {
     fn drop(&mut self) {
         IS_CRITICAL.with(|is_critical| is_critical.store(false, Ordering::SeqCst));
-        // Behind the above: a signal from now on ends the companion itself.
+        // After the store: a signal from now on ends the companion by itself.
         if is_orphan() {
             exit_companion();
         }
@@ -76,19 +76,18 @@ impl Drop for CriticalSection {
 //  owner killed:                 |              +- ends here
 //                +- ends at once +
 //
-// The companion is made by clone(2) with CLONE_VM and CLONE_FILES, without CLONE_THREAD. The thread that starts it
-// sleeps until it has ended, so the companion uses that thread's local storage, and everything else that the C
-// library keeps per thread. (With CLONE_VFORK the thread would sleep uninterruptibly, which counts as load of the
-// machine.)
+// clone(2) makes the companion with CLONE_VM and CLONE_FILES, without CLONE_THREAD. The thread that starts it sleeps until
+// it has ended. So the companion can use that thread's local storage, and everything else that the C library keeps per
+// thread. (With CLONE_VFORK the thread would sleep uninterruptibly, which counts towards the machine's load.)
 //
-// What the kernel keeps per process is the companion's own: timers (timer_create(2)), children, tracees, and the
-// threads that it starts, which end with it. `spawn_in_owner` starts threads that stay.
+// What the kernel keeps per process belongs to the companion: timers (timer_create(2)), children, tracees, and the threads
+// that it starts, which end with it. `spawn_in_owner` starts threads that stay.
 
-/// Runs `life` in a companion with a stack of this many bytes, and returns when that has ended. Where the kernel gives none,
-/// `life` runs in the calling thread. Not to be called in a companion: its own would end with it.
+/// Runs `life` in a companion with a stack of this many bytes, and returns when it has ended. If the kernel cannot create
+/// one, `life` runs in the calling thread. A companion must not call this: its own companion would end with it.
 ///
 /// # Errors
-/// The companion was killed: `life` was not lived to its end, and what it held is lost.
+/// The companion was killed: `life` did not run to its end, and its values are lost.
 pub fn run_companion(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> {
     let stack = GuardedStack::new(stack_bytes).and_then(|stack| install_handler().map(|()| stack));
     let Ok(stack) = stack else {
@@ -101,8 +100,8 @@ pub fn run_companion(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> 
     let argument = ptr::from_ref(&job).cast_mut().cast::<c_void>();
     let entry = entry_for(&job);
     let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_SIGHAND;
-    // SAFETY: the stack is mapped and nobody else's. Until the companion has ended, this thread makes bare system calls only, and no
-    // signal interrupts them: the companion alone uses its local storage, and `job` lives as long.
+    // SAFETY: the stack is mapped and has no other user. Until the companion has ended, this thread only makes bare system
+    // calls, and no signal interrupts them. So only the companion uses the local storage, and `job` lives as long.
     let ended = match unsafe { libc::clone(entry, stack.top(), flags, argument) } {
         pid if pid < 0 => None,
         pid => Some(reap_clone(pid)),
@@ -120,7 +119,7 @@ pub fn run_companion(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> 
 struct CompanionStart<F> {
     life: UnsafeCell<Option<F>>,
     owner: i32,
-    /// That of the thread before.
+    /// The signal mask of the thread that starts the companion.
     mask: SignalMask,
 }
 
@@ -131,35 +130,35 @@ fn entry_for<F: FnOnce()>(_: &CompanionStart<F>) -> Entry {
 }
 
 extern "C" fn companion_entry<F: FnOnce()>(argument: *mut c_void) -> i32 {
-    // SAFETY: `run` gives a job of this type, which lives until this process has ended.
+    // SAFETY: `run_companion` passes a job of this type, which lives until this process has ended.
     let job = unsafe { &*argument.cast::<CompanionStart<F>>() };
     OWNER.with(|owner| owner.store(job.owner, Ordering::Relaxed));
     // SAFETY: a call with plain numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, owner_ended_signal()) };
     job.mask.restore();
-    // SAFETY: none is needed for getppid.
+    // SAFETY: getppid has no requirements.
     if unsafe { libc::getppid() } != job.owner {
         exit_companion();
     }
-    // SAFETY: the thread that made the job waits for this process, and looks at it again when that has ended.
+    // SAFETY: the thread that made the job waits for this process, and does not access the job until it has ended.
     let life = unsafe { (*job.life.get()).take() };
-    // A panic has written its message; nothing may unwind beyond this frame.
+    // A panic has already written its message. Nothing may unwind beyond this frame.
     let _ = catch_unwind(AssertUnwindSafe(|| life.into_iter().for_each(|life| life())));
     exit_companion()
 }
 
-/// Ends this process alone, without what exit(3) does for the memory that it shares.
+/// Ends only this process, without what exit(3) does to the shared memory.
 fn exit_companion() -> ! {
     // SAFETY: the kernel ends the process.
     unsafe { libc::_exit(0) }
 }
 
-/// Waits for a child without an exit signal; gives its status.
+/// Waits for a child without an exit signal, and returns its status.
 fn reap_clone(pid: i32) -> i32 {
     let mut status = 0_i32;
     let at = ptr::from_mut(&mut status);
-    // SAFETY: the kernel writes to `status`. Not waitpid(3), a cancellation point, which uses the thread's local storage; where the
-    // call succeeds, nothing here does.
+    // SAFETY: the kernel writes to `status`. waitpid(3) is not used: it is a cancellation point, which uses the thread's
+    // local storage. If the call succeeds, nothing here uses that.
     while unsafe { libc::syscall(libc::SYS_wait4, pid, at, libc::__WALL, ptr::null_mut::<libc::rusage>()) } < 0 {}
     status
 }
@@ -168,7 +167,7 @@ fn reap_clone(pid: i32) -> i32 {
 struct SignalMask(libc::sigset_t);
 
 impl SignalMask {
-    /// Has the calling thread block all signals; gives what it blocked before.
+    /// Blocks all signals for the calling thread. Returns the mask from before.
     fn block_all() -> Self {
         // SAFETY: both sets live on this frame; sigfillset initialises one, pthread_sigmask the other.
         unsafe {
@@ -185,10 +184,10 @@ impl SignalMask {
     }
 }
 
-/// A thread that is to be started, and where to tell whether it was.
+/// A thread to start, and the channel for the result.
 type SpawnRequest = (thread::Builder, Box<dyn FnOnce() + Send>, SyncSender<io::Result<()>>);
 
-/// Starts a thread of the process that this memory belongs to: one that a companion starts by itself ends with the companion.
+/// Starts a thread of the owner. A thread that a companion starts directly ends with the companion.
 ///
 /// # Errors
 /// As pthread_create(3).
@@ -202,14 +201,14 @@ pub fn spawn_in_owner(builder: thread::Builder, body: impl FnOnce() + Send + 'st
     result_receiver.recv().map_err(|_| lost())?
 }
 
-/// Reaches the owner's thread that starts others; it is started by the first who asks, in the owner.
+/// The channel to the owner's thread that starts other threads. The first call starts that thread, in the owner.
 fn owner_spawner() -> Option<&'static Sender<SpawnRequest>> {
     static OWNER_SPAWNER: OnceLock<Option<Sender<SpawnRequest>>> = OnceLock::new();
     let begin = || {
         let (sender, orders) = mpsc::channel::<SpawnRequest>();
         let serve = move || {
             for (builder, body, result_sender) in orders {
-                // Who asked may have ended meanwhile.
+                // The requester may have ended meanwhile.
                 let _ = result_sender.send(builder.spawn(body).map(drop));
             }
         };
@@ -218,7 +217,7 @@ fn owner_spawner() -> Option<&'static Sender<SpawnRequest>> {
     OWNER_SPAWNER.get_or_init(begin).as_ref()
 }
 
-/// In a companion only: no other process is sent this signal.
+/// Runs only in a companion: no other process is sent this signal.
 extern "C" fn handle_owner_ended(_: i32) {
     if !IS_CRITICAL.with(|is_critical| is_critical.load(Ordering::SeqCst)) {
         exit_companion();
@@ -226,8 +225,8 @@ extern "C" fn handle_owner_ended(_: i32) {
     IS_ORPHAN.with(|is_orphan| is_orphan.store(true, Ordering::SeqCst));
     let limit = libc::timeval { tv_sec: 0, tv_usec: ORPHAN_LIMIT_US };
     let timer = libc::itimerval { it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 }, it_value: limit };
-    // SAFETY: setitimer is a bare system call here; its signal, SIGALRM, ends the process. The thread that this interrupted finds its
-    // error number as it was.
+    // SAFETY: setitimer is a bare system call here; its signal, SIGALRM, ends the process. The interrupted thread finds its
+    // errno unchanged.
     unsafe {
         let error = *libc::__errno_location();
         libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut());
@@ -248,7 +247,7 @@ fn install_handler() -> io::Result<()> {
     if *installed { Ok(()) } else { Err(io::Error::other("no handler could be installed")) }
 }
 
-/// Memory for a stack, above a page that must not be touched.
+/// Memory for a stack, above a guard page.
 struct GuardedStack {
     start: *mut c_void,
     bytes: usize,
@@ -258,16 +257,16 @@ impl GuardedStack {
     fn new(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new area, where the kernel has room.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let start =
             unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE | MapFlags::NORESERVE) }?;
         let stack = Self { start, bytes };
-        // SAFETY: the first page of our own area.
+        // SAFETY: the first page of our own mapping.
         unsafe { mprotect(start, PAGE_BYTES, MprotectFlags::empty()) }?;
         Ok(stack)
     }
 
-    /// The address behind its last byte: stacks grow downwards.
+    /// The address after its last byte: stacks grow downwards.
     fn top(&self) -> *mut c_void {
         self.start.wrapping_byte_add(self.bytes)
     }
@@ -275,7 +274,7 @@ impl GuardedStack {
 
 impl Drop for GuardedStack {
     fn drop(&mut self) {
-        // SAFETY: our own area, which no process uses any more.
+        // SAFETY: our own mapping, which no process uses any more.
         let _ = unsafe { munmap(self.start, self.bytes) };
     }
 }
@@ -347,7 +346,8 @@ mod tests {
         assert!(killed.unwrap_err().to_string().contains("signal 9"));
     }
 
-    /// Forks an owner that starts a companion, and kills it when that has begun; gives what the companion wrote.
+    /// Forks an owner that starts a companion, and kills the owner when the companion runs. Returns what the companion
+    /// wrote.
     fn written_by_orphan(life: fn(&mut io::PipeWriter)) -> String {
         let (mut started, start) = io::pipe().unwrap();
         let (mut output, input) = io::pipe().unwrap();
@@ -383,7 +383,8 @@ mod tests {
             thread::sleep(Duration::from_millis(100));
             input.write_all(if is_orphan() { b"orphan" } else { b"owned" }).unwrap();
         };
-        // On a busy machine it may be taken for one that does not end, or the owner be killed too late: that tells nothing.
+        // On a busy machine the limit may end the section, or the owner may be killed too late. Such an attempt proves
+        // nothing.
         const ATTEMPTS: usize = 20;
         let outcomes = (0..ATTEMPTS).map(|_| written_by_orphan(life));
         let others: Vec<String> = outcomes.take_while(|written| written != "orphan").collect();

@@ -1,11 +1,11 @@
-//! IPv4 datagrams with the address that each was sent to.
+//! Receives IPv4 datagrams together with the address that each was sent to.
 
 use std::io;
 use std::mem;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Has a UDP socket tell of each datagram whom it was sent to, for [`receive`].
+/// Makes the kernel pass the destination address of each datagram, for [`receive`].
 ///
 /// # Errors
 /// As setsockopt(2).
@@ -13,21 +13,21 @@ pub fn enable_destination(socket: BorrowedFd<'_>) -> io::Result<()> {
     crate::socket::set_number_option(socket, libc::IPPROTO_IP as u32, libc::IP_RECVORIGDSTADDR as u32, 1)
 }
 
-/// A datagram that came.
+/// A received datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedDatagram {
-    /// Its bytes.
+    /// The number of its bytes.
     pub bytes: usize,
-    /// Who sent it.
+    /// The sender.
     pub from: SocketAddrV4,
-    /// Whom it was sent to.
+    /// The address that it was sent to.
     pub to: SocketAddrV4,
 }
 
-/// Receives one of a socket that [tells](tell_destination); what does not fit is cut off.
+/// Receives a datagram from a socket with [`enable_destination`]. Bytes that do not fit are cut off.
 ///
 /// # Errors
-/// As recvmsg(2); `WouldBlock` where there is none and the socket does not wait; `InvalidData` where it is not told whom it was sent to.
+/// As recvmsg(2); `WouldBlock` if there is none and the socket is non-blocking; `InvalidData` if its destination is missing.
 pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<ReceivedDatagram> {
     const CONTROL_BYTES: usize = 64;
     #[repr(C, align(8))]
@@ -49,9 +49,10 @@ pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<ReceivedDa
     Ok(ReceivedDatagram { bytes, from: address(from), to })
 }
 
-/// `header`: one that recvmsg(2) has filled in.
+/// `header` was filled in by recvmsg(2).
 fn parse_destination(header: &libc::msghdr) -> Option<SocketAddrV4> {
-    // SAFETY: the header's control buffer is that which the kernel wrote messages to, and lives; so the macros stay within it.
+    // SAFETY: the header's control buffer is the one that the kernel wrote messages to, and it lives. So the macros stay
+    // inside it.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         while let Some(found) = message.as_ref() {

@@ -3,16 +3,16 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Who is told, and how.
+/// The target and the signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FdOwner {
-    /// Who, by an id as the caller sees it.
+    /// The target, by an id as the caller sees it.
     pub target: SignalTarget,
     /// The signal; 0 for SIGIO.
     pub signal: u32,
 }
 
-/// Whom a file's readiness is told to.
+/// The target of an open file's readiness signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum SignalTarget {
@@ -22,7 +22,7 @@ pub enum SignalTarget {
     Group(i32),
 }
 
-/// Asks for that of an open file.
+/// Reads the owner of an open file.
 ///
 /// # Errors
 /// As fcntl(2).

@@ -50,8 +50,8 @@ fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>], flags
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
-/// A datagram socket that is connected to itself: what is sent into it waits there until somebody who holds it receives it.
-/// Its name, which nobody else can send to, is drawn at random.
+/// A datagram socket that is connected to itself: a message waits in it until a process that holds the socket receives it.
+/// Its name is random, so no other process can send to it.
 ///
 /// # Errors
 /// As socket(2), bind(2), connect(2).
@@ -67,25 +67,25 @@ pub fn self_connected_socket() -> io::Result<OwnedFd> {
 /// As [`send`], but never waits.
 ///
 /// # Errors
-/// As [`send`]; `WouldBlock` where there is no room.
+/// As [`send`]; `WouldBlock` if there is no room.
 pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_with(socket, bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
 }
 
-/// As [`try_send`], of the descriptor of this number, which the kernel or a predecessor put into this process's table.
+/// Like [`try_send`], with the descriptor of this number, which the kernel or a predecessor put into this process's table.
 ///
 /// # Errors
-/// As [`try_send`]; EBADF where nothing is open under the number.
+/// As [`try_send`]; EBADF if the number is not open.
 pub fn try_send_raw_fd(socket: BorrowedFd<'_>, bytes: &[u8], number: RawFd) -> io::Result<()> {
     if number < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: borrowed for this call alone, which only has the kernel look the number up; it need not be open.
+    // SAFETY: borrowed for this call alone. The kernel only looks the number up, and it need not be open.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     try_send(socket, bytes, &[fd])
 }
 
-/// Has a socket take so many bytes of messages that wait, beyond the system's limit where the caller may.
+/// Sets the number of bytes of waiting messages that a socket accepts, above the system's limit if the caller has the right.
 ///
 /// # Errors
 /// As setsockopt(2).
@@ -96,17 +96,17 @@ pub fn set_send_buffer(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives one message into `into`, with at most `fds_max` descriptors (close-on-exec). Gives the message's length;
-/// 0 when the other end is gone.
+/// Receives one message into `into`, with at most `fds_max` descriptors (close-on-exec). Returns the message's length; 0 if
+/// the other end is closed.
 ///
 /// # Errors
-/// As recvmsg(2); `InvalidData` where the message or its descriptors did not fit.
+/// As recvmsg(2); `InvalidData` if the message or its descriptors did not fit.
 pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8], fds_max: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
     receive_with(socket, into, (fds_max, 0), RecvFlags::empty()).map(|(bytes, fds, _)| (bytes, fds))
 }
 
-/// As [`receive`], but leaves the message in the socket and never waits: the descriptors are further copies of those
-/// in the message, so that a process killed right after it has lost none.
+/// Like [`receive`], but leaves the message in the socket and never waits. The descriptors are further copies of those in
+/// the message, so a process killed right after this call loses none.
 ///
 /// # Errors
 /// As [`receive`]; `WouldBlock` when there is no message.
@@ -115,8 +115,8 @@ pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8], fds_max: usize) -> io::Resu
     receive_with(socket, into, (fds_max, 0), flags).map(|(bytes, fds, _)| (bytes, fds))
 }
 
-/// As [`peek`], and the pid of the message's sender as this process sees it, where the socket was made to
-/// [tell](tell_sender).
+/// Like [`peek`], but also returns the pid of the message's sender as this process sees it, if [`enable_sender_pid`] was
+/// called for the socket.
 ///
 /// # Errors
 /// As [`peek`].
@@ -156,7 +156,7 @@ fn receive_with(
     Ok((received.bytes, fds, sender))
 }
 
-/// Asks the kernel to tell with each message which process sent it (SO_PASSCRED).
+/// Makes the kernel pass the sender's pid with each message (SO_PASSCRED).
 ///
 /// # Errors
 /// As setsockopt(2).
@@ -164,11 +164,11 @@ pub fn enable_sender_pid(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::net::sockopt::set_socket_passcred(socket, true)?)
 }
 
-/// Receives one message without descriptors, and the pid of its sender as this process sees it: after
-/// [`enable_sender_pid`]. Gives the message's length; 0 when the other end is gone.
+/// Receives one message without descriptors, and the pid of its sender as this process sees it. The socket needs
+/// [`enable_sender_pid`]. Returns the message's length; 0 if the other end is closed.
 ///
 /// # Errors
-/// As recvmsg(2); `InvalidData` where the sender is not told.
+/// As recvmsg(2); `InvalidData` if the sender's pid is missing.
 pub fn receive_with_sender(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<(usize, i32)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -185,8 +185,8 @@ pub fn receive_with_sender(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Resul
     }
 }
 
-/// The process at the other end of a connected Unix socket, as it was when it connected (SO_PEERCRED); `None` where it
-/// has no number in this process's pid namespace.
+/// The process at the other end of a connected Unix socket, as it was when it connected (SO_PEERCRED); `None` if it has no
+/// number in this process's pid namespace.
 ///
 /// # Errors
 /// As getsockopt(2).

@@ -6,16 +6,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::sched_attr::sched_getattr;
 
-/// Most bytes that an answer may have.
+/// The maximal length of an answer.
 const RESULT_BYTES_MAX: usize = 64;
 
-/// A command that writes its answer to memory, or gives it as its result.
+/// A command that writes its answer to memory, or returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FdQuery {
     /// Its name in the kernel's headers.
     pub name: &'static str,
     command: u64,
-    /// How many bytes it writes; 0 where the result is the answer.
+    /// The number of bytes that it writes; 0 if the answer is the return value.
     bytes: usize,
 }
 
@@ -24,8 +24,8 @@ const fn fd_query(name: &'static str, command: u64, bytes: usize) -> FdQuery {
     FdQuery { name, command, bytes }
 }
 
-/// Commands of fcntl(2) that read. F_GETFD tells of the copy that asks, so that it is not here; F_GETLK and F_OFD_GETLK need a lock to
-/// compare with.
+/// The fcntl(2) commands that only read. F_GETFD is missing because it reads a flag of our copy of the descriptor. F_GETLK
+/// and F_OFD_GETLK are missing because they need a lock to compare with.
 pub const FCNTL_QUERIES: [FdQuery; 10] = [
     fd_query("F_GETFL", 3, 0),
     fd_query("F_GETSIG", 11, 0),
@@ -39,7 +39,7 @@ pub const FCNTL_QUERIES: [FdQuery; 10] = [
     fd_query("F_GETDELEG", 1039, 16),
 ];
 
-/// Commands of ioctl(2) that read, of files, pipes, sockets and terminals.
+/// The ioctl(2) commands that only read, for files, pipes, sockets and terminals.
 pub const IOCTL_QUERIES: [FdQuery; 17] = [
     fd_query("TCGETS2", 0x802c_542a, 44),
     fd_query("TIOCGWINSZ", 0x5413, 8),
@@ -60,27 +60,29 @@ pub const IOCTL_QUERIES: [FdQuery; 17] = [
     fd_query("FS_IOC_GETVERSION", 0x8008_7601, 8),
 ];
 
-/// Asks fcntl(2): the answer's bytes.
+/// Runs an fcntl(2) query; returns the bytes of the answer.
 ///
 /// # Errors
-/// EINVAL where the file has no such thing.
+/// EINVAL if the file does not support the command.
 pub fn query_fcntl(fd: BorrowedFd<'_>, query: FdQuery) -> io::Result<Vec<u8>> {
     debug_assert!(FCNTL_QUERIES.contains(&query));
     let mut answer = [0_u8; RESULT_BYTES_MAX];
     let command = query.command as libc::c_int;
-    // SAFETY: each command of `FCNTL` reads, and writes at most `bytes` to `answer`, which has more and outlives the call.
+    // SAFETY: each command of `FCNTL_QUERIES` reads, and writes at most `bytes` to `answer`, which is longer and outlives
+    // the call.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, answer.as_mut_ptr()) };
     query_result(result, &answer, query)
 }
 
-/// Asks ioctl(2): the answer's bytes.
+/// Runs an ioctl(2) query; returns the bytes of the answer.
 ///
 /// # Errors
-/// ENOTTY where the file has no such thing.
+/// ENOTTY if the file does not support the command.
 pub fn query_ioctl(fd: BorrowedFd<'_>, query: FdQuery) -> io::Result<Vec<u8>> {
     debug_assert!(IOCTL_QUERIES.contains(&query));
     let mut answer = [0_u8; RESULT_BYTES_MAX];
-    // SAFETY: each command of `IOCTL` reads, and writes at most `bytes` to `answer`, which has more and outlives the call.
+    // SAFETY: each command of `IOCTL_QUERIES` reads, and writes at most `bytes` to `answer`, which is longer and outlives
+    // the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), query.command, answer.as_mut_ptr()) };
     query_result(result, &answer, query)
 }
@@ -93,7 +95,7 @@ fn query_result(result: libc::c_int, answer: &[u8; RESULT_BYTES_MAX], query: FdQ
     }
 }
 
-/// The priority of a thread's input and output (ioprio_get(2)): its class from bit 13 on.
+/// The I/O priority of a thread (ioprio_get(2)): its class from bit 13 on.
 ///
 /// # Errors
 /// ESRCH when the thread has ended.
@@ -104,7 +106,7 @@ pub fn io_priority(tid: i32) -> io::Result<u32> {
     u32::try_from(priority).map_err(|_| io::Error::last_os_error())
 }
 
-/// What SCHED_FLAG_* a thread has, and its clamps of utilization (sched_getattr(2)): the structure as the kernel writes it.
+/// The SCHED_FLAG_* flags and utilization clamps of a thread (sched_getattr(2)), as the structure that the kernel writes.
 ///
 /// # Errors
 /// ESRCH when the thread has ended.

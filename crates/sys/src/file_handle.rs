@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 
-/// Most bytes of a handle: the kernel's MAX_HANDLE_SZ.
+/// The maximal length of a handle: the kernel's MAX_HANDLE_SZ.
 const HANDLE_BYTES_MAX: usize = 128;
 
-/// The path of a file of the file system that `mount` is on, as the caller sees it.
+/// The path of a file, as the caller sees it. The file is on the file system of `mount`.
 ///
 /// # Errors
-/// ESTALE when the file is no more; EPERM without CAP_DAC_READ_SEARCH; `InvalidInput` for a handle that is too long.
+/// ESTALE if the file no longer exists; EPERM without CAP_DAC_READ_SEARCH; `InvalidInput` for a handle that is too long.
 pub fn resolve_path(mount: BorrowedFd<'_>, kind: i32, bytes: &[u8]) -> io::Result<PathBuf> {
     #[repr(C)]
     struct FileHandle {
@@ -20,7 +20,7 @@ pub fn resolve_path(mount: BorrowedFd<'_>, kind: i32, bytes: &[u8]) -> io::Resul
     }
     let mut handle = FileHandle { bytes: bytes.len() as u32, kind, handle: [0; HANDLE_BYTES_MAX] };
     handle.handle.get_mut(..bytes.len()).ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(bytes);
-    // SAFETY: the kernel reads a struct file_handle, whose layout this is, with no more bytes than it has room for.
+    // SAFETY: the kernel reads a struct file_handle, whose layout this is, with no more bytes than fit in it.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_open_by_handle_at,
@@ -32,7 +32,7 @@ pub fn resolve_path(mount: BorrowedFd<'_>, kind: i32, bytes: &[u8]) -> io::Resul
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just opened it for us.
+    // SAFETY: the kernel has just opened it for this process.
     let file = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

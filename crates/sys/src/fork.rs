@@ -6,19 +6,19 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use crate::shared_mapping::SharedMapping;
 
-/// Where the kernel stores the number of a copy's pidfd: 8 bytes of a mapping that the processes share.
+/// A slot for the number of a copy's pidfd: 8 bytes of a mapping that the processes share. The kernel writes it.
 #[derive(Debug, Clone, Copy)]
 pub struct PidfdSlot<'a> {
     /// The mapping.
     pub mapping: &'a SharedMapping,
-    /// Where in it, a multiple of 8. On a little-endian machine the slot reads as a `u64`.
+    /// The offset in the mapping, a multiple of 8. On a little-endian machine the slot reads as a `u64`.
     pub offset: usize,
 }
 
-/// Which of the two processes this is.
+/// The process that this is after the fork.
 #[derive(Debug)]
 pub enum ForkedSide {
-    /// The one that asked. It has to reap the copy (exit signal SIGCHLD), whose number is its own until then.
+    /// The original process. It must reap the copy (exit signal SIGCHLD); the copy's pid is not reused before.
     Parent {
         /// The copy's pid.
         pid: i32,
@@ -27,14 +27,16 @@ pub enum ForkedSide {
     Child,
 }
 
-/// Makes a copy of this process, which must have one thread only, with the same table of open files: what one opens
-/// or closes, it does for both. Where a `slot` is given, the copy's pidfd stands in that table, and its number there, before the copy runs its
-/// first instruction, so that whoever shares table and mapping knows of every copy, also of one whose maker is killed
-/// here. After a failure the slot has no meaning.
+/// Forks this process, which must have only one thread, with the same table of open files. A descriptor that either process
+/// opens or closes is opened or closed for both.
+///
+/// With a `slot`, the copy's pidfd is in that table, and its number in the slot, before the copy runs its first instruction.
+/// So every process that shares table and mapping knows each copy, even if the forking process is killed here. After a
+/// failure the slot has no meaning.
 ///
 /// # Errors
-/// As clone3(2); `ResourceBusy` when the process has several threads, because the copy would have only this one and
-/// for ever wait for the locks of the others.
+/// As clone3(2); `ResourceBusy` if the process has several threads. The copy would have only the calling one, and would wait
+/// forever for locks of the others.
 pub fn fork_sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<ForkedSide> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::ErrorKind::ResourceBusy.into());
@@ -47,9 +49,9 @@ pub fn fork_sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<ForkedSide>
         args.pidfd = slot.mapping.address(slot.offset, size_of::<u64>());
     }
     args.exit_signal = libc::SIGCHLD as u64;
-    // SAFETY: without CLONE_VM the copy has its own memory and goes on with its own copy of this stack; the process
-    // has one thread (checked above), so that no lock of libc or of the program is held by a thread that the copy
-    // lacks. `args` outlives the call; the pidfd is stored inside the mapping, which `address` checked and `slot` borrows.
+    // SAFETY: without CLONE_VM the copy has its own memory and continues on its own copy of this stack. The process has one
+    // thread (checked above), so no lock of libc or of the program is held by a thread that the copy lacks. `args` outlives
+    // the call. The kernel stores the pidfd inside the mapping, which `address` checked and `slot` borrows.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) } {
         0 => Ok(ForkedSide::Child),
         pid if pid > 0 => Ok(ForkedSide::Parent { pid: pid as i32 }),
@@ -60,20 +62,20 @@ pub fn fork_sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<ForkedSide>
 /// Takes a descriptor that a predecessor left in the shared table. The caller must be its only owner.
 ///
 /// # Errors
-/// EBADF where nothing is open under that number.
+/// EBADF if the number is not open.
 pub fn adopt_raw_fd(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: F_GETFD only looks the number up.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the number is open, as just seen, and its former owner is a process that is gone.
+    // SAFETY: the number is open, as just checked, and its former owner is a process that has ended.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Closes every descriptor of the (shared) table from 3 on, except `keep`.
 ///
-/// To be called by a process that has just taken the table over and owns none of what it closes: no `OwnedFd` of a
-/// number outside `keep` may be alive in it.
+/// The caller must have just taken the table over and own none of what it closes: it must have no `OwnedFd` of a number
+/// outside `keep`.
 ///
 /// # Errors
 /// As close_range(2).
@@ -92,7 +94,7 @@ pub fn close_all_except(keep: &[RawFd]) -> io::Result<()> {
 }
 
 fn close_range(first: u32, last: u32) -> io::Result<()> {
-    // SAFETY: closing is memory-safe; that nobody uses the numbers any more is what `close_all_but` asks for.
+    // SAFETY: closing is memory-safe; `close_all_except` requires that the numbers are no longer used.
     match unsafe { libc::close_range(first, last, 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

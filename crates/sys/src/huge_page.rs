@@ -4,17 +4,17 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// Size of a huge page of x86-64, in bytes. Its address is a multiple of it.
+/// Size of a huge page of x86-64, in bytes. Its address is a multiple of this.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// Since Linux 6.1.
 const MADV_COLLAPSE: libc::c_long = 25;
 
-/// Lets the calling process, and what it executes, have huge pages where whoever started it had forbidden them
-/// (PR_SET_THP_DISABLE).
+/// Allows huge pages for the calling process, and for programs that it executes, if the process that started it had
+/// forbidden them (PR_SET_THP_DISABLE).
 ///
 /// # Errors
-/// As prctl(2): EINVAL where the kernel has none.
+/// As prctl(2): EINVAL if the kernel has no huge pages.
 pub fn enable_thp() -> io::Result<()> {
     const NO: libc::c_long = 0;
     // SAFETY: sets a flag of the process's address space; no pointers.
@@ -25,19 +25,21 @@ pub fn enable_thp() -> io::Result<()> {
     }
 }
 
-/// Makes one huge page of the small ones at `address` of a process, whatever the machine's settings say of huge pages. Tells
-/// whether there is one now. The process sees no difference, but waits if it changes its memory map meanwhile. A range with
-/// missing pages is filled up with zeroes, unless a userfaultfd serves it: then it stays as it is.
+/// Collapses the small pages at `address` of a process into one huge page, whatever the machine's huge page settings are.
+/// Returns whether there is a huge page now. The process sees no difference, but waits if it changes its memory map
+/// meanwhile.
+///
+/// Missing pages of the range are filled with zeroes. If a userfaultfd serves the range, it stays as it is.
 ///
 /// # Errors
-/// ESRCH when the process has ended, EPERM without CAP_SYS_NICE and the right to trace it.
+/// ESRCH if the process has ended; EPERM without CAP_SYS_NICE and the right to trace it.
 pub fn collapse_huge_page(process: BorrowedFd<'_>, address: u64) -> io::Result<bool> {
     const NO_FLAGS: libc::c_long = 0;
     const ONE: libc::c_long = 1;
     let base = ptr::without_provenance_mut(address as usize);
     let range = libc::iovec { iov_base: base, iov_len: HUGE_PAGE_BYTES as usize };
-    // SAFETY: the kernel reads one iovec, which outlives the call; what it changes in the other process, or in this one, is
-    // which frames hold the bytes, not the bytes.
+    // SAFETY: the kernel reads one iovec, which outlives the call. In the other process, or in this one, it changes which
+    // frames hold the bytes, not the bytes.
     let advised = unsafe {
         libc::syscall(libc::SYS_process_madvise, process.as_raw_fd(), &raw const range, ONE, MADV_COLLAPSE, NO_FLAGS)
     };
@@ -46,7 +48,7 @@ pub fn collapse_huge_page(process: BorrowedFd<'_>, address: u64) -> io::Result<b
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // No huge page is free, some page is in use right now, or it must stay small.
+        // No huge page is free, some page is in use right now, or the range must stay small.
         Some(libc::ENOMEM | libc::EBUSY | libc::EAGAIN | libc::EINVAL) => Ok(false),
         _ => Err(error),
     }
@@ -62,7 +64,7 @@ mod tests {
     #[test]
     fn small_pages_become_a_huge_one_with_the_same_bytes() {
         let me = std::process::id() as i32;
-        // Twice the size, so that a whole unit lies within.
+        // Twice the size, so that it contains an aligned huge page.
         let mut memory = vec![0_u8; 2 * HUGE_PAGE_BYTES as usize];
         let base = memory.as_ptr().addr().next_multiple_of(HUGE_PAGE_BYTES as usize);
         let at = base - memory.as_ptr().addr();
@@ -73,7 +75,7 @@ mod tests {
         let mut tables = PageTables::open(me).unwrap();
         assert!(!tables.is_any_shared(start, end).unwrap());
         let pidfd = crate::pidfd::open(me).unwrap();
-        // Without a free huge page there may be none at once.
+        // If no huge page is free, the first attempts may fail.
         let collapsed = (0..50).any(|_| collapse_huge_page(pidfd.as_fd(), start).unwrap());
         assert!(collapsed, "no huge page is free");
         let mut regions = Vec::new();

@@ -1,4 +1,4 @@
-//! Finds the present pages of hugetlbfs files. lseek(2) reports such a file as data throughout. To read a missing page
+//! Finds the present pages of hugetlbfs files. lseek(2) reports such a file as data throughout. Reading a missing page
 //! through a mapping would take a page from the pool.
 
 use std::fs::File;
@@ -13,13 +13,13 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::userfaultfd::{RangeError, RangeErrorCause, UffdFeatures, Userfaultfd};
 
-/// What statfs(2) says of hugetlbfs.
+/// The type that statfs(2) reports for hugetlbfs.
 pub const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// Size of the blocks that stat(2) counts in, in bytes.
+/// Size of the blocks that stat(2) counts, in bytes.
 const BLOCK_BYTES: u64 = 512;
 
-/// Whether a file lies on hugetlbfs.
+/// Whether a file is on hugetlbfs.
 ///
 /// # Errors
 /// As fstatfs(2).
@@ -27,10 +27,10 @@ pub fn is_on_hugetlbfs(file: impl AsFd) -> io::Result<bool> {
     Ok(fstatfs(file)?.f_type as u64 == HUGETLBFS_MAGIC)
 }
 
-/// Where a file of hugetlbfs, open for reading, has pages, ascending. No page is taken for that.
+/// The ranges in which a hugetlbfs file, open for reading, has pages, ascending. Takes no page from the pool.
 ///
 /// # Errors
-/// As fstat(2), mmap(2) and userfaultfd(2). A file that has all of its pages, or none, needs neither of the latter two.
+/// As fstat(2), mmap(2) and userfaultfd(2). A file that has all of its pages, or none, does not need the latter two.
 pub fn find_present_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
     let status = file.metadata()?;
     let (bytes, page_bytes) = (status.len(), status.blksize());
@@ -48,7 +48,7 @@ pub fn find_present_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
     Ok(found)
 }
 
-/// A mapping of a file that a userfaultfd has the kernel map only such pages into as are there (UFFDIO_CONTINUE).
+/// A mapping of a file. Through its userfaultfd, UFFDIO_CONTINUE maps only pages that the file has.
 struct PresenceProbe {
     start: u64,
     bytes: u64,
@@ -59,7 +59,7 @@ impl PresenceProbe {
     fn map(file: &File, bytes: u64) -> io::Result<Self> {
         let faults = Userfaultfd::create()?;
         faults.enable(UffdFeatures::MINOR_HUGETLBFS)?;
-        // Private: a shared mapping would have to be writable to be registered. Without a reserve: it takes no page.
+        // Private, because a shared mapping would have to be writable to be registered. NORESERVE, so that it takes no page.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses changes no memory in use.
         let at = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes as usize, ProtFlags::READ, flags, file.as_fd(), 0)? };
@@ -68,7 +68,7 @@ impl PresenceProbe {
         Ok(probe)
     }
 
-    /// Looks until `present_bytes` bytes were found.
+    /// Searches until it has found `present_bytes` bytes.
     fn find(&self, page_bytes: u64, present_bytes: u64) -> io::Result<Vec<Range<u64>>> {
         let (mut runs, mut found, mut at) = (Vec::<Range<u64>>::new(), 0, 0);
         while at < self.bytes && found < present_bytes {
@@ -98,7 +98,7 @@ impl PresenceProbe {
 
 impl Drop for PresenceProbe {
     fn drop(&mut self) {
-        // SAFETY: it was mapped in `of`, with this length, and nothing refers to its memory.
+        // SAFETY: `map` mapped this range, with this length, and nothing refers to its memory.
         let unmapped =
             unsafe { rustix::mm::munmap(ptr::with_exposed_provenance_mut(self.start as usize), self.bytes as usize) };
         debug_assert!(unmapped.is_ok());
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, memfd_create};
 
-    /// Pages in one are shown by `hugetlbfs_files` of the end-to-end tests, which has the node keep some aside.
+    /// Files with pages are tested by `hugetlbfs_files` of the end-to-end tests, which makes the node reserve some.
     #[test]
     fn a_file_without_pages_has_no_data() {
         let file = File::from(memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).unwrap());

@@ -1,5 +1,4 @@
-//! The Linux interface of farfork: the one crate for `unsafe` system calls. Errno is translated to a meaning here,
-//! once.
+//! The Linux interface of farfork: the one crate for `unsafe` system calls. It translates each errno to its meaning.
 //!
 //! Each module covers one facility of the kernel and nothing above it: no seeds, no children, no policy.
 

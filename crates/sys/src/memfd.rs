@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// A new, empty one, close-on-exec. With `sealable`, seals can be added later.
+/// Creates an empty one, close-on-exec. With `sealable`, seals can be added later.
 ///
 /// # Errors
 /// As memfd_create(2).
@@ -23,17 +23,18 @@ pub fn seal(memfd: &File, seals: u32) -> io::Result<()> {
     Ok(fcntl_add_seals(memfd, SealFlags::from_bits_retain(seals))?)
 }
 
-/// The same contents for reading, from their beginning; nothing can change them any more. `memfd` is sealable.
+/// Seals `memfd`, which must be sealable, and opens it for reading from its beginning. Nothing can change its contents any
+/// more.
 ///
 /// # Errors
 /// As fcntl(F_ADD_SEALS) and open(2).
 pub fn seal_read_only(memfd: &File) -> io::Result<File> {
     seal(memfd, (SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).bits())?;
-    // A description of its own, with its own position.
+    // A new open file description, with its own position.
     File::open(format!("/proc/self/fd/{}", memfd.as_raw_fd()))
 }
 
-/// An executable file with these contents that nothing can change any more, to be run by descriptor.
+/// A sealed executable file with these contents, to be executed by descriptor.
 ///
 /// # Errors
 /// As memfd_create(2), write(2) and fcntl(F_ADD_SEALS).

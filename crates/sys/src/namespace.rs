@@ -1,5 +1,5 @@
-//! Namespaces of the calling thread. Changes last for the rest of the thread's life. Call from a thread made for it, or
-//! from one that returns by [`HomeNamespaces`].
+//! Namespaces of the calling thread. A change lasts for the rest of the thread's life. Call from a thread made for it, or
+//! return with [`HomeNamespaces`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -12,22 +12,22 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, chdir, chroot, fchdir, getpid, pidfd_open, pivot_root};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe};
 
-/// Pause before a thread tries again to come home.
+/// Pause between two attempts to return to the home namespaces.
 const RETURN_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// Gives the calling thread mount, UTS, IPC and, where wanted, network namespaces of its own (and, with the first, its own root
-/// and working directory). Processes that it starts are born there.
+/// Gives the calling thread its own mount, UTS and IPC namespaces, and with `with_network` a network namespace. With the
+/// mount namespace it gets its own root and working directory. Processes that it starts are in these namespaces.
 ///
 /// # Errors
 /// As unshare(2): EPERM without CAP_SYS_ADMIN, ENOSPC at a limit on namespaces.
 pub fn unshare_container(with_network: bool) -> io::Result<()> {
     let mut flags = UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
     flags.set(UnshareFlags::NEWNET, with_network);
-    // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+    // SAFETY: CLONE_FILES is not among the flags, so the thread still shares its descriptors with the others.
     Ok(unsafe { unshare_unsafe(flags) }?)
 }
 
-/// The same with a mount namespace that there is already, whose root becomes the thread's.
+/// Like [`unshare_container`], but with an existing mount namespace, whose root becomes the thread's.
 ///
 /// # Errors
 /// As [`unshare_container`], and setns(2).
@@ -35,12 +35,12 @@ pub fn unshare_with_mounts(mounts: BorrowedFd<'_>, with_network: bool) -> io::Re
     use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
     let mut flags = UnshareFlags::FS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
     flags.set(UnshareFlags::NEWNET, with_network);
-    // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+    // SAFETY: CLONE_FILES is not among the flags, so the thread still shares its descriptors with the others.
     unsafe { unshare_unsafe(flags) }?;
     Ok(move_into_link_name_space(mounts, Some(LinkNameSpaceType::Mount))?)
 }
 
-/// Where a thread is at home, which leaves that to do something elsewhere and comes back: namespaces, root and working directory.
+/// The namespaces, root and working directory that a thread returns to after work in other namespaces.
 #[derive(Debug)]
 pub struct HomeNamespaces {
     process: OwnedFd,
@@ -49,22 +49,22 @@ pub struct HomeNamespaces {
 }
 
 impl HomeNamespaces {
-    /// That of the calling thread, which must be in the namespaces of the process's first one. From now on its root and working
-    /// directory are its own.
+    /// Those of the calling thread, which must be in the namespaces of the process's main thread. From now on it has its own
+    /// root and working directory.
     ///
     /// # Errors
     /// As unshare(2), pidfd_open(2), openat(2).
     pub fn of_this_thread() -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = |path: &str| rustix::fs::open(path, flags, Mode::empty());
-        // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+        // SAFETY: CLONE_FILES is not among the flags, so the thread still shares its descriptors with the others.
         unsafe { unshare_unsafe(UnshareFlags::FS) }?;
         let process = pidfd_open(getpid(), PidfdFlags::empty())?;
         Ok(Self { process, root: open("/")?, current: open(".")? })
     }
 
-    /// Does something for which the thread, whose home it is, may go into other namespaces, but for one of users; it is back afterwards,
-    /// also from a panic.
+    /// Runs a function that may move the thread, which must be the one of [`Self::of_this_thread`], into other namespaces
+    /// (except user namespaces). The thread returns afterwards, also from a panic.
     pub fn run_elsewhere<T>(&self, to_do: impl FnOnce() -> T) -> T {
         let _away = ReturnGuard(self);
         to_do()
@@ -82,19 +82,19 @@ impl HomeNamespaces {
     }
 }
 
-/// Dropping it brings the thread home.
+/// Dropping it returns the thread to its home namespaces.
 struct ReturnGuard<'a>(&'a HomeNamespaces);
 
 impl Drop for ReturnGuard<'_> {
     fn drop(&mut self) {
-        // ENOMEM at most, and elsewhere the thread may do nothing else.
+        // Only ENOMEM is possible, and outside of its home namespaces the thread must do nothing else.
         while self.0.return_home().is_err() {
             thread::sleep(RETURN_RETRY_PAUSE);
         }
     }
 }
 
-/// The calling thread's mount namespace, which exists for as long as this is open. Needs a `/proc` in it.
+/// The calling thread's mount namespace, which exists at least as long as this is open. Needs a `/proc` in it.
 ///
 /// # Errors
 /// As open(2).
@@ -102,7 +102,7 @@ pub fn open_mount_namespace() -> io::Result<OwnedFd> {
     Ok(std::fs::File::open("/proc/thread-self/ns/mnt")?.into())
 }
 
-/// The calling thread's network namespace, which exists for as long as this is open. Needs a `/proc`.
+/// The calling thread's network namespace, which exists at least as long as this is open. Needs a `/proc`.
 ///
 /// # Errors
 /// As open(2).
@@ -110,7 +110,7 @@ pub fn open_network_namespace() -> io::Result<OwnedFd> {
     Ok(std::fs::File::open("/proc/thread-self/ns/net")?.into())
 }
 
-/// Whether the link of a namespace, as those of `/proc/PID/ns`, leads to the one of that kind that this process's main thread is in.
+/// Whether the link of a namespace, such as those of `/proc/PID/ns`, leads to the namespace of this process's main thread.
 pub fn is_main_thread_namespace(directory: BorrowedFd<'_>, link: &str) -> bool {
     let kind = link.rsplit('/').next().unwrap_or(link);
     let number = |found: Stat| (found.st_dev, found.st_ino);
@@ -125,12 +125,12 @@ pub fn is_main_thread_namespace(directory: BorrowedFd<'_>, link: &str) -> bool {
 /// As setns(2).
 pub fn enter_mounts(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     // A thread that shares its root and working directory with others may not change its mount namespace.
-    // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+    // SAFETY: CLONE_FILES is not among the flags, so the thread still shares its descriptors with the others.
     unsafe { unshare_unsafe(UnshareFlags::FS) }?;
     Ok(move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::MOUNT)?)
 }
 
-/// Moves the calling thread into the network namespace held open as `netns`.
+/// Moves the calling thread into the network namespace that `netns` refers to.
 ///
 /// # Errors
 /// As setns(2).
@@ -155,7 +155,7 @@ pub fn enter_network_of(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::NETWORK)?)
 }
 
-/// Does something in the UTS and IPC namespaces of a process, in a thread of its own.
+/// Runs a function in the UTS and IPC namespaces of a process, in a new thread.
 ///
 /// # Errors
 /// As clone(2) of a thread, unshare(2), setns(2).
@@ -164,12 +164,12 @@ pub fn run_in_namespaces_of<T: Send>(process: BorrowedFd<'_>, to_do: impl FnOnce
     run_in_thread(move || Ok(move_into_thread_name_spaces(process, kinds)?), to_do)
 }
 
-/// The same in namespaces that are made for it, as for a container.
+/// Runs a function in new UTS and IPC namespaces, as those of a container, in a new thread.
 ///
 /// # Errors
 /// As clone(2) of a thread, unshare(2).
 pub fn run_in_new_namespaces<T: Send>(to_do: impl FnOnce() -> T + Send) -> io::Result<T> {
-    // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+    // SAFETY: CLONE_FILES is not among the flags, so the thread still shares its descriptors with the others.
     run_in_thread(|| Ok(unsafe { unshare_unsafe(UnshareFlags::NEWUTS | UnshareFlags::NEWIPC) }?), to_do)
 }
 
@@ -183,36 +183,35 @@ fn run_in_thread<T: Send>(
     })
 }
 
-/// A new network namespace, with a loopback interface that is up; it ends with the last who holds it or is in it. The calling
-/// thread is in it from now on.
+/// Moves the calling thread into a new network namespace, whose loopback interface is up. The namespace ends when no process
+/// is in it and no descriptor refers to it.
 ///
 /// # Errors
 /// As unshare(2) and ioctl(SIOCSIFFLAGS).
 pub fn unshare_network() -> io::Result<OwnedFd> {
-    // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+    // SAFETY: CLONE_FILES is not among the flags, so the thread still shares its descriptors with the others.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
     bring_up_loopback()?;
     open_network_namespace()
 }
 
-/// Makes the mount at `new_root` the root of the calling thread's mount namespace and detaches the old one. No mount
-/// of that namespace may be shared with another.
+/// Makes the mount at `new_root` the root of the calling thread's mount namespace and detaches the old one. No mount of that
+/// namespace may be shared with another.
 ///
-/// # Errors
-/// As pivot_root(2): EINVAL where the root is the initial ramfs. Refused in the mount namespace of the process: all
-/// processes of the machine would lose their root and every mount.
+/// As pivot_root(2): EINVAL if the root is the initial ramfs. Refused in the mount namespace of the process's main thread:
+/// all processes of the machine would lose their root and every mount.
 pub fn pivot_to(new_root: &Path) -> io::Result<()> {
     if is_main_thread_namespace(CWD, "/proc/thread-self/ns/mnt") {
         return Err(io::Error::other("the calling thread has no mount namespace of its own"));
     }
     chdir(new_root)?;
-    // The old root is stacked upon the new one, at the same place, and taken off from there.
+    // The old root is mounted over the new one, at the same place, and detached from there.
     pivot_root(".", ".")?;
     crate::mount::detach(Path::new("."))?;
     Ok(chdir("/")?)
 }
 
-/// Brings the loopback interface of the calling thread's network namespace up.
+/// Brings up the loopback interface of the calling thread's network namespace.
 ///
 /// # Errors
 /// As ioctl(SIOCSIFFLAGS).
@@ -238,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    /// Where the calling thread is: namespaces, root, working directory.
+    /// The calling thread's namespaces, root and working directory.
     fn whereabouts() -> Vec<PathBuf> {
         let links = ["ns/mnt", "ns/uts", "ns/ipc", "ns/net", "root", "cwd"];
         links.map(|link| std::fs::read_link(format!("/proc/thread-self/{link}")).unwrap()).to_vec()
@@ -246,7 +245,7 @@ mod tests {
 
     #[test]
     fn the_root_of_the_machine_is_never_replaced() {
-        // Also the condition for trying it.
+        // The test may only try it under this condition.
         assert!(is_main_thread_namespace(CWD, "/proc/thread-self/ns/mnt"));
         let (before, directory) = (whereabouts(), tempfile::tempdir().unwrap());
         let refused = pivot_to(directory.path()).unwrap_err().to_string();

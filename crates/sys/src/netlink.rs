@@ -5,20 +5,21 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
 
-/// Length, type, flags, sequence and port of a message, which stand before it.
+/// Bytes of the header of a message: length, type, flags, sequence and port.
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// The flag that every request has.
 pub(crate) const NLM_F_REQUEST: u16 = 0x1;
-/// Asks for an answer where there would be none but of a failure.
+/// Requests an answer also from a request that would otherwise be answered only on failure.
 pub(crate) const NLM_F_ACK: u16 = 0x4;
 
-/// A connection to one of the kernel's facilities.
+/// A connection to one facility of the kernel.
 #[derive(Debug)]
 pub(crate) struct Netlink(OwnedFd);
 
 impl Netlink {
-    /// In the calling thread's network namespace; that of addresses and routes has the number 0, and so none.
+    /// In the calling thread's network namespace. The facility for addresses and routes has the number 0, which is `None`
+    /// here.
     ///
     /// # Errors
     /// As socket(2).
@@ -27,12 +28,12 @@ impl Netlink {
         Ok(Self(socket))
     }
 
-    /// Sends a request, and gives the answer, with its header.
+    /// Sends a request, and returns the answer with its header.
     ///
     /// # Errors
-    /// As send(2) and recv(2). What the answer says, [`check_error`] tells.
+    /// As send(2) and recv(2). Whether the request succeeded, [`check_error`] reads from the answer.
     pub(crate) fn request(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
-        /// The kernel tells at most a page, and some of what it was asked.
+        /// The kernel answers at most a page, and a part of the request.
         const ANSWER_BYTES_MAX: usize = 8192;
         let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
         request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
@@ -59,7 +60,7 @@ pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     attribute
 }
 
-/// What an answer says went wrong.
+/// Returns the error that an answer reports.
 pub(crate) fn check_error(answer: &[u8]) -> io::Result<()> {
     const NLMSG_ERROR: u16 = 2;
     if u16_at(answer, 4).ok_or_else(malformed)? != NLMSG_ERROR {

@@ -7,8 +7,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt as _;
 use std::ptr;
 
-/// Regions asked for in one call: as many as the kernel gathers before it copies them out. A larger buffer would have to
-/// be touched for each scan, which takes longer than the scan of a small process.
+/// Regions requested per call: as many as the kernel collects before it copies them out. A larger buffer would have to be
+/// touched for each scan, which takes longer than the scan of a small process.
 const REGIONS_PER_CALL: usize = 512;
 
 const PAGE_IS_FILE: u64 = 1 << 2;
@@ -16,7 +16,7 @@ const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
-/// Linux 6.15; before, the kernel refuses what it does not know.
+/// Since Linux 6.15; earlier kernels refuse categories that they do not know.
 const PAGE_IS_GUARD: u64 = 1 << 8;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
@@ -28,23 +28,23 @@ const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 pub struct PageRegion {
     /// First address.
     pub start: u64,
-    /// Address behind the last byte.
+    /// Address after the last byte.
     pub end: u64,
     categories: u64,
 }
 
 impl PageRegion {
-    /// Whether the pages are a file's own (page cache, shared memory), not copies that the process has written.
+    /// Whether the pages are the file's own (page cache, shared memory), not copies that the process has written.
     pub fn is_file(&self) -> bool {
         self.categories & PAGE_IS_FILE != 0
     }
 
-    /// Whether the pages must not be touched (MADV_GUARD_INSTALL). They hold nothing.
+    /// Whether the pages are guard pages (MADV_GUARD_INSTALL), which have no data.
     pub fn is_guard(&self) -> bool {
         self.categories & PAGE_IS_GUARD != 0
     }
 
-    /// Whether the pages are huge ones, each mapped as one.
+    /// Whether the pages are huge pages, each mapped as one.
     pub fn is_huge(&self) -> bool {
         self.categories & PAGE_IS_HUGE != 0
     }
@@ -71,16 +71,16 @@ const _: () = assert!(size_of::<ScanArguments>() == 96);
 /// Size of a page, and of its entry in a pagemap, in bytes.
 const PAGE_BYTES: u64 = 4096;
 const ENTRY_BYTES: u64 = 8;
-/// Bits of an entry: the page is there, and nobody else has it mapped.
+/// Bits of an entry: the page is present, and no other process has it mapped.
 const ENTRY_IS_PRESENT: u64 = 1 << 63;
 const ENTRY_IS_EXCLUSIVE: u64 = 1 << 56;
 
-/// Whether it matters whose pages they are.
+/// What a scan reports about the pages that it finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanDetail {
-    /// All count alike: the kernel reads the page tables only.
+    /// Only that they have data: the kernel reads the page tables only.
     Populated,
-    /// [`PageRegion::is_file`] is told. The kernel looks at each page's own record for it, which takes five times as long.
+    /// Also [`PageRegion::is_file`]. The kernel reads the record of each page for it, which takes five times as long.
     Owner,
 }
 
@@ -93,19 +93,19 @@ pub struct PageTables {
 }
 
 impl PageTables {
-    /// Opens those of a process.
+    /// Opens the page tables of a process.
     ///
     /// # Errors
-    /// NotFound when the process has ended; or what opening its pagemap gives.
+    /// NotFound if the process has ended; otherwise as opening its pagemap.
     pub fn open(pid: i32) -> io::Result<Self> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
         Ok(Self { pagemap, batch: vec![PageRegion::default(); REGIONS_PER_CALL], supports_guards: true })
     }
 
-    /// Adds to `found` all pages in `start..end` that are present or swapped out and not the zero page, ascending.
+    /// Adds to `found` all pages in `start..end` that are present or swapped out and are not the zero page, ascending.
     ///
     /// # Errors
-    /// ENOTTY before Linux 6.7; ESRCH when the process has ended.
+    /// ENOTTY before Linux 6.7; ESRCH if the process has ended.
     pub fn scan_populated(
         &mut self,
         start: u64,
@@ -117,7 +117,7 @@ impl PageTables {
         while from < end {
             let guards = if self.supports_guards { PAGE_IS_GUARD } else { 0 };
             let (count, walked_to) = match scan(&self.pagemap, from..end, (detail, guards), &mut self.batch) {
-                // A kernel that does not know of guard pages has none.
+                // This kernel does not support guard pages, so there are none.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) && self.supports_guards => {
                     self.supports_guards = false;
                     continue;
@@ -133,11 +133,11 @@ impl PageTables {
         Ok(())
     }
 
-    /// Whether another process has a page in `start..end`, too, as a fork has its parent's until one of the two writes to it.
-    /// So is the page of zeroes.
+    /// Whether another process also maps a page in `start..end`. After a fork, parent and copy share each page until one of
+    /// the two writes to it. The zero page counts as shared.
     ///
     /// # Errors
-    /// ESRCH when the process has ended.
+    /// ESRCH if the process has ended.
     pub fn is_any_shared(&self, start: u64, end: u64) -> io::Result<bool> {
         const ENTRY_MASK: u64 = ENTRY_IS_PRESENT | ENTRY_IS_EXCLUSIVE;
         let mut entries = vec![0; ((end - start) / PAGE_BYTES * ENTRY_BYTES) as usize];
@@ -147,7 +147,7 @@ impl PageTables {
     }
 }
 
-/// One call: how many regions it found, and the address it got to.
+/// One call. Returns the number of regions found, and the address up to which it scanned.
 fn scan(
     pagemap: &File,
     range: std::ops::Range<u64>,
@@ -168,8 +168,8 @@ fn scan(
         category_anyof: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
         category_returned: PAGE_IS_HUGE | guards | if detail == ScanDetail::Owner { PAGE_IS_FILE } else { 0 },
     };
-    // SAFETY: the kernel writes `arguments` and at most `regions_length` elements of `regions`, whose layout is that of
-    // struct page_region; both outlive the call.
+    // SAFETY: the kernel writes `arguments` and at most `regions_length` elements of `regions`, whose layout is struct
+    // page_region; both outlive the call.
     let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, ptr::from_mut(&mut arguments)) };
     if count < 0 {
         return Err(io::Error::last_os_error());
@@ -186,11 +186,11 @@ mod tests {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
         const PAGE: usize = 4096;
         const MADV_GUARD_INSTALL: libc::c_int = 102;
-        // SAFETY: a new mapping of our own, which nothing else knows of; it is unmapped at the end and not used then.
+        // SAFETY: a new mapping that only this test uses; it is unmapped at the end and not used after that.
         let at = unsafe {
             mmap_anonymous(ptr::null_mut(), 8 * PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).unwrap()
         };
-        // SAFETY: the pages are the mapping's own.
+        // SAFETY: pages of this mapping.
         let guarded = unsafe { libc::madvise(at, 2 * PAGE, MADV_GUARD_INSTALL) } == 0;
         // SAFETY: page 4 is writable, and not guarded.
         unsafe { at.cast::<u8>().add(4 * PAGE).write(1) };
@@ -201,7 +201,7 @@ mod tests {
         unsafe { munmap(at, 8 * PAGE).unwrap() };
         let found: Vec<_> =
             regions.iter().map(|r| ((r.start - base) / 4096, (r.end - base) / 4096, r.is_guard())).collect();
-        // Before Linux 6.13 there are none.
+        // Before Linux 6.13 there are no guard pages.
         let expected = if guarded { vec![(0, 2, true), (4, 5, false)] } else { vec![(4, 5, false)] };
         assert_eq!(found, expected);
     }
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn written_pages_are_found_and_untouched_ones_are_not() {
         const PAGE: usize = 4096;
-        // More than the allocator ever takes from what was freed: these pages are new.
+        // More than the allocator ever takes from freed memory, so these pages are new.
         const NEW_BYTES: usize = 64 << 20;
         let mut memory = vec![0_u8; NEW_BYTES];
         let base = memory.as_ptr().addr().next_multiple_of(PAGE);

@@ -1,4 +1,4 @@
-//! Waits for descriptors; waits for one descriptor take a deadline.
+//! Waits until descriptors are ready. Waits for one descriptor have a deadline.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,10 +7,10 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 
-/// Waits, for as long as it takes, until one of two descriptors is readable or has come to its end.
+/// Waits without limit until one of two descriptors is readable or at its end.
 ///
 /// # Errors
-/// As poll(2); a signal only interrupts the wait, which goes on.
+/// As poll(2), except EINTR: the wait continues after a signal.
 pub fn wait_either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()> {
     loop {
         let mut fds = [one, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -22,17 +22,16 @@ pub fn wait_either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()>
     }
 }
 
-/// What there is to read from a descriptor.
+/// The readiness of a descriptor for reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadReadiness {
-    /// An error waits to be told, and who is told takes it.
+    /// An error is pending. Reading it clears it.
     pub has_error: bool,
-    /// Urgent data waits (MSG_OOB).
+    /// Urgent data is pending (MSG_OOB).
     pub is_urgent: bool,
 }
 
-/// Whether `fd` is readable at this moment, has come to its end, or has an error or urgent data; `None` where it is nothing of that.
-/// Takes nothing.
+/// Whether `fd` is readable now, at its end, or has an error or urgent data; `None` if it is none of these. Reads nothing.
 ///
 /// # Errors
 /// As poll(2).
@@ -45,10 +44,10 @@ pub fn poll_read(fd: BorrowedFd<'_>) -> io::Result<Option<ReadReadiness>> {
     Ok((ready > 0).then(|| ReadReadiness { has_error: has(PollFlags::ERR), is_urgent: has(PollFlags::PRI) }))
 }
 
-/// Waits until `fd` is readable, or has come to its end, at most until `deadline`; tells whether it has.
+/// Waits until `fd` is readable or at its end, at most until `deadline`; returns whether it is.
 ///
 /// # Errors
-/// As poll(2); a signal only interrupts the wait, which goes on.
+/// As poll(2), except EINTR: the wait continues after a signal.
 pub fn wait_readable(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -2,23 +2,23 @@
 
 use std::io;
 
-/// The calling thread runs before all ordinary ones until this is dropped.
+/// While this exists, the calling thread runs before all ordinary threads.
 #[derive(Debug)]
 pub struct RealTimeGuard {
-    /// It was scheduled like this before, and stays so.
+    /// The thread was a real-time thread before, and stays one.
     was_real_time: bool,
-    /// It is the calling thread's alone.
+    /// It belongs to the calling thread.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl RealTimeGuard {
-    /// Makes the calling thread a real-time thread of the lowest priority, if it is not one of any. What it starts
-    /// meanwhile is not.
+    /// Makes the calling thread a real-time thread of the lowest priority, unless it is a real-time thread already. Threads
+    /// and processes that it starts meanwhile are ordinary.
     ///
     /// # Errors
-    /// EPERM without CAP_SYS_NICE, or in a control group that has no time for real-time threads.
+    /// EPERM without CAP_SYS_NICE, or in a control group without real-time bandwidth.
     pub fn enter() -> io::Result<Self> {
-        // SAFETY: asks about the calling thread only.
+        // SAFETY: queries the calling thread only.
         let policy = unsafe { libc::sched_getscheduler(CALLER) } & !libc::SCHED_RESET_ON_FORK;
         let was_before = matches!(policy, libc::SCHED_FIFO | libc::SCHED_RR);
         if !was_before {
@@ -31,29 +31,29 @@ impl RealTimeGuard {
 impl Drop for RealTimeGuard {
     fn drop(&mut self) {
         if !self.was_real_time {
-            // An unprivileged thread may always go back.
+            // An unprivileged thread may always return to the ordinary policy.
             let _ = set_policy(CALLER, libc::SCHED_OTHER, 0);
         }
     }
 }
 
-/// Lets a thread run before all ordinary ones, and what it starts as well.
+/// Lets a thread, and what it starts, run before all ordinary threads.
 ///
 /// # Errors
-/// As [`RealTimeGuard::enter`]; ESRCH when there is no such thread.
+/// As [`RealTimeGuard::enter`]; ESRCH if there is no such thread.
 pub fn make_real_time(tid: i32) -> io::Result<()> {
     set_policy(tid, libc::SCHED_FIFO, 1)
 }
 
-/// Makes a thread an ordinary one.
+/// Makes a thread an ordinary thread.
 ///
 /// # Errors
-/// EPERM for another user's thread without CAP_SYS_NICE; ESRCH when there is no such thread.
+/// EPERM for another user's thread without CAP_SYS_NICE; ESRCH if there is no such thread.
 pub fn make_ordinary(tid: i32) -> io::Result<()> {
     set_policy(tid, libc::SCHED_OTHER, 0)
 }
 
-/// sched_setscheduler(2)'s name for the calling thread.
+/// sched_setscheduler(2)'s number for the calling thread.
 const CALLER: i32 = 0;
 
 fn set_policy(tid: i32, policy: i32, priority: i32) -> io::Result<()> {
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_thread_comes_back_from_real_time() {
-        // SAFETY: asks about the calling thread only.
+        // SAFETY: queries the calling thread only.
         let policy = || unsafe { libc::sched_getscheduler(0) };
         let before = policy();
         if let Ok(real_time) = RealTimeGuard::enter() {

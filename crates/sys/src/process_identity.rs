@@ -1,4 +1,4 @@
-//! Identifies a process by its id and start time, so that a stored id is not mistaken for a later process with the same
+//! Identifies a process by its id and start time, so that a stored id is never mistaken for a later process with the same
 //! id.
 
 use std::fmt;
@@ -7,30 +7,30 @@ use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
-/// Field of `/proc/PID/stat` that holds the start time, counted from the one after the command's closing parenthesis.
+/// Index of the start time in `/proc/PID/stat`, counted from the field after the command's closing parenthesis.
 const START_FIELD: usize = 19;
 
-/// The kernel gives the line as a whole, and has some fifty numbers of at most twenty digits for it.
+/// The kernel returns the line as a whole. It has about fifty numbers of at most twenty digits.
 const LINE_BYTES_MAX: usize = 2048;
 
-/// A process, told apart from every other since the machine started. Written as `PID@TICKS`.
+/// Identifies a process among all since the machine started. Written as `PID@TICKS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProcessIdentity {
-    /// Its number in the pid namespace of `/proc`.
+    /// Its pid, in the pid namespace of `/proc`.
     pub pid: i32,
-    /// When it started, in clock ticks since the machine did.
+    /// Its start time, in clock ticks since the machine started.
     pub start_ticks: u64,
 }
 
 impl ProcessIdentity {
-    /// That of the process which has this number now.
+    /// The identity of the process that has this pid now.
     ///
     /// # Errors
-    /// `NotFound` where there is none.
+    /// `NotFound` if there is none.
     pub fn of(pid: i32) -> io::Result<Self> {
         let mut line = [0; LINE_BYTES_MAX];
         let length = File::open(format!("/proc/{pid}/stat"))?.read(&mut line)?;
-        // The command may hold blanks, parentheses and bytes that are no text; nothing after its last parenthesis does.
+        // The command may contain spaces, parentheses and invalid UTF-8. The fields after its last parenthesis do not.
         let fields = line[..length].rsplit(|byte| *byte == b')').next().and_then(|fields| str::from_utf8(fields).ok());
         let start_ticks = fields
             .and_then(|fields| fields.split_whitespace().nth(START_FIELD)?.parse().ok())
@@ -38,17 +38,17 @@ impl ProcessIdentity {
         Ok(Self { pid, start_ticks })
     }
 
-    /// Opens the process, `None` where it has ended (and its number may mean another).
+    /// Opens the process; `None` if it has ended (its pid may belong to another process).
     ///
     /// # Errors
-    /// As pidfd_open(2), but ESRCH.
+    /// As pidfd_open(2), except ESRCH.
     pub fn open(&self) -> io::Result<Option<OwnedFd>> {
         let pidfd = match crate::pidfd::open(self.pid) {
             Ok(pidfd) => pidfd,
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
             Err(error) => return Err(error),
         };
-        // Compared after the descriptor was opened: from here on it cannot come to mean another.
+        // Compare after opening the descriptor: from here on it cannot refer to another process.
         Ok(Self::of(self.pid).is_ok_and(|now| now == *self).then_some(pidfd))
     }
 }

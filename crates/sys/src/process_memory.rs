@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Reads from `address` of process `pid` until `into` is full; tells how many bytes could be read before the first
-/// page that could not (a page that is not mapped, or PROT_NONE).
+/// Reads from `address` of process `pid` until `into` is full. Returns the number of bytes before the first page that cannot
+/// be read (not mapped, or PROT_NONE).
 ///
 /// # Errors
-/// As process_vm_readv(2): EFAULT where not even the first byte can be read, ESRCH when the process is gone.
+/// As process_vm_readv(2): EFAULT if not even the first byte can be read; ESRCH if the process has ended.
 pub fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<usize> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(address as usize), iov_len: into.len() };
@@ -17,10 +17,10 @@ pub fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<usize
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
-/// Reads `N` bytes from each of these addresses of process `pid`, in as few calls as can be; `None` from the first one on that cannot be
-/// read.
+/// Reads `N` bytes from each of these addresses of process `pid`, in as few calls as possible. From the first unreadable one
+/// on, all are `None`.
 pub fn read_process_batch<const N: usize>(pid: i32, addresses: &[u64]) -> Vec<Option<[u8; N]>> {
-    /// UIO_MAXIOV.
+    /// The maximal number of ranges per call.
     const UIO_MAXIOV: usize = 1024;
     let (mut all, mut is_whole) = (Vec::with_capacity(addresses.len()), true);
     for part in addresses.chunks(UIO_MAXIOV) {
@@ -42,11 +42,11 @@ pub fn read_process_batch<const N: usize>(pid: i32, addresses: &[u64]) -> Vec<Op
     all
 }
 
-/// Reads all of `into` from `address` of process `pid`. `mem` is its `/proc/PID/mem`, which also reads what
-/// protection hides from [`read_process`].
+/// Reads all of `into` from `address` of process `pid`. `mem` is its `/proc/PID/mem`, which also reads pages that protection
+/// hides from [`read_process`].
 ///
 /// # Errors
-/// As process_vm_readv(2) and pread(2) of /proc/PID/mem (EIO where nothing is mapped).
+/// As process_vm_readv(2) and pread(2) of /proc/PID/mem (EIO if nothing is mapped).
 pub fn read_process_exact(pid: i32, mem: &File, address: u64, into: &mut [u8]) -> io::Result<()> {
     let done = match read_process(pid, address, into) {
         Ok(bytes) => bytes,
@@ -59,11 +59,12 @@ pub fn read_process_exact(pid: i32, mem: &File, address: u64, into: &mut [u8]) -
 /// Writes to `address` of process `pid` and opens no descriptor.
 ///
 /// # Errors
-/// As process_vm_writev(2): EFAULT where not even the first byte can be written; `WriteZero` where not all can be.
+/// As process_vm_writev(2): EFAULT if not even the first byte can be written; `WriteZero` if not all can.
 pub fn write_process(pid: i32, address: u64, from: &[u8]) -> io::Result<()> {
     let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
     let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(address as usize), iov_len: from.len() };
-    // SAFETY: `local` describes the borrow `from`, which the kernel only reads; `remote` is never dereferenced in this process.
+    // SAFETY: `local` describes the borrow `from`, which the kernel only reads. `remote` is never dereferenced in this
+    // process.
     match unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) } {
         written if written == from.len() as isize => Ok(()),
         0.. => Err(io::ErrorKind::WriteZero.into()),
@@ -71,11 +72,11 @@ pub fn write_process(pid: i32, address: u64, from: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Writes to `address` of process `pid`. `mem` is its `/proc/PID/mem`, opened for writing, which also reaches what is not writable
-/// in the process.
+/// Writes to `address` of process `pid`. `mem` is its `/proc/PID/mem`, opened for writing, which also writes pages that the
+/// process itself may not write.
 ///
 /// # Errors
-/// As process_vm_writev(2) and pwrite(2) of /proc/PID/mem (EIO where nothing is mapped).
+/// As process_vm_writev(2) and pwrite(2) of /proc/PID/mem (EIO if nothing is mapped).
 pub fn write_process_exact(pid: i32, mem: &File, address: u64, from: &[u8]) -> io::Result<()> {
     match write_process(pid, address, from) {
         Err(error) if error.kind() == io::ErrorKind::WriteZero || error.raw_os_error() == Some(libc::EFAULT) => {

@@ -7,21 +7,21 @@ use std::io;
 use std::mem::{offset_of, size_of};
 use std::ptr;
 
-/// Words in the kernel's `user_regs_struct`.
+/// Number of words in the kernel's `user_regs_struct`.
 pub const REGISTER_WORDS: usize = 27;
 
-/// `PTRACE_O_TRACESYSGOOD`: a stop at a system call is told from a SIGTRAP.
+/// `PTRACE_O_TRACESYSGOOD`: distinguishes a system call stop from a SIGTRAP.
 pub const OPTION_TRACE_SYSCALL_GOOD: usize = 1;
 /// `PTRACE_O_EXITKILL`: the tracee is killed when its tracer ends.
 pub const OPTION_EXIT_KILL: usize = 1 << 20;
 
-/// `PTRACE_O_SUSPEND_SECCOMP`: filters of system calls do not judge while it is traced; needs CAP_SYS_ADMIN.
+/// `PTRACE_O_SUSPEND_SECCOMP`: seccomp filters do not apply while it is traced; needs CAP_SYS_ADMIN.
 pub const OPTION_SUSPEND_SECCOMP: usize = 1 << 21;
 
-/// `PTRACE_EVENT_STOP`: the stop that `interrupt` asked for, a group stop, or a newborn's first.
+/// `PTRACE_EVENT_STOP`: a stop that `interrupt` requested, a group stop, or the first stop of a new thread.
 pub const EVENT_STOP: i32 = 128;
 
-/// Bytes of the kernel's `siginfo_t`.
+/// Size of the kernel's `siginfo_t`.
 pub const SIGINFO_BYTES: usize = 128;
 
 const NT_PRSTATUS: usize = 1;
@@ -32,21 +32,21 @@ const PTRACE_SETSIGMASK: u32 = 0x420b;
 const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
 const PTRACE_SECCOMP_GET_METADATA: u32 = 0x420d;
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
-/// Largest register set beside the extended state: the bitmap of I/O ports.
+/// Size of the largest register set other than the extended state: the bitmap of I/O ports.
 const REGISTER_SET_BYTES_MAX: usize = 8192;
 const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 const PEEKSIGINFO_SHARED: u32 = 1;
 
-/// Bytes of the kernel's signal set.
+/// Size of the kernel's signal set.
 const SIGNAL_SET_BYTES: usize = 8;
 
-/// Largest extended state, in bytes: AMX makes it 11 KiB.
+/// Size of the largest extended state, in bytes: with AMX it has 11 KiB.
 const XSTATE_BYTES_MAX: usize = 16 << 10;
 
-/// How many pending signals one call asks for.
+/// Number of pending signals requested per call.
 const SIGNALS_PER_CALL: usize = 32;
 
-/// General registers, as the kernel's `user_regs_struct` has them.
+/// General registers, in the layout of the kernel's `user_regs_struct`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as the processor's manual names them")]
@@ -66,7 +66,7 @@ pub struct Registers {
     pub rdx: u64,
     pub rsi: u64,
     pub rdi: u64,
-    /// The number of the system call that the thread is in; −1 for none.
+    /// The number of the current system call; −1 for none.
     pub orig_rax: u64,
     pub rip: u64,
     pub cs: u64,
@@ -116,10 +116,10 @@ impl Registers {
     }
 }
 
-/// A thread's registration for restartable sequences, as the kernel holds it.
+/// A thread's registration for restartable sequences, as the kernel stores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RseqConfiguration {
-    /// Address of the area.
+    /// Address of the registered area.
     pub address: u64,
     /// Its size, in bytes.
     pub bytes: u32,
@@ -127,26 +127,26 @@ pub struct RseqConfiguration {
     pub signature: u32,
 }
 
-/// What a wait told of a tracee.
+/// An event that a wait reported for a tracee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TraceeEvent {
-    /// It stands in a ptrace stop.
+    /// It is in a ptrace stop.
     Stopped {
         /// The signal that the stop is reported with.
         signal: i32,
         /// PTRACE_EVENT_*, or 0.
         event: i32,
     },
-    /// It ended; there is nothing left to trace.
+    /// It has ended and can no longer be traced.
     Ended,
 }
 
-/// One ptrace(2) call whose address and data are plain numbers or point to memory that the caller vouches for.
+/// One ptrace(2) call. Its address and data are plain numbers, or point to memory that the caller guarantees.
 ///
 /// # Safety
-/// `data` (and `address`, for requests that take a pointer there) must be valid for what `request` does with them.
+/// `data` (and `address`, for requests that take a pointer there) must be valid for the use that `request` makes of them.
 unsafe fn ptrace(request: u32, tid: i32, address: usize, data: usize) -> io::Result<usize> {
-    // SAFETY: the caller vouches for both pointers; ptrace itself touches no other memory of ours.
+    // SAFETY: the caller guarantees both pointers; ptrace itself accesses no other memory of this process.
     let result = unsafe { libc::ptrace(request, tid, ptr::without_provenance_mut::<u8>(address), data) };
     if result == -1 {
         return Err(io::Error::last_os_error());
@@ -173,7 +173,7 @@ fn request(request: u32, tid: i32, address: usize, data: usize) -> io::Result<()
 /// Becomes the tracer of `tid` without stopping it. `options` are `OPTION_*`.
 ///
 /// # Errors
-/// EPERM: it is traced already, or may not be; ESRCH: there is no such thread.
+/// EPERM: it is traced already, or must not be traced; ESRCH: there is no such thread.
 pub fn seize(tid: i32, options: usize) -> io::Result<()> {
     request(libc::PTRACE_SEIZE, tid, 0, options)
 }
@@ -181,39 +181,39 @@ pub fn seize(tid: i32, options: usize) -> io::Result<()> {
 /// Sets the options of a stopped tracee.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn set_options(tid: i32, options: usize) -> io::Result<()> {
     request(libc::PTRACE_SETOPTIONS, tid, 0, options)
 }
 
-/// Asks a seized thread to stop; [`wait_any`] tells when it has.
+/// Requests a seized thread to stop. [`wait_any`] reports the stop.
 ///
 /// # Errors
-/// ESRCH: it has ended, or is not ours.
+/// ESRCH: it has ended, or is not our tracee.
 pub fn interrupt(tid: i32) -> io::Result<()> {
     request(libc::PTRACE_INTERRUPT, tid, 0, 0)
 }
 
-/// Lets a stopped tracee run, with a signal to deliver or 0.
+/// Resumes a stopped tracee, with a signal to deliver or 0.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn resume(tid: i32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal as usize)
 }
 
-/// Lets a stopped tracee run to the next entry to, or exit from, a system call.
+/// Resumes a stopped tracee until it next enters or leaves a system call.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn resume_to_syscall(tid: i32) -> io::Result<()> {
     request(libc::PTRACE_SYSCALL, tid, 0, 0)
 }
 
-/// Lets a stopped tracee go.
+/// Detaches from a stopped tracee.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn detach(tid: i32) -> io::Result<()> {
     request(libc::PTRACE_DETACH, tid, 0, 0)
 }
@@ -221,11 +221,11 @@ pub fn detach(tid: i32) -> io::Result<()> {
 /// Reads the general registers of a stopped tracee; `None` if it runs 32-bit code.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn read_registers(tid: i32) -> io::Result<Option<Registers>> {
     let mut registers = Registers::default();
     let mut vector = libc::iovec { iov_base: ptr::from_mut(&mut registers).cast(), iov_len: size_of::<Registers>() };
-    // SAFETY: `vector` describes `registers`, which is plain words of the kernel's layout and outlives the call.
+    // SAFETY: `vector` describes `registers`, which consists of words in the kernel's layout and outlives the call.
     unsafe { ptrace(libc::PTRACE_GETREGSET, tid, NT_PRSTATUS, ptr::from_mut(&mut vector).expose_provenance()) }?;
     Ok((vector.iov_len == size_of::<Registers>()).then_some(registers))
 }
@@ -233,7 +233,7 @@ pub fn read_registers(tid: i32) -> io::Result<Option<Registers>> {
 /// Sets the general registers of a stopped tracee.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours; EIO: a value that user mode may not have.
+/// ESRCH: it is not stopped, or not our tracee; EIO: a value that user mode must not have.
 pub fn write_registers(tid: i32, registers: &Registers) -> io::Result<()> {
     let mut vector =
         libc::iovec { iov_base: ptr::from_ref(registers).cast_mut().cast(), iov_len: size_of::<Registers>() };
@@ -245,9 +245,9 @@ pub fn write_registers(tid: i32, registers: &Registers) -> io::Result<()> {
 /// Reads the extended state (XSAVE format, not compacted) of a stopped tracee.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn read_extended_state(tid: i32) -> io::Result<Vec<u8>> {
-    // Not on the heap, which would grow by that much for each thread.
+    // Not on the heap, which would grow by this size for each thread.
     let mut state = [0_u8; XSTATE_BYTES_MAX];
     let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
     // SAFETY: `vector` describes `state`, which outlives the call.
@@ -255,10 +255,10 @@ pub fn read_extended_state(tid: i32) -> io::Result<Vec<u8>> {
     Ok(state[..vector.iov_len].to_vec())
 }
 
-/// Reads the mask of blocked signals (bit N−1 is signal N): the one that holds outside of sigsuspend(2) and the like.
+/// Reads the mask of blocked signals (bit N−1 is signal N): the one that applies outside of sigsuspend(2) and similar calls.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn read_signal_mask(tid: i32) -> io::Result<u64> {
     let mut mask = 0_u64;
     // SAFETY: the kernel writes SIGNAL_SET_BYTES, the size of `mask`.
@@ -269,16 +269,16 @@ pub fn read_signal_mask(tid: i32) -> io::Result<u64> {
 /// Sets the mask of blocked signals.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn write_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
     // SAFETY: the kernel reads SIGNAL_SET_BYTES, the size of `mask`.
     unsafe { ptrace(PTRACE_SETSIGMASK, tid, SIGNAL_SET_BYTES, ptr::from_ref(&mask).expose_provenance()) }.map(drop)
 }
 
-/// Reads the registration for restartable sequences, `None` if there is none.
+/// Reads the registration for restartable sequences; `None` if there is none.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours; EIO: the kernel knows no restartable sequences.
+/// ESRCH: it is not stopped, or not our tracee; EIO: the kernel has no restartable sequences.
 pub fn read_rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
     #[repr(C)]
     #[derive(Default)]
@@ -290,7 +290,7 @@ pub fn read_rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
         pad: u32,
     }
     let mut raw = RawRseqConfiguration::default();
-    // SAFETY: the kernel writes at most the size given, that of `raw`.
+    // SAFETY: the kernel writes at most the given size, which is the size of `raw`.
     unsafe {
         ptrace(
             PTRACE_GET_RSEQ_CONFIGURATION,
@@ -303,15 +303,15 @@ pub fn read_rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
     Ok(registered.then_some(RseqConfiguration { address: raw.address, bytes: raw.bytes, signature: raw.signature }))
 }
 
-/// One filter of system calls of a stopped tracee, counted from the oldest: its SECCOMP_FILTER_FLAG_*, and its instructions of
-/// 8 bytes each. `None` where it has no more.
+/// Reads one seccomp filter of a stopped tracee, counted from the oldest: its SECCOMP_FILTER_FLAG_*, and its instructions of
+/// 8 bytes each. `None` if it has no more.
 ///
 /// # Errors
-/// EACCES without CAP_SYS_ADMIN, or when the caller itself is under a filter; EIO where the kernel cannot tell (it was built
+/// EACCES without CAP_SYS_ADMIN, or if the caller itself has a filter. EIO if the kernel cannot report filters (it was built
 /// without CONFIG_CHECKPOINT_RESTORE).
 pub fn read_seccomp_filter(tid: i32, index: usize) -> io::Result<Option<(u32, Vec<u8>)>> {
     const INSTRUCTION_BYTES: usize = 8;
-    // SAFETY: without a buffer the kernel gives the number of instructions, and writes nothing.
+    // SAFETY: without a buffer the kernel returns the number of instructions, and writes nothing.
     let count = match unsafe { ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index, 0) } {
         Ok(count) => count,
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => return Ok(None),
@@ -319,19 +319,19 @@ pub fn read_seccomp_filter(tid: i32, index: usize) -> io::Result<Option<(u32, Ve
     };
     let mut instructions = vec![0_u8; count * INSTRUCTION_BYTES];
     let buffer = instructions.as_mut_ptr().expose_provenance();
-    // SAFETY: the tracee is stopped, so the filter still has `count` instructions, for which there is room.
+    // SAFETY: the tracee is stopped, so the filter still has `count` instructions, and the buffer has room for them.
     unsafe { ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index, buffer) }?;
     let mut metadata = [index as u64, 0];
     let buffer = metadata.as_mut_ptr().expose_provenance();
-    // SAFETY: the kernel reads and writes a struct seccomp_metadata of the size given: filter and flags, a word each.
+    // SAFETY: the kernel reads and writes a struct seccomp_metadata of the given size: filter and flags, a word each.
     unsafe { ptrace(PTRACE_SECCOMP_GET_METADATA, tid, size_of_val(&metadata), buffer) }?;
     Ok(Some((metadata[1] as u32, instructions)))
 }
 
-/// What a register set of a stopped tracee holds, by the type of its note in core files (`NT_*`); empty where it has none.
+/// The contents of a register set of a stopped tracee, by the type of its note in core files (`NT_*`); empty if it has none.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours; EINVAL or ENODEV: the processor has no such set.
+/// ESRCH: it is not stopped, or not our tracee; EINVAL or ENODEV: the processor has no such set.
 pub fn read_register_set(tid: i32, note: usize) -> io::Result<Vec<u8>> {
     let mut set = vec![0_u8; REGISTER_SET_BYTES_MAX];
     let mut vector = libc::iovec { iov_base: set.as_mut_ptr().cast(), iov_len: set.len() };
@@ -341,20 +341,20 @@ pub fn read_register_set(tid: i32, note: usize) -> io::Result<Vec<u8>> {
     Ok(set)
 }
 
-/// Where a stopped tracee has its system calls given to itself (prctl(2), PR_SET_SYSCALL_USER_DISPATCH): mode, address of the
-/// selector, and the range that is exempt.
+/// The syscall user dispatch of a stopped tracee (prctl(2), PR_SET_SYSCALL_USER_DISPATCH): mode, address of the selector,
+/// and the exempt range.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours; EIO: the kernel tells nobody (before Linux 6.4).
+/// ESRCH: it is not stopped, or not our tracee; EIO: the kernel does not report it (before Linux 6.4).
 pub fn read_user_dispatch(tid: i32) -> io::Result<[u64; 4]> {
     let mut words = [0_u64; 4];
     let buffer = ptr::from_mut(&mut words).expose_provenance();
-    // SAFETY: the kernel writes the size given, that of `words`.
+    // SAFETY: the kernel writes the given size, which is the size of `words`.
     unsafe { ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size_of_val(&words), buffer) }?;
     Ok(words)
 }
 
-/// Which queue of pending signals.
+/// A queue of pending signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalQueue {
     /// The thread's own.
@@ -363,10 +363,10 @@ pub enum SignalQueue {
     Process,
 }
 
-/// Reads pending signals without taking them, in order of arrival.
+/// Reads pending signals in order of arrival, and leaves them pending.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn read_pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8; SIGINFO_BYTES]>> {
     #[repr(C)]
     struct PeekSiginfoArguments {
@@ -379,7 +379,7 @@ pub fn read_pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8;
     loop {
         let mut batch = [[0_u8; SIGINFO_BYTES]; SIGNALS_PER_CALL];
         let arguments = PeekSiginfoArguments { offset: signals.len() as u64, flags, count: SIGNALS_PER_CALL as i32 };
-        // SAFETY: the kernel reads `arguments` and writes at most `count` siginfo_t, which is what `batch` holds.
+        // SAFETY: the kernel reads `arguments` and writes at most `count` siginfo_t, for which `batch` has room.
         let read = unsafe {
             ptrace(
                 PTRACE_PEEKSIGINFO,
@@ -395,31 +395,31 @@ pub fn read_pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8;
     }
 }
 
-/// Whether a task that stands in an [`EVENT_STOP`] was stopped by a signal, too: it stays so when it is let go.
+/// Whether a task in an [`EVENT_STOP`] was also stopped by a signal. It stays stopped when the tracer detaches.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not ours.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn is_stopped_by_signal(tid: i32) -> io::Result<bool> {
     const PTRACE_GETSIGINFO: u32 = 0x4202;
     const STOPS: std::ops::RangeInclusive<i32> = libc::SIGSTOP..=libc::SIGTTOU;
     let mut info = [0_u8; SIGINFO_BYTES];
-    // SAFETY: the kernel writes one siginfo_t, which `info` holds.
+    // SAFETY: the kernel writes one siginfo_t, for which `info` has room.
     unsafe { ptrace(PTRACE_GETSIGINFO, tid, 0, info.as_mut_ptr().expose_provenance()) }?;
     Ok(STOPS.contains(&i32::from_ne_bytes([info[0], info[1], info[2], info[3]])))
 }
 
-/// Whether a wait sleeps until there is something to report.
+/// Whether a wait sleeps until there is an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitMode {
-    /// Looks, and comes back.
+    /// Returns at once.
     NoWait,
-    /// Sleeps until a report, or until a signal comes: see [`crate::syscall_alarm`].
+    /// Sleeps until an event or a signal: see [`crate::syscall_alarm`].
     Block,
 }
 
-/// The next report of any tracee of the calling thread; `None` if there is none now, or a signal came. An end is told
-/// again each time until [`reap`] takes it: where the tracee is a child of ours, its status is for who waits for
-/// children.
+/// The next event of any tracee of the calling thread; `None` if there is none now, or a signal interrupted the wait. An end
+/// is reported repeatedly until [`reap`] takes it: if the tracee is a child of this process, its status belongs to the code
+/// that waits for children.
 ///
 /// # Errors
 /// ECHILD: the calling thread has no tracee.
@@ -430,37 +430,36 @@ pub fn wait_any(wait_mode: WaitMode) -> io::Result<Option<(i32, TraceeEvent)>> {
     };
     match (seen, wait_mode) {
         (Ok(Some((tid, TraceeEvent::Stopped { .. }))), WaitMode::Block) => {
-            // Takes the stop. If the tracee was killed just now, the next call tells.
+            // Takes the stop. If the tracee was killed just now, the next call reports it.
             Ok(wait_id(libc::P_PID, tid, libc::WSTOPPED | libc::WNOHANG).unwrap_or(None))
         }
         (Ok(Some(report)), _) => Ok(Some(report)),
         (Err(signal), _) if signal.kind() == io::ErrorKind::Interrupted => Ok(None),
         (Err(none), WaitMode::Block) => Err(none),
-        // ECHILD is also told where only ends are left to be seen.
+        // The kernel also returns ECHILD if the only remaining events are ends.
         (_, WaitMode::NoWait) => {
             let seen = wait_id(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG)?;
-            // A stop that came between the two calls is left to the next.
+            // The next call reports a stop that occurred between the two calls.
             Ok(seen.filter(|(_, report)| *report == TraceeEvent::Ended))
         }
         (Ok(None), WaitMode::Block) => Ok(None),
     }
 }
 
-/// A stop of any tracee of the calling thread that is there already: one call, where [`wait_any`] takes two.
+/// A stop of any tracee of the calling thread that has already occurred. Makes one system call; [`wait_any`] makes two.
 pub fn poll_stop() -> Option<(i32, TraceeEvent)> {
     wait_id(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG).ok().flatten()
 }
 
-/// Takes the end of a tracee of the calling thread; tells whether it has ended. Never waits.
+/// Takes the end of a tracee of the calling thread; returns whether it has ended. Never waits.
 ///
 /// # Errors
-/// ECHILD: it is no tracee of the calling thread (any more).
+/// ECHILD: it is not (or no longer) a tracee of the calling thread.
 pub fn reap(tid: i32) -> io::Result<bool> {
     Ok(matches!(wait_id(libc::P_PID, tid, libc::WEXITED | libc::WNOHANG)?, Some((_, TraceeEvent::Ended))))
 }
 
-/// waitid(2) for tracees of the calling thread. The kernel tells a tracer of stops and ends alike, whichever it asks
-/// for.
+/// waitid(2) for tracees of the calling thread. The kernel reports both stops and ends to a tracer, whichever it requests.
 fn wait_id(which: libc::idtype_t, id: i32, flags: i32) -> io::Result<Option<(i32, TraceeEvent)>> {
     let options = flags | libc::__WALL | libc::__WNOTHREAD;
     // SAFETY: all zeroes is a valid siginfo_t.
@@ -469,7 +468,7 @@ fn wait_id(which: libc::idtype_t, id: i32, flags: i32) -> io::Result<Option<(i32
     if unsafe { libc::waitid(which, id.cast_unsigned(), &mut info, options) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: waitid fills the fields of SIGCHLD, or leaves the zeroes where there was nothing to report.
+    // SAFETY: waitid fills the fields of SIGCHLD, or leaves the zeroes if there was nothing to report.
     let (tid, status) = unsafe { (info.si_pid(), info.si_status()) };
     let report = match info.si_code {
         libc::CLD_TRAPPED | libc::CLD_STOPPED => TraceeEvent::Stopped { signal: status & 0xff, event: status >> 8 },

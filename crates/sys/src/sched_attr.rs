@@ -1,38 +1,38 @@
-//! sched_getattr(2) and sched_setattr(2): the kernel's record of how a thread is scheduled. `process`, `sched_slice`
-//! and `fd_query` call it, and give the fields a meaning.
+//! sched_getattr(2) and sched_setattr(2): the kernel's record of a thread's scheduling. `process`, `sched_slice` and
+//! `fd_query` call them and interpret the fields.
 
 use std::io;
 use std::mem;
 
-/// The calling thread, in place of a thread id.
+/// Names the calling thread instead of a thread id.
 pub(crate) const CALLING_THREAD: libc::pid_t = 0;
 
-/// `struct sched_attr`, version 1: with clamps of utilization (kernel 5.3).
+/// `struct sched_attr`, version 1: with utilization clamps (Linux 5.3).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SchedAttr {
-    /// Bytes that the kernel wrote.
+    /// Size of the structure that the kernel wrote, in bytes.
     pub(crate) size: u32,
     /// SCHED_*.
     pub(crate) policy: u32,
     /// SCHED_FLAG_*.
     pub(crate) flags: u64,
     pub(crate) nice: i32,
-    /// Of SCHED_FIFO and SCHED_RR.
+    /// For SCHED_FIFO and SCHED_RR.
     pub(crate) priority: u32,
-    /// Nanoseconds: of SCHED_DEADLINE, else the length of a time slice (kernel 6.12).
+    /// Nanoseconds. For SCHED_DEADLINE the run time; otherwise the length of a time slice (Linux 6.12).
     pub(crate) runtime_ns: u64,
-    /// Nanoseconds, of SCHED_DEADLINE.
+    /// Nanoseconds, for SCHED_DEADLINE.
     pub(crate) deadline_ns: u64,
-    /// Nanoseconds, of SCHED_DEADLINE.
+    /// Nanoseconds, for SCHED_DEADLINE.
     pub(crate) period_ns: u64,
-    /// Clamps of utilization, of 1024.
+    /// Utilization clamps, as a part of 1024.
     pub(crate) utilization_min: u32,
     pub(crate) utilization_max: u32,
 }
 
 impl SchedAttr {
-    /// The structure as the kernel lays it out.
+    /// The structure in the kernel's layout.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(mem::size_of::<Self>());
         bytes.extend(self.size.to_ne_bytes());
@@ -49,24 +49,24 @@ impl SchedAttr {
     }
 }
 
-/// Reads how a thread is scheduled.
+/// Reads the scheduling attributes of a thread.
 ///
 /// # Errors
-/// ESRCH when the thread has ended.
+/// ESRCH if the thread has ended.
 pub(crate) fn sched_getattr(tid: libc::pid_t) -> io::Result<SchedAttr> {
     let mut attributes = SchedAttr::default();
     let bytes = mem::size_of_val(&attributes);
-    // SAFETY: the kernel writes at most `bytes` bytes to `attributes`, of which all values are valid.
+    // SAFETY: the kernel writes at most `bytes` bytes to `attributes`, for which every value is valid.
     let outcome = unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attributes, bytes, 0) };
     if outcome == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Changes how a thread is scheduled.
+/// Sets the scheduling attributes of a thread.
 ///
 /// # Errors
-/// As sched_setattr(2): EPERM without CAP_SYS_NICE, EINVAL for values that do not go together.
+/// As sched_setattr(2): EPERM without CAP_SYS_NICE, EINVAL for values that contradict each other.
 pub(crate) fn sched_setattr(tid: libc::pid_t, attributes: &SchedAttr) -> io::Result<()> {
-    // SAFETY: the kernel reads `attributes`, whose first field tells its size.
+    // SAFETY: the kernel reads `attributes`, whose first field is its size.
     let outcome = unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const *attributes, 0) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

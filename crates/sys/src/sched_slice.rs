@@ -1,20 +1,21 @@
-//! Time slices on a CPU, for threads that other threads wait for and that never run for long.
+//! Time slices on a CPU, for threads that other threads wait for and that never run long.
 
 use std::io;
 use std::time::Duration;
 
 use crate::sched_attr::{CALLING_THREAD, sched_getattr, sched_setattr};
 
-/// The shortest turn that the kernel grants.
+/// The shortest time slice that the kernel grants.
 pub const SLICE_MIN: Duration = Duration::from_micros(100);
 
-/// Has the kernel give the calling thread its CPU often and for so short a time, rather than seldom and for
-/// milliseconds. Its share of the time stays as it is; but once it is woken it runs at once, whoever has longer turns, and
-/// when it gives its CPU away it loses no more than one of these turns. What it starts has the same. Kernels before 6.12
-/// take it and do nothing.
+/// Gives the calling thread short and frequent time slices instead of slices of milliseconds.
+///
+/// Its share of CPU time is unchanged. After a wakeup it runs at once, before threads with longer slices. When it yields the
+/// CPU, it loses at most one such slice. Threads and processes that it starts inherit the setting. Kernels before 6.12
+/// accept the call and ignore it.
 ///
 /// # Errors
-/// As sched_setattr(2), for a thread of a kind that has no turns: a real-time one.
+/// As sched_setattr(2); `Unsupported` for a thread without time slices, such as a real-time thread.
 pub fn set_slice(length: Duration) -> io::Result<()> {
     let mut attributes = sched_getattr(CALLING_THREAD)?;
     if attributes.policy != libc::SCHED_OTHER.cast_unsigned() {
@@ -43,7 +44,7 @@ mod tests {
             set_slice(3 * SLICE_MIN).unwrap();
             assert_eq!(sched_getattr(CALLING_THREAD).unwrap().runtime_ns, runtime(3 * SLICE_MIN));
         };
-        // On a thread of its own: the test runner's keep theirs.
+        // On a new thread, so that the thread of the test runner is unchanged.
         std::thread::spawn(check).join().unwrap();
     }
 }

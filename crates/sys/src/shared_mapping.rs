@@ -1,5 +1,5 @@
-//! A shared file mapping for records that outlive the process that writes them. The next process finds everything that
-//! was stored before a SIGKILL, and storing needs no system call per record.
+//! A shared file mapping for records that outlive the process that writes them. The next process finds everything that was
+//! stored before a SIGKILL, and storing a record needs no system call.
 //!
 //! Other processes may write the file at any time, so its bytes are only copied, never borrowed.
 
@@ -11,22 +11,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
-/// A shared mapping of a file's first bytes. Dropping it unmaps; the file keeps what was stored.
+/// A shared mapping of a file's first bytes. Dropping it unmaps it; the file keeps the stored bytes.
 #[derive(Debug)]
 pub struct SharedMapping {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and stays until the drop.
+// SAFETY: the mapping belongs to the process, not to a thread, and exists until the drop.
 unsafe impl Send for SharedMapping {}
 
 impl SharedMapping {
-    /// Maps the first `bytes` of `file`, which must be that long and opened for reading and writing. A file that is
-    /// made shorter later raises SIGBUS here: map only files that nobody else may change.
+    /// Maps the first `bytes` of `file`, which must have that length and be open for reading and writing. If the file is
+    /// truncated later, access raises SIGBUS: map only files that no other program may change.
     ///
     /// # Errors
-    /// As mmap(2); `InvalidInput` when the file is shorter or `bytes` is 0.
+    /// As mmap(2); `InvalidInput` if the file is shorter or `bytes` is 0.
     pub fn map_file(file: &File, bytes: usize) -> io::Result<Self> {
         if bytes == 0 || file.metadata()?.len() < bytes as u64 {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -38,120 +38,122 @@ impl SharedMapping {
         Ok(Self { base, bytes })
     }
 
-    /// How many bytes are mapped.
+    /// The number of mapped bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// msync(2) with MS_SYNC: returns when the file has everything that was stored before.
+    /// msync(2) with MS_SYNC: returns when all stored bytes are in the file.
     ///
     /// # Errors
     /// As msync(2).
     pub fn synchronize(&self) -> io::Result<()> {
-        // SAFETY: the whole range is mapped as long as `self` lives, and no memory changes.
+        // SAFETY: the whole range is mapped as long as `self` lives, and msync changes no memory.
         let synchronized = unsafe { rustix::mm::msync(self.base.as_ptr().cast(), self.bytes, MsyncFlags::SYNC) };
         synchronized.map_err(io::Error::from)
     }
 
-    /// Copies bytes out, from `offset` on.
+    /// Copies bytes out of the mapping, starting at `offset`.
     ///
     /// # Panics
-    /// Outside the mapping.
+    /// If the range is not inside the mapping.
     pub fn load(&self, offset: usize, into: &mut [u8]) {
         let from = self.pointer_to(offset, into.len());
         for (index, byte) in into.iter_mut().enumerate() {
-            // SAFETY: `at` checked that the whole range is mapped; a volatile read of a byte is valid for any value,
+            // SAFETY: `pointer_to` checked that the whole range is mapped. A volatile read of a byte is valid for any value,
             // also while another process writes.
             *byte = unsafe { from.as_ptr().add(index).read_volatile() };
         }
     }
 
-    /// Stores bytes from `offset` on, in this order: a process killed half-way has stored a prefix.
+    /// Stores bytes from `offset` on, in this order: a process that is killed meanwhile has stored a prefix.
     ///
     /// # Panics
-    /// Outside the mapping.
+    /// If the range is not inside the mapping.
     pub fn store(&self, offset: usize, bytes: &[u8]) {
         let to = self.pointer_to(offset, bytes.len());
         for (index, byte) in bytes.iter().enumerate() {
-            // SAFETY: `at` checked that the whole range is mapped, writable for as long as `self` lives.
+            // SAFETY: `pointer_to` checked that the whole range is mapped; it is writable for as long as `self` lives.
             unsafe { to.as_ptr().add(index).write_volatile(*byte) };
         }
     }
 
-    /// Copies many bytes out, as fast as memory allows. Bytes that another process stores meanwhile may be old or new:
-    /// callers verify a checksum.
+    /// Copies many bytes out, as fast as memory allows. If another process stores bytes meanwhile, each copied byte may be
+    /// old or new: callers verify a checksum.
     ///
     /// # Panics
-    /// Outside the mapping.
+    /// If the range is not inside the mapping.
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
         let from = self.pointer_to(offset, into.len());
-        // SAFETY: `pointer_to` checked that the whole range is mapped; `into` is memory of Rust's, so it is no part of
-        // a mapping to which no reference exists.
+        // SAFETY: `pointer_to` checked that the whole range is mapped. `into` is a Rust reference, so it does not overlap
+        // the mapping, to which no reference exists.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
     }
 
-    /// As [`Self::copy_out`], to the end of a buffer, which is not filled with zeros first.
+    /// Like [`Self::copy_out`], but appends to a buffer, without filling it with zeroes first.
     ///
     /// # Panics
-    /// Outside the mapping.
+    /// If the range is not inside the mapping.
     pub fn append_to(&self, buffer: &mut Vec<u8>, offset: usize, bytes: usize) {
         let from = self.pointer_to(offset, bytes);
         buffer.reserve(bytes);
         let used = buffer.len();
-        // SAFETY: as in `copy_out`: the spare capacity has room for `bytes` bytes, and they are written before they count.
+        // SAFETY: as in `copy_out`. The spare capacity has room for `bytes` bytes, and they are written before `set_len`
+        // includes them.
         unsafe {
             ptr::copy_nonoverlapping(from.as_ptr(), buffer.as_mut_ptr().add(used), bytes);
             buffer.set_len(used + bytes);
         }
     }
 
-    /// Copies many bytes in, in any order: a process killed half-way has stored any part of them.
+    /// Copies many bytes in, in any order: a process that is killed meanwhile may have stored any part of them.
     ///
     /// # Panics
-    /// Outside the mapping.
+    /// If the range is not inside the mapping.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) {
         let to = self.pointer_to(offset, bytes.len());
-        // SAFETY: as in `copy_out`, with the mapping as the target: it is writable for as long as `self` lives.
+        // SAFETY: as in `copy_out`, with the mapping as the target, which is writable for as long as `self` lives.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
     }
 
-    /// Reads a number, in the machine's byte order.
+    /// Loads a number in the machine's byte order.
     ///
     /// # Panics
-    /// Outside the mapping, or where `offset` is no multiple of 8.
+    /// If the number is not inside the mapping, or `offset` is not a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> u64 {
         self.atomic_at(offset).load(Ordering::Acquire)
     }
 
-    /// Stores a number whole: no reader ever sees half of it.
+    /// Stores a number atomically: no reader sees a part of it.
     ///
     /// # Panics
-    /// Outside the mapping, or where `offset` is no multiple of 8.
+    /// If the number is not inside the mapping, or `offset` is not a multiple of 8.
     pub fn store_u64(&self, offset: usize, number: u64) {
         self.atomic_at(offset).store(number, Ordering::Release);
     }
 
-    /// read(2) straight into the mapping: the kernel stores the bytes, whether or not this process lives on to see it.
+    /// read(2) directly into the mapping. The kernel stores the bytes even if this process is killed before it sees the
+    /// result.
     ///
     /// # Errors
     /// As read(2).
     ///
     /// # Panics
-    /// Outside the mapping.
+    /// If the range is not inside the mapping.
     pub fn read_from(&self, from: impl AsFd, offset: usize, bytes: usize) -> io::Result<usize> {
         let to = self.pointer_to(offset, bytes);
-        // SAFETY: `at` checked that `bytes` bytes are mapped from `to` on; no reference into them exists, ever.
+        // SAFETY: `pointer_to` checked that `bytes` bytes are mapped from `to` on; no reference into them ever exists.
         let read = unsafe { libc::read(from.as_fd().as_raw_fd(), to.as_ptr().cast(), bytes) };
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// pwrite(2) straight from the mapping: the kernel copies the bytes, and nothing else does.
+    /// pwrite(2) directly from the mapping. The bytes are copied only once, by the kernel.
     ///
     /// # Errors
     /// As pwrite(2).
     ///
     /// # Panics
-    /// Outside the mapping.
+    /// If the range is not inside the mapping.
     pub fn write_to(&self, offset: usize, bytes: usize, file: impl AsFd, file_offset: u64) -> io::Result<usize> {
         let from = self.pointer_to(offset, bytes);
         let file_offset = file_offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -163,7 +165,7 @@ impl SharedMapping {
     /// The address of a range, for a system call that stores there.
     ///
     /// # Panics
-    /// Outside the mapping, or where `offset` is no multiple of 8.
+    /// If the range is not inside the mapping, or `offset` is not a multiple of 8.
     pub(crate) fn address(&self, offset: usize, bytes: usize) -> u64 {
         assert!(offset.is_multiple_of(8), "a number lies at a multiple of 8");
         self.pointer_to(offset, bytes).as_ptr() as u64
@@ -171,22 +173,22 @@ impl SharedMapping {
 
     fn atomic_at(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "a number lies at a multiple of 8");
-        // SAFETY: inside the mapping (`at`), aligned (the base is page-aligned), and accessed only as an atomic or
-        // byte by byte through volatile copies.
+        // SAFETY: inside the mapping (`pointer_to`), aligned (the base is page-aligned), and accessed only as an atomic or
+        // by volatile copies of bytes.
         unsafe { AtomicU64::from_ptr(self.pointer_to(offset, 8).as_ptr().cast()) }
     }
 
     pub(crate) fn pointer_to(&self, offset: usize, bytes: usize) -> NonNull<u8> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         assert!(inside, "{bytes} bytes at {offset} of a mapping of {}", self.bytes);
-        // SAFETY: within the one mapping, as just checked.
+        // SAFETY: inside the one mapping, as just checked.
         unsafe { self.base.add(offset) }
     }
 }
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
-        // SAFETY: the very range that `of_file` mapped; no reference into it outlives `self`.
+        // SAFETY: exactly the range that `map_file` mapped; no reference into it outlives `self`.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

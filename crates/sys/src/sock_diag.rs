@@ -1,5 +1,5 @@
-//! Queries the kernel about sockets (sock_diag(7)): the peer of a Unix socket, by inode, and whether any process has a
-//! TCP connection, by its addresses.
+//! Queries the kernel about sockets (sock_diag(7)): the peer of a Unix socket, by inode, and whether a TCP connection
+//! belongs to a process, by its addresses.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,21 +15,21 @@ use crate::{namespace, pidfd};
 #[derive(Debug)]
 pub struct SockDiag(Netlink);
 
-/// What the kernel tells of a Unix socket.
+/// The kernel's report about a Unix socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UnixSocket {
-    /// TCP_*: 1 connected, 7 not, 10 listening.
+    /// TCP_*: 1 connected, 7 not connected, 10 listening.
     pub state: u8,
-    /// Inode of the other end; 0 where that was closed, `None` where there never was one.
+    /// Inode of the other end; 0 if that is closed, `None` if there never was one.
     pub peer: Option<u32>,
-    /// Bytes that wait; of a listening socket, connections.
+    /// Bytes in its queue; for a listening socket, connections.
     pub queued: u32,
-    /// Of a listening socket, how many connections may wait.
+    /// The maximal number of waiting connections of a listening socket.
     pub backlog: u32,
     /// Whether it was shut down for reading (1) and for writing (2).
     pub shut_down: u8,
-    /// Of a listening socket, the inodes of who waits to be accepted, in their order; 0 for who has gone. None of them where
-    /// they are too many to be told.
+    /// The inodes of the clients that wait to be accepted by a listening socket, in order; 0 for a client that has closed
+    /// its end. Empty if there are too many to report.
     pub pending_clients: Vec<u32>,
 }
 
@@ -38,12 +38,12 @@ const MESSAGE_BYTES: usize = 16;
 const NO_COOKIE: u32 = u32::MAX;
 
 impl SockDiag {
-    /// In the network namespace of a process.
+    /// Opens a connection in the network namespace of a process.
     ///
     /// # Errors
     /// As setns(2) and socket(2).
     pub fn open(pid: i32) -> io::Result<Self> {
-        // A socket belongs to the namespace that it was made in: a thread of its own goes there.
+        // A socket belongs to the namespace in which it was made. So a new thread enters the namespace.
         let open = move || {
             namespace::enter_network_of(pidfd::open(pid)?.as_fd())?;
             Netlink::open(Some(netlink::SOCK_DIAG))
@@ -51,10 +51,10 @@ impl SockDiag {
         thread::spawn(open).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into())).map(Self)
     }
 
-    /// Asks about a Unix socket.
+    /// Queries a Unix socket.
     ///
     /// # Errors
-    /// ENOENT where there is none of that inode in the namespace.
+    /// ENOENT if the namespace has no socket with that inode.
     pub fn unix_socket(&self, inode: u32) -> io::Result<UnixSocket> {
         const SHOW_PEER_AND_QUEUE: u32 = 0x4 | 0x10;
         const SHOW_CLIENTS: u32 = 0x8;
@@ -64,17 +64,17 @@ impl SockDiag {
             parse(&self.query(&body)?)
         };
         match query_with(SHOW_PEER_AND_QUEUE | SHOW_CLIENTS) {
-            // More than a page of clients.
+            // The clients exceed a page.
             Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => query_with(SHOW_PEER_AND_QUEUE),
             result => result,
         }
     }
 
-    /// Whether the TCP connection from `own` to `peer` is one that waits to be accepted, or has been left: no file leads to it.
-    /// `None` where there is no such connection.
+    /// Whether no file refers to the TCP connection from `own` to `peer`: it waits to be accepted, or was closed. `None` if
+    /// there is no such connection.
     ///
     /// # Errors
-    /// A kernel that does not tell of TCP.
+    /// If the kernel does not report TCP sockets.
     pub fn is_orphaned(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
         const TCP: u8 = 6;
         const STATE_AT: usize = HEADER_BYTES + 1;
@@ -85,17 +85,17 @@ impl SockDiag {
         Ok((answer[STATE_AT] != LISTENING).then_some(inode == 0))
     }
 
-    /// Whether a connected UDP socket was shut down for reading (1) and for writing (2). `cookie`: its own (SO_COOKIE), as others may
-    /// have the same addresses. `None` where there is no such socket.
+    /// Whether a connected UDP socket was shut down for reading (1) and for writing (2); `None` if there is no such socket.
+    /// `cookie` is its SO_COOKIE: other sockets may have the same addresses.
     ///
     /// # Errors
-    /// A kernel that does not tell of UDP; ESTALE where another socket has the addresses.
+    /// If the kernel does not report UDP sockets; ESTALE if another socket has the addresses.
     pub fn udp_shutdown(&self, own: SocketAddr, peer: SocketAddr, cookie: u64) -> io::Result<Option<u8>> {
         const UDP: u8 = 17;
         const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
         const SHUT_DOWN: u16 = 8;
         let cookie = [cookie as u32, (cookie >> 32) as u32];
-        // Of UDP, the kernel takes the two ends the other way around.
+        // For UDP, the kernel expects the two ends in the opposite order.
         let Some(answer) = self.query_inet(UDP, [peer, own], cookie)? else { return Ok(None) };
         let mut at = ATTRIBUTES_AT;
         while let (Some(length @ 4..), Some(kind)) = (u16_at(&answer, at), u16_at(&answer, at + 2)) {
@@ -107,7 +107,7 @@ impl SockDiag {
         Ok(Some(0))
     }
 
-    /// About one socket of the internet; `None` where there is none.
+    /// Queries one TCP or UDP socket; `None` if there is none.
     fn query_inet(&self, protocol: u8, ends: [SocketAddr; 2], cookie: [u32; 2]) -> io::Result<Option<Vec<u8>>> {
         let family = if ends[0].is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let mut body = vec![family.as_raw() as u8, protocol, 0, 0];
@@ -136,7 +136,7 @@ impl SockDiag {
     }
 }
 
-/// A header (length, type, flags, sequence, port), then a message and its attributes, or an error.
+/// Parses a header (length, type, flags, sequence, port), then a message with its attributes, or an error.
 fn parse(answer: &[u8]) -> io::Result<UnixSocket> {
     check_error(answer)?;
     let word = |at: usize| u32_at(answer, at);

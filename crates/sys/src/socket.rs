@@ -1,16 +1,16 @@
-//! Sockets of other processes: their type and options, and the data queued in them, which is not removed.
+//! Sockets of other processes: type, options and queued data, which stays in the queue.
 
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Most bytes of an option that is read.
+/// Maximal length of an option.
 const OPTION_BYTES_MAX: usize = 256;
 
 /// Reads an option (getsockopt(2)).
 ///
 /// # Errors
-/// As getsockopt(2): ENOPROTOOPT where the socket knows no such option.
+/// As getsockopt(2): ENOPROTOOPT if the socket does not have the option.
 pub fn read_option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<Vec<u8>> {
     let mut value = vec![0_u8; OPTION_BYTES_MAX];
     let mut length = value.len() as libc::socklen_t;
@@ -24,17 +24,18 @@ pub fn read_option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<
     Ok(value)
 }
 
-/// Reads the filter of what arrives (SO_GET_FILTER): its instructions, each a `struct sock_filter` of 8 bytes; none where it has none.
+/// Reads the socket's filter (SO_GET_FILTER): its instructions, each a `struct sock_filter` of 8 bytes; empty without a
+/// filter.
 ///
 /// # Errors
-/// EACCES where the filter was not made of such instructions.
+/// EACCES if the filter does not consist of such instructions.
 pub fn read_filter(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     const INSTRUCTION_BYTES: usize = 8;
     let read = |into: *mut libc::c_void, room: usize| -> io::Result<usize> {
-        // Counted in instructions, not in bytes.
+        // In instructions, not in bytes.
         let mut count = room as libc::socklen_t;
         let (fd, level, name) = (socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_GET_FILTER);
-        // SAFETY: the kernel writes at most `room` instructions to `into`, which has that much, and the count.
+        // SAFETY: the kernel writes at most `room` instructions to `into`, which has room for them, and the count.
         match unsafe { libc::getsockopt(fd, level, name, into, &raw mut count) } {
             0 => Ok(count as usize),
             _ => Err(io::Error::last_os_error()),
@@ -48,16 +49,16 @@ pub fn read_filter(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(instructions)
 }
 
-/// Reads an option that is a number.
+/// Reads an option whose value is a number.
 ///
 /// # Errors
-/// As [`read_option`]; `InvalidData` where it is no number.
+/// As [`read_option`]; `InvalidData` if the value is not a number.
 pub fn read_number_option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<i32> {
     let value = read_option(socket, level, name)?;
     Ok(i32::from_ne_bytes(value.as_slice().try_into().map_err(|_| io::ErrorKind::InvalidData)?))
 }
 
-/// Sets an option that is a number (setsockopt(2)).
+/// Sets an option whose value is a number (setsockopt(2)).
 ///
 /// # Errors
 /// As setsockopt(2).
@@ -71,26 +72,26 @@ pub fn set_number_option(socket: BorrowedFd<'_>, level: u32, name: u32, value: i
     }
 }
 
-/// The socket's own address, as bind(2) takes it: the family alone where it has none.
+/// The socket's own address, in the form for bind(2). A socket without an address has only the family.
 ///
 /// # Errors
 /// As getsockname(2).
 pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
-    // SAFETY: as `address` asks for.
+    // SAFETY: as `address` requires.
     address(|at, length| unsafe { libc::getsockname(socket.as_raw_fd(), at, length) })
 }
 
-/// The address that it is connected with.
+/// The address of the peer.
 ///
 /// # Errors
-/// As getpeername(2): ENOTCONN where it is with none.
+/// As getpeername(2): ENOTCONN if it is not connected.
 pub fn peer_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
-    // SAFETY: as `address` asks for.
+    // SAFETY: as `address` requires.
     address(|at, length| unsafe { libc::getpeername(socket.as_raw_fd(), at, length) })
 }
 
-/// How much of what was sent from a Unix socket the other end has not read, in bytes with the kernel's own (SIOCOUTQ): 0 for
-/// none.
+/// The amount of data sent from a Unix socket that the peer has not read, in bytes, including the kernel's overhead
+/// (SIOCOUTQ).
 ///
 /// # Errors
 /// As ioctl(2).
@@ -103,14 +104,14 @@ pub fn peer_unread_bytes(socket: BorrowedFd<'_>) -> io::Result<u32> {
     }
 }
 
-/// The file that a Unix socket is bound to, wherever that is now: open as a place alone (O_PATH), close-on-exec (SIOCUNIXFILE).
-/// `None` where it is bound to none.
+/// The file that a Unix socket is bound to, even if it was renamed: opened as O_PATH, close-on-exec (SIOCUNIXFILE). `None`
+/// if it is not bound to a file.
 ///
 /// # Errors
 /// As ioctl(2): EPERM without CAP_NET_ADMIN over the socket's network namespace.
 pub fn open_bound_file(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
-    // SAFETY: this request takes no argument, and touches no memory of ours.
+    // SAFETY: this request takes no argument, and accesses no memory of this process.
     match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE) } {
         file @ 0.. => Ok(Some(own_fd(file))),
         _ => match io::Error::last_os_error() {
@@ -120,7 +121,7 @@ pub fn open_bound_file(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// `call` gets a place for an address, and for its length.
+/// `call` gets pointers to a buffer for an address and to its length.
 fn address(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0_u8; mem::size_of::<libc::sockaddr_storage>()];
     let mut length = bytes.len() as libc::socklen_t;
@@ -131,39 +132,40 @@ fn address(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc:
     Ok(bytes)
 }
 
-/// What one look into a socket gave.
+/// The result of a peek.
 #[derive(Debug, Default)]
 pub struct PeekedMessage {
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: usize,
-    /// Whether the message is longer than the room for it.
+    /// Whether the message is longer than the buffer.
     pub is_truncated: bool,
-    /// Copies of the descriptors that come with it (SCM_RIGHTS), close-on-exec.
+    /// Copies of the descriptors in the message (SCM_RIGHTS), close-on-exec.
     pub files: Vec<OwnedFd>,
-    /// Whether there are more of them than this process may have.
+    /// Whether it has more descriptors than this process may open.
     pub is_missing_files: bool,
-    /// Who sent it, where the socket tells (SO_PASSCRED).
+    /// The sender, if the socket has SO_PASSCRED.
     pub sender: Option<MessageSender>,
 }
 
 /// The sender of a message (SCM_CREDENTIALS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageSender {
-    /// As this process sees it; 0 where it cannot, or where nobody has noted it.
+    /// As this process sees it; 0 if it cannot see it, or if the pid was not recorded.
     pub pid: i32,
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
 }
 
-/// Room for all that the kernel sends beside bytes: 253 descriptors, credentials, a pidfd, a security label.
+/// Fits all control data that the kernel sends: 253 descriptors, credentials, a pidfd, a security label.
 const CONTROL_WORDS: usize = 512;
 
-/// Looks at what is next in a socket, and leaves it there. With SO_PEEK_OFF set, each look goes on behind the last.
+/// Reads the next data of a socket and leaves it in the queue. With SO_PEEK_OFF set, each peek continues after the previous
+/// one.
 ///
 /// # Errors
-/// `WouldBlock` where nothing is (more); else as recvmsg(2).
+/// `WouldBlock` if there is no (more) data; otherwise as recvmsg(2).
 pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<PeekedMessage> {
     let mut control = [0_u64; CONTROL_WORDS];
     let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
@@ -188,8 +190,8 @@ pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<PeekedMessage
     Ok(peeked)
 }
 
-/// Looks at the next `bytes` of a stream, which came in pieces, and gives how many come before the last piece. The kernel copies
-/// piece by piece, and stops before one that it finds no place for: the last byte is given none.
+/// The next `bytes` bytes of a stream arrived in pieces; returns the number of bytes before the last piece. The kernel
+/// copies piece by piece, and stops before a piece that it cannot store. The buffer for the last byte is a null pointer.
 ///
 /// # Errors
 /// As recvmsg(2).
@@ -203,7 +205,7 @@ pub fn bytes_before_last_piece(socket: BorrowedFd<'_>, bytes: usize) -> io::Resu
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (vectors.as_mut_ptr(), vectors.len());
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: `message` describes `room`, which outlives the call, and a byte at null, to which nothing can be written.
+    // SAFETY: `message` describes `room`, which outlives the call, and a byte at null, which cannot be written.
     match unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) } {
         received @ 0.. => Ok(received as usize),
         _ => match io::Error::last_os_error() {
@@ -214,7 +216,7 @@ pub fn bytes_before_last_piece(socket: BorrowedFd<'_>, bytes: usize) -> io::Resu
 }
 
 impl PeekedMessage {
-    /// Takes what came beside the bytes: a header of length, level and type, then data, one behind the other.
+    /// Parses the control data: for each item a header of length, level and type, then the data.
     fn parse_control(&mut self, control: &[u64], control_bytes: usize) {
         const HEADER_BYTES: usize = 16;
         const SCM_PIDFD: i32 = 4;
@@ -241,7 +243,7 @@ impl PeekedMessage {
 }
 
 fn own_fd(fd: i32) -> OwnedFd {
-    // SAFETY: the kernel has just made this descriptor for this process, and told nobody else of it.
+    // SAFETY: the kernel has just made this descriptor for this process, so it has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

@@ -1,5 +1,5 @@
-//! Numbers of sockets on x86-64: families, types, levels and options, by the kernel's own names. Capture and restore use
-//! them as unsigned numbers, as descriptors of processes have them. The tests compare them with the C library's.
+//! Socket constants of x86-64 under the kernel's names: families, types, levels and options. Capture and restore use them as
+//! unsigned numbers, as in descriptors of processes. The tests compare them with the C library's.
 #![expect(missing_docs, reason = "the manual pages that the headings name document them")]
 
 // Address families.
@@ -9,26 +9,26 @@ pub const AF_INET: u32 = 2;
 pub const AF_INET6: u32 = 10;
 pub const AF_NETLINK: u32 = 16;
 
-// Types of sockets.
+// Socket types.
 
 pub const SOCK_STREAM: u32 = 1;
 pub const SOCK_DGRAM: u32 = 2;
 pub const SOCK_RAW: u32 = 3;
 pub const SOCK_SEQPACKET: u32 = 5;
 
-// Levels of options.
+// Option levels.
 
 pub const SOL_IP: u32 = 0;
 pub const SOL_SOCKET: u32 = 1;
 pub const SOL_IPV6: u32 = 41;
 pub const SOL_NETLINK: u32 = 270;
 
-// Protocols, which are levels of options too.
+// Protocols, which are also option levels.
 
 pub const IPPROTO_TCP: u32 = 6;
 pub const IPPROTO_UDP: u32 = 17;
 
-// Options of any socket, socket(7).
+// Options of all sockets, socket(7).
 
 pub const SO_REUSEADDR: u32 = 2;
 pub const SO_TYPE: u32 = 3;
@@ -78,7 +78,7 @@ pub const SO_PASSPIDFD: u32 = 76;
 pub const SO_RCVPRIORITY: u32 = 82;
 pub const SO_PASSRIGHTS: u32 = 83;
 
-// Options of IPv4, ip(7).
+// IPv4 options, ip(7).
 
 pub const IP_TOS: u32 = 1;
 pub const IP_TTL: u32 = 2;
@@ -96,7 +96,7 @@ pub const IP_MULTICAST_TTL: u32 = 33;
 pub const IP_MULTICAST_LOOP: u32 = 34;
 pub const IP_MULTICAST_ALL: u32 = 49;
 
-// Options of IPv6, ipv6(7).
+// IPv6 options, ipv6(7).
 
 pub const IPV6_UNICAST_HOPS: u32 = 16;
 pub const IPV6_MULTICAST_HOPS: u32 = 18;
@@ -115,7 +115,7 @@ pub const IPV6_MINHOPCOUNT: u32 = 73;
 pub const IPV6_RECVORIGDSTADDR: u32 = 74;
 pub const IPV6_FREEBIND: u32 = 78;
 
-// Options of TCP, tcp(7).
+// TCP options, tcp(7).
 
 pub const TCP_NODELAY: u32 = 1;
 pub const TCP_RECV_QUEUE: u32 = 1;
@@ -141,7 +141,7 @@ pub const TCP_NOTSENT_LOWAT: u32 = 25;
 pub const TCP_REPAIR_WINDOW: u32 = 29;
 pub const TCP_INQ: u32 = 36;
 
-// Options of UDP, udp(7).
+// UDP options, udp(7).
 
 pub const UDP_CORK: u32 = 1;
 pub const UDP_NO_CHECK6_TX: u32 = 101;
@@ -153,7 +153,7 @@ pub const UDP_GRO: u32 = 104;
 mod tests {
     use super::*;
 
-    /// Each number with the C library's: all that the `libc` crate has.
+    /// Each number paired with the number of the `libc` crate, for all that the crate has.
     const PAIRS: &[(u32, u32)] = &[
         (AF_UNIX, libc::AF_UNIX as u32),
         (AF_INET, libc::AF_INET as u32),

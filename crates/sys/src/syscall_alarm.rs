@@ -1,5 +1,5 @@
-//! A time limit for system calls that have none, such as waitid(2) of a tracee: a signal to one thread whose only
-//! effect is to interrupt them.
+//! A time limit for system calls that have none, such as waitid(2) of a tracee. A signal is sent to one thread; its only
+//! effect is to interrupt the call.
 
 use std::io;
 use std::marker::PhantomData;
@@ -13,22 +13,22 @@ fn alarm_signal() -> i32 {
     libc::SIGRTMAX()
 }
 
-/// How often the signal is repeated once it is due: one that comes just before the system call interrupts nothing.
+/// Interval at which the signal is repeated after expiry. A signal just before the system call interrupts nothing.
 const REPEAT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// From when it is due until it is disarmed or dropped, system calls of the thread that made it return EINTR.
+/// From its expiry until it is disarmed or dropped, system calls of the thread that made it return EINTR.
 #[derive(Debug)]
 pub struct SyscallAlarm {
     timer: libc::timer_t,
-    /// It is the thread's that made it.
+    /// It belongs to the thread that made it.
     _not_send: PhantomData<*const ()>,
 }
 
 impl SyscallAlarm {
-    /// Makes an alarm of the calling thread, which is never due until it is armed.
+    /// Makes an alarm for the calling thread, disarmed.
     ///
     /// # Errors
-    /// As timer_create(2): EAGAIN when there are too many timers.
+    /// As timer_create(2): EAGAIN if there are too many timers.
     pub fn new() -> io::Result<Self> {
         install_handler()?;
         // SAFETY: all zeroes is a valid sigevent; the fields that SIGEV_THREAD_ID uses are set below.
@@ -41,7 +41,7 @@ impl SyscallAlarm {
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, timer.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: timer_create has succeeded and written it. Owned by the alarm from here on.
+        // SAFETY: timer_create has succeeded and written the id. The alarm owns the timer from here on.
         Ok(Self { timer: unsafe { timer.assume_init() }, _not_send: PhantomData })
     }
 
@@ -55,26 +55,26 @@ impl SyscallAlarm {
         Ok(alarm)
     }
 
-    /// Has it due after this time, whatever it was before.
+    /// Sets it to expire after `limit`, whatever it was set to before.
     ///
     /// # Errors
     /// As timer_settime(2): EINVAL for a time that is too long.
     pub fn arm(&self, limit: Duration) -> io::Result<()> {
-        // A timer of zero would never be due.
+        // Zero would disarm the timer.
         self.set_timer(timespec(limit.max(Duration::from_nanos(1))))
     }
 
-    /// Never has it due, until it is armed again.
+    /// Prevents it from expiring until it is armed again.
     ///
     /// # Errors
-    /// None that is known.
+    /// No known error.
     pub fn disarm(&self) -> io::Result<()> {
         self.set_timer(timespec(Duration::ZERO))
     }
 
     fn set_timer(&self, first: libc::timespec) -> io::Result<()> {
         let times = libc::itimerspec { it_interval: timespec(REPEAT_INTERVAL), it_value: first };
-        // SAFETY: the timer is ours, `times` is read.
+        // SAFETY: the timer is ours; the kernel reads `times`.
         if unsafe { libc::timer_settime(self.timer, 0, &times, ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -95,7 +95,7 @@ fn timespec(duration: Duration) -> libc::timespec {
 
 extern "C" fn interrupt_only(_: i32) {}
 
-/// A handler without SA_RESTART, once for the process: an ignored signal would interrupt nothing.
+/// Installs a handler without SA_RESTART, once for the process. An ignored signal would not interrupt a call.
 fn install_handler() -> io::Result<()> {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {

@@ -6,14 +6,14 @@ use std::io;
 /// The machine's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SystemMemory {
-    /// All that the kernel has.
+    /// All memory that the kernel manages.
     pub total_bytes: u64,
-    /// What is free or can be freed.
+    /// Memory that is free or can be freed.
     pub available_bytes: u64,
 }
 
 impl SystemMemory {
-    /// As it is now.
+    /// Reads the current values.
     ///
     /// # Errors
     /// As reading /proc.

@@ -1,5 +1,5 @@
-//! System V shared memory, semaphores and message queues of the calling thread's IPC namespace (sysvipc(7)). They are
-//! read, never changed.
+//! System V shared memory, semaphores and message queues of the calling thread's IPC namespace (sysvipc(7)). Only reads
+//! them.
 
 use std::fs::File;
 use std::{io, mem, ptr};
@@ -19,42 +19,44 @@ pub fn has_semaphores_or_queues() -> io::Result<bool> {
     let mut queues: libc::msginfo = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes one struct seminfo, which outlives the call.
     check_result(unsafe { libc::semctl(0, 0, SEM_INFO, &raw mut sets) })?;
-    // SAFETY: with this command the kernel writes one struct msginfo to where the type says msqid_ds; it outlives the call.
+    // SAFETY: with this command the kernel writes one struct msginfo, although the parameter's type is msqid_ds; it outlives
+    // the call.
     check_result(unsafe { libc::msgctl(0, MSG_INFO, (&raw mut queues).cast()) })?;
     Ok(sets.semusz > 0 || queues.msgpool > 0)
 }
 
-/// Whether there is any segment of shared memory.
+/// Whether there is any shared memory segment.
 ///
 /// # Errors
 /// As shmctl(2).
 pub fn has_shared_memory() -> io::Result<bool> {
     const SHM_INFO: libc::c_int = 14;
-    // `struct shm_info`: how many segments are in use, then five longs.
+    // `struct shm_info`: the number of segments in use, then five longs.
     let mut info = [0_u64; 6];
     // SAFETY: with this command the kernel writes one struct shm_info, of six words, which outlives the call.
     check_result(unsafe { libc::shmctl(0, SHM_INFO, info.as_mut_ptr().cast()) })?;
     Ok(info[0].to_ne_bytes()[..4] != [0; 4])
 }
 
-/// Opens what is in a segment of shared memory, for reading: it is attached for that moment, which shows in its times and in who was
-/// the last to attach it.
+/// Opens the contents of a shared memory segment for reading. The segment is attached meanwhile, which changes its times and
+/// the process that attached it last.
 ///
 /// # Errors
-/// As shmat(2), and of a file of `/proc/self/map_files`.
+/// As shmat(2), and as opening a file of `/proc/self/map_files`.
 pub fn open_segment(id: u32) -> io::Result<File> {
-    // SAFETY: the kernel chooses where, and maps nothing over what is there.
+    // SAFETY: the kernel chooses the address, and does not replace an existing mapping.
     let at = unsafe { libc::shmat(id.cast_signed(), ptr::null(), libc::SHM_RDONLY) };
     if at.addr() == usize::MAX {
         return Err(io::Error::last_os_error());
     }
     let opened = open_mapped(at.addr() as u64);
-    // SAFETY: it was attached right here, and nobody else knows of it.
+    // SAFETY: it was attached here, and nothing else uses it.
     check_result(unsafe { libc::shmdt(at) })?;
     opened
 }
 
-/// Opens the file that this process has mapped from `start` on. How much of it: a segment in huge pages is rounded up to those.
+/// Opens the file that this process has mapped at `start`. The size of the mapping is not used: for huge pages it is rounded
+/// up.
 fn open_mapped(start: u64) -> io::Result<File> {
     let maps = process::read_maps(std::process::id().cast_signed())?;
     let mapped = maps.iter().find(|entry| entry.start == start).ok_or(io::ErrorKind::NotFound)?;
@@ -64,7 +66,7 @@ fn open_mapped(start: u64) -> io::Result<File> {
 /// The values of a set of `count` semaphores.
 ///
 /// # Errors
-/// As semctl(2); `InvalidData` where the set has another size by now.
+/// As semctl(2); `InvalidData` if the set now has another size.
 pub fn read_semaphores(id: u32, count: u32) -> io::Result<Vec<u16>> {
     const GETALL: libc::c_int = 13;
     let has_count = semaphore_count(id)? == u64::from(count);
@@ -72,7 +74,8 @@ pub fn read_semaphores(id: u32, count: u32) -> io::Result<Vec<u16>> {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut values = vec![0_u16; count as usize];
-    // SAFETY: the kernel writes as many values as the set has, which never changes while the id is its; that was just asked.
+    // SAFETY: the kernel writes as many values as the set has. That number was just checked, and never changes while the id
+    // exists.
     check_result(unsafe { libc::semctl(id.cast_signed(), 0, GETALL, values.as_mut_ptr()) })?;
     Ok(values)
 }
@@ -85,7 +88,7 @@ fn semaphore_count(id: u32) -> io::Result<u64> {
     Ok(status.sem_nsems)
 }
 
-/// Who last changed a semaphore, as the caller sees it; 0 for nobody, or one that it does not see.
+/// The process that last changed a semaphore, as the caller sees it; 0 if there is none, or if the caller cannot see it.
 ///
 /// # Errors
 /// As semctl(2).
@@ -97,7 +100,7 @@ pub fn semaphore_last_pid(id: u32, number: u32) -> io::Result<i32> {
     })
 }
 
-/// The most bytes that may wait in a queue.
+/// The maximal number of bytes in a queue.
 ///
 /// # Errors
 /// As msgctl(2).
@@ -109,17 +112,18 @@ pub fn read_queue_limit(id: u32) -> io::Result<u64> {
     Ok(status.msg_qbytes)
 }
 
-/// A look at the message of a queue that has this place, from 0 on; `None` behind the last. It has a type and at most
-/// `bytes_max` bytes. Needs a kernel that can checkpoint (CONFIG_CHECKPOINT_RESTORE).
+/// Reads the message at index `index` of a queue, and leaves it there; `None` after the last one. Returns its type and at
+/// most `bytes_max` bytes. Needs CONFIG_CHECKPOINT_RESTORE.
 ///
 /// # Errors
-/// As msgrcv(2), MSG_COPY: E2BIG where it is longer.
+/// As msgrcv(2), MSG_COPY: E2BIG if it is longer.
 pub fn peek_message(id: u32, index: u32, bytes_max: usize) -> io::Result<Option<(i64, Vec<u8>)>> {
     const MSG_COPY: libc::c_int = 0o40_000;
     const TYPE_BYTES: usize = mem::size_of::<libc::c_long>();
     let mut buffer = vec![0_u64; (TYPE_BYTES + bytes_max).div_ceil(TYPE_BYTES)];
     let flags = libc::IPC_NOWAIT | MSG_COPY;
-    // SAFETY: the kernel writes a long and at most `bytes_max` bytes to `buffer`, which has room for them and outlives the call.
+    // SAFETY: the kernel writes a long and at most `bytes_max` bytes to `buffer`, which has room for them and outlives the
+    // call.
     let got = unsafe { libc::msgrcv(id.cast_signed(), buffer.as_mut_ptr().cast(), bytes_max, index.into(), flags) };
     if got < 0 {
         let error = io::Error::last_os_error();

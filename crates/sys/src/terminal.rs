@@ -1,14 +1,13 @@
-//! Pseudo-terminals of other processes (pty(7)): their settings, their users, and whether data waits in them. The
-//! waiting data itself cannot be read without removing it, so it is left alone. Also opens the peers of this process's
-//! own masters.
+//! Pseudo-terminals of other processes (pty(7)): their settings, their users, and whether data is queued in them. Queued
+//! data cannot be read without removing it, so it is left alone. Also opens the peers of this process's own masters.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Bytes of `struct termios2`.
+/// Size of `struct termios2`, in bytes.
 pub const SETTINGS_BYTES: usize = 44;
 
-/// What the end of a pseudo-terminal that drives it tells of the whole.
+/// The state of a pseudo-terminal, queried through its master end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PtyMaster {
     /// Its number: the name of the other end in `/dev/pts`.
@@ -19,35 +18,35 @@ pub struct PtyMaster {
     pub window: [u16; 4],
     /// Number of its line discipline; 0 is the usual one.
     pub discipline: u32,
-    /// Whether the other end cannot be opened yet (unlockpt(3)).
+    /// Whether the other end is still locked (unlockpt(3)).
     pub is_locked: bool,
-    /// Whether what is read begins with a byte that says what it is (TIOCPKT).
+    /// Whether packet mode is on: data is preceded by a byte with its kind (TIOCPKT).
     pub is_packet_mode: bool,
-    /// The session that it controls, by its leader's id as we see it; 0 for one that we do not see.
+    /// The session that it controls, by its leader's id as this process sees it; 0 if this process does not see it.
     pub session: Option<i32>,
-    /// The process group in its foreground; 0 for none that we see.
+    /// The foreground process group; 0 if there is none that this process sees.
     pub foreground: i32,
-    /// What can be done at once.
+    /// The operations that would not block.
     pub readiness: PtyReadiness,
 }
 
-/// What an end is ready for.
+/// The readiness of one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PtyReadiness {
-    /// Bytes that can be read, as far as the kernel counts them; at least one where anything can.
+    /// Bytes that can be read, as far as the kernel counts them; at least 1 if anything can be read.
     pub unread_bytes: u32,
-    /// A change of the other end's settings waits to be told (packet mode).
+    /// A change of the other end's settings has not been reported yet (packet mode).
     pub has_packet_event: bool,
-    /// It can be written: it was not stopped (Ctrl-S), and the way is not full.
+    /// It can be written: output is not stopped (Ctrl-S), and the buffer is not full.
     pub is_writable: bool,
-    /// The other end was opened and is closed.
+    /// The other end was open and is now closed.
     pub is_hung_up: bool,
 }
 
-/// Asks an end that drives a terminal.
+/// Queries a master end.
 ///
 /// # Errors
-/// As ioctl_tty(2): ENOTTY where it is none.
+/// As ioctl_tty(2): ENOTTY if it is not one.
 pub fn read_master(fd: BorrowedFd<'_>) -> io::Result<PtyMaster> {
     // From asm-generic/ioctls.h; libc has no name for some of them.
     const TCGETS2: libc::c_ulong = 0x802c_542a;
@@ -55,7 +54,7 @@ pub fn read_master(fd: BorrowedFd<'_>) -> io::Result<PtyMaster> {
     const TIOCGPKT: libc::c_ulong = 0x8004_5438;
     const TIOCGPTLCK: libc::c_ulong = 0x8004_5439;
     let group = |request| match ioctl_value(fd, request, 0_i32) {
-        // Nobody's.
+        // It controls no session.
         Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
         group => group.map(Some),
     };
@@ -72,19 +71,19 @@ pub fn read_master(fd: BorrowedFd<'_>) -> io::Result<PtyMaster> {
     })
 }
 
-/// What an end, either one, is ready for.
+/// The readiness of either end.
 ///
 /// # Errors
 /// As poll(2) and ioctl_tty(2).
 pub fn poll_pty(fd: BorrowedFd<'_>) -> io::Result<PtyReadiness> {
     let events = libc::POLLIN | libc::POLLOUT | libc::POLLPRI;
     let mut polled = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
-    // SAFETY: one pollfd, which outlives the call, that does not wait.
+    // SAFETY: one pollfd, which outlives the call; the call does not wait.
     if unsafe { libc::poll(&raw mut polled, 1, 0) } < 0 {
         return Err(io::Error::last_os_error());
     }
     let has = |event: libc::c_short| polled.revents & event != 0;
-    // After poll(2), which brings on what is on its way.
+    // After poll(2), which makes the kernel deliver data that is still in transit.
     let counted = ioctl_value(fd, libc::FIONREAD, 0_u32)?;
     Ok(PtyReadiness {
         unread_bytes: counted.max(has(libc::POLLIN).into()),
@@ -94,7 +93,7 @@ pub fn poll_pty(fd: BorrowedFd<'_>) -> io::Result<PtyReadiness> {
     })
 }
 
-/// Lets the other end be opened (unlockpt(3)).
+/// Unlocks the other end (unlockpt(3)).
 ///
 /// # Errors
 /// As ioctl_tty(2).
@@ -103,14 +102,14 @@ pub fn unlock(master: BorrowedFd<'_>) -> io::Result<()> {
     ioctl_value(master, TIOCSPTLCK, 0_i32).map(drop)
 }
 
-/// Opens the other end, which must be unlocked, for reading and writing; it does not become our controlling terminal.
+/// Opens the other end, which must be unlocked, for reading and writing. It does not become the controlling terminal.
 ///
 /// # Errors
 /// As ioctl_tty(2) for TIOCGPTPEER.
 pub fn open_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const TIOCGPTPEER: libc::c_ulong = 0x5441;
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
-    // SAFETY: the request takes flags by value, and gives a descriptor that nobody else knows.
+    // SAFETY: the request takes flags by value, and returns a new descriptor, which has no other owner.
     match unsafe { libc::ioctl(master.as_raw_fd(), TIOCGPTPEER, flags) } {
         // SAFETY: see above.
         fd @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -118,7 +117,7 @@ pub fn open_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// The number of the pseudo-terminal whose other end `fd` is, by its device; `None` where it is another terminal.
+/// The number of the pseudo-terminal whose other end is `fd`, from its device; `None` if it is another terminal.
 ///
 /// # Errors
 /// As fstat(2).
@@ -126,13 +125,13 @@ pub fn pts_number(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     Ok(pts_number_of_device(rustix::fs::fstat(fd)?.st_rdev))
 }
 
-/// Which pseudo-terminal a device is: those of `/dev/pts` have major 136, and their number as minor.
+/// The number of the pseudo-terminal of a device. Those of `/dev/pts` have major number 136, and their number as minor.
 pub(crate) fn pts_number_of_device(device: u64) -> Option<u32> {
     const MAJOR: u32 = 136;
     (rustix::fs::major(device) == MAJOR).then(|| rustix::fs::minor(device))
 }
 
-/// Whether nobody else may open an end (TIOCEXCL).
+/// Whether further opens of an end are refused (TIOCEXCL).
 ///
 /// # Errors
 /// As ioctl_tty(2).
@@ -141,10 +140,10 @@ pub fn is_exclusive(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(ioctl_value(fd, TIOCGEXCL, 0_u32)? != 0)
 }
 
-/// An ioctl(2) that reads or writes a value of the type that it is for.
+/// An ioctl(2) that reads or writes a value of its type.
 fn ioctl_value<T: Copy>(fd: BorrowedFd<'_>, request: libc::c_ulong, mut value: T) -> io::Result<T> {
-    // SAFETY: each request of this file is for a value of the type that it is called with, all of plain numbers; the value
-    // outlives the call.
+    // SAFETY: each request of this file is for a value of the type that it is called with, which consists of plain numbers.
+    // The value outlives the call.
     match unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) } {
         0.. => Ok(value),
         _ => Err(io::Error::last_os_error()),
@@ -176,7 +175,7 @@ mod tests {
         let other = open_peer(fd.as_fd()).unwrap();
         assert_eq!(pts_number(other.as_fd()).unwrap(), Some(master.number));
         assert_eq!(pts_number(std::fs::File::open("/dev/null").unwrap().as_fd()).unwrap(), None);
-        // What is typed comes back as an echo, by a thread of the kernel.
+        // A kernel thread sends the typed bytes back as an echo.
         fd.write_all(b"typed").unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         while poll_pty(fd.as_fd()).unwrap().unread_bytes < 5 && Instant::now() < deadline {

@@ -1,26 +1,26 @@
-//! User namespaces: id maps for the users and groups inside, and id ranges that no one else on the machine uses.
+//! User namespaces: mappings of user and group ids, and ranges of ids that nothing else on the machine uses.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
-/// Numbers of users, and the same of groups, from 0 on inside, and from `first` on outside.
+/// A range of user ids, and of equal group ids: from 0 on inside, and from `first` on outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdRange {
-    /// What 0 inside is outside.
+    /// The id outside that 0 inside is mapped to.
     pub first: u32,
-    /// How many there are.
+    /// The number of ids.
     pub count: u32,
 }
 
 impl IdRange {
-    /// What a number inside is outside; `None`: nothing.
+    /// The id outside for an id inside; `None` if it has no mapping.
     pub fn to_host(&self, inside: u32) -> Option<u32> {
         (inside < self.count).then(|| self.first + inside)
     }
 }
 
-/// Gives the user namespace of a process its numbers, which can be done once.
+/// Sets the id mappings of the user namespace of a process. This is possible only once.
 ///
 /// # Errors
 /// As write(2) on `/proc/PID/uid_map`: EPERM without CAP_SETUID outside, or a second time.
@@ -31,7 +31,7 @@ pub fn write_id_maps(pid: i32, numbers: IdRange) -> io::Result<()> {
     fs::write(format!("/proc/{pid}/gid_map"), &map)
 }
 
-/// The user namespace of a process.
+/// Opens the user namespace of a process.
 ///
 /// # Errors
 /// As open(2).
@@ -39,8 +39,8 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
     Ok(File::open(format!("/proc/{pid}/ns/user"))?.into())
 }
 
-/// Locks one byte of a file for whoever has it open in common with the caller, be they other processes: the lock goes with the
-/// last of them. Gives `false` where others have it.
+/// Locks one byte of a file, for the open file description. Processes that share the description share the lock, which ends
+/// when the last of them closes it. Returns `false` if another description has it locked.
 ///
 /// # Errors
 /// As fcntl(2).

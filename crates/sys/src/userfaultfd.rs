@@ -1,8 +1,8 @@
 //! userfaultfd(2) and ioctl_userfaultfd(2): lets one process answer the page faults of another.
 //!
 //! The crate `userfaultfd` has most of these calls, but lacks three things. It reads messages only into its own buffer,
-//! while the pager reads them into a mapped journal, so that a killed pager loses none. It has no UFFDIO_POISON. It
-//! hides the errno that ended a partial copy.
+//! while the pager reads them into a mapped journal, so that a killed pager loses none. It has no UFFDIO_POISON. It hides
+//! the errno that ended a partial copy.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use crate::shared_mapping::SharedMapping;
 /// Size of a message, in bytes (`struct uffd_msg`).
 pub const EVENT_BYTES: usize = 32;
 
-/// What a userfaultfd is called in /proc/PID/fd.
+/// The link of a userfaultfd in /proc/PID/fd.
 const FD_LINK: &str = "anon_inode:[userfaultfd]";
 
 /// The version of the interface (UFFD_API).
@@ -35,8 +35,7 @@ const FAULT_WRITE: u64 = 1;
 /// UFFDIO_WRITEPROTECT_MODE_DONTWAKE.
 const UNPROTECT_WITHOUT_WAKE: u64 = 2;
 
-/// An address to ask about where it does not matter: user space begins above the lowest page that may be mapped, and this
-/// lies well above it.
+/// An address for queries that accept any address of user space. It is well above the lowest address that may be mapped.
 const ANY_ADDRESS: u64 = 1 << 32;
 
 /// Features of the interface, as bits (UFFD_FEATURE_*).
@@ -44,11 +43,11 @@ const ANY_ADDRESS: u64 = 1 << 32;
 pub struct UffdFeatures(pub u64);
 
 impl UffdFeatures {
-    /// Messages at fork, mremap, madvise(MADV_DONTNEED and the like) and munmap.
+    /// Messages at fork(2), mremap(2), madvise(2) (MADV_DONTNEED and similar) and munmap(2).
     pub const ALL_EVENTS: UffdFeatures = UffdFeatures(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
-    /// A page fault says which thread waits.
+    /// A page fault message names the thread that waits.
     pub const THREAD_IDS: UffdFeatures = UffdFeatures(1 << 8);
-    /// UFFDIO_CONTINUE in files of hugetlbfs (since Linux 5.13).
+    /// UFFDIO_CONTINUE for files of hugetlbfs (since Linux 5.13).
     pub const MINOR_HUGETLBFS: UffdFeatures = UffdFeatures(1 << 9);
 
     /// Whether all of `other` is in this set.
@@ -57,7 +56,7 @@ impl UffdFeatures {
     }
 }
 
-/// What the kernel tells a reader of a userfaultfd.
+/// A message that the kernel sends to the reader of a userfaultfd.
 ///
 /// ```text
 ///  byte 0      8           16          24          32
@@ -72,43 +71,43 @@ pub enum UffdEvent {
     Fault {
         /// First address of the page.
         address: u64,
-        /// Whether it wants to write.
+        /// Whether the access is a write.
         write: bool,
-        /// Its id in its own pid namespace; 0 where that was not asked for ([`UffdFeatures::THREAD_IDS`]).
+        /// Its id in its own pid namespace; 0 without [`UffdFeatures::THREAD_IDS`].
         thread: u32,
     },
-    /// The process forked; the kernel has put the copy's userfaultfd into the reader's table.
+    /// The process forked. The kernel has put the copy's userfaultfd into the reader's descriptor table.
     Fork {
-        /// Its number there.
+        /// Its number in that table.
         number: RawFd,
     },
-    /// mremap(2) moved a range, with its pages. What was at its new place is gone.
+    /// mremap(2) moved a range with its pages. It replaced any mapping at the new place.
     Remap {
         /// Old first address.
         from: u64,
         /// New first address.
         to: u64,
-        /// Length in bytes; what the new range has beyond it is fresh.
+        /// Length in bytes; pages of the new range beyond it are new.
         bytes: u64,
     },
-    /// The contents of a range go (MADV_DONTNEED, MADV_FREE, MADV_REMOVE); it stays mapped.
+    /// The contents of a range are being dropped (MADV_DONTNEED, MADV_FREE, MADV_REMOVE); it stays mapped.
     Remove {
         /// First address.
         start: u64,
-        /// Address behind the last byte.
+        /// Address after the last byte.
         end: u64,
     },
     /// A range was unmapped.
     Unmap {
         /// First address.
         start: u64,
-        /// Address behind the last byte.
+        /// Address after the last byte.
         end: u64,
     },
 }
 
 impl UffdEvent {
-    /// Understands a message as read; `None` for one of an unknown kind, or zeroes.
+    /// Parses a message; `None` for zeroes or an unknown kind.
     pub fn parse(bytes: &[u8; EVENT_BYTES]) -> Option<UffdEvent> {
         let word = |index: usize| {
             let at = 8 * index;
@@ -128,29 +127,29 @@ impl UffdEvent {
     }
 }
 
-/// Why a request for a range ended early. What lies before it was done.
+/// Why an operation on a range ended early. It was completed for the part before.
 #[derive(Debug)]
 pub struct RangeError {
-    /// Bytes that were done, from the start of the range.
+    /// Completed bytes, from the start of the range.
     pub done: u64,
-    /// What ended it.
+    /// Why it ended.
     pub cause: RangeErrorCause,
 }
 
-/// What the kernel's errno means for the first page that was not done.
+/// The meaning of the kernel's errno for the first page that was not completed.
 #[derive(Debug)]
 pub enum RangeErrorCause {
     /// The process is changing its memory map (EAGAIN): read the messages, then try again.
     MapChanging,
-    /// The page is there already (EEXIST).
+    /// The page is already present (EEXIST).
     AlreadyPresent,
-    /// No registered area covers the whole of what was asked (ENOENT): unmapped, or two areas.
+    /// No single registered mapping covers the whole range (ENOENT): it is unmapped, or spans two mappings.
     Unmapped,
-    /// The process is gone (ESRCH).
+    /// The process has ended or executed another program (ESRCH).
     ProcessGone,
-    /// No memory left, for the machine or for the process's control group (ENOMEM).
+    /// The machine or the process's control group has no memory left (ENOMEM).
     NoMemory,
-    /// Anything else.
+    /// Any other error.
     Other(io::Error),
 }
 
@@ -167,27 +166,27 @@ impl From<Errno> for RangeErrorCause {
     }
 }
 
-/// A userfaultfd. Dropping it closes the descriptor: when nobody else holds it, missing pages of the process read as
+/// A userfaultfd. Dropping it closes the descriptor. When no other process has it open, missing pages of the process read as
 /// zeroes from then on.
 #[derive(Debug)]
 pub struct Userfaultfd(OwnedFd);
 
 impl Userfaultfd {
-    /// One for the calling process, close-on-exec and nonblocking.
+    /// Creates one for the calling process, close-on-exec and nonblocking.
     ///
     /// # Errors
     /// As userfaultfd(2): EPERM without the privilege.
     pub fn create() -> io::Result<Self> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        // SAFETY: the memory of this process changes only in areas that it registers, by copies into missing pages
-        // of them, which a fault would have filled as well.
+        // SAFETY: the memory of this process changes only in ranges that it registers: copies go into missing pages, which a
+        // fault would have filled as well.
         Ok(Self(unsafe { rustix::mm::userfaultfd(flags)? }))
     }
 
-    /// Takes a descriptor that another process passed, and makes it nonblocking.
+    /// Takes a descriptor from another process, and makes it nonblocking.
     ///
     /// # Errors
-    /// `InvalidInput` when it is no userfaultfd.
+    /// `InvalidInput` if it is not a userfaultfd.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         if !is_userfaultfd(fd.as_raw_fd()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the descriptor is no userfaultfd"));
@@ -195,17 +194,17 @@ impl Userfaultfd {
         Self::nonblocking(fd)
     }
 
-    /// Takes the userfaultfd of this number in the process's table: one that a fork message named, or that a
-    /// predecessor sharing the table left. The caller must be its only owner.
+    /// Takes the userfaultfd with this number in the process's descriptor table: one that a fork message named, or that a
+    /// predecessor with the same table left. The caller must be its only owner.
     ///
     /// # Errors
-    /// `InvalidInput` when that number is no userfaultfd.
+    /// `InvalidInput` if that number is not a userfaultfd.
     pub fn from_number(number: RawFd) -> io::Result<Self> {
         if number < 0 || !is_userfaultfd(number) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("descriptor {number} is no userfaultfd")));
         }
-        // SAFETY: the number is open, as its link just told, and of a kind that only the pager keeps, by numbers of
-        // its journals; no `OwnedFd` of it exists elsewhere.
+        // SAFETY: the number is open, as its link has just shown. Only the pager keeps descriptors of this kind, by the
+        // numbers in its journals; no `OwnedFd` of it exists elsewhere.
         Self::nonblocking(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
@@ -214,29 +213,29 @@ impl Userfaultfd {
         Ok(Self(fd))
     }
 
-    /// Agrees with the kernel on the interface and switches `features` on; gives all that the kernel has. Once per
-    /// userfaultfd, before anything else.
+    /// Negotiates the interface with the kernel and enables `features`; returns all features of the kernel. Must be the
+    /// first call, once for each userfaultfd.
     ///
     /// # Errors
-    /// As UFFDIO_API: EINVAL for features that the kernel lacks, EPERM for fork events without CAP_SYS_PTRACE.
+    /// As UFFDIO_API: EINVAL for features that the kernel lacks; EPERM for fork events without CAP_SYS_PTRACE.
     pub fn enable(&self, features: UffdFeatures) -> io::Result<UffdFeatures> {
         let mut api = ApiArgument { api: API, features: features.0, ioctls: 0 };
         self.request::<{ opcode::read_write::<ApiArgument>(0xaa, 0x3f) }, _>(&mut api)?;
         Ok(UffdFeatures(api.features))
     }
 
-    /// Has missing pages of a range reported.
+    /// Registers a range for faults on missing pages.
     ///
     /// # Errors
-    /// As UFFDIO_REGISTER: EINVAL where part is not mapped, or a private mapping of a disk file.
+    /// As UFFDIO_REGISTER: EINVAL if a part is not mapped, or is a private mapping of a disk file.
     pub fn register(&self, start: u64, bytes: u64) -> io::Result<()> {
         self.register_as(MODE_MISSING, start, bytes)
     }
 
-    /// Has pages of a range reported that its file has and it has not mapped.
+    /// Registers a range for minor faults: on pages that the file has but the process has not mapped.
     ///
     /// # Errors
-    /// As UFFDIO_REGISTER: EINVAL where part is not mapped, or of another file than one of shared memory.
+    /// As UFFDIO_REGISTER: EINVAL if a part is not mapped, or maps a file that is not shared memory.
     pub fn register_minor(&self, start: u64, bytes: u64) -> io::Result<()> {
         self.register_as(MODE_MINOR, start, bytes)
     }
@@ -247,17 +246,17 @@ impl Userfaultfd {
         Ok(self.request::<{ opcode::read_write::<RegisterArgument>(0xaa, 0x00) }, _>(&mut argument)?)
     }
 
-    /// Maps pages that the file of a range has (UFFDIO_CONTINUE), and makes none. Nobody is woken.
+    /// Maps the pages of a range that its file already has (UFFDIO_CONTINUE), and allocates none. Wakes no thread.
     ///
     /// # Errors
-    /// [`RangeError`] at the first page that the file has not (EFAULT, where nothing was done before it).
+    /// [`RangeError`] at the first page that the file does not have (EFAULT, if no page was mapped before it).
     pub fn continue_range(&self, start: u64, bytes: u64) -> Result<(), RangeError> {
         let mut argument = RangeArgument { range: UffdioRange { start, bytes }, mode: CONTINUE_WITHOUT_WAKE, done: 0 };
         let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x07) }, _>(&mut argument);
         range_result(outcome, argument.done)
     }
 
-    /// Ends what [`Self::register`] began; waiting threads go on (and find zeroes).
+    /// Undoes [`Self::register`]. Waiting threads continue (and find zeroes).
     ///
     /// # Errors
     /// As UFFDIO_UNREGISTER.
@@ -266,7 +265,7 @@ impl Userfaultfd {
         Ok(self.request::<{ opcode::read::<UffdioRange>(0xaa, 0x01) }, _>(&mut range)?)
     }
 
-    /// Copies `from` to the missing pages at `to` and wakes who waits for them.
+    /// Copies `from` to the missing pages at `to`, and wakes the threads that wait for them.
     ///
     /// # Errors
     /// [`RangeError`] at the first page that cannot be filled.
@@ -277,7 +276,7 @@ impl Userfaultfd {
         range_result(outcome, argument.done)
     }
 
-    /// Maps zeroes at missing pages and wakes who waits for them.
+    /// Maps zeroes at missing pages, and wakes the threads that wait for them.
     ///
     /// # Errors
     /// [`RangeError`] at the first page that cannot be filled.
@@ -287,7 +286,7 @@ impl Userfaultfd {
         range_result(outcome, argument.done)
     }
 
-    /// Makes missing pages raise SIGBUS (EFAULT or EHWPOISON in a system call), and wakes who waits for them.
+    /// Makes missing pages raise SIGBUS (EFAULT or EHWPOISON in a system call), and wakes the threads that wait for them.
     ///
     /// # Errors
     /// [`RangeError`] at the first page that cannot be poisoned; `Other` with EINVAL before Linux 6.6.
@@ -297,7 +296,7 @@ impl Userfaultfd {
         range_result(outcome, argument.done)
     }
 
-    /// Has every thread that waits in the range try its access again.
+    /// Makes every thread that waits in the range repeat its access.
     ///
     /// # Errors
     /// As UFFDIO_WAKE: EINVAL for a range outside user space.
@@ -306,32 +305,33 @@ impl Userfaultfd {
         Ok(self.request::<{ opcode::read::<UffdioRange>(0xaa, 0x02) }, _>(&mut range)?)
     }
 
-    /// Whether the process's memory is gone: it ended, or executes another program. A userfaultfd does not tell that
-    /// by itself.
+    /// Whether the process's memory no longer exists: it ended, or executed another program. A userfaultfd sends no message
+    /// about that.
     pub fn is_process_gone(&self) -> bool {
-        // Lifting a write protection that was never there changes nothing, wherever it is; the kernel looks for the
-        // process first.
+        // Removing a write protection that was never set changes nothing, at any address. The kernel checks first whether
+        // the process exists.
         let range = UffdioRange { start: ANY_ADDRESS, bytes: 4096 };
         let mut argument = ProtectArgument { range, mode: UNPROTECT_WITHOUT_WAKE };
         let outcome = self.request::<{ opcode::read_write::<ProtectArgument>(0xaa, 0x06) }, _>(&mut argument);
         outcome == Err(Errno::SRCH)
     }
 
-    /// Whether the page at an address lies in an area that is registered, for missing pages alone. Nothing changes.
+    /// Whether the page at an address is in a mapping that is registered, for missing pages only. Changes nothing.
     ///
     /// # Errors
-    /// [`RangeErrorCause::MapChanging`] while the process is changing its memory map, or forks, and this was not read yet;
+    /// [`RangeErrorCause::MapChanging`] if a change of the process's memory map, or a fork, has not been read yet;
     /// [`RangeErrorCause::ProcessGone`].
     pub fn is_registered(&self, address: u64) -> Result<bool, RangeErrorCause> {
         self.is_in_one_mapping(address, 4096)
     }
 
-    /// Whether a range, of whole pages, lies in one area that is registered, for missing pages alone. Nothing changes.
+    /// Whether a range of whole pages is in a single mapping that is registered, for missing pages only. Changes nothing.
     ///
     /// # Errors
     /// As [`Self::is_registered`].
     pub fn is_in_one_mapping(&self, address: u64, bytes: u64) -> Result<bool, RangeErrorCause> {
-        // The kernel finds the area before it finds that this one can have no protected page. So it copies nothing.
+        // The kernel looks for the mapping before it finds that the mapping cannot have protected pages. So it copies
+        // nothing.
         let mut argument = CopyArgument { to: address, from: address, bytes, mode: COPY_PROTECTED, done: 0 };
         match self.request::<{ opcode::read_write::<CopyArgument>(0xaa, 0x03) }, _>(&mut argument) {
             Err(Errno::INVAL) => Ok(true),
@@ -341,16 +341,17 @@ impl Userfaultfd {
         }
     }
 
-    /// Whether all changes of the process's memory map that were made so far, and all its forks, have been read.
+    /// Whether all messages about memory map changes and forks so far have been read.
     pub fn has_no_pending_events(&self) -> bool {
         !matches!(self.is_registered(ANY_ADDRESS), Err(RangeErrorCause::MapChanging))
     }
 
-    /// Reads as many messages as there are, at most `messages_max`, into a mapping from `offset` on: the kernel stores
-    /// them there even if this process is killed meanwhile. Gives how many; 0 when there is none.
+    /// Reads all pending messages, at most `messages_max`, into a mapping from `offset` on. The kernel stores them even if
+    /// this process is killed meanwhile. Returns their number; 0 if there are none.
     ///
     /// # Errors
-    /// As read(2): EMFILE when the table has no room for a forked process's userfaultfd; the message stays.
+    /// As read(2): EMFILE if the descriptor table has no room for a forked process's userfaultfd. The message then stays
+    /// pending.
     pub fn read_events(&self, into: &SharedMapping, offset: usize, messages_max: usize) -> io::Result<usize> {
         match into.read_from(&self.0, offset, messages_max * EVENT_BYTES) {
             Ok(bytes) => Ok(bytes / EVENT_BYTES),
@@ -360,8 +361,8 @@ impl Userfaultfd {
     }
 
     fn request<const OPCODE: Opcode, Argument>(&self, argument: &mut Argument) -> Result<(), Errno> {
-        // SAFETY: each opcode comes with the argument that linux/userfaultfd.h gives it; what a copy reads is a slice
-        // borrowed for the call, what it writes lies in missing pages of the registered process.
+        // SAFETY: each opcode is used with its argument of linux/userfaultfd.h. A copy reads from a slice that is borrowed
+        // for the call, and writes to missing pages of the registered process.
         unsafe { ioctl(&self.0, Updater::<OPCODE, Argument>::new(argument)) }
     }
 }
@@ -388,7 +389,7 @@ fn is_userfaultfd(number: RawFd) -> bool {
     fs::read_link(format!("/proc/self/fd/{number}")).is_ok_and(|link| link.as_os_str() == FD_LINK)
 }
 
-/// `done` is what the kernel left there: bytes done, or a negative errno that it also returned.
+/// `done` is the field that the kernel wrote: completed bytes, or the negative errno that it also returned.
 fn range_result(outcome: Result<(), Errno>, done: i64) -> Result<(), RangeError> {
     outcome.map_err(|errno| RangeError { done: u64::try_from(done).unwrap_or(0), cause: errno.into() })
 }

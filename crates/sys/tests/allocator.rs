@@ -1,4 +1,4 @@
-//! Tests that run alone in their process: how memory is divided among threads is set once per process.
+//! Tests that run alone in their process, because the number of arenas is set once per process.
 #![cfg(target_env = "gnu")]
 
 use std::sync::Barrier;
@@ -6,7 +6,7 @@ use std::{ptr, slice, thread};
 
 use farfork_sys::allocator;
 
-/// More threads than most machines would give a pool each.
+/// More threads than arenas on most machines.
 const THREADS: usize = 24;
 
 #[test]
@@ -33,7 +33,7 @@ fn what_is_free_between_what_is_used_goes_back() {
     let before = anonymous_kib();
     allocator::trim_heap();
     let freed_kib = before - anonymous_kib();
-    // Of 38 MiB; a page that a used block touches stays.
+    // Of 38 MiB. A page that overlaps a used block is kept.
     assert!(freed_kib > 25 << 10, "{freed_kib} KiB");
     assert!(used.iter().enumerate().all(|(at, block)| block.iter().all(|byte| *byte == (at * 20) as u8)));
 }
@@ -44,10 +44,10 @@ fn anonymous_kib() -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// How many the allocator has, by its own report: an element `heap` each (malloc_info(3)).
+/// The number of arenas that the allocator reports: an element `heap` each (malloc_info(3)).
 fn pools() -> usize {
     let (mut text, mut length) = (ptr::null_mut(), 0);
-    // SAFETY: the stream writes into memory of its own, whose place it leaves in both variables when it is closed.
+    // SAFETY: the stream writes into its own memory; on close it stores address and length in both variables.
     let report = unsafe {
         let stream = libc::open_memstream(&mut text, &mut length);
         assert_eq!(libc::malloc_info(0, stream), 0);

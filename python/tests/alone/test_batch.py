@@ -1,4 +1,4 @@
-"""Which calls are forked when, and how futures end."""
+"""Tests when calls of a batch are forked, and how futures end."""
 
 import unittest
 from concurrent.futures import CancelledError

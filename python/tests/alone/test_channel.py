@@ -1,4 +1,4 @@
-"""Frames between this process and a worker: whole, in order, however the bytes arrive."""
+"""Tests that frames between this process and a worker arrive complete and in order, however the bytes arrive."""
 
 import os
 import pickle
@@ -66,7 +66,7 @@ class Frames(unittest.TestCase):
         sender.close()
         self.assertEqual([frame.task for frame in receiver.receive()], [7])
         self.assertTrue(receiver.is_at_end)
-        # Nobody reads this; it is the receiver that finds the end.
+        # No process receives this. The end is detected when receiving.
         receiver.send(OUTCOME, 8, Payload(b"late"))
         self.assertFalse(receiver.has_outgoing)
         receiver.close()

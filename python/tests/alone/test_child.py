@@ -1,4 +1,4 @@
-"""What a child knows of its payload."""
+"""Tests how a child reads its payload."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Files that come with messages are read whole, and closed."""
+"""Tests that files that are sent with messages are read completely, and closed."""
 
 import os
 import unittest

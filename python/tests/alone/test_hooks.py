@@ -1,4 +1,4 @@
-"""At-fork hooks are found and run in order, and leave running threads alone."""
+"""Tests that at-fork hooks are found, run in order, and do not affect running threads."""
 
 import concurrent.futures.thread
 import logging
@@ -60,7 +60,7 @@ class Hooks(unittest.TestCase):
             hooks.before()
             then()
             for lock in (logging._lock, concurrent.futures.thread._global_shutdown_lock):  # type: ignore[attr-defined]
-                # Another thread can take it: it is free, and the same that the others wait for.
+                # Another thread can acquire it, so it is free, and still the lock that other threads wait for.
                 taken = threading.Thread(target=lambda: (lock.acquire(), lock.release()))
                 taken.start()
                 taken.join(5)

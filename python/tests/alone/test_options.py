@@ -1,4 +1,4 @@
-"""An executor's arguments, as fields of fork requests."""
+"""Tests an executor's arguments as fields of fork requests."""
 
 import unittest
 from typing import Any

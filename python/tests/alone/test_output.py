@@ -1,4 +1,4 @@
-"""What workers print, as the program prints it."""
+"""Tests how the program prints the output of workers."""
 
 import io
 import os

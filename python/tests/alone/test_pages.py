@@ -1,4 +1,4 @@
-"""The pages offered to a capture have the layout that the daemon expects."""
+"""Tests that the pages offered to a capture have the layout that the daemon expects."""
 
 import ctypes
 import struct

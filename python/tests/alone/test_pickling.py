@@ -1,4 +1,4 @@
-"""Calls for workers that were forked earlier: only those that mean there what they mean here."""
+"""Tests that a call is pickled for existing workers only if it has the same meaning there."""
 
 import functools
 import importlib
@@ -82,7 +82,7 @@ class Pickling(unittest.TestCase):
         first = main_function("first")
         define_in_main("helper_in_main", first)
         try:
-            # A call of no function of __main__ does not use it.
+            # A call that uses no function of __main__ is still pickled.
             pickle_one(partial(module_function, 4), state)
             state = ForkedState(NO_OBJECTS)
             first.__code__ = main_function("changed").__code__

@@ -1,4 +1,4 @@
-"""Messages are encoded and decoded as the header defines them; other bytes are refused."""
+"""Tests that messages are encoded and decoded as the header defines them, and other bytes are refused."""
 
 import unittest
 

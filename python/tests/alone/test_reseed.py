@@ -1,4 +1,4 @@
-"""NumPy's generator is reseeded in children only, either way, and keeps nothing of its parent's state."""
+"""Tests that NumPy's generator is reseeded in children only, in both ways, and keeps nothing of its parent's state."""
 
 import os
 import unittest

@@ -1,4 +1,4 @@
-"""A future returns or raises what its call returned or raised in the child."""
+"""Tests that a future returns or raises what its call returned or raised in the child."""
 
 import pickle
 import unittest
@@ -8,7 +8,7 @@ from farfork import RemoteTraceback, _task
 
 
 class Stubborn(Exception):
-    """Cannot be made from its arguments alone."""
+    """An exception that cannot be made from its arguments alone."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")

@@ -1,4 +1,4 @@
-"""Tasks that wait, of which any may be removed."""
+"""Tests the queue of waiting tasks, from which any can be removed."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Which worker runs which call, when workers are forked and given up: without a daemon, with real channels."""
+"""Tests which worker runs which call, and when workers are forked and ended: without a daemon, with real channels."""
 
 import os
 import pickle
@@ -25,7 +25,7 @@ def options(children_max: int, retries: int = 0) -> ExecutorOptions:
 
 
 class Host:
-    """What the executor does for a pool, written down; the other ends of channels are here."""
+    """Records the operations that a pool requests, and has the other ends of the channels."""
 
     def __init__(self) -> None:
         self.forked: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""Tests on a running cluster of at least two nodes, as root. ``FARFORK_SOCKET`` or ``FARFORK_RUN_DIR`` leads to it."""
+"""Tests on a running cluster of at least two nodes, as root. ``FARFORK_SOCKET`` or ``FARFORK_RUN_DIR`` selects it."""
 
 import json
 import os
@@ -8,12 +8,12 @@ from typing import Any, Callable
 
 import farfork
 
-#: For what comes by itself, however busy the machine is.
+#: Limit for an expected event, in seconds, also on a busy machine.
 PATIENCE_S = 100
 
 
 def command(*arguments: str, fails: bool = False) -> Any:
-    """What a command of ``farfork`` says."""
+    """The JSON output of a ``farfork`` command."""
     line = [farfork.binary(), *arguments, "--json"]
     said = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S + 20)
     assert fails or said.returncode == 0, said.stderr
@@ -21,7 +21,7 @@ def command(*arguments: str, fails: bool = False) -> Any:
 
 
 def nodes() -> list[str]:
-    """Names of two nodes, neither of them this process's own where there are three."""
+    """Names of two nodes. If there are three, this process's own node is not one of them."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         alive = [node for node in command("nodes")["nodes"] if node["state"] == "alive"]
@@ -32,7 +32,7 @@ def nodes() -> list[str]:
 
 
 class Forked:
-    """A process that os.fork has made, which says a text and ends."""
+    """A process that os.fork made. It writes a text and ends."""
 
     def __init__(self, say: Callable[[], str]) -> None:
         reader, writer = os.pipe()
@@ -46,7 +46,7 @@ class Forked:
         self._reader = reader
 
     def text(self) -> str:
-        """What it said, when it has ended."""
+        """The text that it wrote, after its end."""
         with open(self._reader) as said:
             text = said.read()
         os.waitpid(self.pid, 0)

@@ -1,4 +1,4 @@
-"""Small suites of tests, written into directories of their own, and real runs of pytest on them."""
+"""Small suites of tests, each written into its own directory, and real runs of pytest on them."""
 
 import os
 import subprocess
@@ -15,10 +15,10 @@ import farfork
 
 from . import PATIENCE_S
 
-#: A run of pytest on a busy machine, in seconds: more means that it hangs.
+#: Limit for a run of pytest on a busy machine, in seconds. A longer run hangs.
 RUN_S_MAX = 6 * PATIENCE_S
 
-#: Of each suite: `in_program` is whether a function runs in the process that collected the tests.
+#: The start of each file: `in_program` is whether a function runs in the process that collected the tests.
 PRELUDE = """
 import os, pathlib, signal, time
 import pytest
@@ -41,11 +41,11 @@ class Run:
 
     status: int
     output: str
-    #: Of each test, by name: its outcomes in the JUnit file, which has one for each test.
+    #: By name of the test: its outcomes in the JUnit file. Each test should have one.
     outcomes: dict[str, list[str]]
-    #: Of each test, by name: what it has recorded with `record_property`.
+    #: By name of the test: what it recorded with `record_property`.
     properties: dict[str, dict[str, str]]
-    #: What `note` has written in the program.
+    #: Texts that `note` wrote in the program.
     notes: list[str]
 
     @property
@@ -54,7 +54,7 @@ class Run:
 
 
 class Suite:
-    """Files of tests in a directory of their own. A name with a suffix is written as it is."""
+    """Test files in a new directory. A name with a suffix is written unchanged."""
 
     def __init__(self, **files: str) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="farfork-pytest-"))
@@ -115,7 +115,7 @@ class SuiteTest(unittest.TestCase):
 
 
 def summary(run: Run) -> list[str]:
-    """The words of the last line, without the time."""
+    """The counts in the last line, without the time."""
     last = [line for line in run.output.splitlines() if " in " in line and line.startswith("=")][-1]
     return sorted(last.strip("= ").partition(" in ")[0].split(", "))
 

@@ -1,4 +1,4 @@
-"""A checkpoint returns in the parent and in each child, with the right result and state."""
+"""Tests that a checkpoint returns in the parent and in each child, with the right result and state."""
 
 import ctypes
 import gc
@@ -27,7 +27,7 @@ os.register_at_fork(
     after_in_child=lambda: events.append("child"),
 )
 
-#: How many interrupts come in the middle of the next checkpoints.
+#: Number of interrupts to raise during the next checkpoints.
 interrupts_due = 0
 
 
@@ -42,7 +42,7 @@ os.register_at_fork(before=interrupt_if_due)
 
 
 def children_of(seed: farfork.Seed, count: int) -> list[Any]:
-    """Forks children of a seed onto other nodes, with their number for a payload, and waits for them."""
+    """Forks children of a seed onto other nodes, each with its number as payload, and waits for them."""
     with tempfile.NamedTemporaryFile("w") as payloads:
         payloads.write("".join(f"{number}\n" for number in range(count)))
         payloads.flush()

@@ -1,4 +1,4 @@
-"""The scheduler for Dask, with the real package."""
+"""Tests the scheduler for Dask, with the real package."""
 
 import time
 import unittest

@@ -1,4 +1,4 @@
-"""Calls that have a child of this process each: values, order, exceptions, ends, limits. `test_workers` has those in workers."""
+"""Tests calls that have a child each: values, order, exceptions, ends, limits. `test_workers` tests calls in workers."""
 
 import errno
 import os
@@ -92,7 +92,7 @@ class Executor(unittest.TestCase):
         def counts_of(strategy: str) -> dict[str, int]:
             with executor(strategy=strategy) as children:
                 future = children.submit(time.sleep, 60)
-                # Its id comes when it runs.
+                # The future gets the child's id when the child runs.
                 while future.child is None:
                     time.sleep(0.01)
                 counts: dict[str, int] = command("inspect", future.child)["pager"]
@@ -160,7 +160,7 @@ class Executor(unittest.TestCase):
             try:
                 with socket.create_connection((ip, int(port)), timeout=PATIENCE_S) as connection:
                     connection.settimeout(1)
-                    # A node waits for who calls to begin.
+                    # A node waits for the client to send first.
                     connection.recv(1)
                     return "closed"
             except TimeoutError:
@@ -225,7 +225,7 @@ class Executor(unittest.TestCase):
             self.assertEqual(list(children.map(square, [])), [])
 
     def test_what_is_in_memory_is_simply_there(self) -> None:
-        local = {"closure": threading.Lock()}  # Cannot be pickled.
+        local = {"closure": threading.Lock()}  # It cannot be pickled.
 
         def look_up(part: int) -> tuple[int, bool]:
             count = sum(len(TABLE[key]) for key in range(part, len(TABLE), 4))
@@ -270,7 +270,7 @@ class Executor(unittest.TestCase):
             self.assertIsNone(children.submit(time.sleep, 0).result(PATIENCE_S))
 
     def test_map_gives_up_in_time(self) -> None:
-        # On a busy machine not even the first child may be done so soon.
+        # On a busy machine even the first child may not end that soon.
         for limit in (2, 8, 32, 128):
             begin = time.monotonic()
             done = 0

@@ -1,4 +1,4 @@
-"""The back end for joblib, with the real package."""
+"""Tests the back end for joblib, with the real package."""
 
 import os
 import time
@@ -13,7 +13,7 @@ import farfork.joblib
 
 from . import PATIENCE_S, command, nodes
 
-#: What calls leave in their worker.
+#: Data that calls store in their worker.
 kept: list[int] = []
 
 

@@ -1,4 +1,4 @@
-"""A notebook in a Jupyter kernel: calls, interrupts and branches. Needs ``ipykernel``, ``nbclient`` and ``nbformat``."""
+"""Tests notebooks in a Jupyter kernel: calls, interrupts and branches. Needs ``ipykernel``, ``nbclient``, ``nbformat``."""
 
 import importlib
 import os
@@ -20,12 +20,12 @@ KernelManager: Any = importlib.import_module("jupyter_client.manager").KernelMan
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "branches.ipynb"
 
-#: What the commands of kernels have, and those of their children.
+#: Part of the command line of kernels and their children.
 KERNEL = "ipykernel_launcher"
 
 
 def setUpModule() -> None:
-    """Kernels keep their files in a directory of this run, not in the user's."""
+    """Makes kernels keep their files in a temporary directory, not in the user's."""
     directory = tempfile.TemporaryDirectory()
     unittest.addModuleCleanup(directory.cleanup)
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
@@ -33,7 +33,7 @@ def setUpModule() -> None:
 
 
 class InterruptingClient(nbclient.NotebookClient):  # type: ignore[misc]
-    """Interrupts cells that are tagged for it, as soon as they have printed something."""
+    """Interrupts cells with the tag `interrupt` as soon as they have printed something."""
 
     def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
         output = super().process_message(msg, cell, cell_index)
@@ -51,7 +51,7 @@ def run_cells(notebook: Any) -> list[Any]:
         startup_timeout=PATIENCE_S,
         kernel_name="python3",
         kernel_manager_class=KernelManager,
-        # As a kernel has it by itself: nbclient would keep the history in memory.
+        # The default of a kernel. nbclient would keep the history in memory.
         ipython_hist_file="",
     )
     client.execute()
@@ -81,7 +81,7 @@ def error(cell: Any) -> Any:
 
 class Notebook(unittest.TestCase):
     def require_nothing_left(self) -> None:
-        """No seed and no running child of a kernel is left."""
+        """Checks that no seed and no running child of a kernel is left."""
         deadline = time.monotonic() + PATIENCE_S
         while left := seeds_and_children():
             self.assertLess(time.monotonic(), deadline, left)
@@ -112,7 +112,7 @@ class Notebook(unittest.TestCase):
                 f"executor = farfork.Executor({nodes()!r}, max_workers=2)\n"
                 "executor.submit(abs, -1).result()",
                 "later = 2",
-                # One worker is there. Another one is forked from the seed of the first cell.
+                # There is one worker. Another one is forked from the seed of the first cell.
                 "futures = [executor.submit(time.sleep, 600), executor.submit(time.sleep, 600)]\n"
                 f"end = time.monotonic() + {PATIENCE_S // 2}\n"
                 "while not all(future.running() for future in futures) and time.monotonic() < end:\n    time.sleep(0.1)\n"
@@ -278,6 +278,6 @@ def is_idle(message: Any) -> bool:
 
 
 def seeds_and_children() -> list[str]:
-    """Of kernels: other programs may use the cluster, too."""
+    """Seeds and children of kernels. Other programs may use the cluster too."""
     listed = command("seeds")["seeds"] + command("ps", "--running")["children"]
     return [str(one.get("child") or one["seed"]) for one in listed if KERNEL in one["command"]]

@@ -1,4 +1,4 @@
-"""``pytest --farfork``: real runs of pytest on small suites, with their outcomes compared."""
+"""Tests ``pytest --farfork``: real runs of pytest on small suites, with their outcomes compared."""
 
 import signal
 import subprocess

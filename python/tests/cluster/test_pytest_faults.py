@@ -1,4 +1,4 @@
-"""``pytest --farfork`` with tests and fixtures that do what they should not: no failure is lost, and no run hangs."""
+"""Tests ``pytest --farfork`` with faulty tests and fixtures: no failure is lost, and no run hangs."""
 
 import unittest
 

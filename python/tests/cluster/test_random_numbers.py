@@ -1,4 +1,4 @@
-"""No two children share random numbers, and libraries with threads of their own work in children."""
+"""Tests that children do not share random numbers, and that libraries with their own threads work in children."""
 
 import os
 import random
@@ -17,7 +17,7 @@ from . import nodes
 
 CHILDREN = 200
 
-# All of them have been used in the parent, so that there is a state to share.
+# The parent uses each generator, so that there is state to share.
 random.random(), numpy.random.random(), ssl.RAND_bytes(8), uuid.uuid4(), tempfile.mktemp()
 
 matrix = numpy.random.default_rng(1).random((300, 300))

@@ -1,4 +1,4 @@
-"""Calls in workers: who runs what, what workers keep and see, how they end and are replaced."""
+"""Tests calls in workers: which worker runs which call, what workers keep and see, how they end and are replaced."""
 
 import io
 import logging
@@ -21,7 +21,7 @@ from . import PATIENCE_S, Forked, command, nodes
 
 TABLE = {number: f"value {number}" for number in range(200_000)}
 
-#: What calls leave in their worker.
+#: Data that calls store in their worker.
 kept: list[int] = []
 
 state = "as it was when the workers were forked"
@@ -39,7 +39,7 @@ def keep(number: int) -> tuple[str, list[int]]:
 
 
 def current_worker() -> str:
-    """Differs between workers: each has a process of its own, whose number is the same in all."""
+    """Identifies a worker. The process id is the same in all, so namespaces are used."""
     return f"{os.readlink('/proc/self/ns/pid')} {os.readlink('/proc/self/ns/mnt')}"
 
 
@@ -82,7 +82,7 @@ def log_in_signal_handler() -> str:
         handled.append(1)
 
     signal.signal(signal.SIGVTALRM, log_and_count)
-    # Of processor time: a handler is never interrupted by the next one because the machine is slow.
+    # A timer of CPU time: on a slow machine a handler is not interrupted by the next signal.
     signal.setitimer(signal.ITIMER_VIRTUAL, 0.01, 0.01)
     while len(handled) < 30:
         logger.warning("call")
@@ -113,7 +113,7 @@ def wait_until_running(future: "farfork.ChildFuture[Any]") -> None:
 
 
 def square_in_time(workers: farfork.Executor, number: int) -> int:
-    """On a busy machine even a short call may take longer than its limit."""
+    """Repeats the call: on a busy machine even a short one may exceed its time limit."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -140,7 +140,7 @@ class Workers(unittest.TestCase):
                 future.result(PATIENCE_S)
             children = {future.child for future in futures}
             self.assertLessEqual(len(children), 4)
-            # A busy machine may have two workers do everything, and not let all of them begin.
+            # On a busy machine two workers may do everything before the others begin.
             wide = [workers.submit(time.sleep, 600) for _ in range(4)]
             for future in wide:
                 wait_until_running(future)
@@ -179,7 +179,7 @@ class Workers(unittest.TestCase):
             state = "changed"
             try:
                 self.assertEqual(workers.submit(read_state).result(PATIENCE_S), before)
-                # A call that needs a fresh seed sees what is now.
+                # A call that needs a new seed sees the current state.
                 self.assertEqual(workers.submit(lambda: read_state()).result(PATIENCE_S), "changed")
             finally:
                 state = before
@@ -226,7 +226,7 @@ class Workers(unittest.TestCase):
                 with self.assertRaisesRegex(farfork.ChildDied, text):
                     workers.submit(call).result(PATIENCE_S)
                 self.assertEqual(list(workers.map(square, range(6))), [0, 1, 4, 9, 16, 25])
-            # From outside, while it is idle or at work.
+            # From outside, while the worker is idle or works.
             future = workers.submit(time.sleep, 600)
             wait_until_running(future)
             command("kill", "--signal", "KILL", str(future.child))
@@ -246,7 +246,7 @@ class Workers(unittest.TestCase):
 
     def test_a_call_that_takes_too_long_ends_with_its_worker(self) -> None:
         with executor(max_workers=2, timeout=3) as workers:
-            # A worker that is forked for it, and one that has been idle.
+            # The first time a worker is forked for the call, the second time it was idle before.
             for number in range(2):
                 with self.assertRaisesRegex(farfork.ChildTimeout, "more than 3 s"):
                     workers.submit(time.sleep, 600).result(PATIENCE_S)
@@ -382,7 +382,7 @@ class Workers(unittest.TestCase):
             return os.getpid()
 
         with executor(max_workers=1) as workers:
-            # Either process may be the worker from now on, or neither.
+            # From now on either process may be the worker, or neither.
             workers.submit(fork_both).exception(PATIENCE_S)
             outcomes = [workers.submit(square, number) for number in range(20)]
             for number, outcome in enumerate(outcomes):
@@ -454,7 +454,7 @@ class Workers(unittest.TestCase):
             wait_until_running(running)
             forked = Forked(lambda: str(workers.submit(os.getpid).result(PATIENCE_S)))
             self.assertEqual(forked.text(), str(forked.pid))
-            # Neither the process nor its end disturbs the workers of this one.
+            # The process and its end do not affect the workers of this one.
             self.assertIsNone(running.result(PATIENCE_S))
             future = workers.submit(os.getpid)
             self.assertEqual((future.result(PATIENCE_S), future.child), (os.getpid(), running.child))
@@ -463,7 +463,7 @@ class Workers(unittest.TestCase):
         with executor(max_workers=3) as workers:
             futures = [workers.submit(square, number) for number in range(9)]
             self.assertEqual([future.result(PATIENCE_S) for future in futures], [n * n for n in range(9)])
-            # A second seed, beside which the first is dropped.
+            # Makes a second seed, so that the first one is dropped.
             self.assertEqual(workers.submit(lambda: square(5)).result(PATIENCE_S), 25)
             ids = {future.child for future in futures}
         descriptors = set(os.listdir("/proc/self/fd"))

@@ -1,8 +1,7 @@
-//! `cargo xtask fuzz`: runs each fuzz target in `fuzz/` for a given time, from the corpus in the repository.
+//! `cargo xtask fuzz`: runs each fuzz target in `fuzz/` for a given time, starting from the corpus in the repository.
 //!
-//! The fuzzer is libFuzzer. cargo-fuzz needs a nightly compiler only for sanitizers, and the fuzzed code has no
-//! `unsafe`: so the pinned compiler builds the targets, with the flags in this file. `target` runs one target and
-//! reports its result.
+//! The fuzzer is libFuzzer. cargo-fuzz needs a nightly compiler only for sanitizers, and the fuzzed code has no `unsafe`. So
+//! the pinned compiler builds the targets, with the flags in this file. `target` runs one target and reports its result.
 
 mod target;
 
@@ -17,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::workspace::Workspace;
 use target::{Ended, FuzzPriority, Target};
 
-/// What makes the compiler count which edges ran, and tell libFuzzer what was compared.
+/// Flags that make the compiler count executed edges, and report compared values to libFuzzer.
 const FLAGS: [&str; 7] = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -28,21 +27,21 @@ const FLAGS: [&str; 7] = [
     "-Ccodegen-units=1",
 ];
 
-/// Named, so that build scripts and macros are built without the flags.
+/// Given explicitly, so that build scripts and macros are built without the flags.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
-/// How long each target runs, unless `--seconds` is given.
+/// How long each target runs without `--seconds`.
 const SECONDS: u32 = 60;
 
-/// Runs the targets that are named, or all; `--seconds N` says how long each.
+/// Runs the named targets, or all. `--seconds N` sets the time for each.
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     let (seconds, named) = parse(arguments)?;
     let plan = Plan { seconds, priority: FuzzPriority::Normal, tell: &|line| println!("{line}") };
     plan.run(workspace, &named, &AtomicBool::new(false)).map(|report| println!("{report}"))
 }
 
-/// Runs all targets for some seconds each, at the lowest priority and without output. Starts no more of them once `is_over`. Returns
-/// the report.
+/// Runs all targets for some seconds each, at the lowest priority and without output. When `is_over` is set, it starts no
+/// more targets. Returns the report.
 pub(crate) fn run_in_background(workspace: &Workspace, seconds: u32, is_over: &AtomicBool) -> Result<String> {
     let lines = Mutex::new(String::new());
     let tell = |line: String| {
@@ -54,7 +53,7 @@ pub(crate) fn run_in_background(workspace: &Workspace, seconds: u32, is_over: &A
     Ok(lines.into_inner().expect("no thread panics with it") + &report)
 }
 
-/// How targets are run.
+/// The options of a run.
 struct Plan<'a> {
     seconds: u32,
     priority: FuzzPriority,
@@ -76,7 +75,7 @@ impl Plan<'_> {
         self.side_by_side(names.into_iter().map(target).collect(), is_over)
     }
 
-    /// Runs as many at once as there are cores; all of them, also where one fails.
+    /// Runs as many targets at once as there are cores. It runs all of them, even if one fails.
     fn side_by_side(&self, targets: Vec<Target>, is_over: &AtomicBool) -> Result<String> {
         let Self { seconds, priority, tell } = *self;
         let (count, at_once) = (targets.len(), thread::available_parallelism().map_or(1, usize::from));
@@ -116,7 +115,7 @@ fn parse(arguments: &[String]) -> Result<(u32, Vec<String>)> {
     Ok((seconds, named))
 }
 
-/// The targets' names, in order.
+/// The names of the targets, sorted.
 fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     let folder = workspace.root().join("fuzz/targets");
     let mut names = Vec::new();
@@ -128,7 +127,7 @@ fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Beside the other build products, so that whatever keeps those keeps these.
+/// Next to the other build products, so that they are kept together.
 fn products(workspace: &Workspace) -> PathBuf {
     let all = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.root().join("target"), PathBuf::from);
     all.join("fuzz")

@@ -7,32 +7,32 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Most memory of a target, in MiB: no input may make it take more.
+/// Memory limit of a target, in MiB. An input that needs more is a failure.
 const MEMORY_MIB_MAX: u32 = 1024;
 
-/// Longest time of one input, in seconds: what takes milliseconds where nobody else wants the cores.
+/// Time limit for one input, in seconds. Without other load an input takes milliseconds.
 const INPUT_SECONDS_MAX: u32 = 30;
 
-/// Niceness of what runs in the background: a hundredth of a core where a test wants it.
+/// Niceness in the background. A test that needs the core leaves it about a hundredth.
 const BACKGROUND: &str = "19";
 
-/// Lines of a target that failed that are shown: the panic, its stack and the input.
+/// Number of lines shown of a failed target: the panic, its stack and the input.
 const LINES_SHOWN: usize = 60;
 
-/// What libFuzzer says before the number of inputs that it tried.
+/// libFuzzer prints this before the number of inputs that it tried.
 const INPUTS_LABEL: &str = "stat::number_of_executed_units:";
 
 /// The priority of targets and of their build.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FuzzPriority {
-    /// As other programs.
+    /// Like other programs.
     Normal,
     /// Below other programs.
     Background,
 }
 
 impl FuzzPriority {
-    /// A program with this priority.
+    /// A command with this priority.
     pub(super) fn command(self, program: &Path) -> Command {
         match self {
             Self::Normal => Command::new(program),
@@ -45,23 +45,22 @@ impl FuzzPriority {
     }
 }
 
-/// A target that is built.
+/// A built target.
 pub(super) struct Target {
     pub(super) name: String,
     pub(super) program: PathBuf,
-    /// `fuzz/`, where the corpus is.
+    /// `fuzz/`, which contains the corpus.
     pub(super) folder: PathBuf,
 }
 
-/// A target that has run.
+/// A target that has run, and its result.
 pub(super) struct Ended {
     name: String,
     outcome: Result<u64>,
 }
 
 impl Target {
-    /// Runs it. What it finds beyond the corpus in the repository goes to a folder that git ignores, where it begins the
-    /// next time.
+    /// Runs it. New inputs are stored in a directory that git ignores, and the next run also starts from them.
     pub(super) fn run(self, seconds: u32, priority: FuzzPriority) -> Ended {
         let outcome = self.count_inputs(seconds, priority);
         Ended { name: self.name, outcome }
@@ -109,7 +108,7 @@ fn last_lines(text: &str) -> String {
 }
 
 impl Ended {
-    /// What failed, if it did.
+    /// The failure, if there is one.
     pub(super) fn failure(&self) -> Option<String> {
         self.outcome.as_ref().err().map(|error| format!("{}: {error:#}", self.name))
     }

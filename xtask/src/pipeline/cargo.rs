@@ -1,4 +1,4 @@
-//! Runs a command as one step. Copies its output to the terminal and to a log file, and reads the test results in it.
+//! Runs a command as one step. Copies its output to the terminal and to a log file, and parses the test results in it.
 
 use std::env;
 use std::fs::{self, File};
@@ -15,25 +15,26 @@ use super::hang;
 use super::output::TestOutput;
 use crate::workspace::Workspace;
 
-/// Between two looks whether a command has ended.
+/// Interval between two checks whether a command has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// For the end of a command's output after the command has ended. Only a process that it left running keeps the pipe open longer.
+/// Limit on the wait for the end of the output after a command has ended. Only a process that it left running keeps the pipe
+/// open longer.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(5);
 
-/// What `cargo run` tells this program about itself. Build scripts that watch these variables would run again whenever cargo is called
-/// from the shell and from here in turn.
+/// Variables in which `cargo run` describes this program. Build scripts that watch them would run again whenever cargo is
+/// called alternately from the shell and from here.
 const OWN_PACKAGE: [&str; 5] =
     ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_MANIFEST_LINKS", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"];
 const OWN_PACKAGE_PREFIX: &str = "CARGO_PKG_";
 
-/// Cargo, as if it was called from the shell.
+/// Cargo with the environment of the shell.
 pub(super) fn command(workspace: &Workspace, arguments: &[&str]) -> Command {
     run_in_root(workspace, Command::new(env!("CARGO")), arguments)
 }
 
-/// Cargo in a mount namespace of its own. Container pools watch the mounts of their namespace, and discard containers when others
-/// change them.
+/// Cargo in a mount namespace of its own. Container pools watch the mounts of their namespace, and discard containers if
+/// other programs change them.
 pub(super) fn isolated_command(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--", env!("CARGO")]);
@@ -55,9 +56,9 @@ pub(super) fn forget_own_package(command: &mut Command) {
     }
 }
 
-/// How a command ended.
+/// The result of a command.
 pub(super) struct CommandCompletion {
-    /// `None`: it ran out of time and was killed, with all that descended from it.
+    /// `None` if the command exceeded its limit and was killed with all its descendants.
     pub(super) status: Option<ExitStatus>,
     pub(super) log: PathBuf,
     pub(super) output: TestOutput,
@@ -69,14 +70,14 @@ impl CommandCompletion {
     }
 }
 
-/// Runs a command to its end, or until `limit` has passed. `log` is written anew.
+/// Runs a command until it ends, or until `limit` has passed. An existing `log` is overwritten.
 pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Result<CommandCompletion> {
     fs::create_dir_all(log.parent().context("a log lies in a directory")?)?;
     let file = File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
     let (reader, writer) = io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("{command:?} cannot be started"))?;
-    // The command holds the writing ends: without them here, the pipe ends with the processes that write.
+    // The command holds the write ends. Without ours, the pipe ends when all processes that write to it have ended.
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     let output = Arc::new(Mutex::new(TestOutput::default()));
     let copier = copy_output(reader, file, Arc::clone(&output));
@@ -111,9 +112,9 @@ fn copy_output(pipe: PipeReader, mut log: File, output: Arc<Mutex<TestOutput>>) 
         let mut line = Vec::new();
         while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
             let text = String::from_utf8_lossy(&line);
-            // `print!`, because libtest captures it: tests of this file print test results that are not theirs.
+            // `print!`, because libtest captures it: the tests of this file print results of other tests.
             print!("{text}");
-            // A full disk costs the log, not the run.
+            // A full disk loses the log, but does not stop the run.
             let _ = log.write_all(&line);
             lock(&output).read_line(text.trim_end_matches('\n'));
             line.clear();

@@ -1,4 +1,4 @@
-//! Runs cargo as on a freshly installed machine (`scripts/fresh.sh`). Only what builds the tests stays visible:
+//! Runs cargo as on a freshly installed machine (`scripts/fresh.sh`). Only the files for building the tests stay visible:
 //! toolchain, crates, caches and build products.
 
 use std::env;
@@ -8,7 +8,7 @@ use std::process::Command;
 use super::cargo;
 use crate::workspace::Workspace;
 
-/// Directories that stay visible: the variable that names each, and where it is in the home directory otherwise.
+/// Directories that stay visible: the variable that names each, and its default in the home directory.
 const KEPT: [(&str, Option<&str>); 4] = [
     ("CARGO_HOME", Some(".cargo")),
     ("RUSTUP_HOME", Some(".rustup")),
@@ -16,7 +16,7 @@ const KEPT: [(&str, Option<&str>); 4] = [
     ("CARGO_TARGET_DIR", None),
 ];
 
-/// Cargo with these arguments, there. It cannot download anything.
+/// Cargo with these arguments in that environment. It cannot download anything.
 pub(super) fn command(workspace: &Workspace, arguments: &[&str]) -> Command {
     let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     let directory = |(variable, place): (&str, Option<&str>)| {

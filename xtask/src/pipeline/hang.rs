@@ -1,11 +1,11 @@
-//! `kill_tree`: handles a step that ran out of time. It records where the threads of every process below the step wait
-//! in the kernel, and kills the processes.
+//! `kill_tree`: handles a step that exceeded its limit. It records where the threads of every process of the step wait in
+//! the kernel, and kills the processes.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::process::Command;
 
-/// Lists a process and all that descends from it, and kills them. Processes that have left the tree are not found.
+/// Describes a process and all its descendants, and kills them. Processes that have left the tree are not found.
 pub(super) fn kill_tree(root: u32) -> String {
     let tree = tree_of(root);
     let report = tree.iter().map(|pid| describe(*pid)).collect();
@@ -15,7 +15,7 @@ pub(super) fn kill_tree(root: u32) -> String {
     report
 }
 
-/// The process first, then others, each after its parent.
+/// The process and its descendants, each after its parent.
 fn tree_of(root: u32) -> Vec<u32> {
     let mut tree = vec![root];
     let mut index = 0;

@@ -1,8 +1,8 @@
-//! `cargo xtask test`, `check`, `test-long`, `test-fresh`, `e2e` and `bench`: the steps of a test run, each with a
-//! heading and its time.
+//! `cargo xtask test`, `check`, `test-long`, `test-fresh`, `e2e` and `bench`: the steps of a test run, each with a heading
+//! and its time.
 //!
-//! Every step runs, also after a failed one, unless the tests do not build. The last lines name each failure, its
-//! reason and its log. All steps build with one profile and one set of features, so that nothing is compiled twice.
+//! Every step runs, even after a failed one, unless the tests do not build. The last lines name each failure, its reason and
+//! its log. All steps build with one profile and one set of features, so that nothing is compiled twice.
 
 mod cargo;
 mod fresh;
@@ -24,46 +24,47 @@ use crate::{deny, fuzz, tidy};
 pub(crate) use summary::RunFailed;
 use summary::RunSummary;
 
-/// The integration test that needs root and starts nodes; it comes last and by itself.
+/// The integration test that needs root and starts nodes. It runs last and alone.
 const END_TO_END: &str = "e2e";
 
-/// Tests beside the code that they test.
+/// Tests in the same crate as the tested code.
 const UNIT_TESTS: [&str; 5] = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins"];
 
-/// The whole workspace, though one crate has this test: another choice of crates would be another choice of features, and
-/// build everything anew.
+/// All crates, although only one has this test. A subset would select other features and rebuild everything.
 const END_TO_END_TESTS: [&str; 4] = ["test", "--workspace", "--test", END_TO_END];
 
-/// Builds `farfork-bench` next to `farfork`, which executes it. The end-to-end test is named so that the features are those of the tests.
+/// Builds `farfork-bench` next to `farfork`, which executes it. The end-to-end test is included so that the features equal
+/// those of the tests.
 const PROGRAMS: [&str; 5] = ["build", "--workspace", "--bins", "--test", END_TO_END];
 
-/// Integration tests that run next to the others because they mostly wait, for limits of time and for each other.
+/// Integration tests that run in parallel to the others because they mostly wait, for time limits and for each other.
 const LANES: [(&str, &[&str]); 2] =
     [("tests that wait", &["daemon", "fabric", "tcp"]), ("tests of mounted volumes", &["mount"])];
 
-/// How many tests of one program run at once: more than there are cores, because many tests wait.
+/// Number of tests of one program that run at once. It exceeds the number of cores because many tests wait.
 const TEST_THREADS: &str = "4";
 
-/// For each fuzz target while the other tests run, which leave it a quarter of this. A long campaign is `cargo xtask fuzz --seconds N`; here
-/// the corpus counts above all, which every run replays.
+/// Time for each fuzz target while the other tests run; they leave it a quarter of this. A long campaign is
+/// `cargo xtask fuzz --seconds N`. Here the corpus is most important, which every run replays.
 const FUZZ_SECONDS: u32 = 40;
 
-/// For a build from nothing on a slow machine.
+/// Limit for a complete build on a slow machine.
 const BUILD_LIMIT: Duration = Duration::from_secs(40 * 60);
 
-/// For the unit and integration tests, which take three minutes: what hangs is named long before continuous integration gives up.
+/// Limit for the unit and integration tests, which take three minutes. A hang is reported long before continuous integration
+/// gives up.
 const UNIT_TESTS_LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// For the end-to-end tests, whose runner has a shorter limit of its own.
+/// Limit for the end-to-end tests. Their runner has a shorter limit of its own.
 const END_TO_END_LIMIT: Duration = Duration::from_secs(60 * 60);
 
-/// For the long tests, each of which has a limit of its own.
+/// Limit for the long tests. Each of them has a limit of its own.
 const LONG_TESTS_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
-/// The environment variable by which the end-to-end tests know a set of tests that is smaller than all.
+/// The environment variable that selects a subset of the end-to-end tests.
 const TEST_SET: &str = "FARFORK_TEST_SET";
 
-/// Everything CI runs.
+/// Runs everything that CI runs.
 pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     let integration = integration_tests(workspace)?;
     let mut summary = RunSummary::new(&logs(workspace));
@@ -80,7 +81,7 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     summary.finish()
 }
 
-/// What takes minutes rather than a quarter of an hour: for use between commits.
+/// Runs a subset that takes minutes instead of a quarter of an hour, for use between commits.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let mut summary = RunSummary::new(&logs(workspace));
     check_sources(workspace, &mut summary);
@@ -92,7 +93,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     summary.finish()
 }
 
-/// The long tests, which `test` leaves out. A test is long when it is marked so: `#[ignore = "long: …"]` of a unit test,
+/// Runs the long tests, which `test` leaves out. A long test is marked: `#[ignore = "long: …"]` of a unit test,
 /// `with_ignored_flag` of a test of a mounted volume, `.long()` of an end-to-end test.
 pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let integration = integration_tests(workspace)?;
@@ -109,7 +110,7 @@ pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()>
     summary.finish()
 }
 
-/// The end-to-end tests; `filters` go to their runner.
+/// Runs the end-to-end tests; `filters` are passed to their runner.
 pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let mut arguments = [&END_TO_END_TESTS[..], &["--"]].concat();
     arguments.extend(filters.iter().map(String::as_str));
@@ -117,8 +118,8 @@ pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()
     succeed(&mut cargo::command(workspace, &arguments))
 }
 
-/// The tests that depend most on what a machine has below /run, /tmp, /var/lib and the home directory, as on one that was just installed;
-/// with them the end-to-end tests that `filters` name, or the set of [`check`].
+/// Runs the tests that depend most on the contents of /run, /tmp, /var/lib and the home directory, as on a freshly installed
+/// machine. Also runs the end-to-end tests that `filters` name, or the set of [`check`].
 pub(crate) fn test_fresh(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let mut summary = RunSummary::new(&logs(workspace));
     if build(workspace, &mut summary) {
@@ -134,7 +135,7 @@ pub(crate) fn test_fresh(workspace: &Workspace, filters: &[String]) -> Result<()
     summary.finish()
 }
 
-/// The benchmark of a fork, of a release build; `options` go to it.
+/// Runs the benchmark of a fork with a release build; `options` are passed to it.
 pub(crate) fn bench(workspace: &Workspace, options: &[String]) -> Result<()> {
     succeed(&mut cargo::command(
         workspace,
@@ -152,14 +153,14 @@ fn check_sources(workspace: &Workspace, summary: &mut RunSummary) {
     summary.command("lints", &mut cargo::command(workspace, &lints), BUILD_LIMIT);
 }
 
-/// Builds all tests; without them there is nothing to run.
+/// Builds all tests. Without them nothing can run.
 fn build(workspace: &Workspace, summary: &mut RunSummary) -> bool {
     let arguments = ["test", "--workspace", "--no-run", "--lib", "--bins", "--tests"];
     summary.command("build of the tests", &mut cargo::command(workspace, &arguments), BUILD_LIMIT)
         && summary.command("build of the programs", &mut cargo::command(workspace, &PROGRAMS), BUILD_LIMIT)
 }
 
-/// Arguments of cargo for the unit tests and for integration tests of these names.
+/// Cargo's arguments for the unit tests and for integration tests with these names.
 fn unit_tests<'a>(integration: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let mut arguments = UNIT_TESTS.to_vec();
     arguments.extend(named_tests(integration));
@@ -170,8 +171,8 @@ fn named_tests<'a>(names: impl IntoIterator<Item = &'a str>) -> impl Iterator<It
     names.into_iter().flat_map(|name| ["--test", name])
 }
 
-/// Runs tests, and the fuzz targets at a lower priority: tests wait a quarter of their time. `run_tests` says when some have failed; no
-/// other target is started then.
+/// Runs tests, and the fuzz targets at a lower priority: tests wait a quarter of their time. `run_tests` sets the flag when
+/// some have failed, and then no further target is started.
 fn run_next_to_fuzz_targets(
     workspace: &Workspace,
     summary: &mut RunSummary,
@@ -206,31 +207,33 @@ fn run_integration(workspace: &Workspace, summary: &mut RunSummary, integration:
     summary.commands("unit and integration tests", lanes, UNIT_TESTS_LIMIT)
 }
 
-/// Runs in seconds and in every run, so that no test depends on files that another one left on the machine.
+/// Runs in every test run, because it takes only seconds. It ensures that no test depends on files that another test left on
+/// the machine.
 fn run_fresh(workspace: &Workspace, summary: &mut RunSummary) {
     const TESTS: [&str; 7] =
         ["test", "--workspace", "--no-fail-fast", "--test", "container", "--test", "local_cluster"];
     summary.command("tests on a fresh machine", &mut fresh::command(workspace, &TESTS), UNIT_TESTS_LIMIT);
 }
 
-/// The end-to-end tests judge by themselves which tests failed, since one that timed out is run again: they write that to two files.
+/// Runs the end-to-end tests. Their runner decides which tests failed, because it repeats one that timed out. It writes the
+/// result to two files.
 fn run_end_to_end(summary: &mut RunSummary, command: &mut Command, limit: Duration) {
     const NAME: &str = "end-to-end tests";
     let [failures, counts] = ["failures", "counts"].map(|name| summary.log_of(NAME).with_extension(name));
     for path in [&failures, &counts] {
-        // It need not be there.
+        // The file may not exist.
         let _ = fs::remove_file(path);
     }
     command.env("FARFORK_FAILURES", &failures).env("FARFORK_COUNTS", &counts);
     let Some(completion) = summary.run(NAME, command, limit) else { return };
     match fs::read_to_string(&counts) {
         Ok(counts) => summary.record_judged(completion, &counts, &fs::read_to_string(&failures).unwrap_or_default()),
-        // The runner was ended before it could judge.
+        // The runner ended before it wrote its result.
         Err(_) => drop(summary.record(NAME, completion)),
     }
 }
 
-/// Names of the integration tests that are not the end-to-end one.
+/// Names of the integration tests, without the end-to-end test.
 fn integration_tests(workspace: &Workspace) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for member in workspace.members()? {
@@ -248,7 +251,7 @@ fn integration_tests(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Where the logs of a run are: next to the build products, so that they outlive the work tree's next checkout.
+/// The directory of a run's logs. It is next to the build products, so that the logs survive a checkout.
 fn logs(workspace: &Workspace) -> PathBuf {
     let products = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.root().join("target"), PathBuf::from);
     Path::new(&products).join("test-logs")

@@ -1,41 +1,41 @@
-//! Parses the output of a test run: libtest and libtest-mimic, as cargo passes it on. It is pure.
+//! Parses the output of a test run: libtest and libtest-mimic, as printed by cargo. Pure.
 //!
-//! Counts are in the lines `test result: …`, and failures in the sections `---- NAME stdout ----`. Cargo reports a
-//! crash when a signal has ended a test binary.
+//! Counts are in the lines `test result: …`, and failures in the sections `---- NAME stdout ----`. Cargo reports a crash if
+//! a signal ended a test binary.
 
-/// A test, or a whole test binary, that failed.
+/// A failed test, or a failed test binary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TestFailure {
-    /// The binary and the test, e.g. `farfork_fork: pager::tests::a_page_is_fetched`.
+    /// The binary and the test, such as `farfork_fork: pager::tests::a_page_is_fetched`.
     pub(super) name: String,
-    /// The first line of its reason.
+    /// The first line of the reason.
     pub(super) reason: String,
 }
 
-/// The results that a run of tests has printed so far.
+/// The results that a test run has printed so far.
 #[derive(Debug, Default)]
 pub(super) struct TestOutput {
     pub(super) passed: usize,
     pub(super) failures: Vec<TestFailure>,
-    /// The last line that begins with `error`, which names the cause where no test failed.
+    /// The last line that begins with `error`. It names the cause if no test failed.
     pub(super) last_error: Option<String>,
     binary: String,
     section: OutputSection,
 }
 
-/// The part of the output that the next lines belong to.
+/// The part of the output that the next line belongs to.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum OutputSection {
     #[default]
     Other,
-    /// The output of the last failure, whose reason is still to come.
+    /// The output of the last failure, before its reason.
     Failure,
     /// The line after `thread … panicked at …`: the reason.
     Panic,
 }
 
 impl TestOutput {
-    /// Takes the next line, without its line end.
+    /// Parses the next line, without its line end.
     pub(super) fn read_line(&mut self, line: &str) {
         if let Some(binary) = binary_of(line) {
             self.binary = binary;
@@ -64,7 +64,7 @@ impl TestOutput {
             self.section = OutputSection::Panic;
         } else if failure.reason.is_empty() && !line.trim().is_empty() {
             line.trim().clone_into(&mut failure.reason);
-            // A test may print before it panics: its own lines count only until then.
+            // A test may print before it panics. Its own lines are replaced by the reason of the panic.
             self.section =
                 if self.section == OutputSection::Panic { OutputSection::Other } else { OutputSection::Failure };
         }
@@ -79,7 +79,7 @@ fn binary_of(line: &str) -> Option<String> {
     Some(file.rsplit_once('-').map_or(file, |(name, _hash)| name).to_owned())
 }
 
-/// The number in front of `word`: 12 in `ok. 12 passed; 0 failed`.
+/// The number before `word`: 12 in `ok. 12 passed; 0 failed`.
 fn number_before(text: &str, word: &str) -> Option<usize> {
     let before = &text[..text.find(word)?];
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()

@@ -1,4 +1,5 @@
-//! Collects the results of a run's steps. Every step runs, even after one that failed. The end of the output names each failure.
+//! Collects the results of a run's steps. Every step runs, even after a failed one. The end of the output names each
+//! failure.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,8 +12,8 @@ use anyhow::Result;
 use super::cargo::{self, CommandCompletion};
 use super::output::TestFailure;
 
-/// A run of which so many tests or steps failed. Each is named already, and the line with the counts must be the last one: nothing is
-/// printed for this error.
+/// A run with this many failed tests or steps. Nothing is printed for this error: each failure was already named, and the
+/// line with the counts must be the last one.
 #[derive(Debug)]
 pub(crate) struct RunFailed(usize);
 
@@ -24,19 +25,19 @@ impl fmt::Display for RunFailed {
 
 impl std::error::Error for RunFailed {}
 
-/// A failure and where all that it printed is.
+/// A failure and the log with its output.
 struct LoggedFailure {
     failure: TestFailure,
     log: Option<PathBuf>,
 }
 
-/// The steps of a run so far.
+/// The results of the steps so far.
 pub(super) struct RunSummary {
-    /// Where the steps' logs are written.
+    /// The directory of the steps' logs.
     logs: PathBuf,
     durations: Vec<(&'static str, Duration)>,
     failures: Vec<LoggedFailure>,
-    /// Failures that a step's own runner wrote, a line each.
+    /// Failures that a step's own runner reported, one per line.
     judged_failures: Vec<String>,
     /// Lines to repeat at the end, such as the names of flaky tests.
     notes: Vec<String>,
@@ -49,7 +50,7 @@ impl RunSummary {
         Self { logs: logs.to_owned(), durations, failures, judged_failures, notes, passed: 0 }
     }
 
-    /// Runs a step that is a function; its error is a failure.
+    /// Runs a step that is a function. An error is a failure.
     pub(super) fn check(&mut self, name: &'static str, action: impl FnOnce() -> Result<()>) {
         let outcome = self.time(name, action);
         if let Err(error) = outcome {
@@ -57,12 +58,12 @@ impl RunSummary {
         }
     }
 
-    /// Runs a step that is a command; whether it succeeded. Tests that it runs are counted, and those that fail are named.
+    /// Runs a step that is a command; returns whether it succeeded. Its tests are counted, and failed ones are named.
     pub(super) fn command(&mut self, name: &'static str, command: &mut Command, limit: Duration) -> bool {
         self.run(name, command, limit).is_some_and(|completion| self.record(name, completion))
     }
 
-    /// Runs commands at once, as one step; whether all succeeded. Each has a log by its own name.
+    /// Runs commands in parallel as one step; returns whether all succeeded. Each has a log with its own name.
     pub(super) fn commands(
         &mut self,
         name: &'static str,
@@ -90,7 +91,7 @@ impl RunSummary {
         is_success
     }
 
-    /// Runs a command without judging it; `None` if it cannot be run, which is a failure.
+    /// Runs a command without evaluating it; `None` if it cannot be run, which is a failure.
     pub(super) fn run(
         &mut self,
         name: &'static str,
@@ -102,7 +103,7 @@ impl RunSummary {
         outcome.map_err(|error| self.fail(name, format!("{error:#}"), None)).ok()
     }
 
-    /// Adds what a command printed and how it ended; whether it succeeded.
+    /// Records the output and status of a command; returns whether it succeeded.
     pub(super) fn record(&mut self, name: &'static str, completion: CommandCompletion) -> bool {
         let is_success = completion.is_success();
         let CommandCompletion { status, log, output } = completion;
@@ -122,7 +123,8 @@ impl RunSummary {
         is_success
     }
 
-    /// Adds what a runner that judges by itself wrote: `passed=… failed=… flaky=…`, and a line for each failure.
+    /// Records the result of a runner that evaluates its tests itself: `passed=… failed=… flaky=…`, and a line for each
+    /// failure.
     pub(super) fn record_judged(&mut self, completion: CommandCompletion, counts: &str, failures: &str) {
         let count = |name: &str| -> usize {
             let value = counts.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
@@ -149,10 +151,10 @@ impl RunSummary {
         self.logs.join(format!("{name}.log"))
     }
 
-    /// Prints times, failures, and as the last line how many tests passed and failed.
+    /// Prints durations, failures, and in the last line the numbers of passed and failed tests.
     ///
     /// # Errors
-    /// When anything failed.
+    /// If anything failed.
     pub(super) fn finish(self) -> Result<()> {
         println!("\n== durations");
         for (name, duration) in &self.durations {
@@ -226,7 +228,7 @@ mod tests {
     fn commands_at_once_are_all_counted() {
         let mut summary = summary("lanes");
         let passed = "echo 'test result: ok. 5 passed; 0 failed'";
-        // Each ends only when the other has begun.
+        // Each ends only after the other has started.
         let [first, second] = [("a", "b"), ("b", "a")].map(|(own, other)| {
             let at = summary.logs.display().to_string();
             let script = format!("touch '{at}/{own}'; until [ -e '{at}/{other}' ]; do sleep 0.01; done; {passed}");
@@ -252,7 +254,7 @@ mod tests {
         let mut summary = summary("hang");
         let pid_file = summary.logs.join("pid");
         let script = format!("sleep 100 & echo $! > '{}'; wait", pid_file.display());
-        // A busy machine may need more time until the shell has started the other process.
+        // On a busy machine the shell may need more time to start the other process.
         let mut limit = Duration::from_millis(500);
         let is_empty = || std::fs::read_to_string(&pid_file).unwrap_or_default().is_empty();
         while is_empty() {

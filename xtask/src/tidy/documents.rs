@@ -1,5 +1,5 @@
-//! Checks what documents name: each path in backticks exists, each source folder is in the README of its crate, and
-//! each identifier that a guide for contributors names is in its file. `mod.rs` of this folder calls it.
+//! Checks names in documents: each path in backticks exists, each source folder is in the README of its crate, and each
+//! identifier in a guide for contributors is in its file. `mod.rs` of this folder calls it.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::{Finding, Tree};
 
-/// A path of this tree begins with one of these; other things in backticks are not paths.
+/// A path of this tree begins with one of these. Other text in backticks is not a path.
 const ROOTS: [&str; 11] = [
     "crates/",
     "docs/",
@@ -22,7 +22,7 @@ const ROOTS: [&str; 11] = [
     ".cargo/",
 ];
 
-/// The guides whose identifiers are checked begin so.
+/// Path prefix of the guides whose identifiers are checked.
 const GUIDE_PREFIX: &str = "docs/guide/add-";
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
@@ -59,20 +59,20 @@ fn missing_folders<'a>(
     findings
 }
 
-/// The folder of a file within a crate's sources, unless it is the crate's own.
+/// The folder of a source file of a crate, unless it is `src` itself.
 fn source_folder(path: &str) -> Option<&str> {
     let (folder, _) = path.rsplit_once('/')?;
     (path.starts_with("crates/") && folder.contains("/src/")).then_some(folder)
 }
 
-/// The README of the crate that a folder is in.
+/// The README of the crate that contains a folder.
 fn readme_of(folder: &str) -> Option<String> {
     let (name, _) = folder.strip_prefix("crates/")?.split_once('/')?;
     Some(format!("crates/{name}/README.md"))
 }
 
 fn paths_in(line: &str) -> impl Iterator<Item = &str> {
-    // Of `file::test`, the file.
+    // For `file::test`, the file.
     quoted(line).map(|text| text.split("::").next().unwrap_or_default()).filter(|text| is_path(text))
 }
 

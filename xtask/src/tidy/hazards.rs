@@ -1,4 +1,4 @@
-//! The table of hazards fails closed: each row of `docs/fork-correctness.md` names tests, and each of them exists.
+//! Checks the table of hazards: each row of `docs/fork-correctness.md` names tests, and each of these tests exists.
 
 use anyhow::Result;
 
@@ -6,17 +6,17 @@ use super::{Finding, Tree};
 
 const DOCUMENT: &str = "docs/fork-correctness.md";
 
-/// Where the sentences of the end-to-end tests are.
+/// The directory of the sentences of the end-to-end tests.
 const SENTENCES: &str = "crates/cli/tests/e2e";
 
-/// Stands for the sentence that was named before it.
+/// Repeats the previous sentence.
 const SAME: &str = "…";
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     Ok(check_document(tree, DOCUMENT))
 }
 
-/// The same of another table.
+/// The same check for another table.
 pub(super) fn check_document(tree: &Tree<'_>, path: &str) -> Vec<Finding> {
     let Some(document) = tree.files.iter().find(|file| file.path == path) else {
         return vec![Finding::whole(path, "it is missing")];
@@ -29,14 +29,14 @@ pub(super) fn check_document(tree: &Tree<'_>, path: &str) -> Vec<Finding> {
     findings.collect()
 }
 
-/// The last cell of a row that is neither a heading nor the line below one.
+/// The last cell of a row, except in the heading and the line below it.
 fn tests_cell(line: &str) -> Option<&str> {
     let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split(" | ").map(str::trim).collect();
     let is_row = cells.len() > 1 && cells.last() != Some(&"test");
     if is_row { cells.last().copied() } else { None }
 }
 
-/// What is wrong with the tests that a cell names.
+/// The errors in the tests that a cell names.
 fn complaints<'a>(cell: &str, text_of: &impl Fn(&str) -> Option<&'a str>) -> Vec<String> {
     let names: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
     if names.is_empty() {

@@ -1,5 +1,5 @@
-//! Every Rust file opens with `//!`: what it is, who calls it, what it leaves to others. The head has six lines at
-//! most, so that a reader knows at a glance whether this is the file to read.
+//! Every Rust file begins with `//!`: what it is, who calls it, what it leaves to others. The head has at most six lines, so
+//! that a reader sees at a glance whether this is the right file.
 
 use anyhow::Result;
 

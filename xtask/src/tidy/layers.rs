@@ -1,5 +1,5 @@
-//! Dependencies point downwards only. The table "Crates" of docs/architecture.md says which crate may use which, and is
-//! the only place that does: a row may name crates, `—` (none), or `all above`/`…` (every row above its own).
+//! Dependencies point downwards only. The table "Crates" of docs/architecture.md is the only place that defines which crate
+//! may use which. A row may name crates, `—` (none), or `all above`/`…` (every row above its own).
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ fn arrows_of(document: &str) -> Arrows {
     arrows
 }
 
-/// The workspace's own crates that a manifest names as dependencies of any kind, with line numbers.
+/// The crates of the workspace that a manifest names as dependencies of any kind, with line numbers.
 fn dependencies_of(manifest: &str) -> Vec<(usize, String)> {
     let mut in_dependencies = false;
     let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! A function does one thing and fits a screen; a file holds one idea. These are the hard limits; most should stay far
-//! below. What is longer for a good reason stands in the list, with exactly its length: it may shrink, never grow.
+//! A function does one thing and fits on a screen; a file holds one idea. These are the hard limits; most should be far
+//! shorter. An exception is in the list with its exact length: it may shrink, but not grow.
 
 use anyhow::Result;
 
@@ -11,12 +11,12 @@ const FILE_LINES_MAX: usize = 500;
 /// A function or file that may be longer.
 struct Exception {
     path: &'static str,
-    /// Empty: the file.
+    /// The function; empty for the whole file.
     function: &'static str,
     lines: usize,
 }
 
-/// Each with its reason beside it.
+/// Each exception needs a comment with its reason.
 const RATCHET: [Exception; 0] = [];
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {

@@ -1,11 +1,11 @@
-//! Every crate takes lints, edition and versions from the workspace, so that there is one place to change them.
+//! Every crate inherits lints, edition and versions from the workspace, so that each is set in one place.
 
 use anyhow::Result;
 
 use super::{Finding, Tree};
 use crate::workspace::Member;
 
-/// What a `[package]` inherits.
+/// The keys that a `[package]` must inherit.
 const INHERITED: [&str; 5] = ["version", "edition", "rust-version", "license", "publish"];
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {

@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: the style of the project, checked like a test.
+//! `cargo xtask tidy`: checks the style of the project like a test.
 //!
-//! Each check is a file that says what it demands and why. A check reads text and returns findings; it changes nothing.
-//! What rustfmt and clippy can say is left to them.
+//! Each check is a file that documents its rule and the reason. A check reads text and returns findings; it changes nothing.
+//! Rules that rustfmt and clippy can check are left to them.
 
 mod documents;
 mod hazards;
@@ -26,15 +26,15 @@ use anyhow::{Result, ensure};
 
 use crate::workspace::{Member, TextFile, Workspace};
 
-/// One thing that is not as it should be.
+/// A violation of a rule.
 pub(crate) struct Finding {
     path: String,
-    /// Counted from 1; 0 where the whole file is meant.
+    /// Line number from 1; 0 for the whole file.
     line: usize,
     complaint: String,
 }
 
-/// What the checks look at, read once.
+/// The input of the checks, read once.
 pub(crate) struct Tree<'a> {
     workspace: &'a Workspace,
     files: Vec<TextFile>,
@@ -60,7 +60,7 @@ const CHECKS: [(&str, Check); 12] = [
     ("traces", traces::check),
 ];
 
-/// Runs every check, prints every finding, and ends with figures of the whole tree.
+/// Runs every check, prints every finding, and ends with statistics of the whole tree.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let tree = Tree::read(workspace)?;
     let mut findings_count = 0;
@@ -79,7 +79,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Lowers the ratchets to the counts of now.
+/// Lowers the ratchets to the current counts.
 pub(crate) fn lower(workspace: &Workspace) -> Result<()> {
     ratchets::lower(&Tree::read(workspace)?)
 }

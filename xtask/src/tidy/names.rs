@@ -1,5 +1,5 @@
-//! Names are terms of the field. A file is no drawer for odds and ends (`util`), a type's name is unique within its crate,
-//! and an item's name has no word of the stop list. Tests' functions are sentences, and free.
+//! Names are terms of the field. A file name is not a catch-all (`util`), the name of a type is unique within its crate, and
+//! the name of an item has no word of the stop list. Names of test functions are sentences, and are not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,8 +10,8 @@ use super::{Finding, Tree, stop_list};
 
 const DRAWERS: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "misc"];
 
-/// Names that interfaces have fixed: two methods of `proto/farfork/v1/peer.proto`, a constant of the kernel,
-/// and a message of `include/farfork_protocol.h`.
+/// Names that interfaces define: two methods of `proto/farfork/v1/peer.proto`, a constant of the kernel, and a message of
+/// `include/farfork_protocol.h`.
 const INTERFACE_NAMES: [&str; 4] = ["foretell", "tend", "IOPRIO_WHO_PROCESS", "WELCOME"];
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
@@ -35,7 +35,7 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// A module with children is `x/mod.rs`, one without is `x.rs`; a module does not repeat the name of its folder.
+/// A module with children is `x/mod.rs`, one without is `x.rs`. A module does not repeat the name of its folder.
 fn module_style(tree: &Tree<'_>) -> Vec<Finding> {
     let paths = || tree.rust.iter().map(|file| file.path.as_str());
     let folders: BTreeSet<&str> = paths().filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
@@ -50,7 +50,7 @@ fn module_style(tree: &Tree<'_>) -> Vec<Finding> {
     paths().filter_map(|path| Some(Finding::whole(path, complaint(path)?))).collect()
 }
 
-/// Items outside of tests whose names have a word of the stop list.
+/// Items outside of tests whose names contain a word of the stop list.
 fn stop_words(tree: &Tree<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in &tree.rust {
@@ -65,7 +65,7 @@ fn stop_words(tree: &Tree<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Types that share their name with another one of the same crate.
+/// Types with the same name as another type of their crate.
 fn shared_types(tree: &Tree<'_>) -> Vec<Finding> {
     let mut first = BTreeMap::new();
     let mut findings = Vec::new();
@@ -84,7 +84,7 @@ fn shared_types(tree: &Tree<'_>) -> Vec<Finding> {
     findings
 }
 
-/// One line about all types outside of tests: a name of one word says little.
+/// One line of statistics about the types outside of tests. A name of one word says little.
 pub(super) fn figures(tree: &Tree<'_>) -> String {
     let types: Vec<String> = tree
         .rust
@@ -98,7 +98,7 @@ pub(super) fn figures(tree: &Tree<'_>) -> String {
     format!("{lines} lines of Rust, {} types outside of tests, {one_word} ({percent} %) of one word", types.len())
 }
 
-/// The folder of a file's crate: `crates/wire`, or the first folder elsewhere.
+/// The folder of a file's crate: `crates/wire`, or the top folder elsewhere.
 pub(super) fn crate_of(path: &str) -> &str {
     let depth = if path.starts_with("crates/") { 2 } else { 1 };
     let end = path.match_indices('/').nth(depth - 1).map_or(path.len(), |(at, _)| at);

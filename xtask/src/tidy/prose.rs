@@ -1,10 +1,10 @@
-//! Sentences of comments and documents, for the checks that count words. Code, tables' frames and diagrams are left out.
+//! Sentences of comments and documents, for the checks that count words. Code, frames of tables and diagrams are left out.
 
 use crate::workspace::TextFile;
 
 use super::source::RustFile;
 
-/// Characters that only a diagram has.
+/// Characters that occur only in diagrams.
 const DIAGRAM: [char; 14] = ['│', '─', '┌', '┐', '└', '┘', '├', '┤', '▶', '◄', '▼', '▲', '┊', '┄'];
 
 /// Paragraphs of the comments of a Rust file.
@@ -13,12 +13,12 @@ pub(super) fn of_comments(file: &RustFile) -> Vec<String> {
     paragraphs(lines)
 }
 
-/// Paragraphs of a Markdown document; each cell of a table is one.
+/// Paragraphs of a Markdown document. Each table cell is a paragraph.
 pub(super) fn of_document(file: &TextFile) -> Vec<String> {
     paragraphs(file.text.lines())
 }
 
-/// Sentences of a paragraph. A full stop within a word (`a.rs`) ends none.
+/// Sentences of a paragraph. A full stop inside a word (`a.rs`) does not end a sentence.
 pub(super) fn sentences(paragraph: &str) -> Vec<&str> {
     let is_end = |(at, c): &(usize, char)| matches!(c, '.' | '?' | '!') && paragraph[at + 1..].starts_with(' ');
     let mut found = Vec::new();
@@ -60,7 +60,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
     found
 }
 
-/// Whether a line begins an item of a list or a heading.
+/// Whether a line begins a list item or a heading.
 fn begins_item(line: &str) -> bool {
     let is_numbered = line.split_once(". ").is_some_and(|(n, _)| n.chars().all(|c| c.is_ascii_digit()));
     is_numbered || line.starts_with(['#', '-', '*'])

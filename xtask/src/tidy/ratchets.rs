@@ -1,5 +1,5 @@
-//! Counts that may only fall, one row of `xtask/ratchets.tsv` for each crate and measure: what is still to be said in plain
-//! words. A count above its row is a finding; `cargo xtask tidy --lower` writes lower counts into the file.
+//! Counts that may only fall: one row of `xtask/ratchets.tsv` for each crate and measure. They count text and names that are
+//! not plain yet. A count above its row is a finding; `cargo xtask tidy --lower` writes lower counts into the file.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ const TABLE: &str = "xtask/ratchets.tsv";
 const HEADING: &str = "# What may only fall: measure, where, count. `cargo xtask tidy --lower` writes lower counts.\n";
 const SENTENCE_WORDS_MAX: usize = 35;
 
-/// History is not rewritten.
+/// The changelog is history; the other file lists the words.
 const EXEMPT: [&str; 2] = ["CHANGELOG.md", "xtask/src/tidy/stop_list.rs"];
 
-/// By measure and by crate or `docs`.
+/// Counts by measure, and by crate or `docs`.
 pub(super) type Counts = BTreeMap<(String, String), usize>;
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
@@ -32,7 +32,7 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Writes the counts of now where they are lower than the limits.
+/// Writes the current counts that are below their limits.
 pub(super) fn lower(tree: &Tree<'_>) -> Result<()> {
     let mut text = HEADING.to_owned();
     for ((measure, place), limit) in read_limits(tree)? {
@@ -45,7 +45,7 @@ pub(super) fn lower(tree: &Tree<'_>) -> Result<()> {
     std::fs::write(tree.workspace.root().join(TABLE), text).with_context(|| format!("{TABLE} cannot be written"))
 }
 
-/// Sums over all crates, for the last lines of a run.
+/// Sums over all crates, for the statistics at the end of a run.
 pub(super) fn totals(tree: &Tree<'_>) -> BTreeMap<String, usize> {
     let mut totals = BTreeMap::new();
     for ((measure, _), count) in counts(tree) {
@@ -54,7 +54,7 @@ pub(super) fn totals(tree: &Tree<'_>) -> BTreeMap<String, usize> {
     totals
 }
 
-/// The counts of a tree, made once.
+/// The counts of a tree, computed once.
 fn counts<'t>(tree: &'t Tree<'_>) -> &'t Counts {
     tree.ratchet_counts.get_or_init(|| count(tree))
 }
@@ -99,7 +99,7 @@ fn add_prose(add: &mut impl FnMut(&str, &str, usize), place: &str, paragraphs: &
     }
 }
 
-/// Parameters that are a tuple whose members have different types: what each is, only the body says.
+/// The number of parameters that are tuples of different types. Only the body shows what each member is.
 fn unlike_tuples(code: &str) -> usize {
     let mut count = 0;
     for (at, _) in code.match_indices("fn ") {
@@ -114,7 +114,7 @@ fn unlike_tuples(code: &str) -> usize {
     count
 }
 
-/// From the opening parenthesis to the closing one.
+/// The text from the opening parenthesis to the closing one.
 fn balanced(text: &str) -> &str {
     let mut depth = 0_i32;
     for (at, c) in text.char_indices() {
@@ -135,13 +135,13 @@ fn are_alike(tuple: &str) -> bool {
     members.iter().filter(|member| !member.is_empty()).all(|member| *member == members[0])
 }
 
-/// Locals, parameters and fields outside of tests whose names have a word of the stop list.
+/// Counts the locals, parameters and fields outside of tests whose names contain a word of the stop list.
 fn stop_words_in_bindings(file: &RustFile) -> usize {
     let lines = file.code_lines().filter(|(line, _)| !file.is_test_line(*line));
     lines.map(|(_, code)| bindings_of(code).filter(|name| stop_list::find_in_name(name).is_some()).count()).sum()
 }
 
-/// Names behind `let`, and those before a colon.
+/// Names after `let`, and names before a colon.
 fn bindings_of(code: &str) -> impl Iterator<Item = &str> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let after_let = code.match_indices("let ").map(move |(at, _)| {

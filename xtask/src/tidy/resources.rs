@@ -1,5 +1,5 @@
-//! What a process holds: each program of `tests/resources/` has a row in `docs/process-state.md` and is run by the sentence
-//! that is about them, and each row names tests that exist. None is forgotten, none skipped in silence.
+//! Process state: each program of `tests/resources/` has a row in `docs/process-state.md`, and the sentence about process
+//! state runs it. Each row names tests that exist. So no program is forgotten or silently skipped.
 
 use anyhow::Result;
 

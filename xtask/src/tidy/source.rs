@@ -1,35 +1,35 @@
-//! Rust source with comments and literals blanked, so that checks find code only, at its own line.
+//! Rust source with blanked comments and literals, so that checks find only code, with correct line numbers.
 //!
-//! This is a lexer of the few forms that can hide code (comments, strings, characters), not a parser.
+//! This is a lexer for the few forms that can hide code (comments, strings, characters), not a parser.
 
 use crate::workspace::TextFile;
 
-/// A Rust file, as written and as code alone.
+/// A Rust file: the original text, and only its code.
 pub(crate) struct RustFile {
     pub(crate) path: String,
     pub(crate) text: String,
-    /// As long as `text` in characters, with the same line breaks; everything but code is blank.
+    /// As many characters as `text`, with the same line breaks. Everything except code is blank.
     pub(crate) code: String,
-    /// The line from which on all belongs to tests, counted from 1.
+    /// The first line of the tests at the end of the file, counted from 1.
     tests_start: usize,
 }
 
 /// A function with a body.
 pub(crate) struct Function {
     pub(crate) name: String,
-    /// Where `fn` stands, counted from 1.
+    /// The line of `fn`, counted from 1.
     pub(crate) line: usize,
-    /// From `fn` to the closing brace.
+    /// Number of lines from `fn` to the closing brace.
     pub(crate) lines: usize,
 }
 
-/// What an item that has a name is.
+/// The kind of a named item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ItemKind {
-    /// struct, enum, union, trait, or a type alias outside of traits.
+    /// A struct, enum, union or trait, or a type alias outside of traits.
     Type,
     Function,
-    /// const or static.
+    /// A const or static.
     Constant,
     Module,
 }
@@ -38,7 +38,7 @@ pub(crate) enum ItemKind {
 pub(crate) struct Definition {
     pub(crate) kind: ItemKind,
     pub(crate) name: String,
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub(crate) line: usize,
 }
 
@@ -58,18 +58,18 @@ impl RustFile {
         self.code.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 
-    /// Whether the line, counted from 1, belongs to tests: those of a folder `tests`, of a file `tests.rs` and the like,
-    /// and a module of tests at the end of a file.
+    /// Whether the line, counted from 1, belongs to tests: to a file in a folder `tests`, to `tests.rs` or `*_tests.rs`, or
+    /// to a test module at the end of a file.
     pub(crate) fn is_test_line(&self, line: usize) -> bool {
         line >= self.tests_start
     }
 
-    /// The items that are defined, in order. Associated types are none: their names are the trait's.
+    /// The defined items, in order. Associated types are left out, because the trait defines their names.
     pub(crate) fn definitions(&self) -> Vec<Definition> {
         self.code_lines().filter_map(|(line, code)| definition_of(code, line)).collect()
     }
 
-    /// The functions that have a body, in order, inner ones too.
+    /// The functions with a body, in order, including inner ones.
     pub(crate) fn functions(&self) -> Vec<Function> {
         let code: Vec<char> = self.code.chars().collect();
         let mut functions = Vec::new();
@@ -90,7 +90,7 @@ impl RustFile {
     }
 }
 
-/// The line from which on a file is tests, counted from 1; beyond all lines where none is.
+/// The first line of a file's tests, counted from 1; beyond all lines if there are none.
 fn find_tests(path: &str, text: &str) -> usize {
     let stem = path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs");
     let is_test_file = path.contains("/tests/") || stem == "tests" || stem.ends_with("_tests");
@@ -98,7 +98,7 @@ fn find_tests(path: &str, text: &str) -> usize {
     if is_test_file { 1 } else { module.map_or(usize::MAX, |index| index + 1) }
 }
 
-/// The item that a line of code defines. A line has one at most, as rustfmt sets them.
+/// The item that a line of code defines. rustfmt puts at most one on a line.
 fn definition_of(code: &str, line: usize) -> Option<Definition> {
     if !code.trim_start().starts_with(char::is_alphabetic) {
         return None;
@@ -123,7 +123,7 @@ fn definition_of(code: &str, line: usize) -> Option<Definition> {
     Some(Definition { kind, name: name.to_owned(), line })
 }
 
-/// The identifier that begins exactly at `at`; empty where none does.
+/// The identifier that begins exactly at `at`; empty if none does.
 fn word_at(code: &[char], at: usize) -> String {
     let is_word = |c: &char| c.is_alphanumeric() || *c == '_';
     if at > 0 && code.get(at - 1).is_some_and(is_word) {
@@ -136,7 +136,7 @@ fn skip_blanks(code: &[char], at: usize) -> usize {
     at + code[at.min(code.len())..].iter().take_while(|c| c.is_whitespace()).count()
 }
 
-/// Behind the closing brace of the function at `at`; `None` for a declaration or a function pointer's type.
+/// The position after the closing brace of the function at `at`; `None` for a declaration or a function pointer type.
 fn end_of_body(code: &[char], at: usize) -> Option<usize> {
     let mut parentheses = 0_i32;
     let mut braces = 0_i32;
@@ -175,7 +175,7 @@ fn blank_all_but_code(text: &str) -> String {
     code
 }
 
-/// How many characters from `at` are a comment or a literal; 0 where code stands.
+/// Length of the comment or literal at `at`, in characters; 0 for code.
 fn hidden_length(text: &[char], at: usize) -> usize {
     let rest = &text[at..];
     let previous_is_word = at > 0 && (text[at - 1].is_alphanumeric() || text[at - 1] == '_');
@@ -220,7 +220,7 @@ fn string_length(rest: &[char]) -> usize {
     (at + 1).min(rest.len())
 }
 
-/// `r"…"`, `r#"…"#` and so on; 0 where `r` begins a word.
+/// `r"…"`, `r#"…"#` and so on; 0 if `r` begins a word.
 fn raw_string_length(rest: &[char]) -> usize {
     let hashes = rest[1..].iter().take_while(|c| **c == '#').count();
     if rest.get(1 + hashes) != Some(&'"') {

@@ -1,7 +1,7 @@
-//! Words that hide a thing: pronouns, metaphors and participles. `names` refuses them in the names of items, `ratchets`
+//! Words that hide the subject: pronouns, metaphors and participles. `names` refuses them in the names of items; `ratchets`
 //! counts them in other names, in comments and in documents.
 
-/// A word of a name, and what to write instead.
+/// Words of names, and their replacements.
 pub(super) const NAME_WORDS: &[(&str, &str)] = &[
     ("area", "region or mapping"),
     ("asked", "requested"),
@@ -54,7 +54,7 @@ pub(super) const NAME_WORDS: &[(&str, &str)] = &[
     ("whose", "owner"),
 ];
 
-/// Words and phrases of comments and documents that a plain sentence does without.
+/// Words and phrases that plain sentences in comments and documents do not need.
 pub(super) const PROSE: &[&str] = &[
     "be it",
     "behind",
@@ -101,13 +101,13 @@ pub(super) fn words_of(identifier: &str) -> Vec<String> {
     words
 }
 
-/// The first stop-list word of an identifier, with its replacement.
+/// The first stop-list word in an identifier, with its replacement.
 pub(super) fn find_in_name(identifier: &str) -> Option<(&'static str, &'static str)> {
     let words = words_of(identifier);
     NAME_WORDS.iter().copied().find(|(word, _)| words.iter().any(|w| w == word))
 }
 
-/// How many stop-list words and phrases a text has.
+/// The number of stop-list words and phrases in a text.
 pub(super) fn count_in_prose(text: &str) -> usize {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let words: Vec<String> =

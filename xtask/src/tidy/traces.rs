@@ -1,11 +1,11 @@
-//! Nothing of the machine that this was written on: no path of it, no package registry of its network. A clone must
-//! build anywhere, with the ordinary clients and their own configuration.
+//! No traces of the machine on which the code was written: no path of it, no package registry of its network. A clone must
+//! build anywhere, with the standard clients and their own configuration.
 
 use anyhow::Result;
 
 use super::{Finding, Tree};
 
-/// Written in two halves, so that this file passes its own check.
+/// Each is written in two halves, so that this file passes its own check.
 const TRACES: [&str; 9] = [
     concat!("/wo", "rk/"),
     concat!("/ro", "ot/"),
@@ -18,10 +18,10 @@ const TRACES: [&str; 9] = [
     concat!("replace-", "with"),
 ];
 
-/// A folder of the container's crate that looks like a home directory.
+/// A folder of the crate `container` that looks like a home directory.
 const SOURCE_FOLDER: &str = concat!("src/ro", "ot/");
 
-/// The only source of crates that the lock file may name.
+/// The only registry that the lock file may name.
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {

@@ -1,6 +1,5 @@
-//! The guide to errors speaks of errors that there are, and of all that users see most: each heading of
-//! `docs/guide/troubleshooting.md` is the text of an error, with `…` for what differs, and each error of the modules that users
-//! meet has a heading.
+//! Checks the guide to errors. Each heading of `docs/guide/troubleshooting.md` is the text of an existing error, with `…`
+//! for variable parts. Each error of the modules that users see most has a heading.
 
 use anyhow::Result;
 
@@ -9,7 +8,7 @@ use crate::workspace::TextFile;
 
 const DOCUMENT: &str = "docs/guide/troubleshooting.md";
 
-/// Modules whose errors users see as they are.
+/// Modules whose errors are shown to users unchanged.
 const COVERED: [&str; 8] = [
     "crates/cluster/src/local/error.rs",
     "crates/container/src/cgroup/error.rs",
@@ -21,10 +20,10 @@ const COVERED: [&str; 8] = [
     "crates/api/src/run_dir.rs",
 ];
 
-/// Shorter pieces of a text are found anywhere.
+/// Shorter pieces of a text occur anywhere.
 const PIECE_CHARS_MIN: usize = 5;
 
-/// What the words of an error end with: what follows is what to do.
+/// Separates the description of an error from its advice.
 const ADVICE: char = ';';
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
@@ -59,7 +58,7 @@ fn has_errors(path: &str) -> bool {
     is_rust || is_library
 }
 
-/// The source without its tests, with string literals that go on in the next line in one piece.
+/// The source without its tests. String literals that continue on the next line are joined.
 fn words_of(file: &TextFile) -> String {
     let code = file.text.split("#[cfg(test)]").next().unwrap_or_default();
     let mut words = String::with_capacity(code.len());
@@ -71,7 +70,7 @@ fn words_of(file: &TextFile) -> String {
                 words.truncate(end);
                 words.push_str(trimmed);
             }
-            // Two literals that stand side by side are one in Python and C.
+            // In Python and C, adjacent literals are one literal.
             (None, Some(end), Some(begins)) => {
                 words.truncate(end);
                 words.push_str(begins);
@@ -89,7 +88,7 @@ fn heading(line: &str) -> Option<&str> {
     line.strip_prefix("### `")?.strip_suffix('`')
 }
 
-/// The pieces of a text that never differ.
+/// The constant pieces of a text.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     text.split('…').map(str::trim).filter(|piece| piece.chars().count() >= PIECE_CHARS_MIN)
 }
@@ -98,20 +97,20 @@ fn says(words: &str, text: &str) -> bool {
     pieces(text).next().is_some() && pieces(text).all(|piece| words.contains(piece))
 }
 
-/// Texts of the `#[error("…")]`s in a source.
+/// The texts of the `#[error("…")]` attributes in a source.
 fn errors_in(words: &str) -> impl Iterator<Item = &str> {
     let after = words.split("#[error(").skip(1).map(str::trim_start);
     after.filter_map(|rest| rest.strip_prefix('"')?.split('"').next()).filter(|text| literal(text).is_some())
 }
 
-/// The longest piece of an error's text that never differs, before its advice.
+/// The longest constant piece of an error's text, before its advice.
 fn literal(text: &str) -> Option<&str> {
     let words = text.split(ADVICE).next().unwrap_or_default();
     let pieces = words.split('{').map(|piece| piece.rsplit('}').next().unwrap_or_default().trim());
     pieces.filter(|piece| piece.chars().count() >= PIECE_CHARS_MIN).max_by_key(|piece| piece.len())
 }
 
-/// A heading that has the error's words, or that says enough of them itself.
+/// Whether a heading contains the error's words, or itself has enough of them.
 fn is_about(text: &str, error: &str) -> bool {
     let said: usize = pieces(text).map(|piece| piece.chars().count()).sum();
     let says_enough = said >= 3 * PIECE_CHARS_MIN && pieces(text).all(|piece| error.contains(piece));

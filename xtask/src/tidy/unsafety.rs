@@ -1,4 +1,4 @@
-//! `unsafe` has one home, crates/sys (and the restorer, which is C). Every other crate says so to the compiler.
+//! `unsafe` is permitted only in crates/sys (and in the restorer, which is C). Every other crate forbids it by an attribute.
 
 use anyhow::Result;
 
@@ -23,7 +23,7 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// `crates/x/src/lib.rs`, `xtask/src/main.rs` and the like.
+/// Matches `crates/x/src/lib.rs`, `xtask/src/main.rs` and similar paths.
 fn is_crate_root(path: &str) -> bool {
     path.ends_with("/src/lib.rs") || path.ends_with("/src/main.rs")
 }

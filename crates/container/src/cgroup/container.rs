@@ -10,15 +10,15 @@ use farfork_sys::cgroup::hierarchy::CgroupVersion;
 use super::unlimited::UnlimitedGroup;
 use super::{CgroupDirectory, CgroupError};
 
-/// Longest wait for the last process of a group to be gone, in milliseconds: those of a killed pid namespace take a
-/// few; freeing many gigabytes takes longer.
+/// Longest wait for the last process of a group to end, in milliseconds. Killing a pid namespace takes a few; freeing many
+/// gigabytes takes longer.
 const REMOVE_MS_MAX: u64 = 2_000;
 
-/// A container's (or service's) group, in every hierarchy that is used for it.
+/// The group of a container or service, in every hierarchy that is used for it.
 #[derive(Debug, Clone)]
 pub struct ContainerCgroup {
     pub(super) directories: Vec<CgroupDirectory>,
-    /// Where its processes are in other hierarchies, without a group of their own there.
+    /// The common group of its processes in version 1 hierarchies, if it has no group of its own there.
     pub(super) unlimited: Option<UnlimitedGroup>,
 }
 
@@ -36,7 +36,7 @@ impl ContainerCgroup {
         self.directories.iter().map(|directory| directory.path.as_path())
     }
 
-    /// Opens the directory that a process can be born into, if there is a unified hierarchy.
+    /// Opens the directory in which a process can be created, if there is a unified hierarchy.
     pub(crate) fn open_clone_target(&self) -> Result<Option<File>, CgroupError> {
         let unified = self.directories.iter().find(|directory| directory.version == CgroupVersion::V2);
         let open = |directory: &CgroupDirectory| {
@@ -45,7 +45,7 @@ impl ContainerCgroup {
         unified.map(open).transpose()
     }
 
-    /// Moves a process that was born in the group's unified directory to where it belongs in other hierarchies.
+    /// Moves a process that was created in the group's unified directory into its groups of the version 1 hierarchies.
     pub(crate) fn join_v1(&self, pid: i32) -> Result<(), CgroupError> {
         self.directories
             .iter()
@@ -73,7 +73,7 @@ impl ContainerCgroup {
             .map_err(|cause| CgroupError::File { path: directory.path.join(file), cause })
     }
 
-    /// The processes of the group, as numbers of the caller's pid namespace.
+    /// The processes of the group, as numbers in the caller's pid namespace.
     pub fn processes(&self) -> Vec<i32> {
         let mut pids: Vec<i32> = self
             .directories
@@ -85,10 +85,10 @@ impl ContainerCgroup {
         pids
     }
 
-    /// Removes the group, which must have no processes but some that are ending.
+    /// Removes the group. All its processes must be ending.
     ///
     /// # Errors
-    /// [`CgroupError::Remove`] for the first directory that cannot be removed; the others are.
+    /// [`CgroupError::Remove`] for the first directory that cannot be removed. The others are removed.
     pub fn remove(&self) -> Result<(), CgroupError> {
         let limit = Duration::from_millis(REMOVE_MS_MAX);
         let failures: Vec<CgroupError> = self

@@ -3,10 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a control group does not do what it shall.
+/// An operation on a control group that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// The machine's hierarchies cannot be found out.
+    /// The machine's hierarchies cannot be determined.
     #[error("cannot find out which control groups this machine has: {0}; is /proc mounted?")]
     Detect(#[source] io::Error),
     /// A group cannot be made.
@@ -14,7 +14,7 @@ pub enum CgroupError {
     Create {
         /// The group's directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
     /// A process cannot be moved into a group.
@@ -24,7 +24,7 @@ pub enum CgroupError {
         path: PathBuf,
         /// The process.
         pid: i32,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
     /// A file of a group cannot be read or written.
@@ -32,7 +32,7 @@ pub enum CgroupError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
     /// Processes of a group do not stop.
@@ -40,12 +40,12 @@ pub enum CgroupError {
     Freeze {
         /// The group's directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
-        /// How long was waited, in milliseconds.
+        /// The time waited, in milliseconds.
         waited_ms: u128,
     },
-    /// A limit is asked for that the machine cannot keep.
+    /// No hierarchy of the machine supports a requested limit.
     #[error("no control group here has the `{controller}` controller; enable it, or go without this limit")]
     ControllerMissing {
         /// The controller.
@@ -56,7 +56,7 @@ pub enum CgroupError {
     Remove {
         /// The group's directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Pauses all processes of a group: by the unified hierarchy if there is one, else by the version 1 freezer.
+//! Pauses all processes of a group: by the unified hierarchy if there is one, otherwise by the version 1 freezer.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +9,8 @@ use farfork_sys::cgroup::hierarchy::CgroupVersion;
 use super::{CgroupDirectory, CgroupError, ContainerCgroup};
 
 impl ContainerCgroup {
-    /// Stops all that runs in the group, and waits until it stands, at most `limit`. Where that fails all of it goes on.
+    /// Stops all tasks of the group and waits until they are stopped, at most `limit`. If that fails, all of them are
+    /// resumed.
     ///
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::Freeze`].
@@ -22,7 +23,7 @@ impl ContainerCgroup {
         })
     }
 
-    /// Lets all that was stopped go on; where nothing was, nothing happens.
+    /// Resumes all stopped tasks. If none is stopped, nothing happens.
     ///
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
@@ -32,21 +33,21 @@ impl ContainerCgroup {
         freezer::thaw(&directory.path, directory.version).map_err(failed)
     }
 
-    /// The directory of the group in the unified hierarchy, for a client that freezes it by itself. None if the node has only the
-    /// freezer of version 1: a process that it froze cannot even be killed.
+    /// The directory of the group in the unified hierarchy, for a client that freezes it directly. `None` if the node has
+    /// only the version 1 freezer: a process frozen by that cannot even be killed.
     pub fn unified_freezer(&self) -> Option<&Path> {
         self.freezer().ok().filter(|directory| directory.version == CgroupVersion::V2).map(|directory| &*directory.path)
     }
 
-    /// Whether it was stopped, by this process or one before it.
+    /// Whether it is frozen, by this daemon or an earlier one.
     pub fn is_frozen(&self) -> bool {
         self.freezer().is_ok_and(|directory| freezer::is_frozen(&directory.path, directory.version))
     }
 
-    /// Lets what was killed end: the freezer of version 1 keeps even SIGKILL from its tasks.
+    /// Lets killed tasks end: the version 1 freezer blocks even SIGKILL.
     pub(crate) fn thaw_killed(&self) {
         if self.freezer().is_ok_and(|directory| directory.version == CgroupVersion::V1) && self.is_frozen() {
-            // What stands then does not end in time, and is reported.
+            // A task that stays frozen does not end in time, which is reported later.
             let _ = self.thaw();
         }
     }
@@ -71,7 +72,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// How much processor time a process has used, in ticks.
+    /// CPU time that a process has used, in ticks.
     fn ticks_used(process: &Child) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
@@ -84,7 +85,7 @@ mod tests {
             && ticks_used(process) > before
     }
 
-    /// A process that is busy stops, is told to be frozen, and goes on.
+    /// A busy process stops, is reported as frozen, and continues.
     fn stops_and_goes_on(version: CgroupVersion) {
         let mut hierarchies = hierarchy::mounted_hierarchies().unwrap();
         hierarchies.retain(|hierarchy| hierarchy.version == version);

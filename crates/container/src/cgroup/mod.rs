@@ -1,6 +1,6 @@
-//! The control groups of a node: one per container, others for its services, all below a directory of the node's own. A
-//! controller is used in version 2 if it is available there, else in version 1. The unified hierarchy is always used: a
-//! process can be created inside its groups, which is cheaper than moving it.
+//! The control groups of a node: one per container, others for its services, all below a directory of the node. A controller
+//! is used in version 2 if it is available there, otherwise in version 1. The unified hierarchy is always used: a process
+//! can be created inside its groups, which is cheaper than moving it.
 
 mod container;
 mod error;
@@ -18,19 +18,21 @@ pub use self::error::CgroupError;
 pub use self::limits::{CPU_MILLICORES_MIN, ContainerLimits, MEMORY_BYTES_MIN, OomCause};
 pub use self::node::NodeCgroups;
 
-/// Name of a container's control group below the node's.
+/// Name of a container's control group in the node's directory.
 pub(crate) fn group_name(container: &str) -> String {
     format!("pool-{container}")
 }
 
-//  OWN/farfork/NODE/pool-ID      a container          OWN: the group that the daemon was started in, so that what
-//  OWN/farfork/NODE/templates    a service            limits the daemon limits what it starts
+//  OWN/farfork/NODE/pool-ID      a container
+//  OWN/farfork/NODE/templates    a service
 //  OWN/farfork/NODE/children     version 1, next to the unified hierarchy: all containers without limits
 //
-// In a version 1 hierarchy, a process can only be created in its parent's group, and a group without limits is of
-// no use. So a container has a group there only if it was built to have limits.
+// OWN is the group in which the daemon was started, so limits of the daemon also apply to what it starts.
+//
+// In a version 1 hierarchy, a process can only be created in its parent's group, and a group without limits has no use. So a
+// container has a group there only if it was built to have limits.
 
-/// A group's directory in one hierarchy.
+/// The directory of a group in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct CgroupDirectory {
     version: CgroupVersion,

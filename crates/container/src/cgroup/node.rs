@@ -1,4 +1,4 @@
-//! The node's own directory in each hierarchy: finds it, creates it, enables its controllers, and removes it.
+//! The node's directory in each hierarchy: finds it, creates it, enables its controllers, and removes it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use super::{CgroupDirectory, CgroupError, ContainerCgroup};
 
 /// The controllers that limits of containers need.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
-/// What pauses containers on a machine without the unified hierarchy, each group of which can be frozen.
+/// Pauses containers on a machine without the unified hierarchy, where every group can be frozen.
 const FREEZER: &str = "freezer";
 
 /// The node's directory in each hierarchy, with the groups below it.
@@ -21,7 +21,7 @@ pub struct NodeCgroups {
 }
 
 impl NodeCgroups {
-    /// Finds the hierarchies and makes the node's directory (`name`, a relative path) in each.
+    /// Finds the hierarchies and creates the node's directory (`name`, a relative path) in each.
     ///
     /// # Errors
     /// [`CgroupError::Detect`], [`CgroupError::Create`].
@@ -29,9 +29,9 @@ impl NodeCgroups {
         Self::create_in(hierarchy::mounted_hierarchies().map_err(CgroupError::Detect)?, name)
     }
 
-    /// As [`NodeCgroups::create`], in these hierarchies.
+    /// Like [`NodeCgroups::create`], in these hierarchies.
     pub(super) fn create_in(mut hierarchies: Vec<Hierarchy>, name: &str) -> Result<Self, CgroupError> {
-        // Version 2 comes first: what it controls, version 1 cannot.
+        // Version 2 first: version 1 cannot use a controller that version 2 has.
         hierarchies.sort_by_key(|hierarchy| hierarchy.version == CgroupVersion::V1);
         let is_unified = hierarchies.first().is_some_and(|hierarchy| hierarchy.version == CgroupVersion::V2);
         let wanted = [&CONTROLLERS[..], if is_unified { &[] } else { &[FREEZER] }].concat();
@@ -55,7 +55,7 @@ impl NodeCgroups {
         Ok(Self { unlimited, ..without_unlimited })
     }
 
-    /// Directories that an earlier daemon used under another name, to be removed.
+    /// Directories that an earlier daemon used under another name and that are to be removed.
     pub(crate) fn from_former(directories: impl IntoIterator<Item = PathBuf>) -> Self {
         let to_directory = |path| CgroupDirectory { version: CgroupVersion::V1, controllers: Vec::new(), path };
         Self { directories: directories.into_iter().map(to_directory).collect(), unlimited: UnlimitedGroup::default() }
@@ -66,20 +66,21 @@ impl NodeCgroups {
         self.directories.iter().map(|directory| directory.path.as_path())
     }
 
-    /// Makes the group `name` below the node's, or finds it.
+    /// Creates the group `name` in the node's directory, unless it exists.
     ///
     /// # Errors
-    /// [`CgroupError::Create`]; what was made until then is removed.
+    /// [`CgroupError::Create`]; the directories created so far are removed.
     pub fn create_group(&self, name: &str) -> Result<ContainerCgroup, CgroupError> {
         create_directories(self.group_below(name))
     }
 
-    /// The same without limits: only where processes can be born, and elsewhere in the group that all such have in common.
+    /// Creates a group without limits: only in the unified hierarchy, where processes can be created in it. In version 1
+    /// hierarchies its processes are in the common group.
     pub(crate) fn create_unlimited_group(&self, name: &str) -> Result<ContainerCgroup, CgroupError> {
         create_directories(self.use_shared_v1(self.group_below(name)))
     }
 
-    /// The group `name` below the node's, which was made before, by this process or one before it.
+    /// The group `name` in the node's directory, which this daemon or an earlier one created.
     pub fn open_group(&self, name: &str) -> ContainerCgroup {
         let group = self.group_below(name);
         let has_others = group.directories.iter().skip(1).any(|directory| directory.path.exists());
@@ -94,7 +95,7 @@ impl NodeCgroups {
         group
     }
 
-    /// The group that containers without limits have in common.
+    /// The common group of containers without limits.
     pub(crate) fn unlimited_group(&self) -> &UnlimitedGroup {
         &self.unlimited
     }
@@ -106,8 +107,8 @@ impl NodeCgroups {
         ContainerCgroup { directories, unlimited: None }
     }
 
-    /// The group of the node's templates: apart from their parents', so that their copies of pages are not charged to
-    /// those.
+    /// The group of the node's templates. It is separate from the parents' groups, which are not charged for pages that
+    /// templates keep.
     ///
     /// # Errors
     /// As [`NodeCgroups::create_group`].
@@ -115,8 +116,8 @@ impl NodeCgroups {
         self.create_group("templates")
     }
 
-    /// The group of the node's zygotes, whose memory is the node's own. Where children have a group in common, they are in that:
-    /// their copies are born there.
+    /// The group of the node's zygotes, whose memory belongs to the node. If children have a common group, zygotes are in
+    /// it, so that their copies start there.
     ///
     /// # Errors
     /// As [`NodeCgroups::create_group`].
@@ -124,7 +125,7 @@ impl NodeCgroups {
         self.create_unlimited_group("zygotes")
     }
 
-    /// Names of the groups below the node's.
+    /// Names of the groups in the node's directory.
     pub(crate) fn group_names(&self) -> Vec<String> {
         let mut names: Vec<String> = self
             .paths()
@@ -138,8 +139,8 @@ impl NodeCgroups {
         names
     }
 
-    /// Removes the node's directories, and those above them that were made for them and are empty now. Groups that
-    /// still hold processes stay, and so do the directories above them.
+    /// Removes the node's directories, and those above them that were created for them and are empty now. Groups that still
+    /// have processes stay, and so do the directories above them.
     pub fn remove_empty(&self) {
         self.unlimited.wait_threads_left();
         for name in self.group_names() {
@@ -148,7 +149,7 @@ impl NodeCgroups {
             }
         }
         for directory in self.paths() {
-            // The directory above, `farfork`, is shared with other nodes: it stays while it holds one of them.
+            // The parent directory `farfork` is shared with other nodes. It stays while it has a directory of one of them.
             if std::fs::remove_dir(directory).is_ok()
                 && let Some(above) = directory.parent().filter(|above| above.ends_with("farfork"))
             {

@@ -1,5 +1,5 @@
-//! The shared group of all containers without limits, in version 1 hierarchies next to the unified one. The daemon's
-//! threads that start containers are in it, so that no process has to be moved there.
+//! The common group of all containers without limits, in version 1 hierarchies next to the unified one. The daemon's threads
+//! that start containers are in it, so that no process has to be moved there.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use farfork_sys::cgroup::hierarchy::CgroupVersion;
 use super::limits::read_oom_kills;
 use super::{CgroupDirectory, CgroupError, NodeCgroups};
 
-/// Its name below the node's.
+/// Its name in the node's directory.
 const NAME: &str = "children";
 
-/// Longest wait for threads that have ended to be gone, and the pause between two looks.
+/// Longest wait until the kernel has removed ended threads from the group, and the pause between two checks.
 const LEAVE_LIMIT: Duration = Duration::from_millis(500);
 const LEAVE_PAUSE: Duration = Duration::from_millis(2);
 
 thread_local! {
-    /// Whether what this thread starts is born in the group.
+    /// Whether processes that this thread starts are in the group.
     static IS_IN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The group.
+/// The common group. It has no directories if it is not needed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UnlimitedGroup {
     directories: Vec<CgroupDirectory>,
-    /// How many of its processes the kernel had killed for want of memory when that was last told of one.
+    /// The number of processes killed by the kernel for lack of memory that have been attributed to a container.
     reported_oom_kills: Arc<AtomicU64>,
 }
 
 impl NodeCgroups {
-    /// Makes the group; in no place where the unified hierarchy is all there is, or there is none.
+    /// Creates the group. It has no directory if there is only the unified hierarchy, or none.
     pub(super) fn make_unlimited(&self) -> Result<UnlimitedGroup, CgroupError> {
         let is_unified = self.directories.first().is_some_and(|directory| directory.version == CgroupVersion::V2);
         let directories: Vec<CgroupDirectory> = match is_unified {
@@ -56,12 +56,12 @@ impl NodeCgroups {
 }
 
 impl UnlimitedGroup {
-    /// Whether there is such a group.
+    /// Whether there is a group.
     pub(crate) fn exists(&self) -> bool {
         !self.directories.is_empty()
     }
 
-    /// Has all that the calling thread starts from now on be born in the group.
+    /// Moves the calling thread into the group, so that everything it starts is in the group.
     ///
     /// # Errors
     /// [`CgroupError::Join`].
@@ -77,7 +77,7 @@ impl UnlimitedGroup {
         Ok(())
     }
 
-    /// Moves a process there that the calling thread has started, where it was not born there.
+    /// Moves a process that the calling thread has started into the group, unless it was created there.
     ///
     /// # Errors
     /// [`CgroupError::Join`].
@@ -88,7 +88,7 @@ impl UnlimitedGroup {
         self.directories.iter().try_for_each(|directory| super::container::join_directory(directory, pid))
     }
 
-    /// Waits until this process has no threads there any more: those that have ended are there for a moment still.
+    /// Waits until this process has no threads in the group. Ended threads remain in it for a short time.
     pub(super) fn wait_threads_left(&self) {
         let deadline = Instant::now() + LEAVE_LIMIT;
         let us = std::process::id().cast_signed();
@@ -99,8 +99,8 @@ impl UnlimitedGroup {
         }
     }
 
-    /// Whether the kernel has killed one of its processes for want of memory, of which nobody was told: that is asked for who was
-    /// killed.
+    /// Whether the kernel has killed a process of the group for lack of memory that was not attributed yet. Call only for a
+    /// container whose process was killed.
     pub(super) fn take_oom_kill(&self) -> bool {
         let kills = self.read_oom_kills();
         let told = |told: u64| (told < kills).then_some(told + 1);

@@ -22,22 +22,21 @@ use crate::root::cached::CachedRoot;
 use self::mount_watcher::MountWatcher;
 use self::root_cache::{DiscardedEntries, RootCache, RootCacheKey};
 
-/// Most containers kept ready: each holds a few hundred KiB of kernel memory, and a burst of forks larger than this
-/// is limited by restoring children, not by building containers.
+/// Limit on ready containers. Each takes a few hundred KiB of kernel memory, and a larger burst of forks is limited by
+/// restoring children, not by building containers.
 const SIZE_MAX: usize = 256;
-/// Pause after a container could not be built, in milliseconds; a request that waits is told at once.
+/// Pause after a failed build, in milliseconds. A waiting request gets the error at once.
 const RETRY_MS: u64 = 500;
-/// Containers of another kind than the usual one go after so long without use, as zygotes do.
+/// Containers of a non-default kind are dropped after this time without a request, as zygotes are.
 const UNUSED_LIMIT: Duration = Duration::from_secs(20);
-/// While children are being started one after the other, no more than so many containers are kept ready beyond what is waited for: the others are
-/// built when none was taken for a while, and so take no processor from the children of a fan-out.
+/// While children are being started, at most this many containers are kept ready in addition to those that requests wait
+/// for. The others are built after a quiet period, so building takes no CPU from the children of a fan-out.
 const READY_WHILE_BUSY_MAX: usize = 4;
 const QUIET_PERIOD: Duration = Duration::from_millis(20);
-/// Threads that build. Most of the time that one takes to build a container it waits: for grace periods of the kernel, and for
-/// the container's first process.
+/// Threads that build. Building mostly waits: for grace periods of the kernel, and for the container's first process.
 const FILLER_THREADS: usize = 4;
 
-/// Containers ready to be taken. Dropping it ends those that were not taken.
+/// The ready containers. Dropping the pool ends those that were not taken.
 #[derive(Debug)]
 pub struct ContainerPool {
     shared: Arc<PoolShared>,
@@ -50,30 +49,30 @@ struct PoolShared {
     builder: Arc<ContainerBuilder>,
     size: usize,
     state: Mutex<PoolState>,
-    /// A container was taken, a request waits, or the pool stops: for the fillers.
+    /// Wakes the fillers: a container was taken, a request waits, or the pool stops.
     wanted: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct PoolState {
-    /// Each kind that was asked for; the usual one from the start.
+    /// Every kind that was requested; the default kind from the start.
     by_spec: BTreeMap<ContainerSpec, SpecPool>,
-    /// What containers that have ended left to others.
+    /// Roots of ended containers, for reuse.
     root_cache: RootCache,
     /// When a container was last taken.
     last_taken: Option<Instant>,
-    /// Containers that no longer show the node's mounts as they are, and roots that nobody is to have: for a filler to end.
+    /// Outdated containers and roots without a use, which a filler ends.
     discarded: DiscardedEntries,
     stopping: bool,
 }
 
-/// What a filler is to do.
+/// The next task of a filler.
 enum FillerTask {
     /// Build a container of a kind.
     Build(ContainerSpec),
-    /// Build one around a root that was left.
+    /// Build a container with a cached root.
     Rebuild(RootCacheKey, Box<CachedRoot>),
-    /// Nothing, or nothing before that.
+    /// None, or none before this time.
     Wait(Option<Instant>),
 }
 
@@ -81,27 +80,27 @@ enum FillerTask {
 #[derive(Debug, Default)]
 struct SpecPool {
     ready: VecDeque<Container>,
-    /// How many are being built for it.
+    /// Number of containers being built.
     building: usize,
-    /// How many shall be ready.
+    /// Number of containers to keep ready.
     target_size: usize,
-    /// How many builds have failed, and why the last one did.
+    /// Number of failed builds, and the cause of the last failure.
     failures: u64,
     last_failure: Option<Arc<ContainerError>>,
-    /// A container is there, or one could not be built: for requests.
+    /// Wakes requests: a container is ready, or a build failed.
     available: Arc<Condvar>,
-    /// Requests that wait for it.
+    /// Number of waiting requests.
     waiting: usize,
-    /// When one was last asked for.
+    /// Time of the last request.
     last_requested: Option<Instant>,
 }
 
 impl ContainerPool {
-    /// Starts to keep `size` containers of each kind ready (at least 1, at most 256). They are built in the background; what cannot
-    /// work at all, such as a missing init program, is an error now.
+    /// Starts to keep `size` containers of each kind ready (at least 1, at most 256). They are built in the background. A
+    /// permanent problem, such as a missing init program, is reported now.
     ///
     /// # Errors
-    /// [`ContainerError`] as the first step that fails.
+    /// The [`ContainerError`] of the first step that fails.
     pub fn start(config: ContainerConfig, size: usize) -> Result<Self, ContainerError> {
         let size = size.clamp(1, SIZE_MAX);
         let usual = SpecPool { target_size: size, ..SpecPool::default() };
@@ -118,7 +117,7 @@ impl ContainerPool {
         for _ in 0..FILLER_THREADS.min(size) {
             let shared = Arc::clone(&pool.shared);
             let thread = thread::Builder::new().name("container-pool".to_owned());
-            // Those that there are end with the pool.
+            // If one cannot be started, dropping the pool ends the others.
             pool.fillers.push(thread.spawn(move || shared.run_filler()).map_err(ContainerError::Thread)?);
         }
         Ok(pool)
@@ -132,12 +131,12 @@ impl ContainerPool {
     /// Starts the init program outside of containers, for a zygote.
     ///
     /// # Errors
-    /// [`ContainerError`] as the first step that fails.
+    /// The [`ContainerError`] of the first step that fails.
     pub fn start_host_init(&self) -> Result<HostInit, ContainerError> {
         self.shared.builder.start_host_init()
     }
 
-    /// How many containers of a kind are ready to be taken.
+    /// The number of ready containers of a kind.
     pub fn ready_count(&self, kind: impl Into<ContainerSpec>) -> usize {
         self.shared
             .lock()
@@ -146,19 +145,18 @@ impl ContainerPool {
             .map_or(0, |spec_pool| spec_pool.ready.len())
     }
 
-    /// Takes a container, waiting for it until `deadline`. The first of a kind that is not the usual one is built for the
-    /// request.
+    /// Takes a container; waits until `deadline` for it. The first container of a non-default kind is built for the request.
     ///
     /// # Errors
-    /// [`ContainerError::PoolEmpty`] when the time is over, [`ContainerError::PoolBuild`] when none is ready and one could not
-    /// be built, [`ContainerError::TooManyContainers`] at the limit on containers, [`ContainerError::PoolStopping`].
+    /// [`ContainerError::PoolEmpty`] if the deadline has passed. [`ContainerError::PoolBuild`] if none is ready and the
+    /// build fails. [`ContainerError::TooManyContainers`] at the limit on containers. [`ContainerError::PoolStopping`].
     pub fn take(&self, kind: impl Into<ContainerSpec>, deadline: Instant) -> Result<Container, ContainerError> {
         let kind = self.shared.builder.effective_spec(kind.into());
         self.shared.take((kind, None), deadline)
     }
 
-    /// The same for one of `heirs`: it may be in the root of another of them that has ended without a trace there, and others may be in its
-    /// root after it.
+    /// Like [`Self::take`], but the container may have the root of an ended container of the same key, and its root may be
+    /// reused in turn.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -178,13 +176,13 @@ impl ContainerPool {
         Ok(container)
     }
 
-    /// How many roots of containers that have ended are kept, and around how many of them another is ready.
+    /// The number of cached roots, and the number of ready containers with one of them.
     pub fn root_counts(&self) -> (usize, usize) {
         let state = self.shared.lock();
         (state.root_cache.root_count(), state.root_cache.ready_count())
     }
 
-    /// Gives up what was left to a line of which no more will come.
+    /// Drops the roots of a lineage that will have no more children.
     pub fn evict_roots(&self, line: &str) {
         let mut discarded = DiscardedEntries::default();
         self.shared.lock().root_cache.evict_unused(
@@ -245,7 +243,7 @@ impl PoolState {
         spec_pool
     }
 
-    /// A container in the root of another is there, or could not be built.
+    /// A container with a cached root is ready, or its build failed.
     fn finish_rebuild(&mut self, key: &RootCacheKey, built: Result<Container, ContainerError>) {
         if !self.root_cache.finish_rebuild(key, built, Instant::now()) {
             return;
@@ -254,12 +252,12 @@ impl PoolState {
         let spec_pool = self.spec_pool(key.0);
         match spec_pool.waiting == waiting_for_root {
             true => spec_pool.available.notify_one(),
-            // Among others whom it is not for.
+            // Requests that cannot use it also wait, and one of them might be woken.
             false => spec_pool.available.notify_all(),
         }
     }
 
-    /// Gives up kinds that were not asked for since, but for the usual one, and what was left to others; tells when the next is to go.
+    /// Drops containers of non-default kinds without recent requests, and unused roots. Returns when the next ones expire.
     fn evict_unused(&mut self, now: Instant) -> Option<Instant> {
         let mut next = self.root_cache.evict_unused(now, |_| false, &mut self.discarded);
         let is_kept = |spec_pool: &SpecPool| spec_pool.target_size > 0 || !spec_pool.ready.is_empty();
@@ -279,7 +277,7 @@ impl PoolState {
         next
     }
 
-    /// What is to be built now.
+    /// The next task of a filler.
     fn next_task(&mut self, now: Instant) -> FillerTask {
         let busy_until = self.last_taken.map(|taken| taken + QUIET_PERIOD).filter(|busy_until| *busy_until > now);
         let is_due = |kind: ContainerSpec, ready: usize, waiting: usize| {
@@ -296,7 +294,7 @@ impl PoolState {
         }
     }
 
-    /// Of which kind too few are ready: of several, the one that lacks most.
+    /// The kind with the most missing containers, if any are missing.
     fn most_lacking_spec(&self, is_busy: bool) -> Option<ContainerSpec> {
         let wanted = |spec_pool: &SpecPool| match is_busy {
             true => spec_pool.target_size.min(READY_WHILE_BUSY_MAX + spec_pool.waiting),
@@ -308,7 +306,7 @@ impl PoolState {
         (missing_count(spec_pool) > 0).then_some(*kind)
     }
 
-    /// The container that has waited longest, if there is one that is as one built now would be.
+    /// Takes the container that has been ready longest and shows the current mounts.
     fn take_current(&mut self, kind: ContainerSpec) -> Option<Container> {
         loop {
             match self.spec_pool(kind).ready.pop_front()? {
@@ -318,7 +316,7 @@ impl PoolState {
         }
     }
 
-    /// The same, one in a root that was left to who asks first.
+    /// Like [`Self::take_current`], but prefers a container with a root that `root_key` may reuse.
     fn take_container(&mut self, (kind, root_key): (ContainerSpec, Option<&RootCacheKey>)) -> Option<Container> {
         while let Some(container) = root_key.and_then(|key| self.root_cache.take_container(key)) {
             match container.is_current() {
@@ -339,7 +337,7 @@ impl PoolState {
 }
 
 impl PoolShared {
-    /// The first of a kind; it makes the fillers keep more of them.
+    /// Builds the first container of a kind. From now on the fillers keep more of them ready.
     fn build_first(&self, kind: ContainerSpec) -> Result<Container, ContainerError> {
         let container = self.builder.build(kind, None)?;
         self.lock().spec_pool(kind).target_size = self.size;
@@ -347,7 +345,7 @@ impl PoolShared {
         Ok(container)
     }
 
-    /// Takes one of a kind, for an heir or not.
+    /// Takes a container of a kind, with or without a root key.
     fn take(
         &self,
         wanted: (ContainerSpec, Option<&RootCacheKey>),
@@ -398,7 +396,7 @@ impl PoolShared {
         taken
     }
 
-    /// A filler thread: builds while there are too few, one at a time, and never holds the lock meanwhile.
+    /// A filler thread: builds containers one at a time while too few are ready, without the lock.
     fn run_filler(&self) {
         if let Err(error) = self.builder.cgroups().unlimited_group().enter() {
             tracing::warn!(%error, "each container's init has to be moved into its control groups");
@@ -436,12 +434,12 @@ impl PoolShared {
             state = self.lock();
             state.spec_pool(kind).building -= 1;
             match built {
-                // The node's mounts have changed meanwhile.
+                // The node's mounts have changed during the build.
                 Ok(container) if !container.is_current() => state.discarded.containers.push(container),
                 Ok(container) => {
                     let spec_pool = state.spec_pool(kind);
                     spec_pool.ready.push_back(container);
-                    // It is for one: the others would only see that it is gone.
+                    // Wake one request: there is only one container.
                     spec_pool.available.notify_one();
                 }
                 Err(error) => state = self.record_failure(state, kind, error),
@@ -456,7 +454,7 @@ impl PoolShared {
         }
     }
 
-    /// Tells waiting requests, then pauses unless somebody is waiting for the next attempt.
+    /// Reports the failure to waiting requests, then pauses until a request needs the next attempt or the pause ends.
     fn record_failure<'a>(
         &'a self,
         mut state: MutexGuard<'a, PoolState>,
@@ -468,7 +466,7 @@ impl PoolShared {
         spec_pool.failures += 1;
         spec_pool.last_failure = Some(Arc::new(error));
         if kind != ContainerSpec::default() {
-            // Who asks for the next one has it built.
+            // The next request builds it again.
             spec_pool.target_size = 0;
         }
         state.spec_pool(kind).available.notify_all();
@@ -480,7 +478,7 @@ impl PoolShared {
         self.builder.config().node.clone()
     }
 
-    /// The state stays usable when a thread has panicked: every change of it is complete under the lock.
+    /// The state stays usable after a panic: every change of it is completed under the lock.
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,8 +1,9 @@
-//! Ends what keeps an unmounted file system of the node in use: waiting containers and roots that show it, and its mounts in running
-//! containers. The server of a file system runs as long as a container shows it.
+//! Releases file systems that the node has unmounted: ends waiting containers and roots that show one, and unmounts it in
+//! running containers. The server of a file system runs as long as a container shows it.
 //!
-//! Only FUSE and network file systems count: other mounts change often, and a container with one of them ends when it is taken. In
-//! running containers only volumes are unmounted. On other file systems a container has an overlay, with data of its own.
+//! Only FUSE and network file systems count. Other mounts change often, and an outdated container with one of them ends when
+//! it is taken. In running containers only volumes are unmounted. Other file systems have an overlay with the container's
+//! data.
 
 use std::collections::BTreeSet;
 use std::io::{self, PipeWriter};
@@ -19,17 +20,17 @@ use crate::record;
 use crate::root::blueprint::ServedMount;
 use crate::unmounted_volumes;
 
-/// How often a container that uses an unmounted volume is looked at again.
+/// Interval between two attempts for a container that uses an unmounted volume.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The thread that notices changes of the node's mounts. Dropping it ends the thread.
+/// The thread that detects changes of the node's mounts. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct MountWatcher {
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Containers, by their first processes, and the unmounted volumes that each uses.
+/// Containers, by their first processes, and the unmounted volumes that each of them uses.
 type VolumesInUse = Vec<(ProcessIdentity, BTreeSet<ServedMount>)>;
 
 impl MountWatcher {
@@ -67,7 +68,7 @@ impl Drop for MountWatcher {
 }
 
 impl PoolShared {
-    /// Leaves containers and roots that do not show the node's mounts as they are to the fillers, which end them.
+    /// Moves outdated containers and roots to the fillers, which end them.
     fn discard_outdated(&self) {
         let mut state = self.lock();
         let PoolState { by_spec, root_cache, discarded, .. } = &mut *state;
@@ -78,7 +79,7 @@ impl PoolShared {
         self.wanted.notify_all();
     }
 
-    /// Each container of the node, also of an earlier daemon, with the volumes that the node has unmounted.
+    /// Each container of the node, including those of earlier daemons, with the volumes that the node has unmounted.
     fn containers_to_release(&self, unmounted: &BTreeSet<ServedMount>) -> VolumesInUse {
         let volumes = self.builder.unmounted_volumes(unmounted);
         if volumes.is_empty() {

@@ -1,5 +1,5 @@
-//! The cache of roots of ended containers: each is held until a container is built around it, and that until it is
-//! taken. Only requests with the same [`RootReuseKey`] may get it.
+//! The cache of roots of ended containers. A filler builds a container around each root, which then waits to be taken. Only
+//! requests with the same [`RootReuseKey`] may get it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -9,28 +9,28 @@ use crate::error::ContainerError;
 use crate::handle::Container;
 use crate::root::cached::CachedRoot;
 
-/// Roots for which nobody asks go after so long: less than zygotes stay, since each holds a container.
+/// Roots without requests expire after this time. It is shorter than for zygotes, since each root holds a container.
 const UNUSED_LIMIT: Duration = Duration::from_secs(3);
 
-/// For whom nobody has asked for so long makes room for others.
+/// A root without requests for this time may be evicted to make room.
 const EVICTABLE_AFTER: Duration = Duration::from_millis(100);
 
-/// After so many roots, one after the other, in which something was left, no more are kept for so long: children of that line write
-/// files now, and others of it may not.
+/// After this many changed roots in a row, the cache keeps no more roots of that key for some time. Its children write files
+/// now, and later ones may not.
 const CHANGED_ROOTS_MAX: u32 = 4;
 const CHANGED_ROOTS_PAUSE: Duration = Duration::from_secs(3);
 
-/// Of whom it is, and which kind of container.
+/// The kind of the container, and the key of its root.
 pub(super) type RootCacheKey = (ContainerSpec, RootReuseKey);
 
 //  taken with a reuse key -> a child runs, ends -> root -> rebuilt by a filler -> ready -> taken ...
 //                                                    +-> changed, or one too many: discarded
 
-/// All that was left to anybody.
+/// All cached roots.
 #[derive(Debug, Default)]
 pub(super) struct RootCache {
     entries: BTreeMap<RootCacheKey, RootCacheEntry>,
-    /// Most roots, for all heirs together, with the containers that were built around them.
+    /// Limit on roots of all keys, including those in ready containers.
     roots_max: usize,
 }
 
@@ -39,15 +39,15 @@ struct RootCacheEntry {
     roots: Vec<CachedRoot>,
     building: usize,
     ready: VecDeque<Container>,
-    /// How many were spoilt since one was not, and until when no more are kept for it.
+    /// Number of changed roots since the last unchanged one, and until when no more are kept.
     changed_count: u32,
     paused_until: Option<Instant>,
-    /// Requests that wait.
+    /// Number of waiting requests.
     waiting: usize,
     last_requested: Option<Instant>,
 }
 
-/// What goes: to be dropped where nobody waits for that.
+/// Discarded entries. They are dropped where no request waits for that.
 #[derive(Debug, Default)]
 pub(super) struct DiscardedEntries {
     pub(super) containers: Vec<Container>,
@@ -59,7 +59,7 @@ impl DiscardedEntries {
         self.containers.is_empty() && self.roots.is_empty()
     }
 
-    /// Takes containers that do not show the node's mounts as they are.
+    /// Discards containers that do not show the node's current mounts.
     pub(super) fn discard_outdated(&mut self, ready: &mut VecDeque<Container>) {
         for container in std::mem::take(ready) {
             if container.is_current() { ready.push_back(container) } else { self.containers.push(container) }
@@ -72,25 +72,25 @@ impl RootCache {
         Self { entries: BTreeMap::new(), roots_max }
     }
 
-    /// Somebody asks for a container: whether what that leaves is wanted.
+    /// Records a request for a container. Returns whether that container's root is to be kept.
     pub(super) fn record_request(&mut self, key: &RootCacheKey, now: Instant) -> bool {
         let root_cache_entry = self.entries.entry(key.clone()).or_default();
         root_cache_entry.last_requested = Some(now);
         self.roots_max > 0 && root_cache_entry.is_wanted(now)
     }
 
-    /// Begins or ends to wait.
+    /// A request begins or ends to wait.
     pub(super) fn update_waiters(&mut self, key: &RootCacheKey, begins: bool) {
         let waiting = &mut self.entries.entry(key.clone()).or_default().waiting;
         *waiting = if begins { *waiting + 1 } else { waiting.saturating_sub(1) };
     }
 
-    /// How many requests wait that this is for.
+    /// The number of waiting requests with this key.
     pub(super) fn waiter_count(&self, key: &RootCacheKey) -> usize {
         self.entries.get(key).map_or(0, |root_cache_entry| root_cache_entry.waiting)
     }
 
-    /// Keeps a root, or leaves it for `discarded`.
+    /// Keeps a root, or adds it to `discarded`.
     pub(super) fn insert(
         &mut self,
         key: &RootCacheKey,
@@ -105,7 +105,7 @@ impl RootCache {
         }
     }
 
-    /// Gives up what was left to whom nobody has asked for longest, one root of it; tells whether there was one.
+    /// Evicts one root of the key whose last request is the oldest. Returns whether there was one.
     fn evict_one(&mut self, now: Instant, discarded: &mut DiscardedEntries) -> bool {
         let unused = self.entries.values_mut().filter(|root_cache_entry| {
             root_cache_entry.last_requested.is_none_or(|used| used + EVICTABLE_AFTER <= now)
@@ -122,7 +122,8 @@ impl RootCache {
         true
     }
 
-    /// A root around which a container is to be built. `is_due`: where there are so many of a kind, and so many requests wait.
+    /// Takes a root for a rebuild. `is_due` decides by kind, number of containers ready or being built, and number of
+    /// waiting requests.
     pub(super) fn take_for_rebuild(
         &mut self,
         is_due: impl Fn(ContainerSpec, usize, usize) -> bool,
@@ -135,7 +136,7 @@ impl RootCache {
         Some((key.clone(), root_cache_entry.roots.pop()?))
     }
 
-    /// What came of it. Tells whether there is a container.
+    /// Records the result of a rebuild. Returns whether it gave a container.
     pub(super) fn finish_rebuild(
         &mut self,
         key: &RootCacheKey,
@@ -158,12 +159,12 @@ impl RootCache {
         outcome.is_ok()
     }
 
-    /// The container that has waited longest.
+    /// Takes the container that has been ready longest.
     pub(super) fn take_container(&mut self, key: &RootCacheKey) -> Option<Container> {
         self.entries.get_mut(key)?.ready.pop_front()
     }
 
-    /// Gives up what nobody has asked for since long, or of heirs that are no more; tells when the next is to go.
+    /// Drops roots without recent requests, and those of keys for which `is_over`. Returns when the next ones expire.
     pub(super) fn evict_unused(
         &mut self,
         now: Instant,
@@ -184,7 +185,7 @@ impl RootCache {
         next
     }
 
-    /// Gives up what does not show the node's mounts as they are: `mounts_version` is theirs.
+    /// Discards everything that does not show the node's current mounts, whose version is `mounts_version`.
     pub(super) fn discard_outdated(&mut self, mounts_version: u64, discarded: &mut DiscardedEntries) {
         for entry in self.entries.values_mut() {
             discarded.discard_outdated(&mut entry.ready);
@@ -192,7 +193,7 @@ impl RootCache {
         }
     }
 
-    /// How many roots there are, in whatever state.
+    /// The number of roots, in any state.
     pub(super) fn root_count(&self) -> usize {
         self.entries
             .values()
@@ -202,7 +203,7 @@ impl RootCache {
             .sum()
     }
 
-    /// How many containers wait around a root that another had.
+    /// The number of ready containers with a reused root.
     pub(super) fn ready_count(&self) -> usize {
         self.entries.values().map(|root_cache_entry| root_cache_entry.ready.len()).sum()
     }

@@ -1,4 +1,4 @@
-//! Tests of the pool: how many containers it keeps, and of which kind.
+//! Tests of the pool: the number and kind of the containers that it keeps.
 
 use super::*;
 use crate::config::RootSpec;

@@ -15,7 +15,7 @@ use super::mount_plan::{self, MountStep};
 /// A mount that another process or machine serves.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ServedMount {
-    /// `major:minor` of its file system, which no other has while this one is mounted anywhere.
+    /// `major:minor` of its file system, unique while this one is mounted anywhere.
     pub(crate) device: String,
     pub(crate) point: PathBuf,
     pub(crate) is_volume: bool,
@@ -34,22 +34,22 @@ impl ServedMount {
     }
 }
 
-/// The mounts of a root, as they are made.
+/// The steps that mount a root.
 #[derive(Debug, Clone)]
 pub(crate) struct RootBlueprint {
-    /// Differs from that of other mounts.
+    /// Changes when the mounts change.
     pub(crate) version: u64,
     pub(super) steps: Arc<Vec<MountStep>>,
     pub(super) served: Arc<BTreeSet<ServedMount>>,
 }
 
-/// The blueprint, kept up to date. Reading the table takes a tenth of a millisecond, asking whether it has changed a
-/// microsecond: a container is built, or taken from the pool, more often than file systems are mounted.
+/// The current blueprint. Reading the mount table takes a tenth of a millisecond; checking it for changes takes a
+/// microsecond. Containers are built and taken more often than file systems are mounted.
 #[derive(Debug)]
 pub(crate) struct BlueprintCache {
     watch: MountWatch,
     pub(crate) plan: NodePlan,
-    /// Mounts of earlier plans that the node does not have any more, until they are taken.
+    /// Mounts of earlier plans that the node no longer has. They accumulate until they are taken.
     unmounted: BTreeSet<ServedMount>,
 }
 
@@ -64,15 +64,15 @@ pub(crate) struct NodePlan {
 }
 
 impl BlueprintCache {
-    /// Of the mounts there are now.
+    /// The blueprint for the current mounts.
     pub(crate) fn read(masked: &[PathBuf]) -> io::Result<Self> {
-        // The watch comes first, so that no change falls between.
+        // Start the watch first, so that no change is missed.
         let watch = MountWatch::start()?;
         Ok(Self { watch, plan: NodePlan::read(masked, BTreeSet::new())?, unmounted: BTreeSet::new() })
     }
 
-    /// The plan now, without the mounts of these ids. When the table cannot be read the old one is kept: building would fail too,
-    /// and say why.
+    /// The current plan, without the mounts with these ids. If the table cannot be read, the old plan stays: the build will
+    /// fail too, and report why.
     pub(crate) fn current(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> &NodePlan {
         let has_changed = self.watch.has_changed().unwrap_or(true) || self.plan.unresponsive != unresponsive;
         if has_changed && let Ok(changed) = NodePlan::read(masked, unresponsive) {
@@ -82,19 +82,19 @@ impl BlueprintCache {
         &self.plan
     }
 
-    /// The served mounts that earlier plans had and the last one has not, since the last call.
+    /// The served mounts that the node has unmounted since the last call.
     pub(crate) fn take_unmounted(&mut self) -> BTreeSet<ServedMount> {
         std::mem::take(&mut self.unmounted)
     }
 }
 
 impl RootBlueprint {
-    /// The served mounts of an earlier blueprint that this one has not.
+    /// The served mounts of an earlier blueprint that this one does not have.
     pub(crate) fn unmounted_since(&self, earlier: &Self) -> BTreeSet<ServedMount> {
         earlier.served.difference(&self.served).cloned().collect()
     }
 
-    /// The volumes among unmounted mounts, without those that are mounted again in their places by a new client.
+    /// The volumes among `unmounted`, without those that a new client has mounted again at the same place.
     pub(crate) fn unmounted_volumes(&self, unmounted: &BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
         let is_replaced =
             |volume: &ServedMount| self.served.iter().any(|now| now.is_volume && now.point == volume.point);

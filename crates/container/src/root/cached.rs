@@ -1,5 +1,5 @@
-//! The root of an ended container, kept for the next one, which takes it only if it is unchanged. To build a root and
-//! to take one down is most of a container's cost (`docs/decisions/017-roots.md`).
+//! The root of an ended container, kept for the next one, which takes it only if it is unchanged. Building and removing
+//! roots is most of a container's cost (`docs/decisions/017-roots.md`).
 //!
 //! Only the mount namespace is kept. The other namespaces, init and the control group are new for each container.
 
@@ -24,15 +24,15 @@ use super::mount_plan::MountStep;
 use super::{PRIVATE_DIR, make_private_dir};
 use crate::error::ContainerError;
 
-/// STATX_MNT_ID_UNIQUE (Linux 6.8): older kernels leave it out.
+/// STATX_MNT_ID_UNIQUE (Linux 6.8); older kernels ignore it.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// A private directory with more files is made anew.
+/// A private directory with more files is replaced, not cleared.
 const PRIVATE_FILES_MAX: usize = 4;
 
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
 
-/// All that a file system of terminals has while none is open.
+/// The only entry of a devpts file system while no terminal is open.
 const PTMX: &str = "ptmx";
 
 //  build -> fingerprint -> a child runs, ends with all processes -> fingerprint -+- same -> dentries dropped -> next
@@ -44,44 +44,44 @@ const PTMX: &str = "ptmx";
 // that was sent a descriptor could still hold a file or directory open. So the processes that may be sent one
 // decide which requests may reuse the root (`RootReuseKey`).
 
-/// A root. Dropping it ends it, once no container has it.
+/// A cached root. Dropping it ends it, unless a container still has it.
 #[derive(Debug)]
 pub(crate) struct CachedRoot {
     mounts: OwnedFd,
-    /// To read the table of `mounts` from.
+    /// The mount table of `mounts`.
     table: MountTable,
     blueprint: RootBlueprint,
     layers: RootLayers,
     fingerprint: RootFingerprint,
 }
 
-/// What a root has that is not the node's.
+/// The parts of a root that do not belong to the node.
 #[derive(Debug)]
 pub(crate) struct RootLayers {
-    /// The directory of all upper layers, which no path of the root's leads to.
+    /// The directory of all upper layers, which no path of the root leads to.
     pub(super) upper_dir: OwnedFd,
-    /// Where overlays are.
+    /// The mount points of overlays.
     pub(super) overlays: Vec<PathBuf>,
-    /// Files and directories of the upper layers, by way of `layers`: seen there, they are not covered by what is mounted over them; and
-    /// files of the root, by absolute paths.
+    /// Files and directories of the upper layers, relative to `upper_dir`, where no mount covers them; and files of the
+    /// root, as absolute paths.
     pub(super) files: Vec<PathBuf>,
 }
 
-/// What is seen of a root, before its `/proc` is mounted.
+/// The observed state of a root, before its `/proc` is mounted.
 #[derive(Debug, PartialEq, Eq)]
 struct RootFingerprint {
     table: Vec<u8>,
     files: Vec<FileFingerprint>,
-    /// What the file system of all layers has left.
+    /// Free space of the file system of all layers.
     room: FreeSpace,
-    /// The directory for what is meant for a container alone.
+    /// The private directory.
     private: PrivateDirFingerprint,
 }
 
-/// What is seen of the directory for what is meant for a container alone.
+/// The observed state of the private directory.
 type PrivateDirFingerprint = (FileFingerprint, FreeSpace);
 
-/// What is seen of a file; times as seconds and nanoseconds.
+/// The observed state of a file. Times are seconds and nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileFingerprint {
     kind_and_mode: u16,
@@ -91,7 +91,7 @@ struct FileFingerprint {
     blocks: u64,
     attributes: u64,
     extended_attributes_bytes: usize,
-    /// Numbers of its file system and mount.
+    /// Numbers of its device and its mount.
     device_and_mount: ((u32, u32), u64),
     accessed: (i64, u32),
     modified: (i64, u32),
@@ -99,11 +99,11 @@ struct FileFingerprint {
     born: (i64, u32),
 }
 
-/// What a file system has left: blocks, and files.
+/// Free space of a file system: blocks and files.
 type FreeSpace = (u64, u64);
 
 impl CachedRoot {
-    /// The root that the calling thread has built, whose mount namespace is `mounts`. `proc`: the node's.
+    /// The root that the calling thread has built, whose mount namespace is `mounts`. `proc` is the node's `/proc`.
     pub(crate) fn new(
         mounts: OwnedFd,
         proc: BorrowedFd<'_>,
@@ -117,7 +117,7 @@ impl CachedRoot {
         own.files.dedup();
         let table = MountTable::open(proc).map_err(inspection_failed)?;
         let built = run_in_layers_dir(&mut own, |own| {
-            // What is not there cannot come without a change to the directory above it.
+            // A missing file cannot appear without a change to its parent directory.
             own.files.retain(|path| path.is_absolute() || path.symlink_metadata().is_ok());
             RootFingerprint::read(own, &table)
         });
@@ -125,19 +125,19 @@ impl CachedRoot {
         Ok(Self { mounts, table, blueprint: blueprint.clone(), layers: own, fingerprint: built })
     }
 
-    /// Which of the node's mounts it shows.
+    /// The version of the node's mounts that it shows.
     pub(crate) fn mounts_version(&self) -> u64 {
         self.blueprint.version
     }
 
-    /// Gives the calling thread this root, without a `/proc`, and other namespaces of its own.
+    /// Moves the calling thread into this root, without a `/proc`, and into new namespaces otherwise.
     ///
     /// # Errors
-    /// [`ContainerError::RootChanged`]: it is not as it was. All other errors are what kept us from looking.
+    /// [`ContainerError::RootChanged`] if the root has changed; other errors if it could not be inspected.
     pub(crate) fn enter(mut self, with_network: bool) -> Result<Self, ContainerError> {
         let entering = |cause| ContainerError::Namespace { operation: "enter the root of a container before", cause };
         namespace::unshare_with_mounts(self.mounts.as_fd(), with_network).map_err(entering)?;
-        // It shows processes of a container that is no more.
+        // It shows processes of a container that has ended.
         mount::detach(Path::new("/proc")).map_err(|cause| root_changed("/proc", cause))?;
         let private = self.check_unchanged()?;
         self.layers.overlays.iter().try_for_each(|point| mount::drop_dentry_cache(point)).map_err(inspection_failed)?;
@@ -146,7 +146,7 @@ impl CachedRoot {
         Ok(self)
     }
 
-    /// Gives what the private directory is like now, in which there may be change.
+    /// Checks that the root is unchanged, except the private directory, whose current state it returns.
     fn check_unchanged(&mut self) -> Result<PrivateDirFingerprint, ContainerError> {
         let now = run_in_layers_dir(&mut self.layers, |own| RootFingerprint::read(own, &self.table));
         let now = now.map_err(|cause| root_changed("what is in it", cause))?;
@@ -166,7 +166,7 @@ impl CachedRoot {
 
     fn require_no_terminals(&self) -> Result<(), ContainerError> {
         for step in self.blueprint.steps.iter().filter(|step| matches!(step, MountStep::Terminals { .. })) {
-            // To list it must not be seen in its times.
+            // Listing the directory must not change its access time.
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME | OFlags::CLOEXEC;
             let listed = openat(CWD, step.point(), flags, Mode::empty()).and_then(Dir::new);
             for entry in listed.map_err(|cause| root_changed("terminals", cause))? {
@@ -179,8 +179,10 @@ impl CachedRoot {
         Ok(())
     }
 
-    /// What was meant for a container alone may be in its directory, as a payload: another has one of its own, unless `now` it is as it was
-    /// built. With a network of its own nobody can have been handed a descriptor of the directory: then it will do to clear it.
+    /// Makes the private directory empty: it may have data for the previous container, such as a payload.
+    ///
+    /// If the directory is unchanged since the build, it stays. With its own network, a container cannot have sent a
+    /// descriptor of it to another process, so clearing it is sufficient. Otherwise a new one is mounted.
     fn replace_private_dir(&mut self, now: PrivateDirFingerprint, with_network: bool) -> Result<(), ContainerError> {
         if now == self.fingerprint.private || (with_network && self.clear_private_dir().unwrap_or(false)) {
             return Ok(());
@@ -192,7 +194,8 @@ impl CachedRoot {
         self.record_replaced_mount(point)
     }
 
-    /// Has the table as it was built tell of the mount that has taken another's place. To read it anew would take as long as all of the look.
+    /// Updates the stored mount table after a mount was replaced. Reading it again would take as long as the whole
+    /// inspection.
     fn record_replaced_mount(&mut self, point: &Path) -> Result<(), ContainerError> {
         let noted = table::with_replaced_mount(&self.fingerprint.table, point).map_err(inspection_failed)?;
         self.fingerprint.table = noted.map_or_else(|| self.table.read_text(), Ok).map_err(inspection_failed)?;
@@ -200,11 +203,12 @@ impl CachedRoot {
         Ok(())
     }
 
-    /// Removes files from the private directory. Tells whether it is as it was built then, but for its times, which are of now.
+    /// Removes files from the private directory. Returns whether it then equals its state after the build, except for its
+    /// times, which are updated.
     fn clear_private_dir(&mut self) -> io::Result<bool> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let mut directory = Dir::new(openat(CWD, PRIVATE_DIR, flags, Mode::empty())?)?;
-        // Beside "." and "..".
+        // `.` and `..` count too.
         for _ in 0..PRIVATE_FILES_MAX + 2 {
             let Some(entry) = directory.next().transpose()? else { break };
             let is_itself = [".", ".."].map(str::as_bytes).contains(&entry.file_name().to_bytes());
@@ -222,7 +226,7 @@ impl CachedRoot {
         Ok(is_as_built)
     }
 
-    /// Message queues are those of the thread's IPC namespace.
+    /// Mounts message queues of the thread's new IPC namespace.
     fn remount_mqueue(&mut self) -> Result<(), ContainerError> {
         for step in Arc::clone(&self.blueprint.steps).iter() {
             if let MountStep::MessageQueues { point, attributes } = step {
@@ -236,7 +240,8 @@ impl CachedRoot {
     }
 }
 
-/// Has relative paths lead to the layers meanwhile: never for whoever is born here.
+/// Runs `look` with the directory of the layers as the working directory. It is reset afterwards, so that no process starts
+/// there.
 fn run_in_layers_dir<T>(own: &mut RootLayers, look: impl FnOnce(&mut RootLayers) -> io::Result<T>) -> io::Result<T> {
     fchdir(&own.upper_dir)?;
     let seen = look(own);
@@ -245,12 +250,12 @@ fn run_in_layers_dir<T>(own: &mut RootLayers, look: impl FnOnce(&mut RootLayers)
 }
 
 impl RootFingerprint {
-    /// In the directory of the layers.
+    /// Reads it, with the directory of the layers as the working directory.
     fn read(own: &RootLayers, table: &MountTable) -> io::Result<Self> {
         Ok(Self {
             table: table.read_text()?,
             files: own.files.iter().map(|path| FileFingerprint::read(path)).collect::<io::Result<_>>()?,
-            // An overlay's is that of its upper layer.
+            // An overlay reports the free space of its upper layer.
             room: read_free_space(Path::new("/"))?,
             private: Self::read_private_dir()?,
         })
@@ -268,7 +273,7 @@ fn read_free_space(point: &Path) -> io::Result<FreeSpace> {
 }
 
 impl FileFingerprint {
-    /// Whether it is the same file as `other`, and differs in nothing but when it was read and changed.
+    /// Whether it is the same file as `other`, and differs only in its times.
     fn equals_except_times(&self, other: &Self) -> bool {
         let Self { accessed, modified, changed, .. } = *other;
         Self { accessed, modified, changed, ..*self } == *other
@@ -295,10 +300,10 @@ impl FileFingerprint {
     }
 }
 
-/// Whether a directory has none of those attributes of which statx(2) tells in part only (chattr(1)).
+/// Whether a directory has none of the attributes of chattr(1). statx(2) reports only some of them.
 fn has_no_flags(directory: BorrowedFd<'_>) -> io::Result<bool> {
     match ioctl_getflags(directory) {
-        // Its file system has none.
+        // Its file system has no attributes.
         Err(Errno::NOTTY) => Ok(true),
         flags => Ok(flags?.is_empty()),
     }

@@ -1,5 +1,5 @@
-//! Masks paths in an overlay: the container's upper layer has an empty file or directory in their place, which hides
-//! the node's present and future files. The container's root user may change it, but finds nothing of the node's.
+//! Masks paths in an overlay: the container's upper layer has an empty file or directory in their place, which hides the
+//! node's present and future files. The container's root user may change it, but sees nothing of the node.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -12,21 +12,21 @@ use rustix::fs::{CWD, Timespec, Timestamps, XattrFlags, utimensat};
 use super::{MaskOptions, copy_ownership};
 use crate::users::ContainerUsers;
 
-/// Marks a directory of an upper layer as one that shows nothing of the layer below.
+/// Marks a directory of an upper layer as opaque: it shows nothing of the layer below.
 const OPAQUE_XATTR: (&str, &[u8]) = ("trusted.overlay.opaque", b"y");
 
-/// Access lists of a directory, which belong to its ownership.
+/// Access control lists of a directory, which are copied with its owner.
 const ACL_XATTRS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
-/// Longest access list that is copied, in bytes: some hundred entries.
+/// Longest access control list that is copied, in bytes: some hundred entries.
 const ACL_BYTES_MAX: usize = 4096;
 
-/// Puts, into the upper layer of an overlay over `point` that is not mounted yet, something in the place of each hidden path. Gives what
-/// it has made, by way of either.
+/// Creates a replacement for each hidden path in the upper layer of an overlay over `point`, which is not mounted yet.
+/// Returns the paths of everything that it created, relative to the layer.
 pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOptions<'_>) -> io::Result<Vec<PathBuf>> {
     let below = hidden.iter().filter_map(|path| path.strip_prefix(point).ok());
     let paths: Vec<&Path> = below.filter(|path| path.parent().is_some()).collect();
-    // The outer ones come first.
+    // Sorted: a directory precedes those below it.
     let on_the_way: BTreeSet<&Path> = paths.iter().flat_map(|path| path.ancestors().skip(1)).collect();
     let mut made: Vec<(&Path, Option<Metadata>)> = Vec::new();
     for directory in on_the_way.into_iter().filter(|directory| !directory.as_os_str().is_empty()) {
@@ -35,12 +35,12 @@ pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOpt
                 copy_directory(&point.join(directory), (&metadata, users), &upper.join(directory))?;
                 made.push((directory, Some(metadata)));
             }
-            // Nothing yet: it would show through as soon as the node makes it.
+            // It does not exist yet, but would become visible when the node creates it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 make_opaque(&upper.join(directory), 0o755)?;
                 made.push((directory, None));
             }
-            // Nothing can be below it.
+            // It is not a directory, so the hidden path cannot exist.
             _ => {}
         }
     }
@@ -57,7 +57,7 @@ pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOpt
             _ => make_opaque(&upper.join(path), 0o555)?,
         }
     }
-    // Once they are filled.
+    // After all entries were created in them.
     made.iter().try_for_each(|(directory, metadata)| match metadata {
         Some(metadata) => copy_times(metadata, &upper.join(directory)),
         None => Ok(()),
@@ -66,20 +66,20 @@ pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOpt
     Ok(made.chain(filled).map(Path::to_owned).collect())
 }
 
-/// A directory that shows nothing of the layer below.
+/// Creates a directory that shows nothing of the layer below.
 fn make_opaque(path: &Path, mode: u32) -> io::Result<()> {
     fs::create_dir(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
     Ok(rustix::fs::setxattr(path, OPAQUE_XATTR.0, OPAQUE_XATTR.1, XattrFlags::empty())?)
 }
 
-/// A directory on the way: what the overlay shows of it comes from here.
+/// Copies the attributes of a parent directory of a hidden path: the overlay takes them from the upper layer.
 fn copy_directory(from: &Path, (metadata, users): (&Metadata, Option<&ContainerUsers>), to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     copy_ownership(metadata, to, users)?;
     let mut list = [0; ACL_BYTES_MAX];
     for name in ACL_XATTRS {
-        // Most have none.
+        // Most directories have none.
         if let Ok(length) = rustix::fs::getxattr(from, name, &mut list) {
             rustix::fs::setxattr(to, name, &list[..length], XattrFlags::empty())?;
         }

@@ -1,8 +1,8 @@
-//! The root file system of a container, built by a thread in a mount namespace of its own.
+//! The root file system of a container, built by a thread in its own mount namespace.
 //!
 //! A node's file system with data gets an overlay. All upper layers are on one tmpfs that only the container's mount
-//! namespace can reach. Views of the kernel are mounted as they are. `/proc` is left to init, the only process in the
-//! pid namespace that it has to show.
+//! namespace can reach. Views of the kernel are mounted as they are. `/proc` is left to init, the only process in the pid
+//! namespace that it must show.
 
 pub(crate) mod blueprint;
 pub(crate) mod cached;
@@ -28,10 +28,10 @@ use self::blueprint::RootBlueprint;
 use self::cached::RootLayers;
 use self::mount_plan::MountStep;
 
-/// The directory in which a container finds what was meant for it alone: a tmpfs of its own.
+/// The container's private directory: a tmpfs with files for this container only.
 pub const PRIVATE_DIR: &str = "/run/farfork";
 
-/// Room in the container's private directory, in bytes: for a payload and small files; it is the node's memory.
+/// Size limit of the container's private directory, in bytes: for a payload and small files. It takes the node's memory.
 const PRIVATE_BYTES_MAX: u64 = 256 << 20;
 
 /// The group `tty`.
@@ -39,8 +39,8 @@ const TERMINAL_GROUP: u32 = 5;
 
 /// Builds the root of the calling thread's mount namespace, which must be a new one.
 ///
-/// `scratch` is a directory of the node's over which, in this namespace only, the tmpfs of the upper layers is mounted. Gives what the root
-/// has of its own, where that is in overlays alone.
+/// `scratch` is a directory of the node. In this namespace only, the tmpfs of the upper layers is mounted over it. Returns
+/// the root's own layers if all its own data is in overlays.
 pub(crate) fn build_root(
     (spec, users): (RootSpec, Option<&ContainerUsers>),
     blueprint: &RootBlueprint,
@@ -69,7 +69,7 @@ fn collect_layers(made: Vec<MadeMount<'_>>, layers: OwnedFd) -> RootLayers {
         let Some(UpperLayer { directory, paths }) = upper else { continue };
         own.overlays.push(point.to_owned());
         own.files.extend(paths.into_iter().map(|path| directory.join(path)));
-        // The private directory's place, and what is above it: as far as this layer has them.
+        // The mount point of the private directory and its parents, if this layer has them.
         let private = Path::new(PRIVATE_DIR).strip_prefix(point).into_iter().flat_map(Path::ancestors);
         own.files.extend(private.map(|path| directory.join(path)));
         own.files.push(directory);
@@ -77,18 +77,18 @@ fn collect_layers(made: Vec<MadeMount<'_>>, layers: OwnedFd) -> RootLayers {
     own
 }
 
-/// A mount of the new root: where it is, and its upper layer if it is an overlay.
+/// A mount of the new root: its mount point, and its upper layer if it is an overlay.
 type MadeMount<'a> = (&'a Path, Option<UpperLayer>);
 
-/// The upper layer of an overlay, as it was made.
+/// The upper layer of an overlay after it was created.
 struct UpperLayer {
-    /// By way of the directory of all layers.
+    /// Its path, relative to the directory of all layers.
     directory: PathBuf,
-    /// What it has, by way of itself.
+    /// Its files, relative to `directory`.
     paths: Vec<PathBuf>,
 }
 
-/// Gives each mount of the new root, in the order in which they were made, and the directory of their upper layers.
+/// Makes the mounts of the new root, and returns them in this order, with the directory of their upper layers.
 fn build_overlay_root<'a>(
     blueprint: &'a RootBlueprint,
     scratch: &Path,
@@ -107,7 +107,7 @@ fn build_overlay_root<'a>(
         let hidden = mount_plan::paths_to_mask(step.point(), &blueprint.steps, masked);
         match apply_step(step, &root, &layers, (&hidden, users)) {
             Ok(layer) => made.push((step.point(), layer)),
-            // The overlay below it shows what the node has there now.
+            // The overlay below it shows the node's current files there.
             Err(error) if has_vanished(step.point()) => {
                 tracing::debug!(point = %step.point().display(), %error, "unmounted while a root was built");
             }
@@ -118,22 +118,22 @@ fn build_overlay_root<'a>(
     Ok((made, layers))
 }
 
-/// Whether a mount point is gone: the node has unmounted it, and removed the directory, after its mounts were listed.
+/// Whether a mount point no longer exists: the node has unmounted it and removed the directory after its mounts were listed.
 fn has_vanished(point: &Path) -> bool {
     fs::symlink_metadata(point).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Whether the mount that shows a masked path is an overlay: that has something of its own in its place.
+/// Whether the mount that shows a masked path is an overlay, whose upper layer masks the path.
 fn is_masked_by_layer(path: &Path, made: &[MadeMount<'_>]) -> bool {
     let shows = made.iter().rev().filter(|(point, _)| path.starts_with(point) && path != *point);
     shows.max_by_key(|(point, _)| point.components().count()).is_some_and(|(_, own)| own.is_some())
 }
 
-/// What is hidden from a container, and its users, if they are not the node's.
+/// The paths to hide from a container, and its users if it has its own.
 type MaskOptions<'a> = (&'a [&'a Path], Option<&'a ContainerUsers>);
 
-/// Takes one step below `root`, and gives the upper layer if it has made an overlay; `layers` does not exist yet, and begins
-/// the names of its own layers.
+/// Takes one step below `root`, and returns the upper layer if it created an overlay. `layers` is the prefix of the paths of
+/// its layers, and does not exist itself.
 fn apply_step(
     step: &MountStep,
     root: &Path,
@@ -166,8 +166,8 @@ fn apply_step(
     made.map(|()| None)
 }
 
-/// An overlay of the node's mount at `point`. Only directories can have one: a file that is mounted (as container
-/// engines do with `/etc/resolv.conf`) is shown read-only, a device or socket as it is.
+/// Creates an overlay of the node's mount at `point`. Only directories can have one. A mounted file (container engines mount
+/// `/etc/resolv.conf`) is shown read-only; a device or socket is shown as it is.
 fn make_overlay(
     point: &Path,
     target: &Path,
@@ -185,7 +185,7 @@ fn make_overlay(
     let (upper, work) = (layers.with_extension("upper"), layers.with_extension("work"));
     fs::create_dir(&upper)?;
     fs::create_dir(&work)?;
-    // The overlay's root takes owner and mode from the upper directory.
+    // The root of the overlay has the owner and mode of the upper directory.
     copy_ownership(&metadata, &upper, users)?;
     let paths = masking::mask_in_upper(point, &upper, (hidden, users))?;
     let lower = match users {
@@ -193,16 +193,19 @@ fn make_overlay(
         Some(users) => idmap_for_users(point, &layers.with_extension("lower"), users)?,
     };
     mount::attach(mount::overlay(&lower, &upper, &work, attributes)?.as_fd(), target)?;
-    // An overlay marks a directory of the upper layer when it is first looked up: now, so that it says nothing about the container's users.
+    // An overlay marks a directory of the upper layer at its first lookup. Look it up now, so that the mark reveals nothing
+    // about the container's processes.
     paths.iter().try_for_each(|path| fs::symlink_metadata(target.join(path)).map(drop))?;
     Ok(upper.file_name().map(|name| UpperLayer { directory: name.into(), paths }))
 }
 
-/// Has the node's files at `point` be of the container's users at `shown`, which does not exist yet, and gives where they are.
+/// Shows the node's files at `point` as files of the container's users, at `shown`, which does not exist yet. Returns the
+/// path to use.
 fn idmap_for_users(point: &Path, shown: &Path, users: &ContainerUsers) -> io::Result<PathBuf> {
     let copy = mount::clone_mount(point, MountDepth::Single)?;
     match set_idmap(copy.as_fd(), users.namespace()) {
-        // It can show its files as they are only: they belong to nobody inside, who may do with them what anybody may.
+        // This file system supports no id mapping. Its files have no owner in the container, and only the permissions for
+        // others apply.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput && point != Path::new("/") => {
             return Ok(point.to_owned());
         }
@@ -213,14 +216,14 @@ fn idmap_for_users(point: &Path, shown: &Path, users: &ContainerUsers) -> io::Re
     Ok(shown.to_owned())
 }
 
-/// As [`mount::set_idmap`], with an error that says what is wrong.
+/// Like [`mount::set_idmap`], with an error that explains the cause.
 pub(crate) fn set_idmap(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
     mount::set_idmap(mount, users).map_err(|cause| {
         io::Error::new(cause.kind(), format!("its file system cannot show files as other users' ({cause})"))
     })
 }
 
-/// To what was just made, by root.
+/// Copies owner and mode to a new file that belongs to root.
 fn copy_ownership(from: &fs::Metadata, to: &Path, users: Option<&ContainerUsers>) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, chown};
     let (user, group) = users.map_or_else(|| (from.uid(), from.gid()), |users| users.owner_inside(from));
@@ -230,14 +233,14 @@ fn copy_ownership(from: &fs::Metadata, to: &Path, users: Option<&ContainerUsers>
     fs::set_permissions(to, from.permissions())
 }
 
-/// A file system of terminals as distributions mount it, so that grantpt(3) has nothing left to do. Each mount of it is an instance
-/// of its own (Linux 4.7).
+/// Creates a devpts file system with the options that distributions use, so that grantpt(3) has nothing to do. Each mount of
+/// devpts is a separate instance (Linux 4.7).
 fn make_devpts(attributes: Attributes, users: Option<&ContainerUsers>) -> io::Result<OwnedFd> {
     let group = host_id_text(users, TERMINAL_GROUP);
     mount::create_filesystem("devpts", &[("gid", &*group), ("mode", "620"), ("ptmxmode", "666")], attributes)
 }
 
-/// What a number of the container's is on the node.
+/// The id on the node for an id in the container.
 fn host_id_text(users: Option<&ContainerUsers>, number: u32) -> String {
     users.and_then(|users| users.range.to_host(number)).unwrap_or(number).to_string()
 }
@@ -247,20 +250,20 @@ fn bind_read_only(point: &Path, target: &Path, attributes: Attributes) -> io::Re
     mount::restrict(target, attributes | Attributes::MOUNT_ATTR_RDONLY)
 }
 
-/// Covers a path of the calling thread's root, so that what the node has there cannot be reached.
+/// Covers a path of the calling thread's root, so that the node's file there cannot be reached.
 pub(crate) fn mask_path(path: &Path, spec: RootSpec) -> Result<(), ContainerError> {
     let cover = || {
         let kind = match (fs::symlink_metadata(path), spec) {
             (Err(error), RootSpec::Overlay) if error.kind() == io::ErrorKind::NotFound => {
-                // It would show through the overlay as soon as the node makes it.
+                // It would become visible in the overlay when the node creates it.
                 match fs::create_dir_all(path) {
-                    // Where the node cannot make it, either.
+                    // The node cannot create it either.
                     Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => return Ok(()),
                     made => made?,
                 }
                 fs::symlink_metadata(path)?
             }
-            // Nothing can be mounted over nothing, and nothing is made in the node's own root.
+            // Only an existing path can be covered, and nothing is created in the node's own root.
             (Err(error), RootSpec::Shared) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             (metadata, _) => metadata?,
         };
@@ -275,7 +278,7 @@ pub(crate) fn mask_path(path: &Path, spec: RootSpec) -> Result<(), ContainerErro
     cover().map_err(mount_error("a cover", path))
 }
 
-/// The directory in which the container finds what was meant for it alone.
+/// Mounts the container's private directory.
 fn make_private_dir(users: Option<&ContainerUsers>) -> Result<(), ContainerError> {
     let point = Path::new(PRIVATE_DIR);
     let make = || {
@@ -296,7 +299,7 @@ fn mount_error<'a>(what: &'static str, point: &'a Path) -> impl Fn(io::Error) ->
 mod tests {
     use super::*;
 
-    /// Mounts of the node come and go, as those of other containers do.
+    /// Mounts of the node change at any time, for example those of other containers.
     #[test]
     fn a_mount_that_was_removed_after_it_was_listed_is_left_out() {
         let node = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Plans the mounts of a container's root from the node's mount table: which are overlaid, which are bound as they are,
-//! which are left out. Pure.
+//! Plans the mounts of a container's root from the node's mount table: which ones get an overlay, which are bound as they
+//! are, and which are left out. Pure.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use farfork_sys::mount::MountDepth;
 use farfork_sys::mount::probe::{self, ProbedMount, VOLUME_FILESYSTEM};
 use farfork_sys::mount::table::{self, Attributes, Mount};
 
-/// File systems without data of their own: views of the kernel or of devices, which a container shares with the node.
+/// File systems without data: views of the kernel or of devices, which a container shares with the node.
 const KERNEL_VIEWS: [&str; 16] = [
     "autofs",
     "binfmt_misc",
@@ -33,16 +33,16 @@ const KERNEL_VIEWS: [&str; 16] = [
 pub(crate) enum MountStep {
     /// The node's mount under an overlay.
     Overlay { point: PathBuf, attributes: Attributes },
-    /// The node's mount itself.
+    /// The node's mount, bound.
     Bind { point: PathBuf, depth: MountDepth },
     /// POSIX message queues of the container's own IPC namespace.
     MessageQueues { point: PathBuf, attributes: Attributes },
-    /// Pseudo-terminals of the container's own.
+    /// Pseudo-terminals of the container.
     Terminals { point: PathBuf, attributes: Attributes },
 }
 
 impl MountStep {
-    /// Where the mount is, on the node and in the container.
+    /// The mount point, on the node and in the container.
     pub(super) fn point(&self) -> &Path {
         match self {
             Self::Overlay { point, .. }
@@ -53,11 +53,11 @@ impl MountStep {
     }
 }
 
-/// The mounts of a container's root in the order in which they have to be made, the root first. What lies below a
-/// `masked` path is left out, and so is each mount in `unresponsive` with all that is mounted below it: no call to it returns.
+/// The mounts of a container's root in the order in which they must be made, the root first. Mounts below a `masked` path
+/// are left out. So is each mount in `unresponsive`, with all mounts below it, because calls to it do not return.
 pub(super) fn plan_steps(mounts: &[Mount], masked: &[PathBuf], unresponsive: &BTreeSet<u32>) -> Vec<MountStep> {
     let mut visible = table::visible_mounts(mounts);
-    // The table is in the order of mounting, which the order of directories need not be.
+    // The table is in the order of mounting, which may differ from the order of directories.
     visible.sort_by_key(|mount| mount.point.components().count());
     let subtrees: Vec<&Path> = visible.iter().filter(|m| takes_subtree(m)).map(|m| m.point.as_path()).collect();
     let silent: Vec<&Path> =
@@ -70,8 +70,8 @@ pub(super) fn plan_steps(mounts: &[Mount], masked: &[PathBuf], unresponsive: &BT
     visible.iter().filter(|mount| !left_out(mount)).filter_map(|mount| plan_step(mount, &visible)).collect()
 }
 
-/// The mounts that must answer while their step is taken: overlayfs calls statfs(2) for its lower layers. A volume is bound, which asks
-/// nothing of it.
+/// The mounts that must answer while their step is taken: overlayfs calls statfs(2) for its lower layers. A volume is bound,
+/// which does not involve its server.
 pub(super) fn mounts_to_probe(mounts: &[Mount], masked: &[PathBuf]) -> Vec<ProbedMount> {
     let is_probed = |mount: &&&Mount| {
         probe::is_served(&mount.filesystem)
@@ -82,8 +82,9 @@ pub(super) fn mounts_to_probe(mounts: &[Mount], masked: &[PathBuf]) -> Vec<Probe
     visible.iter().filter(is_probed).map(|mount| ProbedMount { id: mount.id, point: mount.point.clone() }).collect()
 }
 
-/// What the layer of an overlay over `point` has to hide, that nothing masked shows through. Where another mount is on the way, that
-/// is its place: what the file system has below it is shown to nobody, not even to who takes that mount off.
+/// The paths that the upper layer of an overlay over `point` must hide, so that no masked path is visible. If another mount
+/// is between `point` and a masked path, the mount point of that mount is hidden instead. Then nothing below it is visible
+/// even if that mount is removed.
 pub(super) fn paths_to_mask<'a>(point: &Path, steps: &'a [MountStep], masked: &'a [PathBuf]) -> Vec<&'a Path> {
     let below = masked.iter().map(PathBuf::as_path).filter(|path| path.starts_with(point));
     let mut hidden: Vec<&Path> = below.map(|path| intermediate_mount(point, path, steps).unwrap_or(path)).collect();
@@ -99,12 +100,12 @@ fn intermediate_mount<'a>(point: &Path, path: &Path, steps: &'a [MountStep]) -> 
     between.min_by_key(|other| other.components().count())
 }
 
-/// Whether a mount shows the kernel, or devices, rather than data.
+/// Whether a mount shows the kernel or devices, not data.
 pub(super) fn is_kernel_view(mount: &Mount) -> bool {
     takes_subtree(mount) || KERNEL_VIEWS.contains(&mount.filesystem.as_str())
 }
 
-/// Whether the mounts below this one come with it, or are left out with it.
+/// Whether the mounts below this one are bound or left out together with it.
 fn takes_subtree(mount: &Mount) -> bool {
     matches!(mount.filesystem.as_str(), "proc" | "sysfs")
 }
@@ -112,9 +113,9 @@ fn takes_subtree(mount: &Mount) -> bool {
 fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
     let (point, attributes) = (mount.point.clone(), mount.attributes);
     match mount.filesystem.as_str() {
-        // Of pid namespaces that are not the container's.
+        // It shows a pid namespace other than the container's.
         "proc" => None,
-        // A name of a namespace; a copy would keep that alive as long as the container.
+        // It names a namespace. A copy would keep that alive as long as the container.
         "nsfs" => None,
         "sysfs" => Some(MountStep::Bind { point, depth: MountDepth::Recursive }),
         "mqueue" => Some(MountStep::MessageQueues { point, attributes }),
@@ -124,7 +125,7 @@ fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
             Some(MountStep::Bind { point, depth: MountDepth::Single })
         }
         _ if is_bound_on_itself(mount, visible) => None,
-        // Nothing can be written there: it needs no layer for it.
+        // It is read-only, so it needs no layer.
         _ if attributes.contains(Attributes::MOUNT_ATTR_RDONLY) && point != *"/" => {
             Some(MountStep::Bind { point, depth: MountDepth::Single })
         }
@@ -132,8 +133,7 @@ fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
     }
 }
 
-/// Whether a directory is mounted upon itself, as `ip netns` does with `/run/netns`: what it is mounted on shows the
-/// same.
+/// Whether a directory is mounted on itself, as `ip netns` does with `/run/netns`: the mount below it shows the same files.
 fn is_bound_on_itself(mount: &Mount, visible: &[&Mount]) -> bool {
     visible.iter().filter(|m| m.id == mount.parent && m.id != mount.id).any(|parent| {
         let below = mount.point.strip_prefix(&parent.point);

@@ -1,5 +1,5 @@
-//! Removes from an existing container's root what its processes are not trusted with: devices, set-user-id programs,
-//! and writable kernel settings. On request it makes the files read-only too.
+//! Restricts an existing container's root: removes devices, set-user-id programs, and writable kernel settings. On request
+//! it also makes the files read-only.
 
 use std::fs;
 use std::io;
@@ -19,26 +19,26 @@ use crate::config::RootSpec;
 
 //  /dev       a directory with null, zero, full, random, urandom, tty, and the container's own pts, shm and mqueue
 //  /sys ...   views of the kernel: read-only; those for debuggers are covered
-//  /proc      is made read-only by the child, once nothing in it has to be written any more
+//  /proc      the child makes it read-only after its last write there
 //  the rest   no devices, no set-user-id programs
 //
-// Root in a container needs no capability to write files that belong to root, and to read the node's disk by its
-// device. This prevents both. It holds only against processes without the capability to mount.
+// Root in a container needs no capability to write files that belong to root, or to read the node's disk through its device.
+// This prevents both. It is effective only against processes that may not mount.
 
-/// What those in a container are kept from.
+/// The restrictions for the processes of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RootProtection {
-    /// What could lead out of it: devices, the kernel's settings, other users' rights.
+    /// Removes what could lead out of the container: devices, the kernel's settings, other users' rights.
     pub untrusted: bool,
-    /// Writing files, but for shared memory, terminals and the private directory.
+    /// Makes files read-only, except shared memory, terminals and the private directory.
     pub read_only: bool,
 }
 
-/// Where devices are.
+/// The directory of devices.
 const DEVICES: &str = "/dev";
-/// Devices that are no way to anything.
+/// Harmless devices.
 const ALLOWED_DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
-/// What else programs expect there.
+/// Links that programs expect there.
 const LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -46,17 +46,17 @@ const LINKS: [(&str, &str); 5] = [
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 ];
-/// Directories there, with their modes: a mount of the container's own, or an empty one.
+/// Directories there, with their modes. Each is a mount of the container, or empty.
 const DIRECTORIES: [(&str, u32); 3] = [("pts", 0o755), ("shm", 0o1777), ("mqueue", 0o1777)];
-/// File systems that are for debuggers of the kernel, or show it from the inside.
+/// File systems for debuggers of the kernel, or that show its internals.
 const KERNEL_DEBUG_FILESYSTEMS: [&str; 5] = ["bpf", "debugfs", "efivarfs", "pstore", "tracefs"];
 
-/// What the child protects itself, and what mounts something when it is touched.
+/// The child protects the first itself. The second mounts a file system when it is accessed.
 const SKIPPED_FILESYSTEMS: [&str; 2] = ["proc", "autofs"];
 
-/// Protects the root that the first process of a container sees, by a thread that goes there and ends.
+/// Protects the root of a container's init. A thread enters its mount namespace for it and ends.
 pub(crate) fn protect_root((init_pid, init): (i32, &OwnedFd), protection: RootProtection) -> io::Result<()> {
-    // Its own /proc shows no thread of ours.
+    // Read here: the container's own /proc does not show our threads.
     let mounts = table::read_mounts_of(init_pid)?;
     thread::scope(|scope| {
         let body = || {
@@ -77,7 +77,7 @@ fn protect_own_root(mounts: &[Mount], protection: RootProtection) -> io::Result<
         }
     }
     if protection.untrusted {
-        // Behind the above: what lies below a cover can be reached no more.
+        // After the restrictions: mounts below a cover can no longer be reached.
         for point in debug_mounts(&visible) {
             mask_path(point, RootSpec::Shared).map_err(io::Error::other)?;
         }
@@ -86,18 +86,18 @@ fn protect_own_root(mounts: &[Mount], protection: RootProtection) -> io::Result<
     Ok(())
 }
 
-/// What a mount is to refuse.
+/// The operations that a mount must refuse.
 fn restrictions_of(mount: &Mount, protection: RootProtection) -> Attributes {
     let is_device = mount.point.starts_with(DEVICES);
     let is_own = mount.point == Path::new(PRIVATE_DIR) || (is_device && mount.point != Path::new(DEVICES));
     let mut refused = Attributes::empty();
     if protection.untrusted {
         refused |= Attributes::MOUNT_ATTR_NOSUID;
-        // There the harmless devices are taken from; then it is covered.
+        // The harmless devices are copied from /dev, which is then covered.
         if !is_device {
             refused |= Attributes::MOUNT_ATTR_NODEV;
         }
-        // No layer keeps what is written to a volume.
+        // Writes to a volume are not kept in a layer.
         if (is_kernel_view(mount) && !is_device) || mount.is_volume() {
             refused |= Attributes::MOUNT_ATTR_RDONLY;
         }
@@ -108,7 +108,7 @@ fn restrictions_of(mount: &Mount, protection: RootProtection) -> Attributes {
     refused
 }
 
-/// Where views from the inside are, the outermost only.
+/// The mount points of file systems for debuggers, only the outermost ones.
 fn debug_mounts<'a>(visible: &[&'a Mount]) -> Vec<&'a Path> {
     let all = visible.iter().filter(|mount| KERNEL_DEBUG_FILESYSTEMS.contains(&mount.filesystem.as_str()));
     let points: Vec<&Path> = all.map(|mount| mount.point.as_path()).collect();
@@ -116,7 +116,7 @@ fn debug_mounts<'a>(visible: &[&'a Mount]) -> Vec<&'a Path> {
     points.iter().copied().filter(|point| !is_below(point)).collect()
 }
 
-/// Covers /dev with one that has nothing but what any program may have.
+/// Covers /dev with a directory that has only what any program may use.
 fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
     let devices = Path::new(DEVICES);
     let copy = |name: &'static str| Ok((name, mount::clone_mount(&devices.join(name), MountDepth::Single)?));
@@ -136,11 +136,11 @@ fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
     LINKS.into_iter().try_for_each(|(name, target)| symlink(target, devices.join(name)))?;
     for (name, node) in nodes {
         let point = devices.join(name);
-        // Not by opening: a process that another thread makes at this moment would have it open for writing, too, and what is written
-        // to cannot be made read-only.
+        // mknodat(2), not open(2): a process that another thread forks at this moment would have the file open for writing,
+        // and the mount could not become read-only.
         mknodat(CWD, &point, FileType::RegularFile, Mode::RUSR, 0)?;
         mount::attach(node.as_fd(), &point)?;
-        // Not what the mount refuses that it was taken from.
+        // Replaces the attributes of the mount that it was copied from.
         mount::restrict(&point, Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NOEXEC)?;
     }
     own.iter().try_for_each(|(name, directory)| mount::attach(directory.as_fd(), &devices.join(name)))?;

@@ -1,4 +1,4 @@
-//! Tests of a container: isolated where it must be, equal to the node where it must be, and gone afterwards.
+//! Tests of a container: isolated where required, equal to the node elsewhere, and removed completely afterwards.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn init_has_no_descriptors_but_its_own() {
     let inheritable = rustix::io::dup(fs::File::open("/etc/passwd").unwrap()).unwrap();
     let pool = node.pool(1);
     let container = take(&pool, RootSpec::Overlay);
-    // The fourth is the control socket, the fifth reads the directory.
+    // The fourth is the control socket, the fifth is the open directory.
     assert_eq!(ask(&container, "D/proc/self/fd").lines().count(), 5);
     assert_eq!(ask(&container, "L/proc/self/fd/0"), "/dev/null");
     let status = ask(&container, "R/proc/self/status");
@@ -42,7 +42,7 @@ fn init_has_no_descriptors_but_its_own() {
     assert!(rustix::io::fcntl_getfd(&inheritable).unwrap().is_empty(), "who makes it keeps what it has");
 }
 
-/// Not even the one that its first process takes requests from.
+/// This includes the socket from which its init receives requests.
 #[test]
 fn no_socket_of_the_node_is_in_its_network() {
     let node = Node::new();
@@ -81,7 +81,7 @@ fn what_the_daemon_has_is_hidden() {
         assert_eq!(ask(&container, &format!("D{}", node.config.run_dir.display())), "");
         assert!(try_ask(&container, &format!("R{}", token.display())).is_err());
         assert_eq!(ask(&container, &format!("R{}", keys.display())), "");
-        // Not by a detour either.
+        // A second mount of the same directory does not reveal it either.
         container.bind(node.path(), Path::new(&node.path())).unwrap();
         assert!(try_ask(&container, &format!("R{}", token.display())).is_err());
         assert_eq!(ask(&container, &format!("R{}", keys.display())), "");
@@ -104,12 +104,12 @@ fn nothing_of_the_daemons_can_be_uncovered() {
     let pool = node.pool(1);
     let token = node.config.run_dir.join("token");
     let container = take(&pool, RootSpec::Overlay);
-    // Made after the container was.
+    // Created after the container.
     for made in [&later, &far] {
         fs::create_dir_all(made).unwrap();
         fs::write(made.join("authority"), "private").unwrap();
     }
-    // The container's own layer hides it: there is no cover, which root could take off.
+    // The container's own layer hides it. There is no cover that root could unmount.
     for path in [&node.config.run_dir, &keys, &later, &far] {
         assert!(try_ask(&container, &format!("U{}", path.display())).is_err(), "{} is no mount", path.display());
     }
@@ -120,7 +120,7 @@ fn nothing_of_the_daemons_can_be_uncovered() {
         assert!(try_ask(&container, &format!("R{}", made.join("authority").display())).is_err());
     }
     assert_eq!(ask(&container, &format!("R{}", keys.display())), "");
-    // What is beside it is there, and as it was.
+    // Its siblings are visible and unchanged.
     assert_eq!(ask(&container, &format!("R{}", keys.with_file_name("beside").display())), "seen");
     assert_eq!(ask(&container, &format!("D{}", keys.parent().unwrap().display())).lines().count(), 2);
 }
@@ -196,7 +196,7 @@ fn a_payload_is_the_containers_alone() {
     }
     assert_eq!(ask(&one, "R/run/farfork/payload"), "first");
     assert_eq!(ask(&two, "R/run/farfork/payload"), "second");
-    // A symbolic link of the container's leads nowhere on the node.
+    // A symbolic link in the container leads nowhere on the node.
     let escape = two.put_file("../../../../etc/farfork-container-test", b"", 0o444);
     assert!(escape.is_ok() && !Path::new("/etc/farfork-container-test").exists());
 }
@@ -215,10 +215,10 @@ fn init_is_in_the_containers_control_group() {
     }
     let own = membership.lines().filter(|line| line.ends_with(&name)).count();
     assert_eq!(own, container.cgroup().paths().count(), "{membership}");
-    // What init starts is born there.
+    // Processes that init starts are created there.
     ask(&container, "S");
     assert_eq!(container.cgroup().processes().len(), 2);
-    // Nothing is made, or moved, where a group without limits is of no use.
+    // Where a group without limits has no use, none is created and no process is moved.
     let is_unified = Path::new("/sys/fs/cgroup").join("cgroup.controllers").exists();
     let all = membership.lines().filter(|line| line.contains(&node.config.cgroup_root_name));
     assert!(is_unified || all.clone().all(|line| line.ends_with(&name) || line.ends_with("/children")), "{membership}");

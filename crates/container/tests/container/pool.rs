@@ -1,5 +1,5 @@
-//! Tests of the pool: containers are ready ahead of need, bounded, and build failures are reported. Also tests what
-//! remains when the pool's daemon dies.
+//! Tests of the pool: containers are ready in advance, their number is limited, and failed builds are reported. Also tests
+//! what remains when the pool's daemon dies.
 
 use std::fs;
 use std::process::Command;
@@ -24,7 +24,7 @@ fn the_pool_refills() {
     assert_eq!(ids.len(), 5);
 }
 
-/// As the kernel does where memory runs out: they hold next to nothing, and count as what may go first.
+/// The OOM killer may kill waiting containers: they have little memory and a high score.
 #[test]
 fn nobody_is_given_a_container_that_was_killed() {
     let node = Node::new();
@@ -66,7 +66,7 @@ fn what_cannot_be_built_is_an_error_at_once() {
     let mut node = Node::new();
     node.config.init_image = b"this is no program";
     let pool = node.pool(1);
-    // It does not wait for as long as it may.
+    // The error arrives long before the deadline.
     let (began, timeout) = (Instant::now(), Duration::from_secs(300));
     let error = pool.take(RootSpec::Overlay, began + timeout).unwrap_err();
     assert!(matches!(error, ContainerError::PoolBuild { .. }), "{error}");
@@ -88,7 +88,8 @@ fn a_missing_directory_is_named() {
 fn an_empty_pool_says_how_long_was_waited() {
     let node = Node::new();
     let pool = node.pool(1);
-    // Faster than it is filled, unless this thread has to stand aside: then it is empty another time.
+    // Containers are taken faster than they are built, unless this thread is not scheduled. Then another attempt empties the
+    // pool.
     let deadline = Instant::now() + Duration::from_secs(60);
     let error = loop {
         let taken: Vec<_> = (0..100).map(|_| pool.take(RootSpec::Overlay, Instant::now())).collect();
@@ -141,7 +142,7 @@ fn a_running_container_outlives_the_pool() {
     let (running, _control) = take(&pool, RootSpec::Overlay).into_running().unwrap();
     drop(pool);
     let init = ProcessIdentity::of(running.init_pid()).unwrap();
-    // As a daemon that starts again finds it.
+    // A daemon that starts again finds it.
     let found = clean_leftovers(&node.config).unwrap();
     assert_eq!(found.running.iter().map(|c| c.id()).collect::<Vec<_>>(), [running.id()]);
     assert!(init.open().unwrap().is_some());
@@ -161,7 +162,7 @@ fn what_a_crashed_daemon_left_is_removed() {
     let init = ProcessIdentity::of(container.init_pid()).unwrap();
     ask(&container, "S");
     until("one is ready", || pool.ready_count(RootSpec::Overlay) == 1);
-    // Nothing is dropped: that is the crash. A stranger's record, and a group made just before the crash, are there too.
+    // Nothing is dropped, as in a crash. There are also a record of another process and a group made just before the crash.
     std::mem::forget((container, pool));
     let me = ProcessIdentity::of(std::process::id().cast_signed()).unwrap();
     let stranger = ProcessIdentity { start_ticks: me.start_ticks + 1, ..me };
@@ -176,7 +177,7 @@ fn what_a_crashed_daemon_left_is_removed() {
     assert_eq!(node.cgroup_dirs(), [""; 0]);
 }
 
-/// Takes threads of this process out of the groups of a node: those of a daemon that has crashed are no more.
+/// Moves threads of this process out of the groups of a node: threads of a crashed daemon no longer exist.
 fn leave_groups(node: &Node) {
     for directory in node.cgroup_dirs() {
         let tasks = fs::read_to_string(format!("{directory}/children/tasks")).unwrap_or_default();

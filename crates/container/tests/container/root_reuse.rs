@@ -1,5 +1,4 @@
-//! Tests of reusing the root of an ended container: the next container gets it only if nothing reveals the previous
-//! one.
+//! Tests of reusing the root of an ended container: the next container gets it only if nothing reveals the previous one.
 
 use std::fs;
 use std::os::fd::AsRawFd as _;
@@ -15,8 +14,8 @@ use crate::probe::{Node, ask, try_ask, until};
 
 const WAIT: Duration = Duration::from_secs(60);
 
-/// What leaves something in a root: of files, of mounts, of what is attached to either. Without `-n`, the first mount(8) of a machine
-/// creates /run/mount, which is a trace of its own.
+/// Commands that leave a trace in a root: in files, in mounts, or in attributes of either. Without `-n`, the first mount(8)
+/// of a machine creates /run/mount, which is a trace of its own.
 const LEAVES: [&str; 32] = [
     "echo secret > /tmp/left",
     "echo secret > /left",
@@ -44,7 +43,7 @@ const LEAVES: [&str; 32] = [
     "umount -n /dev/shm",
     "mount -n -o remount,ro /dev/shm",
     "mount -n --bind /etc /mnt",
-    // Of these two, no poll of the table of mounts tells.
+    // poll(2) on the mount table does not report these two.
     "mount -n --make-shared /dev/shm",
     "python3 -c 'import ctypes; call = ctypes.CDLL(None).syscall; fd = call(433, -100, b\"/dev/pts\", 1); \
      assert call(431, fd, 1, b\"mode\", b\"600\", 0) == 0 and call(431, fd, 7, None, None, 0) == 0'",
@@ -54,7 +53,7 @@ const LEAVES: [&str; 32] = [
     "unshare -m sh -c 'umount -n /run/farfork && touch /run/farfork/hidden'",
 ];
 
-/// What ends with the processes and namespaces of a container, and how one looks for it.
+/// Commands whose effect ends with the processes and namespaces of a container, and commands that would show it.
 const GOES: [(&str, &str); 13] = [
     ("echo secret > /run/farfork/payload", "ls -A /run/farfork; stat -c '%a %u %g %h %s' /run/farfork"),
     (
@@ -77,7 +76,7 @@ const GOES: [(&str, &str); 13] = [
     ("python3 -c 'import os; os.openpty()'", "ls /dev/pts"),
 ];
 
-/// Namespaces that are each container's own.
+/// Namespaces that are new for each container.
 const OWN: [&str; 4] = ["pid", "net", "uts", "ipc"];
 
 fn heirs(line: &str) -> RootReuseKey {
@@ -92,7 +91,7 @@ fn root_of(container: &Container) -> String {
     ask(container, "L/proc/self/ns/mnt")
 }
 
-/// Ends a container as a child's end does, and waits until it is known what comes of its root. Gives whether it is kept.
+/// Ends a container as the end of a child does, and waits until its root is kept or discarded. Returns whether it is kept.
 fn end(pool: &ContainerPool, container: Container) -> bool {
     let (running, control) = container.into_running().unwrap();
     drop(control);
@@ -112,7 +111,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
     let first = take(&pool, "s1");
     let (root, id) = (root_of(&first), first.id().to_owned());
     assert_eq!(ask(&first, "L/proc/self/cwd"), "/", "whoever has looked at the layers has left them");
-    // Held, so that no later one has their numbers.
+    // Held open, so that no later namespace gets the same number.
     let _held = OWN.map(|kind| fs::File::open(format!("/proc/{}/ns/{kind}", first.init_pid())).unwrap());
     let namespaces = |container: &Container| OWN.map(|kind| ask(container, &format!("L/proc/self/ns/{kind}")));
     let before = namespaces(&first);
@@ -132,7 +131,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
     until("roots that nobody asks for go", || pool.root_counts() == (0, 0));
 }
 
-/// As run directories of nodes are, that nobody has named another place for.
+/// A node's run directory is there, if no other directory was configured.
 #[test]
 fn what_is_hidden_below_the_private_directory_is_no_trace() {
     let node = with_hidden_below_private();
@@ -186,8 +185,8 @@ fn what_ends_with_a_container_is_not_seen_by_its_heirs() {
     }
 }
 
-/// Who was handed the directory for what is meant for a container alone sees nothing of what the next one is given. With a network of its own
-/// nobody can have been.
+/// A process that received a descriptor of the private directory sees nothing that the next container gets. A container with
+/// its own network cannot have sent one.
 #[test]
 fn a_private_directory_is_used_again_where_nobody_else_can_hold_it() {
     let node = Node::new();
@@ -212,7 +211,7 @@ fn a_private_directory_is_used_again_where_nobody_else_can_hold_it() {
     }
 }
 
-/// Names are kept by an overlay for as long as it lives, those that were not there too.
+/// An overlay caches names for as long as it exists, including names that did not exist.
 #[test]
 fn files_are_the_nodes_as_they_are_now() {
     let node = Node::new();

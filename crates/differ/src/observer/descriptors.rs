@@ -1,4 +1,4 @@
-//! Open files: what `/proc/PID/fdinfo` shows of each, and what the open file answers through a copy of the descriptor
+//! Open files: what `/proc/PID/fdinfo` shows of each, and what queries return through a copy of the descriptor
 //! (pidfd_getfd(2)).
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ const FDINFO_SKIPPED: [(&str, &str); 3] = [
     ("eventfd-id", "the kernel's own number of it"),
 ];
 
-/// Answers that are ids of processes.
+/// Queries that return process ids.
 const ID_ANSWERS: [&str; 2] = ["TIOCGPGRP", "TIOCGSID"];
 
 /// Reads all descriptors of a process.
@@ -51,7 +51,7 @@ pub(super) fn read_descriptors(pid: i32, fields: &mut ObservationBuilder) -> Res
     Ok(())
 }
 
-/// `pipe:[4711]` and `socket:[4711]` are named by the place where they were met first.
+/// `pipe:[4711]` and `socket:[4711]` are named after the place where they were first seen.
 fn put_link(link: &str, field: &str, fields: &mut ObservationBuilder) {
     let value = match link.strip_suffix(']').and_then(|link| link.split_once(":[")) {
         Some((kind, number)) if number.parse::<u64>().is_ok() => {
@@ -77,7 +77,7 @@ fn put_info(info: &str, field: &str, fields: &mut ObservationBuilder) {
     }
 }
 
-/// Name and value of a line.
+/// Parses a line into name and value.
 fn parse_info_line(line: &str, field: &str, fields: &mut ObservationBuilder) -> (String, String) {
     if line.starts_with("inotify ") || line.starts_with("fanotify ") {
         return parse_watch_line(line, field, fields);
@@ -94,7 +94,7 @@ fn parse_info_line(line: &str, field: &str, fields: &mut ObservationBuilder) -> 
             (name.to_owned(), fields.names.translate_text(first))
         }
         "lock" => (name.to_owned(), parse_lock_line(value, fields)),
-        // `(seconds, nanoseconds)` that are left.
+        // The remaining time as `(seconds, nanoseconds)`.
         "it_value" => (name.to_owned(), milliseconds(value).to_string()),
         name => (name.to_owned(), value.trim().to_owned()),
     }
@@ -107,7 +107,8 @@ fn milliseconds(value: &str) -> u64 {
     number(seconds) * 1000 + number(nanoseconds).div_ceil(1_000_000)
 }
 
-/// `inotify wd:a ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 …`: the file by its first place.
+/// Parses `inotify wd:a ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 …`. The file is named after the
+/// place where it was first seen.
 fn parse_watch_line(line: &str, field: &str, fields: &mut ObservationBuilder) -> (String, String) {
     let words: BTreeMap<&str, &str> = line.split_whitespace().filter_map(|word| word.split_once(':')).collect();
     let word = |name: &str| words.get(name).copied().unwrap_or_default();
@@ -117,7 +118,8 @@ fn parse_watch_line(line: &str, field: &str, fields: &mut ObservationBuilder) ->
     (format!("wd {}", word("wd")), format!("mask {} of {file}", word("mask")))
 }
 
-/// `1: POSIX  ADVISORY  WRITE 4711 00:13:11691 0 EOF`: the owner by its name, the file's number left out.
+/// Parses `1: POSIX  ADVISORY  WRITE 4711 00:13:11691 0 EOF`. The owner is replaced by its name, and the file's number is
+/// left out.
 fn parse_lock_line(value: &str, fields: &ObservationBuilder) -> String {
     let words: Vec<&str> = value.split_whitespace().collect();
     let named = |(at, word): (usize, &&str)| match at {
@@ -155,7 +157,7 @@ fn put_query_results(copy: BorrowedFd<'_>, field: &str, fields: &mut Observation
     }
 }
 
-/// Other devices may take a number for a command of their own.
+/// Other devices may interpret these numbers as commands of their own.
 fn accepts_ioctl_queries(kind: FileType, copy: BorrowedFd<'_>) -> bool {
     match kind {
         FileType::CharacterDevice => rustix::termios::isatty(copy),
@@ -168,7 +170,7 @@ fn put_query_result(inquiry: FdQuery, answer: std::io::Result<Vec<u8>>, field: &
     let field = format!("{field}/{}", inquiry.name);
     let answer = answer.map(|bytes| match inquiry.name {
         name if ID_ANSWERS.contains(&name) => fields.names.translate_text(&bytes_text(&bytes)),
-        // Kind and id.
+        // Kind and id of the owner.
         "F_GETOWN_EX" => {
             format!("{} {}", bytes_text(&bytes[..4]), fields.names.translate_text(&bytes_text(&bytes[4..])))
         }

@@ -1,5 +1,5 @@
-//! `IdentifierMap`: replaces ids and inode numbers by names. A child has other numbers than its parent for the same
-//! objects, but the same names.
+//! `IdentifierMap`: replaces ids and inode numbers by names. A child has other numbers than its parent for the same objects,
+//! but the same names.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -9,17 +9,17 @@ use farfork_sys::process;
 use super::ObserveError;
 use super::tree::{StoppedTree, inner_id};
 
-/// What stands for a process or thread that is not of the tree.
+/// The name of a process or thread outside of the tree.
 pub(super) const OUTSIDE: &str = "outside";
 
-/// Names of what a tree refers to.
+/// Names of the objects that a tree refers to.
 #[derive(Debug, Default)]
 pub(super) struct IdentifierMap {
-    /// Ids on this machine, and in their own pid namespace, of all processes and threads of the tree.
+    /// For each process and thread of the tree, its id on this machine and its id in its own pid namespace.
     ids: HashMap<i32, u32>,
-    /// Where an object was met first, by kind and number.
+    /// The place where each object was first seen, by kind and number.
     first_seen: HashMap<(String, String), String>,
-    /// A descriptor of each open file, in the kernel's order of open files, with the place where it was met first.
+    /// A descriptor of each open file, in the kernel's order of open files, with the place where the file was first seen.
     open_files: Vec<((i32, u32), String)>,
 }
 
@@ -37,27 +37,27 @@ impl IdentifierMap {
         Ok(Self { ids, ..Self::default() })
     }
 
-    /// The id of a process or thread of this machine, as a copy has it.
+    /// The id in its own pid namespace of a process or thread of this machine.
     pub(super) fn inner_id_text(&self, id: i32) -> String {
-        // −1 is a group of its absolute value, as of F_GETOWN; 0 and −1 are none.
+        // −1 and 0 mean none. Other negative numbers are process groups, as in F_GETOWN.
         match id {
             -1 | 0 => id.to_string(),
             _ => self.ids.get(&id).map_or_else(|| OUTSIDE.to_owned(), u32::to_string),
         }
     }
 
-    /// The same of an id in text; other text stays what it is.
+    /// Like [`Self::inner_id_text`], for an id as text. Other text is unchanged.
     pub(super) fn translate_text(&self, text: &str) -> String {
         text.parse().map_or_else(|_| text.to_owned(), |id| self.inner_id_text(id))
     }
 
-    /// The place where an object was met first.
+    /// Returns the place where an object was first seen.
     pub(super) fn name_object(&mut self, kind: &str, number: &str, place: &str) -> String {
         let key = (kind.to_owned(), number.to_owned());
         self.first_seen.entry(key).or_insert_with(|| place.to_owned()).clone()
     }
 
-    /// The place where the open file of a descriptor was met first.
+    /// Returns the place where the open file of a descriptor was first seen.
     pub(super) fn name_open_file(&mut self, descriptor: (i32, u32), place: &str) -> String {
         let order =
             |known: &((i32, u32), String)| process::compare_open_files(known.0, descriptor).unwrap_or(Ordering::Less);

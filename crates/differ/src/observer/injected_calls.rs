@@ -1,5 +1,5 @@
-//! Reads what only the process itself can ask the kernel for: signal dispositions, timers, prctl(2) values and the
-//! like. The calls are injected into its threads while they are stopped.
+//! Reads what the kernel shows only to the process itself: signal dispositions, timers, prctl(2) values and similar state.
+//! Calls are injected into its threads while they are stopped.
 
 use std::fs;
 
@@ -23,11 +23,11 @@ const SIGNALS: u64 = 64;
 const SIGNAL_SET_BYTES: u64 = 8;
 const INTERVAL_TIMERS: [&str; 3] = ["ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"];
 
-/// A value that is read without changing anything.
+/// A query that changes nothing.
 struct CallValue {
     name: &'static str,
     question: QueryCall,
-    /// How many bytes the kernel writes; 0 where the result is the value.
+    /// Number of bytes that the kernel writes; 0 if the return value is the answer.
     bytes: usize,
 }
 
@@ -49,7 +49,7 @@ const fn written_value(name: &'static str, number: u64, option: u64, bytes: usiz
     }
 }
 
-/// What prctl(2) and others tell of a thread, or of its process.
+/// Queries about a thread or its process, by prctl(2) and other calls.
 const CALL_VALUES: [CallValue; 29] = [
     written_value("PR_GET_PDEATHSIG", PRCTL, 2, 4),
     returned_value("PR_GET_DUMPABLE", PRCTL, 3, 0),
@@ -78,7 +78,7 @@ const CALL_VALUES: [CallValue; 29] = [
     written_value("sigaltstack", SIGALTSTACK, 0, 24),
     returned_value("membarrier MEMBARRIER_CMD_GET_REGISTRATIONS", MEMBARRIER, 1 << 9, 0),
     returned_value("brk", BRK, 0, 0),
-    // What stands at the place of the option is the answer's own.
+    // The first argument is the address of the answer, not an option.
     CallValue {
         name: "get_mempolicy",
         question: QueryCall {
@@ -90,7 +90,7 @@ const CALL_VALUES: [CallValue; 29] = [
     returned_value("PR_GET_FP_MODE", PRCTL, 46, 0),
 ];
 
-/// Names of the kernel's header that are not asked for, with the reason.
+/// Queries of the kernel's header that are not made, with the reason.
 #[cfg(test)]
 const UNASKED: [(&str, &str); 10] = [
     ("PR_GET_SECCOMP", "a process under the strict mode would be killed; `status` has it"),
@@ -105,7 +105,7 @@ const UNASKED: [(&str, &str); 10] = [
     ("PR_SCHED_CORE_GET", "a hash of the kernel's own address"),
 ];
 
-/// Has a process ask.
+/// Makes the queries in a process.
 pub(super) fn read_by_injected_calls(
     pid: i32,
     standstill: &mut StoppedProcess,
@@ -141,7 +141,7 @@ fn put_signals_and_timers(
     questions.extend(posix.iter().flat_map(|id| [timer(TIMER_GETTIME, *id), timer(TIMER_GETOVERRUN, *id)]));
     let mut answers = standstill.run_queries(QueryThreads::MainThread, &questions)?.swap_remove(0).into_iter();
     for (signal, answer) in (1..=SIGNALS).zip(answers.by_ref()) {
-        // Handler, flags, restorer, mask.
+        // Handler, flags, restorer, mask: 32 bytes.
         put_answer(&format!("signal action/{signal}"), &answer, 32, fields);
     }
     for (name, answer) in INTERVAL_TIMERS.iter().zip(answers.by_ref()) {
@@ -155,7 +155,7 @@ fn put_signals_and_timers(
     Ok(())
 }
 
-/// The ids of a process's timers (timer_create(2)).
+/// The ids of the process's timers (timer_create(2)).
 fn posix_timer_ids(pid: i32) -> Vec<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
     text.lines().filter_map(|line| line.strip_prefix("ID: ")?.trim().parse().ok()).collect()
@@ -170,7 +170,7 @@ fn put_answer(field: &str, answer: &QueryResult, bytes: usize, fields: &mut Obse
     fields.put(field, value);
 }
 
-/// An interval and what is left, each seconds and parts of such.
+/// Parses an interval and the remaining time, each as seconds and fractions.
 fn put_time(field: &str, answer: &QueryResult, parts_per_second: u64, fields: &mut ObservationBuilder) {
     let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| answer.bytes[at * 8 + byte]));
     let milliseconds = |at: usize| word(at) * 1000 + (word(at + 1) * 1000).div_ceil(parts_per_second);

@@ -1,7 +1,7 @@
 //! The memory map: protection, file, policy and flags of each address, as `smaps` and `numa_maps` show them.
 //!
-//! Each property has its own runs of addresses. Where the kernel splits mappings depends on their history, so a mapping
-//! that differs in one property must not count as different in the others.
+//! Each property has its own runs of addresses. The boundaries of mappings depend on their history, so a mapping that
+//! differs in one property must not count as different in the others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -10,7 +10,7 @@ use farfork_sys::process::{self, MapEntry};
 
 use super::{ObservationBuilder, ObserveError};
 
-/// Flags of areas that are left out, with the reason.
+/// Flags of mappings that are left out, with the reason.
 const FLAGS_UNREAD: [(&str, &str); 10] = [
     ("rd", "`protection` has it"),
     ("wr", "`protection` has it"),
@@ -24,12 +24,12 @@ const FLAGS_UNREAD: [(&str, &str); 10] = [
     ("gu", "which pages are guards is in no flag of an area"),
 ];
 
-/// Addresses in a row with the same value of a property.
+/// A range of addresses with the same value of a property.
 struct PropertyRun {
     start: u64,
     end: u64,
     value: String,
-    /// In the file, where there is one.
+    /// Offset in the file, if there is one.
     offset: Option<u64>,
 }
 
@@ -54,12 +54,12 @@ pub(super) fn read_mappings(pid: i32, fields: &mut ObservationBuilder) -> Result
     Ok(())
 }
 
-/// Whether fork(2) leaves it out (MADV_DONTFORK); the kernel's own pages have that flag, too, and are in children all the same.
+/// Whether fork(2) leaves it out (MADV_DONTFORK). Mappings of the kernel also have that flag, but are in children anyway.
 fn is_dont_fork(entry: &MapEntry) -> bool {
     entry.has_flag("dc") && !entry.has_flag("pf") && !entry.has_flag("io")
 }
 
-/// Name, value and offset of each property that an area has.
+/// Name, value and offset of each property of a mapping.
 fn mapping_properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Option<u64>)> {
     let sharing = if entry.is_shared { "shared" } else { "private" };
     let mut properties = vec![("protection".to_owned(), format!("{sharing} {}", entry.protection), None)];
@@ -71,14 +71,14 @@ fn mapping_properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Op
     properties.extend((!policy.is_empty()).then(|| ("policy".to_owned(), policy.to_owned(), None)));
     let is_left_out = |flag: &str| FLAGS_UNREAD.iter().any(|(unread, _)| *unread == flag);
     let flags = entry.flags().filter(|flag| !is_left_out(flag));
-    // Whether a shared mapping may be made writable is its file's, as its offset is.
+    // Whether a shared mapping may become writable depends on its file, so it has an offset too.
     let offset_of = |flag: &str| (flag == "mw" && entry.is_shared).then_some(entry.offset);
     properties.extend(flags.map(|flag| (format!("flag {flag}"), "set".to_owned(), offset_of(flag))));
     properties
 }
 
-/// Adds an area to the runs of a property, to the last of them where that goes on. Areas of files stay apart: of neighbours, one may
-/// have become memory of its own.
+/// Adds a mapping to the runs of a property: extends the last run if the mapping continues it. Mappings of files are not
+/// merged, because one of two neighbours may have become private memory.
 fn extend_runs(runs: &mut Vec<PropertyRun>, entry: &MapEntry, value: String, offset: Option<u64>) {
     let goes_on =
         |last: &&mut PropertyRun| last.end == entry.start && last.value == value && last.offset.or(offset).is_none();
@@ -88,7 +88,7 @@ fn extend_runs(runs: &mut Vec<PropertyRun>, entry: &MapEntry, value: String, off
     }
 }
 
-/// The memory policy of each area (`numa_maps`), by its address; empty on a kernel without.
+/// The memory policy of each mapping (`numa_maps`), by address; empty if the kernel has no such file.
 fn read_numa_policies(pid: i32) -> HashMap<u64, String> {
     let text = fs::read_to_string(format!("/proc/{pid}/numa_maps")).unwrap_or_default();
     let policy = |line: &str| {

@@ -1,4 +1,4 @@
-//! `observe`: reads what the kernel shows of a process and of all its descendants, within one stop of all of them.
+//! `observe`: reads what the kernel shows of a process and all its descendants, while all of them are stopped.
 
 mod descriptors;
 mod identifiers;
@@ -23,15 +23,15 @@ pub enum ObserveError {
     /// A process cannot be stopped.
     #[error(transparent)]
     Stop(#[from] CaptureError),
-    /// What the kernel shows cannot be read.
+    /// State that the kernel shows cannot be read.
     #[error("{path} cannot be read: {source}")]
     Read {
-        /// The file or folder.
+        /// The file or directory.
         path: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// It has more processes than are looked at.
+    /// It has more descendants than the limit.
     #[error("more than {0} processes descend from it, which is what is compared at most")]
     TooManyProcesses(usize),
 }
@@ -42,11 +42,11 @@ impl ObserveError {
     }
 }
 
-/// Observes a process and all that descends from it. All of them stand still meanwhile. Blocks, and traces: to be called from a
+/// Observes a process and all its descendants, which are stopped meanwhile. Blocks, and traces the processes: call it from a
 /// thread that ends afterwards.
 ///
 /// # Errors
-/// [`ObserveError`]; all of them run on.
+/// [`ObserveError`]; all processes are resumed.
 pub fn observe(pid: i32) -> Result<Observation, ObserveError> {
     let mut tree = StoppedTree::stop(pid)?;
     let names = IdentifierMap::new(&tree)?;
@@ -59,13 +59,13 @@ pub fn observe(pid: i32) -> Result<Observation, ObserveError> {
         mappings::read_mappings(process.pid, &mut fields)?;
         descriptors::read_descriptors(process.pid, &mut fields)?;
         threads::read_threads(process.pid, &mut fields)?;
-        // At last: it maps pages meanwhile.
+        // Last, because it maps pages in the process.
         injected_calls::read_by_injected_calls(process.pid, standstill, &mut fields)?;
     }
     Ok(fields.observation)
 }
 
-/// An observation as it is filled, of the process that is read now.
+/// An observation under construction, and the current process.
 struct ObservationBuilder {
     observation: Observation,
     /// Id of the process in its own pid namespace.
@@ -78,7 +78,7 @@ impl ObservationBuilder {
         self.observation.insert(format!("{}/{field}", self.prefix), value.to_string());
     }
 
-    /// The value, or the error that the kernel gave in its place, which is compared as well.
+    /// Stores the value, or the kernel's error, which is also compared.
     fn put_result(&mut self, field: &str, value: io::Result<impl ToString>) {
         match value {
             Ok(value) => self.put(field, value),
@@ -91,7 +91,7 @@ fn error_name(error: &io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |number| format!("errno {number}"))
 }
 
-/// Bytes as a number where they are as long as one, else in hexadecimal digits.
+/// Formats bytes as a number if they have the size of one, otherwise in hexadecimal.
 fn bytes_text(bytes: &[u8]) -> String {
     match bytes.len() {
         4 => i32::from_ne_bytes(std::array::from_fn(|at| bytes[at])).to_string(),

@@ -1,4 +1,4 @@
-//! The files of `/proc/PID`, taken from its listing, so that files that a later kernel adds are read too.
+//! Reads the files of `/proc/PID` by its listing, so that files of later kernels are included.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use super::identifiers::{IdentifierMap, OUTSIDE};
 use super::{ObservationBuilder, ObserveError, bytes_text, error_name};
 
-/// Files and folders that are not read here, with the reason.
+/// Files and directories that are not read here, with the reason.
 const FILES_SKIPPED: &[(&str, &str)] = &[
     ("task", "`threads` reads it"),
     ("fd", "`descriptors` reads it"),
@@ -39,16 +39,16 @@ const FILES_SKIPPED: &[(&str, &str)] = &[
     ("exe", "`links` reads it"),
 ];
 
-/// Files of a thread that tell of its process, and are long.
+/// Files of a thread that describe its process, and are long.
 const THREAD_FILES_SKIPPED: [&str; 5] = ["mountinfo", "environ", "auxv", "cmdline", "limits"];
 
 /// Links, whose targets are compared.
 const LINKS: [&str; 3] = ["cwd", "exe", "root"];
 
-/// Longest file that is read whole, in bytes; environment and mounts may be long.
+/// Longest file that is read completely, in bytes. Environment and mounts may be long.
 const FILE_BYTES_MAX: usize = 4 << 20;
 
-/// Fields of `stat`, from the third on (proc_pid_stat(5)).
+/// Fields of `stat`, starting with the third (proc_pid_stat(5)).
 const STAT: [&str; 50] = [
     "state",
     "ppid",
@@ -102,14 +102,15 @@ const STAT: [&str; 50] = [
     "exit_code",
 ];
 
-/// Those that are ids of processes.
+/// The fields that are process ids.
 const STAT_IDS: [&str; 4] = ["ppid", "pgrp", "session", "tpgid"];
 
-/// Lines of `status` that are ids of processes, the first of them as this machine has it.
+/// Lines of `status` with process ids.
 const STATUS_IDS: [&str; 8] = ["Tgid", "Pid", "PPid", "TracerPid", "NStgid", "NSpid", "NSpgid", "NSsid"];
 
-/// Those of both that every process has: the kernel shows 0 where their process is in a pid namespace that the reader does not see
-/// (pid_namespaces(7)), as the session of a process that was started from outside a container.
+/// The ids of both files that every process has. The kernel shows 0 if the process with that id is in a pid namespace that
+/// the reader does not see (pid_namespaces(7)). An example is the session of a process that was started from outside a
+/// container.
 const IDS_ALWAYS_SET: [&str; 7] = ["ppid", "pgrp", "session", "tpgid", "PPid", "NSpgid", "NSsid"];
 
 /// Reads all files of a process.
@@ -124,7 +125,7 @@ pub(super) fn read_process_files(pid: i32, fields: &mut ObservationBuilder) -> R
     Ok(())
 }
 
-/// Reads the files of a folder that are not left out; those of a thread as those of a process.
+/// Reads the files of a directory, of a process or a thread, that are not left out.
 pub(super) fn read_folder(folder: &str, prefix: &str, fields: &mut ObservationBuilder) -> Result<(), ObserveError> {
     let entries = fs::read_dir(folder).map_err(ObserveError::read(folder))?;
     for entry in entries.flatten() {
@@ -191,7 +192,7 @@ fn translate_line_ids(name: &str, id: &str, names: &IdentifierMap) -> String {
     if id == "0" && IDS_ALWAYS_SET.contains(&name) { OUTSIDE.to_owned() } else { names.translate_text(id) }
 }
 
-/// Columns: name, soft limit, hard limit, unit; two spaces and more between them.
+/// Columns: name, soft limit, hard limit, unit; separated by two spaces or more.
 fn read_limits(text: &str, field: &str, fields: &mut ObservationBuilder) {
     for line in text.lines().skip(1) {
         let (name, value) = line.split_once("  ").unwrap_or((line, ""));
@@ -199,7 +200,7 @@ fn read_limits(text: &str, field: &str, fields: &mut ObservationBuilder) {
     }
 }
 
-/// `notify: signal/tid.4711` names a thread or process of this machine.
+/// `notify: signal/tid.4711` has the id of a thread or process of this machine.
 fn read_timers(text: &str, field: &str, fields: &mut ObservationBuilder) {
     let named = |line: &str| match line.rsplit_once('.') {
         Some((before, id)) if line.starts_with("notify:") => format!("{before}.{}", fields.names.translate_text(id)),
@@ -210,7 +211,7 @@ fn read_timers(text: &str, field: &str, fields: &mut ObservationBuilder) {
 }
 
 fn read_children(text: &str, field: &str, fields: &mut ObservationBuilder) {
-    // Templates of seeds are no processes of the tree.
+    // Templates of seeds are not processes of the tree.
     let names = text.split_whitespace().map(|id| fields.names.translate_text(id));
     let mut ids: Vec<String> = names.filter(|name| name != OUTSIDE).collect();
     ids.sort();
@@ -228,7 +229,8 @@ mod tests {
     use super::super::Observation;
     use super::*;
 
-    /// As in a container whose first process was started from outside: a copy leads a session of its own, and no terminal is none.
+    /// In a container whose init was started from outside, the session is not visible. A child has its own session, and "no
+    /// terminal" stays 0.
     #[test]
     fn a_session_that_is_not_seen_is_outside() {
         let (observation, prefix, names) = (Observation::new(), "7".to_owned(), IdentifierMap::default());

@@ -1,19 +1,20 @@
 //! The state of each thread: files of `/proc/PID/task/TID`, scheduling, registrations, masks, filters, pending signals.
-//! Some of it is read by ptrace(2), so the caller must have stopped the threads.
+//! ptrace(2) reads some of it, so the caller must have stopped the threads.
 
 use farfork_sys::ptrace::{self, SignalQueue};
 use farfork_sys::{fd_query, process};
 
 use super::{ObservationBuilder, ObserveError, bytes_text, process_files};
 
-/// Register sets that are state rather than a moment, by name and type of their note: what they hold is as a copy needs it.
+/// Register sets with lasting state, by name and note type. A child must have the same contents.
 const REGISTER_SETS: [(&str, usize); 3] = [("thread areas", 0x200), ("I/O ports", 0x201), ("shadow stack", 0x204)];
 
-/// Registers of a stopped thread that only the kernel or the C library changes, by place in `struct user_regs_struct`.
+/// Registers of a stopped thread that only the kernel or the C library changes, with their index in
+/// `struct user_regs_struct`.
 const BASE_REGISTERS: [(&str, usize); 6] =
     [("fs_base", 21), ("gs_base", 22), ("ds", 23), ("es", 24), ("fs", 25), ("gs", 26)];
 
-/// Most filters of system calls of one thread that are read.
+/// Limit on the seccomp filters that are read of one thread.
 const FILTERS_MAX: usize = 1024;
 
 /// Reads the threads of a process.
@@ -23,7 +24,7 @@ pub(super) fn read_threads(pid: i32, fields: &mut ObservationBuilder) -> Result<
     for tid in process::thread_ids(pid).map_err(ObserveError::read(format!("/proc/{pid}/task")))? {
         let field = format!("thread/{}", fields.names.inner_id_text(tid));
         process_files::read_folder(&format!("/proc/{pid}/task/{tid}"), &format!("{field}/"), fields)?;
-        // The kernel has this one of processes alone, and takes a thread's id for one.
+        // Only `/proc/PID` has this file, and there the id of a thread is accepted.
         let slack = std::fs::read_to_string(format!("/proc/{tid}/timerslack_ns"));
         fields.put_result(&format!("{field}/timerslack_ns"), slack.map(|slack| slack.trim().to_owned()));
         put_scheduling(tid, &field, fields);
@@ -64,7 +65,7 @@ fn put_registrations(tid: i32, field: &str, fields: &mut ObservationBuilder) {
     }
 }
 
-/// Each filter's flags and instructions, the oldest first.
+/// Records each filter's flags and instructions, the oldest first.
 fn put_filters(tid: i32, field: &str, fields: &mut ObservationBuilder) {
     for index in 0..FILTERS_MAX {
         let field = format!("{field}/filter {index}");
@@ -79,7 +80,7 @@ fn put_filters(tid: i32, field: &str, fields: &mut ObservationBuilder) {
     }
 }
 
-/// Number, code and value of each: who sent it is named as this machine has it.
+/// Number, code and value of each signal. The sender is left out, because its id belongs to this machine.
 fn signals_text(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> String {
     let text = |info: &[u8; ptrace::SIGINFO_BYTES]| {
         let word = |at: usize| bytes_text(&info[at..at + 4]);

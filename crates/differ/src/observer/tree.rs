@@ -8,28 +8,28 @@ use farfork_sys::process::{self, ProcStat, ProcStatus};
 
 use super::ObserveError;
 
-/// For a process to stand still; as for a capture.
+/// Limit on the time until a process has stopped, as for a capture.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// Far above any tree that is carried, so that the stop stays bounded.
+/// Far above any tree that can be captured, so that the stop is bounded.
 const PROCESSES_MAX: usize = 10_000;
 
 /// A process of a tree.
 #[derive(Debug)]
 pub(super) struct TreeProcess {
     pub(super) pid: i32,
-    /// Its id in its own pid namespace, which a copy has as well.
+    /// Its id in its own pid namespace, which is the same in a child.
     pub(super) inner_id: u32,
-    /// None of a zombie.
+    /// `None` for a zombie.
     pub(super) standstill: Option<StoppedProcess>,
 }
 
-/// The processes of a tree, all stopped; dropping it lets them go on.
+/// The stopped processes of a tree. Dropping it resumes them.
 #[derive(Debug)]
 pub(super) struct StoppedTree(Vec<TreeProcess>);
 
 impl StoppedTree {
-    /// Stops a process, and then each of its children: who stands makes no others.
+    /// Stops a process, and then each of its descendants. A stopped process starts no others.
     pub(super) fn stop(pid: i32) -> Result<Self, ObserveError> {
         let mut awaited = vec![pid];
         let mut stopped = Vec::new();
@@ -45,7 +45,7 @@ impl StoppedTree {
             awaited.extend(child_pids(pid)?);
             stopped.push(TreeProcess { pid, inner_id, standstill });
         }
-        // In an order that a copy has as well, so that what several share is named by the same of them.
+        // In an order that is the same in a child, so that a shared object is named after the same process.
         stopped.sort_by_key(|process| process.inner_id);
         Ok(Self(stopped))
     }
@@ -67,7 +67,7 @@ pub(super) fn inner_id(id: i32) -> std::io::Result<u32> {
     last.ok_or_else(|| std::io::Error::other("it has no line NSpid"))
 }
 
-/// Whether a child is the template of a seed, which holds memory and never runs; or has ended unnoticed.
+/// Whether a process is the template of a seed, which holds memory and never runs, or has ended meanwhile.
 fn is_template(pid: i32) -> bool {
     let Ok(stat) = ProcStat::read(pid) else { return true };
     stat.exit_signal == 0 && (stat.state == 'Z' || ProcStatus::read(pid).is_ok_and(|status| status.tracer != 0))

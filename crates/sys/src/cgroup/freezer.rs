@@ -1,4 +1,4 @@
-//! Freezes a control group: all its tasks, and those of the groups below, stop until it is thawed. Version 2 stops a
+//! Freezes a control group: all tasks of the group and of the groups below it stop until it is thawed. Version 2 stops a
 //! task where a signal would, and still delivers SIGKILL and ptrace requests. Version 1 blocks even those.
 
 use std::fs::{self, File, OpenOptions};
@@ -11,24 +11,27 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::hierarchy::CgroupVersion;
 
-/// Between two looks at a version 1 group on its way: looking is what makes the kernel count its tasks.
+/// Interval between two reads of the state of a version 1 group that is freezing. The read itself makes the kernel count the
+/// stopped tasks.
 const V1_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// For so long a version 2 group is looked at again and again: most tasks stop within some microseconds, and no timer is as short.
+/// For this long a version 2 group is polled without sleeping. Most tasks stop within some microseconds, and no timer is
+/// that short.
 const V2_YIELD_TIME: Duration = Duration::from_micros(100);
 
-/// Then from one look to the next. Each time twice as long, at most the least time between two events of a group that the kernel reports.
+/// Then the first interval between two polls. Each interval is twice the one before, up to the least time between two events
+/// of a group that the kernel reports.
 const V2_POLL_FIRST: Duration = Duration::from_micros(20);
 const V2_POLL_MAX: Duration = Duration::from_millis(10);
 
-/// cgroup.events is shorter: two lines of a word and a number.
+/// The length of cgroup.events is below this: it has two lines of a word and a number.
 const EVENTS_BYTES_MAX: usize = 256;
 
-/// Freezes a group and waits until all its tasks stand, at most `limit`. Where that fails it is thawed again.
+/// Freezes a group and waits until all its tasks are stopped, at most `limit`. If that fails, the group is thawed again.
 ///
 /// # Errors
-/// `TimedOut` where a task does not stop in time: it is in uninterruptible sleep, or in a system call that waits for a page;
-/// else as writing the group's files: ENOENT where it has no freezer (before Linux 5.2).
+/// `TimedOut` if a task does not stop in time. Such a task is in uninterruptible sleep, or in a system call that waits for a
+/// page. Otherwise as writing the group's files: ENOENT if the group has no freezer (before Linux 5.2).
 pub fn freeze(group: &Path, version: CgroupVersion, limit: Duration) -> io::Result<()> {
     let frozen = match version {
         CgroupVersion::V2 => return FreezerFiles::open(group)?.freeze(limit),
@@ -40,7 +43,7 @@ pub fn freeze(group: &Path, version: CgroupVersion, limit: Duration) -> io::Resu
     frozen
 }
 
-/// Lets the tasks of a group go on; one that is not frozen stays so.
+/// Resumes the tasks of a group. A group that is not frozen is unchanged.
 ///
 /// # Errors
 /// As writing the group's file.
@@ -51,7 +54,7 @@ pub fn thaw(group: &Path, version: CgroupVersion) -> io::Result<()> {
     }
 }
 
-/// Whether a group was told to freeze; a group without a freezer was not.
+/// Whether a group is frozen, or about to be; `false` for a group without a freezer.
 pub fn is_frozen(group: &Path, version: CgroupVersion) -> bool {
     let (file, word) = match version {
         CgroupVersion::V2 => ("cgroup.freeze", "0"),
@@ -73,7 +76,7 @@ impl FreezerFiles {
     /// Opens the files of a version 2 group.
     ///
     /// # Errors
-    /// As open(2): ENOENT where the group has no freezer (before Linux 5.2) or was removed.
+    /// As open(2): ENOENT if the group has no freezer (before Linux 5.2) or was removed.
     pub fn open(group: &Path) -> io::Result<Self> {
         let freeze = OpenOptions::new().write(true).open(group.join("cgroup.freeze"))?;
         Ok(Self { freeze, events: File::open(group.join("cgroup.events"))? })
@@ -91,7 +94,7 @@ impl FreezerFiles {
         frozen
     }
 
-    /// Resumes the tasks of the group; one that is not frozen stays so.
+    /// Resumes the tasks of the group. A group that is not frozen is unchanged.
     ///
     /// # Errors
     /// As write(2); ENODEV if the group was removed.
@@ -99,8 +102,8 @@ impl FreezerFiles {
         self.freeze.write_all_at(b"0", 0)
     }
 
-    /// The kernel reports the last task that stops by an event of the events' file. It delays the event up to 10 ms if the group was
-    /// thawed a moment before, so the file is also read again.
+    /// The kernel reports the last task that stops by an event of `cgroup.events`. It delays the event by up to 10 ms if the
+    /// group was thawed shortly before, so the file is also polled.
     fn freeze_until(&self, deadline: Instant) -> io::Result<()> {
         self.freeze.write_all_at(b"1", 0)?;
         let (began, mut look) = (Instant::now(), V2_POLL_FIRST);

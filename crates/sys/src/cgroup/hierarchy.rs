@@ -5,48 +5,49 @@ use std::path::{Path, PathBuf};
 
 use crate::mount::table::{self, Mount};
 
-/// The interface of a hierarchy.
+/// The version of a hierarchy's interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupVersion {
-    /// A hierarchy for each controller, or for several (cgroups(7), version 1).
+    /// One hierarchy per controller or set of controllers (cgroups(7), version 1).
     V1,
-    /// The one unified hierarchy.
+    /// The single unified hierarchy.
     V2,
 }
 
 /// A mounted hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hierarchy {
-    /// Its interface.
+    /// Its version.
     pub version: CgroupVersion,
-    /// The topmost directory that can be seen here.
+    /// The topmost directory that is visible here.
     pub top: PathBuf,
-    /// The directory of the calling process's own group.
+    /// The directory of the calling process's group.
     pub own: PathBuf,
-    /// The controllers of a version 1 hierarchy; those of version 2 stand in the `cgroup.controllers` of each group.
+    /// The controllers of a version 1 hierarchy. Those of version 2 are in the `cgroup.controllers` of each group.
     pub controllers: Vec<String>,
 }
 
-/// Name of a group that holds only a daemon (and its own helpers): what the daemon makes goes beside it, not below it,
-/// since a version 2 group cannot have both processes and controllers for the groups below.
+/// Name of a group that holds only a daemon and its helper processes. The daemon creates groups next to it, not below it: a
+/// version 2 group cannot have both processes and controllers for the groups below.
 pub const DAEMON_LEAF: &str = "farfork-daemon";
 
-/// Where hierarchies are mounted. Mounts elsewhere are somebody's own, and may go while groups are in use.
+/// Where hierarchies are usually mounted. A mount elsewhere belongs to another program, which may unmount it while groups
+/// are in use.
 pub const STANDARD_TOP: &str = "/sys/fs/cgroup";
 
-/// Where groups can be made in a hierarchy.
+/// Where groups can be created in a hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreationBase {
-    /// The directory to make them in.
+    /// The directory to create them in.
     pub directory: PathBuf,
-    /// Of the controllers that were wanted, those that groups below it can have.
+    /// Those of the wanted controllers that groups below it can have.
     pub controllers: Vec<String>,
 }
 
 impl Hierarchy {
-    /// Where this process should make groups that need these controllers: below its own, so that what limits the
-    /// process limits what it starts. Where a version 2 group cannot hand controllers down because processes are in it,
-    /// the topmost is tried; where that cannot either, groups are made without controllers.
+    /// Where this process should create groups that need these controllers. The place is below its own group, so that the
+    /// limits of the process also limit what it starts. A version 2 group that has processes cannot enable controllers for
+    /// the groups below; then the topmost group is tried. If that one cannot either, the groups have no controllers.
     pub fn creation_base(&self, wanted: &[&str]) -> CreationBase {
         let own = match self.own.parent() {
             Some(above) if self.own.ends_with(DAEMON_LEAF) => above,
@@ -68,8 +69,8 @@ impl Hierarchy {
     }
 }
 
-/// The hierarchies that are mounted in the calling thread's mount namespace: those at [`STANDARD_TOP`] or below it; where there is none,
-/// those elsewhere.
+/// The hierarchies that are mounted in the calling thread's mount namespace, at [`STANDARD_TOP`] or below it. If there are
+/// none, those mounted elsewhere.
 ///
 /// # Errors
 /// As reading `/proc/thread-self/mountinfo` and `/proc/self/cgroup`.
@@ -99,11 +100,11 @@ fn hierarchies<'a>(mounts: impl Iterator<Item = &'a &'a Mount>, membership: &str
         let own = match Path::new(path).strip_prefix(&mount.root) {
             Ok(below) if below.as_os_str().is_empty() => mount.point.clone(),
             Ok(below) => mount.point.join(below),
-            // The process is outside of what is mounted here, as in some containers.
+            // The process's group is outside of the mounted part, as in some containers.
             Err(_) => mount.point.clone(),
         };
         let hierarchy = Hierarchy { version, top: mount.point.clone(), own, controllers };
-        // One hierarchy may be mounted twice; the first place will do.
+        // A hierarchy may be mounted twice. Use the first mount.
         if !found.iter().any(|h| h.version == version && h.controllers == hierarchy.controllers) {
             found.push(hierarchy);
         }
@@ -111,8 +112,8 @@ fn hierarchies<'a>(mounts: impl Iterator<Item = &'a &'a Mount>, membership: &str
     found
 }
 
-/// The line of `/proc/self/cgroup` for a mount: `0::/path` for version 2, `4:cpu,cpuacct:/path` for version 1, whose
-/// controllers are then among the mount's options. Named hierarchies without controllers are of no use here.
+/// The line of `/proc/self/cgroup` for a mount: `0::/path` for version 2, `4:cpu,cpuacct:/path` for version 1. The
+/// controllers of version 1 are then among the mount's options. Named hierarchies without controllers are ignored.
 fn find_membership<'a>(membership: &'a str, version: CgroupVersion, options: &str) -> Option<(&'a str, Vec<String>)> {
     membership.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
@@ -142,10 +143,10 @@ mod tests {
 ";
     const MEMBERSHIP: &str = "9:name=systemd:/\n4:memory:/docker/ab/inner\n1:cpu,cpuacct:/\n0::/outer\n";
 
-    /// Names the directory of somebody's mount, in the process that has mounts of its own.
+    /// Passes the directory of another program's mount to the process that has its own mounts.
     const FOREIGN_VARIABLE: &str = "FARFORK_TEST_FOREIGN_GROUPS";
 
-    /// Real mounts, in a mount namespace of the test's own: somebody's is older than the usual one.
+    /// Uses real mounts in the test's own mount namespace. The other program's mount is older than the usual one.
     #[test]
     fn somebody_elses_mount_is_not_used() {
         if let Some(foreign) = std::env::var_os(FOREIGN_VARIABLE) {
@@ -171,7 +172,7 @@ mod tests {
         );
     }
 
-    /// Wherever its line stands, and whether its hierarchy is in the usual place, too.
+    /// The order of the lines does not matter, nor whether the hierarchy also has the usual mount.
     #[test]
     fn mounts_elsewhere_count_where_there_are_no_others() {
         let tops = |table: &str| {

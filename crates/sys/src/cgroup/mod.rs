@@ -1,5 +1,5 @@
 //! Control groups: directories of a hierarchy, the processes in them, and the values in their files. The caller chooses
-//! the groups and the limits.
+//! groups and limits.
 
 pub mod freezer;
 pub mod hierarchy;
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 
 use self::hierarchy::CgroupVersion;
 
-/// Pause between two attempts to remove a group whose last processes are still on their way out, in milliseconds.
+/// Pause between two attempts to remove a group whose last processes have not ended yet, in milliseconds.
 const REMOVE_RETRY_MS: u64 = 2;
 
-/// How often a path is begun anew: another node, on its way out, may remove an empty group of the path that both share
-/// between our finding it and our making the next.
+/// How often the creation of a path is retried. Another node that exits may remove an empty group of the shared path after
+/// we found it and before we create the next one.
 const CREATE_TRIES_MAX: u32 = 10;
 
-/// Makes the groups of the relative path `name` below `base`, one in the other, or finds them; a version 2 group hands
-/// these controllers on.
+/// Creates the nested groups of the relative path `name` below `base`; existing ones are kept. A version 2 group enables
+/// these controllers for the groups below it.
 ///
 /// # Errors
-/// As mkdir(2). That a controller is not handed on shows when its files are missing.
+/// As mkdir(2). If a controller cannot be enabled, its files are missing.
 pub fn create_path(base: &Path, name: &Path, version: CgroupVersion, controllers: &[String]) -> io::Result<()> {
     for _ in 1..CREATE_TRIES_MAX {
         match create_path_once(base, name, version, controllers) {
@@ -45,7 +45,7 @@ fn create_path_once(base: &Path, name: &Path, version: CgroupVersion, controller
     Ok(())
 }
 
-/// Makes one group, or finds it.
+/// Creates one group, unless it exists.
 ///
 /// # Errors
 /// As mkdir(2).
@@ -56,10 +56,10 @@ pub fn create(group: &Path) -> io::Result<()> {
     }
 }
 
-/// The group and all groups below it, a group before the one that holds it.
+/// The group and all groups below it. Each group precedes its parent.
 ///
 /// # Errors
-/// As reading directories; a group that vanishes meanwhile is none.
+/// As reading directories. A group that is removed meanwhile is left out.
 pub fn subtree(group: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(group) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -76,7 +76,7 @@ pub fn subtree(group: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(groups)
 }
 
-/// Opens a group's directory, to be born in it (version 2: CLONE_INTO_CGROUP).
+/// Opens a group's directory, to start a process in the group (version 2: CLONE_INTO_CGROUP).
 ///
 /// # Errors
 /// As open(2).
@@ -87,13 +87,13 @@ pub fn open(group: &Path) -> io::Result<File> {
 /// Moves a process, with all its threads, into the group.
 ///
 /// # Errors
-/// ESRCH where there is no such process; EINVAL where a controller refuses it (version 1's `cpu` refuses real-time
-/// tasks); EBUSY or EOPNOTSUPP where a version 2 group may hold no processes.
+/// ESRCH if there is no such process. EINVAL if a controller refuses it (version 1's `cpu` refuses real-time tasks). EBUSY
+/// or EOPNOTSUPP if a version 2 group may hold no processes.
 pub fn move_process(group: &Path, pid: i32) -> io::Result<()> {
     write(group, "cgroup.procs", &pid.to_string())
 }
 
-/// Moves the calling thread alone into a version 1 group; what it starts, threads and processes, is born there.
+/// Moves only the calling thread into a version 1 group. Threads and processes that it starts then start in the group.
 ///
 /// # Errors
 /// As [`move_process`].
@@ -101,29 +101,29 @@ pub fn move_thread(group: &Path) -> io::Result<()> {
     write(group, "tasks", "0")
 }
 
-/// The processes of the group itself, not of those below, as numbers of the caller's pid namespace.
+/// The processes of the group itself, without the groups below, as numbers of the caller's pid namespace.
 ///
 /// # Errors
 /// As reading `cgroup.procs`.
 pub fn processes(group: &Path) -> io::Result<Vec<i32>> {
     let text = fs::read_to_string(group.join("cgroup.procs"))?;
-    // A process of a pid namespace that cannot be seen from here reads as 0.
+    // A process that is not visible in this pid namespace reads as 0.
     Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect())
 }
 
-/// A file of the group that holds one number.
+/// Reads a file of the group that holds one number.
 ///
 /// # Errors
-/// As reading the file; `InvalidData` where it holds something else.
+/// As reading the file; `InvalidData` if it holds something else.
 pub fn read_number(group: &Path, file: &str) -> io::Result<u64> {
     let text = fs::read_to_string(group.join(file))?;
     text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// A number in a file of the group that has lines of a name and a number (`memory.events`).
+/// Reads a number from a file of the group whose lines are a name and a number (`memory.events`).
 ///
 /// # Errors
-/// As reading the file; `InvalidData` where it has no such line.
+/// As reading the file; `InvalidData` if there is no such line.
 pub fn read_keyed_number(group: &Path, file: &str, name: &str) -> io::Result<u64> {
     let text = fs::read_to_string(group.join(file))?;
     let value = text.lines().find_map(|line| line.split_once(' ').filter(|(found, _)| *found == name));
@@ -133,10 +133,10 @@ pub fn read_keyed_number(group: &Path, file: &str, name: &str) -> io::Result<u64
 /// Writes a file of the group.
 ///
 /// # Errors
-/// As open(2) and write(2): ENOENT where the group lacks the controller.
+/// As open(2) and write(2): ENOENT if the group lacks the controller.
 pub fn write(group: &Path, file: &str, value: &str) -> io::Result<()> {
     use std::io::Write;
-    // Opened without O_CREAT or O_TRUNC, which the file system would refuse with a misleading error.
+    // Without O_CREAT and O_TRUNC, for which the file system returns a misleading error.
     File::options().write(true).open(group.join(file))?.write_all(value.as_bytes())
 }
 
@@ -149,18 +149,18 @@ pub fn controllers(group: &Path) -> io::Result<Vec<String>> {
     Ok(text.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Hands a controller of a version 2 group on to the groups below it.
+/// Enables a controller of a version 2 group for the groups below it.
 ///
 /// # Errors
-/// EBUSY where the group itself holds processes; ENOENT where it lacks the controller.
+/// EBUSY if the group itself holds processes; ENOENT if it lacks the controller.
 pub fn enable_for_children(group: &Path, controller: &str) -> io::Result<()> {
     write(group, "cgroup.subtree_control", &format!("+{controller}"))
 }
 
-/// Removes a group, waiting at most `limit` for its last processes to be gone. One that does not exist is removed.
+/// Removes a group; waits at most `limit` until its last processes have ended. Succeeds if the group does not exist.
 ///
 /// # Errors
-/// EBUSY where it still has processes or groups below it after that time; else as rmdir(2).
+/// EBUSY if it still has processes or groups below it after `limit`; otherwise as rmdir(2).
 pub fn remove(group: &Path, limit: Duration) -> io::Result<()> {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,12 +1,13 @@
 //! Instruction sets that user programs may use on this CPU, from CPUID (Intel SDM volume 2, CPUID; AMD APM volume 3,
 //! appendix D).
 //!
-//! Only instructions whose absence would kill a program count. Those that only the kernel uses, or that only change
+//! Only instructions whose absence would kill a program count, not those that only the kernel uses or that only change
+//! speed.
 //! speed, do not.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 
-/// How many registers of CPUID are looked at.
+/// The number of CPUID registers that are read.
 pub const FEATURE_WORDS: usize = 9;
 
 enum CpuidRegister {
@@ -16,7 +17,7 @@ enum CpuidRegister {
     Edx,
 }
 
-/// A register of CPUID, and those of its bits that count, with the names that /proc/cpuinfo gives them.
+/// A register of CPUID, and those of its bits that count, with their names in /proc/cpuinfo.
 struct CpuidWord {
     leaf: u32,
     subleaf: u32,
@@ -24,7 +25,7 @@ struct CpuidWord {
     bits: &'static [(u32, &'static str)],
 }
 
-/// Seeds carry what is read from these, in this order: words and bits may be added, not moved.
+/// Seeds contain the values read by this table, in this order: words and bits may be added, but not moved.
 const FEATURE_TABLE: [CpuidWord; FEATURE_WORDS] = [
     CpuidWord {
         leaf: 0x1,
@@ -149,7 +150,7 @@ const FEATURE_TABLE: [CpuidWord; FEATURE_WORDS] = [
     },
 ];
 
-/// What this CPU has, as the kernel lets programs see it.
+/// The features of this CPU, as the kernel shows them to programs.
 pub fn features() -> [u32; FEATURE_WORDS] {
     FEATURE_TABLE.map(|cpuid_word| {
         let mask = cpuid_word.bits.iter().fold(0, |mask, (bit, _)| mask | 1 << bit);
@@ -157,7 +158,7 @@ pub fn features() -> [u32; FEATURE_WORDS] {
     })
 }
 
-/// Names of such features; what has none is named by its place.
+/// Names of features. A bit without a name is named by its position.
 pub fn feature_names(features: &[u32; FEATURE_WORDS]) -> Vec<String> {
     let bits = features
         .iter()
@@ -194,7 +195,7 @@ impl CpuidWord {
 mod tests {
     use super::*;
 
-    /// The kernel names what it has found itself; a name that it does not have may be one that it has switched off.
+    /// The kernel lists the features that it has found itself. It may have disabled a feature that it does not list.
     #[test]
     fn the_kernel_knows_these_features_by_these_names() {
         let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();
@@ -202,7 +203,7 @@ mod tests {
             text.lines().find(|line| line.starts_with("flags")).unwrap().split_whitespace().collect();
         let found = feature_names(&features());
         let known = found.iter().filter(|name| flags.contains(&name.as_str())).count();
-        // Some have other names there: "sse3" is pni.
+        // Some have other names there: "sse3" is "pni".
         assert!(known * 10 >= found.len() * 8, "{found:?} are not in {flags:?}");
     }
 

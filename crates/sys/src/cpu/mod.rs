@@ -14,11 +14,11 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 pub struct ExtendedState {
     /// State components, as bits of XCR0.
     pub xcr0: u64,
-    /// Bytes of a thread's state without [`DYNAMIC_COMPONENTS`], as [`default_state_bytes`] counts them.
+    /// Size of a thread's state without [`DYNAMIC_COMPONENTS`], in bytes, as [`default_state_bytes`] computes it.
     pub bytes: u32,
 }
 
-/// Reads what this machine has; `None` on a CPU without XSAVE, which no 64-bit CPU since 2013 lacks.
+/// Reads the extended state of this machine; `None` on a CPU without XSAVE. Every 64-bit CPU since 2013 has it.
 pub fn extended_state() -> Option<ExtendedState> {
     const OSXSAVE: u32 = 1 << 27;
     if __cpuid(1).ecx & OSXSAVE == 0 {
@@ -29,13 +29,14 @@ pub fn extended_state() -> Option<ExtendedState> {
     Some(ExtendedState { xcr0, bytes: default_state_bytes(xcr0) as u32 })
 }
 
-/// State components that the kernel gives a thread room for only after it has asked for them (arch_prctl(2), ARCH_REQ_XCOMP_PERM)
-/// and used them: the tile data of AMX. See the kernel's `Documentation/arch/x86/xstate.rst`.
+/// State components for which a thread gets room only after it has requested them (arch_prctl(2), ARCH_REQ_XCOMP_PERM) and
+/// used them: the tile data of AMX. See the kernel's `Documentation/arch/x86/xstate.rst`.
 pub const DYNAMIC_COMPONENTS: u64 = 1 << 18;
 
-/// Bytes of the standard format up to the end of the last of these components, but for [`DYNAMIC_COMPONENTS`]: the largest
-/// extended state that rt_sigreturn(2) loads into a thread without dynamic components. Of a larger one the kernel takes the
-/// x87 and SSE registers alone, and says nothing.
+/// Size of the standard format up to the end of the last of these components, in bytes, without [`DYNAMIC_COMPONENTS`].
+///
+/// This is the largest extended state that rt_sigreturn(2) loads into a thread without dynamic components. From a larger one
+/// the kernel loads only the x87 and SSE registers, without an error.
 pub fn default_state_bytes(components: u64) -> usize {
     const LEGACY_AND_HEADER_BYTES: usize = 576;
     let components = components & !DYNAMIC_COMPONENTS;
@@ -46,7 +47,7 @@ pub fn default_state_bytes(components: u64) -> usize {
     ends.max().unwrap_or(0).max(LEGACY_AND_HEADER_BYTES)
 }
 
-/// XCR0.
+/// Reads XCR0.
 ///
 /// # Safety
 /// The kernel must have enabled XSAVE (CPUID.1:ECX.OSXSAVE).

@@ -7,45 +7,50 @@ use super::{ExtendedState, FEATURE_WORDS, extended_state, feature_names, feature
 // fewer instruction sets or state components kills such a program. On a processor with more state components, its
 // XSAVE writes beyond the reserved bytes.
 
-/// What programs find on a processor.
+/// The processor features that programs can query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessorFeatures {
-    /// State components that the kernel has enabled, and the bytes that an XSAVE of all of them writes.
+    /// The enabled state components, and the number of bytes that an XSAVE of all of them writes.
     pub state: ExtendedState,
     /// Instruction sets, as [`features()`] reads them.
     pub features: [u32; FEATURE_WORDS],
 }
 
-/// Why a program cannot go on here.
+/// Why a program cannot continue here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessorMismatch {
-    /// State components that its registers need are not enabled, or take another number of bytes.
+    /// State components that its registers need are not enabled, or have another size.
     MissingState,
-    /// State components, by name, for which an XSAVE of its own has no room.
+    /// State components, by name, for which the buffer of the program's own XSAVE has no room.
     SurplusState(Vec<String>),
-    /// Instruction sets, by name, that it may use and that are not there.
+    /// Instruction sets, by name, that the program may use and this processor lacks.
     MissingInstructions(Vec<String>),
 }
 
-/// State components of XCR0, by the number of their bit (Intel SDM volume 1, 13.1).
+/// Names of the state components, by their bit in XCR0 (Intel SDM volume 1, 13.1).
 const COMPONENTS: [&str; 20] = [
     "x87", "SSE", "AVX", "MPX", "MPX", "AVX-512", "AVX-512", "AVX-512", "", "PKRU", "", "", "", "", "", "", "", "AMX",
     "AMX", "APX",
 ];
 
 impl ProcessorFeatures {
-    /// That of this machine; `None` where the kernel has not enabled XSAVE.
+    /// The features of this machine; `None` if the kernel has not enabled XSAVE.
     pub fn detect() -> Option<Self> {
         Some(Self { state: extended_state()?, features: features() })
     }
 
-    /// Why a program that began on the processor `origin` cannot go on with this one.
+    /// Why a program that started on the processor `origin` cannot continue on this one.
     ///
-    /// XCR0 holds nothing but components that XSAVE writes for user programs, and no surplus one is harmless: XSAVE without
-    /// compaction (XSAVE, XSAVEOPT) has a fixed place for each beyond those of the origin, XSAVEC and XSAVES move those behind it,
-    /// and the kernel saves all of them on a program's signal stack. XSAVE writes even a component in its initial state, so that one
-    /// that needs permission (AMX) counts as well. The order of the components is the vendor's: where they are the same, and of
-    /// another size, they lie elsewhere.
+    /// XCR0 has only components that XSAVE writes for user programs, and no surplus component is harmless:
+    ///
+    /// - XSAVE without compaction (XSAVE, XSAVEOPT) writes each surplus component to a fixed place after those of the
+    ///   origin.
+    /// - XSAVEC and XSAVES move the components that follow a surplus one.
+    /// - The kernel saves all components on a program's signal stack.
+    ///
+    /// XSAVE writes a component even in its initial state, so a component that needs permission (AMX) counts as well. The
+    /// vendor chooses the order of the components: if two processors have the same components but another size, the
+    /// components are at other offsets.
     pub fn mismatch(&self, origin: &Self) -> Option<ProcessorMismatch> {
         if origin.state.xcr0 & !self.state.xcr0 != 0 {
             return Some(ProcessorMismatch::MissingState);
@@ -64,7 +69,7 @@ impl ProcessorFeatures {
     }
 }
 
-/// Names of state components, each once; what has none is named by its bit.
+/// Names of state components, each once. A component without a name is named by its bit.
 fn component_names(components: u64) -> Vec<String> {
     let present = (0..64).filter(|bit| components >> bit & 1 == 1);
     let mut names: Vec<String> = present.map(component_name).collect();
@@ -83,7 +88,7 @@ fn component_name(bit: usize) -> String {
 mod tests {
     use super::*;
 
-    /// Processors as they are met: XCR0, and the bytes of CPUID.(EAX=0DH, ECX=0):EBX.
+    /// Existing processors: XCR0, and the size from CPUID.(EAX=0DH, ECX=0):EBX.
     const RECORDED: [(&str, u64, u32); 8] = [
         ("SSE alone, as a small virtual machine", 0x3, 576),
         ("AVX (Haswell, or QEMU's as it is often configured)", 0x7, 832),

@@ -19,23 +19,23 @@ use rustix::mount::{
 
 use self::table::Attributes;
 
-/// Longest message of the kernel about a file system that it would not make.
+/// The maximal length of the kernel's message about a file system that it could not create.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// How much of a tree of mounts.
+/// Which part of a tree of mounts is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MountDepth {
-    /// One mount, without those on it.
+    /// One mount, without the mounts on it.
     Single,
-    /// With all that are mounted on it.
+    /// A mount and all mounts on it.
     Recursive,
 }
 
-/// Makes a file system of type `name` with these options, mounted nowhere yet; it vanishes with the descriptor unless
-/// it is attached. An option with an empty value is a flag.
+/// Creates a file system of type `name` with these options, not mounted yet. Unless it is attached, it ends when the
+/// descriptor is closed. An option with an empty value is a flag.
 ///
 /// # Errors
-/// As fsopen(2), fsconfig(2), fsmount(2), with the kernel's own message where it gives one.
+/// As fsopen(2), fsconfig(2), fsmount(2), with the kernel's own message if there is one.
 pub fn create_filesystem(name: &str, options: &[(&str, &str)], attributes: Attributes) -> io::Result<OwnedFd> {
     let context = fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
     configure(context.as_fd(), options).map_err(|errno| with_message(errno, context.as_fd()))?;
@@ -52,7 +52,7 @@ fn configure(context: BorrowedFd<'_>, options: &[(&str, &str)]) -> rustix::io::R
     fsconfig_create(context)
 }
 
-/// The error, with what the kernel logged to the file system's context (`e overlay: ...`).
+/// The error, with the kernel's message from the file system's context (`e overlay: ...`).
 fn with_message(errno: rustix::io::Errno, context: BorrowedFd<'_>) -> io::Error {
     let mut message = [0; MESSAGE_BYTES_MAX];
     let error = io::Error::from(errno);
@@ -65,24 +65,24 @@ fn with_message(errno: rustix::io::Errno, context: BorrowedFd<'_>) -> io::Error 
     }
 }
 
-/// What every file system that is made for a container names as its source: by this, they are known in tables of mounts.
+/// The source of every file system that is created for a container. It identifies them in mount tables.
 pub const SOURCE: &str = "farfork";
 
-/// An overlay of `upper` over `lower`; `work` is an empty directory beside `upper`. The three must be mounted in the
-/// calling thread's namespace.
+/// An overlay of `upper` over `lower`; `work` is an empty directory on the file system of `upper`. The three must be mounted
+/// in the calling thread's namespace.
 ///
 /// # Errors
-/// As [`create_filesystem`]; `InvalidInput` where a path is not UTF-8, which file system options must be here.
+/// As [`create_filesystem`]; `InvalidInput` if a path is not UTF-8, because these options must be.
 pub fn overlay(lower: &Path, upper: &Path, work: &Path, attributes: Attributes) -> io::Result<OwnedFd> {
     let text = |path: &Path| Ok::<_, io::Error>(path.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned());
-    // A lower directory is one of a colon-separated list; the others are taken as they are.
+    // `lowerdir` is a colon-separated list, so its path is escaped. The other paths are not lists.
     let lower = text(lower)?.replace('\\', "\\\\").replace(':', "\\:");
     let (upper, work) = (text(upper)?, text(work)?);
     let options = [("source", SOURCE), ("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)];
     create_filesystem("overlay", &options, attributes)
 }
 
-/// Copies the mount at `path`, attached nowhere yet.
+/// Copies the mount at `path`, not attached yet.
 ///
 /// # Errors
 /// As open_tree(2).
@@ -94,7 +94,7 @@ pub fn clone_mount(path: &Path, depth: MountDepth) -> io::Result<OwnedFd> {
     Ok(open_tree(CWD, path, flags)?)
 }
 
-/// Attaches what [`create_filesystem`] and [`clone_mount`] gave, at `point`.
+/// Attaches a mount from [`create_filesystem`] or [`clone_mount`] at `point`.
 ///
 /// # Errors
 /// As move_mount(2).
@@ -103,20 +103,20 @@ pub fn attach(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, point, flags)?)
 }
 
-/// As [`attach`], beneath the mount that is at `point` now. Programs see no change until that mount is unmounted.
+/// Like [`attach`], but beneath the mount that is at `point` now. Programs see no change until that mount is unmounted.
 ///
 /// # Errors
-/// As move_mount(2): EINVAL before Linux 6.5, and when no mount is at `point`.
+/// As move_mount(2): EINVAL before Linux 6.5, and if no mount is at `point`.
 pub fn attach_beneath(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_BENEATH;
     Ok(move_mount(mount, "", CWD, point, flags)?)
 }
 
-/// Has what [`clone_mount`] gave show the owners of its files as the user namespace `users` numbers them: what belongs to 0 on the file
-/// system is of the one who is 0 inside, on all its mounts.
+/// Maps the owners of the files of a mount from [`clone_mount`], and of all mounts on it, by the id mappings of the user
+/// namespace `users`. A file that id 0 owns on the file system then belongs to the user who is 0 inside.
 ///
 /// # Errors
-/// As mount_setattr(2): EINVAL where a file system cannot do that.
+/// As mount_setattr(2): EINVAL if a file system does not support it.
 pub fn set_idmap(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid mount_attr, a plain C struct of numbers.
     let mut wanted: libc::mount_attr = unsafe { std::mem::zeroed() };
@@ -130,7 +130,7 @@ pub fn set_idmap(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()>
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Cuts the mount at `point`, and all on it, off the exchange of mounts with other namespaces.
+/// Makes the mount at `point`, and all mounts on it, private: mounts no longer propagate from or to other namespaces.
 ///
 /// # Errors
 /// As mount(2).
@@ -138,10 +138,10 @@ pub fn make_private(point: &Path) -> io::Result<()> {
     Ok(mount_change(point, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
 }
 
-/// Makes the mount at `point` refuse what `attributes` has (writes, devices, other users' rights, programs), and nothing else.
+/// Makes the mount at `point` refuse what `attributes` lists (writes, devices, setuid, execution), and nothing else.
 ///
 /// # Errors
-/// As mount(2): EBUSY where something is open for writing there that is to refuse writes.
+/// As mount(2): EBUSY if writes are to be refused and a file is open for writing.
 pub fn restrict(point: &Path, attributes: Attributes) -> io::Result<()> {
     let mut flags = MountFlags::BIND;
     for (attribute, flag) in [
@@ -155,13 +155,13 @@ pub fn restrict(point: &Path, attributes: Attributes) -> io::Result<()> {
     Ok(mount_remount(point, flags, "")?)
 }
 
-/// Has the file system mounted at `point` forget which names it was asked for, those that were not there too, as far as nobody has
-/// them open: it looks them up anew. Its options stay.
+/// Drops the cached names of the file system mounted at `point`, including names that do not exist, except those in use. The
+/// file system looks them up again. Its options stay.
 ///
 /// # Errors
 /// As fspick(2), fsconfig(2).
 pub fn drop_dentry_cache(point: &Path) -> io::Result<()> {
-    // Reconfiguring a file system drops the names that it keeps; to nothing new, nothing else.
+    // A reconfiguration drops the cached names. Without new options it changes nothing else.
     let context = fspick(CWD, point, FsPickFlags::FSPICK_CLOEXEC)?;
     fsconfig_reconfigure(context.as_fd()).map_err(|errno| with_message(errno, context.as_fd()))
 }
@@ -169,12 +169,12 @@ pub fn drop_dentry_cache(point: &Path) -> io::Result<()> {
 /// Unmounts the topmost mount at `point`. A `point` that is a symbolic link is not followed.
 ///
 /// # Errors
-/// As umount2(2): EBUSY when a process uses it.
+/// As umount2(2): EBUSY if a process uses it.
 pub fn unmount_unused(point: &Path) -> io::Result<()> {
     Ok(unmount(point, UnmountFlags::NOFOLLOW)?)
 }
 
-/// Detaches the mount at `point` and all on it; each ends when its last user does.
+/// Detaches the mount at `point` and all mounts on it. Each ends with its last user.
 ///
 /// # Errors
 /// As umount2(2).

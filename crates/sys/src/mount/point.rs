@@ -1,7 +1,7 @@
-//! A mount point directory, created on the node's file system at first use and removed after the last. A lock on it
-//! counts its users, of all processes.
+//! A mount point directory on the node's file system, created by its first user and removed after the last. A lock on it
+//! counts its users in all processes.
 //!
-//! A marker file tells a created directory from one that existed before, which is never removed. Mounts cover the
+//! A marker file distinguishes a created directory from one that existed before, which is never removed. Mounts cover the
 //! marker, each in its own namespace.
 
 use std::fs::{self, File};
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// File that marks a directory as made here.
+/// The file that marks a directory as created by this module.
 const MARKER_FILE: &str = ".mount-point";
-/// Attempts to take hold of a directory that others remove meanwhile; a second one hardly ever meets that again.
+/// Attempts to lock a directory that others remove meanwhile. Two such removals in a row are rare.
 const ATTEMPTS_MAX: usize = 8;
 
-/// A directory to be mounted on, kept from being removed while this is held.
+/// A directory to mount on. It is not removed while this exists.
 #[derive(Debug)]
 pub struct MountPoint {
     path: PathBuf,
@@ -24,7 +24,7 @@ pub struct MountPoint {
 }
 
 impl MountPoint {
-    /// Takes hold of the directory, which is made where it is missing. The one above must exist.
+    /// Locks the directory, and creates it if it is missing. Its parent must exist.
     ///
     /// # Errors
     /// As mkdir(2), open(2), flock(2).
@@ -44,7 +44,7 @@ impl MountPoint {
         Err(io::ErrorKind::ResourceBusy.into())
     }
 
-    /// Lets go of the directory, and removes it if nobody else holds it.
+    /// Unlocks the directory, and removes it if it has no other user.
     pub fn release(self) {
         let path = self.path.clone();
         drop(self);
@@ -52,18 +52,18 @@ impl MountPoint {
     }
 }
 
-/// Removes the directory if it was made by [`MountPoint::acquire`] and nobody holds it any more; tells whether it did.
+/// Removes the directory if [`MountPoint::acquire`] created it and no user is left. Returns whether it was removed.
 pub fn remove_unused(path: &Path) -> bool {
     let Ok(directory) = File::open(path) else { return false };
     let mark = path.join(MARKER_FILE);
     if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() || !mark.exists() {
         return false;
     }
-    // Whoever waits for the lock now finds afterwards that the directory is another, or none.
+    // A process that waits for the lock then finds that the directory was replaced or removed.
     fs::remove_file(mark).is_ok() && fs::remove_dir(path).is_ok()
 }
 
-/// Removes an empty directory that was made for something else: at once, or with the last who holds it.
+/// Removes an empty directory that was created for another purpose: at once, or with its last user.
 pub fn remove_when_unused(path: &Path) {
     let is_empty = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
     if is_empty && File::create(path.join(MARKER_FILE)).is_ok() {
@@ -101,7 +101,7 @@ mod tests {
     fn one_of_a_process_that_died_is_removed() {
         let above = tempfile::tempdir().unwrap();
         let path = above.path().join("point");
-        drop(MountPoint::acquire(&path).unwrap()); // without release
+        drop(MountPoint::acquire(&path).unwrap()); // `release` is not called
         assert!(path.exists() && remove_unused(&path) && !path.exists());
     }
 }

@@ -1,8 +1,8 @@
 //! Finds the mounts whose file system does not answer: a stopped FUSE server, an unreachable NFS server.
 //!
-//! A call to such a file system may never return, and the thread that made it may not be killed. So a process of its own makes the
-//! call (stat(1) with `--file-system`), and the caller waits a limited time for its end. `farfork_container` leaves such mounts out.
-//! A probe without an answer is moved to the topmost control groups: the end of a node must not wait for it.
+//! A call to such a file system may never return, and its thread may not react to SIGKILL. So another process makes the call
+//! (stat(1) with `--file-system`), and the caller waits a limited time for its end. `farfork_container` leaves such mounts
+//! out. A probe without an answer moves to the topmost control groups, so that the end of a node does not wait for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use crate::cgroup::{self, hierarchy};
 use crate::pidfd;
 
-/// File systems that are served by another machine, or by a process that their name does not say. FUSE is recognized by its prefix.
+/// Types of file systems that another machine serves, or a process that the type does not name. FUSE is recognized by its
+/// prefix.
 const SERVED_FILESYSTEMS: [&str; 17] = [
     "9p",
     "afs",
@@ -38,10 +39,10 @@ const SERVED_FILESYSTEMS: [&str; 17] = [
 
 /// Type of the file system of a mounted volume.
 pub const VOLUME_FILESYSTEM: &str = "fuse.farfork";
-/// The source of a mounted volume: this, and the name of the volume.
+/// Prefix of the source of a mounted volume. The name of the volume follows.
 pub const VOLUME_SOURCE_PREFIX: &str = "farfork:";
 
-/// Longest wait for an answer. Intercontinental networks answer sooner, unless packets are lost.
+/// Longest wait for an answer. Intercontinental networks answer sooner unless they lose packets.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
 /// Whether calls to a file system of this type wait for another process or another machine.
@@ -55,11 +56,11 @@ pub fn is_served(filesystem: &str) -> bool {
 pub struct ProbedMount {
     /// Id of the mount.
     pub id: u32,
-    /// Where it is.
+    /// Its mount point.
     pub point: PathBuf,
 }
 
-/// The probes that have no answer yet: at most one process for each mount.
+/// The probes without an answer: at most one process for each mount.
 #[derive(Debug, Default)]
 pub struct MountProbes {
     pending: Mutex<BTreeMap<u32, Child>>,
@@ -68,8 +69,8 @@ pub struct MountProbes {
 }
 
 impl MountProbes {
-    /// The ids of these mounts that do not answer. Waits half a second for those that are new, and not at all for those that have not
-    /// answered an earlier probe. Forgets mounts that are not listed.
+    /// The ids of those of `mounts` that do not answer. Waits at most half a second for new mounts, and not at all for those
+    /// that have not answered an earlier probe. Forgets mounts that are not in the list.
     pub fn find_unresponsive(&self, mounts: &[ProbedMount]) -> BTreeSet<u32> {
         let _one_at_a_time = self.probing.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.unresponsive();
@@ -89,7 +90,7 @@ impl MountProbes {
         self.unresponsive()
     }
 
-    /// The ids of mounts that have not answered their last probe until now. Never waits.
+    /// The ids of mounts that have not answered their last probe yet. Never waits.
     pub fn unresponsive(&self) -> BTreeSet<u32> {
         let mut pending = self.lock();
         pending.retain(|_, probe| matches!(probe.try_wait(), Ok(None)));
@@ -113,7 +114,7 @@ fn start_probe(mount: &ProbedMount) -> io::Result<Child> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
-/// Gives the probe back if it has not ended in time. An error of statfs(2) is an answer, too.
+/// Returns the probe if it has not ended in time. An error of statfs(2) counts as an answer.
 fn wait_answer(mut probe: Child, deadline: Instant) -> Option<Child> {
     let has_ended = |process: &OwnedFd| pidfd::wait_exit(process, deadline.saturating_duration_since(Instant::now()));
     match pidfd::open(probe.id().cast_signed()).and_then(|process| has_ended(&process)) {
@@ -125,14 +126,15 @@ fn wait_answer(mut probe: Child, deadline: Instant) -> Option<Child> {
     }
 }
 
-/// Moves a probe out of the control groups of the process that started it, where it may.
+/// Moves a probe out of the control groups of the process that started it, if that is permitted.
 fn leave_groups(probe: &Child) {
     for hierarchy in hierarchy::mounted_hierarchies().unwrap_or_default() {
         let _ = cgroup::move_process(&hierarchy.top, probe.id().cast_signed());
     }
 }
 
-/// Does not wait: a process that waits for a FUSE server may not end when it is killed. A zombie ends with this process.
+/// Does not wait: a process that waits for a FUSE server may not react to SIGKILL. As a zombie it is reaped after this
+/// process ends.
 fn end_probe(mut probe: Child) {
     let _ = probe.kill();
     let _ = probe.try_wait();
@@ -164,7 +166,7 @@ mod tests {
     fn a_local_mount_and_a_missing_one_answer() {
         let probes = MountProbes::default();
         let mounts = [(1, "/"), (2, "/nowhere")].map(|(id, point)| ProbedMount { id, point: point.into() });
-        // A busy machine may start the probes late.
+        // On a busy machine the probes may start late.
         probes.find_unresponsive(&mounts);
         wait_until_answered(&probes);
     }

@@ -14,7 +14,7 @@ use super::probe::VOLUME_FILESYSTEM;
 
 pub use rustix::mount::MountAttrFlags as Attributes;
 
-/// A table of some dozen mounts is not longer, in bytes.
+/// Usual length of a table of some dozen mounts, in bytes.
 const TABLE_BYTES_USUAL: usize = 4096;
 
 /// One mount: a line of `mountinfo` (proc_pid_mountinfo(5)).
@@ -22,33 +22,33 @@ const TABLE_BYTES_USUAL: usize = 4096;
 pub struct Mount {
     /// Id of the mount, unique while it exists.
     pub id: u32,
-    /// Id of the mount that it is mounted on; of one that is not in the table, for the root of the namespace.
+    /// Id of the mount that it is mounted on. For the root of the namespace that mount is not in the table.
     pub parent: u32,
     /// `major:minor` of the file system.
     pub device: String,
-    /// Which directory (or file) of the file system is mounted.
+    /// The directory (or file) of the file system that is mounted.
     pub root: PathBuf,
-    /// Where, as seen from the reader's root.
+    /// The mount point, as seen from the reader's root.
     pub point: PathBuf,
-    /// What this mount refuses, beside what its file system does.
+    /// Restrictions of the mount, in addition to those of its file system.
     pub attributes: Attributes,
     /// Type of the file system: `ext4`, `proc`, `fuse.sshfs`.
     pub filesystem: String,
-    /// What was mounted: a device, or any text.
+    /// The mounted device, or any text.
     pub source: String,
-    /// Options of the file system, comma-separated; the controllers of a cgroup v1 hierarchy are among them.
+    /// Options of the file system, comma-separated. They include the controllers of a cgroup v1 hierarchy.
     pub options: String,
 }
 
-/// Mounts of the calling thread's namespace, parents before what is mounted on them.
+/// Mounts of the calling thread's namespace. Each mount precedes the mounts on it.
 ///
 /// # Errors
-/// As reading `/proc/thread-self/mountinfo`; `InvalidData` where a line is not of the known form.
+/// As reading `/proc/thread-self/mountinfo`; `InvalidData` if the form of a line is unknown.
 pub fn read_thread_mounts() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/thread-self/mountinfo")?)
 }
 
-/// The table of a mount namespace, held open: it can be read again and again, by whomever.
+/// The table of a mount namespace, held open. Any process or thread can read it, repeatedly.
 #[derive(Debug)]
 pub struct MountTable(File);
 
@@ -60,8 +60,8 @@ impl Mount {
 }
 
 impl MountTable {
-    /// That of the calling thread, as seen from its root; by way of a `/proc` of the thread's pid namespace, which need not be mounted in its
-    /// mount namespace.
+    /// Opens the table of the calling thread, as seen from its root. `proc` is a `/proc` of the thread's pid namespace,
+    /// which need not be mounted in the thread's mount namespace.
     ///
     /// # Errors
     /// As openat(2).
@@ -70,7 +70,7 @@ impl MountTable {
         Ok(Self(openat(proc, "thread-self/mountinfo", flags, Mode::empty())?.into()))
     }
 
-    /// Its text, as it is now.
+    /// The current text of the table.
     ///
     /// # Errors
     /// As pread(2).
@@ -91,8 +91,9 @@ impl MountTable {
     }
 }
 
-/// The text of a table where another mount, made in the same way, has taken the place of the one at `point`, and is there now. The newest
-/// mount's line is the last. None where no single mount was there, or the kernel does not number mounts for who looks at files (before 5.8).
+/// The text of a table after the mount at `point` was replaced by a mount of the same kind, which is there now. A new
+/// mount's line is the last. `None` if `point` did not have exactly one mount, or if statx(2) does not return mount ids
+/// (before Linux 5.8).
 ///
 /// # Errors
 /// As statx(2).
@@ -103,7 +104,7 @@ pub fn with_replaced_mount(text: &[u8], point: &Path) -> io::Result<Option<Vec<u
     Ok(if is_numbered { move_mount_last(text, point, numbers) } else { None })
 }
 
-/// The text with the line of the mount at `point` at its end, and these numbers of mount and file system in it.
+/// Moves the line of the mount at `point` to the end of the text, and puts these ids of mount and file system into it.
 fn move_mount_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, u32))) -> Option<Vec<u8>> {
     const POINT: usize = 4;
     let is_there =
@@ -121,7 +122,7 @@ fn move_mount_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, 
     Some(renewed)
 }
 
-/// Mounts of the namespace that the process's main thread is in.
+/// Mounts of the namespace of the process's main thread.
 ///
 /// # Errors
 /// As [`read_thread_mounts`].
@@ -129,18 +130,18 @@ pub fn read_own_mounts() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/self/mountinfo")?)
 }
 
-/// Mounts as a process sees them; those outside of its root are left out.
+/// Mounts as a process sees them, without those outside of its root.
 ///
 /// # Errors
-/// As [`read_thread_mounts`]; the process has ended.
+/// As [`read_thread_mounts`], and if the process has ended.
 pub fn read_mounts_of(pid: i32) -> io::Result<Vec<Mount>> {
     parse(&std::fs::read(format!("/proc/{pid}/mountinfo"))?)
 }
 
-/// Takes the text of a `mountinfo` file apart.
+/// Parses the text of a `mountinfo` file.
 ///
 /// # Errors
-/// `InvalidData` with the line where one is not of the known form.
+/// `InvalidData` with the line whose form is unknown.
 pub fn parse(text: &[u8]) -> io::Result<Vec<Mount>> {
     text.split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty())
@@ -153,8 +154,8 @@ pub fn parse(text: &[u8]) -> io::Result<Vec<Mount>> {
         .collect()
 }
 
-/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`; the fields between the mount's
-/// options and the dash vary in number.
+/// Parses a line such as `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`. The number of
+/// fields between the mount's options and the dash varies.
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
     let mut text = || Some(std::str::from_utf8(fields.next()?).ok()?.to_owned());
@@ -169,7 +170,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount { id, parent, device, root, point, attributes, filesystem, source, options })
 }
 
-/// Of a mount's options those that restrict it.
+/// Parses those of a mount's options that restrict it.
 fn parse_attributes(field: &[u8]) -> Attributes {
     field.split(|byte| *byte == b',').fold(Attributes::empty(), |all, option| {
         all | match option {
@@ -182,7 +183,7 @@ fn parse_attributes(field: &[u8]) -> Attributes {
     })
 }
 
-/// The kernel writes blank, tab, newline and backslash in paths as `\` and three octal digits.
+/// The kernel writes space, tab, newline and backslash in paths as `\` and three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -199,21 +200,21 @@ fn unescape(field: &[u8]) -> PathBuf {
     OsString::from_vec(bytes).into()
 }
 
-/// The mounts that a path can lead to: neither covered by a later mount on the same point nor below one that came
-/// later. In the table's order.
+/// The mounts that a path can lead to, in the table's order. A later mount on the same point hides a mount, and so does a
+/// later mount above it.
 pub fn visible_mounts(table: &[Mount]) -> Vec<&Mount> {
     let covered_by = |mount: &Mount| table.iter().find(|m| m.parent == mount.id && m.point == mount.point);
     let reachable = |mount: &Mount| {
         let mut mount = mount;
         loop {
-            // A sibling that was mounted later on a directory above hides this one.
+            // A later sibling on a directory above hides this mount.
             let hidden = table
                 .iter()
                 .any(|m| m.parent == mount.parent && m.id != mount.id && is_strictly_below(&mount.point, &m.point));
             let Some(parent) = table.iter().find(|m| m.id == mount.parent && m.id != mount.id) else {
                 return true;
             };
-            // What the parent's own cover hides, unless this mount is that cover.
+            // The mount that covers the parent hides this mount, unless this mount is that cover.
             let covered = mount.point != parent.point && covered_by(parent).is_some();
             if hidden || covered {
                 return false;

@@ -1,4 +1,4 @@
-//! Notices that mounts were added or removed in the mount namespace of the process.
+//! Detects that mounts were added or removed in the mount namespace of the process.
 
 use std::fs::File;
 use std::io;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// An open `/proc/self/mountinfo`, of which the kernel remembers up to where changes were noticed.
+/// An open `/proc/self/mountinfo`. The kernel remembers which changes it has reported through it.
 #[derive(Debug)]
 pub struct MountWatch {
     table: File,
 }
 
 impl MountWatch {
-    /// Notices changes from now on.
+    /// Detects changes from now on.
     ///
     /// # Errors
     /// As open(2).
@@ -22,8 +22,8 @@ impl MountWatch {
         Ok(Self { table: File::open("/proc/self/mountinfo")? })
     }
 
-    /// Waits until something has changed since the last question, or since the start, at most `limit`. False once `stop` can be read or
-    /// is closed at its other end.
+    /// Waits at most `limit` for a change since the last call, or since the start. Returns false once `stop` is readable or
+    /// its other end is closed.
     ///
     /// # Errors
     /// As poll(2).
@@ -34,7 +34,7 @@ impl MountWatch {
         Ok(fds[1].revents().is_empty())
     }
 
-    /// Whether anything has changed since the last question, or since the start.
+    /// Whether anything has changed since the last call, or since the start.
     ///
     /// # Errors
     /// As poll(2).
@@ -42,7 +42,7 @@ impl MountWatch {
         let mut fds = [PollFd::new(&self.table, PollFlags::PRI)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         rustix::io::retry_on_intr(|| poll(&mut fds, Some(&now)))?;
-        // A table is always readable; a change shows as an exceptional condition.
+        // A table is always readable. A change is reported as an exceptional condition.
         Ok(fds[0].revents().intersects(PollFlags::PRI | PollFlags::ERR))
     }
 }

@@ -8,18 +8,18 @@ use rustix::process::{Pid, getpriority_process};
 
 use crate::sched_attr::sched_getattr;
 
-/// `KCMP_FILE`: compare two open file descriptions.
+/// `KCMP_FILE`: compares two open file descriptions.
 const KCMP_FILE: libc::c_int = 0;
 
-/// Whether descriptors `a` and `b` of process `pid` lead to one open file description.
+/// Whether descriptors `a` and `b` of process `pid` refer to the same open file description.
 ///
 /// # Errors
-/// EBADF when one of them is closed; EPERM when the caller may not look.
+/// EBADF if one of them is closed; EPERM if the caller lacks the right.
 pub fn is_same_open_file(pid: i32, a: u32, b: u32) -> io::Result<bool> {
     is_same_open_file_across((pid, a), (pid, b))
 }
 
-/// Whether a descriptor of one process and one of another, each `(pid, number)`, lead to one open file description.
+/// Whether two descriptors, each `(pid, number)`, refer to the same open file description.
 ///
 /// # Errors
 /// As [`is_same_open_file`].
@@ -27,7 +27,8 @@ pub fn is_same_open_file_across(a: (i32, u32), b: (i32, u32)) -> io::Result<bool
     kcmp_equal((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))
 }
 
-/// How the open file descriptions of two such descriptors are ordered, as the kernel orders all of them: equal where they are one.
+/// The order of the open file descriptions of two such descriptors, in the kernel's total order; `Equal` if they are the
+/// same.
 ///
 /// # Errors
 /// As [`is_same_open_file`].
@@ -39,23 +40,23 @@ pub fn compare_open_files(a: (i32, u32), b: (i32, u32)) -> io::Result<Ordering> 
     })
 }
 
-/// What clone(2) may have two processes share; the numbers are kcmp(2)'s.
+/// A resource that clone(2) can share between processes. The numbers are those of kcmp(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedResource {
     /// The address space.
     Memory = 1,
-    /// File descriptors.
+    /// The file descriptor table.
     Files = 2,
     /// Root, current directory and umask.
     FileSystem = 3,
-    /// Dispositions of signals.
+    /// Signal dispositions.
     Signals = 4,
 }
 
-/// Whether two processes share a table.
+/// Whether two processes share a resource.
 ///
 /// # Errors
-/// ESRCH when one has ended; EPERM when the caller may not look.
+/// ESRCH if one has ended; EPERM if the caller lacks the right.
 pub fn share_resource(a: i32, b: i32, table: SharedResource) -> io::Result<bool> {
     kcmp_equal((a, b), table as libc::c_int, (0, 0))
 }
@@ -64,17 +65,17 @@ fn kcmp_equal(processes: (i32, i32), kind: libc::c_int, objects: (u64, u64)) -> 
     Ok(kcmp(processes, kind, objects)? == 0)
 }
 
-/// 0: the same; 1, 2: below, above.
+/// 0: equal; 1: less; 2: greater.
 fn kcmp((a, b): (i32, i32), kind: libc::c_int, (first, second): (u64, u64)) -> io::Result<libc::c_long> {
     // SAFETY: kcmp takes numbers only.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, a, b, kind, first, second) };
     if order < 0 { Err(io::Error::last_os_error()) } else { Ok(order) }
 }
 
-/// Head and registered length (bytes) of a thread's list of robust futexes; a head of 0 for none.
+/// Head and registered length (bytes) of a thread's list of robust futexes. The head is 0 if there is no list.
 ///
 /// # Errors
-/// ESRCH when the thread has ended.
+/// ESRCH if the thread has ended.
 pub fn read_robust_list(tid: i32) -> io::Result<(u64, u64)> {
     let (mut head, mut bytes) = (0_u64, 0_u64);
     // SAFETY: the kernel writes two words, to `head` and `bytes`.
@@ -83,7 +84,7 @@ pub fn read_robust_list(tid: i32) -> io::Result<(u64, u64)> {
     if failed != 0 { Err(io::Error::last_os_error()) } else { Ok((head, bytes)) }
 }
 
-/// How a thread is scheduled; sched(7).
+/// The scheduling policy and parameters of a thread (sched(7)).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SchedulingAttributes {
     /// SCHED_* policy.
@@ -92,29 +93,29 @@ pub struct SchedulingAttributes {
     pub nice: i32,
     /// Real-time priority, 0 to 99.
     pub priority: u32,
-    /// SCHED_FLAG_RESET_ON_FORK: what it starts is scheduled as anything else.
+    /// SCHED_FLAG_RESET_ON_FORK: threads and processes that it starts get the ordinary policy.
     pub resets_on_fork: bool,
-    /// Of SCHED_DEADLINE.
+    /// For SCHED_DEADLINE only.
     pub deadline: Option<DeadlineAttributes>,
 }
 
-/// What a thread of SCHED_DEADLINE is promised, in nanoseconds.
+/// The parameters of a SCHED_DEADLINE thread, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeadlineAttributes {
     /// SCHED_FLAG_*.
     pub flags: u64,
-    /// How long it runs in each period.
+    /// The run time that it gets in each period.
     pub runtime_ns: u64,
-    /// How long after a period's begin it has done so.
+    /// The time from the start of a period by which it has had that run time.
     pub deadline_ns: u64,
-    /// How long a period is.
+    /// The length of a period.
     pub period_ns: u64,
 }
 
-/// Reads how a thread is scheduled.
+/// Reads the scheduling policy and parameters of a thread.
 ///
 /// # Errors
-/// ESRCH when the thread has ended.
+/// ESRCH if the thread has ended.
 pub fn read_scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
     let raw = sched_getattr(tid)?;
     const RESET_ON_FORK: u64 = 1;
@@ -122,7 +123,7 @@ pub fn read_scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
     const SCHED_RR: u32 = 2;
     const SCHED_DEADLINE: u32 = 6;
     let resets_on_fork = raw.flags & RESET_ON_FORK != 0;
-    // The kernel tells it so of those alone for whom it counts now.
+    // sched_getattr(2) returns the nice value only for policies that use it now.
     let nice = match raw.policy {
         SCHED_FIFO | SCHED_RR | SCHED_DEADLINE => getpriority_process(Pid::from_raw(tid))?,
         _ => raw.nice,

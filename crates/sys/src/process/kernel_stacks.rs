@@ -1,22 +1,22 @@
-//! Where the threads of a process are in the kernel: the first clue for a process that does not answer.
+//! Shows where the threads of a process are in the kernel: the first clue for a process that does not respond.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io;
 
-/// Innermost functions of a thread's kernel stack that are told.
+/// The number of innermost functions that are shown of a thread's kernel stack.
 const FUNCTIONS_MAX: usize = 4;
 
-/// Names, states and places of threads; those that have all of it in common are counted.
+/// Name, state and kernel functions of each thread, with the number of threads for which all of these are equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelStackSummary(BTreeMap<String, usize>);
 
 impl KernelStackSummary {
-    /// Those of a process's threads; one that ends meanwhile is left out.
+    /// Reads the threads of a process. A thread that ends meanwhile is left out.
     ///
     /// # Errors
-    /// NotFound when the process has ended.
+    /// NotFound if the process has ended.
     pub fn read(pid: i32) -> io::Result<Self> {
         let mut counts = BTreeMap::new();
         for location in super::thread_ids(pid)?.into_iter().filter_map(|tid| thread_location(pid, tid).ok()) {
@@ -35,7 +35,7 @@ impl fmt::Display for KernelStackSummary {
     }
 }
 
-/// Name, state and innermost functions in the kernel of a thread (proc(5)); only who has `CAP_SYS_ADMIN` may read the last.
+/// Name, state and innermost kernel functions of a thread (proc(5)). Only a reader with `CAP_SYS_ADMIN` gets the functions.
 fn thread_location(pid: i32, tid: i32) -> io::Result<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}"));
     let (name, stat) = (read("comm")?, read("stat")?);

@@ -11,7 +11,7 @@ use super::malformed;
 pub struct MapEntry {
     /// First address.
     pub start: u64,
-    /// Address behind the last byte.
+    /// Address after the last byte.
     pub end: u64,
     /// PROT_* bits: 1 read, 2 write, 4 execute.
     pub protection: u8,
@@ -23,9 +23,9 @@ pub struct MapEntry {
     pub device: u64,
     /// Inode of the file, 0 for none.
     pub inode: u64,
-    /// Path or `[name]`, or nothing.
+    /// Path or `[name]`, or empty.
     pub path: Vec<u8>,
-    /// VmFlags of `smaps`, each two letters and a space; empty from `maps`.
+    /// VmFlags of `smaps`: two letters each, separated by spaces; empty if read from `maps`.
     vm_flags: String,
 }
 
@@ -45,23 +45,24 @@ impl MapEntry {
         self.vm_flags.split_ascii_whitespace()
     }
 
-    /// Takes the flags that were read of the same area later.
+    /// Copies the flags of the same mapping, which were read later.
     pub fn copy_flags(&mut self, later: &Self) {
         self.vm_flags.clone_from(&later.vm_flags);
     }
 
-    /// Adds one.
+    /// Adds a flag.
     pub fn add_flag(&mut self, flag: &str) {
         self.vm_flags.push_str(&format!(" {flag}"));
     }
 
-    /// Forgets one of them.
+    /// Removes a flag.
     pub fn clear_flag(&mut self, flag: &str) {
         let left = self.vm_flags.split_ascii_whitespace().filter(|word| *word != flag);
         self.vm_flags = left.collect::<Vec<_>>().join(" ");
     }
 
-    /// What is left of an area without a file beside `range`, which lies wholly in or wholly outside of it.
+    /// The parts of a mapping without a file that are outside of `range`. The range is either inside the mapping or disjoint
+    /// from it.
     pub fn subtract(self, range: &Range<u64>) -> impl Iterator<Item = Self> {
         let is_inside = self.start <= range.start && range.end <= self.end;
         let (below, above) = if is_inside { (range.start, range.end) } else { (self.end, self.end) };
@@ -75,7 +76,7 @@ impl MapEntry {
     }
 
     fn parse(line: &[u8]) -> Option<Self> {
-        // Up to the inode all is ASCII, in five fields; the path is the rest.
+        // Up to the inode the line is ASCII, in five fields; the rest is the path.
         let mut rest = line;
         let mut field = || {
             let from = rest.iter().position(|byte| *byte != b' ')?;
@@ -124,33 +125,33 @@ fn unescape(path: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// The memory map without VmFlags: cheap.
+/// Reads the memory map without VmFlags, which is cheap.
 ///
 /// # Errors
-/// NotFound when the process has ended.
+/// NotFound if the process has ended.
 pub fn read_maps(pid: i32) -> io::Result<Vec<MapEntry>> {
     parse(&read_records(&format!("/proc/{pid}/maps"))?).ok_or_else(|| malformed("maps"))
 }
 
-/// The memory map with VmFlags. The kernel visits every page for it.
+/// Reads the memory map with VmFlags. The kernel visits every page for it.
 ///
 /// # Errors
-/// NotFound when the process has ended.
+/// NotFound if the process has ended.
 pub fn read_smaps(pid: i32) -> io::Result<Vec<MapEntry>> {
     parse(&read_records(&format!("/proc/{pid}/smaps"))?).ok_or_else(|| malformed("smaps"))
 }
 
-/// Reads a file that the kernel makes record by record, some 4 KiB a call; the buffer spares the calls that find out
-/// how large the next may be.
+/// Reads a file that the kernel generates record by record, about 4 KiB per call. The initial capacity saves the calls that
+/// probe for a suitable buffer size.
 fn read_records(path: &str) -> io::Result<Vec<u8>> {
     const EXPECTED_BYTES: usize = 32 << 10;
     let mut bytes = Vec::with_capacity(EXPECTED_BYTES);
-    // With a limit, no call asks for the file's size first: it has none.
+    // With `take`, the standard library does not query the file's size first. Such a file has none.
     File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The lines of a text of which most are passed over: the standard library looks for a line's end by whole words.
+/// The lines of a text. Most of them are skipped, and the standard library finds the end of a line word by word.
 fn lines(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let line = rest;
@@ -159,7 +160,8 @@ fn lines(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Lines of `smaps` that tell of a mapping begin with a capital letter, a mapping's own line with a digit in hex.
+/// In `smaps`, lines with properties of a mapping begin with a capital letter. The line of the mapping itself begins with a
+/// lower-case hex digit.
 fn parse(text: &[u8]) -> Option<Vec<MapEntry>> {
     let mut entries: Vec<MapEntry> = Vec::new();
     for line in lines(text).filter(|line| !line.is_empty()) {

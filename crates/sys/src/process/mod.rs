@@ -1,7 +1,7 @@
 //! The state of another process, parsed from `/proc` and a few system calls.
 //!
-//! The parsers are pure and separate from the readers. The kernel writes the text: anything that cannot be parsed is an
-//! error of kind `InvalidData`, never a guess.
+//! The parsers are pure and separate from the readers. The kernel writes the text, so text that cannot be parsed is an error
+//! of kind `InvalidData`, never a guess.
 
 mod fd;
 mod kcmp;
@@ -34,10 +34,10 @@ pub use stat::ProcStat;
 pub use status::{ProcStatus, format_cpu_list};
 pub use syscall::{SystemCall, is_waiting_in};
 
-/// The ids of the threads of a process, as `/proc` lists them: ascending.
+/// The ids of the threads of a process, ascending.
 ///
 /// # Errors
-/// NotFound when the process has ended.
+/// NotFound if the process has ended.
 pub fn thread_ids(pid: i32) -> io::Result<Vec<i32>> {
     numeric_entries(&format!("/proc/{pid}/task"))
 }
@@ -45,24 +45,24 @@ pub fn thread_ids(pid: i32) -> io::Result<Vec<i32>> {
 /// The ids of all processes, ascending.
 ///
 /// # Errors
-/// As open(2): there is no `/proc`.
+/// As open(2), if there is no `/proc`.
 pub fn all_pids() -> io::Result<Vec<i32>> {
     numeric_entries("/proc")
 }
 
-/// How many threads a process has: cheaper than [`thread_ids`].
+/// The number of threads of a process; cheaper than [`thread_ids`].
 ///
 /// # Errors
-/// NotFound when the process has ended.
+/// NotFound if the process has ended.
 pub fn thread_count(pid: i32) -> io::Result<usize> {
-    /// Of a directory without others in it.
+    /// Links of a directory without subdirectories.
     const OWN_LINKS: usize = 2;
     // The kernel counts each thread as a link of the directory.
     let links = rustix::fs::stat(format!("/proc/{pid}/task"))?.st_nlink;
     Ok((links as usize).saturating_sub(OWN_LINKS))
 }
 
-/// The names in a directory of `/proc` that are numbers, ascending.
+/// The entries of a directory of `/proc` that are numbers, ascending.
 fn numeric_entries<T: FromStr + Ord>(path: &str) -> io::Result<Vec<T>> {
     numeric_entries_of(&open_directory(path)?)
 }
@@ -71,7 +71,7 @@ fn open_directory(path: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The same of a directory that was just opened.
+/// Like [`numeric_entries`], of a directory that was just opened.
 fn numeric_entries_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T>> {
     const BUFFER_BYTES: usize = 4 << 10;
     let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
@@ -84,17 +84,17 @@ fn numeric_entries_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T
     Ok(numbers)
 }
 
-/// Soft and hard limits by RLIMIT number, `u64::MAX` for unlimited, from `/proc/PID/limits`, which needs no privilege
-/// where prlimit(2) does.
+/// Soft and hard limits by RLIMIT number, `u64::MAX` for unlimited. Read from `/proc/PID/limits`, which needs no privilege,
+/// unlike prlimit(2).
 ///
 /// # Errors
-/// NotFound when the process has ended.
+/// NotFound if the process has ended.
 pub fn read_limits(pid: i32) -> io::Result<Vec<(u64, u64)>> {
     let text = read_text(&format!("/proc/{pid}/limits"))?;
     parse_limits(&text).ok_or_else(|| malformed("limits"))
 }
 
-/// The kernel prints a header, then a line for each limit in the order of their numbers; a name is 25 columns wide.
+/// The kernel prints a header, then a line for each limit in the order of their numbers. A name is 25 columns wide.
 fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
     const NAME_COLUMNS: usize = 25;
     let number = |word: &str| {
@@ -107,14 +107,14 @@ fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
     text.lines().skip(1).map(line).collect()
 }
 
-/// Reads a file of `/proc` that the kernel makes in one piece: one read(2), where the standard library, which expects
-/// sizes to be true, makes many.
+/// Reads a file of `/proc` that the kernel generates in one piece, by one read(2). The standard library would make several,
+/// because it expects st_size to be the real size.
 fn read_once(path: &str) -> io::Result<Vec<u8>> {
     read_once_from(File::open(path)?)
 }
 
 fn read_once_from(mut file: File) -> io::Result<Vec<u8>> {
-    /// Most are of some hundred bytes; a larger buffer costs more to clear than the call itself.
+    /// Most files have some hundred bytes. Clearing a larger buffer would cost more than the call itself.
     const PIECE_BYTES: usize = 4 << 10;
     let mut bytes = vec![0; PIECE_BYTES];
     let read = file.read(&mut bytes)?;
@@ -125,26 +125,26 @@ fn read_once_from(mut file: File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a file of `/proc` that may hold any bytes, such as `cmdline`.
+/// Reads a file of `/proc` that may contain any bytes, such as `cmdline`.
 ///
 /// # Errors
-/// NotFound or ESRCH when the process has ended.
+/// NotFound or ESRCH if the process has ended.
 pub fn read_bytes(path: &str) -> io::Result<Vec<u8>> {
     read_once(path)
 }
 
-/// Reads a file of `/proc` that the kernel makes in one piece, such as `cgroup` or `timers`.
+/// Reads a file of `/proc` that the kernel generates in one piece, such as `cgroup` or `timers`.
 ///
 /// # Errors
-/// NotFound or ESRCH when the process has ended; InvalidData when it is no text.
+/// NotFound or ESRCH if the process has ended; InvalidData if the file is not UTF-8.
 pub fn read_text(path: &str) -> io::Result<String> {
     String::from_utf8(read_once(path)?).map_err(|_| malformed(path))
 }
 
-/// Reads a file of `/proc` that is a line or two: one read(2) into a small buffer.
+/// Reads a file of `/proc` of one or two lines, by one read(2) into a small buffer.
 ///
 /// # Errors
-/// NotFound or ESRCH when the process has ended; InvalidData when it is no text, or longer.
+/// NotFound or ESRCH if the process has ended; InvalidData if the file is not UTF-8, or is longer.
 pub fn read_line(path: &str) -> io::Result<String> {
     const LINE_BYTES: usize = 512;
     let mut bytes = [0; LINE_BYTES];
@@ -156,9 +156,9 @@ pub fn read_line(path: &str) -> io::Result<String> {
 /// The name (comm) of a thread of a process.
 ///
 /// # Errors
-/// NotFound or ESRCH when it has ended.
+/// NotFound or ESRCH if the thread has ended.
 pub fn thread_name(pid: i32, tid: i32) -> io::Result<Vec<u8>> {
-    // As long as a name can be, and the kernel's newline. A name may hold any bytes.
+    // Fits the longest name and the kernel's newline. A name may contain any bytes.
     let mut bytes = [0; 64];
     let read = File::open(format!("/proc/{pid}/task/{tid}/comm"))?.read(&mut bytes)?;
     let name = &bytes[..read];
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn threads_are_listed_and_counted() {
         let pid = std::process::id() as i32;
-        // Tests beside this one come and go.
+        // Other tests start and end threads at the same time.
         let is_stable = || thread_ids(pid).unwrap().len() == thread_count(pid).unwrap();
         assert!(!thread_ids(pid).unwrap().is_empty() && (0..1000).any(|_| is_stable()));
         assert!(thread_count(i32::MAX).is_err());

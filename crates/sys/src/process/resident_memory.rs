@@ -1,24 +1,25 @@
-//! Parses `/proc/PID/smaps_rollup`: how much of a process's memory is resident, and how much of it is shared.
+//! Parses `/proc/PID/smaps_rollup`: how much memory of a process is resident, and how much of it is shared.
 
 use std::fs;
 use std::io;
 
 use super::malformed;
 
-/// Resident memory of a process, in bytes. The kernel walks its page tables for it: a millisecond for some hundred MiB.
+/// Resident memory of a process, in bytes. The kernel walks the page tables for it, which takes a millisecond for some
+/// hundred MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResidentMemory {
-    /// Mapped by other processes too.
+    /// Also mapped by other processes.
     pub shared_bytes: u64,
-    /// Its own alone.
+    /// Mapped by this process only.
     pub private_bytes: u64,
 }
 
 impl ResidentMemory {
-    /// That of a process.
+    /// Reads the resident memory of a process.
     ///
     /// # Errors
-    /// NotFound or ESRCH when it has ended.
+    /// NotFound or ESRCH if it has ended.
     pub fn read(pid: i32) -> io::Result<Self> {
         let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
         Self::parse(&text).ok_or_else(|| malformed("smaps_rollup"))

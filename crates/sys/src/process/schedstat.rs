@@ -1,21 +1,21 @@
-//! When a thread last ran on a processor, and how often it has run.
+//! Reads when a thread last ran on a processor, and how often it has run.
 
 use std::io;
 
 use super::{malformed, read_line};
 
-/// When a thread that sleeps was last on its processor, in nanoseconds of that processor's clock of the scheduler: for a thread
-/// that runs, some time ago. It is neither of the clocks of clock_gettime(2), and differs between processors.
+/// The time at which a sleeping thread last ran, in nanoseconds of its processor's scheduler clock. For a running thread, a
+/// time shortly before. That clock is not one of clock_gettime(2), and differs between processors.
 ///
 /// # Errors
-/// NotFound or ESRCH when the thread has ended, or where the kernel does not tell (CONFIG_SCHED_DEBUG).
+/// NotFound or ESRCH if the thread has ended, or if the kernel does not report it (CONFIG_SCHED_DEBUG).
 pub fn read_last_run_ns(tid: i32) -> io::Result<u64> {
     let file = format!("/proc/{tid}/sched");
     let text = std::fs::read_to_string(&file)?;
     parse_last_run(&text).ok_or_else(|| malformed(&file))
 }
 
-/// In milliseconds, with six digits behind the point.
+/// The value is in milliseconds, with six decimal places.
 fn parse_last_run(text: &str) -> Option<u64> {
     const NS_PER_MS: u64 = 1_000_000;
     let line = text.lines().find(|line| line.starts_with("se.exec_start"))?;
@@ -24,22 +24,22 @@ fn parse_last_run(text: &str) -> Option<u64> {
     (ns < NS_PER_MS).then(|| ms * NS_PER_MS + ns)
 }
 
-/// What a thread has had of processors since it was started; always the same on a kernel that does not count (CONFIG_SCHED_INFO).
+/// The use of processors by a thread since it was started. Constant on a kernel that does not count it (CONFIG_SCHED_INFO).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedStat {
-    /// How long it has run, in nanoseconds.
+    /// Time on a processor, in nanoseconds.
     pub ran_ns: u64,
-    /// How long it has waited for a processor, in nanoseconds.
+    /// Time waiting for a processor, in nanoseconds.
     pub waited_ns: u64,
-    /// How often it was given one.
+    /// Number of time slices.
     pub timeslices: u64,
 }
 
 impl SchedStat {
-    /// Reads it (`/proc/TID/schedstat`).
+    /// Reads `/proc/TID/schedstat`.
     ///
     /// # Errors
-    /// NotFound or ESRCH when the thread has ended.
+    /// NotFound or ESRCH if the thread has ended.
     pub fn read(tid: i32) -> io::Result<Self> {
         let file = format!("/proc/{tid}/schedstat");
         Self::parse(&read_line(&file)?).ok_or_else(|| malformed(&file))

@@ -5,10 +5,10 @@ use std::io;
 use super::{malformed, read_once};
 use crate::terminal::pts_number_of_device;
 
-/// Kernel threads carry this in their flags.
+/// The flag of kernel threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
 
-/// And tasks that are about to end this.
+/// The flag of tasks that are exiting.
 const PF_EXITING: u64 = 0x4;
 
 /// Fields of `/proc/PID/stat`, addresses in bytes.
@@ -24,10 +24,10 @@ pub struct ProcStat {
     pub group: i32,
     /// Session.
     pub session: i32,
-    /// Number of the pseudo-terminal that controls it, where it has one.
+    /// Number of its controlling pseudo-terminal, if it has one.
     pub terminal: Option<u32>,
     flags: u64,
-    /// When it started, in clock ticks since boot; with the pid it names a process for good.
+    /// Start time, in clock ticks since boot. Together with the pid it identifies a process forever.
     pub start_ticks: u64,
     /// mm: code.
     pub start_code: u64,
@@ -49,40 +49,41 @@ pub struct ProcStat {
     pub env_start: u64,
     /// mm: environment.
     pub env_end: u64,
-    /// The processor that it runs on, or last ran on.
+    /// The processor that it runs on or last ran on.
     pub processor: u32,
-    /// The signal that tells its parent of its end; 0 for none.
+    /// The signal that its parent gets when it ends; 0 for none.
     pub exit_signal: u32,
-    /// What wait(2) tells of it when it has ended; while it is stopped, the signal of a stop that its parent has not waited for.
+    /// The status that wait(2) returns after its end. While it is stopped, the signal of a stop that its parent has not
+    /// waited for.
     pub exit_code: u32,
 }
 
 impl ProcStat {
-    /// Reads that of a process, or of a thread by its id.
+    /// Reads the fields of a process, or of a thread by its id.
     ///
     /// # Errors
-    /// NotFound when it has ended.
+    /// NotFound if it has ended.
     pub fn read(id: i32) -> io::Result<Self> {
         let bytes = read_once(&format!("/proc/{id}/stat"))?;
         Self::parse(&bytes).ok_or_else(|| malformed("stat"))
     }
 
-    /// Whether it is a thread of the kernel.
+    /// Whether it is a kernel thread.
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
     }
 
-    /// Whether it is about to end: what it has is going, and may look like nothing already.
+    /// Whether it is exiting. The kernel then frees its resources, and they may already look empty.
     pub fn is_exiting(&self) -> bool {
         self.flags & PF_EXITING != 0
     }
 
-    /// The name may hold anything, parentheses too: it ends at the last one.
+    /// The name may contain any character, including parentheses. It ends at the last closing one.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let open = bytes.iter().position(|byte| *byte == b'(')?;
         let close = bytes.iter().rposition(|byte| *byte == b')')?;
         let rest = str::from_utf8(bytes.get(close + 1..)?).ok()?;
-        // proc_pid_stat(5) counts from 1; the state is field 3.
+        // proc_pid_stat(5) counts fields from 1; the state is field 3.
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
         let field = |number: usize| fields.get(number - 3).copied();
         let word = |number: usize| field(number)?.parse::<u64>().ok();
@@ -107,7 +108,7 @@ impl ProcStat {
             env_start: word(50)?,
             env_end: word(51)?,
             processor: field(39)?.parse().ok()?,
-            // −1 of a thread that is no leader.
+            // −1 for a thread that is not the leader.
             exit_signal: u32::try_from(field(38)?.parse::<i32>().ok()?).unwrap_or(0),
             exit_code: field(52)?.parse().ok()?,
         })

@@ -9,15 +9,15 @@ use super::{malformed, read_once};
 pub struct ProcStatus {
     /// One letter: R, S, D, T, t, Z, X, I.
     pub state: String,
-    /// The process that a thread belongs to.
+    /// The process that the thread belongs to.
     pub process: i32,
-    /// Who traces it; 0 for nobody.
+    /// Its tracer; 0 for none.
     pub tracer: i32,
     /// Its id in each pid namespace, outermost first.
     pub namespace_ids: Vec<u32>,
-    /// Its process group's ids, in the same namespaces.
+    /// Its process group's id in each of the same namespaces.
     pub group_ids: Vec<u32>,
-    /// Ids of its session, from this namespace's to its own.
+    /// Its session's ids, from this namespace's to the innermost one.
     pub session_ids: Vec<u32>,
     /// File mode creation mask.
     pub umask: u32,
@@ -33,7 +33,7 @@ pub struct ProcStatus {
     pub no_new_privileges: bool,
     /// Mode of seccomp(2): 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
-    /// Signals blocked now, those of sigsuspend(2) and the like included; bit N−1 is signal N.
+    /// Signals blocked now, including those that sigsuspend(2) and similar calls block; bit N−1 is signal N.
     pub signals_blocked: u64,
     /// Signals ignored.
     pub signals_ignored: u64,
@@ -41,23 +41,23 @@ pub struct ProcStatus {
     pub signals_caught: u64,
     /// Resident memory, in bytes.
     pub resident_bytes: u64,
-    /// Memory of its own that it has written, in bytes: resident, or swapped out.
+    /// Private memory that it has written, in bytes: resident or swapped out.
     pub anonymous_bytes: u64,
-    /// Resident pages of files, as the file system has them.
+    /// Resident pages of files that it has not copied by writing, in bytes.
     pub file_bytes: u64,
-    /// Memory that is locked, in bytes.
+    /// Locked memory, in bytes.
     pub locked_bytes: u64,
-    /// PR_SET_THP_DISABLE, or a kernel without huge pages.
+    /// PR_SET_THP_DISABLE is set, or the kernel has no huge pages.
     pub is_thp_disabled: bool,
     /// CPUs that it may run on; bit N of word M is CPU 32 × M + N.
     pub cpus: Vec<u32>,
-    /// Whether the processor keeps a shadow stack of it.
+    /// Whether it has a shadow stack.
     pub has_shadow_stack: bool,
-    /// How often it has gone to sleep by itself.
+    /// How often it went to sleep voluntarily.
     pub voluntary_switches: u64,
 }
 
-/// CPUs as [`ProcStatus::cpus`] has them, in the way of cpuset(7): `0-3,8`.
+/// Formats [`ProcStatus::cpus`] as a list of cpuset(7): `0-3,8`.
 pub fn format_cpu_list(cpus: &[u32]) -> String {
     let has = |cpu: usize| cpus.get(cpu / 32).is_some_and(|word| word & 1 << (cpu % 32) != 0);
     let (mut list, mut cpu, end) = (Vec::new(), 0, cpus.len() * 32);
@@ -76,15 +76,15 @@ pub fn format_cpu_list(cpus: &[u32]) -> String {
 }
 
 impl ProcStatus {
-    /// Reads that of a process, or of a thread by its id.
+    /// Reads the fields of a process, or of a thread by its id.
     ///
     /// # Errors
-    /// NotFound when it has ended.
+    /// NotFound if it has ended.
     pub fn read(id: i32) -> io::Result<Self> {
-        // The name may hold any byte; all else is ASCII.
+        // The name may contain any byte; the rest is ASCII.
         let bytes = read_once(&format!("/proc/{id}/status"))?;
         let status = Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| malformed("status"))?;
-        // The kernel writes 0 for a task that was reaped after the file was opened.
+        // The kernel writes 0 if the task was reaped after the file was opened.
         if status.process == 0 {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -112,7 +112,7 @@ impl ProcStatus {
         (!status.state.is_empty()).then_some(status)
     }
 
-    /// Takes one line; `None` if its value is not of its form.
+    /// Parses one line; `None` if its value does not have the expected form.
     fn parse_line(&mut self, key: &str, value: &str) -> Option<()> {
         let hex = || u64::from_str_radix(value, 16).ok();
         let bytes = || Some(value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10);

@@ -1,4 +1,4 @@
-//! The system call that a sleeping thread is in.
+//! Reads the system call that a sleeping thread is in.
 
 use std::io;
 
@@ -18,14 +18,14 @@ pub struct SystemCall {
 }
 
 impl SystemCall {
-    /// That of a thread; `None` where it runs, or sleeps elsewhere.
+    /// Reads the system call of a thread; `None` if the thread runs, or sleeps outside of a system call.
     ///
     /// # Errors
-    /// NotFound or ESRCH when the thread has ended; EPERM when the caller may not look.
+    /// NotFound or ESRCH if the thread has ended; EPERM if the caller lacks the right.
     pub fn read(tid: i32) -> io::Result<Option<Self>> {
         let file = format!("/proc/{tid}/syscall");
         let text = read_line(&file)?;
-        // `-1` stands for no system call, with two more words.
+        // `-1` means no system call; two more words follow.
         if text == "running" || text.starts_with('-') {
             return Ok(None);
         }
@@ -44,7 +44,7 @@ impl SystemCall {
     }
 }
 
-/// Whether a thread sleeps in this function of the kernel.
+/// Whether a thread sleeps in this kernel function.
 pub fn is_waiting_in(tid: i32, function: &str) -> bool {
     read_line(&format!("/proc/{tid}/wchan")).is_ok_and(|name| name == function)
 }

@@ -1,6 +1,6 @@
-//! Sockets that receive packets to any address and port of a network namespace, although bound to one. A BPF program
-//! tells the kernel's socket lookup so (Documentation/bpf/prog_sk_lookup.rst; Linux 5.9). With
-//! [`any_ip`](crate::any_ip), that is everything that a process in the namespace sends to other hosts.
+//! Lets two sockets receive the packets to any address and port of a network namespace, although each is bound to one. A BPF
+//! program redirects the kernel's socket lookup (Documentation/bpf/prog_sk_lookup.rst; Linux 5.9). With
+//! [`any_ip`](crate::any_ip), the sockets receive everything that processes in the namespace send to other hosts.
 
 mod program;
 
@@ -10,31 +10,31 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::{bpf, namespace};
 
-/// Numbers of the sockets in the program's map.
+/// Keys of the sockets in the program's map.
 const STREAMS_KEY: i32 = 0;
 const DATAGRAMS_KEY: i32 = 1;
 
-/// A redirection, for as long as this is held and the namespace exists.
+/// A redirection. It lasts until this is dropped or the namespace ends.
 #[derive(Debug)]
 pub struct Redirection {
     _link: OwnedFd,
 }
 
-/// What is redirected: all but what is for the namespace itself.
+/// Selects the packets to redirect: all except those to the namespace's own addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct RedirectRule<'a> {
-    /// The namespace's address beside those of loopback, 127.0.0.0/8.
+    /// The namespace's own address, other than loopback (127.0.0.0/8).
     pub namespace_address: Ipv4Addr,
-    /// Of these, what is redirected nevertheless.
+    /// Loopback destinations that are redirected as well.
     pub included: &'a [SocketAddrV4],
 }
 
 impl Redirection {
-    /// Has the socket `listener` get the TCP connections, and the socket `datagrams` the UDP datagrams, that nobody is connected for. Both
-    /// belong to the calling thread's network namespace, and are bound.
+    /// Redirects TCP connections to the socket `listener`, and UDP datagrams that belong to no connected socket to the
+    /// socket `datagrams`. Both sockets are bound, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// EPERM without CAP_BPF and CAP_NET_ADMIN, EINVAL of kernels without such programs, ENOSYS without any.
+    /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL if the kernel has no such programs; ENOSYS if it has no BPF.
     pub fn start(rule: RedirectRule<'_>, listener: BorrowedFd<'_>, datagrams: BorrowedFd<'_>) -> io::Result<Self> {
         let sockets = bpf::create_sockmap(2)?;
         bpf::update_sockmap(sockets.as_fd(), STREAMS_KEY, listener)?;
@@ -59,7 +59,7 @@ mod tests {
     const NAMES: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 53), 53);
     const SOMEBODY: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 7), 443);
 
-    /// Runs in a network namespace of its own, with both sockets, whose streams say whom they are for.
+    /// Runs a test in a new network namespace with both sockets. The listener writes each connection's destination to it.
     fn redirected(test: impl FnOnce(UdpSocket) + Send + 'static) {
         let body = move || {
             namespace::unshare_network().unwrap();
@@ -79,7 +79,7 @@ mod tests {
             });
             test(datagrams);
             drop(redirection);
-            // Nobody is there any more.
+            // Without the redirection no socket listens.
             assert_eq!(TcpStream::connect(SOMEBODY).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         };
         thread::spawn(body).join().unwrap();
@@ -119,7 +119,7 @@ mod tests {
                 let received = receive(datagrams.as_fd(), &mut buffer).unwrap();
                 let from = SocketAddrV4::new(OWN, client.local_addr().unwrap().port());
                 assert_eq!((received, &buffer[..4]), (ReceivedDatagram { bytes: 4, from, to }, &b"four"[..]));
-                // Who is connected for it gets it, and may answer in that name.
+                // A socket that is connected to the client gets the datagram, and may answer from that address.
                 let connected = UdpSocket::bind(to).unwrap();
                 connected.connect(from).unwrap();
                 client.send_to(b"again", to).unwrap();

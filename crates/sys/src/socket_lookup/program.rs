@@ -20,7 +20,7 @@ const fn move_immediate(to: u8, value: i32) -> BpfInstruction {
     instruction(0xb7, (to, 0), 0, value)
 }
 
-/// Reads 32 bits of the memory at a register, so many bytes behind.
+/// Reads 32 bits of memory, at `offset` bytes after the address in a register.
 const fn load_word(to: u8, at: u8, offset: i16) -> BpfInstruction {
     instruction(0x61, (to, at), offset, 0)
 }
@@ -29,12 +29,12 @@ const fn call(helper: i32) -> BpfInstruction {
     instruction(0x85, (0, 0), 0, helper)
 }
 
-/// Goes on so many instructions behind the next one where the lower 32 bits of a register are `value`.
+/// Skips `count` instructions if the lower 32 bits of a register equal `value`.
 const fn jump_if_equal(register: u8, value: i32, count: i16) -> BpfInstruction {
     instruction(0x16, (register, 0), count, value)
 }
 
-/// The same where all 64 are.
+/// Skips `count` instructions if all 64 bits of a register equal `value`.
 const fn jump_if_equal64(register: u8, value: i32, count: i16) -> BpfInstruction {
     instruction(0x15, (register, 0), count, value)
 }
@@ -47,7 +47,7 @@ const fn jump(count: i16) -> BpfInstruction {
     instruction(0x05, (0, 0), count, 0)
 }
 
-/// An address as the kernel holds it, in a register.
+/// An address in the kernel's form, in a register.
 fn address_word(address: Ipv4Addr) -> i32 {
     i32::from_ne_bytes(address.octets())
 }
@@ -55,21 +55,21 @@ fn address_word(address: Ipv4Addr) -> i32 {
 const CONTEXT: u8 = 6;
 const PASS: i32 = 1;
 
-/// Of `struct bpf_sk_lookup` (linux/bpf.h).
+/// Offsets in `struct bpf_sk_lookup` (linux/bpf.h).
 const FAMILY_AT: i16 = 8;
 const PROTOCOL_AT: i16 = 12;
 const ADDRESS_AT: i16 = 40;
 const PORT_AT: i16 = 60;
 
-/// The program. What is not redirected it leaves to the lookup, which finds who is bound to that address, or nobody.
+/// The program. It leaves a packet that is not redirected to the normal lookup of bound sockets.
 ///
 /// ```text
-///  for loopback ─── one of `also` ─┬─▶ the socket of its protocol is assigned ─▶ goes on
-///  for others but `own` ───────────┘
+///  to loopback ─── one of `included` ─┬─▶ the socket of its protocol is assigned ─▶ end
+///  to others except the own address ──┘
 /// ```
 pub(super) fn build_program(rule: RedirectRule<'_>, sockets: BorrowedFd<'_>) -> Vec<BpfInstruction> {
     let assign = assign_socket(sockets);
-    // From back to front, so that each knows how far it is to where it leads.
+    // Built from back to front, so that each jump knows the distance to its target.
     let to_end = assign.len() as i16;
     let mut loopback: Vec<BpfInstruction> = vec![jump(to_end)];
     for address in rule.included {
@@ -87,7 +87,7 @@ pub(super) fn build_program(rule: RedirectRule<'_>, sockets: BorrowedFd<'_>) -> 
         load_word(2, CONTEXT, ADDRESS_AT),
         load_word(4, CONTEXT, PORT_AT),
         move_register(3, 2),
-        // The first octet.
+        // Keep only the first octet.
         instruction(0x57, (3, 0), 0, i32::from_ne_bytes([0xff, 0, 0, 0])),
         jump_if_equal(3, i32::from_ne_bytes([127, 0, 0, 0]), 2),
         jump_if_equal(2, address_word(rule.namespace_address), 1 + behind + to_end),
@@ -99,13 +99,13 @@ pub(super) fn build_program(rule: RedirectRule<'_>, sockets: BorrowedFd<'_>) -> 
     all
 }
 
-/// Assigns the socket of the protocol, where that has one.
+/// Assigns the socket of the packet's protocol, if there is one.
 fn assign_socket(sockets: BorrowedFd<'_>) -> [BpfInstruction; 19] {
     const SOCKET: u8 = 7;
     const FRAME: u8 = 10;
-    /// Where the key stands, below the frame's end.
+    /// Position of the key, below the end of the stack frame.
     const KEY_AT: i16 = -4;
-    /// Marks the number of a map's descriptor, in whose place the kernel puts the map.
+    /// Marks an immediate value as a map's descriptor; the kernel replaces it by the map.
     const PSEUDO_MAP_FD: u8 = 1;
     const LOOKUP_ELEMENT: i32 = 1;
     const SK_RELEASE: i32 = 86;
@@ -115,12 +115,12 @@ fn assign_socket(sockets: BorrowedFd<'_>) -> [BpfInstruction; 19] {
         move_immediate(3, STREAMS_KEY),
         jump_if_equal(2, libc::IPPROTO_TCP, 2),
         move_immediate(3, DATAGRAMS_KEY),
-        // Another protocol: to the end.
+        // Another protocol: jump to the end.
         jump_unless_equal(2, libc::IPPROTO_UDP, 14),
         instruction(0x63, (FRAME, 3), KEY_AT, 0),
         move_register(2, FRAME),
         instruction(0x07, (2, 0), 0, i32::from(KEY_AT)),
-        // A number of 64 bits takes two.
+        // A 64-bit immediate takes two instructions.
         instruction(0x18, (1, PSEUDO_MAP_FD), 0, sockets.as_raw_fd()),
         instruction(0, (0, 0), 0, 0),
         call(LOOKUP_ELEMENT),

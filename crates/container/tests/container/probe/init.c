@@ -1,7 +1,9 @@
-// The init of a test's container: mounts /proc, then answers questions on descriptor 3 until that closes.
-// A question is a letter and a path: R read a file, W write one (path, blank, text), L read a link, D list a
-// directory, U take off what is mounted there, H host name, T talk to itself over 127.0.0.1, S start a process that sleeps,
-// E have a shell execute a command, and give what it writes.
+// The init of a test's container: mounts /proc, then answers requests on descriptor 3 until that is closed.
+// A request is a letter and a path:
+//
+// - R: read a file. W: write one (path, space, text). L: read a link. D: list a directory.
+// - U: unmount. H: host name. T: talk to itself over 127.0.0.1.
+// - S: start a process that sleeps. E: let a shell execute a command, and return its output.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>

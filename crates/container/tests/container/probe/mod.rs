@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use farfork_container::{Container, ContainerConfig, ContainerPool, RootSpec};
 use farfork_sys::fd_passing;
 
-/// Longest wait for a container in a test: machines under test are slow.
+/// Longest wait for a container in a test. Test machines may be slow.
 const WAIT: Duration = Duration::from_secs(60);
 
 /// The init program of these tests, compiled once.
@@ -26,7 +26,7 @@ fn init_image() -> &'static [u8] {
     })
 }
 
-/// A node's run directory; what its containers need.
+/// A node's run directory, and the configuration of its containers.
 pub(crate) struct Node {
     directory: tempfile::TempDir,
     pub(crate) config: ContainerConfig,
@@ -35,7 +35,7 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new() -> Self {
         assert!(rustix::process::geteuid().is_root(), "these tests make namespaces and mounts: run them as root");
-        // A test that fails shows why a root was not used again.
+        // A failed test then shows why a root was not reused.
         let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_test_writer().try_init();
         let directory = tempfile::tempdir().unwrap();
         let run_dir = directory.path().join("run");
@@ -54,7 +54,7 @@ impl Node {
         ContainerPool::start(self.config.clone(), size).unwrap()
     }
 
-    /// The processes in the node's control groups but this one.
+    /// The processes in the node's control groups, except this one.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let mut directories: Vec<PathBuf> = self.cgroup_dirs().into_iter().map(PathBuf::from).collect();
         let mut found = Vec::new();
@@ -70,7 +70,7 @@ impl Node {
         found
     }
 
-    /// Directories of control groups that are the node's.
+    /// The directories of the node's control groups.
     pub(crate) fn cgroup_dirs(&self) -> Vec<String> {
         let text = fs::read_to_string(self.config.run_dir.join("cgroups")).unwrap();
         text.lines().filter(|line| Path::new(line).exists()).map(str::to_owned).collect()
@@ -86,7 +86,7 @@ pub(crate) fn ask(container: &Container, question: &str) -> String {
     try_ask(container, question).unwrap_or_else(|failure| panic!("{question}: {failure}"))
 }
 
-/// The answer of the container's init, or the failure that it tells.
+/// The answer of the container's init, or the failure that it reports.
 pub(crate) fn try_ask(container: &Container, question: &str) -> Result<String, String> {
     fd_passing::send(container.control(), question.as_bytes(), &[]).unwrap();
     let mut bytes = vec![0; 65536];

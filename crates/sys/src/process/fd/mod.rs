@@ -13,12 +13,12 @@ use crate::namespace;
 use super::{malformed, numeric_entries_of, open_directory, read_once, read_once_from};
 pub use state::{LockEntry, LockKind, TimerState, WatchEntry};
 
-/// A directory of a process's with an entry for each of its file descriptors. Through it, an entry is looked up by its number
-/// alone, in half the time of its whole path.
+/// A directory of a process with an entry for each of its file descriptors. Looking an entry up by its number in it takes
+/// half the time of looking up its whole path.
 #[derive(Debug)]
 pub struct FdDirectory {
     directory: OwnedFd,
-    /// Once that was asked.
+    /// Set when it is first read.
     has_our_mounts: OnceLock<bool>,
 }
 
@@ -27,39 +27,39 @@ impl FdDirectory {
         Self { directory, has_our_mounts: OnceLock::new() }
     }
 
-    /// Whether the process sees the same mounts as this one does: its paths lead where ours do.
+    /// Whether the process is in the mount namespace of this process, so that paths lead to the same files.
     pub fn shares_mount_namespace(&self) -> bool {
         *self.has_our_mounts.get_or_init(|| namespace::is_main_thread_namespace(self.as_fd(), "../ns/mnt"))
     }
 
-    /// Links to what they lead to.
+    /// Opens the directory of links to the open files.
     ///
     /// # Errors
-    /// NotFound when the process has ended.
+    /// NotFound if the process has ended.
     pub fn open_links(pid: i32) -> io::Result<Self> {
         open_directory(&format!("/proc/{pid}/fd")).map(Self::new)
     }
 
-    /// What is told of them by [`FdInfo`].
+    /// Opens the directory of the files that [`FdInfo`] parses.
     ///
     /// # Errors
-    /// NotFound when the process has ended.
+    /// NotFound if the process has ended.
     pub fn open_infos(pid: i32) -> io::Result<Self> {
         open_directory(&format!("/proc/{pid}/fdinfo")).map(Self::new)
     }
 
-    /// The numbers of the descriptors, ascending. To be asked for once.
+    /// The numbers of the descriptors, ascending. Can be called only once.
     ///
     /// # Errors
-    /// The process has ended.
+    /// If the process has ended.
     pub fn numbers(&self) -> io::Result<Vec<u32>> {
         numeric_entries_of(&self.directory)
     }
 
-    /// The `fdinfo` of one descriptor, where this is the directory of those.
+    /// The `fdinfo` of one descriptor, if this is a directory from [`Self::open_infos`].
     ///
     /// # Errors
-    /// NotFound when process or descriptor is gone.
+    /// NotFound if the process has ended or the descriptor is closed.
     pub fn info(&self, number: u32) -> io::Result<FdInfo> {
         let file =
             rustix::fs::openat(&self.directory, number.to_string(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -73,30 +73,30 @@ impl AsFd for FdDirectory {
     }
 }
 
-/// What `fdinfo` tells of one descriptor.
+/// The contents of the `fdinfo` of one descriptor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FdInfo {
-    /// Position, in bytes.
+    /// File position, in bytes.
     pub offset: u64,
-    /// O_* flags, with O_CLOEXEC where the descriptor has FD_CLOEXEC.
+    /// O_* flags, with O_CLOEXEC if the descriptor has FD_CLOEXEC.
     pub flags: u32,
-    /// The mount it was opened on.
+    /// Id of the mount that it was opened on.
     pub mount: u64,
-    /// Inode.
+    /// Inode number.
     pub inode: u64,
-    /// What an eventfd holds.
+    /// The counter of an eventfd.
     pub event_counter: Option<EventCounter>,
-    /// What an epoll watches.
+    /// The entries of an epoll.
     pub epoll: Vec<EpollEntry>,
     /// The state of a timerfd.
     pub timer: Option<TimerState>,
-    /// The signals that a signalfd takes; bit N−1 is signal N.
+    /// The signals that a signalfd accepts; bit N−1 is signal N.
     pub signal_mask: Option<u64>,
-    /// What an inotify watches.
+    /// The watches of an inotify.
     pub watches: Vec<WatchEntry>,
-    /// The process that a pidfd stands for, as we see it.
+    /// The process of a pidfd, as this process sees it.
     pub process: Option<i32>,
-    /// Locks of its file that are held by it.
+    /// Locks on its file that it holds.
     pub locks: Vec<LockEntry>,
 }
 
@@ -107,28 +107,28 @@ pub struct EventCounter {
     pub count: u64,
     /// EFD_SEMAPHORE.
     pub semaphore: bool,
-    /// Its number, which no other on the machine has; `None` of kernels before 5.2.
+    /// The number of the eventfd, unique on the machine; `None` before Linux 5.2.
     pub number: Option<u32>,
 }
 
-/// One file that an epoll(7) watches.
+/// One file that an epoll(7) instance watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EpollEntry {
-    /// The number it was registered under.
+    /// The descriptor number that it was registered with.
     pub number: u32,
     /// EPOLL* events and flags.
     pub events: u32,
-    /// The program's own word.
+    /// The program's own data word.
     pub data: u64,
     /// Inode of the file.
     pub inode: u64,
 }
 
 impl FdInfo {
-    /// Reads that of one descriptor.
+    /// Reads the `fdinfo` of one descriptor.
     ///
     /// # Errors
-    /// NotFound when process or descriptor is gone.
+    /// NotFound if the process has ended or the descriptor is closed.
     pub fn read(pid: i32, number: u32) -> io::Result<Self> {
         Self::from_bytes(&read_once(&format!("/proc/{pid}/fdinfo/{number}"))?)
     }
@@ -137,10 +137,10 @@ impl FdInfo {
         Self::parse(str::from_utf8(bytes).map_err(|_| malformed("fdinfo"))?)
     }
 
-    /// Parses the text of a file of `fdinfo`.
+    /// Parses the text of an `fdinfo` file.
     ///
     /// # Errors
-    /// InvalidData when it is no such text.
+    /// InvalidData if the text does not have the expected form.
     pub fn parse(text: &str) -> io::Result<Self> {
         let mut info = Self::default();
         for line in text.lines() {
@@ -186,7 +186,7 @@ impl FdInfo {
     }
 }
 
-/// `NUMBER events: HEX data: HEX pos:N ino:HEX sdev:HEX`, after `tfd:`.
+/// Parses `NUMBER events: HEX data: HEX pos:N ino:HEX sdev:HEX`, which follows `tfd:`.
 fn parse_epoll_entry(text: &str) -> Option<EpollEntry> {
     let spaced = text.replace(':', " ");
     let words: Vec<&str> = spaced.split_ascii_whitespace().collect();

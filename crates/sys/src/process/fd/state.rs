@@ -1,17 +1,17 @@
-//! Parses what `fdinfo` shows of kernel-made files (timers, watches): their state. Also parses the locks held by files.
+//! Parses the state of kernel objects (timers, watches) and the locks of files, as `fdinfo` shows them.
 
 /// The state of a timerfd_create(2) timer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TimerState {
     /// CLOCK_*.
     pub clock: u32,
-    /// Expirations that nobody has read.
+    /// Expirations that have not been read.
     pub ticks: u64,
     /// Flags that it was set with, TFD_TIMER_*.
     pub flags: u32,
-    /// Nanoseconds until it goes off; 0 where it is disarmed.
+    /// Nanoseconds until it expires; 0 if it is disarmed.
     pub left_ns: u64,
-    /// Nanoseconds between two expirations; 0 where it goes off once.
+    /// Nanoseconds between two expirations; 0 if it expires only once.
     pub interval_ns: u64,
 }
 
@@ -22,28 +22,28 @@ pub struct WatchEntry {
     pub number: u32,
     /// IN_* events and flags.
     pub mask: u32,
-    /// Inode that it watches.
+    /// Inode number of the watched file.
     pub inode: u64,
-    /// Its device, as the kernel has it (major above 20 bits of minor).
+    /// Device of the file, in the kernel's encoding (the major number above 20 bits of the minor number).
     pub device: u32,
-    /// A handle for it, of name_to_handle_at(2): the type, and the bytes.
+    /// A handle of the file, as from name_to_handle_at(2): type and bytes.
     pub handle: (i32, Vec<u8>),
 }
 
-/// A lock that a process holds by a descriptor.
+/// A lock that a process holds through a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockEntry {
-    /// Which kind.
+    /// The kind.
     pub kind: LockKind,
-    /// Whether others may not read either.
+    /// Whether it also excludes readers.
     pub is_exclusive: bool,
     /// First byte.
     pub start: u64,
-    /// Last byte; `None` for the end, however far that moves.
+    /// Last byte; `None` for the end of the file, even if the file grows.
     pub last: Option<u64>,
 }
 
-/// Kinds of locks.
+/// The kinds of file locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockKind {
     /// flock(2).
@@ -52,19 +52,19 @@ pub enum LockKind {
     Posix,
     /// fcntl(2), F_OFD_SETLK.
     OpenFileDescription,
-    /// fcntl(2), F_SETLEASE, while nobody waits for it.
+    /// fcntl(2), F_SETLEASE, while no other process waits for it.
     Lease,
-    /// A lease that somebody waits for, a mandatory lock, or what a later kernel has.
+    /// A lease that another process waits for, a mandatory lock, or a kind that a later kernel added.
     Other,
 }
 
-/// `(SECONDS, NANOSECONDS)` in nanoseconds.
+/// Parses `(SECONDS, NANOSECONDS)`; returns nanoseconds.
 pub(super) fn parse_time(text: &str) -> Option<u64> {
     let (seconds, nanoseconds) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(", ")?;
     seconds.parse::<u64>().ok()?.checked_mul(1_000_000_000)?.checked_add(nanoseconds.parse().ok()?)
 }
 
-/// `HEX ino:HEX sdev:HEX mask:HEX ignored_mask:HEX fhandle-bytes:HEX fhandle-type:HEX f_handle:HEX…`, after
+/// Parses `HEX ino:HEX sdev:HEX mask:HEX ignored_mask:HEX fhandle-bytes:HEX fhandle-type:HEX f_handle:HEX…`, which follows
 /// `inotify wd:`.
 pub(super) fn parse_watch(text: &str) -> Option<WatchEntry> {
     let mut words = text.split_ascii_whitespace();
@@ -90,7 +90,7 @@ fn parse_bytes(hex: &str) -> Option<Vec<u8>> {
     (0..hex.len()).step_by(2).map(pair).collect()
 }
 
-/// `1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF`, after `lock:`.
+/// Parses `1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF`, which follows `lock:`.
 pub(super) fn parse_lock(text: &str) -> Option<LockEntry> {
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
     let [_, kind, advisory, access, _, _, start, last] = words[..] else { return None };
