@@ -48,7 +48,7 @@ impl SimulatedCluster {
         self.nodes[from].handle_answer(answer, self.now).map(drop)
     }
 
-    /// Lets time pass, and each node send what is due; returns the events of the nodes.
+    /// Lets time pass, and each node send its due messages; returns the events of the nodes.
     fn run(&mut self, time: Duration) -> Vec<(usize, MembershipEvent)> {
         let mut events = Vec::new();
         let end = self.now + time;
