@@ -19,7 +19,7 @@ use std::time::Duration;
 use farfork_cluster::catalog::{Catalog as _, FileCatalog};
 use farfork_trust::Credentials;
 use farfork_volume::process::{
-    NodeSupervisor, OffloadMode, OffloadOptions, ProcessRole, STORE_PATH_BYTES_MAX, run_offload,
+    NodeSupervisor, OffloadMode, OffloadOptions, ProcessRole, STORE_PATH_BYTES_MAX, VolumeStore, run_offload,
 };
 use farfork_wire::NodeName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -251,6 +251,7 @@ impl VolumeServiceThread {
                 store.display()
             ));
         }
+        require_catalog(store, catalog)?;
         for directory in [Some(store.as_path()), catalog.parent()].into_iter().flatten() {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
             made.map_err(|error| format!("cannot make the directory {}: {error}", directory.display()))?;
@@ -282,6 +283,24 @@ impl VolumeServiceThread {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command
     }
+}
+
+/// Refuses to begin with an empty catalog where there are replicas. Its file may be on a file system that is not mounted yet.
+fn require_catalog(store: &Path, catalog: &Path) -> Result<(), String> {
+    let failed = |error: io::Error| format!("cannot read {}: {error}", store.display());
+    if catalog.try_exists().map_err(|error| format!("cannot read {}: {error}", catalog.display()))? {
+        return Ok(());
+    }
+    let volumes = VolumeStore::new(store).volume_names().map_err(failed)?;
+    if volumes.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "its catalog {} is missing, but {} has replicas of volumes {}: bring the file back, or remove the replicas",
+        catalog.display(),
+        store.display(),
+        volumes.join(", ")
+    ))
 }
 
 #[cfg(test)]

@@ -70,6 +70,7 @@ mod test_programs_pass_without_farfork;
 mod volume_copy_methods;
 mod volume_files_are_forked;
 mod volumes_are_replicated;
+mod volumes_outlive_lost_files;
 mod zygotes_are_forked;
 mod zygotes_are_prewarmed_speculatively;
 
@@ -99,6 +100,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("metrics_are_served", metrics_are_served::TESTS),
     ("volumes_are_copied_by_each_method", volume_copy_methods::TESTS),
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
+    ("volumes_outlive_lost_files", volumes_outlive_lost_files::TESTS),
     ("volume_files_are_forked", volume_files_are_forked::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),
     ("refusals_name_object_and_cause", refusals_name_object_and_cause::TESTS),

@@ -238,7 +238,7 @@ fn refusals() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-fn write_synced(path: &Path, contents: &[u8]) {
+pub(crate) fn write_synced(path: &Path, contents: &[u8]) {
     let mut file = File::create(path).expect("a file in the volume");
     file.write_all(contents).and_then(|()| file.sync_all()).expect("the volume takes data");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fuser::{FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyWrite, ReplyXattr};
+use fuser::{FileAttr, FileType, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyWrite, ReplyXattr};
 use rustix::io::Errno;
 
 use super::conversion::error_of;
@@ -14,6 +14,8 @@ pub(super) const GENERATION: Generation = Generation(0);
 
 pub(super) fn answer_entry(reply: ReplyEntry, result: Result<FileAttr, Errno>) {
     match result {
+        // The kernel says nothing when it follows a symbolic link. So it looks up each one, which may have been replaced.
+        Ok(attributes) if attributes.kind == FileType::Symlink => reply.entry(&Duration::ZERO, &attributes, GENERATION),
         Ok(attributes) => reply.entry(&CACHE_TIME, &attributes, GENERATION),
         Err(error) => reply.error(error_of(error)),
     }

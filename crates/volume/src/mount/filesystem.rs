@@ -20,11 +20,11 @@ use super::client::VolumeClient;
 use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time};
 use super::data::SeekTarget;
 use super::execution::PlannedOperation;
-use super::operations::{LookupRequest, WritePlace, WriteRequest};
+use super::operations::{LookupRequest, WritePlace, WriteRequest, check_path};
 use crate::publish::available_bytes;
 use crate::record::{EntryKey, FileKind, InodeNumber};
 use crate::view::{
-    AttributeChange, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, VolumeNamespace, XattrMode,
+    AttributeChange, Inode, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, VolumeNamespace, XattrMode,
 };
 
 /// Largest write: half of what a record holds.
@@ -75,6 +75,7 @@ impl Filesystem for VolumeFilesystem {
         self.client.forget(number_of(inode), count);
     }
 
+    /// Waits for nothing. The kernel would drop attributes that were invalidated while the answer waited.
     fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
         answer_attributes(reply, self.client.attributes(number_of(inode)));
     }
@@ -189,16 +190,19 @@ impl Filesystem for VolumeFilesystem {
             Ok(name) => EntryKey { parent: number_of(parent), name },
             Err(error) => return reply.error(error_of(error)),
         };
-        let key = entry.clone();
+        let (key, thread, watch) = (entry.clone(), request.pid(), self.client.watch_path(number_of(parent)));
         self.client.change(
-            move |namespace| namespace.plan_link(inode, key.parent, &key.name, caller),
+            move |namespace| {
+                check_path(watch.as_ref(), thread)?;
+                namespace.plan_link(inode, key.parent, &key.name, caller)
+            },
             move |linked| answer_entry(reply, linked.and_then(|()| client.answer_created(&entry, inode))),
         );
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (inode, thread) = (number_of(inode), request.pid());
-        let watch = self.client.watch_opening(inode);
+        let watch = self.client.watch_path(inode);
         self.answer_opening(move |client| match client.open_file(inode, thread, watch.as_ref()) {
             Ok(()) => {
                 let (handle, cache_use) = begin_use(client, inode, flags.0);
@@ -208,11 +212,15 @@ impl Filesystem for VolumeFilesystem {
         });
     }
 
-    fn opendir(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let inode = number_of(inode);
-        self.answer_opening(move |client| match client.lock().namespace.entries(inode) {
-            Ok(_) => reply.opened(FileHandle(0), FopenFlags::empty()),
-            Err(error) => reply.error(error_of(error)),
+    fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let (inode, thread) = (number_of(inode), request.pid());
+        let watch = self.client.watch_path(inode);
+        self.answer_opening(move |client| {
+            let checked = check_path(watch.as_ref(), thread);
+            match checked.and_then(|()| client.lock().namespace.entries(inode).map(drop)) {
+                Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
+                Err(error) => reply.error(error_of(error)),
+            }
         });
     }
 
@@ -284,8 +292,8 @@ impl Filesystem for VolumeFilesystem {
 
     fn readdir(&self, _request: &Request, inode: INodeNo, _handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let state = self.client.lock();
-        let (entries, parent) = match state.namespace.inode(number_of(inode)).map(|inode| &inode.content) {
-            Ok(InodeContent::Directory { entries, parent, .. }) => (entries, parent),
+        let (entries, parent) = match state.namespace.inode(number_of(inode)) {
+            Ok(Inode { content: InodeContent::Directory { entries, .. }, parent, .. }) => (entries, parent),
             Ok(_) => return reply.error(error_of(Errno::NOTDIR)),
             Err(error) => return reply.error(error_of(error)),
         };

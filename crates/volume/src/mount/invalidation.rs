@@ -40,6 +40,8 @@ enum InodeTask {
     Invalidate(InodeNumber),
     /// Of an own operation, for which no open(2) waits.
     InvalidateAttributes(InodeNumber),
+    /// The inode was invalidated before, and has another owner or mode.
+    ConfirmPermissions(InodeNumber),
     InvalidateData {
         inode: InodeNumber,
         offset: u64,
@@ -60,11 +62,12 @@ impl KernelCaches {
         let (inodes, queued_inodes) = channel();
         let (entries, queued_entries) = channel();
         let pending_inodes = Arc::new(AtomicU64::new(0));
+        let stale_entries = Arc::<StaleEntries>::default();
         let (inode_notifier, pending) = (notifier.clone(), Arc::clone(&pending_inodes));
+        let suspect = Arc::clone(&stale_entries);
         thread::Builder::new()
             .name("inval-inode".to_owned())
-            .spawn(move || run_inode_tasks(&inode_notifier, &queued_inodes, &pending))?;
-        let stale_entries = Arc::<StaleEntries>::default();
+            .spawn(move || run_inode_tasks(&inode_notifier, &queued_inodes, &pending, &suspect))?;
         let (entry_notifier, stale) = (notifier.clone(), Arc::clone(&stale_entries));
         thread::Builder::new()
             .name("inval-entry".to_owned())
@@ -74,7 +77,14 @@ impl KernelCaches {
 
     /// Queues what has changed: attributes and data of inodes, and entries. The view is locked.
     pub(super) fn invalidate(&self, cached: CachedObjects) {
-        cached.inodes.into_iter().for_each(|inode| self.queue(InodeTask::Invalidate(inode)));
+        for inode in cached.inodes {
+            self.queue(InodeTask::Invalidate(inode));
+            if cached.permissions.contains(&inode) {
+                self.stale_entries.add_permissions(inode);
+                // The thread lives as long as this process.
+                let _ = self.inodes.send(InodeTask::ConfirmPermissions(inode));
+            }
+        }
         for (entry, previous) in cached.entries {
             self.stale_entries.add(entry.clone(), previous);
             // The thread lives as long as this process.
@@ -141,11 +151,20 @@ fn changed_directory(effect: &RecordEffect) -> Option<InodeNumber> {
     }
 }
 
-fn run_inode_tasks(notifier: &Notifier, queue: &Receiver<InodeTask>, pending: &AtomicU64) {
+fn run_inode_tasks(
+    notifier: &Notifier,
+    queue: &Receiver<InodeTask>,
+    pending: &AtomicU64,
+    stale_entries: &StaleEntries,
+) {
     while let Ok(task) = queue.recv() {
         match task {
             InodeTask::InvalidateAttributes(inode) => {
                 invalidate_attributes(notifier, inode);
+                continue;
+            }
+            InodeTask::ConfirmPermissions(inode) => {
+                stale_entries.remove_permissions(inode);
                 continue;
             }
             InodeTask::Invalidate(inode) => {

@@ -12,6 +12,7 @@ use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, caller_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
+use super::stale_entries::PathWatch;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::{
     AttributeChange, CallerIdentity, Inode, InodeContent, NewInode, RenameKind, RenameRequest, VolumeNamespace,
@@ -92,8 +93,10 @@ impl VolumeFilesystem {
             Err(error) => return answer(Err(error)),
         };
         let entry = EntryKey { parent: number_of(parent), name };
-        let key = entry.clone();
+        let (key, thread) = (entry.clone(), request.pid());
+        let watch = self.client.watch_path(key.parent);
         let plan = move |namespace: &VolumeNamespace| {
+            check_path(watch.as_ref(), thread)?;
             let planned = namespace.plan_create(key.parent, &key.name, &new, caller)?;
             Ok(PlannedOperation::new(planned.effects, planned.inode))
         };
@@ -182,7 +185,9 @@ impl VolumeFilesystem {
             Err(error) => return answer_empty(reply, Err(error)),
         };
         let (checking, client, key) = (Arc::clone(&self.client), Arc::clone(&self.client), entry.clone());
+        let watch = self.client.watch_path(key.parent);
         let checked_plan = move |namespace: &VolumeNamespace| {
+            check_path(watch.as_ref(), thread)?;
             let effects = plan(namespace, key.parent, &key.name, caller)?;
             let target = namespace.lookup(key.parent, &key.name)?;
             if namespace.inode(target)?.is_directory() {
@@ -202,7 +207,9 @@ impl VolumeFilesystem {
         let (caller, thread) = (caller_of(request), request.pid());
         let (checking, client) = (Arc::clone(&self.client), Arc::clone(&self.client));
         let target_entry = rename.target_entry();
+        let watches = [rename.parent, rename.new_parent].map(|parent| self.client.watch_path(parent));
         let checked_plan = move |namespace: &VolumeNamespace| {
+            watches.iter().try_for_each(|watch| check_path(watch.as_ref(), thread))?;
             let effects = namespace.plan_rename(&rename, caller)?;
             let (source, target) = (rename.source_entry(), rename.target_entry());
             let moved = namespace.lookup(source.parent, &source.name)?;
@@ -261,8 +268,18 @@ impl VolumeClient {
     }
 
     pub(super) fn attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
-        Ok(attributes_of(inode, self.lock().namespace.readable_inode(inode)?))
+        let state = self.lock();
+        let attributes = attributes_of(inode, state.namespace.readable_inode(inode)?);
+        if let Some(caches) = self.kernel_caches.get() {
+            caches.stale_entries.note_attributes(inode);
+        }
+        Ok(attributes)
     }
+}
+
+/// Checks the path of a directory in which a thread changes an entry.
+pub(super) fn check_path(watch: Option<&PathWatch>, thread: u32) -> Result<(), Errno> {
+    watch.map_or(Ok(()), |watch| watch.check(thread))
 }
 
 /// A thread that walks a path again gets a file that it can open. If that is dropped at the same time, the name has another one.

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::client::VolumeClient;
 use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
-use super::stale_entries::OpeningWatch;
+use super::stale_entries::PathWatch;
 use crate::change::ChangeSet;
 use crate::log::LogPoint;
 use crate::publish::{PublishedMark, load_namespace};
@@ -168,8 +168,8 @@ impl VolumeClient {
     ///
     /// # Errors
     /// ESTALE when another client has removed or renamed it: the kernel then walks the path again, and looks up each name.
-    pub(super) fn open_file(&self, inode: InodeNumber, thread: u32, watch: Option<&OpeningWatch>) -> Result<(), Errno> {
-        if !self.open_retries.contains(thread) && watch.is_some_and(OpeningWatch::is_stale) {
+    pub(super) fn open_file(&self, inode: InodeNumber, thread: u32, watch: Option<&PathWatch>) -> Result<(), Errno> {
+        if !self.open_retries.contains(thread) && watch.is_some_and(PathWatch::is_stale) {
             self.open_retries.begin(thread);
             return Err(Errno::STALE);
         }
@@ -181,9 +181,12 @@ impl VolumeClient {
         Ok(())
     }
 
-    /// Watches the names of a file for `open_file`, from the arrival of the kernel's request on.
-    pub(super) fn watch_opening(&self, inode: InodeNumber) -> Option<OpeningWatch> {
-        self.kernel_caches.get().map(|caches| caches.stale_entries.watch_opening(inode))
+    /// Watches the path of an inode, from the arrival of the kernel's request on. None when the kernel knows no inode but the
+    /// root.
+    pub(super) fn watch_path(&self, inode: InodeNumber) -> Option<PathWatch> {
+        let caches = self.kernel_caches.get()?;
+        let state = self.lock();
+        Some(caches.stale_entries.watch_path(state.namespace.path_of(inode)))
     }
 
     /// `held` is the data, if it was held since the lookup. It stays readable when another client removes the file.

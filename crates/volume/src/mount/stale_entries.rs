@@ -1,20 +1,26 @@
-//! Entries that other clients have changed, and that the kernel may still have as they were.
+//! Paths that the kernel may have walked before another client changed them: entries that lead elsewhere now, and inodes with
+//! another owner or mode.
 //!
 //! rename(2) and rmdir(2) arrive here with names. The kernel then moves or removes the entry that it has of the name. If it is
-//! an old one, a path leads to a wrong file afterwards, or a live directory counts as removed. An invalidation is too late: it
-//! waits for the lock of the directory, which the kernel holds until the operation is answered. So the answer is ESTALE. The
-//! kernel looks the names up again and repeats the operation (`retry_estale` in fs/namei.c).
+//! an old one, a path leads to a wrong file afterwards. An invalidation is too late: it waits for the lock of the directory, which
+//! the kernel holds until the operation is answered. So the answer is ESTALE. The kernel looks all names of the path up again and
+//! repeats the operation (`retry_estale` in fs/namei.c).
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
 use crate::record::{EntryKey, InodeNumber};
 
-/// Inodes in [`StaleTable::not_found_since`]. It is emptied when there are so many.
-const NOT_FOUND_MAX: usize = 1 << 16;
+/// Inodes in [`SuspectInodes::since`]. It is emptied when there are so many.
+const SINCE_MAX: usize = 1 << 16;
+/// Threads in [`StaleTable::repeated`]. It is emptied when there are so many.
+const THREADS_MAX: usize = 1024;
+/// A thread that was answered ESTALE repeats its call within this time.
+const REPEAT_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The entries.
 #[derive(Debug, Default)]
@@ -23,44 +29,130 @@ pub(super) struct StaleEntries(Mutex<StaleTable>);
 #[derive(Debug, Default)]
 struct StaleTable {
     entries: HashMap<EntryKey, StaleEntry>,
-    /// How often each inode is in `previous` of an entry.
-    previous_counts: HashMap<InodeNumber, usize>,
-    /// Inodes that the kernel has not looked up since an entry of theirs was invalidated. A call of open(2) for one of them
-    /// walked its path before the invalidation, however late it arrives.
-    not_found_since: HashSet<InodeNumber>,
-    /// Calls of open(2) that are not answered, by number.
-    openings: HashMap<u64, WatchedOpening>,
-    next_opening: u64,
+    /// Inodes in `previous` of an entry, and those that the kernel has not looked up since.
+    previous: SuspectInodes,
+    /// Inodes with another owner or mode, until the kernel has read them.
+    permissions: SuspectInodes,
+    /// Calls that are not answered, by number.
+    calls: HashMap<u64, WatchedPath>,
+    next_call: u64,
+    /// The suspect inodes for which a thread was last answered ESTALE.
+    repeated: HashMap<u32, RepeatedCall>,
 }
 
-/// The kernel has walked the path to an inode, and waits for the answer.
-#[derive(Debug)]
-struct WatchedOpening {
-    inode: InodeNumber,
-    /// An entry that led to the inode was changed since then, so the kernel may have found the inode by that.
-    is_stale: bool,
+/// Inodes of which the kernel has something old.
+#[derive(Debug, Default)]
+struct SuspectInodes {
+    /// How many invalidations of each are not executed.
+    pending: HashMap<InodeNumber, usize>,
+    /// Inodes that the kernel has not asked for since the last one. A call that has one on its path has walked that before,
+    /// however late it arrives.
+    since: HashSet<InodeNumber>,
 }
 
-/// A call of open(2) that is not answered.
-#[derive(Debug)]
-pub(super) struct OpeningWatch {
-    stale_entries: Arc<StaleEntries>,
-    number: u64,
-}
+impl SuspectInodes {
+    fn add(&mut self, inode: InodeNumber) {
+        *self.pending.entry(inode).or_default() += 1;
+    }
 
-impl OpeningWatch {
-    /// Whether the kernel may have found the inode by an entry that another client has changed.
-    pub(super) fn is_stale(&self) -> bool {
-        let table = self.stale_entries.lock();
-        let opening = &table.openings[&self.number];
-        let inode = &opening.inode;
-        opening.is_stale || table.previous_counts.contains_key(inode) || table.not_found_since.contains(inode)
+    /// The kernel has executed an invalidation.
+    fn remove(&mut self, inode: InodeNumber) {
+        if let Entry::Occupied(mut count) = self.pending.entry(inode) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        if self.since.len() >= SINCE_MAX {
+            self.since.clear();
+        }
+        self.since.insert(inode);
+    }
+
+    /// The kernel has the answer of now.
+    fn confirm(&mut self, inode: InodeNumber) {
+        self.since.remove(&inode);
+    }
+
+    fn contains(&self, inode: InodeNumber) -> bool {
+        self.pending.contains_key(&inode) || self.since.contains(&inode)
     }
 }
 
-impl Drop for OpeningWatch {
+/// The kernel has walked a path, and waits for the answer.
+#[derive(Debug)]
+struct WatchedPath {
+    /// The inodes on it, the last one first.
+    inodes: Vec<InodeNumber>,
+    /// Those that were changed since then.
+    changed: Vec<InodeNumber>,
+}
+
+#[derive(Debug)]
+struct RepeatedCall {
+    suspects: Vec<InodeNumber>,
+    at: Instant,
+}
+
+impl StaleTable {
+    /// What the kernel has of an inode is old from now on.
+    fn note_change(&mut self, inode: InodeNumber) {
+        for path in self.calls.values_mut().filter(|path| path.inodes.contains(&inode)) {
+            path.changed.push(inode);
+        }
+        for repeated in self.repeated.values_mut() {
+            repeated.suspects.retain(|suspect| *suspect != inode);
+        }
+    }
+
+    /// The inodes of a path by which the kernel may have been led astray.
+    fn suspects_of(&self, call: u64) -> Vec<InodeNumber> {
+        let path = &self.calls[&call];
+        let is_suspect = |inode: &&InodeNumber| {
+            path.changed.contains(inode) || self.previous.contains(**inode) || self.permissions.contains(**inode)
+        };
+        path.inodes.iter().filter(is_suspect).copied().collect()
+    }
+}
+
+/// A call with a path that is not answered.
+#[derive(Debug)]
+pub(super) struct PathWatch {
+    stale_entries: Arc<StaleEntries>,
+    call: u64,
+}
+
+impl PathWatch {
+    /// Whether the kernel may have found the inode, or have permitted the call, by something that another client has changed.
+    pub(super) fn is_stale(&self) -> bool {
+        !self.stale_entries.lock().suspects_of(self.call).is_empty()
+    }
+
+    /// Checks the path of a call of a thread.
+    ///
+    /// # Errors
+    /// ESTALE: the thread is to walk the path again. A second call with the same suspects is accepted: its path begins at an open
+    /// directory or at the working directory, which the kernel does not look up.
+    pub(super) fn check(&self, thread: u32) -> Result<(), Errno> {
+        let mut table = self.stale_entries.lock();
+        let suspects = table.suspects_of(self.call);
+        let is_repeated = |repeated: &RepeatedCall| {
+            repeated.at.elapsed() < REPEAT_TIME_MAX && suspects.iter().all(|inode| repeated.suspects.contains(inode))
+        };
+        if suspects.is_empty() || table.repeated.get(&thread).is_some_and(is_repeated) {
+            return Ok(());
+        }
+        if table.repeated.len() >= THREADS_MAX {
+            table.repeated.clear();
+        }
+        table.repeated.insert(thread, RepeatedCall { suspects, at: Instant::now() });
+        Err(Errno::STALE)
+    }
+}
+
+impl Drop for PathWatch {
     fn drop(&mut self) {
-        self.stale_entries.lock().openings.remove(&self.number);
+        self.stale_entries.lock().calls.remove(&self.call);
     }
 }
 
@@ -88,10 +180,8 @@ impl StaleEntries {
     /// An entry has led to `previous`, and is invalidated. The view is locked.
     pub(super) fn add(&self, key: EntryKey, previous: InodeNumber) {
         let mut table = self.lock();
-        *table.previous_counts.entry(previous).or_default() += 1;
-        for opening in table.openings.values_mut().filter(|opening| opening.inode == previous) {
-            opening.is_stale = true;
-        }
+        table.previous.add(previous);
+        table.note_change(previous);
         let entry = table.entries.entry(key).or_default();
         entry.invalidations += 1;
         entry.previous.push(previous);
@@ -107,33 +197,42 @@ impl StaleEntries {
             return;
         }
         for previous in table.entries.remove(key).map(|entry| entry.previous).unwrap_or_default() {
-            if let Entry::Occupied(mut count) = table.previous_counts.entry(previous) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
-            if table.not_found_since.len() >= NOT_FOUND_MAX {
-                table.not_found_since.clear();
-            }
-            table.not_found_since.insert(previous);
+            table.previous.remove(previous);
         }
     }
 
-    /// Watches the entries of an inode that is being opened.
-    pub(super) fn watch_opening(self: &Arc<Self>, inode: InodeNumber) -> OpeningWatch {
+    /// An inode has another owner or mode, and is invalidated. The view is locked.
+    pub(super) fn add_permissions(&self, inode: InodeNumber) {
         let mut table = self.lock();
-        let number = table.next_opening;
-        table.next_opening += 1;
-        table.openings.insert(number, WatchedOpening { inode, is_stale: false });
-        OpeningWatch { stale_entries: Arc::clone(self), number }
+        table.permissions.add(inode);
+        table.note_change(inode);
+    }
+
+    /// The kernel has executed an invalidation of attributes.
+    pub(super) fn remove_permissions(&self, inode: InodeNumber) {
+        self.lock().permissions.remove(inode);
+    }
+
+    /// Watches a path whose last inode a call is for.
+    pub(super) fn watch_path(self: &Arc<Self>, inodes: Vec<InodeNumber>) -> PathWatch {
+        let mut table = self.lock();
+        let call = table.next_call;
+        table.next_call += 1;
+        table.calls.insert(call, WatchedPath { inodes, changed: Vec::new() });
+        PathWatch { stale_entries: Arc::clone(self), call }
+    }
+
+    /// The kernel is answered the attributes of an inode. The view is locked.
+    pub(super) fn note_attributes(&self, inode: InodeNumber) {
+        self.lock().permissions.confirm(inode);
     }
 
     /// A lookup by a thread is answered, or with no thread the creation of an entry.
     pub(super) fn note_answer(&self, thread: Option<u32>, key: &EntryKey, inode: Option<InodeNumber>) {
         let mut table = self.lock();
         if let Some(inode) = inode {
-            table.not_found_since.remove(&inode);
+            table.previous.confirm(inode);
+            table.permissions.confirm(inode);
         }
         if let Some(entry) = table.entries.get_mut(key) {
             entry.found = Some(FoundEntry { inode, thread });
@@ -209,13 +308,13 @@ mod tests {
     #[test]
     fn an_inode_that_is_being_opened_may_have_been_found_by_an_old_name() {
         let stale = Arc::<StaleEntries>::default();
-        let is_stale = |inode| stale.watch_opening(inode).is_stale();
+        let is_stale = |inode| stale.watch_path(vec![inode]).is_stale();
         stale.add(key("a"), OLD);
         stale.add(key("b"), OLD);
         stale.add(key("b"), NEW);
         stale.remove(&key("a"));
         assert!(is_stale(OLD) && is_stale(NEW));
-        let (before, other) = (stale.watch_opening(OLD), stale.watch_opening(NEW));
+        let (before, other) = (stale.watch_path(vec![OLD]), stale.watch_path(vec![NEW]));
         stale.remove(&key("b"));
         stale.remove(&key("b"));
         assert!(is_stale(OLD) && is_stale(NEW) && before.is_stale(), "the paths were walked before the invalidations");
@@ -228,5 +327,33 @@ mod tests {
         stale.note_answer(Some(1), &key("c"), Some(OLD));
         assert!(before.is_stale(), "this path was walked before the invalidation");
         assert!(!is_stale(OLD) && !other.is_stale());
+    }
+
+    #[test]
+    fn a_path_through_a_directory_that_was_renamed_is_walked_again_once() {
+        let (stale, file) = (Arc::<StaleEntries>::default(), InodeNumber(7));
+        let early = stale.watch_path(vec![file, OLD]);
+        stale.add(key("a"), OLD);
+        let call = || stale.watch_path(vec![file, OLD]);
+        assert_eq!((early.check(1), early.check(1)), (Err(Errno::STALE), Ok(())), "a relative path leads there again");
+        assert_eq!((call().check(1), call().check(2)), (Ok(()), Err(Errno::STALE)), "another thread");
+        stale.remove(&key("a"));
+        assert_eq!((call().check(1), call().check(3)), (Ok(()), Err(Errno::STALE)), "it was walked before");
+        stale.note_answer(Some(1), &key("b"), Some(OLD));
+        assert_eq!(call().check(3), Ok(()), "the directory was found by its new name");
+        stale.add(key("b"), OLD);
+        assert_eq!(call().check(1), Err(Errno::STALE), "it was renamed again");
+    }
+
+    #[test]
+    fn other_permissions_on_a_path_are_read_before_the_call_is_permitted() {
+        let (stale, file) = (Arc::<StaleEntries>::default(), InodeNumber(7));
+        stale.add_permissions(OLD);
+        let is_stale = || stale.watch_path(vec![file, OLD]).is_stale();
+        assert!(is_stale());
+        stale.remove_permissions(OLD);
+        assert!(is_stale() && !stale.watch_path(vec![file]).is_stale());
+        stale.note_attributes(OLD);
+        assert!(!is_stale());
     }
 }

@@ -11,6 +11,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use farfork_cluster::catalog::VolumeName;
 use rustix::fs::{FlockOperation, flock};
 
 use super::volume_directory::VolumeDirectory;
@@ -45,21 +46,35 @@ impl VolumeStore {
     /// # Errors
     /// As readdir(3) and flock(2). A store that does not exist has none.
     pub fn mounted_volumes(&self) -> io::Result<Vec<String>> {
-        let entries = match fs::read_dir(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
-        };
         let mut mounted = Vec::new();
-        for entry in entries {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let volume = self.volume(&name);
-            // A file system that is mounted at the store has directories of its own, such as lost+found.
-            if volume.id().is_ok() && volume.try_lock_client()?.is_none() {
+        for name in self.volume_names()? {
+            if self.volume(&name).try_lock_client()?.is_none() {
                 mounted.push(name);
             }
         }
         Ok(mounted)
+    }
+
+    /// The volumes of which the store has a replica, in order. A store that does not exist has none.
+    ///
+    /// # Errors
+    /// As readdir(3).
+    pub fn volume_names(&self) -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            // A file system that is mounted at the store has directories of its own, such as lost+found. A replica that was set
+            // aside has a name that no volume has.
+            if VolumeName::new(&name).is_ok() && self.volume(&name).id().is_ok() {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
     }
 
     /// Where clients attach.

@@ -57,6 +57,20 @@ impl VolumeDirectory {
         Self { path: path.to_owned() }
     }
 
+    /// Renames the replica of a volume that the catalog does not know. Its new path.
+    ///
+    /// # Errors
+    /// As rename(2); `AlreadyExists` when a client has the volume mounted.
+    pub(super) fn set_aside(&self, id: u64) -> io::Result<PathBuf> {
+        let _lock = self.try_lock_client()?.ok_or(io::ErrorKind::AlreadyExists)?;
+        // A volume's name has no full stop.
+        let mut name = self.path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{id:016x}"));
+        let aside = self.path.with_file_name(name);
+        fs::rename(&self.path, &aside)?;
+        Ok(aside)
+    }
+
     /// Creates an empty replica. The file with the id is written last: a directory without it is left from a crash.
     ///
     /// # Errors

@@ -17,8 +17,6 @@ pub enum InodeContent {
     Directory {
         /// By name.
         entries: DirectoryEntries,
-        /// Where `..` leads.
-        parent: InodeNumber,
         /// How many entries are directories.
         subdirectories: u32,
     },
@@ -35,6 +33,8 @@ pub struct Inode {
     pub attributes: InodeAttributes,
     /// How many entries lead here.
     pub entry_count: u32,
+    /// The directory of the entry that was set last. For a directory, `..` leads there.
+    pub parent: InodeNumber,
     /// By kind.
     pub content: InodeContent,
     /// Extended attributes.
@@ -52,16 +52,20 @@ impl Inode {
     pub fn new(attributes: InodeAttributes) -> Self {
         let content = match attributes.kind {
             FileKind::Regular => InodeContent::File(ExtentMap::default()),
-            FileKind::Directory => InodeContent::Directory {
-                entries: DirectoryEntries::default(),
-                parent: InodeNumber::ROOT,
-                subdirectories: 0,
-            },
+            FileKind::Directory => InodeContent::Directory { entries: DirectoryEntries::default(), subdirectories: 0 },
             FileKind::Symlink => InodeContent::Symlink(Vec::new()),
             _ => InodeContent::Special,
         };
-        let (xattrs, is_unlinked_elsewhere) = (BTreeMap::new(), false);
-        Self { attributes, entry_count: 0, content, xattrs, lookups: 0, is_unlinked_elsewhere, created_by: None }
+        Self {
+            attributes,
+            entry_count: 0,
+            parent: InodeNumber::ROOT,
+            content,
+            xattrs: BTreeMap::new(),
+            lookups: 0,
+            is_unlinked_elsewhere: false,
+            created_by: None,
+        }
     }
 
     /// `st_nlink`.

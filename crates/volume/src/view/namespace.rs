@@ -9,6 +9,9 @@ use super::inode::{Inode, InodeContent};
 use crate::log::AppendedRecord;
 use crate::record::{EntryName, FILE_BYTES_MAX, InodeNumber, RecordEffect};
 
+/// PATH_MAX of <linux/limits.h>, and a name has at least one byte and a slash.
+const PATH_INODES_MAX: usize = 4096 / 2;
+
 /// An inode as the shared tree has it.
 pub type LoadedInode = Inode;
 
@@ -198,6 +201,22 @@ impl VolumeNamespace {
         }
     }
 
+    /// An inode and the directories above it, without the root. A file with several entries counts as in the directory of the one
+    /// that was set last.
+    pub fn path_of(&self, inode: InodeNumber) -> Vec<InodeNumber> {
+        let mut path = Vec::new();
+        let mut current = inode;
+        // A directory without an entry keeps its parent, so a circle is not excluded.
+        while current != InodeNumber::ROOT && path.len() < PATH_INODES_MAX {
+            path.push(current);
+            match self.inode(current) {
+                Ok(inode) => current = inode.parent,
+                Err(_) => break,
+            }
+        }
+        path
+    }
+
     /// Sets where an entry leads, and returns where it led.
     pub(super) fn set_entry(
         &mut self,
@@ -229,9 +248,11 @@ impl VolumeNamespace {
         let Some(inode) = self.inodes.get_mut(&number) else { return };
         let add = |count: u32| if is_added { count + 1 } else { count - 1 };
         inode.entry_count = add(inode.entry_count);
-        let InodeContent::Directory { parent: parent_of_inode, .. } = &mut inode.content else { return };
         if is_added {
-            *parent_of_inode = parent;
+            inode.parent = parent;
+        }
+        if !inode.is_directory() {
+            return;
         }
         if let Some(Inode { content: InodeContent::Directory { subdirectories, .. }, .. }) =
             self.inodes.get_mut(&parent)

@@ -11,6 +11,7 @@ mod model;
 mod mounted_volume;
 mod programs;
 mod real_programs;
+mod replaced_paths;
 mod replica_check;
 mod several_clients;
 mod suites;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
     for (name, test) in [
         basic_calls::TESTS,
         chain::TESTS,
+        replaced_paths::TESTS,
         several_clients::TESTS,
         replica_check::TESTS,
         model::TESTS,

@@ -82,17 +82,23 @@ impl MountVolume {
     }
 }
 
-/// The real path of a directory. If it has the mount of a dead client, it answers ENOTCONN, and the new mount covers
-/// it.
+/// The real path of a directory. If it has the mount of a dead client, it answers ENOTCONN or ECONNABORTED, and the new mount
+/// covers it.
 fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
+    let is_dead =
+        |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted);
     match directory.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+        Err(error) if is_dead(&error) => {
             let absolute = std::path::absolute(directory)?;
             let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Err(error) };
             Ok(parent.canonicalize()?.join(name))
         }
-        Ok(resolved) if !resolved.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
-        resolved => resolved,
+        Err(error) => Err(error),
+        Ok(resolved) => match resolved.metadata() {
+            Ok(metadata) if !metadata.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
+            Err(error) if !is_dead(&error) => Err(error),
+            _ => Ok(resolved),
+        },
     }
 }
 

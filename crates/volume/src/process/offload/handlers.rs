@@ -201,8 +201,11 @@ pub(super) fn create_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result
     let failed = |error: io::Error| format!("node {}: volume {}: {error}", node.name, key.name);
     match directory.id() {
         Ok(id) if id == key.id => return open(node, key).map(drop),
-        // It is left over from a drop that did not reach this node.
-        Ok(id) => drop_replica(node, &VolumeKey { name: key.name.clone(), id })?,
+        // It is left over from a drop that did not reach this node, or the catalog is a wrong one: nothing is removed.
+        Ok(id) => {
+            let aside = directory.set_aside(id).map_err(failed)?;
+            tracing::warn!(volume = %key.name, aside = %aside.display(), "an earlier replica was set aside: remove it if it is not needed");
+        }
         // It is left over from a crash.
         Err(_) if directory.path().exists() => fs::remove_dir_all(directory.path()).map_err(failed)?,
         Err(_) => {}

@@ -145,7 +145,7 @@ pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
     let (_servers, address) = start_servers(options, &node, regions).map_err(listen_failed)?;
     node.open_replicas()?;
     node.catalog.register_node(&node.name, &address)?;
-    node.watch_catalog().map_err(store_failed)?;
+    node.watch_catalog(address).map_err(store_failed)?;
     check::scrub::start(&node, options.scrub_interval).map_err(store_failed)?;
     let clients = listen(&store.offload_socket()).map_err(store_failed)?;
     let control = listen(&store.control_socket()).map_err(store_failed)?;

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use farfork_cluster::catalog::{
-    Catalog, CatalogContents, CatalogError, Durability, VolumeName, VolumeRecord, update_volume,
+    Catalog, CatalogContents, CatalogError, Durability, VolumeName, VolumeNode, VolumeRecord, VolumeState,
+    update_volume,
 };
 use farfork_fabric::RegionRegistry;
 use farfork_wire::NodeName;
@@ -22,6 +23,7 @@ use crate::chain::{PeerClients, membership};
 use crate::process::data_copier::CopyMethod;
 use crate::process::message::OffloadMessage;
 use crate::process::store::VolumeStore;
+use crate::process::volume_directory::{CreateError, VolumeDirectory};
 
 /// How often the catalog is read: another node may have changed it.
 const CATALOG_INTERVAL: Duration = Duration::from_millis(100);
@@ -52,6 +54,10 @@ pub(super) enum ReplicaError {
     UnknownVolume(VolumeName),
     #[error("node {node} has no replica of volume {volume}")]
     NoReplica { node: NodeName, volume: VolumeName },
+    #[error("node {node} has lost its replica of volume {volume}, which was the last live one: bring its disk back")]
+    LastLost { node: NodeName, volume: VolumeName },
+    #[error("volume {volume} on node {node}: {source}")]
+    Create { node: NodeName, volume: VolumeName, source: CreateError },
     #[error("volume {volume} on node {node}: {source}")]
     Open { node: NodeName, volume: VolumeName, source: io::Error },
 }
@@ -97,8 +103,7 @@ impl OffloadNode {
 
     /// The replica of a volume on this node, opened if need be. A replica of an earlier volume of that name is none.
     pub(super) fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
-        let contents = self.catalog.read()?;
-        let record = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?;
+        let mut record = self.record(name)?;
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(volume) = volumes.get(name).filter(|volume| volume.key.id == record.id) {
             return Ok(Arc::clone(volume));
@@ -110,7 +115,7 @@ impl OffloadNode {
             Err(error) => return Err(failed(error)),
         };
         if !has_replica {
-            return Err(ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() });
+            record = self.replace_lost_replica(name, &record)?;
         }
         let volume = Arc::new(ReplicatedVolume::new(Arc::clone(self), name.clone(), record.clone()));
         volume.directory.finish_tree_exchange().map_err(failed)?;
@@ -127,6 +132,30 @@ impl OffloadNode {
             previous.close();
         }
         Ok(volume)
+    }
+
+    /// The replica is not on the disk, though the catalog has this node: the disk is new, or the directory was removed. An empty
+    /// replica takes its place, outside of the chain, and copies another one. The record of now.
+    fn replace_lost_replica(&self, name: &VolumeName, record: &VolumeRecord) -> Result<VolumeRecord, ReplicaError> {
+        let no_replica = || ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() };
+        let directory = self.store.volume(name.as_str());
+        if record.state != VolumeState::Ready || !record.replicas.contains(&self.name) || directory.path().exists() {
+            return Err(no_replica());
+        }
+        let left = update_volume(&*self.catalog, name, |present| {
+            present.id == record.id && membership::remove_member(present, &self.name, present.epoch)
+        })?;
+        let left = left.filter(|left| left.id == record.id).ok_or_else(no_replica)?;
+        if left.chain.contains(&self.name) {
+            return Err(ReplicaError::LastLost { node: self.name.clone(), volume: name.clone() });
+        }
+        tracing::warn!(volume = %name, "the replica of this node is missing: it is copied from another node");
+        VolumeDirectory::create(directory.path(), record.id).map_err(|error| ReplicaError::Create {
+            node: self.name.clone(),
+            volume: name.clone(),
+            source: error,
+        })?;
+        Ok(left)
     }
 
     /// As `volume`, for a request of another node that names the id.
@@ -159,18 +188,33 @@ impl OffloadNode {
     }
 
     /// Passes changes of the catalog to the volumes, until the process ends.
-    pub(super) fn watch_catalog(self: &Arc<Self>) -> io::Result<()> {
+    ///
+    /// `address` is the one of this node. An older catalog may have been restored, which has another one.
+    pub(super) fn watch_catalog(self: &Arc<Self>, address: VolumeNode) -> io::Result<()> {
         let node = Arc::clone(self);
         thread::Builder::new().name("catalog".to_owned()).spawn(move || {
             loop {
                 match node.catalog.read() {
-                    Ok(contents) => node.apply_catalog(&contents),
+                    Ok(contents) => {
+                        node.apply_catalog(&contents);
+                        node.register_again(&contents, &address);
+                    }
                     Err(error) => tracing::warn!(%error, "the catalog is read again"),
                 }
                 thread::sleep(CATALOG_INTERVAL);
             }
         })?;
         Ok(())
+    }
+
+    fn register_again(&self, contents: &CatalogContents, address: &VolumeNode) {
+        // A catalog without nodes is a file that is missing: it must not be created here.
+        if contents.nodes.is_empty() || contents.nodes.get(&self.name) == Some(address) {
+            return;
+        }
+        if let Err(error) = self.catalog.register_node(&self.name, address) {
+            tracing::warn!(%error, "this node cannot write its address into the catalog: it is tried again");
+        }
     }
 
     fn apply_catalog(&self, contents: &CatalogContents) {

@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use super::CallerIdentity;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
-use crate::view::{InodeContent, VolumeNamespace};
+use crate::view::VolumeNamespace;
 
 /// The flags of renameat2(2). RENAME_WHITEOUT is refused by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,8 +113,8 @@ impl VolumeNamespace {
             if current == ancestor {
                 return true;
             }
-            match self.inode(current).map(|inode| &inode.content) {
-                Ok(InodeContent::Directory { parent, .. }) if current != InodeNumber::ROOT => current = *parent,
+            match self.inode(current) {
+                Ok(inode) if current != InodeNumber::ROOT => current = inode.parent,
                 _ => return false,
             }
         }

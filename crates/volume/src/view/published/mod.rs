@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::change::{ChangeSet, InodeChange};
-use crate::record::{EntryKey, InodeNumber};
+use crate::record::{EntryKey, InodeAttributes, InodeNumber};
 use crate::view::{Inode, InodeContent, VolumeNamespace};
 
 /// What the kernel may have cached of a namespace that has changed.
@@ -13,6 +13,8 @@ pub struct CachedObjects {
     pub inodes: BTreeSet<InodeNumber>,
     /// Entries that led elsewhere, and where they led. The kernel keeps no entries that do not exist.
     pub entries: BTreeMap<EntryKey, InodeNumber>,
+    /// Those of `inodes` whose owner or mode has changed.
+    pub permissions: BTreeSet<InodeNumber>,
 }
 
 impl VolumeNamespace {
@@ -21,8 +23,12 @@ impl VolumeNamespace {
         let mut cached = CachedObjects::default();
         let mut unlinked = BTreeSet::new();
         for (number, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {
-            if !self.inodes.contains_key(number) {
-                unlinked.insert(*number);
+            match (self.inodes.get(number), &change.attributes) {
+                (None, _) => _ = unlinked.insert(*number),
+                (Some(inode), Some(attributes)) if !has_equal_permissions(&inode.attributes, attributes) => {
+                    cached.permissions.insert(*number);
+                }
+                _ => {}
             }
             self.apply_change(*number, change);
         }
@@ -42,6 +48,7 @@ impl VolumeNamespace {
         }
         let touched = changes.inodes.keys().chain(&unlinked).copied();
         cached.inodes.extend(touched.filter(|number| self.is_known_to_kernel(*number)));
+        cached.permissions.retain(|number| cached.inodes.contains(number));
         for (number, _) in changes.inodes.iter().filter(|(_, change)| change.is_dropped) {
             self.drop_foreign(*number);
         }
@@ -66,6 +73,10 @@ impl VolumeNamespace {
                 cached
                     .entries
                     .extend(names.map(|entry| (EntryKey { parent: number, name: entry.name.clone() }, entry.inode)));
+            }
+            let is_changed = |present: &Inode| !has_equal_permissions(&present.attributes, &inode.attributes);
+            if self.inodes.get(&number).is_some_and(is_changed) {
+                cached.permissions.insert(number);
             }
             self.keep_references(number, inode);
         }
@@ -113,6 +124,10 @@ impl VolumeNamespace {
     fn is_known_to_kernel(&self, number: InodeNumber) -> bool {
         number == InodeNumber::ROOT || self.inodes.get(&number).is_some_and(|inode| inode.lookups > 0)
     }
+}
+
+fn has_equal_permissions(one: &InodeAttributes, other: &InodeAttributes) -> bool {
+    (one.mode, one.user, one.group) == (other.mode, other.user, other.group)
 }
 
 #[cfg(test)]

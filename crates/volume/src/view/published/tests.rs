@@ -128,9 +128,9 @@ fn assert_equal(found: &VolumeNamespace, expected: &VolumeNamespace, seed: u64) 
 /// has no parent.
 fn content_of(inode: &Inode) -> String {
     match &inode.content {
-        InodeContent::Directory { entries, parent, subdirectories } => {
+        InodeContent::Directory { entries, subdirectories } => {
             let entries: BTreeSet<_> = entries.after(0).map(|entry| (entry.name.clone(), entry.inode)).collect();
-            let parent = (inode.entry_count > 0).then_some(parent);
+            let parent = (inode.entry_count > 0).then_some(inode.parent);
             format!("{parent:?} {subdirectories} {entries:?}")
         }
         InodeContent::Symlink(target) => format!("{target:?}"),

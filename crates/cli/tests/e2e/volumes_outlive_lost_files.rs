@@ -1,0 +1,126 @@
+//! The catalog, the replica of a node or the process that serves a mount is lost. Nothing else is, and the next step is named.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use crate::harness::{Cluster, scratch, wait};
+use crate::test::Test;
+use crate::volumes_are_replicated::{VolumeMount, volume_processes, write_synced};
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("a_missing_catalog_is_named", missing_catalog),
+    Test::alone("a_lost_replica_is_copied_again", lost_replica),
+    Test::alone("a_dead_mount_is_mounted_over", dead_mount),
+];
+
+/// For nodes to return, and for changes to be published.
+const SETTLE_LIMIT: Duration = Duration::from_secs(30);
+const CONTENTS: &[u8] = b"acknowledged\n";
+
+fn cluster_with_volume() -> Cluster {
+    let cluster = Cluster::start(2);
+    cluster.first().json(&["volume", "create", "data", "--replicas", &cluster.names(&[0, 1])]);
+    cluster
+}
+
+fn restart_daemons(cluster: &Cluster, while_stopped: impl FnOnce()) {
+    for node in 0..2 {
+        cluster.stop_daemon(node);
+    }
+    while_stopped();
+    for node in 0..2 {
+        cluster.restart_daemon(node);
+    }
+    cluster.wait_until_all_are_alive();
+}
+
+fn has_contents(cluster: &Cluster, node: usize, name: &str) -> bool {
+    fs::read(cluster.run_dir(node).join("volumes/data/shared/tree").join(name)).is_ok_and(|found| found == CONTENTS)
+}
+
+/// As when the file system with the catalog is not mounted yet when the nodes start.
+fn missing_catalog() {
+    let (cluster, directory) = (cluster_with_volume(), scratch::directory());
+    let mount = VolumeMount::new(&cluster, 0, "data", directory.path());
+    write_synced(&mount.path("file"), CONTENTS);
+    mount.end();
+    let is_published = || (has_contents(&cluster, 0, "file") && has_contents(&cluster, 1, "file")).then_some(());
+    wait::wait_until("the file is published", SETTLE_LIMIT, is_published);
+
+    let catalog = cluster.run_dir(0).parent().expect("a directory for each node").join("volumes/catalog");
+    let away = catalog.with_extension("away");
+    restart_daemons(&cluster, || fs::rename(&catalog, &away).expect("the cluster has a catalog"));
+    for arguments in [&["volume", "create", "data", "--replicas", "n1,n2"][..], &["volume", "ls"]] {
+        let refused = cluster.first().run_failing(arguments);
+        refused.require_mentions(&["catalog", "is missing", "data", "bring the file back"]);
+    }
+    assert!(!catalog.exists(), "no other catalog takes its place");
+
+    fs::rename(&away, &catalog).expect("it is brought back");
+    let is_live = || cluster.first().run(&["volume", "ls"]).stdout.contains("n1,n2").then_some(());
+    wait::wait_until("the nodes serve the volume again", SETTLE_LIMIT, is_live);
+    assert!(has_contents(&cluster, 0, "file") && has_contents(&cluster, 1, "file"));
+    cluster.first().json(&["volume", "drop", "data"]);
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// As with a new disk.
+fn lost_replica() {
+    let (cluster, directory) = (cluster_with_volume(), scratch::directory());
+    let mount = VolumeMount::new(&cluster, 0, "data", directory.path());
+    write_synced(&mount.path("before"), CONTENTS);
+    cluster.stop_daemon(1);
+    let replica = cluster.run_dir(1).join("volumes/data");
+    wait::wait_until("the processes of the node end", SETTLE_LIMIT, || {
+        volume_processes(&cluster.run_dir(1).join("volumes")).is_empty().then_some(())
+    });
+    fs::remove_dir_all(&replica).expect("the node has a replica");
+    cluster.restart_daemon(1);
+    write_synced(&mount.path("after"), CONTENTS);
+    wait::wait_until("the replica is copied again", SETTLE_LIMIT, || {
+        let live = cluster.first().json(&["volume", "status", "data"])["live"].clone();
+        let has_files = has_contents(&cluster, 1, "before") && has_contents(&cluster, 1, "after");
+        (live == json!(["n1", "n2"]) && has_files).then_some(())
+    });
+    mount.end();
+    cluster.first().json(&["volume", "drop", "data"]);
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+fn dead_mount() {
+    let (cluster, directory) = (cluster_with_volume(), scratch::directory());
+    let mount = VolumeMount::new(&cluster, 0, "data", directory.path());
+    write_synced(&mount.path("file"), CONTENTS);
+    let point = mount.path("");
+    kill_supervisor(&point);
+    // stat(2) may be answered from a cache.
+    wait::wait_until("the mount is dead", SETTLE_LIMIT, || fs::read_dir(&point).is_err().then_some(()));
+    let mount_again = || cluster.first().run(&["volume", "mount", "data", &point.to_string_lossy()]);
+    wait::wait_until("the volume is mounted again", SETTLE_LIMIT, || {
+        // The client of the dead mount may still be ending.
+        let mounted = mount_again();
+        let is_known = mounted.status.success() || mounted.stderr.contains("mounted on this node already");
+        assert!(is_known, "{}", mounted.stderr);
+        mounted.status.success().then_some(())
+    });
+    assert_eq!(fs::read(mount.path("file")).expect("the file of before"), CONTENTS);
+    mount.end();
+    cluster.first().json(&["volume", "drop", "data"]);
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// The process that `farfork volume mount` starts in the background is the parent of the client.
+fn kill_supervisor(point: &Path) {
+    let argument = point.to_string_lossy();
+    let point = Path::new(argument.trim_end_matches('/'));
+    let is_supervisor = |pid: &i32| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split('\0').any(|argument| argument == "mount")
+    };
+    let supervisor = volume_processes(point).into_iter().find(is_supervisor).and_then(Pid::from_raw);
+    kill_process(supervisor.expect("the mount has a supervisor"), Signal::KILL).expect("it runs");
+}

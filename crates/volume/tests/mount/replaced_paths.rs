@@ -1,0 +1,151 @@
+//! One node replaces a directory or a symbolic link, or changes permissions. The next call on the other node uses the path as it
+//! is now, though its kernel has the old one in its caches.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use farfork_cluster::catalog::Durability;
+use rustix::fs::{AtFlags, Mode, OFlags, linkat, mkdirat, openat, renameat, unlinkat};
+use rustix::io::Errno;
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
+
+use super::mounted_volume::LOG_BYTES;
+use super::test_node::NO_DETECTION_MS;
+use super::volume_cluster::VolumeCluster;
+
+/// The tests of this file.
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("a_path_leads_through_the_directory_that_has_the_name_now", path_through_directory),
+    ("a_symbolic_link_leads_to_its_target_of_now", path_through_link),
+    ("permissions_that_another_node_has_changed_are_checked", changed_permissions),
+    ("an_open_directory_that_another_node_has_renamed_stays_usable", renamed_open_directory),
+];
+
+const ROUNDS: u32 = 20;
+
+fn mounted_pair() -> (VolumeCluster, PathBuf, PathBuf) {
+    let cluster = VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
+    let (here, there) = (cluster.path(0), cluster.path(1));
+    (cluster, here, there)
+}
+
+fn write(path: &Path, text: &str) {
+    fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
+
+/// A call in a directory, and how the directory then shows that it was made there.
+type DirectoryCall = (&'static str, fn(&Path) -> io::Result<()>, fn(&Path) -> bool);
+
+const DIRECTORY_CALLS: [DirectoryCall; 7] = [
+    ("write", |at| fs::write(at.join("file"), "new"), |at| fs::read(at.join("file")).unwrap() == b"new"),
+    ("create", |at| File::create_new(at.join("new")).map(drop), |at| at.join("new").exists()),
+    ("mkdir", |at| fs::create_dir(at.join("new")), |at| at.join("new").exists()),
+    ("symlink", |at| symlink("target", at.join("new")), |at| at.join("new").is_symlink()),
+    ("link", |at| fs::hard_link(at.join("file"), at.join("new")), |at| at.join("new").exists()),
+    ("unlink", |at| fs::remove_file(at.join("file")), |at| !at.join("file").exists()),
+    ("rename", |at| fs::rename(at.join("file"), at.join("new")), |at| at.join("new").exists()),
+];
+
+fn path_through_directory() {
+    let (_cluster, here, there) = mounted_pair();
+    for (name, call, is_made) in DIRECTORY_CALLS {
+        for round in 0..ROUNDS {
+            let [top, other_top] = [&here, &there].map(|root| root.join(format!("{name}-{round}")));
+            for directory in ["current", "next"] {
+                fs::create_dir_all(top.join(directory)).unwrap();
+                write(&top.join(directory).join("file"), directory);
+            }
+            assert_eq!(fs::read_to_string(other_top.join("current/file")).unwrap(), "current");
+            assert_eq!(fs::read_dir(other_top.join("current")).unwrap().count(), 1);
+            fs::rename(top.join("current"), top.join("previous")).unwrap();
+            fs::rename(top.join("next"), top.join("current")).unwrap();
+            let made = call(&other_top.join("current"));
+            assert!(made.is_ok(), "{name}, round {round}: {made:?}");
+            // On the node that has made the call: stat(2) on the other one may be answered from its cache.
+            let [current, previous] = ["current", "previous"].map(|directory| is_made(&other_top.join(directory)));
+            assert!(current && !previous, "{name}, round {round}: {current} {previous}");
+        }
+    }
+    for round in 0..ROUNDS {
+        let [top, other_top] = [&here, &there].map(|root| root.join(format!("list-{round}")));
+        for (directory, file) in [("current", "old"), ("next", "new")] {
+            fs::create_dir_all(top.join(directory)).unwrap();
+            write(&top.join(directory).join(file), file);
+        }
+        assert_eq!(fs::read_dir(other_top.join("current")).unwrap().count(), 1);
+        fs::rename(top.join("current"), top.join("previous")).unwrap();
+        fs::rename(top.join("next"), top.join("current")).unwrap();
+        let names = fs::read_dir(other_top.join("current")).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["new"], "round {round}");
+    }
+}
+
+fn path_through_link() {
+    let (_cluster, here, there) = mounted_pair();
+    for round in 0..ROUNDS {
+        let release = here.join(format!("release-{round}"));
+        fs::create_dir(&release).unwrap();
+        write(&release.join("file"), &round.to_string());
+        symlink(&format!("release-{round}"), here.join("next")).unwrap();
+        fs::rename(here.join("next"), here.join("current")).unwrap();
+        for _ in 0..2 {
+            assert_eq!(fs::read_to_string(there.join("current/file")).unwrap(), round.to_string());
+        }
+    }
+}
+
+fn changed_permissions() {
+    let (cluster, here, there) = mounted_pair();
+    // The user may not walk to the mount.
+    let root = File::open(&there).unwrap();
+    // The identity of a thread is its own.
+    let open_as_user = |name: &str| {
+        let open = || {
+            set_thread_res_uid(Uid::from_raw(1000), Uid::from_raw(1000), Uid::from_raw(1000)).unwrap();
+            openat(&root, name, OFlags::RDONLY, Mode::empty()).map(drop)
+        };
+        thread::scope(|scope| scope.spawn(open).join().unwrap())
+    };
+    let set_mode = |name: &str, mode| fs::set_permissions(here.join(name), Permissions::from_mode(mode)).unwrap();
+    fs::create_dir(here.join("folder")).unwrap();
+    for round in 0..ROUNDS {
+        let name = format!("folder/file-{round}");
+        write(&here.join(&name), "secret");
+        set_mode(&name, 0o644);
+        assert_eq!(open_as_user(&name), Ok(()), "round {round}");
+        for (changed, denied, permitted) in [(name.as_str(), 0o600, 0o644), ("folder", 0o700, 0o755)] {
+            set_mode(changed, denied);
+            assert_eq!(open_as_user(&name), Err(Errno::ACCESS), "{changed}, round {round}");
+            set_mode(changed, permitted);
+            // The kernel refuses by itself until it has the new mode.
+            cluster.nodes[1].wait_for("the user may open the file", || open_as_user(&name).is_ok());
+        }
+    }
+}
+
+/// The kernel does not look up a directory that a program has open.
+fn renamed_open_directory() {
+    let (_cluster, here, there) = mounted_pair();
+    fs::create_dir(here.join("directory-0")).unwrap();
+    write(&here.join("directory-0/file"), "data");
+    let directory = File::open(there.join("directory-0")).unwrap();
+    let is_same = |name: &str| fs::read(there.join(name)).unwrap() == b"data";
+    for round in 0..ROUNDS {
+        let name = |number: u32| format!("directory-{number}");
+        fs::rename(here.join(name(round)), here.join(name(round + 1))).unwrap();
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let path = format!("new-{round}");
+        drop(openat(&directory, &path, flags, Mode::RUSR).unwrap());
+        drop(openat(&directory, &path, OFlags::RDONLY, Mode::empty()).unwrap());
+        mkdirat(&directory, format!("folder-{round}"), Mode::RWXU).unwrap();
+        linkat(&directory, "file", &directory, "link", AtFlags::empty()).unwrap();
+        renameat(&directory, "link", &directory, "moved").unwrap();
+        unlinkat(&directory, "moved", AtFlags::empty()).unwrap();
+        assert!(is_same(&format!("{}/file", name(round + 1))), "round {round}");
+        assert!(here.join(name(round + 1)).join(path).exists(), "round {round}");
+    }
+}
