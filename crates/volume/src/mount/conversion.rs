@@ -84,7 +84,16 @@ pub(super) fn attributes_of(number: InodeNumber, inode: &Inode) -> FileAttr {
 pub(super) fn requested_time(time: TimeOrNow, now: Timestamp) -> Timestamp {
     match time {
         TimeOrNow::Now => now,
-        TimeOrNow::SpecificTime(time) => timestamp_of(time),
+        TimeOrNow::SpecificTime(time) => received_time(time),
+    }
+}
+
+/// The kernel's numbers of a time that fuser 0.18 has converted. Before 1970, fuser subtracts the nanoseconds, which the kernel
+/// adds.
+fn received_time(time: SystemTime) -> Timestamp {
+    match UNIX_EPOCH.duration_since(time) {
+        Ok(before) => Timestamp { seconds: -(before.as_secs() as i64), nanoseconds: before.subsec_nanos() },
+        Err(_) => timestamp_of(time),
     }
 }
 
@@ -116,6 +125,16 @@ mod tests {
         for (seconds, nanoseconds) in [(0, 0), (5, 7), (-1, 999_999_999), (-5, 0), (-5, 3)] {
             let time = Timestamp { seconds, nanoseconds };
             assert_eq!(timestamp_of(system_time_of(time)), time);
+        }
+    }
+
+    #[test]
+    fn received_times_are_those_of_the_kernel() {
+        for (seconds, nanoseconds) in [(0, 0), (5, 7), (-1, 999_999_999), (-7, 3), (-7, 0)] {
+            // `system_time_from_time` in fuser 0.18.
+            let distance = Duration::new(i64::unsigned_abs(seconds), nanoseconds);
+            let converted = if seconds < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance };
+            assert_eq!(received_time(converted), Timestamp { seconds, nanoseconds });
         }
     }
 }

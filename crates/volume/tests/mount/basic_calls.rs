@@ -1,8 +1,9 @@
 //! Calls that programs depend on, one test per kind.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, FileTimes, OpenOptions};
 use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, fallocate, renameat_with, seek};
 use rustix::io::Errno;
@@ -23,6 +24,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_volume_is_mounted_once", a_volume_is_mounted_once),
     ("a_mount_below_stays_when_the_volume_is_unmounted", a_mount_below_stays_when_the_volume_is_unmounted),
     ("an_attribute_that_no_file_system_keeps_is_refused", an_attribute_that_no_file_system_keeps_is_refused),
+    ("a_time_before_1970_is_kept", a_time_before_1970_is_kept),
 ];
 
 fn what_is_written_is_read_after_a_remount() {
@@ -242,4 +244,15 @@ fn an_attribute_that_no_file_system_keeps_is_refused() {
         assert_eq!(set(name), Err(Errno::OPNOTSUPP), "{name}");
     }
     set("user.kept").unwrap();
+}
+
+fn a_time_before_1970_is_kept() {
+    let volume = MountedVolume::create();
+    let path = volume.path().join("file");
+    let file = File::create(&path).unwrap();
+    let before = UNIX_EPOCH - Duration::new(6, 999_999_997);
+    file.set_times(FileTimes::new().set_modified(before).set_accessed(before)).unwrap();
+    let metadata = fs::metadata(&path).unwrap();
+    assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (-7, 3));
+    assert_eq!(metadata.accessed().unwrap(), before);
 }
