@@ -126,9 +126,9 @@ fn who_is_no_node_of_the_cluster_is_told_why_and_gets_nothing() {
     let expired = owner.refuses(Some(&expired), "n1");
     assert!(expired.contains("it has expired"), "{expired}");
     let client = owner.refuses(Some(&owner.issue(Role::Client, "ci")), "n1");
-    assert!(client.contains("its role or cluster may not come in"), "{client}");
+    assert!(client.contains("its role or cluster is not accepted"), "{client}");
     let name = owner.refuses(Some(&owner.issue(Role::Node, "n3")), "n2");
-    assert!(name.contains("farfork://blue/node/n1 answers where node `n2` should"), "{name}");
+    assert!(name.contains("farfork://blue/node/n1 answered instead of node `n2`"), "{name}");
     owner.refuses(None, "n1");
     for words in [
         ["127.0.0.1", "farfork://blue/node/late has expired"],
