@@ -69,8 +69,8 @@ fn who_breaks_the_rules_is_named_and_harms_nobody() {
     let cases = [
         ("does not speak", b"GET / HTTP/1.1\r\nHost: n1\r\n\r\n".to_vec()),
         ("header is damaged", with(&|out| out.extend_from_slice(&[0x5a; 100]))),
-        ("no meaning here", with(&|out| out.extend(header(99, 0)))),
-        ("no meaning here", with(&|out| append_written(out, 1))),
+        ("unexpected frame kind", with(&|out| out.extend(header(99, 0)))),
+        ("unexpected frame kind", with(&|out| append_written(out, 1))),
         ("announces 3000000000 bytes", with(&|out| out.extend(header(FrameKind::Write as u8, 3_000_000_000)))),
         ("announces 70000 bytes", with(&|out| out.extend(header(FrameKind::Message as u8, 70_000)))),
         ("no OPEN frame precedes its handle", with(&|out| append_read(out, 1, 7, ReadMode::Exact, &one))),

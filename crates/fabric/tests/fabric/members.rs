@@ -193,7 +193,7 @@ fn who_asks_for_what_it_may_not_have_is_named() {
     let wrong = SeedKey { token: Token::from_bytes([9; 16]), ..(*key(1)).clone() };
     let page = [Span { extent: MEMORY, offset: 0, bytes: 8 }];
     nosy.read(&Arc::new(wrong), &page, PATIENCE).unwrap_err();
-    log::wait_for(&["farfork://blue/node/nosy at 127.0.0.1", "refuses", "the token does not open it"]);
+    log::wait_for(&["farfork://blue/node/nosy at 127.0.0.1", "refuses", "the token does not match"]);
     // Memory that was registered, and then revoked.
     let own = key(5);
     let registration = owner.seeds.registry.register(&own, Arc::new(SharedMemory::new(100).unwrap())).unwrap();
