@@ -28,7 +28,7 @@ fn certificate(bytes: &[u8]) {
         assert_eq!(peer.identity.to_string().parse::<Identity>().as_ref(), Ok(&peer.identity));
         assert!(!MEMBER.credentials.is_revoked(&peer));
     }
-    assert!(member::install_renewal(&MEMBER.directory, &KEY, bytes).is_err(), "it is for no key of this process");
+    assert!(member::install_renewal(&MEMBER.directory, &KEY, bytes).is_err(), "no key of this process matches it");
 }
 
 /// A certificate for a valid, self-signed request has the key of the request and the given name.

@@ -17,11 +17,11 @@ fuzz_target!(|input: &[u8]| {
     let (registry, key) = (RegionRegistry::new(Some(Arc::clone(&messages))), key());
     let _registration = registry.register(&key, Arc::new(Memory::default())).expect("the name is free");
     let exporter: Arc<dyn Exporter> = registry.clone();
-    let server = sim::SimServer::start(&stage.world, stage.address, &exporter).expect("the place is free");
+    let server = sim::SimServer::start(&stage.world, stage.address, &exporter).expect("the address is free");
     let mut attempt = stage.world.dial(stage.stranger, stage.address);
     let soon = stage.world.now() + Duration::from_secs(1);
     stage.world.run_until(soon, || attempt.is_ready());
-    let mut stream = attempt.poll().expect("somebody listens").expect("it has ended");
+    let mut stream = attempt.poll().expect("the owner listens").expect("it has ended");
     let mut bytes = Vec::new();
     // The first byte selects which parts of the protocol the peer follows.
     let (manners, input) = input.split_first().unwrap_or((&0, &[]));
@@ -36,7 +36,7 @@ fuzz_target!(|input: &[u8]| {
 
     let mut friend = sim::connect(&stage.world, stage.friend, stage.address, None);
     let (deadline, mut into) = (friend.now() + Duration::from_secs(10), vec![0; EXTENT_BYTES]);
-    read_blocking(&mut *friend, &key, ExtentId(1), 0, &mut into, deadline).expect("others are served");
+    read_blocking(&mut *friend, &key, ExtentId(1), 0, &mut into, deadline).expect("other nodes are served");
     while messages.receive().is_some() {}
     drop(server);
 });

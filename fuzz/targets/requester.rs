@@ -15,7 +15,7 @@ const WAIT_TIMEOUT: Duration = Duration::from_millis(400);
 
 fuzz_target!(|input: &[u8]| {
     let stage = Stage::default();
-    let listener = stage.world.listen(stage.address).expect("the place is free");
+    let listener = stage.world.listen(stage.address).expect("the address is free");
     let mut requester = sim::connect(&stage.world, stage.friend, stage.address, None);
     let (deadline, key) = (requester.now() + WAIT_TIMEOUT, key());
     let span = |extent, bytes| Span { extent: ExtentId(extent), offset: 3, bytes };

@@ -19,7 +19,7 @@ const REQUESTS: usize = 6;
 
 fuzz_target!(|input: &[u8]| {
     let stage = Stage::default();
-    let listener = stage.world.listen(stage.address).expect("the place is free");
+    let listener = stage.world.listen(stage.address).expect("the address is free");
     let start = stage.world.local_time(stage.friend);
     let connector = Box::new(SimConnector::new(&stage.world, stage.friend, stage.address, None));
     let mut count = 0;

@@ -29,13 +29,13 @@ fuzz_target!(|input: &[u8]| {
         handlers.add_deferred_handler(LATER, move |_, deferred| later.lock().expect("no panic").push(deferred));
         handlers
     };
-    let server = SimServer::start(&stage.world, stage.address, 2, None, handlers).expect("the place is free");
+    let server = SimServer::start(&stage.world, stage.address, 2, None, handlers).expect("the address is free");
     // The first byte selects which parts of the protocol the peer follows.
     let (manners, input) = input.split_first().unwrap_or((&0, &[]));
     for rest in streams(input, Speaker::Client).into_iter().take(CONNECTIONS_MAX) {
         let mut attempt = stage.world.dial(stage.stranger, stage.address);
         stage.world.run_until(stage.world.now() + Duration::from_secs(1), || attempt.is_ready());
-        let mut stream = attempt.poll().expect("somebody listens").expect("it has ended");
+        let mut stream = attempt.poll().expect("the server listens").expect("it has ended");
         let mut bytes = if manners & 1 == 0 { VersionRange::SUPPORTED.encode().to_vec() } else { Vec::new() };
         bytes.extend(rest);
         stage.talk(&mut stream, &bytes);
@@ -61,10 +61,10 @@ fn assert_is_served(stage: &Stage) {
     let (mut answered, until) = (BTreeSet::new(), stage.world.now() + Duration::from_secs(20));
     while friend.unanswered_count() > 0 {
         friend.poll(stage.world.local_time(stage.friend), |completion| {
-            assert_eq!(&*completion.result.expect("others are served"), b"friend");
+            assert_eq!(&*completion.result.expect("other clients are served"), b"friend");
             assert!(answered.insert(completion.tag), "it is answered once");
         });
-        assert!(stage.world.now() < until, "others are served");
+        assert!(stage.world.now() < until, "other clients are served");
         stage.world.step(until);
     }
 }

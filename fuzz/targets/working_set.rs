@@ -40,5 +40,9 @@ fn check(working_set: &SharedWorkingSet) {
     let mut served = vec![0; working_set.encoded_bytes().len() + 64];
     working_set.read(0, &mut served);
     assert!(working_set.page_count() <= decoders::SET_PAGES_MAX, "a set has its bounds");
-    assert_eq!(decoders::count_set_pages(&served), working_set.page_count(), "what is served is what is read");
+    assert_eq!(
+        decoders::count_set_pages(&served),
+        working_set.page_count(),
+        "the reader decodes what the owner serves"
+    );
 }

@@ -84,7 +84,7 @@ def show(name: str, seconds: list[float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Times calls by children of this process, on the nodes, and by local forks.")
     parser.add_argument("nodes", nargs="+", metavar="NODE")
-    parser.add_argument("--threads", type=int, default=0, help="that wait in this process beside its own (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="that wait in this process in addition to its own (default: %(default)s)")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     for _ in range(arguments.threads):

@@ -71,9 +71,9 @@ def death_error(child: str, message: Message) -> ChildDied:
     """The error of a call whose child has ended without a result."""
     how, value = message["how"], message["value"]
     if how == _protocol.ENDED_LOST:
-        return ChildDied(child, f"it is lost: {message['text']}")
+        return ChildDied(child, f"its exit status is unknown: {message['text']}")
     if how == _protocol.ENDED_EXIT:
-        return ChildDied(child, f"it ended with exit status {value} before it gave a result", exit_code=value)
+        return ChildDied(child, f"it ended with exit status {value} before it returned a result", exit_code=value)
     clause, limit = message["text"], message["limit"]
     cause = f"it was killed: {clause}" if clause else f"it was killed by {signal_name(value)}"
     died = ChildTimeout if limit == _protocol.LIMIT_TIME else ChildDied

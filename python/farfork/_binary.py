@@ -15,5 +15,5 @@ def binary() -> str:
     """
     path = os.environ.get("FARFORK_BIN") or shutil.which("farfork")
     if path is None:
-        raise Error("farfork: it is not on the PATH; install it, or say where it is with FARFORK_BIN")
+        raise Error("farfork: it is not on the PATH; install it, or set its path in FARFORK_BIN")
     return path

@@ -80,7 +80,7 @@ class Branch:
         except (AttributeError, ImportError) as error:
             if isinstance(error.__cause__, RemoteTraceback):
                 raise
-            raise TypeError(f"the value of `{expression}` cannot be unpickled here, as if its class is only in the branch: {error}") from error
+            raise TypeError(f"the value of `{expression}` cannot be unpickled here: {error}; is its class defined only in the branch?") from error
         if interrupt is not None:
             raise interrupt
         return value

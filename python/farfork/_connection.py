@@ -64,7 +64,7 @@ class Connection:
             self._socket.close()
             raise DaemonNotFound(
                 f"node at {path}: {error.strerror or error}; start one with `farfork node` or `farfork up`, "
-                "or say where it is with FARFORK_PROGRAM_SOCKET"
+                "or set its path in FARFORK_PROGRAM_SOCKET"
             ) from None
         self._inode = os.fstat(self._socket.fileno()).st_ino
 

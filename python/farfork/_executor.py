@@ -103,7 +103,7 @@ class Executor(_Executor):
         if max_workers is not None and max_workers < 1:
             raise ValueError("max_workers must be 1 or more")
         if timeout is not None and timeout <= 0:
-            raise ValueError("timeout must be more than 0 seconds, or None for none")
+            raise ValueError("timeout must be more than 0 seconds, or None for no limit")
         if output not in _output.MODES:
             raise ValueError(f"output must be one of {', '.join(_output.MODES)}")
         if retries < 0 or (retries and not reuse_workers):

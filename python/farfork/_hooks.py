@@ -106,7 +106,7 @@ def _find_list(mark: Hook) -> list[Hook]:
         gc.freeze()
     if found:
         return found
-    raise CheckpointError("this interpreter does not show what was registered with os.register_at_fork; use CPython")
+    raise CheckpointError("this interpreter does not reveal the functions registered with os.register_at_fork; use CPython")
 
 
 def _search_list(mark: Hook) -> list[Hook] | None:

@@ -18,14 +18,14 @@ def load_ipython_extension(shell: Any) -> None:
         if cell is None and 1 <= len(words) <= 2:
             name = words[0]
             if not name.isidentifier() or keyword.iskeyword(name) or hasattr(builtins, name):
-                raise ValueError(f"`{name}` is no name for a variable that is a branch")
+                raise ValueError(f"`{name}` cannot be the name of a branch variable")
             replaced, shell.user_ns[name] = shell.user_ns.get(name), branch(*words[1:])
             if isinstance(replaced, Branch):
                 replaced.close()
         elif cell is not None and len(words) == 1:
             target = shell.user_ns.get(words[0])
             if not isinstance(target, Branch):
-                raise NameError(f"`{words[0]}` is no branch; make one with `%branch {words[0]} NODE`")
+                raise NameError(f"`{words[0]}` is not a branch; make one with `%branch {words[0]} NODE`")
             target.run(cell)
         else:
             raise ValueError("write `%branch NAME [NODE]`, or a cell that begins with `%%branch NAME`")

@@ -33,7 +33,7 @@ def parse_size(size: int | str) -> int:
     match = _SIZE.fullmatch(size)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        raise ValueError(f"`{size}` is no size: write a number of bytes, or one with KiB, MiB, GiB or TiB, as \"512MiB\"")
+        raise ValueError(f"`{size}` is not a size: write a number of bytes, or one with KiB, MiB, GiB or TiB, such as \"512MiB\"")
     return round(float(match[1]) * unit)
 
 
@@ -57,7 +57,7 @@ def fork_fields(
     if net not in _protocol.NETWORKS:
         raise ValueError(f"net must be one of {', '.join(_protocol.NETWORKS)}")
     if user_namespace and not untrusted:
-        raise ValueError("user_namespace is for untrusted children")
+        raise ValueError("user_namespace needs untrusted=True")
     flags = _protocol.FORK_OWNS_SEED
     flags |= 0 if nodes else _protocol.FORK_ANY_NODE
     flags |= _protocol.FORK_UNTRUSTED if untrusted else 0

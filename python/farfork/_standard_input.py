@@ -18,7 +18,7 @@ def _read_line(prompt: object = "", /) -> str:
     print(prompt, end="", flush=True)
     line = sys.stdin.readline() if sys.stdin is not None else ""
     if not line:
-        raise EOFError("a child has no standard input")
+        raise EOFError("standard input of a child is empty")
     return line.removesuffix("\n")
 
 

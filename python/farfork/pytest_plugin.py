@@ -11,7 +11,7 @@ import argparse
 import pytest
 
 _NEEDS_TERMINAL = "needs a terminal, which workers of --farfork lack"
-_NEEDS_ORDER = "needs the tests in order, which workers of --farfork do not keep"
+_NEEDS_ORDER = "needs the order of tests, which workers of --farfork do not keep"
 
 #: Options of pytest that workers cannot support, by the name of their value, with the reason.
 _OPTIONS_REFUSED = {
@@ -61,7 +61,7 @@ def _parse_workers(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"`{text}` is no number of workers: write a number, or `auto`")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of workers: write a number, or `auto`")
     return int(text)
 
 

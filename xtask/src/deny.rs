@@ -32,7 +32,7 @@ pub(crate) fn run(workspace: &Workspace, scope: Scope) -> Result<()> {
         command.arg("advisories");
     }
     let status = command.args(["licenses", "bans", "sources"]).status().context("cargo-deny cannot be started")?;
-    ensure!(status.success(), "cargo-deny found something ({status}); deny.toml says what is allowed and why");
+    ensure!(status.success(), "cargo-deny found violations ({status}); deny.toml lists what is allowed, with reasons");
     Ok(())
 }
 

@@ -11,6 +11,6 @@ use crate::workspace::Workspace;
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let script = workspace.root().join("scripts/setup.sh");
     let status = Command::new("bash").arg(script).status().context("bash cannot be started")?;
-    ensure!(status.success(), "scripts/setup.sh failed ({status}); what it printed says why");
+    ensure!(status.success(), "scripts/setup.sh failed ({status}); see its output for the cause");
     Ok(())
 }

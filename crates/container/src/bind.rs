@@ -30,7 +30,7 @@ pub(crate) fn bind(
         && !host_path.join(below).is_dir()
     {
         return Err(invalid_path(
-            "it would cover /run/farfork, which has no place there; make the directory on the node first",
+            "it would cover /run/farfork, which does not exist there; create the directory on the node first",
         ));
     }
     let tree = mount::clone_mount(&host_path, MountDepth::Recursive)?;
@@ -95,11 +95,11 @@ fn make_mount_target(point: &Path, is_directory: bool, spec: RootSpec) -> io::Re
 fn check_inside_path(path: &Path) -> io::Result<()> {
     let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     if !path.is_absolute() || !path.components().all(plain) {
-        return Err(invalid_path("the path in the container has to be absolute and without `..`"));
+        return Err(invalid_path("the path in the container must be absolute and without `..`"));
     }
     match path.to_str() {
         Some("/") => Err(invalid_path("the whole root cannot be covered; share it instead")),
-        Some("/proc") => Err(invalid_path("/proc is the container's own")),
+        Some("/proc") => Err(invalid_path("/proc belongs to the container and cannot be covered")),
         _ => Ok(()),
     }
 }

@@ -127,7 +127,7 @@ impl ContainerBuilder {
         let unresponsive = self.probes.find_unresponsive(&to_probe);
         for mount in to_probe.iter().filter(|mount| unresponsive.contains(&mount.id) && !known.contains(&mount.id)) {
             let (node, point) = (&self.config.node, mount.point.display());
-            tracing::warn!(node, %point, "does not answer: new containers are without this mount");
+            tracing::warn!(node, %point, "this mount does not answer: new containers do not have it");
         }
         self.layout().current(&self.masked, unresponsive).blueprint.clone()
     }
@@ -190,7 +190,7 @@ impl ContainerBuilder {
     ) -> Result<Container, ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.rebuild").entered();
         if root.mounts_version() != self.mounts_version() {
-            let (what, why) = ("mounts of the node".to_owned(), "they are others".to_owned());
+            let (what, why) = ("mounts of the node".to_owned(), "they have changed".to_owned());
             return Err(ContainerError::RootChanged { path: what, why });
         }
         self.build_from_plan(spec, Some(root), home)
@@ -234,7 +234,7 @@ impl ContainerBuilder {
         });
         let (init, control, root) = built.inspect_err(|_| {
             if let Err(error) = cgroup.remove() {
-                tracing::warn!(%error, "control group of a container that could not be built is left");
+                tracing::warn!(%error, "the control group of a container whose build failed was not removed");
             }
         })?;
         // From here on, a failure drops the container, which removes it.
@@ -352,7 +352,7 @@ impl ContainerBuilder {
             let own = build(None)?.filter(|_| spec.has_reusable_root() && self.config.cached_roots_max > 0);
             let root = own.and_then(|own| {
                 let root = CachedRoot::new(mounts, self.proc.as_fd(), &blueprint, own);
-                root.inspect_err(|error| tracing::debug!(%error, "this root will not be used again")).ok()
+                root.inspect_err(|error| tracing::debug!(%error, "this root cannot be reused")).ok()
             });
             // Also resets the working directory if the inspection of the root failed.
             rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
@@ -463,7 +463,7 @@ pub const OOM_SCORE_ADJUSTMENT: i32 = 900;
 fn raise_oom_score(init_pid: i32) {
     let score = OOM_SCORE_ADJUSTMENT.to_string();
     if let Err(error) = std::fs::write(format!("/proc/{init_pid}/oom_score_adj"), score) {
-        tracing::warn!(init_pid, %error, "a container keeps its place in the OOM killer's order");
+        tracing::warn!(init_pid, %error, "the OOM score of a container could not be raised");
     }
 }
 

@@ -10,7 +10,7 @@ use crate::cgroup::CgroupError;
 #[derive(Debug, thiserror::Error)]
 pub enum ContainerError {
     /// Init's program cannot be loaded into memory.
-    #[error("cannot keep the container's init program in memory: {0}")]
+    #[error("cannot load the containers' init program into memory: {0}")]
     InitImage(#[source] io::Error),
     /// A directory of the node is missing or cannot be used.
     #[error("cannot use {}: {cause}; check that it exists and that farfork runs as root", path.display())]
@@ -37,7 +37,7 @@ pub enum ContainerError {
         cause: io::Error,
     },
     /// The mount table cannot be read.
-    #[error("cannot read the node's table of mounts: {0}")]
+    #[error("cannot read the node's mount table: {0}")]
     MountTable(#[source] io::Error),
     /// A mount of the container's root cannot be made.
     #[error("cannot mount {what} on {} of a container: {cause}", point.display())]
@@ -50,7 +50,7 @@ pub enum ContainerError {
         cause: io::Error,
     },
     /// The root of an ended container differs from when it was built, so it is discarded.
-    #[error("the root of a container that has ended is not for another: {path}: {why}")]
+    #[error("the root of an ended container cannot be reused: {path}: {why}")]
     RootChanged {
         /// What differs.
         path: String,
@@ -73,7 +73,7 @@ pub enum ContainerError {
         cause: io::Error,
     },
     /// The container cannot be protected from its processes.
-    #[error("container {id} cannot be protected from what is to run in it: {cause}")]
+    #[error("container {id} cannot be protected from its processes: {cause}")]
     Protect {
         /// The container.
         id: String,
@@ -112,7 +112,7 @@ pub enum ContainerError {
     },
     /// The node has as many containers as its limit permits.
     #[error(
-        "node {node} has {containers_max} containers, the most it may have; wait for children to end, or fork on other nodes"
+        "node {node} has {containers_max} containers, which is its limit; wait for children to end, or fork on other nodes"
     )]
     TooManyContainers {
         /// The node.
@@ -122,7 +122,7 @@ pub enum ContainerError {
     },
     /// The ids in use cannot be determined.
     #[error(
-        "cannot use {}, by whose locks the nodes of a machine know which users are taken: {cause}; name a file that can be written with `farfork node --user-ranges`",
+        "cannot use {}, the lock file for the user ids of containers: {cause}; name a writable file with `farfork node --user-ranges`",
         path.display()
     )]
     UserRanges {
@@ -133,7 +133,7 @@ pub enum ContainerError {
     },
     /// All id ranges for containers are in use.
     #[error(
-        "all {ranges} ranges of users that containers of this machine may have are taken; wait for children with --user-namespace to end"
+        "all {ranges} ranges of user ids for containers of this machine are in use; wait for children with --user-namespace to end"
     )]
     IdRangesExhausted {
         /// The number of ranges.

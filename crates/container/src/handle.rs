@@ -288,7 +288,7 @@ impl Drop for Container {
         drop((self.control.take(), self.privileged_forker.take()));
         if let Err(error) = end_container(&parts.id, &parts.init.pidfd, parts.init.pid, &parts.cgroup) {
             // The record stays, so that the next daemon tries again.
-            tracing::warn!(%error, "a container is not removed");
+            tracing::warn!(%error, "a container could not be removed");
             return;
         }
         parts.builder.remove_record(&parts.id);

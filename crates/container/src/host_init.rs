@@ -25,7 +25,7 @@ impl HostInit {
     pub(crate) fn new(process: SpawnedProcess, control: OwnedFd) -> Self {
         let score = OOM_SCORE_ADJUSTMENT.to_string();
         if let Err(error) = fs::write(format!("/proc/{}/oom_score_adj", process.pid), score) {
-            tracing::warn!(pid = process.pid, %error, "a zygote keeps its place in the OOM killer's order");
+            tracing::warn!(pid = process.pid, %error, "the OOM score of a zygote could not be raised");
         }
         Self { process, control }
     }

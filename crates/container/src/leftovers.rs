@@ -91,7 +91,7 @@ fn remove_container(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Co
             true
         }
         Err(error) => {
-            tracing::warn!(%error, container = %record.id, "a leftover container is not removed");
+            tracing::warn!(%error, container = %record.id, "a leftover container could not be removed");
             false
         }
     }

@@ -55,6 +55,6 @@ pub(crate) fn kill_and_reap(process: &SpawnedProcess) {
     // ESRCH: it has ended already.
     let _ = pidfd::send_signal(&process.pidfd, Signal::KILL.as_raw());
     if !clone::reap_within(&process.pidfd, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false) {
-        tracing::warn!(pid = process.pid, "a process of a container that was killed has not ended");
+        tracing::warn!(pid = process.pid, "a killed process of a container has not ended");
     }
 }

@@ -101,16 +101,16 @@ pub const TOLERANCES: &[Tolerance] = &[
     any_value("cgroup", "a child is in the control group of its container"),
     any_value("cpuset", "a child is in the control group of its container"),
     any_value("mountinfo", "a child has the mounts of its container"),
-    any_value("ns/*", "a child has the namespaces of its container; which a parent may have is said by `check`"),
-    any_value("timens_offsets", "a child's clocks go on from where its parent's were"),
+    any_value("ns/*", "a child has the namespaces of its container; `check` shows which a parent may have"),
+    any_value("timens_offsets", "a child's clocks continue from its parent's"),
     any_value("autogroup", "the kernel's own number of a session"),
-    any_value("sessionid", "the audit session of who started the node"),
-    any_value("loginuid", "the audit identity of who started the node"),
+    any_value("sessionid", "the audit session of the user who started the node"),
+    any_value("loginuid", "the audit identity of the user who started the node"),
     changes_to("oom_score_adj", "*", "900", "a child ends before its seed does, when memory runs out"),
-    changes_to("stat/session", "outside", "*", "a session that somebody outside leads is led by the child"),
-    changes_to("status/NSsid", "outside", "*", "a session that somebody outside leads is led by the child"),
-    changes_to("stat/pgrp", "outside", "*", "a group that somebody outside leads is led by the child"),
-    changes_to("status/NSpgid", "outside", "*", "a group that somebody outside leads is led by the child"),
+    changes_to("stat/session", "outside", "*", "a session whose leader is outside the tree is led by the child"),
+    changes_to("status/NSsid", "outside", "*", "a session whose leader is outside the tree is led by the child"),
+    changes_to("stat/pgrp", "outside", "*", "a process group whose leader is outside the tree is led by the child"),
+    changes_to("status/NSpgid", "outside", "*", "a process group whose leader is outside the tree is led by the child"),
     changes_to("stat/ppid", "outside", "*", "a child's parent is its container's init"),
     changes_to("status/PPid", "outside", "*", "a child's parent is its container's init"),
     Tolerance {
@@ -120,24 +120,29 @@ pub const TOLERANCES: &[Tolerance] = &[
     },
     // The machine.
     volatile("arch_status", "how long ago wide registers were used"),
-    volatile("stat/processor", "where it ran last"),
-    volatile("stat/starttime", "when it was born"),
+    volatile("stat/processor", "the CPU that it ran on last"),
+    volatile("stat/starttime", "its start time"),
     any_value("stat/flags", "the kernel's own flags: what a process did since its last exec(2)"),
     volatile("stat/state", "both are stopped to be read"),
     volatile("status/State", "both are stopped to be read"),
     volatile("status/TracerPid", "both are stopped to be read"),
     any_value("status/FDSize", "how many descriptors the kernel has room for, which grows as they are opened"),
-    any_value("status/Cpus_allowed*", "as far as the child's node has them; `inspect` tells of both"),
+    any_value("status/Cpus_allowed*", "those that the child's node has; `inspect` shows both"),
     any_value("status/Mems_allowed*", "the control group's"),
     volatile("status/SigQ", "a count of all of the user's processes"),
-    volatile("status/*_switches", "a count of what was done"),
-    volatile("stat/*flt", "a count of what was done"),
-    volatile("stat/*time", "a count of what was done"),
-    volatile("stat/delayacct_blkio_ticks", "a count of what was done"),
-    volatile("stat/kstkes*", "where it is just now"),
-    volatile("stat/kstkeip", "where it is just now"),
+    volatile("status/*_switches", "a counter of past activity"),
+    volatile("stat/*flt", "a counter of past activity"),
+    volatile("stat/*time", "a counter of past activity"),
+    volatile("stat/delayacct_blkio_ticks", "a counter of past activity"),
+    volatile("stat/kstkes*", "its current position"),
+    volatile("stat/kstkeip", "its current position"),
     changes_to("stat/exit_code", "19", "0", "a process that SIGSTOP has stopped has running children"),
-    changes_to("fd/*/inode", "*", "* fd/0", "standard input of a child is /dev/null, which others may be as well"),
+    changes_to(
+        "fd/*/inode",
+        "*",
+        "* fd/0",
+        "standard input of a child is /dev/null, and other descriptors may refer to it too",
+    ),
     // A child that is paused before its first instruction is in the restorer, which blocks all signals.
     Tolerance { field: "fd/*", policy: TolerancePolicy::RestorerState, reason: REASON_PAUSED },
     changes_to("thread/*/signal mask", "*", "fffffffffffbfeff", REASON_PAUSED),
@@ -149,16 +154,16 @@ pub const TOLERANCES: &[Tolerance] = &[
     until_first_step(
         "thread/*/value/sigaltstack",
         "000000000000000002000000000000000000000000000000",
-        "a child that is paused before its first step gets its alternate stack with its registers",
+        "a child that is paused before its first instruction gets its alternate stack with its registers",
     ),
     // Memory that is fetched when it is touched.
-    volatile("stat/rss", "pages come when they are touched"),
-    volatile("status/Rss*", "pages come when they are touched"),
-    volatile("status/VmRSS", "pages come when they are touched"),
-    volatile("status/VmHWM", "pages come when they are touched"),
-    volatile("status/VmPTE", "pages come when they are touched"),
-    volatile("status/VmSwap", "pages come when they are touched"),
-    volatile("status/VmPeak", "what it was once"),
+    volatile("stat/rss", "pages are fetched when they are touched"),
+    volatile("status/Rss*", "pages are fetched when they are touched"),
+    volatile("status/VmRSS", "pages are fetched when they are touched"),
+    volatile("status/VmHWM", "pages are fetched when they are touched"),
+    volatile("status/VmPTE", "pages are fetched when they are touched"),
+    volatile("status/VmSwap", "pages are fetched when they are touched"),
+    volatile("status/VmPeak", "its past maximum"),
     any_value("stat/vsize", "the restorer's own pages stay"),
     any_value("status/VmSize", "the restorer's own pages stay"),
     any_value("status/VmData", "the restorer's own pages stay"),
@@ -168,19 +173,19 @@ pub const TOLERANCES: &[Tolerance] = &[
     changes_to("memory/policy/1ffff*", "", "default", "the restorer's own pages stay"),
     changes_to("memory/flag */1ffff*", "", "set*", "the restorer's own pages stay"),
     changes_to("memory/file/1ffff*", "", "*", "the restorer's own pages stay"),
-    any_value("memory/flag ac/*", "how much memory is promised: a child's is promised by its limit"),
-    any_value("memory/flag ht/*", "a child has huge pages of hugetlbfs as other memory, put together to huge pages"),
-    any_value("memory/flag hg/*", "a child has huge pages of hugetlbfs as other memory, put together to huge pages"),
-    any_value("memory/flag nr/*", "a child has huge pages of hugetlbfs as other memory, put together to huge pages"),
-    any_value("memory/flag de/*", "the kernel's own: the area must not grow, which nobody asks of another"),
-    volatile("status/HugetlbPages", "pages come when they are touched"),
+    any_value("memory/flag ac/*", "overcommit accounting: a child's memory is limited by its control group"),
+    any_value("memory/flag ht/*", "a child has hugetlbfs memory as ordinary memory, collapsed into huge pages"),
+    any_value("memory/flag hg/*", "a child has hugetlbfs memory as ordinary memory, collapsed into huge pages"),
+    any_value("memory/flag nr/*", "a child has hugetlbfs memory as ordinary memory, collapsed into huge pages"),
+    any_value("memory/flag de/*", "set by the kernel: the mapping must not grow; no program sets it"),
+    volatile("status/HugetlbPages", "pages are fetched when they are touched"),
     // Files seen through the container's root.
     any_value(
         "fd/*/ioctl/FS_IOC_*",
         "a child sees files through the overlay of its container, which has no such attributes",
     ),
     any_value("fd/*/ioctl/FIOQSIZE", "a child sees directories through the overlay of its container"),
-    any_value("fd/*/fcntl/F_CREATED_QUERY", "the parent made the file, its child opens it"),
+    any_value("fd/*/fcntl/F_CREATED_QUERY", "the parent created the file, its child opens it"),
     changes_to(
         "fd/*/link",
         "*(deleted)",
@@ -205,14 +210,14 @@ pub const TOLERANCES: &[Tolerance] = &[
     changes_to("fd/*/fcntl/F_GET_SEALS", "1", "errno 22", "POSIX shared memory is a file of the child's own /dev/shm"),
     changes_to("fd/*/link", "*(deleted)", "pipe of *", "deleted named pipes are pipes in a child"),
     changes_to("fd/*/stat/mode", "10*", "10600", "deleted named pipes are pipes in a child"),
-    changes_to("fd/*/stat/links", "1", "0", "files that others cannot have are deleted ones in a child"),
+    changes_to("fd/*/stat/links", "1", "0", "files that other processes cannot open are deleted files in a child"),
     known_gap_for_values(
         "fd/*/stat/links",
         "*",
         "1",
-        "a file that a child may write to is its own copy, which the other names of the parent's file do not lead to",
+        "a file that a child may write is its own copy; other names of the parent's file do not refer to it",
     ),
-    changes_to("fd/*/link", "*", "*(deleted)", "files that others cannot have are deleted ones in a child"),
+    changes_to("fd/*/link", "*", "*(deleted)", "files that other processes cannot open are deleted files in a child"),
     Tolerance {
         field: "fd/*/fcntl/F_GETFL",
         policy: TolerancePolicy::ExtraBit(O_LARGEFILE),
@@ -229,22 +234,22 @@ pub const TOLERANCES: &[Tolerance] = &[
     Tolerance {
         field: "fd/*/info/it_value",
         policy: TolerancePolicy::WithinDistance(NEAR_MS),
-        reason: "time that is left",
+        reason: "remaining time",
     },
     Tolerance {
         field: "fd/*/info/ticks",
         policy: TolerancePolicy::WithinDistance(1),
-        reason: "it expires while the other is read",
+        reason: "it may expire while the other process is read",
     },
     Tolerance {
         field: "interval timer/*/left",
         policy: TolerancePolicy::WithinDistance(NEAR_MS),
-        reason: "time that is left",
+        reason: "remaining time",
     },
     Tolerance {
         field: "posix timer/*/left",
         policy: TolerancePolicy::WithinDistance(NEAR_MS),
-        reason: "time that is left",
+        reason: "remaining time",
     },
     // Sockets.
     changes_to(
@@ -254,7 +259,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         "credentials of a process that a child does not have",
     ),
     volatile("fd/*/option/SOL_SOCKET/SO_INCOMING_CPU", "where the last packet arrived"),
-    changes_to("fd/*/peer address", "*", "errno 107", "a connection to somebody else is reset in a child"),
+    changes_to("fd/*/peer address", "*", "errno 107", "a connection to a process outside the tree is reset in a child"),
     changes_to(
         "fd/*/own address",
         "02*",
@@ -264,21 +269,21 @@ pub const TOLERANCES: &[Tolerance] = &[
     Tolerance {
         field: "fd/*/option/SOL_TCP/TCP_FASTOPEN",
         policy: TolerancePolicy::ConnectedSocket,
-        reason: "a connection that was accepted tells its listener's queue, and has none",
+        reason: "an accepted connection shows its listener's queue length, and has no queue itself",
     },
     Tolerance {
         field: "fd/*/ioctl/SIOCOUTQ",
         policy: TolerancePolicy::UnixSocket,
-        reason: "what waits at the other end, as the kernel's memory for it: messages may be in other pieces there",
+        reason: "data queued at the other end, measured in kernel memory: it may be split into other messages there",
     },
-    changes_to("fd/*/option/SOL_IP/IP_MTU", "*", "", "a child's network has no way there"),
-    changes_to("fd/*/option/SOL_IPV6/IPV6_*MTU", "*", "", "a child's network has no way there"),
+    changes_to("fd/*/option/SOL_IP/IP_MTU", "*", "", "a child's network has no route to it"),
+    changes_to("fd/*/option/SOL_IPV6/IPV6_*MTU", "*", "", "a child's network has no route to it"),
     changes_to("fd/*/ioctl/FIONREAD", "*", "16", "a child reads IN_Q_OVERFLOW where events wait in an inotify queue"),
     changes_to(
         "memory/file/*",
         "shared *",
         "shared /memfd:*(deleted)*",
-        "files that others cannot have are memory files in a child",
+        "files that other processes cannot open are memory files in a child",
     ),
     // Known gaps.
     known_gap_for_values(
@@ -291,61 +296,61 @@ pub const TOLERANCES: &[Tolerance] = &[
         "stat/exit_code",
         "2*",
         "19",
-        "by whatever signal a process was stopped, its parent is told of SIGSTOP in a child",
+        "in a child, a stopped process is reported as stopped by SIGSTOP, whatever the signal was",
     ),
     known_gap_for_values(
         "pending signals",
         "19 *",
         "",
-        "a SIGSTOP that waits for a stopped process has stopped it in a child",
+        "a SIGSTOP that is pending for a stopped process has stopped it in a child",
     ),
     known_gap_for_values(
         "status/ShdPnd",
         "0000000000040000",
         "0000000000000000",
-        "a SIGSTOP that waits for a stopped process has stopped it in a child",
+        "a SIGSTOP that is pending for a stopped process has stopped it in a child",
     ),
     known_gap_for_values(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
         "0 -1:-1",
         "*",
-        "who made the other end is told in a child where a parent is told of nobody",
+        "a child shows the creator of the other end even if the parent shows none",
     ),
     known_gap_for_values(
         "fd/*/option/SOL_SOCKET/SO_PEERGROUPS",
         "",
         "",
-        "who made the other end is told in a child where a parent is told of nobody",
+        "a child shows the creator of the other end even if the parent shows none",
     ),
     known_gap_for_values(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
         "* 0:*",
         "*",
-        "a pair that a process made before it took another identity is of that identity",
+        "a pair made before a process changed its credentials has the new credentials",
     ),
     known_gap_for_values(
         "fd/*/option/SOL_SOCKET/SO_PEERGROUPS",
         "",
         "*",
-        "a pair that a process made before it took another identity is of that identity",
+        "a pair made before a process changed its credentials has the new credentials",
     ),
     known_gap_for_values(
         "fd/*/fcntl/F_GETOWNER_UIDS",
         "0",
         "*",
-        "who is told of a file (F_SETOWN) is chosen by the identity that a process has by now",
+        "the owner of a file (F_SETOWN) is set with the current credentials of the process",
     ),
     known_gap_for_values(
         "fd/*/stat/owner",
         "0:*",
         "*",
-        "a socket that a process made before it took another identity is of that identity",
+        "a socket made before a process changed its credentials has the new credentials",
     ),
     known_gap_for_values(
         "fd/*/stat/owner",
         "*",
         "0:0",
-        "who made a pipe or another file without a name is not carried: root has it in a child",
+        "the owner of a pipe or other unnamed file is not carried: it is root in a child",
     ),
     known_gap_for_values(
         "thread/*/value/get_mempolicy",
@@ -359,7 +364,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         "thread/*/value/PR_GET_MEMORY_MERGE",
         "1",
         "0",
-        "not carried; areas that are mergeable are so in a child",
+        "not carried; mappings that are mergeable stay mergeable in a child",
     ),
     known_gap_for_values("memory/flag mw/*", "", "set at *", REASON_READ_ONLY_MEMORY),
     known_gap("memory/policy/*", "memory policies (mbind(2), set_mempolicy(2)) are not carried"),
@@ -372,45 +377,45 @@ pub const TOLERANCES: &[Tolerance] = &[
     ),
     known_gap(
         "fd/*/info/settime flags",
-        "a timer of an absolute time goes on with the time that was left, also when the clock is set",
+        "a timer with an absolute time continues with its remaining time, even if the clock is set",
     ),
     known_gap_for_values(
         "fd/*/info/lock",
         "POSIX *",
         "POSIX *",
-        "a lock of processes that share descriptors is told to be of another of them",
+        "a lock of processes that share descriptors is shown with another owner among them",
     ),
     known_gap_for_values(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
         "* 0:0",
         "* 0:0",
-        "a pair that another process of the tree made is of who restored it",
+        "a pair made by another process of the tree belongs to the process that restored it",
     ),
-    known_gap("fd/*/option/SOL_SOCKET/SO_SNDBUF", "of TCP, which fits it to the connection by itself"),
+    known_gap("fd/*/option/SOL_SOCKET/SO_SNDBUF", "for TCP, which adapts it to the connection"),
     Tolerance {
         field: "fd/*/option/SOL_TCP/TCP_MAXSEG",
         policy: TolerancePolicy::NonListeningSocket,
-        reason: "of a connection, what its two ends have agreed upon: the child's network has other sizes",
+        reason: "negotiated by the two ends of a connection; the child's network has other sizes",
     },
-    known_gap("fd/*/option/SOL_IP/IP_MULTICAST_*", "of TCP, where they mean nothing: not carried"),
-    known_gap("fd/*/option/SOL_IPV6/IPV6_MULTICAST_*", "of TCP, where they mean nothing: not carried"),
-    known_gap("fd/*/option/SOL_IPV6/IPV6_V6ONLY", "of a connection to an IPv4 address: not carried"),
+    known_gap("fd/*/option/SOL_IP/IP_MULTICAST_*", "for TCP, where they have no effect: not carried"),
+    known_gap("fd/*/option/SOL_IPV6/IPV6_MULTICAST_*", "for TCP, where they have no effect: not carried"),
+    known_gap("fd/*/option/SOL_IPV6/IPV6_V6ONLY", "for a connection to an IPv4 address: not carried"),
 ];
 
 /// open(2) sets it on a 64-bit kernel, where it has no effect.
 const O_LARGEFILE: u64 = 0o100_000;
 
-const REASON_OPENED_BY_KERNEL: &str = "what the kernel opened for the parent (TIOCGPTPEER), its child opens by path";
+const REASON_OPENED_BY_KERNEL: &str = "a child opens by path what the kernel opened for the parent (TIOCGPTPEER)";
 
-const REASON_PAUSED: &str = "a child that is paused before its first step is in the restorer, which blocks all signals";
+const REASON_PAUSED: &str =
+    "a child that is paused before its first instruction is in the restorer, which blocks all signals";
 
-const REASON_UNREAD_PIPE: &str =
-    "what was written to a pipe that the process does not read is whoever's who reads outside";
+const REASON_UNREAD_PIPE: &str = "data in a pipe that the process does not read belongs to its reader outside the tree";
 
 const REASON_READ_ONLY_MEMORY: &str = "a shared mapping of a file that is a memory file in a child, and was opened for reading alone, can be made writable there (mprotect(2))";
 
 const REASON_FILTERED: &str =
-    "a child that is paused before its first step is in the restorer, whose calls its filters need not allow";
+    "a child that is paused before its first instruction is in the restorer, whose calls its filters may forbid";
 
 /// Tolerance for remaining times, in milliseconds: the two are read one after the other, on a machine that may be busy.
 const NEAR_MS: u64 = 60_000;

@@ -20,7 +20,7 @@ pub enum Address {
 
 /// The text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no fabric address: it looks like `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`")]
+#[error("`{0}` is not a fabric address; use a form like `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`")]
 pub struct AddressError(String);
 
 impl fmt::Display for Address {

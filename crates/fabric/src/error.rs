@@ -14,7 +14,7 @@ use crate::Address;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FabricError {
     /// The owner refused the request, and would refuse it again.
-    #[error("seed {seed} cannot be had at {address}: {refusal}")]
+    #[error("cannot access seed {seed} at {address}: {refusal}")]
     Refused {
         /// Address of the owner.
         address: Address,
@@ -24,7 +24,7 @@ pub enum FabricError {
         refusal: Refusal,
     },
     /// The owner runs another release, and so no longer has the seed: a seed ends with its owner's daemon.
-    #[error("the node at {address} is of another release: {cause}")]
+    #[error("the node at {address} runs another release: {cause}")]
     Incompatible {
         /// Address of the owner.
         address: Address,
@@ -32,7 +32,7 @@ pub enum FabricError {
         cause: FabricFrameError,
     },
     /// The owner refused a message.
-    #[error("the node at {address} takes no message: {refusal}")]
+    #[error("the node at {address} refused a message: {refusal}")]
     MessageRefused {
         /// Address of the owner.
         address: Address,
@@ -41,7 +41,7 @@ pub enum FabricError {
     },
     /// A write or a message was sent, and was not answered by its deadline. It may or may not have been made.
     #[error(
-        "the node at {address} was asked and did not answer {}, so that it may have been done or not: {cause}",
+        "the node at {address} did not answer {}, so the request may or may not have taken effect: {cause}",
         if silence.is_zero() { "in time".to_owned() } else { format!("for {silence:.1?}") }
     )]
     OutcomeUnknown {
@@ -97,13 +97,13 @@ pub enum LinkError {
     #[error("connecting failed: {0}")]
     Connect(#[source] io::Error),
     /// The attempt to connect was not answered.
-    #[error("nobody answers")]
+    #[error("the connection attempt was not answered")]
     ConnectTimeout,
     /// One side refused the other in the handshake.
     #[error("the handshake failed: {0}")]
     Handshake(#[source] io::Error),
     /// The handshake was not completed in time.
-    #[error("the handshake takes too long")]
+    #[error("the handshake was not completed in time")]
     HandshakeTimeout,
     /// The connection broke.
     #[error("the connection broke: {0}")]
@@ -115,10 +115,10 @@ pub enum LinkError {
     #[error("the node closed the connection")]
     Closed,
     /// The connection exists, but nothing arrives.
-    #[error("the connection is silent")]
+    #[error("nothing was received in time")]
     NoResponse,
     /// The requester has reconnected, so this connection must make no more changes.
-    #[error("its requester has connected anew")]
+    #[error("its requester has reconnected")]
     Superseded,
     /// The received bytes are damaged or invalid.
     #[error(transparent)]

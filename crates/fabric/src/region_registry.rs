@@ -22,7 +22,7 @@ pub struct RegionRegistry {
 
 /// The key is in use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("memory is registered as {0} already; revoke it first")]
+#[error("seed {0} already has registered memory; revoke it first")]
 pub struct RegisterError(SeedId);
 
 impl RegionRegistry {

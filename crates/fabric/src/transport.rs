@@ -152,7 +152,7 @@ impl Stream for PlainStream {
         loop {
             match rustix::net::recvmsg(&self.0, spaces, &mut ancillary, RecvFlags::DONTWAIT) {
                 Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => {
-                    let cause = "unexpected file descriptors came along";
+                    let cause = "the peer passed unexpected file descriptors";
                     return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
                 }
                 Ok(message) => return Ok(Some(message.bytes)),

@@ -77,7 +77,7 @@ impl Caller {
             Self::Member(peer) => {
                 let needed =
                     if service == PEER_SERVICE || service == CLUSTER_SERVICE { Role::Node } else { Role::Client };
-                let cause = format!("{peer} has the role {}, and this takes {needed}", peer.identity.role);
+                let cause = format!("{peer} has the role {}, but {needed} is required", peer.identity.role);
                 refuse(Code::PermissionDenied, cause, "have `farfork cluster issue` make a certificate with that role")
             }
             _ => {
@@ -226,7 +226,7 @@ mod tests {
         let failure = member(Role::ReadOnly).authorize(NODE_SERVICE, "Kill").unwrap_err();
         assert_eq!(failure.code(), Code::PermissionDenied);
         let text = failure.to_string();
-        for part in ["Kill", "farfork://x/read-only/x", "takes client", "cluster issue"] {
+        for part in ["Kill", "farfork://x/read-only/x", "client is required", "cluster issue"] {
             assert!(text.contains(part), "{text}");
         }
     }

@@ -53,7 +53,7 @@ int connection_open(void) {
     if (connection < 0) return say_errno(errno, "a socket: %s", strerror(errno));
     if (connect(connection, (struct sockaddr *)&address, sizeof address) < 0) {
         say_errno(errno,
-                  "node at %s: %s; start one with `farfork node` or `farfork up`, or say where it is with "
+                  "node at %s: %s; start one with `farfork node` or `farfork up`, or set its path in "
                   "FARFORK_PROGRAM_SOCKET",
                   address.sun_path, strerror(errno));
         int error = errno;
@@ -106,6 +106,6 @@ int connection_receive(int connection, union farfork_message *reply, int fds[FAR
     take_descriptors(&message, fds);
     if ((size_t)received < sizeof reply->header || reply->header.magic != FARFORK_MAGIC ||
         reply->header.version != FARFORK_PROTOCOL_VERSION)
-        return say_errno(EPROTO, "the node's daemon: it speaks another protocol; use the same release of both");
+        return say_errno(EPROTO, "the node's daemon: it uses another protocol version; use the same release of both");
     return 0;
 }

@@ -17,7 +17,7 @@ use crate::layout::{
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// The magic is missing.
-    #[error("these bytes are no request of a program (magic missing)")]
+    #[error("not a program's request: the magic is missing")]
     Magic,
     /// The message has another protocol version.
     #[error(
@@ -29,7 +29,7 @@ pub enum ProtocolError {
         found: u16,
     },
     /// The kind is not one of a program's requests.
-    #[error("there is no request of kind {found}")]
+    #[error("request kind {found} is unknown; use libraries of the same release")]
     Kind {
         /// The kind of the message.
         found: u16,
@@ -43,7 +43,7 @@ pub enum ProtocolError {
         found: usize,
     },
     /// A field has an invalid value.
-    #[error("the field `{field}` of a request makes no sense")]
+    #[error("the field `{field}` of a request has an invalid value")]
     Field {
         /// The field.
         field: &'static str,

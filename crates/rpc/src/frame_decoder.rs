@@ -111,7 +111,7 @@ impl<M> Default for FrameDecoder<M> {
 impl<M: FrameHead + Copy> FrameDecoder<M> {
     /// Moves the saved bytes of this connection to the staging buffer, which must be empty.
     pub(crate) fn restore_partial(&mut self, staging: &mut StagingBuffer) {
-        debug_assert!(staging.unparsed.is_empty(), "the last connection has left something");
+        debug_assert!(staging.unparsed.is_empty(), "the staging buffer is empty");
         staging.bytes[..self.partial_frame.len()].copy_from_slice(&self.partial_frame);
         staging.unparsed = 0..self.partial_frame.len();
         self.partial_frame.clear();

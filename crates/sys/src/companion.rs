@@ -111,7 +111,9 @@ pub fn run_companion(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> 
     match ended {
         None => job.life.into_inner().into_iter().for_each(|life| life()),
         Some(status) if libc::WIFEXITED(status) => {}
-        Some(status) => return Err(io::Error::other(format!("signal {} has ended it", libc::WTERMSIG(status)))),
+        Some(status) => {
+            return Err(io::Error::other(format!("the companion was killed by signal {}", libc::WTERMSIG(status))));
+        }
     }
     Ok(())
 }
@@ -196,7 +198,7 @@ pub fn spawn_in_owner(builder: thread::Builder, body: impl FnOnce() + Send + 'st
         return builder.spawn(body).map(drop);
     }
     let (result_sender, result_receiver) = mpsc::sync_channel(1);
-    let lost = || io::Error::other("nobody starts threads for companions");
+    let lost = || io::Error::other("the owner has no thread that starts threads for companions");
     owner_spawner().ok_or_else(lost)?.send((builder, Box::new(body), result_sender)).map_err(|_| lost())?;
     result_receiver.recv().map_err(|_| lost())?
 }
@@ -244,7 +246,7 @@ fn install_handler() -> io::Result<()> {
         // SAFETY: the handler makes system calls and touches atomics of its thread only.
         unsafe { libc::sigaction(owner_ended_signal(), &action, ptr::null_mut()) == 0 }
     });
-    if *installed { Ok(()) } else { Err(io::Error::other("no handler could be installed")) }
+    if *installed { Ok(()) } else { Err(io::Error::other("the signal handler could not be installed")) }
 }
 
 /// Memory for a stack, above a guard page.

@@ -81,7 +81,7 @@ impl PresenceProbe {
                     continue;
                 }
                 Err(RangeError { done: 0, cause }) => {
-                    return Err(io::Error::other(format!("UFFDIO_CONTINUE: {cause:?}")));
+                    return Err(io::Error::other(format!("UFFDIO_CONTINUE failed: {cause:?}")));
                 }
                 Err(RangeError { done, .. }) => done,
             };

@@ -179,7 +179,7 @@ fn run_in_thread<T: Send>(
 ) -> io::Result<T> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().spawn_scoped(scope, || enter().map(|()| to_do()))?;
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that looks panicked")))
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread in the other namespaces panicked")))
     })
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn check_error(answer: &[u8]) -> io::Result<()> {
 }
 
 pub(crate) fn malformed() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "an answer of the kernel over netlink is not of its form")
+    io::Error::new(io::ErrorKind::InvalidData, "an answer of the kernel over netlink does not have the expected form")
 }
 
 pub(crate) fn u32_at(answer: &[u8], at: usize) -> Option<u32> {

@@ -105,7 +105,7 @@ fn install_handler() -> io::Result<()> {
         // SAFETY: the handler does nothing, which is safe at any point of any thread.
         unsafe { libc::sigaction(alarm_signal(), &action, ptr::null_mut()) == 0 }
     });
-    if *installed { Ok(()) } else { Err(io::Error::other("no handler could be installed")) }
+    if *installed { Ok(()) } else { Err(io::Error::other("the signal handler could not be installed")) }
 }
 
 #[cfg(test)]

@@ -189,7 +189,7 @@ impl Userfaultfd {
     /// `InvalidInput` if it is not a userfaultfd.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         if !is_userfaultfd(fd.as_raw_fd()) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the descriptor is no userfaultfd"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the descriptor is not a userfaultfd"));
         }
         Self::nonblocking(fd)
     }
@@ -201,7 +201,10 @@ impl Userfaultfd {
     /// `InvalidInput` if that number is not a userfaultfd.
     pub fn from_number(number: RawFd) -> io::Result<Self> {
         if number < 0 || !is_userfaultfd(number) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("descriptor {number} is no userfaultfd")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("descriptor {number} is not a userfaultfd"),
+            ));
         }
         // SAFETY: the number is open, as its link has just shown. Only the pager keeps descriptors of this kind, by the
         // numbers in its journals; no `OwnedFd` of it exists elsewhere.
@@ -337,7 +340,7 @@ impl Userfaultfd {
             Err(Errno::INVAL) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
             Err(other) => Err(other.into()),
-            Ok(()) => Err(RangeErrorCause::Other(io::Error::other("an area is registered for write protection"))),
+            Ok(()) => Err(RangeErrorCause::Other(io::Error::other("a mapping is registered for write protection"))),
         }
     }
 

@@ -42,7 +42,7 @@ pub enum AuthorityError {
     #[error("the request for a certificate is damaged, or not signed with its own key: {0}")]
     Request(#[source] rcgen::Error),
     /// The requested lifetime is too long.
-    #[error("a certificate for a {role} is good for at most {} days; choose a shorter time", role.validity_max().as_secs() / 86_400)]
+    #[error("a certificate for a {role} is valid for at most {} days; choose a shorter time", role.validity_max().as_secs() / 86_400)]
     Validity {
         /// The role in the certificate.
         role: Role,
@@ -51,10 +51,10 @@ pub enum AuthorityError {
     #[error("the request for a certificate has a key of another kind than ECDSA P-256")]
     KeyKind,
     /// The text does not contain a certificate with its key.
-    #[error("it holds no authority: {0}")]
+    #[error("it does not contain an authority: {0}")]
     Format(String),
     /// The system provides no random numbers.
-    #[error("no random numbers: {0}")]
+    #[error("the system provides no random numbers: {0}")]
     Random(#[from] getrandom::Error),
 }
 

@@ -39,10 +39,10 @@ impl CertificateFields {
         let parsed = EndEntityCert::try_from(certificate).map_err(|error| format!("it cannot be read ({error})"))?;
         let mut names = parsed.valid_uri_names();
         let (Some(name), None) = (names.next(), names.next()) else {
-            return Err("it names no member of a farfork cluster, or several".to_owned());
+            return Err("it must name exactly one member of a farfork cluster".to_owned());
         };
         let bearer = name.parse().map_err(|error: crate::identity::IdentityError| error.to_string())?;
-        let issued_us = serial_issued_us(parsed.serial()).ok_or("its serial number is not of farfork's form")?;
+        let issued_us = serial_issued_us(parsed.serial()).ok_or("its serial number does not have farfork's form")?;
         Ok(Self { subject: bearer, issued_us })
     }
 }

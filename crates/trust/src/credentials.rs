@@ -42,7 +42,7 @@ impl Encryption {
 
 /// The text is neither `on` nor `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it is on or off")]
+#[error("the value must be `on` or `off`")]
 pub struct EncryptionError;
 
 impl FromStr for Encryption {
@@ -241,7 +241,7 @@ impl Credentials {
                 *self.0.snapshot.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
             }
             Err(error) => {
-                tracing::error!(%error, "the trust directory has changed and cannot be used: the credentials stay")
+                tracing::error!(%error, "cannot load the changed trust directory; the old credentials stay in force")
             }
         }
     }

@@ -33,7 +33,7 @@ impl fmt::Debug for Fingerprint {
 
 /// The text is not a fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no fingerprint: it has 64 hexadecimal digits")]
+#[error("not a fingerprint: it must have 64 hexadecimal digits")]
 pub struct FingerprintError;
 
 impl FromStr for Fingerprint {

@@ -52,7 +52,7 @@ impl fmt::Display for Role {
 
 /// The text is not a role.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no role: there are node, client and read-only")]
+#[error("`{0}` is not a role; use node, client or read-only")]
 pub struct RoleError(String);
 
 impl FromStr for Role {
@@ -90,7 +90,7 @@ impl fmt::Display for Identity {
 
 /// The text is not an identity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no identity: it looks like `farfork://CLUSTER/node/NAME`")]
+#[error("`{0}` is not an identity; the form is `farfork://CLUSTER/node/NAME`")]
 pub struct IdentityError(String);
 
 impl FromStr for Identity {

@@ -35,7 +35,7 @@ const TOKENS_MAX: usize = 256;
 
 /// The text is not a join token. The error does not contain the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no join token: it looks like `{TEXT_PREFIX}.…`, one line, as `farfork cluster token` prints it")]
+#[error("not a join token; the form is `{TEXT_PREFIX}.…`, one line, as `farfork cluster token` prints it")]
 pub struct TokenError;
 
 /// The secret part of a token. It is never shown, and is zeroed when dropped.
@@ -149,7 +149,7 @@ struct OutstandingToken {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
     /// No token matches.
-    #[error("the join token is not one of this cluster's, or was used up long ago")]
+    #[error("the join token does not belong to this cluster, or expired long ago")]
     Unknown,
     /// The token was valid, and has expired.
     #[error("the join token has expired")]

@@ -42,7 +42,7 @@ pub enum RosterError {
     #[error("the roster would be longer than {ROSTER_BYTES_MAX} bytes: rotate the authority, which begins a new list")]
     TooLong,
     /// The roster belongs to another cluster.
-    #[error("the roster is of cluster `{theirs}`, not of `{ours}`")]
+    #[error("the roster belongs to cluster `{theirs}`, not to `{ours}`")]
     WrongCluster {
         /// Cluster of the roster.
         theirs: NodeName,
@@ -231,7 +231,7 @@ fn decode(bytes: &[u8]) -> Result<(Roster, SignedRoster), RosterError> {
     if bytes.len() > ROSTER_BYTES_MAX {
         return Err(RosterError::TooLong);
     }
-    let body = bytes.strip_prefix(&MAGIC).ok_or_else(|| damaged(&"it does not begin as a roster of this form"))?;
+    let body = bytes.strip_prefix(&MAGIC).ok_or_else(|| damaged(&"it does not begin with the magic of this format"))?;
     let signed: SignedRoster = postcard::from_bytes(body).map_err(|error| damaged(&error))?;
     let document: RosterDocument = postcard::from_bytes(&signed.document).map_err(|error| damaged(&error))?;
     if !(1..=AUTHORITIES_MAX).contains(&document.authorities.len()) {

@@ -26,7 +26,7 @@ const FILE_BYTES_MAX: u64 = crate::roster::ROSTER_BYTES_MAX as u64;
 pub enum DirectoryError {
     /// The directory has no identity or no roster.
     #[error(
-        "{}: no identity here; make a cluster with `farfork cluster init`, or join one with `--join` and `--token-file`",
+        "no identity at {}; create a cluster with `farfork cluster init`, or join one with `--join` and `--token-file`",
         path.display()
     )]
     NoIdentity {
@@ -34,19 +34,19 @@ pub enum DirectoryError {
         path: PathBuf,
     },
     /// The authority is not in this directory.
-    #[error("{}: the cluster's authority is not held here; run this on the machine where `farfork cluster init` was run", path.display())]
+    #[error("no cluster authority at {}; run this on the machine where `farfork cluster init` was run", path.display())]
     NoAuthority {
         /// The missing file.
         path: PathBuf,
     },
     /// The directory already belongs to a cluster.
-    #[error("{} exists: this machine belongs to a cluster; choose another directory with --trust, or remove this one", path.display())]
+    #[error("{} exists: this machine already belongs to a cluster; choose another directory with --trust, or remove this one", path.display())]
     AlreadyExists {
         /// The file.
         path: PathBuf,
     },
     /// Other users may read or change the file.
-    #[error("{} may be read or changed by others (mode {mode:03o}); `chmod go= {}` after you made sure that nobody did", path.display(), path.display())]
+    #[error("{} is accessible to other users (mode {mode:03o}); check that they did not use it, then run `chmod go= {}`", path.display(), path.display())]
     TooPermissive {
         /// The file.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum DirectoryError {
         mode: u32,
     },
     /// The file belongs to another user.
-    #[error("{} belongs to user {uid}, who could change it; give it to the user that farfork runs as", path.display())]
+    #[error("{} belongs to user {uid}, who could change it; chown it to the user that farfork runs as", path.display())]
     WrongOwner {
         /// The file.
         path: PathBuf,

@@ -13,10 +13,10 @@ pub const NODE_NAME_BYTES_MAX: usize = 63;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
     /// A node name has a character or length that a host name may not have.
-    #[error("`{0}` is no node name: use 1 to 63 of a-z, 0-9 and `-`, beginning with a letter, not ending with `-`")]
+    #[error("`{0}` is not a node name: use 1 to 63 of a-z, 0-9 and `-`, beginning with a letter, not ending with `-`")]
     NodeName(String),
     /// The text does not have the form of a seed's or child's id.
-    #[error("`{text}` is no {kind} id: it looks like `{example}`")]
+    #[error("`{text}` is not a {kind} id; the form is `{example}`")]
     InvalidForm {
         /// The text.
         text: String,

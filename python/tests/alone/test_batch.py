@@ -65,7 +65,7 @@ class Futures(unittest.TestCase):
             (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_EXIT, value=0)),
             (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=11)),
             (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9, text="it needed more")),
-            (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_LOST, text="nobody knows")),
+            (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_LOST, text="its exit status cannot be read")),
         ]
         for error, end in ends:
             batch = self.batch(1)

@@ -24,7 +24,7 @@ class Options(unittest.TestCase):
         sizes: dict[int | str, int] = {"512MiB": 512 << 20, "1.5 GiB": 3 << 29, "10": 10, "2 kib": 2048, 7: 7}
         self.assertEqual({size: parse_size(size) for size in sizes}, sizes)
         for wrong in ("", "MiB", "1 MB", "-1", "1e3"):
-            with self.assertRaisesRegex(ValueError, "no size"):
+            with self.assertRaisesRegex(ValueError, "not a size"):
                 parse_size(wrong)
 
     def test_fields_of_a_request(self) -> None:

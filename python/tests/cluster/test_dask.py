@@ -40,7 +40,7 @@ class Scheduler(unittest.TestCase):
         bag = dask.bag.range(1000, npartitions=20).map(lambda number: number * number)
         total = bag.sum().compute(scheduler=farfork.dask.get, nodes=nodes(), num_workers=3, memory="512MiB")
         self.assertEqual(total, sum(number * number for number in range(1000)))
-        with self.assertRaisesRegex(ValueError, "is no size"):
+        with self.assertRaisesRegex(ValueError, "is not a size"):
             bag.sum().compute(scheduler=farfork.dask.get, memory="much")
 
     def test_results_may_be_functions(self) -> None:

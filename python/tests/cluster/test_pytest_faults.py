@@ -78,7 +78,7 @@ class Faults(SuiteTest):
     def test_options_that_workers_cannot_follow_are_refused(self) -> None:
         suite = self.suite(test_one="def test_passes(): pass")
         for options, words in (
-            (["--stepwise"], "needs the tests in order"),
+            (["--stepwise"], "needs the order of tests"),
             (["-s", "--farfork-dist", "each"], "-s has no effect"),
         ):
             # Without its cache, pytest has no option --stepwise.

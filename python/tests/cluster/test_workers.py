@@ -119,7 +119,7 @@ def square_in_time(workers: farfork.Executor, number: int) -> int:
         try:
             return workers.submit(square, number).result(PATIENCE_S)
         except farfork.ChildTimeout:
-            assert time.monotonic() < deadline, "no call is over in time"
+            assert time.monotonic() < deadline, "no call ends in time"
 
 
 class Workers(unittest.TestCase):
@@ -300,7 +300,7 @@ class Workers(unittest.TestCase):
                 workers.submit(os.urandom, 512 << 20).result(PATIENCE_S)
             self.assertEqual(raised.exception.limit, "memory")
             self.assertEqual(workers.submit(square, 3).result(PATIENCE_S), 9)
-        with self.assertRaisesRegex(ValueError, "no size"):
+        with self.assertRaisesRegex(ValueError, "not a size"):
             executor(memory="512 apples")
 
     def test_executors_in_workers_are_refused(self) -> None:

@@ -107,7 +107,7 @@ fn parse(arguments: &[String]) -> Result<(u32, Vec<String>)> {
     while let Some(argument) = arguments.next() {
         if argument == "--seconds" {
             let number = arguments.next().context("--seconds takes a number")?;
-            seconds = number.parse().with_context(|| format!("`{number}` is no number of seconds"))?;
+            seconds = number.parse().with_context(|| format!("`{number}` is not a number of seconds"))?;
         } else {
             named.push(argument.clone());
         }

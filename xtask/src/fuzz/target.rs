@@ -97,7 +97,7 @@ impl Target {
             failures.display()
         );
         let inputs = said.lines().find_map(|line| line.strip_prefix(INPUTS_LABEL));
-        let inputs = inputs.with_context(|| format!("fuzz target `{name}` does not say what it did"))?;
+        let inputs = inputs.with_context(|| format!("fuzz target `{name}` printed no statistics"))?;
         Ok(inputs.trim().parse()?)
     }
 }

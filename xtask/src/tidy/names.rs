@@ -19,7 +19,7 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     for file in &tree.files {
         let drawer = file.path.split(['/', '.', '_', '-']).find(|part| DRAWERS.contains(part));
         if let Some(drawer) = drawer {
-            findings.push(Finding::whole(&file.path, format!("`{drawer}` says nothing: name what is inside")));
+            findings.push(Finding::whole(&file.path, format!("`{drawer}` is not descriptive: name the contents")));
         }
     }
     for file in &tree.rust {

@@ -67,8 +67,8 @@ fn parse(table: &str) -> Result<Counts> {
     let mut counts = Counts::new();
     for line in table.lines().filter(|line| !line.starts_with('#')) {
         let cells: Vec<&str> = line.split('\t').collect();
-        let [measure, place, count] = cells[..] else { anyhow::bail!("{TABLE}: `{line}` has not three cells") };
-        let count = count.parse().with_context(|| format!("{TABLE}: `{count}` is no number"))?;
+        let [measure, place, count] = cells[..] else { anyhow::bail!("{TABLE}: `{line}` does not have three cells") };
+        let count = count.parse().with_context(|| format!("{TABLE}: `{count}` is not a number"))?;
         counts.insert((measure.to_owned(), place.to_owned()), count);
     }
     Ok(counts)

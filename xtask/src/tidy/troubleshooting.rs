@@ -41,12 +41,12 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (line, text) in &headings {
         if !sources.iter().any(|(_, words)| says(words, text)) {
-            findings.push(Finding::at(DOCUMENT, *line, format!("no source says `{text}`")));
+            findings.push(Finding::at(DOCUMENT, *line, format!("no source contains `{text}`")));
         }
     }
     for (path, words) in sources.iter().filter(|(path, _)| COVERED.contains(path)) {
         for error in errors_in(words).filter(|error| !headings.iter().any(|(_, text)| is_about(text, error))) {
-            findings.push(Finding::whole(path, format!("{DOCUMENT} says nothing of `{error}`")));
+            findings.push(Finding::whole(path, format!("{DOCUMENT} has no heading for `{error}`")));
         }
     }
     Ok(findings)

@@ -17,7 +17,7 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
             }
         }
         if is_crate_root(&file.path) && !file.text.contains(FORBID) {
-            findings.push(Finding::whole(&file.path, format!("a crate other than sys says `{FORBID}`")));
+            findings.push(Finding::whole(&file.path, format!("every crate except sys must have `{FORBID}`")));
         }
     }
     Ok(findings)

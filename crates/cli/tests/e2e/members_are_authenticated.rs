@@ -72,13 +72,13 @@ fn roles() {
         assert!(listed.status.success() && listed.stdout.contains(seed.id()), "{}{}", listed.stdout, listed.stderr);
     }
     let refused = remote(&cluster, &reader, &["drop", seed.id()]);
-    assert!(!refused.status.success() && refused.stderr.contains("takes client"), "{}", refused.stderr);
+    assert!(!refused.status.success() && refused.stderr.contains("client is required"), "{}", refused.stderr);
     // The nodes of another cluster are not members of this one.
     let other = Cluster::start(1);
     let refused = remote(&cluster, &trust(&other, 0), &["seeds"]);
     assert!(!refused.status.success() && refused.stderr.contains("not signed by an authority"), "{}", refused.stderr);
     let nobody = remote(&cluster, &scratch.path().join("nothing"), &["seeds"]);
-    assert!(nobody.stderr.contains("no identity here"), "{}", nobody.stderr);
+    assert!(nobody.stderr.contains("no identity at"), "{}", nobody.stderr);
     let dropped = remote(&cluster, &client, &["drop", seed.id()]);
     assert!(dropped.status.success(), "{}", dropped.stderr);
     assert_eq!(other.stop(), Vec::<String>::new());

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The machine's hierarchies cannot be determined.
-    #[error("cannot find out which control groups this machine has: {0}; is /proc mounted?")]
+    #[error("cannot determine the control groups of this machine: {0}; is /proc mounted?")]
     Detect(#[source] io::Error),
     /// A group cannot be made.
     #[error("cannot make control group {}: {cause}; is its file system writable for this process?", path.display())]
@@ -36,7 +36,7 @@ pub enum CgroupError {
         cause: io::Error,
     },
     /// Processes of a group do not stop.
-    #[error("it does not stop: {cause} of control group {} after {waited_ms} ms; one of its threads is in a system call that cannot be interrupted: try again", path.display())]
+    #[error("control group {} did not stop within {waited_ms} ms: {cause}; one of its threads is in a system call that cannot be interrupted: try again", path.display())]
     Freeze {
         /// The group's directory.
         path: PathBuf,
@@ -46,13 +46,13 @@ pub enum CgroupError {
         waited_ms: u128,
     },
     /// No hierarchy of the machine supports a requested limit.
-    #[error("no control group here has the `{controller}` controller; enable it, or go without this limit")]
+    #[error("no control group here has the `{controller}` controller; enable it, or drop this limit")]
     ControllerMissing {
         /// The controller.
         controller: &'static str,
     },
     /// A group cannot be removed.
-    #[error("cannot remove control group {}: {cause}; see cgroup.procs in it for what it still holds", path.display())]
+    #[error("cannot remove control group {}: {cause}; its cgroup.procs lists the remaining processes", path.display())]
     Remove {
         /// The group's directory.
         path: PathBuf,

@@ -39,7 +39,7 @@ impl NodeCgroups {
         for hierarchy in &hierarchies {
             if !hierarchy.top.starts_with(STANDARD_TOP) {
                 let mount = hierarchy.top.display();
-                tracing::warn!(%mount, "control groups are made in this mount, for none is at {STANDARD_TOP}: it must stay mounted as long as the node runs");
+                tracing::warn!(%mount, "control groups are created in this mount, because {STANDARD_TOP} has none; keep it mounted while the node runs");
             }
             let CreationBase { directory, controllers } = hierarchy.creation_base(&wanted);
             if controllers.is_empty() && hierarchy.version == CgroupVersion::V1 {

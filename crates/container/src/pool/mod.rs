@@ -399,11 +399,10 @@ impl PoolShared {
     /// A filler thread: builds containers one at a time while too few are ready, without the lock.
     fn run_filler(&self) {
         if let Err(error) = self.builder.cgroups().unlimited_group().enter() {
-            tracing::warn!(%error, "each container's init has to be moved into its control groups");
+            tracing::warn!(%error, "cannot enter the common control group; each container's init is moved");
         }
         let home = HomeNamespaces::of_this_thread();
-        let home =
-            home.inspect_err(|error| tracing::warn!(%error, "each container is built by a thread of its own")).ok();
+        let home = home.inspect_err(|error| tracing::warn!(%error, "each container is built by a new thread")).ok();
         let mut state = self.lock();
         while !state.stopping {
             let next = state.evict_unused(Instant::now());

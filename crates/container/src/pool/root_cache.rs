@@ -152,9 +152,9 @@ impl RootCache {
                 root_cache_entry.changed_count += 1;
                 root_cache_entry.paused_until =
                     (root_cache_entry.changed_count >= CHANGED_ROOTS_MAX).then(|| now + CHANGED_ROOTS_PAUSE);
-                tracing::debug!(%error, line = &*key.1.lineage, "not used again");
+                tracing::debug!(%error, line = &*key.1.lineage, "a root was not reused");
             }
-            Err(error) => tracing::warn!(%error, line = &*key.1.lineage, "a root was not used again"),
+            Err(error) => tracing::warn!(%error, line = &*key.1.lineage, "a root could not be reused"),
         }
         outcome.is_ok()
     }

@@ -11,7 +11,7 @@ fn kinds_that_nobody_asks_for_are_given_up() {
         state.touch_spec_pool(kind).target_size = 3;
     }
     let now = Instant::now();
-    let goes = state.evict_unused(now).expect("one of them goes one day");
+    let goes = state.evict_unused(now).expect("one of them expires");
     assert!(goes > now && goes <= now + UNUSED_LIMIT);
     assert_eq!(state.evict_unused(goes), None);
     assert_eq!([usual, other].map(|kind| state.spec_pool(kind).target_size), [3, 0]);

@@ -135,7 +135,7 @@ impl CachedRoot {
     /// # Errors
     /// [`ContainerError::RootChanged`] if the root has changed; other errors if it could not be inspected.
     pub(crate) fn enter(mut self, with_network: bool) -> Result<Self, ContainerError> {
-        let entering = |cause| ContainerError::Namespace { operation: "enter the root of a container before", cause };
+        let entering = |cause| ContainerError::Namespace { operation: "enter a cached root", cause };
         namespace::unshare_with_mounts(self.mounts.as_fd(), with_network).map_err(entering)?;
         // It shows processes of a container that has ended.
         mount::detach(Path::new("/proc")).map_err(|cause| root_changed("/proc", cause))?;
@@ -149,13 +149,13 @@ impl CachedRoot {
     /// Checks that the root is unchanged, except the private directory, whose current state it returns.
     fn check_unchanged(&mut self) -> Result<PrivateDirFingerprint, ContainerError> {
         let now = run_in_layers_dir(&mut self.layers, |own| RootFingerprint::read(own, &self.table));
-        let now = now.map_err(|cause| root_changed("what is in it", cause))?;
+        let now = now.map_err(|cause| root_changed("its contents", cause))?;
         if now.table != self.fingerprint.table {
-            return Err(root_changed("mounts", "they are others"));
+            return Err(root_changed("mounts", "they have changed"));
         }
         let files = self.layers.files.iter().zip(now.files.iter().zip(&self.fingerprint.files));
         if let Some((path, _)) = files.into_iter().find(|(_, (now, built))| now != built) {
-            return Err(root_changed(path.display(), "it was changed, or read"));
+            return Err(root_changed(path.display(), "it was changed or read"));
         }
         if now.room != self.fingerprint.room {
             return Err(root_changed("its file system", "it has more or less than it had"));

@@ -146,7 +146,7 @@ fn apply_step(
         MountStep::Overlay { attributes, .. } => {
             return match make_overlay(point, &target, layers, *attributes, mask_options) {
                 Err(error) if point != Path::new("/") => {
-                    tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
+                    tracing::warn!(point = %point.display(), %error, "cannot be overlaid: read-only in containers");
                     bind_read_only(point, &target, *attributes).map_err(mount_error("a read-only copy", point))?;
                     Ok(None)
                 }
@@ -219,7 +219,7 @@ fn idmap_for_users(point: &Path, shown: &Path, users: &ContainerUsers) -> io::Re
 /// Like [`mount::set_idmap`], with an error that explains the cause.
 pub(crate) fn set_idmap(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
     mount::set_idmap(mount, users).map_err(|cause| {
-        io::Error::new(cause.kind(), format!("its file system cannot show files as other users' ({cause})"))
+        io::Error::new(cause.kind(), format!("its file system does not support idmapped mounts ({cause})"))
     })
 }
 

@@ -39,7 +39,7 @@ fn init_has_no_descriptors_but_its_own() {
     for signals in ["SigBlk:", "SigIgn:", "SigCgt:"] {
         assert_eq!(field(signals), "0".repeat(16), "{signals}");
     }
-    assert!(rustix::io::fcntl_getfd(&inheritable).unwrap().is_empty(), "who makes it keeps what it has");
+    assert!(rustix::io::fcntl_getfd(&inheritable).unwrap().is_empty(), "the parent keeps its descriptors");
 }
 
 /// This includes the socket from which its init receives requests.

@@ -97,7 +97,7 @@ fn end(pool: &ContainerPool, container: Container) -> bool {
     drop(control);
     pidfd::wait_exit(running.init(), WAIT).unwrap();
     running.remove().unwrap();
-    until("what comes of the root is known", || {
+    until("the root is kept or discarded", || {
         let (cached, ready) = pool.root_counts();
         cached == ready
     });
@@ -110,7 +110,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
     let pool = node.pool(1);
     let first = take(&pool, "s1");
     let (root, id) = (root_of(&first), first.id().to_owned());
-    assert_eq!(ask(&first, "L/proc/self/cwd"), "/", "whoever has looked at the layers has left them");
+    assert_eq!(ask(&first, "L/proc/self/cwd"), "/", "the thread that inspected the layers has left their directory");
     // Held open, so that no later namespace gets the same number.
     let _held = OWN.map(|kind| fs::File::open(format!("/proc/{}/ns/{kind}", first.init_pid())).unwrap());
     let namespaces = |container: &Container| OWN.map(|kind| ask(container, &format!("L/proc/self/ns/{kind}")));
@@ -128,7 +128,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
     assert!(ask(&next, "R/proc/self/stat").starts_with("1 ("));
     assert_eq!(ask(&next, "T"), "", "127.0.0.1 answers");
     assert!(end(&pool, next));
-    until("roots that nobody asks for go", || pool.root_counts() == (0, 0));
+    until("unused roots are dropped", || pool.root_counts() == (0, 0));
 }
 
 /// A node's run directory is there, if no other directory was configured.

@@ -16,12 +16,12 @@ const FLAGS_UNREAD: [(&str, &str); 10] = [
     ("wr", "`protection` has it"),
     ("ex", "`protection` has it"),
     ("sh", "`protection` has it"),
-    ("um", "the child's pager is told of missing pages"),
-    ("uw", "the child's pager is told of writes"),
-    ("ui", "the child's pager is told of minor faults"),
-    ("sd", "pages written since somebody asked"),
-    ("lf", "locked pages come when they are touched"),
-    ("gu", "which pages are guards is in no flag of an area"),
+    ("um", "registered with the child's pager for missing pages"),
+    ("uw", "registered with the child's pager for writes"),
+    ("ui", "registered with the child's pager for minor faults"),
+    ("sd", "pages written since the last query"),
+    ("lf", "locked pages are fetched when they are touched"),
+    ("gu", "no flag of a mapping shows which pages are guard pages"),
 ];
 
 /// A range of addresses with the same value of a property.

@@ -32,7 +32,7 @@ pub enum ObserveError {
         source: io::Error,
     },
     /// It has more descendants than the limit.
-    #[error("more than {0} processes descend from it, which is what is compared at most")]
+    #[error("it has more than {0} descendants, which is the limit of a comparison")]
     TooManyProcesses(usize),
 }
 

@@ -19,21 +19,21 @@ const NUMBER_MAX: u32 = 127;
 const OPTIONS_SKIPPED: [(&str, &str); 17] = [
     ("SO_ERROR", "reading it clears it"),
     ("SO_PEERPIDFD", "reading it makes a descriptor"),
-    ("SO_ATTACH_FILTER", "SO_GET_FILTER has its number: it is counted in instructions: `filter` has it"),
+    ("SO_ATTACH_FILTER", "same number as SO_GET_FILTER, whose length is in instructions; `filter` reads it"),
     ("SO_COOKIE", "the kernel's own number of the socket"),
-    ("SO_MEMINFO", "memory in use just now"),
+    ("SO_MEMINFO", "memory in use now"),
     ("TCP_INFO", "counts and times, which change by themselves"),
     ("TCP_CC_INFO", "counts and times, which change by themselves"),
-    ("TCP_QUEUE_SEQ", "where the stream is just now"),
-    ("TCP_WINDOW_CLAMP", "follows from SO_RCVBUF as data comes"),
+    ("TCP_QUEUE_SEQ", "the current position of the stream"),
+    ("TCP_WINDOW_CLAMP", "follows from SO_RCVBUF as data arrives"),
     ("TCP_QUICKACK", "changes by itself"),
     ("TCP_TIMESTAMP", "a clock"),
     ("TCP_SAVED_SYN", "reading it frees it"),
     ("TCP_ZEROCOPY_RECEIVE", "it acts"),
     ("TCP_AO_GET_KEYS", "it needs input"),
     ("MPTCP_INFO", "counts and times, which change by themselves"),
-    ("IP_PROTOCOL", "of connected sockets it tells of something else"),
-    ("IP_PKTOPTIONS", "it tells of the last packet"),
+    ("IP_PROTOCOL", "has another meaning for connected sockets"),
+    ("IP_PKTOPTIONS", "describes the last packet"),
 ];
 
 /// Its value is a `ucred`, which begins with a process id.

@@ -64,7 +64,7 @@ pub(super) fn inner_id(id: i32) -> std::io::Result<u32> {
     let status = fs::read_to_string(format!("/proc/{id}/status"))?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
     let last = numbers.split_whitespace().last().and_then(|number| number.parse().ok());
-    last.ok_or_else(|| std::io::Error::other("it has no line NSpid"))
+    last.ok_or_else(|| std::io::Error::other("its /proc/PID/status has no line NSpid"))
 }
 
 /// Whether a process is the template of a seed, which holds memory and never runs, or has ended meanwhile.

@@ -145,7 +145,7 @@ impl Requester {
         let sense = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         let decoded = reply::Reply::decode(header, body)?;
         if header.id >= self.next_to_send || self.expected_replies == 0 {
-            return Err(sense("it answers what was not asked"));
+            return Err(sense("it answers no request"));
         }
         self.expected_replies -= 1;
         if self.expected_replies == 0 {
@@ -153,7 +153,7 @@ impl Requester {
         }
         let Some(UnansweredRequest { pending, .. }) = self.unanswered.get(&header.id) else { return Ok(None) };
         if !pending.is_answered_by(&decoded) {
-            return Err(sense("it is no answer to its request"));
+            return Err(sense("its kind or length does not match its request"));
         }
         let outcome = match decoded {
             reply::Reply::Refused(refusal) => RequestOutcome::Refused(refusal),

@@ -138,13 +138,10 @@ impl Responder {
         pool: &mut BufferPool,
     ) -> Result<(), LinkError> {
         let exporter = &*shared.exporter;
-        let stranger =
-            FabricFrameError::InvalidBody { kind: header.kind, what: "its requester has not introduced itself" };
+        let stranger = FabricFrameError::InvalidBody { kind: header.kind, what: "no INTRODUCE frame precedes it" };
         if header.id == u64::MAX {
             // There is no greater id, so the session could not record that this change was made.
-            return Err(
-                FabricFrameError::InvalidBody { kind: header.kind, what: "its id is beyond all requests" }.into()
-            );
+            return Err(FabricFrameError::InvalidBody { kind: header.kind, what: "its id exceeds the limit" }.into());
         }
         let (seed, made, answer): (_, _, fn(&mut Vec<u8>, u64)) = match Change::decode(header, body)? {
             Change::Introduce { connection, sent_below } => {
@@ -194,7 +191,7 @@ impl Responder {
 
     fn seed_key(&self, header: &Header, handle: u32) -> Result<&SeedKey, FabricFrameError> {
         let key = self.handles.get(handle as usize).and_then(Option::as_ref);
-        key.ok_or(FabricFrameError::InvalidBody { kind: header.kind, what: "its handle was not opened" })
+        key.ok_or(FabricFrameError::InvalidBody { kind: header.kind, what: "no OPEN frame precedes its handle" })
     }
 
     fn append_refusal(

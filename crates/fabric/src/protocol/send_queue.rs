@@ -42,7 +42,7 @@ impl SendQueue {
             let buffer = pool.take(bytes.max(CHUNK_BYTES));
             self.chunks.push_back(Chunk { buffer, filled_bytes: 0, sent_bytes: 0, fd: None });
         }
-        let chunk = self.chunks.back_mut().expect("a chunk was pushed where none had room");
+        let chunk = self.chunks.back_mut().expect("a chunk was pushed if none had space");
         &mut chunk.buffer[chunk.filled_bytes..chunk.filled_bytes + bytes]
     }
 
@@ -99,7 +99,7 @@ impl SendQueue {
                 pool.put(done.buffer);
             }
         }
-        debug_assert_eq!(count, 0, "more was sent than there was");
+        debug_assert_eq!(count, 0, "more bytes were sent than queued");
     }
 }
 

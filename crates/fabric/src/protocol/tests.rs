@@ -257,7 +257,7 @@ fn silence_lasts_from_the_request_to_the_next_byte() {
     run.step(&Step::AdvanceRequester(20));
     assert_eq!(run.requester.silent_since(), Some(at(3)), "part of the reply came");
     run.step(&Step::Wait(20_000));
-    assert_eq!(run.requester.silent_since(), Some(at(3)), "that nobody waits any more is no excuse");
+    assert_eq!(run.requester.silent_since(), Some(at(3)), "an expired request still counts as unanswered");
     run.step(&Step::AdvanceRequester(usize::MAX));
     assert_eq!(run.requester.silent_since(), None);
     assert_eq!(run.ended[&0], 1);

@@ -67,7 +67,7 @@ impl GrantCache {
         let access = match template.map(TemplateMemory::new) {
             None => SeedAccess::OwnerOnly,
             Some(Err(error)) => {
-                tracing::info!(seed = %key.seed, %error, "its template cannot be read directly, so its owner is asked");
+                tracing::info!(seed = %key.seed, %error, "cannot read the template; reads go through the owner");
                 SeedAccess::OwnerOnly
             }
             Some(Ok(memory)) => {

@@ -61,7 +61,10 @@ fn stream_from_socket(socket: OwnedFd) -> io::Result<(Box<dyn transport::Stream>
     let peer = sockopt::socket_peercred(&socket)?;
     let from = format!("process {} of user {}", peer.pid, peer.uid);
     if !may_connect(peer.uid, geteuid()) {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{from} may not connect here")));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{from} may not connect: only root and the owner's user may"),
+        ));
     }
     Ok((Box::new(ShmStream::for_owner(socket)), from))
 }

@@ -67,7 +67,7 @@ impl transport::Stream for ShmStream {
             }
         };
         if message.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "unexpected file descriptors came along"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer passed unexpected file descriptors"));
         }
         for message in ancillary.drain() {
             if let (RecvAncillaryMessage::ScmRights(passed), Some(descriptors)) = (message, &mut self.received_fds) {

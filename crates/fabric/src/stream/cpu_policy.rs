@@ -67,13 +67,13 @@ fn move_to_cpu(cpu: Option<u32>) {
     if let Some(cpu) = cpu.map(|cpu| cpu as usize).filter(|cpu| *cpu != affinity::current())
         && let Err(error) = affinity::migrate_to_cpu(cpu)
     {
-        tracing::debug!(%error, "a thread of the fabric's server cannot move to CPU {cpu}");
+        tracing::debug!(%error, "cannot move a fabric server thread to CPU {cpu}");
     }
 }
 
 fn set_time_slice(length: Duration) {
     if let Err(error) = sched_slice::set_slice(length) {
-        tracing::debug!(%error, "a thread of the fabric's server has turns as long as anybody's");
+        tracing::debug!(%error, "cannot set the time slice of a fabric server thread");
     }
 }
 

@@ -88,7 +88,7 @@ impl HandshakeAcceptor {
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), self.wait_timeout().as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return tracing::error!(%errno, "the fabric's server cannot wait for connections"),
+                Err(errno) => return tracing::error!(%errno, "epoll_wait failed in the fabric server's acceptor"),
             }
             let now = Instant::now();
             for event in &events {
@@ -129,7 +129,7 @@ impl HandshakeAcceptor {
     fn add_pending(&mut self, socket: OwnedFd, now: Instant) {
         let (stream, from) = match self.config.wrap_socket(socket) {
             Ok(accepted) => accepted,
-            Err(error) => return self.log.log_disconnect(now, "a new one", &error),
+            Err(error) => return self.log.log_disconnect(now, "a new connection", &error),
         };
         let interest = Interest { receive: true, send: false };
         let Some(socket) = stream.socket() else { return };
@@ -145,7 +145,11 @@ impl HandshakeAcceptor {
         if self.pending.len() > PENDING_MAX
             && let Some((_, silent)) = self.pending.pop_first()
         {
-            self.log.log_disconnect(now, &silent.accepted.peer_name, &"it has not shown who it is, and others wait");
+            self.log.log_disconnect(
+                now,
+                &silent.accepted.peer_name,
+                &"it has not authenticated, and too many handshakes are pending",
+            );
         }
         self.continue_handshake(number, now);
     }
@@ -188,7 +192,7 @@ impl HandshakeAcceptor {
             && now.saturating_duration_since(first.get().accepted.accepted_at) >= HELLO_TIMEOUT
         {
             let silent = first.remove();
-            self.log.log_disconnect(now, &silent.accepted.peer_name, &"it has not shown who it is in time");
+            self.log.log_disconnect(now, &silent.accepted.peer_name, &"it has not authenticated in time");
         }
     }
 }

@@ -248,7 +248,7 @@ impl Link {
                 self.complete_request(pending, Err(error), completions);
             }
             Some((pending, RequestOutcome::Completed(reply))) => self.complete_request(pending, Ok(reply), completions),
-            Some(_) => unreachable!("a requester pairs asks with the outcomes that answer them"),
+            Some(_) => unreachable!("a requester pairs each request with a matching outcome"),
             None => {}
         }
         Ok(())
@@ -287,7 +287,7 @@ impl Link {
             (None, PendingRequest::Grants { key, .. }) => {
                 self.grant_answers.push(GrantAnswer { key, grants: None, template: None });
             }
-            (None, _) => unreachable!("only grants are asked for by nobody"),
+            (None, _) => unreachable!("only requests for grants have no tag"),
         }
     }
 

@@ -95,7 +95,7 @@ impl Worker {
         self.cpu_policy.apply_initial();
         loop {
             if let Err(errno) = self.wait(&mut events) {
-                return tracing::error!(%errno, "the fabric's server cannot wait for its connections");
+                return tracing::error!(%errno, "epoll_wait failed in a fabric server thread");
             }
             let now = Instant::now();
             let left_over = std::mem::take(&mut self.ready);
@@ -166,7 +166,7 @@ impl Worker {
         now: Instant,
     ) {
         if self.connections.len() >= CONNECTIONS_MAX {
-            let cause = format!("{CONNECTIONS_MAX} connections are served by this thread already");
+            let cause = format!("this thread already serves {CONNECTIONS_MAX} connections");
             return self.log.log_disconnect(now, &from, &cause);
         }
         let peer = ServerConnection::new(stream, from, self.same_host, accepted_at, &mut self.pool);
@@ -181,7 +181,7 @@ impl Worker {
         if self.ungreeted.len() > UNGREETED_MAX
             && let Some(silent) = self.ungreeted.pop_first()
         {
-            self.disconnect(silent, now, "it has not said anything, and others wait");
+            self.disconnect(silent, now, "it has sent no hello, and too many connections are silent");
         }
         self.run_turn(token, now);
     }
@@ -238,7 +238,7 @@ impl Worker {
                 .filter(|(_, watched)| watched.connection.is_stalled(now))
                 .map(|(token, _)| *token);
             for token in stalled.collect::<Vec<_>>() {
-                self.disconnect(token, now, "it takes no replies, or has not said what it speaks");
+                self.disconnect(token, now, "it reads no replies, sends only part of a request, or has sent no hello");
             }
             let untrusted = |(token, watched): (&u64, &WatchedConnection)| {
                 Some((*token, watched.connection.stream().check_peer_trusted().err()?))

@@ -69,12 +69,12 @@ fn who_breaks_the_rules_is_named_and_harms_nobody() {
     let cases = [
         ("does not speak", b"GET / HTTP/1.1\r\nHost: n1\r\n\r\n".to_vec()),
         ("header is damaged", with(&|out| out.extend_from_slice(&[0x5a; 100]))),
-        ("no meaning here", with(&|out| out.extend(header(99, 0)))),
-        ("no meaning here", with(&|out| append_written(out, 1))),
+        ("unexpected frame kind", with(&|out| out.extend(header(99, 0)))),
+        ("unexpected frame kind", with(&|out| append_written(out, 1))),
         ("announces 3000000000 bytes", with(&|out| out.extend(header(FrameKind::Write as u8, 3_000_000_000)))),
         ("announces 70000 bytes", with(&|out| out.extend(header(FrameKind::Message as u8, 70_000)))),
-        ("handle was not opened", with(&|out| append_read(out, 1, 7, ReadMode::Exact, &one))),
-        ("not introduced itself", with(&|out| append_message(out, 1, b"psst"))),
+        ("no OPEN frame precedes its handle", with(&|out| append_read(out, 1, 7, ReadMode::Exact, &one))),
+        ("no INTRODUCE frame precedes it", with(&|out| append_message(out, 1, b"psst"))),
         ("body of frame 1 is damaged", {
             let mut bytes = with(&|out| append_message(out, 1, b"psst"));
             *bytes.last_mut().unwrap() ^= 1;
@@ -83,7 +83,7 @@ fn who_breaks_the_rules_is_named_and_harms_nobody() {
     ];
     for (cause, bytes) in cases {
         let (peer, received) = speak(at, &bytes);
-        assert_eq!(received, hello(), "whoever connects learns who is here, and no more");
+        assert_eq!(received, hello(), "a peer gets the owner's hello and nothing else");
         log::wait_for(&[&peer.to_string(), cause]);
         assert_eq!(fixture.read(MEMORY, 0, 64).unwrap(), expected(MEMORY, 0, 64));
         // The log is limited to some lines per second, and the next case needs one.
@@ -263,8 +263,8 @@ fn ten_thousand_half_open_connections_cost_little_and_others_nothing() {
     }
     let grown_mib = (memory_peak_kib() - memory_before) >> 10;
     assert!(grown_mib < 64, "they cost {grown_mib} MiB");
-    log::wait_for(&["it has not said anything, and others wait"]);
-    assert!(log::count(&["it has not said anything"]) < 2000, "the log is not flooded");
+    log::wait_for(&["it has sent no hello, and too many connections are silent"]);
+    assert!(log::count(&["it has sent no hello"]) < 2000, "the log is not flooded");
     drop(silent);
     assert_eq!(fixture.read(MEMORY, 0, 64).unwrap(), expected(MEMORY, 0, 64));
 }

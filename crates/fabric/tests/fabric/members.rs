@@ -126,9 +126,9 @@ fn who_is_no_node_of_the_cluster_is_told_why_and_gets_nothing() {
     let expired = owner.refuses(Some(&expired), "n1");
     assert!(expired.contains("it has expired"), "{expired}");
     let client = owner.refuses(Some(&owner.issue(Role::Client, "ci")), "n1");
-    assert!(client.contains("its role or cluster may not come in"), "{client}");
+    assert!(client.contains("its role or cluster is not accepted"), "{client}");
     let name = owner.refuses(Some(&owner.issue(Role::Node, "n3")), "n2");
-    assert!(name.contains("farfork://blue/node/n1 answers where node `n2` should"), "{name}");
+    assert!(name.contains("farfork://blue/node/n1 answered instead of node `n2`"), "{name}");
     owner.refuses(None, "n1");
     for words in [
         ["127.0.0.1", "farfork://blue/node/late has expired"],
@@ -193,7 +193,7 @@ fn who_asks_for_what_it_may_not_have_is_named() {
     let wrong = SeedKey { token: Token::from_bytes([9; 16]), ..(*key(1)).clone() };
     let page = [Span { extent: MEMORY, offset: 0, bytes: 8 }];
     nosy.read(&Arc::new(wrong), &page, PATIENCE).unwrap_err();
-    log::wait_for(&["farfork://blue/node/nosy at 127.0.0.1", "refuses", "the token does not open it"]);
+    log::wait_for(&["farfork://blue/node/nosy at 127.0.0.1", "refuses", "the token does not match"]);
     // Memory that was registered, and then revoked.
     let own = key(5);
     let registration = owner.seeds.registry.register(&own, Arc::new(SharedMemory::new(100).unwrap())).unwrap();

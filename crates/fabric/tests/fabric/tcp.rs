@@ -191,7 +191,7 @@ fn bad_requesters_are_shown_out_and_harm_nobody() {
         let _ = stream.write_all(&bytes);
         let mut greeting = [0; 16];
         stream.read_exact(&mut greeting).unwrap();
-        assert_eq!(greeting, encode_hello(), "whoever connects learns who is here");
+        assert_eq!(greeting, encode_hello(), "a peer gets the owner's hello");
         match stream.read(&mut [0; 1]) {
             Ok(0) => {}
             Ok(_) => panic!("it was answered"),

@@ -130,7 +130,7 @@ impl ChildSupervisor {
         for container in leftovers.running {
             tracing::info!(container = container.id(), "removing a container without a child");
             if let Err(error) = container.remove() {
-                tracing::warn!(%error, "a container is not removed");
+                tracing::warn!(%error, "a container could not be removed");
             }
         }
         self.enter_past_exits();

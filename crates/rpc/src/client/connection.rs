@@ -37,7 +37,7 @@ pub enum ConnectionError {
     #[error(transparent)]
     Frame(#[from] RpcFrameError),
     /// The server sent nothing for too long.
-    #[error("the server is silent")]
+    #[error("the server sent nothing in time")]
     NoResponse,
 }
 

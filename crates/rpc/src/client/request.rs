@@ -120,10 +120,10 @@ pub enum CallError {
     #[error("its deadline passed")]
     DeadlineExceeded,
     /// The request was cancelled. It may have been executed.
-    #[error("it was taken back")]
+    #[error("it was cancelled")]
     Cancelled,
     /// The server has forgotten the session, or was restarted. The request may have been executed, but not twice.
-    #[error("the server has forgotten the session: whether it was executed is not known")]
+    #[error("the server has lost the session; the request may or may not have been executed")]
     SessionLost,
     /// The server refuses the session.
     #[error("{0}")]

@@ -33,7 +33,7 @@ impl ClientSession {
 
     /// Removes the request that a reply answers. `None` if the request has ended already.
     pub(super) fn take_answered(&mut self, head: &ReplyHead) -> Result<Option<PendingRequest>, RpcFrameError> {
-        let unasked = RpcFrameError::Invalid("it answers what was not asked");
+        let unasked = RpcFrameError::Invalid("it answers no request");
         if self.stage != SessionStage::Open {
             // The reply belongs to the previous session in this slot.
             return Ok(None);

@@ -69,7 +69,7 @@ impl ClientProtocol {
             matches!(session.stage, SessionStage::Opening | SessionStage::Closing) && session.epoch == epoch
         };
         let Some(session) = session.filter(is_asked) else {
-            return Err(RpcFrameError::Invalid("it opens what was not asked for"));
+            return Err(RpcFrameError::Invalid("it answers no OPEN"));
         };
         if session.stage == SessionStage::Closing {
             match outcome {

@@ -79,7 +79,7 @@ impl RetransmitBuffer {
             let spare = self.spare_buffers.pop().unwrap_or_else(new);
             self.push_segment(Segment::from_bytes(spare));
         }
-        &mut self.segments.back_mut().expect("there is one now").bytes
+        &mut self.segments.back_mut().expect("a segment was pushed").bytes
     }
 
     /// The same buffer again, while the frame is being written.
@@ -127,7 +127,8 @@ impl RetransmitBuffer {
         let mut segments = self.segments.range_mut(index..);
         let segment = segments.next().expect("the frame is not released");
         let frame = &mut segment.bytes[location.offset as usize..][..location.bytes as usize];
-        let apart = location.has_detached_payload.then(|| &*segments.next().expect("the payload is behind").bytes);
+        let apart =
+            location.has_detached_payload.then(|| &*segments.next().expect("the payload is in the next segment").bytes);
         (frame, apart)
     }
 

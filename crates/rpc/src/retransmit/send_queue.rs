@@ -72,7 +72,7 @@ impl SendQueue {
 
     /// Records that `count` bytes were sent. `ended` gets each completed run and its owner.
     pub(crate) fn mark_sent(&mut self, mut count: usize, mut ended: impl FnMut(u16, SentRun)) {
-        assert!(count <= self.queued_bytes, "more was sent than there was");
+        assert!(count <= self.queued_bytes, "more bytes were sent than queued");
         self.queued_bytes -= count;
         while count > 0 {
             let run = self.runs.front_mut().expect("there are bytes left");

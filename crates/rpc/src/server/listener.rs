@@ -91,7 +91,7 @@ impl Listener {
             let stream = set_socket_options(&socket).and_then(|()| self.acceptor.accept(socket));
             match stream {
                 Ok(stream) => on_accept(self.accepted_count, stream, format_peer_address(from)),
-                Err(cause) => tracing::debug!(%cause, "a connection is not served"),
+                Err(cause) => tracing::debug!(%cause, "cannot serve a connection"),
             }
             self.accepted_count += 1;
         }

@@ -75,7 +75,7 @@ impl Worker {
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&self.wait_timeout(now))) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return tracing::error!(%errno, "an RPC server cannot wait for its connections"),
+                Err(errno) => return tracing::error!(%errno, "epoll_wait failed in an RPC server thread"),
             }
             now = Instant::now();
             let again = self.connections.begin_round();
@@ -149,7 +149,7 @@ impl Worker {
         for token in self.connections.take_interest_changed() {
             let Some(connection) = self.connections.connection_mut(token) else { continue };
             if let Err(cause) = register_interest(&self.epoll, token, connection) {
-                tracing::warn!(peer = %connection.peer_name, %cause, worker = self.number, "an RPC connection cannot be waited for");
+                tracing::warn!(peer = %connection.peer_name, %cause, worker = self.number, "cannot register an RPC connection with epoll");
                 self.connections.remove_connection(token, now);
             }
         }

@@ -130,7 +130,7 @@ fn a_session_survives_a_claimant_that_is_gone_before_it_gets_it() {
     drop(scene.open(1));
     scene.pass(Duration::from_millis(20));
     let mut third = scene.open(2);
-    assert!(is_open(&scene.hear(&mut third), 2), "nobody else has the session");
+    assert!(is_open(&scene.hear(&mut third), 2), "no other connection has the session");
     send(&mut third, &request(1));
     assert!(is_answer(&scene.hear(&mut third), 1), "the kept answer is given again");
 }

@@ -144,7 +144,7 @@ fn thousands_of_half_open_connections_are_borne_and_ended() {
     let named = log::count(&["ends a connection", "127.0.0.1"]);
     assert!(named > 0 && named < HALF_OPEN / 4, "{named} lines in the log");
     let held = std::fs::read_dir("/proc/self/fd").unwrap().count() - HALF_OPEN;
-    assert!(held < HELD_MAX, "{held} descriptors beside the clients'");
+    assert!(held < HELD_MAX, "{held} descriptors other than the clients'");
     // The server closes each of them, because it sends no hello in time.
     for mut stream in silent {
         let mut received = Vec::new();

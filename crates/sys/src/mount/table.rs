@@ -148,7 +148,7 @@ pub fn parse(text: &[u8]) -> io::Result<Vec<Mount>> {
         .map(|line| {
             parse_line(line).ok_or_else(|| {
                 let line = String::from_utf8_lossy(line);
-                io::Error::new(io::ErrorKind::InvalidData, format!("unknown form of a mountinfo line: {line}"))
+                io::Error::new(io::ErrorKind::InvalidData, format!("cannot parse a mountinfo line: {line}"))
             })
         })
         .collect()

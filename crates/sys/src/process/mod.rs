@@ -166,7 +166,7 @@ pub fn thread_name(pid: i32, tid: i32) -> io::Result<Vec<u8>> {
 }
 
 fn malformed(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("`{what}` of /proc is not of the expected form"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("`{what}` of /proc does not have the expected form"))
 }
 
 #[cfg(test)]

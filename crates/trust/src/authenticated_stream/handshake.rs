@@ -83,7 +83,7 @@ impl<P: Read + Write> AuthenticatedStream<P> {
 
     fn handle_accept_byte(&mut self, byte: u8) -> io::Result<()> {
         if byte != ACCEPT_BYTE {
-            return Err(peer_error_to_io(PeerError::Protocol("the server's word of welcome is another".to_owned())));
+            return Err(peer_error_to_io(PeerError::Protocol("the server sent an unexpected accept byte".to_owned())));
         }
         self.finish_handshake();
         Ok(())

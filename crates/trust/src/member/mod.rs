@@ -43,25 +43,25 @@ pub enum MemberError {
     #[error(transparent)]
     Key(#[from] KeyError),
     /// Random numbers for a token.
-    #[error("no random numbers: {0}")]
+    #[error("the system provides no random numbers: {0}")]
     Random(#[from] getrandom::Error),
     /// The join token is refused.
-    #[error("{0}; print a new one with `farfork cluster token` where the cluster was made")]
+    #[error("{0}; create a new one with `farfork cluster token` on the machine that has the authority")]
     Token(#[from] TokenRefusal),
     /// The requested lifetime of a join token is too long.
-    #[error("a join token is good for at most {} days; choose a shorter time", TOKEN_VALID_MAX.as_secs() / 86_400)]
+    #[error("a join token is valid for at most {} days; choose a shorter time", TOKEN_VALID_MAX.as_secs() / 86_400)]
     TokenValidity,
     /// The certificate request is longer than [`crate::REQUEST_BYTES_MAX`].
     #[error("the request for a certificate is too long")]
     TooLong,
     /// The received certificate is not valid for this member.
-    #[error("the certificate that the cluster sent is not put in force: {0}")]
+    #[error("the certificate that the cluster sent is not valid: {0}")]
     InvalidCertificate(#[from] PeerError),
     /// Another node has the name, or is joining with it.
-    #[error("the cluster has a node of this name, which is alive or has just joined")]
+    #[error("the cluster already has a live or joining node with this name")]
     NameTaken,
     /// A revoked member requested a new certificate.
-    #[error("{bearer} was revoked; if it is to come back, let it join again with a new token")]
+    #[error("{bearer} was revoked; to readmit it, let it join with a new token")]
     Revoked {
         /// The revoked member.
         bearer: Identity,
@@ -73,7 +73,7 @@ pub enum MemberError {
     #[error("no rotation of the authority is under way; begin one with `farfork cluster rotate --authority`")]
     NoRotation,
     /// The key of the authority in the roster is not in this directory.
-    #[error("the key of the authority that the roster names is not here; restore the trust directory from a backup")]
+    #[error("the trust directory lacks the key of the authority in the roster; restore it from a backup")]
     AuthorityKeyMissing,
 }
 

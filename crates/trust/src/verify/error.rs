@@ -29,19 +29,19 @@ pub enum PeerError {
         bearer: Identity,
     },
     /// The certificate is not valid yet.
-    #[error("the certificate of {bearer} is not good yet; compare the clocks of both machines")]
+    #[error("the certificate of {bearer} is not valid yet; compare the clocks of both machines")]
     NotYetValid {
         /// The peer.
         bearer: Identity,
     },
     /// The certificate was revoked.
-    #[error("{bearer} was revoked; if it is to come back, let it join again with a new token")]
+    #[error("{bearer} was revoked; to readmit it, let it join with a new token")]
     Revoked {
         /// The peer.
         bearer: Identity,
     },
     /// The peer is a member of the cluster, but has the wrong role.
-    #[error("{bearer} has the role {}, and this takes {needed}", bearer.role)]
+    #[error("{bearer} has the role {}, but {needed} is required", bearer.role)]
     WrongRole {
         /// The peer.
         bearer: Identity,
@@ -49,7 +49,7 @@ pub enum PeerError {
         needed: Role,
     },
     /// The peer is another node than expected.
-    #[error("{bearer} answers where node `{expected}` should; see `farfork nodes`, and who has that address")]
+    #[error("{bearer} answered instead of node `{expected}`; compare the address with `farfork nodes`")]
     WrongNode {
         /// The peer.
         bearer: Identity,
@@ -57,7 +57,7 @@ pub enum PeerError {
         expected: String,
     },
     /// The peer is a member of another cluster.
-    #[error("{bearer} is of another cluster than `{cluster}`")]
+    #[error("{bearer} does not belong to cluster `{cluster}`")]
     WrongCluster {
         /// The peer.
         bearer: Identity,
@@ -65,22 +65,22 @@ pub enum PeerError {
         cluster: NodeName,
     },
     /// The certificate does not have farfork's form.
-    #[error("its certificate is of no use: {0}")]
+    #[error("its certificate is invalid: {0}")]
     MalformedCertificate(String),
     /// The peer showed no certificate.
-    #[error("it showed no certificate; only members of the cluster may come in here")]
+    #[error("it showed no certificate; only members of the cluster may connect")]
     NoCertificate,
     /// The peer has another authority than the join token pins.
-    #[error("no node of the cluster that the join token is for; compare the address with the token's origin")]
+    #[error("it is not a node of the join token's cluster; check the address and the token")]
     WrongPin,
     /// The peer does not use TLS.
-    #[error("it does not speak TLS; it is of another version, was started with `--insecure`, or is something else")]
+    #[error("it does not speak TLS; it runs another version, was started with `--insecure`, or is not farfork")]
     Plaintext,
     /// The peer refuses this side.
     #[error("it refuses this node's certificate: {0}")]
     RefusedByPeer(&'static str),
     /// The peer closed the connection during the handshake.
-    #[error("it closed the connection before both sides had shown who they are")]
+    #[error("it closed the connection during the handshake")]
     Closed,
     /// The peer violates the protocol.
     #[error("the handshake failed: {0}")]
@@ -135,18 +135,18 @@ pub(crate) fn from_tls_error(error: &rustls::Error) -> PeerError {
 fn from_alert(alert: AlertDescription) -> PeerError {
     match alert {
         AlertDescription::UnknownCA => {
-            PeerError::RefusedByPeer("no authority of its cluster signed it; join that cluster with a token of it")
+            PeerError::RefusedByPeer("no authority of its cluster signed it; join that cluster with one of its tokens")
         }
         AlertDescription::CertificateExpired => {
-            PeerError::RefusedByPeer("it has expired, or is not good yet; join again, and compare the clocks")
+            PeerError::RefusedByPeer("it has expired or is not valid yet; compare the clocks, and join again")
         }
         AlertDescription::CertificateRevoked => PeerError::RefusedByPeer("it was revoked; join again with a new token"),
-        AlertDescription::AccessDenied => PeerError::RefusedByPeer("its role or cluster may not come in there"),
+        AlertDescription::AccessDenied => PeerError::RefusedByPeer("its role or cluster is not accepted there"),
         AlertDescription::CertificateRequired => PeerError::RefusedByPeer("none was shown"),
-        AlertDescription::BadCertificate => PeerError::RefusedByPeer("it is of no use there"),
+        AlertDescription::BadCertificate => PeerError::RefusedByPeer("it is invalid there"),
         AlertDescription::NoApplicationProtocol => PeerError::Protocol(
             "the two sides have no protocol in common (other versions, or the wrong port)".to_owned(),
         ),
-        other => PeerError::Protocol(format!("the peer ended it: {other:?}")),
+        other => PeerError::Protocol(format!("the peer sent the alert {other:?}")),
     }
 }

@@ -102,8 +102,8 @@ impl TrustAnchors {
         }
         let facts = CertificateFields::parse(shown).map_err(PeerError::MalformedCertificate)?;
         self.verify_signatures(shown, &facts, now)?;
-        let expires =
-            certificate_expires_s(shown).ok_or_else(|| PeerError::MalformedCertificate("it has no end".to_owned()))?;
+        let expires = certificate_expires_s(shown)
+            .ok_or_else(|| PeerError::MalformedCertificate("it has no expiry time".to_owned()))?;
         let mut seen = lock();
         if seen.len() >= CHAIN_CACHE_MAX {
             seen.clear();

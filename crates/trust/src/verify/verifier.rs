@@ -74,7 +74,7 @@ macro_rules! answers_alike {
             _: &CertificateDer<'_>,
             _: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
+            Err(Error::General("TLS 1.2 is not supported".to_owned()))
         }
 
         fn verify_tls13_signature(

@@ -25,7 +25,7 @@ pub const DESCRIPTOR_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The magic is missing.
-    #[error("these bytes are no seed descriptor (magic missing)")]
+    #[error("not a seed descriptor: the magic is missing")]
     Magic,
     /// Written by another version.
     #[error(
@@ -36,7 +36,7 @@ pub enum DecodeError {
         found: u32,
     },
     /// The descriptor is truncated, or longer than its header says.
-    #[error("the descriptor is damaged: {expected} bytes announced, {found} there")]
+    #[error("the descriptor is damaged: its body has {found} bytes instead of {expected}")]
     Length {
         /// From the header.
         expected: u64,
@@ -44,7 +44,7 @@ pub enum DecodeError {
         found: u64,
     },
     /// The checksum does not match.
-    #[error("the descriptor is damaged: its checksum disagrees")]
+    #[error("the descriptor is damaged: its checksum does not match")]
     Checksum,
     /// The body cannot be parsed.
     #[error("the descriptor's body cannot be read: {0}")]

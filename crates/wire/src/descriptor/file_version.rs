@@ -82,7 +82,7 @@ impl Descriptor {
                 FileReference::MappedFile(file) => (file as usize) < self.mapped_files.len(),
                 FileReference::Executable(number) => (number as usize) < self.process_count(),
             };
-            require(is_known, || format!("file version {index}: nothing leads to it"))?;
+            require(is_known, || format!("file version {index} refers to a missing object"))?;
             let Some(extent) = version.extent else { continue };
             let rounded = version.identity.bytes.checked_next_multiple_of(crate::PAGE_SIZE);
             let known = self.extents.get(extent.0 as usize);

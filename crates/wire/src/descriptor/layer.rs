@@ -48,13 +48,14 @@ impl Descriptor {
         require(count <= LAYERS_MAX, || format!("it inherits from {count} seeds"))?;
         let mut seeds: Vec<&SeedId> = self.layers.iter().map(|layer| &layer.seed).collect();
         seeds.sort_unstable();
-        require(seeds.windows(2).all(|pair| pair[0] != pair[1]), || "two layers are one seed".into())
+        require(seeds.windows(2).all(|pair| pair[0] != pair[1]), || "two layers have the same seed".into())
     }
 
     /// Checks the inherited pages of an extent: they are in order and inside it, their layers exist, and the owner has none
     /// of them itself.
     pub(super) fn validate_inherited(&self, index: usize, extent: &Extent) -> Result<(), InvalidDescriptor> {
-        let wrong = || format!("extent {index}: what it inherits is out of order, outside, or its own as well");
+        let wrong =
+            || format!("extent {index}: inherited pages are out of order, outside the extent, or also populated");
         let pages = extent.bytes / PAGE_SIZE;
         let (mut lowest, mut own) = (0, extent.populated.iter().peekable());
         for run in &extent.inherited {
@@ -67,7 +68,9 @@ impl Descriptor {
             let is_somewhere = origin_end.is_some_and(|end| end <= USER_SPACE_END / PAGE_SIZE)
                 && run.extent < ExtentId::WORKING_SET
                 && (run.layer as usize) < self.layers.len();
-            require(is_somewhere, || format!("extent {index}: what it inherits comes from nowhere"))?;
+            require(is_somewhere, || {
+                format!("extent {index}: inherited pages refer to an invalid layer, extent or page")
+            })?;
         }
         Ok(())
     }

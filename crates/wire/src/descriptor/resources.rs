@@ -96,7 +96,7 @@ impl Descriptor {
                     vec![address, peer]
                 }
                 SocketState::PendingAccept { address, through, .. } => {
-                    require(!through.is_empty(), || "a connection that waits nowhere".to_owned())?;
+                    require(!through.is_empty(), || "a pending connection without a listening socket".to_owned())?;
                     vec![address, through]
                 }
                 SocketState::PeerOutside { .. } => Vec::new(),
@@ -109,7 +109,7 @@ impl Descriptor {
             let file = socket.file.as_ref();
             let is_absolute = file.and_then(|file| file.path.as_ref()).is_none_or(|path| path.starts_with('/'));
             require(is_absolute && file.is_some() == socket.bind_path().is_some(), || {
-                "the file of a socket, which is none of its own".to_owned()
+                "a socket's file has a relative path, or does not match the socket's address".to_owned()
             })?;
             self.validate_messages(socket)?;
         }
@@ -168,7 +168,7 @@ impl Descriptor {
             require(is_right, || format!("{path} as an end of a terminal"))?;
             masters[*terminal as usize] += u32::from(*is_master);
         }
-        require(masters.iter().all(|count| *count == 1), || "a terminal that nothing drives, or two do".to_owned())
+        require(masters.iter().all(|count| *count == 1), || "a terminal must have exactly one master".to_owned())
     }
 }
 
@@ -243,5 +243,5 @@ impl ProcessView<'_> {
 
 fn require_valid_times(mut times: impl Iterator<Item = TimerSpec>) -> Result<(), InvalidDescriptor> {
     let fit = times.all(|time| time.remaining_ns <= TIME_NS_MAX && time.interval_ns <= TIME_NS_MAX);
-    require(fit, || "a timer beyond the end of time".to_owned())
+    require(fit, || "a timer's time exceeds the limit".to_owned())
 }

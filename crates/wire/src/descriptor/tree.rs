@@ -185,7 +185,7 @@ impl Descriptor {
         require(count <= PROCESSES_MAX, || format!("{count} processes"))?;
         for (index, member) in self.descendants.iter().enumerate() {
             let is_born_after = member.relations.parent as usize <= index;
-            require(is_born_after, || format!("process {} has a parent that comes later", member.process.pid))?;
+            require(is_born_after, || format!("process {} precedes its parent", member.process.pid))?;
             member.relations.validate(member.process.pid)?;
             member.validate_inheritance(&self.zombies)?;
             member.validate_memory(self)?;
@@ -220,9 +220,9 @@ impl DescendantProcess {
         let is_left = || zombies.iter().any(|zombie| leads(zombie) && zombie.relations.parent == parent);
         // The zombie created this process, so the present parent shares nothing with it.
         let has_origin = !is_heir || !shares_directory && !shares_files && is_left();
-        require(has_origin, || format!("process {} has a session from nowhere", self.process.pid))?;
+        require(has_origin, || format!("process {} has a session without a creator", self.process.pid))?;
         let has_one_root = !shares_directory || self.process.root.is_none();
-        require(has_one_root, || format!("process {} has two roots", self.process.pid))?;
+        require(has_one_root, || format!("process {} shares a root and has its own", self.process.pid))?;
         let has_one_table = !shares_files || self.file_descriptors.is_empty();
         require(has_one_table, || format!("process {} has two tables of descriptors", self.process.pid))
     }
@@ -234,21 +234,23 @@ impl DescendantProcess {
             self.relations;
         let pid = self.process.pid;
         require(shares_memory || tree.address_space_owner(parent) == parent, || {
-            format!("process {pid} is born too late")
+            format!("process {pid} must share its parent's memory")
         })?;
         let has_one = !shares_memory || self.mappings.is_empty() && self.eager_bytes.is_empty() && !is_heir;
         require(has_one, || format!("process {pid} has two address spaces"))?;
         let of_parent = tree.descendant(parent).map_or(tree.process.pid, |parent| parent.relations.session);
         let has_session = !shares_memory || [pid, of_parent].contains(&session);
-        require(has_session, || format!("process {pid} is born too late for its session"))?;
+        require(has_session, || {
+            format!("process {pid} shares memory, but has neither its own nor its parent's session")
+        })?;
         let has_handlers = !shares_handlers || shares_memory && self.process.signal_actions.is_empty();
-        require(has_handlers, || format!("process {pid} has signal handlers in another's memory, or twice"))
+        require(has_handlers, || format!("process {pid} shares signal handlers without memory, or also has its own"))
     }
 }
 
 impl ProcessRelations {
     fn validate(&self, pid: u32) -> Result<(), InvalidDescriptor> {
         let fits = self.group > 0 && self.session > 0 && self.exit_signal <= SIGNAL_MAX;
-        require(fits, || format!("process {pid} has no place in the tree"))
+        require(fits, || format!("process {pid} has an invalid group, session or exit signal"))
     }
 }

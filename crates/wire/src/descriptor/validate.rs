@@ -27,7 +27,7 @@ const XSTATE_BYTES_MIN: usize = 576;
 
 /// The check that a descriptor failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the descriptor makes no sense: {reason}")]
+#[error("the descriptor is invalid: {reason}")]
 pub struct InvalidDescriptor {
     pub(super) reason: String,
 }
@@ -58,7 +58,7 @@ impl Descriptor {
         self.validate_tree()?;
         for part in self.process_views() {
             let is_somewhere = part.process.root.as_ref().is_none_or(|root| root.starts_with('/'));
-            require(is_somewhere, || format!("process {} has a root from nowhere", part.process.pid))?;
+            require(is_somewhere, || format!("the root of process {} is not an absolute path", part.process.pid))?;
             part.validate()?;
         }
         self.validate_layers()?;
@@ -107,7 +107,7 @@ impl ProcessView<'_> {
         for mapping in self.mappings {
             let mapping_name = || format!("mapping {:#x}-{:#x}", mapping.start, mapping.end);
             let in_order = mapping.start >= lowest && mapping.start < mapping.end && mapping.end <= USER_SPACE_END;
-            require(in_order, || format!("{}: out of order or of user space", mapping_name()))?;
+            require(in_order, || format!("{}: out of order or outside user space", mapping_name()))?;
             require(mapping.start.is_multiple_of(PAGE_SIZE) && mapping.end.is_multiple_of(PAGE_SIZE), || {
                 format!("{}: not whole pages", mapping_name())
             })?;
@@ -251,7 +251,7 @@ impl Descriptor {
         }
         let is_caller = |file: &&OpenFile| matches!(file, OpenFile::CheckpointSocket { is_caller: true, .. });
         let callers = self.open_files.iter().filter(is_caller).count();
-        require(callers <= 1, || format!("{callers} sockets at which it waits to be told what it is"))
+        require(callers <= 1, || format!("{callers} sockets wait for the answer to a checkpoint; at most one may"))
     }
 }
 

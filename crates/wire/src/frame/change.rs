@@ -112,7 +112,7 @@ impl<'a> Change<'a> {
     pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FabricFrameError> {
         let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         match header.kind {
-            FrameKind::Introduce => decode_introduce(body).ok_or(fail("it has another length")),
+            FrameKind::Introduce => decode_introduce(body).ok_or(fail("its length is wrong")),
             FrameKind::Write => decode_write(body).map_err(fail),
             FrameKind::Message => Ok(Self::Message { bytes: body }),
             other => Err(FabricFrameError::UnexpectedKind(other as u8)),
@@ -130,7 +130,7 @@ fn decode_introduce(body: &[u8]) -> Option<Change<'_>> {
 fn decode_write(body: &[u8]) -> Result<Change<'_>, &'static str> {
     let mut fields = FieldReader(body);
     let (Some(handle), Some(count)) = (fields.read_u32(), fields.read_u32()) else {
-        return Err("it ends in its beginning");
+        return Err("it is shorter than its fixed part");
     };
     if handle >= HANDLES_MAX {
         return Err("its handle is too large");
@@ -141,5 +141,9 @@ fn decode_write(body: &[u8]) -> Result<Change<'_>, &'static str> {
     let (spans, data) = fields.0.split_at_checked(count as usize * SPAN_BYTES).ok_or("it ends in a span")?;
     let spans = decode_spans(FieldReader(spans)).ok_or("it ends in a span")?;
     let bytes = check_spans(ReadMode::Exact, &spans).map_err(|_| "its spans exceed a limit")?;
-    if data.len() == bytes { Ok(Change::Write { handle, spans, data }) } else { Err("its spans have another length") }
+    if data.len() == bytes {
+        Ok(Change::Write { handle, spans, data })
+    } else {
+        Err("its data and its spans differ in length")
+    }
 }

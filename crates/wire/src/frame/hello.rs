@@ -32,7 +32,7 @@ pub fn decode_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), FabricFrameError> {
         return Err(FabricFrameError::BadMagic);
     }
     let (Some(theirs), Some(checksum)) = (fields.read_u32(), fields.read_u32()) else {
-        unreachable!("a greeting holds two numbers behind its magic");
+        unreachable!("a hello has two numbers after its magic");
     };
     if checksum != crc32c::crc32c(&bytes[..12]) {
         return Err(FabricFrameError::HelloChecksum);

@@ -44,7 +44,7 @@ pub enum FabricFrameError {
     #[error("the peer does not speak farfork's fabric protocol")]
     BadMagic,
     /// The hello's checksum does not match.
-    #[error("the peer's greeting is damaged: its checksum disagrees")]
+    #[error("the peer's hello is damaged: its checksum does not match")]
     HelloChecksum,
     /// The peer speaks another version.
     #[error(
@@ -55,10 +55,10 @@ pub enum FabricFrameError {
         theirs: u32,
     },
     /// The header's checksum does not match: bits were flipped, or the bytes are not a header.
-    #[error("a frame's header is damaged: its checksum disagrees")]
+    #[error("a frame's header is damaged: its checksum does not match")]
     HeaderChecksum,
     /// The receiver does not expect this kind of frame.
-    #[error("a frame has kind {0}, which has no meaning here")]
+    #[error("unexpected frame kind {0}")]
     UnexpectedKind(u8),
     /// The frame is longer than its kind may be.
     #[error("a {kind:?} frame announces {bytes} bytes")]
@@ -69,13 +69,13 @@ pub enum FabricFrameError {
         bytes: u32,
     },
     /// The body's checksum does not match.
-    #[error("the body of frame {id} is damaged: its checksum disagrees")]
+    #[error("the body of frame {id} is damaged: its checksum does not match")]
     BodyChecksum {
         /// The request of the frame.
         id: u64,
     },
     /// The checksums match, but the body is invalid.
-    #[error("a {kind:?} frame makes no sense: {what}")]
+    #[error("invalid {kind:?} frame: {what}")]
     InvalidBody {
         /// Kind of the frame.
         kind: FrameKind,

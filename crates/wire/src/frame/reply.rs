@@ -22,7 +22,7 @@ pub enum Refusal {
     #[error("its owner does not have it: it was dropped, or its node was restarted")]
     UnknownSeed,
     /// The token does not match the seed's.
-    #[error("the token does not open it")]
+    #[error("the token does not match")]
     WrongToken,
     /// The seed has no such extent, or the extent is shorter.
     #[error("it has no such range of memory")]
@@ -43,13 +43,13 @@ pub enum Refusal {
         errno: i32,
     },
     /// The owner accepts no messages.
-    #[error("its owner takes no messages")]
+    #[error("its owner accepts no messages")]
     NoReceiver,
     /// The owner's message queue is full.
-    #[error("its owner has not received its earlier messages yet")]
+    #[error("its owner's message queue is full; send it again later")]
     MessageQueueFull,
     /// The change was sent before, to an owner that does not remember it. It may or may not have been made.
-    #[error("its owner does not know whether it did this before: it was restarted, or remembers no more")]
+    #[error("its owner does not know whether it did this before: it was restarted, or has dropped its record")]
     OutcomeForgotten,
 }
 

@@ -188,7 +188,7 @@ impl FrameHead for ClientFrame {
             return Err(RpcFrameError::Invalid("only sessions are resumed"));
         }
         if usize::from(prefix.slot) >= SESSIONS_MAX {
-            return Err(RpcFrameError::Invalid("its slot is beyond all sessions"));
+            return Err(RpcFrameError::Invalid("its slot exceeds the limit"));
         }
         Ok(Some(Frame { head: message, head_bytes, payload_bytes: prefix.payload_bytes as usize, payload_crc }))
     }

@@ -139,7 +139,10 @@ impl HeadPrefix {
 pub(super) fn seal(frame: &mut [u8], head_bytes: usize, checked: bool, apart: Option<&[u8]>) {
     let payload_at = head_bytes + if checked { PAYLOAD_CRC_BYTES } else { 0 };
     let payload_bytes = apart.map_or(frame.len() - payload_at, <[u8]>::len);
-    assert!(apart.is_none() || payload_bytes > HEAD_CRC_PAYLOAD_BYTES_MAX, "a short payload lies apart from its head");
+    assert!(
+        apart.is_none() || payload_bytes > HEAD_CRC_PAYLOAD_BYTES_MAX,
+        "the head's checksum must cover a short payload"
+    );
     assert!(payload_bytes <= PAYLOAD_BYTES_MAX, "a payload of {payload_bytes} bytes");
     if checked {
         let checksum = crc32c::crc32c(apart.unwrap_or(&frame[payload_at..]));

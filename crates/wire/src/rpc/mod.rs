@@ -58,7 +58,7 @@ pub enum RpcFrameError {
     #[error("the peer does not speak farfork's RPC protocol")]
     BadMagic,
     /// The hello's checksum does not match.
-    #[error("the peer's greeting is damaged: its checksum disagrees")]
+    #[error("the peer's hello is damaged: its checksum does not match")]
     HelloChecksum,
     /// The peer supports no version that this side supports.
     #[error(
@@ -73,10 +73,10 @@ pub enum RpcFrameError {
     },
     /// The checksum of a head, or of a head with its short payload, does not match: bits were flipped, or the bytes are not
     /// a frame.
-    #[error("a frame is damaged: its checksum disagrees")]
+    #[error("a frame is damaged: its checksum does not match")]
     HeadChecksum,
     /// The receiver does not expect this kind of frame.
-    #[error("a frame has kind {0}, which has no meaning here")]
+    #[error("unexpected frame kind {0}")]
     UnexpectedKind(u8),
     /// The payload is longer than the limit.
     #[error("a frame announces a payload of {bytes} bytes, {PAYLOAD_BYTES_MAX} at most")]
@@ -85,10 +85,10 @@ pub enum RpcFrameError {
         bytes: u32,
     },
     /// The payload's checksum does not match.
-    #[error("a payload is damaged: its checksum disagrees")]
+    #[error("a payload is damaged: its checksum does not match")]
     PayloadChecksum,
     /// The checksums match, but the frame is invalid.
-    #[error("a frame makes no sense: {0}")]
+    #[error("invalid frame: {0}")]
     Invalid(&'static str),
 }
 

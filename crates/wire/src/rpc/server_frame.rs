@@ -99,7 +99,7 @@ impl ServerFrame {
             OPENED => {
                 let outcome =
                     OpenOutcome::from_number(prefix.code).ok_or(RpcFrameError::Invalid("an unknown outcome"))?;
-                let epoch = u32::try_from(id).map_err(|_| RpcFrameError::Invalid("an epoch beyond all"))?;
+                let epoch = u32::try_from(id).map_err(|_| RpcFrameError::Invalid("an epoch above the limit"))?;
                 Self::Opened { slot, epoch, outcome }
             }
             PONG => Self::Pong,
@@ -119,7 +119,7 @@ impl FrameHead for ServerFrame {
             return Err(RpcFrameError::Invalid("only replies have payloads"));
         }
         if prefix.is_resumed || usize::from(prefix.slot) >= SESSIONS_MAX {
-            return Err(RpcFrameError::Invalid("no server says this"));
+            return Err(RpcFrameError::Invalid("a server's frame has a client's flag, or a slot above the limit"));
         }
         Ok(Some(Frame { head: message, head_bytes, payload_bytes: prefix.payload_bytes as usize, payload_crc }))
     }

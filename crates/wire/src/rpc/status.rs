@@ -28,7 +28,7 @@ pub enum Status {
     #[error("it was executed, but the server did not keep the reply")]
     ReplyEvicted = 6,
     /// The handler deferred its reply, then dropped it without an answer.
-    #[error("the handler gave it up")]
+    #[error("the handler dropped it without an answer")]
     Abandoned = 7,
 }
 
@@ -57,7 +57,7 @@ pub enum OpenOutcome {
     #[error("it is open")]
     Opened = 0,
     /// The client wanted to resume the session, but the server does not have it, or no longer has it.
-    #[error("the server has forgotten the session")]
+    #[error("the server does not have the session")]
     Expired = 1,
     /// A later connection has resumed it.
     #[error("a later connection has resumed the session")]

@@ -329,11 +329,11 @@ fn nonsense_is_refused() {
 #[test]
 fn nonsense_about_trees_is_refused() {
     let changes: &[(&str, Corruption)] = &[
-        ("a parent that comes later", |d| d.descendants[0].relations.parent = 1),
+        ("a process that precedes its parent", |d| d.descendants[0].relations.parent = 1),
         ("a zombie without a parent", |d| d.zombies[0].relations.parent = 3),
         ("a process of another's id", |d| d.zombies[0].pid = 813),
         ("a process outside of any group", |d| d.descendants[1].relations.group = 0),
-        ("a session from nowhere", |d| d.descendants[1].relations.is_session_orphan = true),
+        ("a session without a creator", |d| d.descendants[1].relations.is_session_orphan = true),
         ("an heir with another's descriptors", |d| {
             d.zombies[0].relations = ProcessRelations { session: 840, ..kinship(1) };
             d.descendants[1].relations =
@@ -413,7 +413,7 @@ fn nonsense_about_resources_is_refused() {
     require_refusal(&[
         ("guard pages outside of their mapping", |d| d.mappings[0].guards = vec![PageRun { first: 1, count: 2 }]),
         ("an interval timer that is not there", |d| d.process.interval_timers[0].which = 3),
-        ("a timer beyond the end of time", |d| d.process.interval_timers[0].time.remaining_ns = u64::MAX),
+        ("a timer whose time exceeds the limit", |d| d.process.interval_timers[0].time.remaining_ns = u64::MAX),
         ("POSIX timers out of order", |d| d.process.posix_timers.push(posix_timer(2))),
         ("a POSIX timer with too high a number", |d| d.process.posix_timers[0].id = RESTORED_NUMBER_MAX + 1),
         ("a POSIX timer of a thread that is not there", |d| d.process.posix_timers[0].tid = 7),
@@ -459,7 +459,7 @@ fn nonsense_about_resources_is_refused() {
             d.terminals[0].session = Some(ControlledSession { leader: d.process.pid, foreground: 999_999 });
         }),
         ("settings that are cut", |d| d.terminals[0].settings.truncate(9)),
-        ("a terminal that nothing drives", |d| {
+        ("a terminal without a master", |d| {
             d.open_files.retain(|file| !matches!(file, OpenFile::Terminal { is_master: true, .. }));
         }),
         ("an end of a terminal at another path", |d| {

@@ -82,6 +82,6 @@ impl Network {
         if bytes > 0 && !connection.open[side] {
             self.send_packet(id, side, SimPacket::Reset, self.now);
         }
-        self.trace.record(self.now, format_args!("connection {id} side {side} has {bytes} bytes more"));
+        self.trace.record(self.now, format_args!("connection {id} side {side} received {bytes} bytes"));
     }
 }

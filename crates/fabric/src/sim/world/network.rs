@@ -182,7 +182,7 @@ impl Network {
         }
         if self.random.f64() < conditions.blackhole_chance {
             connection.pipes[1 - side].is_blackholed = true;
-            self.trace.record(self.now, format_args!("connection {id} side {side} is swallowed from here"));
+            self.trace.record(self.now, format_args!("connection {id} side {side}: packets are dropped from here on"));
         }
         let is_reset = self.random.f64() < conditions.reset_chance;
         path.free_at = path.free_at.max(self.now) + transmission_time(segment.len(), conditions.bytes_per_s);

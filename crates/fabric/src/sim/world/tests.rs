@@ -57,7 +57,7 @@ fn bytes_arrive_in_order_in_the_time_that_the_path_takes() {
     to.send(&[IoSlice::new(b"x")]).unwrap();
     let limit = world.now() + Duration::from_secs(1);
     while to.send(&[IoSlice::new(b"x")]).is_ok() {
-        assert!(world.step(limit), "who sends to nobody is told");
+        assert!(world.step(limit), "a sender to a closed end gets a reset");
     }
 }
 

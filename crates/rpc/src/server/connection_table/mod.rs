@@ -161,7 +161,7 @@ impl ConnectionTable {
     /// Adds a new connection.
     fn add_connection(&mut self, stream: Box<dyn Stream>, from: String, now: Instant) {
         if self.connections.len() >= CONNECTIONS_MAX {
-            let cause = format_args!("{CONNECTIONS_MAX} connections are served by this thread already");
+            let cause = format_args!("this thread already serves {CONNECTIONS_MAX} connections");
             return self.log.log_disconnect(&from, &cause);
         }
         let token = self.next_token;
@@ -171,7 +171,7 @@ impl ConnectionTable {
         if self.ungreeted.len() > UNGREETED_MAX
             && let Some(silent) = self.ungreeted.pop_first()
         {
-            self.disconnect_logged(silent, now, "it has not said anything, and others wait");
+            self.disconnect_logged(silent, now, "it has sent no hello, and too many connections are silent");
         }
         self.run_turn(token, now);
     }

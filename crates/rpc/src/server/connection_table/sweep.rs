@@ -34,7 +34,7 @@ impl ConnectionTable {
             }
         }
         for token in stalled {
-            self.disconnect_logged(token, now, "it takes no replies, keeps the rest of a frame, or has not greeted");
+            self.disconnect_logged(token, now, "it reads no replies, sends only part of a frame, or has sent no hello");
         }
         for (token, cause) in gone {
             self.disconnect_logged(token, now, cause);

@@ -194,7 +194,7 @@ fn bind(address: IpAddr, earlier: Option<SocketAddr>) -> io::Result<TcpListener>
 fn accept(listener: &UnixListener, serve: impl Fn(MessageChannel) -> io::Result<()>) {
     loop {
         if let Err(error) = MessageChannel::accept(listener).and_then(&serve) {
-            tracing::warn!(%error, "a connection is not served");
+            tracing::warn!(%error, "cannot serve a connection");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
