@@ -322,18 +322,18 @@ fn standing() {
         stands.join().expect("it is told")
     };
     ended(expired);
-    a.says(&["is cut off", "farfork://test/client/brief has expired"]);
+    a.says(&["closed a control-port connection", "farfork://test/client/brief has expired"]);
     assert!(!revoked.is_finished() && !of_old.is_finished(), "others go on");
     member::revoke_identity(&first, Role::Client, &name("revoked"), SystemTime::now).expect("it is revoked");
     ended(revoked);
-    a.says(&["is cut off", "farfork://test/client/revoked was revoked"]);
+    a.says(&["closed a control-port connection", "farfork://test/client/revoked was revoked"]);
     assert!(!of_old.is_finished(), "others go on");
     member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
     until("a has a key of it", || open(&first).is_issued_by_current_authority().then_some(()));
     assert!(!of_old.is_finished(), "the old one is still trusted");
     member::end_rotation(&first).expect("the old one goes");
     ended(of_old);
-    a.says(&["is cut off", "farfork://test/client/old is not signed by an authority"]);
+    a.says(&["closed a control-port connection", "farfork://test/client/old is not signed by an authority"]);
     assert_eq!(a.alive(), ["a"]);
 }
 
