@@ -138,7 +138,11 @@ fn in_background(cluster: &Cluster) {
     let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
     let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &options);
     let id = children[0].id.as_str();
-    cluster.first().run_failing(&["settle", id, "--timeout", "1ms"]).require_mentions(&[id, "in time", "go on coming"]);
+    cluster.first().run_failing(&["settle", id, "--timeout", "1ms"]).require_mentions(&[
+        id,
+        "in time",
+        "continues to fetch its pages",
+    ]);
     wait::wait_until("the child has settled", SETTLED_LIMIT, || {
         (cluster.first().json(&["inspect", id])["settled"] == true).then_some(())
     });

@@ -116,7 +116,7 @@ fn end_without_reader(cluster: &Cluster, count: &str) {
     let mut line = String::new();
     let read = BufReader::new(command.stdout.take().expect("a pipe")).read_line(&mut line);
     assert!(read.is_ok() && line.starts_with("tick "), "{line}");
-    let ended = wait::wait_with_output(command, "a command that nobody reads", ATTACHED_LIMIT);
+    let ended = wait::wait_with_output(command, "a command without a reader", ATTACHED_LIMIT);
     assert_eq!((ended.status.code(), &*ended.stderr), (Some(141), ""));
     wait::wait_until("none runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 0).then_some(()));
 }

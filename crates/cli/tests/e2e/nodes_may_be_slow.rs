@@ -65,7 +65,7 @@ fn stopped_processes() {
         pidfd::send_signal(&process, SIGCONT).expect("it lives");
     }
     let has_told = || cluster.standstills(0).iter().any(|line| line.contains("goes on"));
-    wait::wait_until("the daemon tells its log", TOLD_LIMIT, || has_told().then_some(()));
+    wait::wait_until("the daemon logs it", TOLD_LIMIT, || has_told().then_some(()));
     seed.check_answers(&parent, &children, &[84, 85]);
     cluster.wait_until_all_are_alive();
     let next = seed.fork_detached(&["86 100".to_owned()], &["--to", cluster.name(1)]);

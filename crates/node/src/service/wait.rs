@@ -140,8 +140,8 @@ impl RemoteWait {
                 return Ok(());
             }
         }
-        Err(Failure::new(Code::Unavailable, object, "its node stopped telling of it before it ended")
-            .with_next_step("it may run on: see `farfork ps`"))
+        Err(Failure::new(Code::Unavailable, object, "its node stopped reporting before the child ended")
+            .with_next_step("it may still run: see `farfork ps`"))
     }
 }
 

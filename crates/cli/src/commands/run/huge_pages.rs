@@ -33,8 +33,8 @@ pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    let status = starter.context("what looks after huge pages cannot be started")?;
-    anyhow::ensure!(status.success(), "what looks after huge pages cannot be started: {status}");
+    let status = starter.context("cannot start the process that collapses memory into huge pages")?;
+    anyhow::ensure!(status.success(), "cannot start the process that collapses memory into huge pages: {status}");
     Ok(())
 }
 

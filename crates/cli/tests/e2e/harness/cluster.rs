@@ -302,7 +302,7 @@ impl Cluster {
 
     /// Waits until the first node gets heartbeats from every other.
     pub(crate) fn wait_until_all_are_alive(&self) {
-        wait::wait_until("all nodes hear of each other", ALIVE_LIMIT, || {
+        wait::wait_until("all nodes are alive", ALIVE_LIMIT, || {
             let said = self.first().json(&["nodes"]);
             let nodes = said["nodes"].as_array()?;
             let alive = nodes.iter().filter(|node| node["state"] == "alive").count();
@@ -373,7 +373,7 @@ fn fail_start(error: &LocalError) -> ! {
 
 fn require_end(has_ended: bool, process: &str) {
     if !has_ended {
-        wait::time_out(format!("{process} that was told to end: not within {} s", END_LIMIT.as_secs()));
+        wait::time_out(format!("{process} did not end within {} s", END_LIMIT.as_secs()));
     }
 }
 

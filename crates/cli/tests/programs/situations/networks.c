@@ -67,7 +67,7 @@ static void meet(unsigned port) {
         nanosleep(&tick, NULL);
     }
     char line[LINE_BYTES] = {0};
-    REQUIRE(fd >= 0, "nobody listens at port %u", port);
+    REQUIRE(fd >= 0, "no process listens at port %u", port);
     REQUIRE(dprintf(fd, "GET /quit HTTP/1.0\r\n\r\n") > 0 && read(fd, line, sizeof line - 1) > 0);
     REQUIRE(strstr(line, "the other"), "%s", line);
 }
