@@ -64,7 +64,7 @@ fn stopped_processes() {
         thread::sleep(STANDSTILL);
         pidfd::send_signal(&process, SIGCONT).expect("it lives");
     }
-    let has_told = || cluster.standstills(0).iter().any(|line| line.contains("goes on"));
+    let has_told = || cluster.standstills(0).iter().any(|line| line.contains("responds again"));
     wait::wait_until("the daemon logs it", TOLD_LIMIT, || has_told().then_some(()));
     seed.check_answers(&parent, &children, &[84, 85]);
     cluster.wait_until_all_are_alive();

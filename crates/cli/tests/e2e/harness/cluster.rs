@@ -351,7 +351,7 @@ impl Cluster {
     /// Log lines of a node's daemon about times in which it did not run.
     pub(crate) fn standstills(&self, index: usize) -> Vec<String> {
         let text = fs::read_to_string(self.local_node(index).log_path()).unwrap_or_default();
-        let is_of_that = |line: &&str| line.contains("the daemon stands still") || line.contains("the daemon goes on");
+        let is_of_that = |line: &&str| line.contains("the daemon stalls") || line.contains("the daemon responds again");
         text.lines().filter(is_of_that).map(str::to_owned).collect()
     }
 
