@@ -188,7 +188,7 @@ fn own_files(cluster: &Cluster) {
     let middle = Middle { farfork: cluster.node(1).clone(), child };
     wait::wait_until("the child has its files", TOLD_LIMIT, || {
         let output = middle.farfork.run(&["logs", &middle.child.id]).stdout;
-        output.lines().any(|line| line == "stands").then_some(())
+        output.lines().any(|line| line == "waiting").then_some(())
     });
     let second = middle.prepare();
     for index in [0, 1, 2] {

@@ -70,7 +70,7 @@ impl Server {
 fn heard(seed: &Seed, payload: &str, options: &[&str]) -> Vec<String> {
     let ended = seed.fork_attached(payload, options);
     assert_eq!(ended.status.code(), Some(42), "{payload} {options:?}: {}{}", ended.stdout, ended.stderr);
-    ended.stdout.lines().filter_map(|line| line.strip_prefix("heard ")).map(str::to_owned).collect()
+    ended.stdout.lines().filter_map(|line| line.strip_prefix("received ")).map(str::to_owned).collect()
 }
 
 fn connected_from_node(cluster: &Cluster) {

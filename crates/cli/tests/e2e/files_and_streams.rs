@@ -43,7 +43,7 @@ fn streams(cluster: &Cluster) {
     stdin.write_all(b"one\ntwo words\n").expect("the command reads its input");
     drop(stdin);
     let ended = wait::wait_with_output(child, "an attached child", ATTACHED_LIMIT);
-    assert_eq!(without_ticks(&ended.stdout), "child 12\nheard one\nheard two words\nend of input\n");
+    assert_eq!(without_ticks(&ended.stdout), "child 12\nreceived one\nreceived two words\nend of input\n");
     assert_eq!(ended.stderr, "child 12 on standard error\n");
     assert_eq!(ended.status.code(), Some(42));
 }
