@@ -272,7 +272,7 @@ class Collector:
 
     def _run(self, connection: Connection) -> None:
         """Handles messages of the daemon and the workers until the daemon's connection ends."""
-        cause: object = "it ended the connection"
+        cause: object = "it closed the connection"
         try:
             while self._collect(connection):
                 pass

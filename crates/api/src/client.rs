@@ -67,7 +67,7 @@ async fn socket_channel(socket: &Path) -> Result<Channel, Failure> {
     let endpoint = endpoint.keep_alive_timeout(SOCKET_KEEPALIVE_TIMEOUT);
     endpoint.connect_with_connector(connector).await.map_err(|error| {
         let step = match is_permission_denied(&error) {
-            true => "it answers only root: run this with sudo, or show an identity of your own with --node and --trust",
+            true => "only root may connect: run this with sudo, or use an identity of your own with --node and --trust",
             false => "start one with `farfork node` or `farfork up`, or say where it is with FARFORK_SOCKET",
         };
         Failure::new(Code::Unavailable, format!("node at {}", socket.display()), innermost_error(&error))
@@ -109,11 +109,11 @@ async fn member_channel(address: SocketAddr, credentials: &Credentials) -> Resul
         if is_connect_timeout(&error) {
             return Failure::new(Code::Unavailable, format!("node at {address}"), connect_timeout_cause())
                 .with_next_step(
-                    "see whether its daemon runs there, or was stopped (SIGSTOP), and whether the network leads there",
+                    "check that its daemon runs and is not stopped (SIGSTOP), and that the network reaches it",
                 );
         }
         Failure::new(Code::Unavailable, format!("node at {address}"), innermost_error(&error))
-            .with_next_step("compare address and --trust; the node's log says why it lets somebody not in")
+            .with_next_step("check the address and --trust; the node's log has the reason for each refused connection")
     })
 }
 
@@ -130,8 +130,10 @@ pub async fn adopt_newer_roster(
     let adopted = tokio::task::spawn_blocking(move || adopting.install_roster(&roster)).await;
     let adopted = adopted.map_err(|panic| Failure::new(Code::Internal, &object, panic))?;
     adopted.map_err(|error| {
-        Failure::new(Code::FailedPrecondition, &object, error)
-            .with_next_step(format!("have {} writable for whoever uses it, or issue it anew", own.display()))
+        Failure::new(Code::FailedPrecondition, &object, error).with_next_step(format!(
+            "make {} writable for its user, or issue the identity again with `farfork cluster issue`",
+            own.display()
+        ))
     })
 }
 

@@ -75,7 +75,7 @@ impl Failure {
     fn from_transport(object: impl Display, status: &Status) -> Self {
         match status.code() {
             Code::DeadlineExceeded | Code::Cancelled => {
-                Self::new(Code::DeadlineExceeded, object, "no answer came in time")
+                Self::new(Code::DeadlineExceeded, object, "it did not answer in time")
                     .with_next_step("see `farfork nodes`, and the node's log")
             }
             Code::Unavailable | Code::Unknown if status.source().is_some_and(is_connect_timeout) => {
@@ -83,13 +83,13 @@ impl Failure {
             }
             Code::Unavailable => {
                 Self::new(Code::Unavailable, object, format!("no connection ({})", transport_cause(status)))
-                    .with_next_step("see whether its daemon runs: `farfork nodes`")
+                    .with_next_step("check that its daemon runs: `farfork nodes`")
             }
             // Only a status of the transport has a source: the connection broke while the answer was awaited.
             Code::Unknown | Code::Internal if status.source().is_some() => {
-                let cause = format!("the connection ended before there was an answer ({})", transport_cause(status));
+                let cause = format!("the connection closed before the answer ({})", transport_cause(status));
                 Self::new(Code::Unavailable, object, cause)
-                    .with_next_step("see whether its daemon runs: `farfork nodes`; then ask again")
+                    .with_next_step("check that its daemon runs: `farfork nodes`; then repeat the command")
             }
             code => Self::new(code, object, transport_cause(status)),
         }
@@ -98,7 +98,7 @@ impl Failure {
 
 /// What a user can do if no connection is accepted in time.
 pub const CONNECT_TIMEOUT_STEP: &str =
-    "see whether its daemon runs, or was stopped (SIGSTOP), and whether the network leads there: `farfork nodes`";
+    "check that its daemon runs and is not stopped (SIGSTOP), and that the network reaches it: `farfork nodes`";
 
 /// Whether the time limit on connecting expired. The transport's own text names neither the limit nor the object.
 pub fn is_connect_timeout(error: &(dyn Error + 'static)) -> bool {
@@ -108,7 +108,7 @@ pub fn is_connect_timeout(error: &(dyn Error + 'static)) -> bool {
 /// The cause to report for it.
 pub fn connect_timeout_cause() -> String {
     format!(
-        "no connection within {} s: its daemon does not take it, or the network loses it",
+        "no connection within {} s: its daemon does not accept it, or the network drops packets",
         CONNECT_TIMEOUT.as_secs()
     )
 }
@@ -169,7 +169,7 @@ impl Failure {
         if fits {
             return self;
         }
-        tracing::warn!(failure = %self, "an answer is cut, for its length");
+        tracing::warn!(failure = %self, "cut a failure that is too long for a status");
         let Self { code, object, cause, next_step } = self;
         let is_cause_cut = cause.len() > CAUSE_BYTES_MAX;
         let [object, cause, mut next_step] =
@@ -177,7 +177,7 @@ impl Failure {
                 .map(|(text, bytes_max)| truncate_text(text, bytes_max));
         if is_cause_cut {
             let separator = if next_step.is_empty() { "" } else { "; " };
-            next_step = format!("{next_step}{separator}the log of the node that says this has it whole");
+            next_step = format!("{next_step}{separator}the log of the answering node has the whole text");
         }
         Self { code, object, cause, next_step }
     }

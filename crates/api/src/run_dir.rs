@@ -34,7 +34,7 @@ pub enum RunDirError {
     InUse,
     /// Another user owns it.
     #[error(
-        "it belongs to user {uid}, who could read and change what is in it; name one in a directory of your own with --run-dir"
+        "it belongs to user {uid}, who could read and change its files; choose one in a directory of your own with --run-dir"
     )]
     WrongOwner {
         /// The owner.
@@ -42,7 +42,7 @@ pub enum RunDirError {
     },
     /// Another user could put another directory in its place.
     #[error(
-        "{} above it {who}, who could put another directory in its place; name one with --run-dir below directories of root's and your own, like /run, that nobody else can write", path.display()
+        "its parent directory {} {who}, so another user could replace it; choose one with --run-dir below directories that only root and you can write, such as /run", path.display()
     )]
     UnsafeAncestor {
         /// A directory on the path.
@@ -56,7 +56,9 @@ pub enum RunDirError {
     )]
     PathTooLong,
     /// It could not be created or opened.
-    #[error("cannot {action}: {cause}; see its owner and its file system, or choose another directory with --run-dir")]
+    #[error(
+        "cannot {action}: {cause}; check its owner and its file system, or choose another directory with --run-dir"
+    )]
     Io {
         /// The operation.
         action: &'static str,
@@ -189,10 +191,10 @@ impl RunDir {
         self.check_ancestors()?;
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
-        builder.create(self.children_dir()).map_err(io("make it"))?;
-        builder.create(self.zygotes_dir()).map_err(io("make it"))?;
+        builder.create(self.children_dir()).map_err(io("create it"))?;
+        builder.create(self.zygotes_dir()).map_err(io("create it"))?;
         self.check_ownership()?;
-        fs::set_permissions(&self.root, Permissions::from_mode(0o700)).map_err(io("close it to others"))?;
+        fs::set_permissions(&self.root, Permissions::from_mode(0o700)).map_err(io("restrict its mode to 0700"))?;
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -213,7 +215,7 @@ impl RunDir {
     /// Refuses ancestors in which another user could replace an entry. Each must belong to root or to this user, and be
     /// either writable by its owner only or sticky. Missing ones are created for this user alone.
     fn check_ancestors(&self) -> Result<(), RunDirError> {
-        let io = |cause| RunDirError::Io { action: "see whose the directories above it are", cause };
+        let io = |cause| RunDirError::Io { action: "check the owners of its parent directories", cause };
         let absolute = std::path::absolute(&self.root).map_err(io)?;
         let Some(above) = absolute.parent() else { return Ok(()) };
         // Checks the path as written and with all symbolic links resolved: the directory of each link counts too.
@@ -233,7 +235,7 @@ impl RunDir {
     fn check_ownership(&self) -> Result<(), RunDirError> {
         let own = rustix::process::geteuid().as_raw();
         for metadata in [fs::symlink_metadata(&self.root), fs::metadata(&self.root)] {
-            let uid = metadata.map_err(|cause| RunDirError::Io { action: "see whose it is", cause })?.uid();
+            let uid = metadata.map_err(|cause| RunDirError::Io { action: "check its owner", cause })?.uid();
             if uid != own {
                 return Err(RunDirError::WrongOwner { uid });
             }

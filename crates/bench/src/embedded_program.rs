@@ -171,7 +171,7 @@ mod tests {
         assert!(parse_numbers::<0>("p", "ready\n", "ready").is_ok());
         for line in ["", "copied 1\n", "copied 1 2 3\n", "copied 1 x\n", "forked 1 2\n"] {
             let error = parse_numbers::<2>("p", line, "copied").unwrap_err().to_string();
-            assert!(error.contains("`copied` should come"), "{error}");
+            assert!(error.contains("instead of `copied`"), "{error}");
         }
     }
 }

@@ -42,7 +42,7 @@ pub enum BenchError {
         cause: io::Error,
     },
     /// A program printed another line than expected.
-    #[error("program `{program}` says `{output}` where `{expected}` should come")]
+    #[error("program `{program}` printed `{output}` instead of `{expected}`")]
     UnexpectedAnswer {
         /// Its name.
         program: &'static str,
@@ -60,7 +60,7 @@ pub enum BenchError {
         how: String,
     },
     /// Memory had wrong contents.
-    #[error("{count} {what} are not as they should be: the figures are worth nothing")]
+    #[error("{count} {what} are wrong, so the figures are invalid")]
     WrongMemory {
         /// The number of wrong items.
         count: u64,
@@ -74,7 +74,7 @@ pub enum BenchError {
         function: String,
     },
     /// A child's function returned another result than the parent's.
-    #[error("function `{function}`: a child's result differs from the parent's: the figures are worth nothing")]
+    #[error("function `{function}`: a child's result differs from the parent's, so the figures are invalid")]
     WrongResult {
         /// Its name.
         function: String,
@@ -107,7 +107,7 @@ pub enum BenchError {
     Interrupted,
     /// The machine has too little memory for the parameters.
     #[error(
-        "{mib} MiB need about {needed_mib} MiB of free memory, {available_mib} are there; measure smaller sizes: {option}"
+        "{mib} MiB need about {needed_mib} MiB of free memory, but {available_mib} MiB are free; choose smaller sizes with {option}"
     )]
     NotEnoughMemory {
         /// The largest size in the parameters.

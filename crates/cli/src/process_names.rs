@@ -69,7 +69,7 @@ impl ProcessNames {
             Ok(Some(other)) => Err(Failure::new(
                 Code::AlreadyExists,
                 format!("name {name}"),
-                format!("process {} has it, and runs", other.pid),
+                format!("running process {} has this name", other.pid),
             )
             .with_next_step("choose another, or end that process")),
             Err(error) => Err(Failure::new(
@@ -77,7 +77,7 @@ impl ProcessNames {
                 format!("name {name}"),
                 format!("it cannot be written to {}: {error}", self.directory.display()),
             )
-            .with_next_step("as root, or with FARFORK_RUN_DIR of your own")),
+            .with_next_step("run this as root, or set FARFORK_RUN_DIR to a directory of your own")),
         }
     }
 

@@ -136,12 +136,12 @@ impl Node {
             let id = &child.record().id;
             let paused =
                 Failure::new(Code::FailedPrecondition, format!("process {pid}"), format!("child {id} is paused"));
-            return Err(paused.with_next_step(format!("let it go on first: `farfork unpause {id}`")));
+            return Err(paused.with_next_step(format!("unpause it first: `farfork unpause {id}`")));
         }
         if child.record().user_namespace {
-            let cause = "its users are its own, in a user namespace, of which no seed can be made yet";
+            let cause = "it is in its child's own user namespace, which seeds do not support yet";
             let refused = Failure::new(Code::FailedPrecondition, format!("process {pid}"), cause);
-            return Err(refused.with_next_step("fork children to be forked on without --user-namespace"));
+            return Err(refused.with_next_step("to make seeds of children, fork them without --user-namespace"));
         }
         // The seed names files by their place in that root.
         child.disable_root_reuse();

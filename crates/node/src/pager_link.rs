@@ -110,7 +110,7 @@ impl PagerLink {
         match self.client.hello() {
             Ok(_) => PagerStatus::Running,
             Err(error) if self.connect().is_err_and(|error| is_not_listening(&error)) => {
-                tracing::debug!(%error, "the pager ended while it was asked");
+                tracing::debug!(%error, "the pager ended during a probe");
                 PagerStatus::Gone
             }
             Err(error) => PagerStatus::Unresponsive(error.to_string()),
@@ -175,7 +175,7 @@ impl PagerLink {
     /// Releases the pager's state of a child that has ended.
     pub(crate) fn release(&self, child: &ChildId) {
         if let Err(error) = self.client.release(child) {
-            tracing::debug!(%child, %error, "the pager does not forget a child");
+            tracing::debug!(%child, %error, "cannot release a child in the pager");
         }
     }
 
@@ -197,17 +197,17 @@ impl PagerLink {
 fn reuse_pager(client: &PagerClient, trusting: &TrustPolicy) -> Result<(), ClientError> {
     let hello = client.hello()?;
     if hello.release == RELEASE {
-        tracing::info!("the pager of an earlier daemon goes on");
+        tracing::info!("continuing with the pager of an earlier daemon");
     } else {
         let release = hello.release;
         tracing::warn!(
-            "the pager of an earlier daemon goes on: it is of release {release}, this daemon of {RELEASE}; \
-             a daemon that is started when no child runs any more replaces it"
+            "continuing with the pager of an earlier daemon: it has release {release}, this daemon {RELEASE}; \
+             to replace it, restart the daemon when no child runs"
         );
     }
     if hello.trust_policy != *trusting {
         client.set_trust_policy(trusting)?;
-        tracing::info!(?trusting, "another pager has taken its place, which trusts as this daemon does");
+        tracing::info!(?trusting, "the pager was replaced by one with this daemon's trust policy");
     }
     Ok(())
 }
@@ -249,7 +249,7 @@ fn spawn_pager(run_dir: &RunDir, credentials: Option<&Credentials>) -> Result<()
         .spawn(move || match child.wait() {
             Ok(status) if status.success() => tracing::debug!("the pager has ended"),
             Ok(status) => tracing::error!(%status, "the pager has ended; see pager.log in the run directory"),
-            Err(error) => tracing::error!(%error, "the pager cannot be waited for"),
+            Err(error) => tracing::error!(%error, "cannot wait for the end of the pager"),
         })
         .map_err(PagerError::Spawn)?;
     Ok(())

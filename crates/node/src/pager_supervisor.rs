@@ -78,7 +78,7 @@ pub(crate) async fn run(node: Arc<Node>) {
                 was_started = restart(&node).await;
             }
             Err(panic) => {
-                tracing::error!(%panic, "the pager cannot be looked after: it is tried again");
+                tracing::error!(%panic, "the probe of the pager panicked; trying again");
                 tokio::time::sleep(RESTART_BACKOFF_MAX).await;
             }
         }
@@ -87,7 +87,7 @@ pub(crate) async fn run(node: Arc<Node>) {
 
 /// Starts the pager again, and hands its children back. Returns whether it was started.
 async fn restart(node: &Arc<Node>) -> bool {
-    tracing::error!("the pager is gone with its keeper and holder: it is started again");
+    tracing::error!("pager, keeper and holder have ended; starting the pager again");
     let task_node = node.clone();
     let restarted = tokio::task::spawn_blocking(move || {
         // The memory of zygotes, and of further copies of them, is no longer served.
@@ -99,7 +99,7 @@ async fn restart(node: &Arc<Node>) -> bool {
     let Ok(Err(error)) = restarted.await else { return true };
     let reason = format!("its pager cannot be started: {error}");
     if node.pager.set_not_ready(&reason) {
-        tracing::error!(%reason, "this node takes no children: it is tried again");
+        tracing::error!(%reason, "this node takes no children; trying again");
     }
     false
 }
@@ -110,7 +110,7 @@ async fn wait_for_change(node: &Arc<Node>) {
     let ended = async {
         match node.pager.connect().and_then(watch_readable) {
             Ok(connection) => drop(connection.readable().await),
-            Err(error) => tracing::debug!(%error, "the pager is looked after by asking alone"),
+            Err(error) => tracing::debug!(%error, "cannot watch the connection to the pager; only probing it"),
         }
         tokio::time::sleep(PROBE_INTERVAL_MIN).await;
     };

@@ -160,7 +160,7 @@ impl Peers {
         self.drop_channels();
         for node in self.applied_roster().revoked_since(&before) {
             if membership.remove_revoked(&node) {
-                tracing::warn!(%node, "was revoked, and is no member any more");
+                tracing::warn!(%node, "was revoked, and is no longer a member");
             }
         }
     }

@@ -205,7 +205,7 @@ impl SequenceGuard<'_> {
     fn get_or_insert(&mut self, seed: &SeedId) -> &mut SeedSequence {
         let sequence = self.take(seed).unwrap_or_else(|| SeedSequence::new(seed));
         self.put(sequence);
-        self.0.back_mut().expect("it was just put there")
+        self.0.back_mut().expect("it was added above")
     }
 }
 

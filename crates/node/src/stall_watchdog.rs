@@ -32,10 +32,7 @@ impl StallWatchdog {
     /// The thread cannot be started.
     pub(crate) fn start(runtime: Handle) -> io::Result<Self> {
         Self::start_with(runtime, (PROBE_INTERVAL, STALL_TIMEOUT), |threads| {
-            tracing::warn!(
-                threads,
-                "the daemon stands still: nobody of its runtime has answered for {STALL_TIMEOUT:?}"
-            );
+            tracing::warn!(threads, "the daemon stalls: its runtime has not responded for {STALL_TIMEOUT:?}");
         })
     }
 
@@ -58,7 +55,7 @@ impl StallWatchdog {
                 // Also detects stalls that the probe missed because this thread was not scheduled either.
                 let stood_still = slept_since.elapsed().saturating_sub(interval);
                 if stood_still >= timeout {
-                    tracing::warn!(?stood_still, "the daemon goes on");
+                    tracing::warn!(?stood_still, "the daemon responds again");
                 }
                 slept_since = Instant::now();
             }

@@ -148,7 +148,7 @@ impl VolumeServiceThread {
                 Ok(ended) => return ended,
                 Err(failure) => failure,
             };
-            tracing::error!(failure, "this node serves no volumes: it is tried again");
+            tracing::error!(failure, "this node serves no volumes; trying again");
             self.answer_all(Some(&failure));
             if self.wait(RETRY_INTERVAL)? == ServiceWakeup::Stop {
                 return Ok(());

@@ -62,7 +62,7 @@ impl RevalidatedStream {
         if let Some(certificate_check) = &mut self.check {
             while certificate_check.ticks.poll_tick(context).is_ready() {
                 certificate_check.credentials.check_certificate(&certificate_check.certificate).map_err(|error| {
-                    tracing::warn!("a connection of the control port is cut off: {error}");
+                    tracing::warn!("closed a control-port connection: {error}");
                     io::Error::new(io::ErrorKind::PermissionDenied, error)
                 })?;
             }

@@ -23,7 +23,7 @@ pub enum ControlStream {
 /// Buffer for the first bytes of a server: its HTTP/2 settings.
 const FIRST_READ_BYTES_MAX: usize = 256;
 
-const CONNECTION_CLOSED_CAUSE: &str = "it ended the connection";
+const CONNECTION_CLOSED_CAUSE: &str = "it closed the connection";
 
 impl ControlStream {
     /// Waits for the first bytes of the server. TLS lets a client send before it knows whether its certificate was

@@ -116,6 +116,6 @@ int main(int count, char **arguments) {
     if (count == 4 && strcmp(arguments[1], "send") == 0) return send_all(arguments[2], strtoul(arguments[3], nullptr, 10) << 20);
     if (count == 5 && strcmp(arguments[1], "receive") == 0)
         return receive_all(arguments[2], atoi(arguments[3]), strtoul(arguments[4], nullptr, 10) << 20);
-    fputs("usage: link send ADDRESS MIB | link receive ADDRESS PORT MIB\n", stderr);
+    fputs("usage: link_copy send ADDRESS MIB | link_copy receive ADDRESS PORT MIB\n", stderr);
     return 2;
 }

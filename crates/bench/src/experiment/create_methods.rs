@@ -88,7 +88,7 @@ impl CreateMethods {
     fn local_fanout(&mut self, by: CreateMethod) -> Option<&mut LocalFanout> {
         match by {
             CreateMethod::Farfork => None,
-            CreateMethod::BareContainer => Some(self.bare.as_mut().expect("it is one of all")),
+            CreateMethod::BareContainer => Some(self.bare.as_mut().expect("bare containers are available")),
             CreateMethod::LocalForkIntoNamespaces => Some(&mut self.in_namespaces),
             CreateMethod::LocalFork => Some(&mut self.plain),
         }

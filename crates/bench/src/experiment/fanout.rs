@@ -152,5 +152,5 @@ fn page_tables_kib(pid: i32) -> io::Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok());
-    kib.ok_or_else(|| io::Error::other("its status tells of no page tables"))
+    kib.ok_or_else(|| io::Error::other("its status has no size of page tables"))
 }

@@ -138,7 +138,7 @@ impl FanoutClient {
         let mut outcomes = self.fork(vec![format!("{} hold", self.task.payload(number))]).await?;
         let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;
         let Some(Outcome::Child(child)) = outcome.and_then(|outcome| outcome.result) else {
-            return Err(Failure::new(Code::Internal, &self.seed, "the node told of no child").into());
+            return Err(Failure::new(Code::Internal, &self.seed, "the node reported no child").into());
         };
         let only = v1::OutputStream::Stdout.into();
         let request = v1::LogsRequest { child: child.id.clone(), follow: true, only };
@@ -222,7 +222,7 @@ fn parse_started_child(outcome: v1::ForkOutcome, first: u64) -> Result<FanoutChi
     match outcome.result {
         Some(Outcome::Child(child)) => Ok(FanoutChild { number, id: child.id, node: child.node }),
         Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
-        None => Err(Failure::new(Code::Internal, format!("child {number}"), "the node told nothing of it").into()),
+        None => Err(Failure::new(Code::Internal, format!("child {number}"), "the node did not report it").into()),
     }
 }
 

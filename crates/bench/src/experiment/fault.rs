@@ -92,11 +92,11 @@ impl FaultStep {
     fn text(self) -> &'static str {
         match self {
             Self::Alone => "faults of a child",
-            Self::BesideStream => "faults beside a stream",
-            Self::Streams => "streams side by side",
+            Self::BesideStream => "faults during a stream",
+            Self::Streams => "concurrent streams",
             Self::Bare(WaitMode::Sleep) => "bare programs that sleep",
             Self::Bare(WaitMode::Spin) => "bare programs that spin",
-            Self::BareBesideStream => "bare programs beside a stream",
+            Self::BareBesideStream => "bare programs during a stream",
         }
     }
 }

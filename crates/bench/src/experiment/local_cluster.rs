@@ -344,7 +344,7 @@ impl BenchCluster {
         match outcomes.message().await.map_err(request_failure(seed))?.and_then(|outcome| outcome.result) {
             Some(Outcome::Child(child)) => Ok(child.id),
             Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
-            None => Err(Failure::new(tonic::Code::Internal, seed, "the node told of no child").into()),
+            None => Err(Failure::new(tonic::Code::Internal, seed, "the node reported no child").into()),
         }
     }
 
@@ -392,7 +392,7 @@ impl BenchCluster {
 impl Drop for BenchCluster {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
-            eprintln!("farfork: the benchmark's nodes are not removed completely: {error}");
+            eprintln!("farfork: cannot remove all of the benchmark's nodes: {error}");
         }
     }
 }

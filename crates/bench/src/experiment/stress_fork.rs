@@ -152,7 +152,7 @@ fn judge_outcome(plan: &StressForkParameters, outcome: &mut StressForkOutcome) {
     let gap_ms_max = 1e3 / plan.floor_per_s;
     if outcome.longest_gap_ms > gap_ms_max {
         let gap = outcome.longest_gap_ms;
-        outcome.faults.push(format!("a client was without a child for {gap:.0} ms, {gap_ms_max:.0} at most"));
+        outcome.faults.push(format!("a client got no child for {gap:.0} ms; the limit is {gap_ms_max:.0} ms"));
     }
     let all = plan.all_clients() as f64;
     if outcome.per_s < plan.floor_per_s * all {

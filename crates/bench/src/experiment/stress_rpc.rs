@@ -54,7 +54,7 @@ fn judge_run(run: &RpcRunOutcome, floor_per_s: f64) -> Vec<String> {
         faults.push(format!("{} requests failed", run.errors));
     }
     if run.damaged > 0 {
-        faults.push(format!("{} answers had another checksum than their bytes", run.damaged));
+        faults.push(format!("{} answers had a wrong checksum", run.damaged));
     }
     for (interval, per_s) in run.intervals_per_s.iter().enumerate().skip(1) {
         if *per_s < floor_per_s {

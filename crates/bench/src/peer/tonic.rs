@@ -84,7 +84,7 @@ pub(super) async fn run_stream_client(to: SocketAddr, window: usize, tally: &Cal
     let mut client = connect(to).await?;
     let mut answers = client.stream(ReceiverStream::new(asked)).await.map_err(io::Error::other)?.into_inner();
     while answers.message().await.map_err(io::Error::other)?.is_some() {
-        let asked = times.borrow_mut().pop_front().expect("as many were asked");
+        let asked = times.borrow_mut().pop_front().expect("as many requests were sent");
         tally.record_answer(asked);
         ask().await?;
     }

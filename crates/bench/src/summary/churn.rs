@@ -55,7 +55,7 @@ impl ChurnSummary {
     /// The text for people.
     pub fn to_text(&self) -> String {
         let headings = ["ms", "n", "unforked", "own node", "×", "other node", "×"];
-        let title = format!("Programs of {} MiB that change their memory hard while it comes", self.plan.mib);
+        let title = format!("Programs of {} MiB that change their memory while it arrives", self.plan.mib);
         let mut table = FigureTable::new(&title, &headings);
         let ms = |of: Option<Spread>| {
             let Some(Spread { median, p10, p90, count }) = of else { return "–".to_owned() };

@@ -82,12 +82,12 @@ impl ConnectSummary {
     pub fn to_text(&self) -> String {
         let headings =
             ["clients", "threads", "proved", "then", "1/s", "p50 µs", "p99 µs", "floor 1/s", "ratio", "ref. 1/s"];
-        let mut table = FigureTable::new("Connections made a second, and how long each took", &headings);
+        let mut table = FigureTable::new("Connections per second, and the time of each", &headings);
         for (case, protection) in self.rows() {
             table.add_row(self.row(case, protection));
         }
         let mut text = format!("{}\n\n{}\n", self.machine_state.describe(), table.render());
-        text += "proved: both ends have shown who they are; then: how all else on the connection goes\n";
+        text += "proved: both ends have authenticated; then: whether the data after that is encrypted\n";
         text += "floor: the same over bare TCP, same run; ratio: of farfork to it\n";
         let ConnectReference { source, latency_us, .. } = &PUBLISHED_FIGURES.connect;
         text += &format!("ref.: {source};\n");

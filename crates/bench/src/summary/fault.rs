@@ -28,9 +28,9 @@ pub(super) const ROWS: [(FaultSeries, Pace, &str); 12] = [
     (FaultSeries::BareTouch { waiting: WaitMode::Sleep }, Pace::BackToBack, "a bare pager, sleeping"),
     (FaultSeries::Floor { waiting: WaitMode::Spin }, Pace::BackToBack, "floor: page there and copy, spinning"),
     (FaultSeries::BareTouch { waiting: WaitMode::Spin }, Pace::BackToBack, "a bare pager, spinning"),
-    (FaultSeries::BesideStream, Pace::BackToBack, "a child of farfork, beside a stream"),
-    (FaultSeries::FloorBesideStream, Pace::BackToBack, "floor: sleeping, beside a bare stream"),
-    (FaultSeries::BareBesideStream, Pace::BackToBack, "a bare pager, beside a bare stream"),
+    (FaultSeries::BesideStream, Pace::BackToBack, "a child of farfork, during a stream"),
+    (FaultSeries::FloorBesideStream, Pace::BackToBack, "floor: sleeping, during a bare stream"),
+    (FaultSeries::BareBesideStream, Pace::BackToBack, "a bare pager, during a bare stream"),
     (FaultSeries::Farfork, Pace::Idle, "a child of farfork, after idle"),
     (FaultSeries::Floor { waiting: WaitMode::Sleep }, Pace::Idle, "floor: sleeping, after idle"),
     (FaultSeries::BareTouch { waiting: WaitMode::Sleep }, Pace::Idle, "a bare pager, sleeping, after idle"),
@@ -115,7 +115,7 @@ impl FaultSummary {
     pub fn to_text(&self) -> String {
         let headings = ["one fault, µs", "n", "p50", "p10", "p90", "p99", "÷ floor", "p99 ÷"];
         let mut table =
-            FigureTable::new("One page of a process on another node, from the touch to its being there", &headings);
+            FigureTable::new("One page of a process on another node, from the touch to its arrival", &headings);
         for (timed, pace, name) in ROWS {
             let Some(spread) = self.spread(timed, pace) else { continue };
             let percentile = self.p99(timed, pace).unwrap_or_default();
@@ -128,7 +128,7 @@ impl FaultSummary {
         }
         let link = if self.plan.encrypted { "encrypted" } else { "in clear" };
         let mut text = format!("{}; farfork's link {link}\n\n{}\n\n", self.machine_state.describe(), table.render());
-        let names = ["Beside a stream", "The floor's, beside a bare one,"];
+        let names = ["During a stream", "The floor's, during a bare one,"];
         for (name, (ratio, speed)) in names.into_iter().zip(self.stream_ratios().into_iter().zip(self.stream_speeds()))
         {
             if let (Some(ratio), Some(speed)) = (ratio, speed) {
@@ -139,7 +139,7 @@ impl FaultSummary {
         if let (Some(each), Some(ratio)) = (of(FaultSeries::Stream), of(FaultSeries::SlowestStream)) {
             let (ms, count) = (format_figure(each.median / 1e3), self.plan.streams);
             text += &format!(
-                "{count} children of {count} seeds side by side take all their memory, in {ms} ms each; the slowest {:.2} × the mean.\n",
+                "{count} children of {count} seeds fetch all their memory concurrently, in {ms} ms each; the slowest takes {:.2} × the mean.\n",
                 ratio.median
             );
         }

@@ -72,7 +72,7 @@ impl TreeSummary {
             ]);
         }
         format!(
-            "{}\n\n{}\n\nabove: the median pause − fork() of each process, summed up, − memcpy of what they share.\n",
+            "{}\n\n{}\n\nabove: the median pause − the sum of fork() of each process − memcpy of the shared memory.\n",
             self.machine_state.describe(),
             table.render()
         )

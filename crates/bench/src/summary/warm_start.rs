@@ -82,7 +82,7 @@ impl WarmStartSummary {
             format!("{table}\n\nBest: {}.\n", self.best_text(workload))
         });
         format!(
-            "{}\n\n{}\nruns/s: a client pauses and unpauses each child by its freezer. requests: it asks the child's node to.\n×: farfork's median ÷ the floor's, of local forks that are paused as many at once. Functions have one \
+            "{}\n\n{}\nruns/s: a client pauses and unpauses each child by its freezer. requests: the same by requests to the child's node.\n×: farfork's median ÷ the floor's, of local forks that are paused as many at once. Functions have one \
              floor.\nreference: {}.\nNo answer was wrong.\n",
             self.machine_state.describe(),
             tables.collect::<Vec<_>>().join("\n"),

@@ -144,7 +144,7 @@ void churn(const char *what) {
     if (strcmp(what, "collect") == 0) return collect();
     if (strcmp(what, "forks") == 0) return fork_on(PROCESSES);
     if (strcmp(what, "signals") == 0) return signals();
-    fputs("the payload says what is to be done\n", stderr);
+    fputs("the payload must be the name of an operation\n", stderr);
     exit(1);
 }
 

@@ -30,9 +30,9 @@ impl ChurnOperation {
     /// The text for people.
     pub(crate) fn text(self) -> &'static str {
         match self {
-            Self::Decay => "an allocator gives back and fills",
+            Self::Decay => "an allocator frees and fills",
             Self::Remap => "blocks move, grow and shrink",
-            Self::Collect => "a collector copies what lives",
+            Self::Collect => "a collector copies live pages",
             Self::Forks => "a hundred processes at once",
             Self::Signals => "a signal every 200 µs",
         }

@@ -32,7 +32,7 @@ void pause_us(long us) {
 // Usage: page_touch MIB PAYLOAD
 int main(int count, char **arguments) {
     if (count != 3) {
-        fputs("usage: single MIB PAYLOAD\n", stderr);
+        fputs("usage: page_touch MIB PAYLOAD\n", stderr);
         return 2;
     }
     uint64_t pages = (strtoull(arguments[1], nullptr, 10) << 20) / PAGE_BYTES;

@@ -123,7 +123,7 @@ int64_t command_all(const std::vector<Member> &members, char command) {
 // Usage: process_tree PROCESSES MIB SHARED_MIB
 int main(int count, char **arguments) {
     if (count != 4) {
-        fputs("usage: tree PROCESSES MIB SHARED_MIB\n", stderr);
+        fputs("usage: process_tree PROCESSES MIB SHARED_MIB\n", stderr);
         return 2;
     }
     own_bytes = strtoul(arguments[2], nullptr, 10) << 20;

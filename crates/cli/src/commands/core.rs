@@ -72,7 +72,7 @@ impl Core {
             output::print_json(&CoreView { child: self.child, file, file_bytes, threads, stopped_us });
         } else {
             eprintln!(
-                "{}: {}, {}; it stood still for {}",
+                "{}: {}, {}; stopped for {}",
                 self.child,
                 output::format_threads(threads),
                 format_bytes(file_bytes),
@@ -102,5 +102,5 @@ async fn write_core(mut client: Client, child: &str, file: &File) -> anyhow::Res
             None => {}
         }
     }
-    anyhow::bail!("child {child}: its node stopped before all was read")
+    anyhow::bail!("child {child}: its node stopped before the core file was complete")
 }

@@ -158,7 +158,7 @@ impl Prepare {
 /// Prints the id alone on standard output, for `SEED=$(farfork prepare …)`. Figures for people are on standard error.
 fn print(seed: &Seed) {
     eprintln!(
-        "{}: {}, {} of memory; it stood still for {}, all took {}",
+        "{}: {}, {} of memory; stopped for {}; prepare took {}",
         shorten_command(&seed.command),
         output::format_threads(seed.threads),
         format_bytes(seed.memory_bytes),

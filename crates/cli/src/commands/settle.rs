@@ -84,8 +84,10 @@ impl Settle {
     }
 
     fn not_settled(&self, cause: &str) -> Failure {
-        let step =
-            format!("its pages go on coming: see `farfork inspect {}`, or wait with `farfork settle`", self.child);
+        let step = format!(
+            "its node continues to fetch its pages: see `farfork inspect {}`, or wait with `farfork settle`",
+            self.child
+        );
         Failure::new(Code::DeadlineExceeded, format!("child {}", self.child), cause).with_next_step(step)
     }
 }

@@ -139,7 +139,7 @@ fn new_spinner() -> ProgressBar {
 }
 
 fn wait_until_all_alive(cluster: &LocalCluster, progress: &ProgressBar) -> anyhow::Result<()> {
-    progress.set_message("waiting until the nodes know each other");
+    progress.set_message("waiting until the nodes discover each other");
     let outcome = block_on(async {
         let sockets = cluster.nodes().iter().map(|node| node.socket.clone());
         poll_until_all_alive(&sockets.collect::<Vec<_>>()).await.map(|()| ExitCode::SUCCESS)
@@ -163,7 +163,7 @@ async fn poll_until_all_alive(sockets: &[PathBuf]) -> anyhow::Result<()> {
         while count_alive_nodes(socket).await? < sockets.len() {
             anyhow::ensure!(
                 Instant::now() < deadline,
-                "the nodes do not know each other after {} s: see node.log in their run directories",
+                "the nodes have not discovered each other within {} s: see node.log in their run directories",
                 DISCOVERY_LIMIT.as_secs()
             );
             tokio::time::sleep(POLL_INTERVAL).await;

@@ -141,7 +141,7 @@ pub(crate) fn pager_text(stats: &PagerStats) -> String {
 pub(crate) fn memory_text(memory: &MemoryUse) -> String {
     let told = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), format_bytes);
     let resident = match (memory.shared_bytes, memory.private_bytes) {
-        (None, None) => "gone, the child has ended".to_owned(),
+        (None, None) => "freed: the child has ended".to_owned(),
         (shared, private) => {
             let of_files = told(memory.file_bytes);
             format!("{} shared, {} private, {of_files} of it of this node's files", told(shared), told(private))

@@ -39,7 +39,7 @@ pub(crate) fn phase_views(phases: &[Phase]) -> Vec<PhaseView<'_>> {
 /// phase's parts has a line of its own.
 pub(crate) fn phase_table(phases: &[Phase]) -> String {
     let Some(whole) = phases.first() else {
-        return "the node tells of no phases".to_owned();
+        return "the node reported no phases".to_owned();
     };
     let mut table = Table::new(&["PHASE", ">TIME", ">SHARE", "WHEN"]);
     let mut line = |depth: u32, name: &str, duration_us: u64, bar: String| {
@@ -104,6 +104,6 @@ prepare         1.00 ms  100.0 %  ███████████████�
   prepare.stop   250 µs   25.0 %  ████████
   prepare.read   500 µs   50.0 %  ················████████████████";
         assert_eq!(phase_table(&phases), expected);
-        assert_eq!(phase_table(&[]), "the node tells of no phases");
+        assert_eq!(phase_table(&[]), "the node reported no phases");
     }
 }

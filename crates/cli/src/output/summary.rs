@@ -84,7 +84,7 @@ impl SummaryRow {
         self.times.sort_unstable();
         let children = self.times.len();
         let (median_us, _) = self.times[children / 2];
-        let (max_us, max_node) = self.times.pop().expect("a row comes from a child");
+        let (max_us, max_node) = self.times.pop().expect("each row has at least one child");
         let depth = u32::try_from(self.path.len() - 1).unwrap_or(u32::MAX);
         let name = self.path.pop().expect("a phase has a name");
         PhaseSummary { name, depth, children, median_us, max_us, max_node }

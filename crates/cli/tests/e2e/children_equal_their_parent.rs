@@ -59,7 +59,7 @@ fn frozen(cluster: &Cluster) {
     let seed = Seed::prepare_with(cluster.first(), &parent, &["--freeze"]);
     let ticks = parent.ticks_count();
     check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
-    assert!(parent.ticks_count() <= ticks + 1, "a frozen parent goes on");
+    assert!(parent.ticks_count() <= ticks + 1, "a frozen parent continues");
     drop(seed);
     parent.require_unharmed();
 }

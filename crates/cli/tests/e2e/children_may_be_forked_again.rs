@@ -137,7 +137,7 @@ fn changed_pages(cluster: &Cluster) {
     for index in [2, 1, 0] {
         check(&second, 7, 1, &["--to", cluster.name(index)]);
     }
-    assert_eq!(middle.live(), 2, "the middle goes on, and its template does not change");
+    assert_eq!(middle.live(), 2, "the middle child continues, and its template does not change");
     check(&second, 8, 1, &["--to", cluster.name(2)]);
 }
 
@@ -188,7 +188,7 @@ fn own_files(cluster: &Cluster) {
     let middle = Middle { farfork: cluster.node(1).clone(), child };
     wait::wait_until("the child has its files", TOLD_LIMIT, || {
         let output = middle.farfork.run(&["logs", &middle.child.id]).stdout;
-        output.lines().any(|line| line == "stands").then_some(())
+        output.lines().any(|line| line == "waiting").then_some(())
     });
     let second = middle.prepare();
     for index in [0, 1, 2] {
@@ -231,7 +231,7 @@ fn descendants_fork(cluster: &Cluster) {
         check(&second, number, 1, &["--to", cluster.name(number as usize % 3)]);
     }
     let errors = middle.farfork.run(&["logs", "--stderr", &middle.child.id]);
-    assert!(!(errors.stdout + &errors.stderr).contains("wrong"), "somebody found a wrong page");
+    assert!(!(errors.stdout + &errors.stderr).contains("wrong"), "a process found a wrong page");
 }
 
 /// Pages that the middle child never touched are fetched from the node that owns them; only those are.
@@ -311,7 +311,7 @@ fn lost(cluster: &Cluster) {
     wait::wait_until("it runs", TOLD_LIMIT, || (!grandchild.said("tick").is_empty()).then_some(()));
     drop(seed);
     let ticks = grandchild.said("tick").len();
-    wait::wait_until("it goes on", TOLD_LIMIT, || (grandchild.said("tick").len() > ticks + 5).then_some(()));
+    wait::wait_until("it continues", TOLD_LIMIT, || (grandchild.said("tick").len() > ticks + 5).then_some(()));
     signal_to(grandchild.child.pid, libc_signal::USR2);
     let ended = grandchild.farfork.json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
     let end = &ended["children"][0];
@@ -331,7 +331,7 @@ fn seeds_end(cluster: &Cluster) {
     let (id, middle_id) = (second.id().to_owned(), middle.child.id.clone());
     drop(middle);
     let ended = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
-    assert_eq!(ended["children"][0]["signal"], 9, "its end is told though its seed is there: {ended}");
+    assert_eq!(ended["children"][0]["signal"], 9, "its exit is reported although it has a seed: {ended}");
     wait::wait_until("its seed cannot be forked", TOLD_LIMIT, || {
         let ended = cluster.first().run(&["fork", &id, "--detach", "--to", cluster.name(2)]);
         (!ended.status.success()).then_some(())

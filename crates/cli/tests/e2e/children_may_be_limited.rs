@@ -45,7 +45,7 @@ fn first_process_traced(cluster: &Cluster) {
     let is_over = |child: &StartedChild| cluster.first().json(&["inspect", &child.id])["state"] == "exited";
     // On a slow machine the time limit may expire before the child traces.
     let start = |options: &[&str]| {
-        wait::wait_until("the first process stands still", END_LIMIT, || {
+        wait::wait_until("the first process is stopped", END_LIMIT, || {
             let child = seed.fork_detached(&["7 traces".to_owned()], &[&["--to", to], options].concat()).remove(0);
             wait::wait_until("it traces, or its time is over", END_LIMIT, || {
                 (has_traced(&child) || is_over(&child)).then_some(())
@@ -133,7 +133,7 @@ fn in_processor_time(cluster: &Cluster) {
     assert_eq!(cluster.first().json(&["inspect", &limited[0].id])["cpus_max"], 0.25);
     kill(cluster.first(), &limited[0].id);
     let said = cluster.first().json(&["inspect", &limited[0].id]);
-    assert!(said["signal"] == 9 && said["limit"].is_null(), "who is killed has met no limit: {said}");
+    assert!(said["signal"] == 9 && said["limit"].is_null(), "a killed child has exceeded no limit: {said}");
     kill(cluster.first(), &free[0].id);
     parent.require_unharmed();
 }
@@ -198,10 +198,10 @@ fn with_container(cluster: &Cluster) {
     };
     let end = |options: &[&str], deed: &dyn Fn(&str)| {
         let (child, process, init) =
-            wait::wait_until("a child whose container stands still", END_LIMIT, || halted(options));
+            wait::wait_until("the child's container is stopped", END_LIMIT, || halted(options));
         deed(&child.id);
         assert!(pidfd::wait_exit(&process, END_LIMIT).expect("poll works"), "it was not killed");
-        pidfd::send_signal(&init, SIGKILL).expect("it stands still");
+        pidfd::send_signal(&init, SIGKILL).expect("it is stopped");
         cluster.first().run(&["wait", &child.id]);
         cluster.first().json(&["inspect", &child.id])
     };

@@ -60,7 +60,7 @@ fn require_still(farfork: &Farfork, child: &StartedChild) {
 
 fn require_going_on(farfork: &Farfork, child: &StartedChild) {
     let before = doings(farfork, child).1;
-    wait::wait_until("a child goes on", LIMIT, || (doings(farfork, child).1 > before).then_some(()));
+    wait::wait_until("the child continues", LIMIT, || (doings(farfork, child).1 > before).then_some(()));
 }
 
 /// A program with four workers and a main thread. The request is sent to another node than the child's.
@@ -153,7 +153,7 @@ fn by_freezer(cluster: &Cluster) {
         freezer.pause().expect("it stops");
         assert_eq!((state(farfork, child).as_str(), state(farfork, other).as_str()), ("paused", "running"));
         require_still(farfork, child);
-        freezer.unpause().expect("it goes on");
+        freezer.unpause().expect("it continues");
         assert_eq!(state(farfork, child), "running");
         require_going_on(farfork, child);
     }
@@ -161,7 +161,7 @@ fn by_freezer(cluster: &Cluster) {
     farfork.json(&["unpause", &child.id]);
     require_going_on(farfork, child);
     farfork.json(&["pause", &child.id]);
-    freezer.unpause().expect("it goes on");
+    freezer.unpause().expect("it continues");
     require_going_on(farfork, child);
     freezer.pause().expect("it stops");
     farfork.json(&["kill", "-s", "KILL", &child.id, &other.id]);

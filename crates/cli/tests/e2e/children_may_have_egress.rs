@@ -70,7 +70,7 @@ impl Server {
 fn heard(seed: &Seed, payload: &str, options: &[&str]) -> Vec<String> {
     let ended = seed.fork_attached(payload, options);
     assert_eq!(ended.status.code(), Some(42), "{payload} {options:?}: {}{}", ended.stdout, ended.stderr);
-    ended.stdout.lines().filter_map(|line| line.strip_prefix("heard ")).map(str::to_owned).collect()
+    ended.stdout.lines().filter_map(|line| line.strip_prefix("received ")).map(str::to_owned).collect()
 }
 
 fn connected_from_node(cluster: &Cluster) {
@@ -112,7 +112,7 @@ fn allowed_addresses(cluster: &Cluster) {
     // A server at the node's loopback interface would take the connection for a local one.
     let on_loopback = heard(&seed, &format!("5 call 127.0.0.1 {}", server.port), &["--egress", "0.0.0.0/0"]);
     assert!(on_loopback[0].starts_with("nothing: Connection refused"), "{on_loopback:?}");
-    assert_eq!(server.calls.load(Ordering::Relaxed), calls, "nobody else got there");
+    assert_eq!(server.calls.load(Ordering::Relaxed), calls, "no other child got there");
     parent.require_unharmed();
 }
 
@@ -228,7 +228,7 @@ fn data_before_end(cluster: &Cluster) {
         let ended = seed.fork_attached(&payload, &["--to", cluster.name(1), "--egress", "any"]);
         assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
     }
-    wait::wait_until("all are heard", LIMIT, || {
+    wait::wait_until("the server gets a request of each child", LIMIT, || {
         let counts = heard.each_ref().map(|count| count.load(Ordering::Relaxed));
         (counts == [CHILDREN; 2]).then_some(())
     });
@@ -247,7 +247,9 @@ fn shared(cluster: &Cluster) {
         seed.check_answers(&parent, &children[..1], &[5]);
         // The remaining child keeps calling.
         let before = server.calls.load(Ordering::Relaxed);
-        wait::wait_until("the other is heard", LIMIT, || (server.calls.load(Ordering::Relaxed) > before).then_some(()));
+        wait::wait_until("the server gets a request of the other child", LIMIT, || {
+            (server.calls.load(Ordering::Relaxed) > before).then_some(())
+        });
         server.is_done.store(true, Ordering::Relaxed);
         seed.check_answers(&parent, &children[1..], &[6]);
         server.is_done.store(false, Ordering::Relaxed);
@@ -266,11 +268,13 @@ fn new_daemon() {
     let in_one = [&options[..], &["--net", "shared"]].concat();
     children.extend(seed.fork_detached(&[call(6), call(7)], &in_one));
     let calls = || server.calls.load(Ordering::Relaxed);
-    wait::wait_until("the child is heard", LIMIT, || (calls() > 0).then_some(()));
+    wait::wait_until("the server gets a request of the child", LIMIT, || (calls() > 0).then_some(()));
     cluster.kill_daemon(1);
     let before = calls();
     cluster.restart_daemon(1);
-    wait::wait_until("the child is heard by way of the new daemon", LIMIT, || (calls() > before).then_some(()));
+    wait::wait_until("the server gets a request of the child through the new daemon", LIMIT, || {
+        (calls() > before).then_some(())
+    });
     cluster.wait_until_all_are_alive();
     server.is_done.store(true, Ordering::Relaxed);
     seed.check_answers(&parent, &children, &[5, 6, 7]);

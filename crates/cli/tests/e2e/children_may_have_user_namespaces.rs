@@ -83,7 +83,7 @@ fn unprivileged_root(cluster: &Cluster) {
     let said = cluster.first().json(&["inspect", &child.id]);
     assert_eq!((&said["untrusted"], &said["user_namespace"]), (&true.into(), &true.into()), "{said}");
     let refused = cluster.first().run_failing(&["prepare", &child.pid.to_string()]);
-    refused.require_mentions(&["users are its own", "--user-namespace"]);
+    refused.require_mentions(&["own user namespace", "--user-namespace"]);
     parent.require_unharmed();
 }
 

@@ -138,7 +138,11 @@ fn in_background(cluster: &Cluster) {
     let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
     let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &options);
     let id = children[0].id.as_str();
-    cluster.first().run_failing(&["settle", id, "--timeout", "1ms"]).require_mentions(&[id, "in time", "go on coming"]);
+    cluster.first().run_failing(&["settle", id, "--timeout", "1ms"]).require_mentions(&[
+        id,
+        "in time",
+        "continues to fetch its pages",
+    ]);
     wait::wait_until("the child has settled", SETTLED_LIMIT, || {
         (cluster.first().json(&["inspect", id])["settled"] == true).then_some(())
     });
@@ -156,7 +160,7 @@ fn not_without_seed(cluster: &Cluster) {
     let children = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]);
     let id = children[0].id.as_str();
     cluster.first().json(&["drop", "--force", seed.id()]);
-    cluster.first().run_failing(&["settle", id]).require_mentions(&[id, "does not settle"]);
+    cluster.first().run_failing(&["settle", id]).require_mentions(&[id, "cannot settle"]);
     let said = cluster.first().json(&["inspect", id]);
     assert_eq!((&said["settled"], &said["memory_lost"]), (&false.into(), &serde_json::Value::Null), "{said}");
     cluster.first().json(&["kill", "--signal", "KILL", id]);

@@ -168,7 +168,7 @@ fn failures(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("core").to_string_lossy().into_owned();
     let refused = cluster.first().run_failing(&["core", &child.id, "--output", &path]);
-    refused.require_mentions(&[&child.id, "does not settle"]);
+    refused.require_mentions(&[&child.id, "cannot settle"]);
     assert_eq!(fs::read_dir(directory.path()).expect("the directory").count(), 0);
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }

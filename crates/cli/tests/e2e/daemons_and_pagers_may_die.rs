@@ -171,7 +171,7 @@ fn child() {
     let said = paging.cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &victim.id]);
     assert_eq!(said["children"][0]["signal"], 9, "{said}");
     paging.seed.check_answers(&paging.parent, &paging.children, &NUMBERS[1..]);
-    wait::wait_until("the killed child's process is gone", END_LIMIT, || {
+    wait::wait_until("the killed child has ended", END_LIMIT, || {
         (!std::fs::exists(format!("/proc/{}/maps", victim.pid)).unwrap_or(true)).then_some(())
     });
     paging.parent.require_unharmed();

@@ -43,7 +43,7 @@ fn streams(cluster: &Cluster) {
     stdin.write_all(b"one\ntwo words\n").expect("the command reads its input");
     drop(stdin);
     let ended = wait::wait_with_output(child, "an attached child", ATTACHED_LIMIT);
-    assert_eq!(without_ticks(&ended.stdout), "child 12\nheard one\nheard two words\nend of input\n");
+    assert_eq!(without_ticks(&ended.stdout), "child 12\nreceived one\nreceived two words\nend of input\n");
     assert_eq!(ended.stderr, "child 12 on standard error\n");
     assert_eq!(ended.status.code(), Some(42));
 }
@@ -116,7 +116,7 @@ fn end_without_reader(cluster: &Cluster, count: &str) {
     let mut line = String::new();
     let read = BufReader::new(command.stdout.take().expect("a pipe")).read_line(&mut line);
     assert!(read.is_ok() && line.starts_with("tick "), "{line}");
-    let ended = wait::wait_with_output(command, "a command that nobody reads", ATTACHED_LIMIT);
+    let ended = wait::wait_with_output(command, "a command without a reader", ATTACHED_LIMIT);
     assert_eq!((ended.status.code(), &*ended.stderr), (Some(141), ""));
     wait::wait_until("none runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 0).then_some(()));
 }

@@ -284,12 +284,12 @@ fn memory_of_a_child(cluster: &Cluster) {
     for address in private_pages(child.pid) {
         let Some(word) = word_at(&expected, address).filter(|word| *word != 0) else { continue };
         match word_at(&found, address) {
-            Some(there) => assert_eq!(there, word, "the page at {address:x} is there, and wrong"),
+            Some(there) => assert_eq!(there, word, "the present page at {address:x} is wrong"),
             None => {
                 still_to_come += 1;
                 let mut bytes = [0; 8];
                 assert_eq!(read_process(child.pid, address, &mut bytes).expect("it is fetched"), bytes.len());
-                assert_eq!(u64::from_le_bytes(bytes), word, "the page at {address:x} has come, and is wrong");
+                assert_eq!(u64::from_le_bytes(bytes), word, "the fetched page at {address:x} is wrong");
             }
         }
     }

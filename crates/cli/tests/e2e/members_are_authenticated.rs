@@ -96,14 +96,14 @@ fn revoked() {
         if !ended.status.success() {
             break ended;
         }
-        assert!(Instant::now() < give_up, "it is still let in");
+        assert!(Instant::now() < give_up, "it is still accepted");
     };
     assert!(refused.stderr.contains("revoked"), "{}", refused.stderr);
     let shown = manage(&cluster, 0, &["show"]);
     assert_eq!(shown["revoked"][0].as_str().map(|bearer| bearer.ends_with("/client/somebody")), Some(true), "{shown}");
     // The other node learns of it.
     while manage(&cluster, 1, &["show"])["roster"] != shown["roster"] {
-        assert!(Instant::now() < give_up + SOON, "the second node does not hear of it");
+        assert!(Instant::now() < give_up + SOON, "the second node does not learn of it");
     }
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }

@@ -36,7 +36,7 @@ fn seed_above_budget() {
     let refused = node.run_failing(&["prepare", &pid]);
     refused.require_mentions(&[
         &pid,
-        "may come to hold",
+        "may need",
         "90.0 MiB",
         first.id(),
         "(first)",

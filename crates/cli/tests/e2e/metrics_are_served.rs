@@ -95,12 +95,12 @@ fn valid_http() {
     for family in metrics.helps.keys() {
         assert!(GUIDE.contains(&format!("`{family}")), "the guide says what {family} is");
     }
-    assert!(ask(&cluster, 0, "GET /metrics HTTP/1.1").is_some(), "what is no HTTP has done no harm");
+    assert!(ask(&cluster, 0, "GET /metrics HTTP/1.1").is_some(), "input that is not HTTP has done no harm");
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
 fn only_with_option(cluster: &Cluster) {
-    assert_eq!(ask(cluster, 0, "GET /metrics HTTP/1.1"), None, "somebody listens who was not asked to");
+    assert_eq!(ask(cluster, 0, "GET /metrics HTTP/1.1"), None, "a process listens although --metrics is not set");
 }
 
 /// The metrics of a node.

@@ -43,7 +43,7 @@ pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
 /// prestarted child needs time: a fork that follows at once uses it.
 fn fork_until_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     let mut number = 1000;
-    wait::wait_until("a child stands by", SOON, || {
+    wait::wait_until("a prestarted child", SOON, || {
         number += 1;
         seed.fork_and_check(parent, number, &[]);
         wait::poll_within(STANDBY_WAIT, || in_containers(cluster, parent).pop())
@@ -52,7 +52,7 @@ fn fork_until_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
 
 /// Kills a prestarted child. If it has ended by itself before that, another one is made.
 fn kill_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
-    wait::wait_until("one that stands by is killed", SOON, || {
+    wait::wait_until("a prestarted child is killed", SOON, || {
         let pid = fork_until_standby(cluster, parent, seed);
         let process = pidfd::open(pid).ok()?;
         // Checks after the open that its process id was not reused.
@@ -71,7 +71,7 @@ fn next_forks() {
     let mut parent = Parent::start(Program::Waits, &["8"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let mut number = 0;
-    wait::wait_until("children that stood by", SOON, || {
+    wait::wait_until("prestarted children", SOON, || {
         number += 1;
         // Children with other limits, ports or networks are of other kinds.
         let options: &[&str] = match number % 5 {
@@ -105,10 +105,10 @@ fn unused_standby() {
     let seed = Seed::prepare(cluster.first(), &parent);
 
     let killed = kill_standby(&cluster, &parent, &seed);
-    require_gone(killed, "the one that was killed is gone");
+    require_gone(killed, "the killed one has ended");
     seed.fork_and_check(&parent, 1, &[]);
 
-    require_gone(fork_until_standby(&cluster, &parent, &seed), "nobody asked in time");
+    require_gone(fork_until_standby(&cluster, &parent, &seed), "no request arrived in time");
     seed.fork_and_check(&parent, 2, &[]);
 
     let unpaged = fork_until_standby(&cluster, &parent, &seed);
@@ -125,7 +125,7 @@ fn unused_standby() {
     let other = Seed::prepare(cluster.first(), &parent);
     let last = fork_until_standby(&cluster, &parent, &other);
     cluster.first().json(&["drop", other.id()]);
-    require_gone(last, "it goes with its seed");
+    require_gone(last, "it ends with its seed");
     let listed = cluster.first().json(&["ps"]);
     let lives = |child: &&Value| child["state"] == "running";
     assert_eq!(listed["children"].as_array().expect("a list").iter().filter(lives).count(), 0, "{listed}");
@@ -149,7 +149,7 @@ fn current_files() {
     let seed = Seed::prepare(cluster.first(), &parent);
     let page = |number: u64, how: &str| seed.fork_detached(&[format!("{number} 1 {how}")], &[]);
     let mut number = 0;
-    wait::wait_until("one stood by, and the next one does", SOON, || {
+    wait::wait_until("a child was prestarted, and the next one is", SOON, || {
         number += 1;
         seed.check_answers(&parent, &page(number, ""), &[number]);
         let has_stood_by = cluster.zygote_count(0, "stood_by") > 0;
@@ -188,7 +188,7 @@ fn open_for_writing() {
     let stood_by = cluster.zygote_count(0, "stood_by");
     for number in 0..FORKS {
         writers.fork_and_check(&writes, number, &[]);
-        assert_eq!(in_containers(&cluster, &writes), Vec::<i32>::new(), "none stands by");
+        assert_eq!(in_containers(&cluster, &writes), Vec::<i32>::new(), "no child is prestarted");
     }
     assert_eq!(cluster.zygote_count(0, "stood_by"), stood_by);
 }

@@ -64,8 +64,8 @@ fn stopped_processes() {
         thread::sleep(STANDSTILL);
         pidfd::send_signal(&process, SIGCONT).expect("it lives");
     }
-    let has_told = || cluster.standstills(0).iter().any(|line| line.contains("goes on"));
-    wait::wait_until("the daemon tells its log", TOLD_LIMIT, || has_told().then_some(()));
+    let has_told = || cluster.standstills(0).iter().any(|line| line.contains("responds again"));
+    wait::wait_until("the daemon logs it", TOLD_LIMIT, || has_told().then_some(()));
     seed.check_answers(&parent, &children, &[84, 85]);
     cluster.wait_until_all_are_alive();
     let next = seed.fork_detached(&["86 100".to_owned()], &["--to", cluster.name(1)]);

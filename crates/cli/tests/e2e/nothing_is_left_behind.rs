@@ -25,7 +25,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
 fn require_nothing_left(cluster: Cluster) {
     let remains = cluster.stop();
-    assert!(remains.is_empty(), "left behind: {remains:#?}");
+    assert!(remains.is_empty(), "left on the machine: {remains:#?}");
 }
 
 /// Running, paused and ended children, and a seed that was never dropped.

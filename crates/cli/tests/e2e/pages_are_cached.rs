@@ -67,7 +67,7 @@ fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, 
     let options = ["--to", cluster.name(node), "--paused"];
     let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);
     let mut before = 0;
-    wait::wait_until("the set, but for what is on trial", SOON, || {
+    wait::wait_until("the working set, except pages on trial", SOON, || {
         let had = std::mem::replace(&mut before, Counted::of(cluster, &children[0]).get("pages_fetched"));
         (had == before && before >= set - set / 16).then_some(())
     });

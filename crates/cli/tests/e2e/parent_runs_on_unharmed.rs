@@ -79,7 +79,7 @@ fn ticks_on(cluster: &Cluster, program: Program) {
     let mut parent = Parent::start(program, &[PROGRAM_MIB]);
     for _ in 0..PREPARES_BESIDE_TICKS {
         let seed = Seed::prepare(cluster.first(), &parent);
-        assert!(!seed.pause().is_zero(), "prepare tells the pause");
+        assert!(!seed.pause().is_zero(), "prepare reports the pause");
         parent.wait_for_ticks(BASELINE_TICKS);
     }
     parent.require_unharmed();

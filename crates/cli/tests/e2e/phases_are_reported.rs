@@ -28,7 +28,7 @@ fn of_a_prepare(cluster: &Cluster) {
     let phases = Phases::of(&seed.prepare_output["phases"]);
     phases.check("prepare", cluster.name(0));
     assert!(phases.names().contains("prepare.capture"), "{:?}", phases.names());
-    let whole_us = seed.prepare_output["prepare_us"].as_u64().expect("prepare tells its time");
+    let whole_us = seed.prepare_output["prepare_us"].as_u64().expect("prepare reports its time");
     let told_us = phases.0[0].duration_us;
     assert!(told_us >= whole_us, "the request took {told_us} µs, prepare {whole_us} of it");
 }
@@ -51,10 +51,10 @@ fn of_a_fork(cluster: &Cluster) {
     assert!(told_us >= resume_us, "all took {told_us} µs, until the first instruction {resume_us}");
     let asked_us = request.0[0].duration_us;
     let end_us = resume.0[0].start_us + told_us;
-    assert!(end_us <= asked_us, "the child stood after {end_us} µs, its request was done after {asked_us}");
+    assert!(end_us <= asked_us, "the child ran after {end_us} µs, its request ended after {asked_us}");
 
     let id = child["child"].as_str().expect("an id");
-    wait::wait_until("pages of its node's files are told, and no more than are resident", FILES_LIMIT, || {
+    wait::wait_until("pages of its node's files are counted, at most the resident ones", FILES_LIMIT, || {
         let said = cluster.first().json(&["inspect", id]);
         let [files, shared, private] =
             ["file_bytes", "shared_bytes", "private_bytes"].map(|key| said["memory"][key].as_u64().unwrap_or(0));

@@ -29,14 +29,14 @@ fn new_children(cluster: &Cluster) {
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
     let (mut lists, mut has_shown) = (0, false);
     while lists < LISTS_MAX && !has_shown {
-        let line = lines.next().expect("the lists go on");
+        let line = lines.next().expect("further lists");
         lists += usize::from(line.contains(" running, "));
         has_shown = line.starts_with(&child.id);
     }
     assert!(has_shown, "{} was not seen in {LISTS_MAX} lists", child.id);
 
     drop(lines);
-    let status = wait::wait_exit(&mut watcher, "`ps --watch` whose lists nobody reads", END_LIMIT);
+    let status = wait::wait_exit(&mut watcher, "`ps --watch` without a reader", END_LIMIT);
     assert!(status.success(), "{status}");
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }

@@ -174,11 +174,11 @@ fn check_all(cluster: &Cluster, actions: &Actions, programs: &BTreeMap<u64, Vec<
         while let Some((number, names)) = programs.iter().nth(next.fetch_add(1, Ordering::Relaxed) as usize) {
             let may_be_refused = names.iter().any(|name| actions.refused.contains(*name));
             let outcome = check_program(cluster, *number, names, may_be_refused);
-            outcomes.lock().expect("nobody panics with it").insert(*number, outcome);
+            outcomes.lock().expect("no thread panics with the lock held").insert(*number, outcome);
         }
     };
     thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(work))));
-    let outcomes = outcomes.into_inner().expect("nobody panics with it");
+    let outcomes = outcomes.into_inner().expect("no thread panics with the lock held");
     let compared = outcomes.values().filter(|outcome| **outcome == Ok(Judgement::Equal)).count();
     println!("{compared} of {} programs compared, {} refused", programs.len(), outcomes.len() - compared);
     let report = |(number, outcome): (&u64, &Result<Judgement, String>)| {
@@ -230,7 +230,7 @@ fn compare_child(cluster: &Cluster, seed: &str, number: u64, parent: i32) -> Res
     let started = cluster.first().run(&[&["fork", seed, "--detach", "--to", node], options].concat());
     if !started.status.success() {
         let is_refused = NODE_REFUSALS.iter().any(|refusal| started.stderr.contains(refusal));
-        let error = || format!("no child stands: {}", started.stderr);
+        let error = || format!("no child was restored: {}", started.stderr);
         return if is_refused { Ok(Judgement::Refused) } else { Err(error()) };
     }
     let child = started.stdout.trim();

@@ -92,7 +92,7 @@ fn check_seeds(cluster: &Cluster, seeds: &[u64]) {
         let mut prepared = Vec::new();
         while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
             if let Err(report) = case(cluster, *seed, &mut prepared) {
-                reports.lock().expect("nobody panics with it").insert(*seed, report);
+                reports.lock().expect("no thread panics with the lock held").insert(*seed, report);
             }
             if prepared.len() >= DROPPED_AT_ONCE {
                 drop_seeds(cluster, &mut prepared);
@@ -101,7 +101,7 @@ fn check_seeds(cluster: &Cluster, seeds: &[u64]) {
         drop_seeds(cluster, &mut prepared);
     };
     thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(work))));
-    let reports = reports.into_inner().expect("nobody panics with it");
+    let reports = reports.into_inner().expect("no thread panics with the lock held");
     let told: Vec<String> = reports.values().take(REPORTS_MAX).cloned().collect();
     assert!(
         reports.is_empty(),
@@ -155,7 +155,7 @@ fn compare_check_with_prepare(cluster: &Cluster, seed: u64) -> Result<(), String
     if let Ok(id) = prepared {
         let started = cluster.first().run_within(CASE_LIMIT, &["fork", &id, "--to", cluster.name(1), "--detach"]);
         if !started.status.success() {
-            return Err(format!("it was prepared, and no child stands: {}", started.stderr));
+            return Err(format!("it was prepared, but no child was restored: {}", started.stderr));
         }
         // Fails if it has ended already.
         cluster.first().run(&["kill", "--signal", "KILL", started.stdout.trim()]);

@@ -54,7 +54,7 @@ fn quick_attached(count: u64) {
         (0..count).map(|number| format!("result {number} {}", parent.expected_answer(number))).collect();
     let lost = expected.len() - said.len();
     assert!(lost == 0, "{lost} of {} results are lost: {:.2000}", expected.len(), ended.stderr);
-    assert!(said == expected, "results are told in order");
+    assert!(said == expected, "results are printed in order");
     parent.require_unharmed();
 }
 
@@ -89,7 +89,7 @@ fn over_a_restart() {
     });
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    wait::wait_until("the node is heard again", GONE_LIMIT, || {
+    wait::wait_until("the node answers again", GONE_LIMIT, || {
         cluster.first().run(&["inspect", &children[0].id]).status.success().then_some(())
     });
     seed.check_answers(&parent, &children, &numbers);
@@ -134,14 +134,14 @@ fn client_killed() {
     {
         let mut client = waiting_client(&cluster, &seed, count, options);
         kill(&mut client);
-        wait::wait_until("children end with who waits for them", GONE_LIMIT, || (running(&cluster) == 0).then_some(()));
+        wait::wait_until("children end with their client", GONE_LIMIT, || (running(&cluster) == 0).then_some(()));
     }
     let children = seed.fork_detached(&vec!["7 idle".to_owned(); 4], &["--to", &both]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     let mut waiter = cluster.first().spawn(&[&["wait"], &ids[..]].concat());
     kill(&mut waiter);
     std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(running(&cluster), children.len(), "detached children go on");
+    assert_eq!(running(&cluster), children.len(), "detached children continue");
     cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
     parent.require_unharmed();
 }

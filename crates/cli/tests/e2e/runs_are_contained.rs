@@ -189,7 +189,7 @@ fn killed_run() {
     process.kill().expect("our own child");
     let pid = process.id();
     wait::wait_exit(&mut process, "the killed runner", SOON);
-    wait::wait_until("the janitor removes what is left", SOON, || runner::traces_of(pid).is_empty().then_some(()));
+    wait::wait_until("the janitor removes the rest", SOON, || runner::traces_of(pid).is_empty().then_some(()));
     require_no_traces(pid, directory.path());
 }
 

@@ -78,7 +78,7 @@ fn outlive_daemon() {
         seed.check_answers(&parent, &children, &[number]);
     }
     cluster.first().json(&["drop", "--force", "kept"]);
-    assert!(!image.exists(), "an image goes with its seed");
+    assert!(!image.exists(), "an image is removed with its seed");
     drop((seed, unsealed));
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
@@ -128,7 +128,7 @@ fn remember_touches() {
     cluster.wait_until_all_are_alive();
     seed.fork_and_check(&parent, 71, &["--to", cluster.name(1)]);
     cluster.first().json(&["drop", "--force", seed.id()]);
-    assert!(!set.exists(), "it goes with its seed");
+    assert!(!set.exists(), "it is removed with its seed");
     drop(seed);
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }

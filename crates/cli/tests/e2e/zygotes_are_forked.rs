@@ -152,7 +152,7 @@ fn limits_and_matching_forks() {
         seed.fork_and_check(&parent, 6, &[]);
         (at_first, copies() - before)
     });
-    assert_eq!(made, (1, 2), "who asks for another way has it");
+    assert_eq!(made, (1, 2), "a fork with another strategy is restored");
 
     // A refusal that has nothing to do with the zygote must not end it.
     let ports = ["--publish", "18091:80"];
@@ -182,7 +182,7 @@ fn limits_and_matching_forks() {
     wait_for_zygote(&cluster, 0);
     cluster.first().json(&["drop", others.id()]);
     let has_gone = || (cluster.zygote_count(0, "kept") == 0).then_some(());
-    wait::wait_until("it goes with its seed", SOON, has_gone);
+    wait::wait_until("it ends with its seed", SOON, has_gone);
     drop((seed, others));
 
     let without = Cluster::start_with(1, &["--zygotes", "0"]);

@@ -86,7 +86,7 @@ fn each_next_seed() {
     let mut changing = Changing::start();
     let used = || cluster.zygote_count(0, "foretold_used");
     let mut rounds = 0;
-    wait::wait_until("foretold children that stood by", SOON, || {
+    wait::wait_until("speculatively prestarted children", SOON, || {
         let made = timely(|| {
             let (seed, before) = (changing.seed(&cluster), used());
             rounds += 1;
@@ -94,7 +94,7 @@ fn each_next_seed() {
             if rounds == 1 {
                 assert!(
                     in_containers(&cluster, &changing.parent).is_empty(),
-                    "nobody can tell how it will be asked for"
+                    "the options of the next fork are unknown"
                 );
             }
             thread::sleep(Duration::from_millis(100));
@@ -105,7 +105,7 @@ fn each_next_seed() {
         (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
     });
     // A speculative prestarted child may be made after the child for which it was meant.
-    wait::wait_until("none that stands by where one was enough", SOON, || {
+    wait::wait_until("no prestarted child is left over", SOON, || {
         let seed = changing.seed(&cluster);
         rounds += 1;
         wait_for(&cluster, 0, "foretold", rounds);
@@ -214,7 +214,7 @@ fn on_other_nodes() {
     drop(first);
     let mut rounds = 0;
     let used = || cluster.zygote_count(1, "foretold_used");
-    wait::wait_until("foretold children that stood by", SOON, || {
+    wait::wait_until("speculatively prestarted children", SOON, || {
         let made = timely(|| {
             let (seed, before) = (changing.seed(&cluster), used());
             rounds += 1;
@@ -232,7 +232,7 @@ fn on_other_nodes() {
         assert!(cluster.zygote_count(1, "kept") <= 2, "no more than there may be");
         (cluster.zygote_count(1, "stood_by") >= ENOUGH).then_some(())
     });
-    assert_eq!(cluster.zygote_count(0, "foretold"), 1, "nobody asked for any there");
+    assert_eq!(cluster.zygote_count(0, "foretold"), 1, "no fork was requested there");
 
     // No fork is requested.
     let foretold = changing.seed(&cluster);
@@ -241,7 +241,7 @@ fn on_other_nodes() {
     let used_before = used();
     let not_again = changing.seed(&cluster);
     let are_gone = || (cluster.zygote_count(1, "kept") == 0).then_some(());
-    wait::wait_until("it hears that the others are gone", SOON, are_gone);
+    wait::wait_until("it learns that the seeds were dropped", SOON, are_gone);
     thread::sleep(MOMENT);
     let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.zygote_count(1, what));
     assert_eq!(told, [0, rounds + 1, used_before], "not before there is another child");

@@ -64,7 +64,7 @@ impl ReopenedProxies {
     pub(crate) fn reopen(&mut self, published: Vec<BoundPort>, egress: &EgressPolicy, child: &str) -> ChildForwarding {
         let egress_proxy = if egress.is_none() { Ok(None) } else { self.reopen_proxy(egress, child).map(Some) };
         let egress_proxy = egress_proxy.unwrap_or_else(|error| {
-            tracing::warn!(process = child, %error, "a child has no way out of its network any more");
+            tracing::warn!(process = child, %error, "cannot reopen the egress of a child");
             None
         });
         ChildForwarding { published, egress_proxy }

@@ -75,7 +75,8 @@ impl FanOutNetwork {
             return Ok(network.clone());
         }
         let thread = thread::Builder::new().name("network".to_owned()).spawn(namespace::unshare_network)?;
-        let network = thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that makes it panicked")))?;
+        let network =
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that creates the network panicked")))?;
         Ok(made.insert(Arc::new(network)).clone())
     }
 
@@ -115,7 +116,7 @@ impl NetworkMode {
         let object = |cause| RestoreError::CreateObject { object: "the network", cause };
         // In a container with its own users, only the privileged forker enters the network.
         if container.id_range().is_none() && container.network() != self.to_container_spec() {
-            return Err(object(io::Error::other("the container was built for another")));
+            return Err(object(io::Error::other("the container was built for another network mode")));
         }
         match self {
             Self::Private => Ok(()),

@@ -17,5 +17,5 @@ pub(super) async fn create_in_netns<T: Send + 'static>(
     let (sender, receiver) = oneshot::channel();
     let body = move || drop(sender.send(enter().and_then(|()| make())));
     thread::Builder::new().name("inside".to_owned()).spawn(body)?;
-    receiver.await.map_err(|_| io::Error::other("the thread that makes a socket panicked"))?
+    receiver.await.map_err(|_| io::Error::other("the thread that creates the socket panicked"))?
 }

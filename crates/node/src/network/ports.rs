@@ -54,7 +54,7 @@ impl BoundPort {
         };
         let listener = listen().map_err(|error| {
             Failure::new(Code::FailedPrecondition, format!("port {} of the node", port.node), error)
-                .with_next_step("publish another one, or see with `ss -ltnp` who has it")
+                .with_next_step("publish another port, or find the process that uses it with `ss -ltnp`")
         })?;
         Ok(Self { port, listener })
     }
@@ -83,7 +83,7 @@ async fn forward_connection(outside: TcpStream, container: Arc<RunningContainer>
     match connect_inside(container, port.child).await {
         // Both sides see how it ended.
         Ok(inside) => drop(connections::copy_both_ways(outside, inside).await),
-        Err(error) => tracing::debug!(%port, %error, "a connection to a published port leads nowhere"),
+        Err(error) => tracing::debug!(%port, %error, "cannot forward a connection to a published port"),
     }
 }
 

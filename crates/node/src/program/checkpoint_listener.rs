@@ -133,7 +133,7 @@ impl ListenerState {
             listener_state.run_thread();
         });
         if let Err(error) = started {
-            tracing::warn!(%error, "no thread waits for the next program");
+            tracing::warn!(%error, "cannot start a thread that accepts programs");
         }
     }
 
@@ -178,7 +178,7 @@ impl ListenerState {
             Ok(Some(message)) if message.is_empty() => return None,
             Ok(first) => first,
             Err(error) => {
-                tracing::debug!(%error, "a program went away at once");
+                tracing::debug!(%error, "a program disconnected before its first request");
                 return None;
             }
         };
@@ -331,7 +331,7 @@ impl Drop for ProgramHandoff {
                 registration: Some(registration),
                 permit,
             }),
-            Err(error) => tracing::warn!(%error, "a program that has its answer is heard no more"),
+            Err(error) => tracing::warn!(%error, "cannot hand off a program; its further requests are lost"),
         }
     }
 }

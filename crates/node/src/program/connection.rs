@@ -55,12 +55,12 @@ pub(super) async fn serve_program(node: Arc<Node>, registry: Arc<SocketRegistry>
     let AcceptedProgram { socket, first_message: first, registration: registered, permit: _permit } = arrival;
     let socket = match ProgramSocket::new(socket) {
         Ok(socket) => socket,
-        Err(error) => return tracing::warn!(%error, "a program cannot be listened to"),
+        Err(error) => return tracing::warn!(%error, "cannot watch the socket of a program"),
     };
     let pid = match socket.peer_pid() {
         Ok(Some(pid)) => pid.unsigned_abs(),
         Ok(None) | Err(_) => {
-            let text = "program: it runs where the daemon does not see it; run it in the daemon's pid namespace";
+            let text = "program: it has no pid in the daemon's pid namespace; run it there";
             let reply = Reply::Failed { batch: 0, index: 0, code: Code::PermissionDenied as u32, text };
             let _ = socket.send(&reply.encode(), &[]).await;
             return;
@@ -77,9 +77,9 @@ pub(super) async fn serve_program(node: Arc<Node>, registry: Arc<SocketRegistry>
     };
     match ended {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe && error.kind() != io::ErrorKind::ConnectionReset => {
-            tracing::warn!(pid, %error, "a program's connection broke");
+            tracing::warn!(pid, %error, "the connection of a program failed");
         }
-        _ => tracing::debug!(pid, "a program has gone"),
+        _ => tracing::debug!(pid, "a program disconnected"),
     }
 }
 
@@ -171,8 +171,8 @@ impl ProgramConnection {
         }
         if !self.node.seeds.is_parent(self.pid, &fork.seed) {
             let failure =
-                Failure::new(Code::NotFound, format!("seed {}", fork.seed), "it is no seed of this program's")
-                    .with_next_step("make one with a checkpoint; it lives until it is dropped or its time is over");
+                Failure::new(Code::NotFound, format!("seed {}", fork.seed), "it is not a seed of this program")
+                    .with_next_step("make one with a checkpoint; it lives until it is dropped or its lease expires");
             self.forks.reject_fork(fork, failure);
             return Ok(());
         }

@@ -46,7 +46,9 @@ pub(super) async fn watch_exits(
     let mut waiting: HashMap<String, WatchedChild> = HashMap::new();
     let failure = match relay_events(batch, node, &mut inbox, &mut waiting).await {
         Err(failure) => failure,
-        Ok(()) => Failure::new(Code::Unavailable, format!("node `{node}`"), "it stopped telling of its children"),
+        Ok(()) => {
+            Failure::new(Code::Unavailable, format!("node `{node}`"), "it closed the stream that reports its children")
+        }
     };
     inbox.close();
     while let Some(watched_child) = inbox.recv().await {
@@ -106,7 +108,7 @@ async fn handle_event(batch: &SharedForks, waiting: &mut HashMap<String, Watched
             if let Some(watched_child) = waiting.get_mut(&child)
                 && let Err(error) = append_result(&mut watched_child.result, &piece)
             {
-                tracing::warn!(child, %error, "what a child gave as its result cannot be kept");
+                tracing::warn!(child, %error, "cannot store a child's result");
                 watched_child.result = None;
             }
         }
@@ -120,7 +122,7 @@ async fn handle_event(batch: &SharedForks, waiting: &mut HashMap<String, Watched
                     report_exit(batch, watched_child, ChildEnd::Signal { signal, limit, why: &exit.limit }).await;
                 }
                 Some(How::Lost(why)) => report_exit(batch, watched_child, ChildEnd::Lost(&why)).await,
-                None => report_exit(batch, watched_child, ChildEnd::Lost("nothing is known of its end")).await,
+                None => report_exit(batch, watched_child, ChildEnd::Lost("how it ended is unknown")).await,
             }
         }
         Some(Event::Error(error)) => {

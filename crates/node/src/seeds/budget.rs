@@ -141,7 +141,7 @@ fn check_fits(wanted: u64, bytes_max: u64, scope: &str, held: &[(String, MemoryC
     }
     let taken = if named.is_empty() { String::new() } else { format!("; held by {}", named.join(", ")) };
     let [wanted, left, all] = [wanted, left, bytes_max].map(byte_size::format_bytes);
-    Err(format!("its seed may come to hold {wanted}, and of {all} for {scope} {left} are left{taken}"))
+    Err(format!("its seed may need {wanted}, but {left} are left of {all} for {scope}{taken}"))
 }
 
 #[cfg(test)]

@@ -209,7 +209,7 @@ impl SeedRegistry {
         self.renew_lease(id);
         let seed = self.table.get(id).ok_or_else(|| self.unknown_seed(id))?;
         if !seed.has_memory() {
-            let cause = "the process that holds its memory has ended: a child's seed ends with the child, and any may be killed for want of memory";
+            let cause = "its template has ended: with the child that it was made of, or killed for lack of memory";
             return Err(Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause)
                 .with_next_step(format!("drop it with `farfork drop {id}`, and prepare a process that runs")));
         }
@@ -266,7 +266,7 @@ impl SeedRegistry {
     /// Drops a seed if its lease had expired at that time. It may have been dropped or forked meanwhile.
     pub(crate) fn drop_expired(&self, id: &SeedId, then_unix_ms: u64) {
         if self.is_lease_expired(id, then_unix_ms) && self.drop_seed(id).is_ok() {
-            tracing::info!(seed = %id, "dropped: its time is over");
+            tracing::info!(seed = %id, "dropped: its lease has expired");
         }
     }
 
@@ -311,7 +311,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     if name.len() <= SEED_NAME_BYTES_MAX && name.bytes().all(is_plain) {
         return Ok(());
     }
-    let cause = format!("it is no name: use 1 to {SEED_NAME_BYTES_MAX} letters, digits, `-` and `_`");
+    let cause = format!("it is not a valid name: use 1 to {SEED_NAME_BYTES_MAX} letters, digits, `-` and `_`");
     let object = match name.len() {
         0..=SEED_NAME_BYTES_MAX => format!("name `{name}`"),
         bytes => format!("name of {bytes} bytes"),

@@ -83,7 +83,7 @@ impl CaptureCallbacks for SeedBuilder {
         let is_listed = listed.is_ok();
         let is_wanted = self.callback.take().is_some_and(|answer| answer(listed));
         if let (false, Some(IncompleteSeed { id, completion, .. })) = (is_wanted, &self.incomplete) {
-            tracing::info!(seed = %id, "dropped: who asked for it has gone");
+            tracing::info!(seed = %id, "dropped: the requester has disconnected");
             self.node.seeds.entries().remove(id);
             completion.complete(Err(super::unknown_seed(id)));
         }

@@ -138,7 +138,7 @@ fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError
     let image = Image::open(path)?;
     let damaged = |what: String| ImageError::Corrupt { path: path.to_owned(), what };
     if image.head().seed != *id {
-        return Err(damaged(format!("it is of seed {}", image.head().seed)));
+        return Err(damaged(format!("it belongs to seed {}", image.head().seed)));
     }
     let about: SealMetadata =
         serde_json::from_slice(&image.head().daemon_state).map_err(|error| damaged(error.to_string()))?;
@@ -166,7 +166,7 @@ pub(super) fn start_sealing(node: &Arc<Node>, id: &SeedId) {
     let work = move || write_image(&task_node.seeds, task_node.engine.other_seeds(), &sealed);
     let started = companion::spawn_in_owner(thread::Builder::new().name("sealer".to_owned()), work);
     if let Err(error) = started {
-        node.seeds.set_seal_progress(id, SealProgress::Failed(format!("there is no thread for it: {error}")));
+        node.seeds.set_seal_progress(id, SealProgress::Failed(format!("cannot start a thread for it: {error}")));
     }
 }
 
@@ -181,7 +181,7 @@ fn write_image(seeds: &SeedRegistry, others: &LayerReader, id: &SeedId) {
         Ok(image) => seeds.switch_to_image(id, seed.to_sealed(image)),
         Err(ImageError::Cancelled { .. }) => {}
         Err(error) => {
-            tracing::warn!(seed = %id, %error, "a seed is not sealed");
+            tracing::warn!(seed = %id, %error, "cannot seal a seed");
             seeds.set_seal_progress(id, SealProgress::Failed(error.to_string()));
         }
     }
@@ -236,7 +236,7 @@ pub(super) fn discard_image(seal: &SealProgress) {
 /// Removes an image and its working set.
 pub(super) fn remove_image(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
-        tracing::warn!(image = %path.display(), %error, "an image is not removed");
+        tracing::warn!(image = %path.display(), %error, "cannot remove an image");
     }
     // There is none before the first child.
     let _ = fs::remove_file(working_set_path(path));

@@ -38,7 +38,7 @@ pub(super) async fn end_on_disconnect(
         let node = node.clone();
         ending.spawn(async move {
             if let Err(failure) = end_batch_on(&node, &owner, batch).await {
-                tracing::warn!(%failure, "children whose caller has gone may run on");
+                tracing::warn!(%failure, "cannot end the children of a disconnected caller");
             }
             drop(source);
         });

@@ -81,7 +81,9 @@ pub(super) async fn serve_channel(
 
 fn take_local(node: &Node, id: &ChildId) -> Result<OwnedFd, Failure> {
     let child = node.children.hold(id)?;
-    child.take_channel().ok_or_else(|| child.failure(Code::FailedPrecondition, "it has no channel, or another has it"))
+    child
+        .take_channel()
+        .ok_or_else(|| child.failure(Code::FailedPrecondition, "it has no channel, or its channel is in use"))
 }
 
 fn into_async(socket: OwnedFd) -> io::Result<UnixStream> {

@@ -52,8 +52,8 @@ async fn compare_local(
     // A process that may not be prepared may not be stopped either.
     node.lineage_of(request.pid)?;
     if child.is_frozen() {
-        let paused = child.failure(Code::FailedPrecondition, "it is paused, so that nothing can be asked of it");
-        return Err(paused.with_next_step(format!("let it go on first: `farfork unpause {}`", request.child)));
+        let paused = child.failure(Code::FailedPrecondition, "it is paused, so it cannot run injected calls");
+        return Err(paused.with_next_step(format!("unpause it first: `farfork unpause {}`", request.child)));
     }
     let (parent, child_pid) = (request.pid.cast_signed(), child.host_pid()?);
     let report = read_both(parent, child_pid).await;
@@ -71,14 +71,16 @@ async fn read_both(parent: i32, child: i32) -> Result<ComparisonReport, ObserveE
     };
     let read_error = |source: io::Error| ObserveError::Read { path: format!("/proc/{child}"), source };
     thread::Builder::new().name(format!("compare-{child}")).spawn(work).map_err(read_error)?;
-    answered.await.unwrap_or_else(|_| Err(read_error(io::Error::other("its reader broke off; see the node's log"))))
+    answered
+        .await
+        .unwrap_or_else(|_| Err(read_error(io::Error::other("the thread that reads it panicked; see the node's log"))))
 }
 
 /// Identifies the process that has this pid here.
 fn process_place(pid: u32) -> Result<v1::ProcessPlace, Failure> {
     let failed = |error: io::Error| {
         Failure::new(Code::NotFound, format!("process {pid}"), error)
-            .with_next_step("name a process of this node's machine, by its number there")
+            .with_next_step("name a process on this node's machine, by its pid there")
     };
     let start_ticks = ProcStat::read(pid.cast_signed()).map_err(failed)?.start_ticks;
     let pid_namespace = fs::metadata("/proc/self/ns/pid").map_err(failed)?.st_ino();

@@ -83,5 +83,7 @@ async fn write_core(pid: i32, sink: ResponseSender<v1::CoreEvent>) -> Result<Cor
     };
     let read_error = |source: io::Error| CoreError::Read { what: "memory", source };
     thread::Builder::new().name(format!("core-{pid}")).spawn(work).map_err(read_error)?;
-    answered.await.unwrap_or_else(|_| Err(read_error(io::Error::other("its reader broke off; see the node's log"))))
+    answered
+        .await
+        .unwrap_or_else(|_| Err(read_error(io::Error::other("the thread that reads it panicked; see the node's log"))))
 }

@@ -84,7 +84,7 @@ impl SeedDependents {
 pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), Failure> {
     let (text, seed_dependents) = (id.to_string(), SeedDependents::collect(node).await);
     let refuse = |cause: String| Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause);
-    let force = format!("`farfork drop --force {id}` drops it all the same: what they miss is SIGBUS then");
+    let force = format!("`farfork drop --force {id}` drops it anyway; missing pages then raise SIGBUS");
     let needing = seed_dependents.dependents_of(&text);
     if !needing.is_empty() {
         let more = if needing.len() > DEPENDENTS_NAMED_MAX {
@@ -93,7 +93,7 @@ pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), 
             String::new()
         };
         let named = needing[..needing.len().min(DEPENDENTS_NAMED_MAX)].join(", ");
-        let step = format!("let children end, or have their memory with `farfork settle`; {force}");
+        let step = format!("wait until the children end, or settle them with `farfork settle`; {force}");
         return Err(refuse(format!("it is needed by {named}{more}")).with_next_step(step));
     }
     match seed_dependents.unanswered.first() {

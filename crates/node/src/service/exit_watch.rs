@@ -47,7 +47,7 @@ struct KillOnDrop(HeldChild);
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if self.0.is_alive() {
-            tracing::info!(child = %self.0.record().id, "killed: who waited for it has gone");
+            tracing::info!(child = %self.0.record().id, "killed: the stream that waited for it has closed");
             kill(self.0.child());
         }
     }

@@ -98,7 +98,11 @@ async fn start_fork(
 fn random_batch_id(node: &Node) -> Result<u64, Failure> {
     let number = random_id().map(|number| number | 1);
     number.map_err(|error| {
-        Failure::new(Code::Internal, format!("node `{}`", node.name), format!("it cannot draw a number: {error}"))
+        Failure::new(
+            Code::Internal,
+            format!("node `{}`", node.name),
+            format!("cannot generate a random number: {error}"),
+        )
     })
 }
 
@@ -165,7 +169,7 @@ async fn choose_nodes(node: &Node, request: &v1::ForkRequest) -> Result<Vec<Node
         let owner = seeds::find_owner(node, &request.seed).await?;
         let candidates = candidates(node.peers.views(), &owner)?;
         if candidates.is_empty() {
-            let cause = "no node that answers has the processor that it needs";
+            let cause = "no reachable node has a processor that can run it";
             let refused = Failure::new(Code::FailedPrecondition, format!("seed {}", request.seed), cause);
             return Err(refused.with_next_step("see which nodes answer with `farfork nodes`"));
         }
@@ -230,7 +234,7 @@ async fn start_share(
     let mut missing: BTreeSet<u32> = share.children.iter().map(|child| child.index).collect();
     let (source, failure) = match relay_outcomes(&node, &target, share, delay, &sink, &mut missing).await {
         Ok(source) => {
-            (Some(source), Failure::new(Code::Internal, format!("node `{target}`"), "it says nothing of this child"))
+            (Some(source), Failure::new(Code::Internal, format!("node `{target}`"), "it did not report this child"))
         }
         Err(failure) => (None, failure),
     };
@@ -301,9 +305,9 @@ fn has_requested_isolation(child: &v1::Child, options: &v1::ChildOptions) -> boo
 async fn kill_mismatched(node: &Node, object: &str, child: &v1::Child) -> Failure {
     let signal = rustix::process::Signal::KILL.as_raw().unsigned_abs();
     if let Err(failure) = children::kill(node, v1::KillRequest { child: child.id.clone(), signal }).await {
-        tracing::warn!(%failure, "a child that is not as it was to be is not ended");
+        tracing::warn!(%failure, "cannot kill a child that lacks a requested option");
     }
-    let cause = "it is of an earlier release, which lacks one of --untrusted, --user-namespace, --processes, --net and --egress; its child was ended";
+    let cause = "it runs an earlier release without one of --untrusted, --user-namespace, --processes, --net and --egress; its child was ended";
     Failure::new(Code::FailedPrecondition, object, cause).with_next_step("run the same release on all nodes")
 }
 

@@ -51,7 +51,7 @@ async fn inspect_node(node: &Arc<Node>, view: MemberView) -> Result<v1::NodeDeta
             let request = request_with_timeout(QUERY_TIMEOUT, v1::InspectRequest { id: name.to_string() });
             match there.inspect(request).await.map_err(forwarded_failure(&object))?.into_inner().object {
                 Some(Object::Node(detail)) => (detail.cache, detail.zygotes, detail.memory),
-                _ => return Err(Failure::new(Code::Internal, object, "its answer is of something else")),
+                _ => return Err(Failure::new(Code::Internal, object, "its answer describes another object")),
             }
         }
     };

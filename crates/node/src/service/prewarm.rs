@@ -21,7 +21,7 @@ use crate::node::Node;
 pub(super) async fn prewarm(node: &Arc<Node>, request: v1::PrewarmRequest) -> Result<v1::PrewarmResponse, Failure> {
     let v1::PrewarmRequest { seed, nodes } = request;
     if !(1..=PREWARM_NODES_MAX).contains(&nodes.len()) {
-        let cause = format!("{} nodes: 1 to {PREWARM_NODES_MAX} can be warmed up at a time", nodes.len());
+        let cause = format!("{} nodes: 1 to {PREWARM_NODES_MAX} can be prewarmed at a time", nodes.len());
         return Err(Failure::new(Code::InvalidArgument, format!("seed {seed}"), cause));
     }
     let access = seeds::describe_seed(node, &seed, &[]).await?;

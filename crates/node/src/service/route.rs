@@ -87,7 +87,7 @@ where
         tasks.spawn(async move {
             // The request's own timeout starts once it is connected. A node that hangs does not accept the connection.
             let answer = timeout(CLUSTER_QUERY_TIMEOUT, answering).await;
-            let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer came in time")));
+            let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("it did not answer in time")));
             answer.map(Response::into_inner).map_err(forwarded_failure(object))
         });
     }

@@ -64,7 +64,9 @@ pub(crate) async fn prepare_and_wait(node: &Arc<Node>, pid: u32, options: Prepar
     let failed = |code, cause: &str| Failure::new(code, format!("process {pid}"), cause);
     match tokio::time::timeout(capture::DEFAULT_TIMEOUT + capture::TIMEOUT_GRACE, answered).await {
         Ok(Ok(prepared)) => prepared,
-        Ok(Err(_)) => Err(failed(Code::Internal, "preparing it broke off").with_next_step("see the node's log")),
+        Ok(Err(_)) => {
+            Err(failed(Code::Internal, "its prepare ended without an answer").with_next_step("see the node's log"))
+        }
         Err(_) => Err(failed(Code::DeadlineExceeded, "its state could not be read from the kernel in time")
             .with_next_step("try again when the machine is less busy")),
     }
@@ -189,7 +191,7 @@ async fn resolve_seed(node: &Node, text: &str) -> Result<SeedId, Failure> {
             found.push(id);
             let ids: Vec<String> = found.iter().map(SeedId::to_string).collect();
             Err(Failure::new(Code::FailedPrecondition, format!("seed `{text}`"), "several seeds have this name")
-                .with_next_step(format!("say which one by its id: {}", ids.join(", "))))
+                .with_next_step(format!("use one of their ids: {}", ids.join(", "))))
         }
     }
 }

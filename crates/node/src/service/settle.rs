@@ -72,7 +72,7 @@ async fn poll_progress(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Res
     let progress = node.run_blocking(move || task_child.settle_memory(&task_node.pager, begin)).await?;
     match &progress.state {
         SettleState::Failed(reason) => Err(child
-            .failure(Code::FailedPrecondition, format!("it does not settle: {reason}"))
+            .failure(Code::FailedPrecondition, format!("it cannot settle: {reason}"))
             .with_next_step("it runs on as before; see its seed with `farfork seeds`, then try again")),
         _ => Ok(progress),
     }

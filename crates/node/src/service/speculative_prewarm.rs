@@ -96,18 +96,18 @@ pub(super) fn prewarm_for_next_seed(
 ) -> Result<v1::ForetellResponse, Failure> {
     let v1::ForetellRequest { before, seed, gone } = request;
     let refuse = |cause: &str| Failure::new(Code::InvalidArgument, format!("seed {before}"), cause);
-    let access = SeedAccess::try_from(seed.ok_or_else(|| refuse("no seed is named that follows"))?)?;
+    let access = SeedAccess::try_from(seed.ok_or_else(|| refuse("the request names no next seed"))?)?;
     let owner = access.key.seed.node().clone();
     if let Some(Caller::Member(peer)) = caller
         && peer.identity.name != owner
     {
-        let cause = format!("{peer} says what follows it, whose it is not");
+        let cause = format!("{peer} announces its next seed, but does not own it");
         return Err(Failure::new(Code::PermissionDenied, format!("seed {before}"), cause));
     }
     let is_its = |seed: &SeedId| *seed.node() == owner && owner != node.name;
-    let known: SeedId = before.parse().map_err(|_| refuse("it is no seed's id"))?;
+    let known: SeedId = before.parse().map_err(|_| refuse("it is not a seed id"))?;
     if !is_its(&known) {
-        return Err(refuse("it is another node's than that which follows it"));
+        return Err(refuse("its owner is not the owner of the next seed"));
     }
     let gone: Vec<SeedId> = gone.iter().filter_map(|seed| seed.parse().ok()).filter(is_its).collect();
     let plan = node.fork_history.advance_sequence(&known, &access.key.seed);

@@ -321,7 +321,7 @@ fn send_outcome(batch: &StartBatch, index: u32, started: Result<Arc<Child>, Fail
 /// Kills a child that no caller knows.
 fn kill_unclaimed(started: Result<Arc<Child>, Failure>) {
     if let Ok(child) = started {
-        tracing::info!(child = %child.record().id, "ended: who asked for it has gone");
+        tracing::info!(child = %child.record().id, "killed: the requester has disconnected");
         // It may have ended on its own.
         let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
     }

@@ -120,5 +120,5 @@ pub(super) fn memory_loss_message(child: &Child) -> Option<Vec<u8>> {
 
 /// The failure to read a child's output.
 pub(super) fn output_failure(child: &Child, error: &std::io::Error) -> Failure {
-    child.failure(tonic::Code::Internal, format!("what it wrote cannot be read: {error}"))
+    child.failure(tonic::Code::Internal, format!("cannot read its output: {error}"))
 }

@@ -106,7 +106,7 @@ impl RemoteWait {
         sink: &ResponseSender<v1::WaitEvent>,
     ) -> Result<(), Failure> {
         let Some(child) = self.children.front().cloned() else {
-            return Err(Failure::new(Code::Internal, "wait", "more children are told of than were asked for"));
+            return Err(Failure::new(Code::Internal, "wait", "the node reported more children than requested"));
         };
         let passed = self.relay_events(node, &child, index, sink).await;
         self.children.pop_front();
@@ -129,19 +129,19 @@ impl RemoteWait {
             if self.opening.is_none() {
                 self.open_stream(node);
             }
-            let opening = self.opening.take().expect("it was asked just now");
+            let opening = self.opening.take().expect("the stream was requested above");
             let opened = opening.await.map_err(|panic| Failure::new(Code::Internal, &object, panic))?;
             self.events = Some(opened?);
         }
-        let events = self.events.as_mut().expect("it was opened just now");
+        let events = self.events.as_mut().expect("the stream was opened above");
         while let Some(message) = events.message().await.map_err(forwarded_failure(&object))? {
             let is_last = matches!(message.event, Some(Event::Ended(_) | Event::Error(_)));
             if send(sink, v1::WaitEvent { index, ..message }).await.is_err() || is_last {
                 return Ok(());
             }
         }
-        Err(Failure::new(Code::Unavailable, object, "its node stopped telling of it before it ended")
-            .with_next_step("it may run on: see `farfork ps`"))
+        Err(Failure::new(Code::Unavailable, object, "its node stopped reporting before the child ended")
+            .with_next_step("it may still run: see `farfork ps`"))
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) async fn wait_zygote_filled(node: Arc<Node>, source: SeedAccess, opti
         }
     };
     if timeout(ZYGOTE_TIMEOUT, filled).await.is_err() {
-        tracing::warn!(%seed, "its zygote is not waited for any longer: children are begun without");
+        tracing::warn!(%seed, "its zygote was not filled in time; starting children without it");
     }
 }
 

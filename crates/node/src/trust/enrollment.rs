@@ -70,9 +70,7 @@ pub(crate) enum EnrollmentError {
 pub(crate) async fn load_or_enroll(options: &Options) -> Result<Security, EnrollmentError> {
     let TrustOptions { directory, encryption, token, insecure } = &options.trust;
     if *insecure {
-        tracing::warn!(
-            "INSECURE: this node trusts whoever reaches its ports, shows nobody who it is, and encrypts nothing (--insecure)"
-        );
+        tracing::warn!("INSECURE: this node accepts any peer, shows no certificate, and encrypts nothing (--insecure)");
         return Ok(Security::Insecure);
     }
     let directory = TrustDirectory::new(directory);
@@ -82,7 +80,7 @@ pub(crate) async fn load_or_enroll(options: &Options) -> Result<Security, Enroll
             None if options.join.is_empty() => {
                 let cluster = NodeName::new(DEFAULT_CLUSTER_NAME).expect("a name");
                 member::create_cluster(&directory, &cluster, &options.name, SystemTime::now())?;
-                tracing::info!(trust = %directory.root().display(), "made a cluster of its own: it holds the authority");
+                tracing::info!(trust = %directory.root().display(), "created a cluster, and holds its authority");
             }
             None => return Err(EnrollmentError::NoToken { directory: display_path(&directory) }),
         }
@@ -97,7 +95,7 @@ pub(crate) async fn load_or_enroll(options: &Options) -> Result<Security, Enroll
         });
     }
     if *encryption == Encryption::Off {
-        tracing::warn!("what the fabric carries goes in clear to nodes that also say so (--encryption off)");
+        tracing::warn!("fabric traffic is not encrypted to nodes that also run with --encryption off");
     }
     tracing::info!(%identity, "this node's identity");
     Ok(Security::Members(credentials))

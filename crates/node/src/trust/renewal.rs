@@ -37,7 +37,7 @@ pub(crate) async fn run_renewal(peers: Arc<Peers>) {
         match renew_certificate(&peers).await {
             Ok(()) => tracing::info!("this node has a new key and certificate"),
             Err(failure) => {
-                tracing::warn!("this node's certificate is not renewed: {failure}; it is tried again");
+                tracing::warn!("cannot renew this node's certificate: {failure}; trying again");
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }
@@ -63,10 +63,9 @@ pub(crate) async fn fetch_roster(peers: &Peers, address: SocketAddr, counter: u6
 pub(crate) async fn renew_certificate(peers: &Peers) -> Result<(), Failure> {
     let object = format!("certificate of node `{}`", peers.local_name());
     let failed = |cause: String| Failure::new(Code::Internal, &object, cause);
-    let credentials = peers
-        .security()
-        .credentials()
-        .ok_or_else(|| failed("it trusts everybody".to_owned()).with_next_step("start the node without --insecure"))?;
+    let credentials = peers.security().credentials().ok_or_else(|| {
+        failed("it runs with --insecure".to_owned()).with_next_step("start the node without --insecure")
+    })?;
     let key = UncertifiedKey::generate().map_err(|error| failed(error.to_string()))?;
     let request = key.certificate_request().map_err(|error| failed(error.to_string()))?;
     let issued = if credentials.directory().holds_authority() {
@@ -102,8 +101,8 @@ async fn request_from_peers(peers: &Peers, request: Vec<u8>, object: &str) -> Re
             Err(status) => refusals.push(Failure::from_status(format!("node {}", member.name), &status).to_string()),
         }
     }
-    let cause = format!("no node that answers signed it ({})", refusals.join("; "));
-    let step = "see whether the node where `farfork cluster init` was run is up";
+    let cause = format!("no reachable node has signed it ({})", refusals.join("; "));
+    let step = "check the node where `farfork cluster init` was run";
     Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step))
 }
 

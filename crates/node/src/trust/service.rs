@@ -37,7 +37,7 @@ impl ClusterService {
     fn credentials(&self) -> Result<&Credentials, Failure> {
         let object = format!("node `{}`", self.peers.local_name());
         let failure =
-            || Failure::new(Code::FailedPrecondition, object, "it was started with --insecure and trusts everybody");
+            || Failure::new(Code::FailedPrecondition, object, "it was started with --insecure, so it has no cluster");
         self.peers.security().credentials().ok_or_else(failure)
     }
 
@@ -54,12 +54,12 @@ impl ClusterService {
         let object = format!("node `{}` from {from}", request.name);
         let credentials = self.credentials()?;
         let _turn = self.join_limiter.acquire(from).ok_or_else(|| {
-            let cause = "too many requests to join come from there at once";
+            let cause = "too many join requests from this address are in progress";
             Failure::new(Code::ResourceExhausted, &object, cause).with_next_step("try again when those have ended")
         })?;
         let wait = self.throttle().remaining_wait(from, Instant::now());
         if !wait.is_zero() {
-            let cause = "too many wrong join tokens came from there";
+            let cause = "too many wrong join tokens from this address";
             let step =
                 format!("try again in {} s, with a token that `farfork cluster token` printed", wait.as_secs() + 1);
             return Err(Failure::new(Code::ResourceExhausted, object, cause).with_next_step(step));
@@ -69,7 +69,7 @@ impl ClusterService {
         let admitted = if credentials.directory().holds_authority() {
             self.sign_join(credentials, name, &object, request).await
         } else if is_passed_on {
-            tracing::info!("{object} was passed on to this node, which does not hold the authority");
+            tracing::info!("{object} was forwarded to this node, which does not hold the authority");
             Err(no_authority_failure(&object))
         } else {
             self.forward_to_authority(from, &object, request).await
@@ -128,7 +128,7 @@ impl ClusterService {
 }
 
 fn no_authority_failure(object: &str) -> Failure {
-    Failure::new(Code::FailedPrecondition, object, "no node that answers here holds the cluster's authority")
+    Failure::new(Code::FailedPrecondition, object, "no reachable node holds the cluster's authority")
         .with_next_step("join at the node where `farfork cluster init` was run")
 }
 

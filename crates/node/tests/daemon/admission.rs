@@ -56,7 +56,7 @@ fn ask(address: SocketAddr, credentials: &Credentials) -> Result<usize, Failure>
 
 fn kill(address: SocketAddr, credentials: &Credentials) -> Failure {
     block_on(async {
-        let mut client = connect_network(address, credentials).await.expect("it may come in");
+        let mut client = connect_network(address, credentials).await.expect("the daemon accepts the member");
         let request = KillRequest { child: "a.c0123456789abcdef".to_owned(), signal: 9 };
         let answer = client.kill(request_with_timeout(QUERY_TIMEOUT, request)).await;
         Failure::from_status("kill", &answer.expect_err("there is no such child"))
@@ -177,8 +177,8 @@ fn passed_on_once() {
     a.wait();
     let mut c = TestDaemon::spawn("c", &dir_c, Some(b.address()));
     assert!(!c.wait().success());
-    assert!(c.said().contains("no node that answers here holds the cluster's authority"), "{}", c.said());
-    assert!(!third.said().contains("was passed on to this node"), "{}", third.said());
+    assert!(c.said().contains("no reachable node holds the cluster's authority"), "{}", c.said());
+    assert!(!third.said().contains("was forwarded to this node"), "{}", third.said());
 }
 
 fn no_token() {
@@ -201,7 +201,7 @@ fn first() {
     let parent = tempfile::tempdir().expect("a directory");
     let run_dir = parent.path().join("alone");
     let alone = TestDaemon::start("alone", &run_dir, None);
-    alone.says(&["made a cluster of its own"]);
+    alone.says(&["created a cluster, and holds its authority"]);
     assert!(TrustDirectory::new(trust_dir(&run_dir, "alone")).holds_authority());
     let another = TestDaemon::spawn("other", &run_dir.with_file_name("other"), None);
     drop(another);
@@ -214,7 +214,7 @@ fn roles() {
     let now = SystemTime::now();
     for (role, may_kill) in [(Role::Node, true), (Role::Client, true), (Role::ReadOnly, false)] {
         let credentials = issue(&first, role, "somebody", now, NODE_VALID);
-        assert_eq!(ask(a.address(), &credentials).expect("all may look"), 1);
+        assert_eq!(ask(a.address(), &credentials).expect("every role may query"), 1);
         let failure = kill(a.address(), &credentials);
         assert_eq!(failure.cause().contains("but client is required"), !may_kill, "{role}: {failure}");
         assert_eq!(failure.cause().contains("no such child"), may_kill, "{role}: {failure}");
@@ -288,8 +288,8 @@ fn client_hears() {
     let (_, roster) = first.read_roster().expect("a roster");
     for role in [Role::Client, Role::ReadOnly] {
         // It runs on, with the last roster that it received. Only the client itself can refuse.
-        ask(b.address(), &open(&files(role))).expect("nobody has told the client");
-        until("the other node has told it", || {
+        ask(b.address(), &open(&files(role))).expect("the client does not know the revocation");
+        until("the client has the new roster", || {
             ask(a.address(), &open(&files(role))).expect("it answers");
             (files(role).read_roster().expect("a roster").1 == roster).then_some(())
         });
@@ -302,7 +302,7 @@ fn client_hears() {
 fn stands(address: SocketAddr, credentials: Credentials) -> JoinHandle<String> {
     thread::spawn(move || {
         block_on(async {
-            let mut client = connect_network(address, &credentials).await.expect("it may come in");
+            let mut client = connect_network(address, &credentials).await.expect("the daemon accepts the member");
             let nothing = tokio_stream::pending::<v1::AttachInput>();
             client.attach(nothing).await.expect_err("it names no child").to_string()
         })
@@ -319,21 +319,21 @@ fn standing() {
     let of_old = stands(a.address(), issue(&first, Role::Client, "old", now, NODE_VALID));
     let ended = |stands: JoinHandle<String>| {
         until("it is cut off", || stands.is_finished().then_some(()));
-        stands.join().expect("it is told")
+        stands.join().expect("the thread does not panic")
     };
     ended(expired);
-    a.says(&["is cut off", "farfork://test/client/brief has expired"]);
-    assert!(!revoked.is_finished() && !of_old.is_finished(), "others go on");
+    a.says(&["closed a control-port connection", "farfork://test/client/brief has expired"]);
+    assert!(!revoked.is_finished() && !of_old.is_finished(), "other connections stay open");
     member::revoke_identity(&first, Role::Client, &name("revoked"), SystemTime::now).expect("it is revoked");
     ended(revoked);
-    a.says(&["is cut off", "farfork://test/client/revoked was revoked"]);
-    assert!(!of_old.is_finished(), "others go on");
+    a.says(&["closed a control-port connection", "farfork://test/client/revoked was revoked"]);
+    assert!(!of_old.is_finished(), "other connections stay open");
     member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
     until("a has a key of it", || open(&first).is_issued_by_current_authority().then_some(()));
     assert!(!of_old.is_finished(), "the old one is still trusted");
-    member::end_rotation(&first).expect("the old one goes");
+    member::end_rotation(&first).expect("the rotation ends");
     ended(of_old);
-    a.says(&["is cut off", "farfork://test/client/old is not signed by an authority"]);
+    a.says(&["closed a control-port connection", "farfork://test/client/old is not signed by an authority"]);
     assert_eq!(a.alive(), ["a"]);
 }
 
@@ -353,7 +353,7 @@ fn revoked_is_left() {
             let nodes = node.nodes().expect("it answers");
             nodes.iter().all(|known| known.name != "c").then_some(())
         });
-        node.says(&["was revoked, and is no member any more", "node=c"]);
+        node.says(&["was revoked, and is no longer a member", "node=c"]);
     }
     assert_eq!(a.alive(), ["a", "b"]);
     // With a token it joins again.
@@ -377,7 +377,7 @@ fn rotates() {
     let has_new = |directory: &TrustDirectory| open(directory).is_issued_by_current_authority();
     until("both have keys of the new authority", || (has_new(&first) && has_new(&second)).then_some(()));
     assert_ne!(fs::read(second.identity_path()).expect("its key"), before);
-    member::end_rotation(&first).expect("the old one goes");
+    member::end_rotation(&first).expect("the rotation ends");
     let only_new =
         |directory: &TrustDirectory| directory.read_roster().expect("a roster").0.authorities() == [authority.clone()];
     until("both trust the new one alone", || (only_new(&first) && only_new(&second)).then_some(()));

@@ -41,7 +41,7 @@ fn silent() {
         held.push(TcpStream::connect(address).expect("the kernel takes it"));
         if number % 2500 == 2499 {
             block_on(async {
-                let mut client = connect_network(address, &credentials).await.expect("a member comes in");
+                let mut client = connect_network(address, &credentials).await.expect("the daemon accepts a member");
                 client
                     .list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {}))
                     .await

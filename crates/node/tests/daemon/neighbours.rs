@@ -62,7 +62,7 @@ fn killed() {
     a.wait();
     // Under another name, since its port differs too, and `a` counts as alive for some seconds.
     let again = TestDaemon::start("a2", &dir_a, None);
-    assert!(again.alive().contains(&"b".to_owned()), "it was told of nobody to join");
+    assert!(again.alive().contains(&"b".to_owned()), "it found its cluster without --join");
     // The pager outlived the daemon. No child needed it, so it was replaced by one with the new trust policy.
     let trusting = PagerClient::new(&dir_a).hello().expect("a pager answers").trust_policy;
     assert_eq!(trusting, TrustPolicy::ClusterMembers { directory: trust_dir(&dir_a, "a2"), is_encrypted: true });
@@ -75,7 +75,7 @@ fn one_daemon() {
     assert!(!second.wait().success());
     let said = second.said();
     assert!(said.contains(&*dir_a.to_string_lossy()) && said.contains("another daemon uses it"), "{said}");
-    assert_eq!(a.alive(), ["a"], "the first goes on");
+    assert_eq!(a.alive(), ["a"], "the first daemon continues");
 }
 
 fn one_name() {

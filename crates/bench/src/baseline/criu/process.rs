@@ -179,7 +179,7 @@ fn create_output(path: &Path) -> Result<Stdio, BenchError> {
 fn first_error(log: &str) -> String {
     let mut errors = log.lines().filter_map(|line| line.split_once("Error ").map(|(_, error)| error));
     let first = errors.find(|error| !error.contains(IGNORED_ERROR));
-    first.map_or("it says nothing".to_owned(), |error| error.rsplit("): ").next().unwrap_or(error).to_owned())
+    first.map_or("its log has no error".to_owned(), |error| error.rsplit("): ").next().unwrap_or(error).to_owned())
 }
 
 #[cfg(test)]
@@ -193,6 +193,6 @@ mod tests {
                    (00.2) Error (criu/vdso.c:381): vdso: Unexpected rt vDSO area bounds\n\
                    (00.3) Error (criu/crtools.c:260): Could not initialize kernel features detection.\n";
         assert_eq!(first_error(log), "vdso: Unexpected rt vDSO area bounds");
-        assert_eq!(first_error(""), "it says nothing");
+        assert_eq!(first_error(""), "its log has no error");
     }
 }

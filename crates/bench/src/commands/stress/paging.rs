@@ -84,7 +84,7 @@ fn show_progress(seconds: f64) -> anyhow::Result<impl FnMut(&SoakTally, Duration
 
 fn tally_text(tally: &SoakTally) -> String {
     let SoakTally { rounds, children, pages_verified, .. } = tally;
-    format!("{rounds} rounds, {children} children, {pages_verified} pages verified, {} deeds", tally.actions_count())
+    format!("{rounds} rounds, {children} children, {pages_verified} pages verified, {} actions", tally.actions_count())
 }
 
 fn outcome_text(plan: &SoakParameters, outcome: &SoakOutcome) -> String {
@@ -92,20 +92,21 @@ fn outcome_text(plan: &SoakParameters, outcome: &SoakOutcome) -> String {
     let mut lines = vec![format!("{} in {elapsed_s:.0} s", tally_text(tally))];
     let SoakTally { seeds, sound, killed, lost, limited, refusals, .. } = tally;
     lines.push(format!(
-        "{seeds} seeds; children: {sound} sound, {killed} killed, {limited} met their limit, {lost} lost pages with a seed that was taken"
+        "{seeds} seeds; children: {sound} sound, {killed} killed, {limited} exceeded their limit, {lost} lost pages with a dropped seed"
     ));
     lines.push(format!(
         "{:.0} children a second at the start, {:.3} of local forks; {:.0} at the end, {:.3}",
         rate_before.per_s, rate_before.of_floor, rate_after.per_s, rate_after.of_floor
     ));
     let deeds = tally.deeds.iter().map(|(kind, count)| format!("{} {count}", kind.text()));
-    lines.push(format!("deeds: {}; {refusals} requests refused meanwhile", deeds.collect::<Vec<_>>().join(", ")));
+    lines
+        .push(format!("actions: {}; {refusals} requests were refused meanwhile", deeds.collect::<Vec<_>>().join(", ")));
     let of_node = counts.iter().filter(|count| count.before != count.after);
     lines.extend(
         of_node.map(|count| format!("{}: {} {} before, {} after", count.node, count.of, count.before, count.after)),
     );
     lines.extend(tally.faults.iter().map(|fault| format!("FAULT: {fault}")));
     let verdict = if outcome.has_passed() { "passed" } else { "failed" };
-    lines.push(format!("{verdict}; the same choices again: farfork stress paging --seed {}", plan.seed));
+    lines.push(format!("{verdict}; to repeat the choices: farfork stress paging --seed {}", plan.seed));
     lines.join("\n")
 }

@@ -195,7 +195,7 @@ impl SoakCluster {
 impl Drop for SoakCluster {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
-            eprintln!("farfork: the soak's nodes are not removed completely: {error}");
+            eprintln!("farfork: cannot remove all nodes of the soak: {error}");
         }
     }
 }

@@ -71,7 +71,7 @@ impl SoakRound<'_> {
     }
 
     fn to_soak_child(&self, child: v1::Child, fan: &FanoutScript) -> Result<SoakChild, Failure> {
-        let strange = || Failure::new(tonic::Code::Internal, &child.id, "its node is none of ours");
+        let strange = || Failure::new(tonic::Code::Internal, &child.id, "its node is not part of this run");
         let node = self.cluster.nodes().iter().position(|node| node.name == child.node).ok_or_else(strange)?;
         let (id, pid, is_limited) = (child.id, child.pid, fan.memory_mib.is_some());
         Ok(SoakChild { id, node, pid, is_killed: false, runs_until_told: false, has_memory_limit: is_limited })

@@ -154,7 +154,7 @@ impl<'a> SoakRound<'a> {
             let child = match outcome.and_then(|outcome| outcome.result) {
                 Some(Outcome::Child(child)) => child,
                 Some(Outcome::Error(error)) => return Err(error.into()),
-                None => return Err(Failure::new(tonic::Code::Internal, seed, "the node told of no child")),
+                None => return Err(Failure::new(tonic::Code::Internal, seed, "the node reported no child")),
             };
             self.tally.children += 1;
             let (node, stays, is_killed, is_limited) = (child_script.node, child_script.runs_until_told, false, false);

@@ -176,7 +176,7 @@ impl ActionKind {
             Self::KillParent => "parents killed",
             Self::DropSeed => "seeds dropped",
             Self::Settle => "children settled",
-            Self::ForkOn => "children forked on",
+            Self::ForkOn => "seeds made of children",
             Self::KillPager => "pagers killed",
             Self::KillTogether => "keepers and pagers killed together",
             Self::KillDaemon => "daemons killed",

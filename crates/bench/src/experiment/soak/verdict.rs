@@ -52,7 +52,7 @@ pub(super) enum EndVerdict {
 /// Judges an end.
 pub(super) fn judge_end(end: &ObservedEnd, allowed: AllowedEnds) -> EndVerdict {
     match (memory_walk::parse_output(&end.output), &end.exit) {
-        (WalkReport::Wrong(text), _) => EndVerdict::Unexpected(format!("it says `{text}`")),
+        (WalkReport::Wrong(text), _) => EndVerdict::Unexpected(format!("it printed `{text}`")),
         (WalkReport::Correct(looks), Some(How::Code(0))) => EndVerdict::Correct(looks),
         (_, Some(How::Signal(SIGKILL | SIGBUS) | How::Code(FAILURE) | How::Lost(_)))
             if allowed.limited && !end.limit.is_empty() =>
@@ -62,14 +62,16 @@ pub(super) fn judge_end(end: &ObservedEnd, allowed: AllowedEnds) -> EndVerdict {
         (_, Some(How::Signal(SIGKILL))) if allowed.killed => EndVerdict::Killed,
         (_, Some(How::Signal(SIGBUS))) if allowed.lost && !end.memory_lost.is_empty() => EndVerdict::Lost,
         (_, Some(How::Signal(SIGBUS))) if allowed.lost => {
-            EndVerdict::Unexpected("it lost pages, and nobody says why".to_owned())
+            EndVerdict::Unexpected("it lost pages, but its node reports no reason".to_owned())
         }
         (_, None) => EndVerdict::Unexpected("it does not end".to_owned()),
         (_, Some(how)) => {
             let why = if end.memory_lost.is_empty() { "no memory lost" } else { &end.memory_lost };
             let limit = if end.limit.is_empty() { "no limit met" } else { &end.limit };
             let said = end.output.trim();
-            EndVerdict::Unexpected(format!("it ended by {how:?} ({why}, {limit}, {allowed:?}), having said `{said}`"))
+            EndVerdict::Unexpected(format!(
+                "it ended by {how:?} ({why}, {limit}, {allowed:?}) after it printed `{said}`"
+            ))
         }
     }
 }

@@ -57,7 +57,7 @@ impl ForkSummary {
         let link = if *encrypted { "encrypted" } else { "in clear" };
         let size = match (threads, mappings) {
             (1, 0) => String::new(),
-            _ => format!("\nIt has {threads} threads, and {mappings} mappings beside its own."),
+            _ => format!("\nIt has {threads} threads, and {mappings} additional mappings."),
         };
         format!(
             "A process with MiB of private memory in {page_size} pages, forked on its node and onto another.{size}\n\
@@ -70,7 +70,7 @@ impl ForkSummary {
     }
 
     fn checkpoint_table(&self) -> FigureTable {
-        let title = "Prepare, asked by the program itself, from the call to its return; pause: it stands still";
+        let title = "Prepare, requested by the program itself, from the call to its return; pause: it is stopped";
         let headings = ["MiB", "n", "prepare", "after idle", "pause", "fork()", "ref.", "verdict"];
         let mut table = FigureTable::new(title, &headings);
         for &mib in &self.plan.sizes_mib {
@@ -92,7 +92,7 @@ impl ForkSummary {
     }
 
     fn prepare_table(&self) -> FigureTable {
-        let title = "Prepare by pid, asked by another process over gRPC: from its request to the answer";
+        let title = "Prepare by pid, requested by another process over gRPC: from the request to the answer";
         let mut table = FigureTable::new(title, &["MiB", "n", "prepare", "after idle", "on the node", "pause", "ref."]);
         for &mib in &self.plan.sizes_mib {
             let prepare = self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::Prepare));
@@ -143,7 +143,7 @@ impl ForkSummary {
     }
 
     fn execution_table(&self) -> FigureTable {
-        let title = "Execution: every page once in the child, and what the same takes without farfork";
+        let title = "Execution: every page once in the child, and the same without farfork";
         let headings = ["MiB", "n", "own node", "other node", "fork()", "fork(), write", "link", "ref.", "verdict"];
         let mut table = FigureTable::new(title, &headings);
         for &mib in &self.plan.sizes_mib {
@@ -172,7 +172,8 @@ impl ForkSummary {
             "fork(): the same by a local fork() of the same process; fork(), write: likewise, each page copied.".into(),
             "link: the same bytes over the link by two bare programs.".into(),
             format!("ref.: {}.", PUBLISHED_FIGURES.fork.source),
-            "A program's own call is what was published: only that gets a verdict; by pid another asks.".into(),
+            "Only a program's own call was published, so only that has a verdict; by pid, another process requests."
+                .into(),
             "verdict: the slowest median ÷ ref.; whether all of the row are below it, all above, or mixed.".into(),
         ]
     }

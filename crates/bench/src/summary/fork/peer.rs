@@ -17,7 +17,7 @@ impl ForkSummary {
     /// `None` without a peer.
     pub(super) fn peer_table(&self) -> Option<FigureTable> {
         self.plan.peer?;
-        let title = "CRIU: the same process cloned by dump and restore, beside farfork on the own node";
+        let title = "CRIU: the same process cloned by dump and restore, next to farfork on the own node";
         let headings = [
             "MiB",
             "n",
@@ -49,7 +49,7 @@ impl ForkSummary {
     pub(super) fn peer_legend(&self) -> Vec<String> {
         let lines = [
             "clone: prepare and resume, of CRIU dump and restore: until the first instruction, a sum of medians.",
-            "eager: memory is all there by then; lazy: it follows; pause: as long as the parent may stand still.",
+            "eager: all memory is present by then; lazy: it follows; pause: the parent may be stopped for this long.",
             "CRIU's images are files in memory.",
         ];
         self.plan.peer.map_or(Vec::new(), |_| lines.map(str::to_owned).to_vec())

@@ -51,9 +51,9 @@ impl ForkSummary {
     pub(super) fn strategies_legend(&self) -> Vec<String> {
         let legend = [
             "whole: from the request to the last page, ms; touching: of that, in the child itself.",
-            "faults: those whose page had to be asked for; reads: of the owner.",
+            "faults: those whose page had to be requested; reads: requests to the owner.",
             "network, cache, remote: MiB from the owner, kept by the child's node, never fetched.",
-            "shared, private: MiB that others have, too (its program's files), and that are the child's own.",
+            "shared, private: MiB shared with other processes (its program's files), and private to the child.",
         ];
         let is_wanted = !self.strategies.is_empty();
         legend.into_iter().filter(|_| is_wanted).map(str::to_owned).collect()

@@ -29,7 +29,7 @@ impl TreeSummary {
     }
 
     fn section_table(&self) -> ReportTable {
-        let columns = ["processes", "fork() of each", "copy of what they share", "pause", "prepare"];
+        let columns = ["processes", "fork() of each", "copy of the shared memory", "pause", "prepare"];
         let mut table = ReportTable::new("tree", "Prepare of a tree", &columns);
         for &processes in &self.plan.processes {
             let of = |figure| self.spread(processes, figure);

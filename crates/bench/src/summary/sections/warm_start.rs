@@ -22,9 +22,7 @@ impl SectionSource for WarmStartSummary {
         let plots = self.measured.iter().map(|(workload, parallel)| self.rate_plot(workload, parallel));
         plots
             .fold(section, ReportSection::with_plot)
-            .with_note(
-                "A client pauses and unpauses each child by its freezer. By requests: it asks the child's node to.",
-            )
+            .with_note("A client pauses and unpauses each child by its freezer, or by requests to the child's node.")
             .with_note("Floors: local forks that are paused as many at once, by the freezer of a control group alone.")
             .with_note(format!("Reference: {}. No answer was wrong.", PUBLISHED_FIGURES.warm_start.source))
     }

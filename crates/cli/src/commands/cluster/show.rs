@@ -55,7 +55,7 @@ impl Show {
         }
         table.add_row(["authority held here".to_owned(), if holds { "yes" } else { "no" }.to_owned()]);
         if holds {
-            table.add_row(["join tokens that are good".to_owned(), tokens.to_string()]);
+            table.add_row(["valid join tokens".to_owned(), tokens.to_string()]);
         }
         for bearer in revoked {
             table.add_row(["revoked".to_owned(), bearer.to_owned()]);

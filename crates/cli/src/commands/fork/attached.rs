@@ -34,7 +34,7 @@ pub(super) async fn attach_child(client: &mut Client, child: &Child, with_stdin:
 
     let lost = |status| {
         Failure::from_status(format!("child {}", child.id), &status)
-            .with_next_step("it may run on: see `farfork ps` and `farfork logs`")
+            .with_next_step("it may still run: see `farfork ps` and `farfork logs`")
     };
     let answer = client.attach(ReceiverStream::new(receiver)).await;
     let mut outputs = answer.map_err(lost)?.into_inner();
@@ -47,9 +47,9 @@ pub(super) async fn attach_child(client: &mut Client, child: &Child, with_stdin:
             None => {}
         }
     }
-    let cause = "its node stopped telling of it before it ended";
+    let cause = "its node stopped reporting before the child ended";
     let failure = Failure::new(Code::Unavailable, format!("child {}", child.id), cause);
-    Err(failure.with_next_step("it may run on: see `farfork ps` and `farfork logs`").into())
+    Err(failure.with_next_step("it may still run: see `farfork ps` and `farfork logs`").into())
 }
 
 fn attach_input(input: Input) -> AttachInput {

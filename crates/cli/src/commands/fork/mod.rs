@@ -288,8 +288,7 @@ impl Fork {
             Some(count) if count as usize != payloads => {
                 let cause = format!("it has {payloads} lines, and -n says {count}");
                 let file = format!("payload file {}", path.display());
-                Err(Failure::new(Code::InvalidArgument, file, cause)
-                    .with_next_step("leave -n away: each line is one child"))
+                Err(Failure::new(Code::InvalidArgument, file, cause).with_next_step("drop -n: each line is one child"))
             }
             _ => Ok(u32::try_from(payloads).unwrap_or(u32::MAX)),
         }

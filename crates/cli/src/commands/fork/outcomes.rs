@@ -110,7 +110,7 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
         }
     }
     progress.finish_and_clear();
-    let silent = || Failure::new(Code::Internal, &object, "the node told of fewer children than were asked for");
+    let silent = || Failure::new(Code::Internal, &object, "the node reported fewer children than requested");
     let outcomes = outcomes.into_iter().map(|outcome| outcome.ok_or_else(silent)).collect::<Result<_, _>>()?;
     Ok(ForkedChildren { outcomes, phases: told, lifetime: answers })
 }

@@ -64,7 +64,7 @@ impl SignalForwarder {
                 Some(number) = self.0.recv() => kept.push(number),
             }
             if kept.iter().copied().filter(is_terminating).count() > 1 {
-                let cause = "it was interrupted while children of it were started";
+                let cause = "interrupted while its children started";
                 return Err(Failure::new(Code::Cancelled, format!("seed {seed}"), cause)
                     .with_next_step("those that were started are ended"));
             }

@@ -18,9 +18,7 @@ pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
     program.env(TUNABLES, add_malloc_tunable(env::var(TUNABLES).ok()));
     huge_page::enable_thp().context("huge pages cannot be permitted")?;
     if !rustix::process::geteuid().is_root() {
-        eprintln!(
-            "farfork: huge pages only for malloc of the C library: looking after all other memory needs root; use sudo"
-        );
+        eprintln!("farfork: huge pages only for malloc of the C library: all other memory needs root; use sudo");
         return Ok(());
     }
     let own_pid = i32::try_from(std::process::id()).context("the own process id")?;
@@ -33,8 +31,8 @@ pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    let status = starter.context("what looks after huge pages cannot be started")?;
-    anyhow::ensure!(status.success(), "what looks after huge pages cannot be started: {status}");
+    let status = starter.context("cannot start the process that collapses memory into huge pages")?;
+    anyhow::ensure!(status.success(), "cannot start the process that collapses memory into huge pages: {status}");
     Ok(())
 }
 

@@ -284,7 +284,7 @@ fn fanout() {
     assert_eq!(
         figures.len(),
         3 * 7 + bare * 4,
-        "three who fork, seven figures; of bare containers no memory: {document}"
+        "three systems with seven figures each, except memory of bare containers: {document}"
     );
     let of = |by: &str, name: &str| {
         let is = |figure: &&Value| figure["by"] == by && figure["figure"] == name;
@@ -376,7 +376,7 @@ fn pool() {
         let is = |figure: &&Value| figure["figure"] == name && figure["by"] == "farfork" && figure["pace"] == "idle";
         figures.iter().find(is).and_then(|figure| figure["p90_us"].as_f64())
     };
-    assert!(of("unpause") <= of("unpause_to_answer"), "it answers when it was let go on: {document}");
+    assert!(of("unpause") <= of("unpause_to_answer"), "the answer follows the unpause: {document}");
 }
 
 /// The number of concurrent requests grows until the throughput does not. Every answer is right; otherwise the

@@ -136,7 +136,7 @@ fn independence(cluster: &Cluster) {
     output.require("farfork settle", &["settled: "]);
     output.require("farfork ps", &["running, settled"]);
     output.require("farfork seeds", &["sealed"]);
-    output.require("farfork core", &["it stood still for", "job.core"]);
+    output.require("farfork core", &["stopped for", "job.core"]);
     output.require("gdb", &["Thread 1"]);
 }
 
@@ -175,7 +175,7 @@ fn observing() {
         std::fs::write(script.directory().join(name), text).expect("a small file");
     }
     let output = PageCluster::new(&cluster).run(script);
-    output.require("farfork prepare $PID --profile", &["it stood still for", "prepare.capture"]);
+    output.require("farfork prepare $PID --profile", &["stopped for", "prepare.capture"]);
     output.require("echo 12 |", &["12 144\n", "the request, on n1", "child n2.", "faults ", "never fetched"]);
     require_squares(&output, |number| format!("{number} {}", number * number), 1);
     output.require("farfork fork $SEED --to n2,n3", &["8 children", "summed up over 8"]);

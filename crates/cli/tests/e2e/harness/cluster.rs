@@ -302,7 +302,7 @@ impl Cluster {
 
     /// Waits until the first node gets heartbeats from every other.
     pub(crate) fn wait_until_all_are_alive(&self) {
-        wait::wait_until("all nodes hear of each other", ALIVE_LIMIT, || {
+        wait::wait_until("all nodes are alive", ALIVE_LIMIT, || {
             let said = self.first().json(&["nodes"]);
             let nodes = said["nodes"].as_array()?;
             let alive = nodes.iter().filter(|node| node["state"] == "alive").count();
@@ -351,7 +351,7 @@ impl Cluster {
     /// Log lines of a node's daemon about times in which it did not run.
     pub(crate) fn standstills(&self, index: usize) -> Vec<String> {
         let text = fs::read_to_string(self.local_node(index).log_path()).unwrap_or_default();
-        let is_of_that = |line: &&str| line.contains("the daemon stands still") || line.contains("the daemon goes on");
+        let is_of_that = |line: &&str| line.contains("the daemon stalls") || line.contains("the daemon responds again");
         text.lines().filter(is_of_that).map(str::to_owned).collect()
     }
 
@@ -373,7 +373,7 @@ fn fail_start(error: &LocalError) -> ! {
 
 fn require_end(has_ended: bool, process: &str) {
     if !has_ended {
-        wait::time_out(format!("{process} that was told to end: not within {} s", END_LIMIT.as_secs()));
+        wait::time_out(format!("{process} did not end within {} s", END_LIMIT.as_secs()));
     }
 }
 

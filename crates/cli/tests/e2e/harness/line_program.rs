@@ -47,14 +47,14 @@ impl LineProgram {
             match self.lines.recv_timeout(limit) {
                 Ok(line) if line == last => return Ok(lines),
                 Ok(line) => lines.push(line),
-                Err(error) => return Err(format!("no `{last}` behind {} lines: {error}\n", lines.len())),
+                Err(error) => return Err(format!("no `{last}` after {} lines: {error}\n", lines.len())),
             }
         }
     }
 
     /// Writes to its standard input, and closes it.
     pub(crate) fn write_input(&mut self, words: &str) -> Result<(), String> {
-        let mut input = self.input.take().ok_or("it was told already")?;
+        let mut input = self.input.take().ok_or("its input was closed already")?;
         input.write_all(words.as_bytes()).map_err(|error| error.to_string())
     }
 

@@ -22,7 +22,7 @@ pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
 
 /// Volumes of other tests could not be dropped while this copy of their mounts exists.
 fn detach_volumes() {
-    let mounts = table::read_thread_mounts().expect("the kernel tells its mounts");
+    let mounts = table::read_thread_mounts().expect("the kernel lists the mounts");
     for volume in mounts.iter().filter(|mount| mount.is_volume()) {
         mount::detach(&volume.point).expect("root may detach");
     }

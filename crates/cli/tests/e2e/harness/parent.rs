@@ -104,7 +104,7 @@ impl Parent {
         let goal = self.ticks_count() + count;
         while self.ticks_count() < goal {
             let before = self.ticks_count();
-            wait::wait_until("the parent goes on", TICK_LIMIT, || {
+            wait::wait_until("the parent continues", TICK_LIMIT, || {
                 self.require_alive();
                 (self.ticks_count() > before).then_some(())
             });
@@ -164,7 +164,7 @@ impl Drop for Parent {
 fn read_output(stdout: impl Read + Send + 'static, parent_output: Arc<Mutex<ParentOutput>>) {
     thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            let mut parent_output = parent_output.lock().expect("nobody panics with it");
+            let mut parent_output = parent_output.lock().expect("no thread panics with the lock held");
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
                 ["tick", time] => parent_output.ticks_us.push(time.parse().unwrap_or(0)),
@@ -181,7 +181,7 @@ fn collect_errors(mut stderr: impl Read + Send + 'static, parent_output: Arc<Mut
         while let Ok(count @ 1..) = stderr.read(&mut piece) {
             parent_output
                 .lock()
-                .expect("nobody panics with it")
+                .expect("no thread panics with the lock held")
                 .errors
                 .push_str(&String::from_utf8_lossy(&piece[..count]));
         }

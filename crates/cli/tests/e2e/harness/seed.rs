@@ -60,7 +60,7 @@ impl Seed {
 
     /// How long the parent was stopped.
     pub(crate) fn pause(&self) -> Duration {
-        Duration::from_micros(self.prepare_output["pause_us"].as_u64().expect("prepare tells the pause"))
+        Duration::from_micros(self.prepare_output["pause_us"].as_u64().expect("prepare reports the pause"))
     }
 
     /// The process that holds the seed's memory; a process id of the host.
@@ -152,7 +152,7 @@ impl StartedChild {
         assert!(said["error"].is_null(), "a child failed to start: {said}");
         let text = |key: &str| said[key].as_str().unwrap_or_else(|| panic!("no {key} in {said}")).to_owned();
         let pid = said["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process id");
-        assert!(said["resume_us"].is_u64(), "fork tells how long it took");
+        assert!(said["resume_us"].is_u64(), "fork reports its time");
         Self { id: text("child"), node: text("node"), pid }
     }
 }

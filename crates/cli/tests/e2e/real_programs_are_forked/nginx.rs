@@ -67,7 +67,7 @@ fn serve(cluster: &Cluster, processes: &str, further: impl FnOnce(&Service, u16,
         let counted = said[2].lines().nth(2).and_then(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
         assert!(counted.is_some_and(|requests| requests >= 3), "{}: {}", child.id, said[2]);
     }
-    assert!(load.stop() > 0, "the parent answered nobody");
+    assert!(load.stop() > 0, "the parent answered no request");
     assert_eq!(get(&mut service::connect(port), "/file"), content);
     further(&server, port, &children);
     server.require_alive();

@@ -117,7 +117,7 @@ impl Clients {
         command.args(["-n", "-h", "127.0.0.1", "-p", &port.to_string(), "-U", "postgres"]);
         command.args(["-c", CLIENTS_COUNT, "-T", "3600", "-f"]).arg(script.path()).arg("postgres");
         let process =
-            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("pgbench comes with the server");
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("pgbench is installed with the server");
         Self { process, _script: script }
     }
 

@@ -52,7 +52,7 @@ pub(super) fn redis(cluster: &Cluster) {
 fn check_child(port: u16, id: &str, expected: &str) {
     let mut client = Client::new(port);
     let counted: u64 = client.ask(&["GET", "count"]).parse().expect("it was counted before the fork");
-    assert_eq!(client.ask(&["INCR", "count"]), (counted + 1).to_string(), "somebody else counts in {id}");
+    assert_eq!(client.ask(&["INCR", "count"]), (counted + 1).to_string(), "another client counts in {id}");
     client.ask(&["DEL", "count"]);
     assert_eq!(client.ask(&["DBSIZE"]), KEYS.to_string(), "{id}");
     assert_eq!(client.digest(), expected, "{id}");

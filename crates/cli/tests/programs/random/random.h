@@ -45,7 +45,7 @@ __attribute__((format(printf, 1, 2))) static void state(const char *format, ...)
 static void say_statement(void) {
     for (size_t at = 0; at < statement_bytes;) {
         ssize_t written = write(STDOUT_FILENO, statement + at, statement_bytes - at);
-        REQUIRE(written > 0 || errno == EINTR, "nobody reads");
+        REQUIRE(written > 0 || errno == EINTR, "no process reads the output");
         if (written > 0) at += (size_t)written;
     }
     statement_bytes = 0;

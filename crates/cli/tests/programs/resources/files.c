@@ -92,7 +92,7 @@ int main(void) {
     check_regular(expected);
     REQUIRE(lseek(DIRECTORY_FD, 0, SEEK_CUR) == position);
     next_entry(DIRECTORY_FD, found);
-    REQUIRE(strcmp(found, second) == 0 && strcmp(found, first) != 0, "the listing goes on with %s", found);
+    REQUIRE(strcmp(found, second) == 0 && strcmp(found, first) != 0, "the next entry of the listing is %s", found);
     check_devices();
     finish(payload, 0);
 }

@@ -73,8 +73,8 @@ static void check_reserved(void) {
         *(volatile uint64_t *)reserved_part(1) = 1;
         REQUIRE(0, "a neighbour that is only readable was written");
     }
-    REQUIRE(!is_readable(reserved_part(3)), "what is only reserved can be read");
-    REQUIRE(!is_readable(reserved + RESERVED_BYTES / sizeof *reserved - 1), "the end of what is reserved can be read");
+    REQUIRE(!is_readable(reserved_part(3)), "reserved memory is readable");
+    REQUIRE(!is_readable(reserved + RESERVED_BYTES / sizeof *reserved - 1), "the end of reserved memory is readable");
     REQUIRE(mprotect(reserved_part(3), 2 * PAGE_BYTES, PROT_READ | PROT_WRITE) == 0);
     REQUIRE(is_zero(reserved_part(3), 2 * PAGE_BYTES) && holds(reserved_part(2), 2 * PAGE_BYTES, 1200));
 }

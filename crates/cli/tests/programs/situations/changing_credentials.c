@@ -19,7 +19,7 @@ static void become_another(int unused) {
         case 1: REQUIRE(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0); break;
         case 2: REQUIRE(prctl(PR_CAPBSET_DROP, CAP_SYS_BOOT, 0, 0, 0) == 0); break;
         case 3: REQUIRE(setresuid(0, 1, 0) == 0); break;
-        default: REQUIRE(0, "told too often");
+        default: REQUIRE(0, "more signals than steps");
     }
     errno = error;
 }

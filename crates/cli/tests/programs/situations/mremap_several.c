@@ -43,7 +43,7 @@ int main(void) {
     say("refused");
     REQUIRE(holds(areas, 2 * BYTES, 1000), "what was not moved has changed");
     for (uint64_t begun = monotonic_us(); !move_to(areas, place);) {
-        REQUIRE(monotonic_us() - begun < PATIENCE_US, "nobody has it settle");
+        REQUIRE(monotonic_us() - begun < PATIENCE_US, "the child was not settled in time");
         usleep(10000);
     }
     REQUIRE(holds(place, 2 * BYTES, 1000));

@@ -67,7 +67,7 @@ static void meet(unsigned port) {
         nanosleep(&tick, NULL);
     }
     char line[LINE_BYTES] = {0};
-    REQUIRE(fd >= 0, "nobody listens at port %u", port);
+    REQUIRE(fd >= 0, "no process listens at port %u", port);
     REQUIRE(dprintf(fd, "GET /quit HTTP/1.0\r\n\r\n") > 0 && read(fd, line, sizeof line - 1) > 0);
     REQUIRE(strstr(line, "the other"), "%s", line);
 }
@@ -87,7 +87,7 @@ static int call(const struct sockaddr_in *other) {
         read(fd, line, sizeof line - 1) < 0)
         snprintf(line, sizeof line, "nothing: %s", strerror(errno));
     close(fd);
-    say("heard %s", line);
+    say("received %s", line);
     return strncmp(line, "done", 4) == 0;
 }
 
@@ -115,13 +115,13 @@ static void send_to(int fd, const struct sockaddr_in *other) {
         ssize_t sent = sendto(fd, "?", 1, 0, (const struct sockaddr *)other, other ? sizeof *other : 0);
         ssize_t got = sent < 0 ? sent : recvfrom(fd, line, sizeof line - 1, 0, (struct sockaddr *)&from, &length);
         if (got < 0) {
-            say("heard nothing: %s", strerror(errno));
+            say("received nothing: %s", strerror(errno));
             continue;
         }
         line[got] = 0;
         if (other) peer = *other;
         REQUIRE(from.sin_addr.s_addr == peer.sin_addr.s_addr && from.sin_port == peer.sin_port);
-        say("heard %s", line);
+        say("received %s", line);
     }
     close(fd);
 }
@@ -136,7 +136,7 @@ static void resolve(const char *name) {
     struct addrinfo hints = {.ai_flags = AI_ADDRCONFIG, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
     int failed = getaddrinfo(name, NULL, &hints, &found);
     REQUIRE(!failed, "%s: %s", name, gai_strerror(failed));
-    say("heard %s", inet_ntoa(((struct sockaddr_in *)found->ai_addr)->sin_addr));
+    say("received %s", inet_ntoa(((struct sockaddr_in *)found->ai_addr)->sin_addr));
     freeaddrinfo(found);
 }
 

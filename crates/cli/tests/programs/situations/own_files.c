@@ -17,7 +17,7 @@ static void require_rest(int fd, const char *expected) {
 /* Waits until the payload is a different one, or absent. */
 static void await_second_fork(const char *first, char second[PAYLOAD_BYTES_MAX]) {
     struct timespec tick = {.tv_sec = 0, .tv_nsec = TICK_NS};
-    say("stands");
+    say("waiting");
     while (find_payload(second) && strcmp(second, first) == 0) nanosleep(&tick, NULL);
     if (access(PAYLOAD_PATH, F_OK) == -1) strcpy(second, "0");
 }

@@ -74,6 +74,6 @@ int main(int count, char **arguments) {
     }
     REQUIRE(private[0] == 2 && *clean == 3 && shared[0] == 1 && *object == 3);
     *object = 4;
-    REQUIRE(*clean == 3 && private[0] == 2, "it follows: `farfork check` need not tell");
+    REQUIRE(*clean == 3 && private[0] == 2, "it follows: `farfork check` need not note it");
     finish(payload, 0);
 }

@@ -29,7 +29,7 @@ int main(void) {
     dprintf(STDERR_FILENO, "child %lu on standard error\n", number);
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
-        say("heard %s", line);
+        say("received %s", line);
     }
     say("end of input");
     return status;

@@ -87,7 +87,7 @@ impl FlowTable {
             None => match self.open_flow(ends) {
                 Ok(outside) => outside,
                 Err(error) => {
-                    tracing::debug!(to = %ends.1, %error, "a child's datagram leads nowhere");
+                    tracing::debug!(to = %ends.1, %error, "cannot open a flow for a child's datagram");
                     return;
                 }
             },
@@ -104,7 +104,7 @@ impl FlowTable {
         let (network, closed, task_socket) = (self.network.clone(), self.closed.clone(), outside.clone());
         self.tasks.spawn(async move {
             if let Err(error) = forward_flow(ends, &task_socket, network, closed).await {
-                tracing::debug!(to = %ends.1, %error, "a child's datagrams lead nowhere");
+                tracing::debug!(to = %ends.1, %error, "cannot forward a child's datagrams");
             }
             ends
         });

@@ -76,7 +76,7 @@ impl EgressProxy {
         let ProxySockets { network, listener, datagrams, redirection } = thread::scope(|scope| {
             let there = || enter().and_then(|()| install_redirection(&on_loopback));
             let thread = thread::Builder::new().name("egress".to_owned()).spawn_scoped(scope, there)?;
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that opens it panicked")))
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that opens the egress panicked")))
         })?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let datagrams = tokio::net::UdpSocket::from_std(datagrams)?;

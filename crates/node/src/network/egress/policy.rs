@@ -49,7 +49,7 @@ impl FromStr for EgressDestination {
         match (network, port) {
             (Some(network), None) => Ok(Self::Network { network, port: None }),
             (Some(network), Some(Some(port))) => Ok(Self::Network { network, port: Some(port) }),
-            _ => Err(format!("{text} is not like any, 10.1.0.0/16 or 192.0.2.7:443")),
+            _ => Err(format!("{text} is not a destination: write any, 10.1.0.0/16 or 192.0.2.7:443")),
         }
     }
 }
@@ -106,7 +106,7 @@ impl TryFrom<&[String]> for EgressPolicy {
     type Error = Failure;
 
     fn try_from(texts: &[String]) -> Result<Self, Failure> {
-        let refuse = |cause| Failure::new(Code::InvalidArgument, "the way out", cause);
+        let refuse = |cause| Failure::new(Code::InvalidArgument, "egress", cause);
         texts.iter().map(|text| text.parse()).collect::<Result<_, String>>().map(Self).map_err(refuse)
     }
 }

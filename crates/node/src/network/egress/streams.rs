@@ -16,7 +16,7 @@ use crate::network::connections;
 pub(super) async fn serve_streams(listener: TcpListener, rules: Arc<EgressRules>, mut closed: watch::Receiver<()>) {
     let closed = async move { while closed.changed().await.is_ok() {} };
     let forward = |stream| forward_connection(stream, rules.clone());
-    connections::accept_and_forward(listener, "a way out", EGRESS_CONNECTIONS_MAX, closed, forward).await;
+    connections::accept_and_forward(listener, "egress", EGRESS_CONNECTIONS_MAX, closed, forward).await;
 }
 
 /// Forwards one connection. If the node cannot connect, or the other end resets, the child's connection is reset.
@@ -31,7 +31,7 @@ async fn forward_connection(inside: TcpStream, rules: Arc<EgressRules>) {
         }
     };
     if let Err(error) = forwarded {
-        tracing::debug!(?to, %error, "a child's connection leads nowhere");
+        tracing::debug!(?to, %error, "cannot forward a child's connection");
     }
 }
 
