@@ -213,15 +213,7 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let (inode, thread) = (number_of(inode), request.pid());
-        let watch = self.client.watch_path(inode);
-        self.answer_opening(move |client| {
-            let checked = check_path(watch.as_ref(), thread);
-            match checked.and_then(|()| client.lock().namespace.entries(inode).map(drop)) {
-                Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
-                Err(error) => reply.error(error_of(error)),
-            }
-        });
+        self.open_directory(request, inode, reply);
     }
 
     fn read(

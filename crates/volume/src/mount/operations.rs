@@ -4,12 +4,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
-use fuser::{FileAttr, INodeNo, ReplyEmpty, ReplyEntry, ReplyWrite, Request};
+use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request};
 use rustix::io::Errno;
 
 use super::answer::{answer_empty, answer_entry, answer_write};
 use super::client::{ClientState, VolumeClient};
-use super::conversion::{attributes_of, caller_of, name_of, number_of};
+use super::conversion::{attributes_of, caller_of, error_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
 use super::stale_entries::PathWatch;
@@ -67,6 +67,19 @@ impl VolumeFilesystem {
             let answering = Arc::clone(&client);
             client.answer_invalidated(Box::new(move || answer(&answering)));
         }));
+    }
+
+    /// Answers an opendir(3).
+    pub(super) fn open_directory(&self, request: &Request, inode: INodeNo, reply: ReplyOpen) {
+        let (inode, thread) = (number_of(inode), request.pid());
+        let watch = self.client.watch_path(inode);
+        self.answer_opening(move |client| {
+            let checked = check_path(watch.as_ref(), thread);
+            match checked.and_then(|()| client.lock().namespace.entries(inode).map(drop)) {
+                Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
+                Err(error) => reply.error(error_of(error)),
+            }
+        });
     }
 
     /// Answers a lookup when the view has what other clients have logged before: the kernel keeps the answer.

@@ -1,10 +1,9 @@
 //! Paths that the kernel may have walked before another client changed them: entries that lead elsewhere now, and inodes with
-//! another owner or mode.
+//! another owner or mode. The answer is ESTALE: the kernel looks all names up again, and repeats the call (`retry_estale` in
+//! fs/namei.c).
 //!
-//! rename(2) and rmdir(2) arrive here with names. The kernel then moves or removes the entry that it has of the name. If it is
-//! an old one, a path leads to a wrong file afterwards. An invalidation is too late: it waits for the lock of the directory, which
-//! the kernel holds until the operation is answered. So the answer is ESTALE. The kernel looks all names of the path up again and
-//! repeats the operation (`retry_estale` in fs/namei.c).
+//! An invalidation would be too late for rename(2) and rmdir(2): it waits for the lock of the directory, which the kernel holds
+//! until the call is answered. The kernel would move or remove the old entry, and a path would lead to a wrong file afterwards.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};

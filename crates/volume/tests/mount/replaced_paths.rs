@@ -90,7 +90,7 @@ fn path_through_link() {
         let release = here.join(format!("release-{round}"));
         fs::create_dir(&release).unwrap();
         write(&release.join("file"), &round.to_string());
-        symlink(&format!("release-{round}"), here.join("next")).unwrap();
+        symlink(format!("release-{round}"), here.join("next")).unwrap();
         fs::rename(here.join("next"), here.join("current")).unwrap();
         for _ in 0..2 {
             assert_eq!(fs::read_to_string(there.join("current/file")).unwrap(), round.to_string());
