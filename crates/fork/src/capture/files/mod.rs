@@ -301,7 +301,7 @@ fn refuse_removed_from_volumes(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Resu
 pub(super) fn check_caller_socket(pid: i32, fds: &[OpenFd], sockets: &DaemonSockets) -> Option<Refusal> {
     let inode = sockets.caller?;
     let waits = fds.iter().any(|fd| fd.kind == FdKind::DaemonSocket { is_caller: true } && !fd.is_standard_stream);
-    let reason = format!("it does not wait at the socket (inode {inode}) that a checkpoint was asked for at");
+    let reason = format!("it does not wait on the socket (inode {inode}) on which the checkpoint was requested");
     (!waits).then(|| Refusal::new(format!("pid {pid}"), reason))
 }
 
