@@ -77,7 +77,7 @@ impl Caller {
             Self::Member(peer) => {
                 let needed =
                     if service == PEER_SERVICE || service == CLUSTER_SERVICE { Role::Node } else { Role::Client };
-                let cause = format!("{peer} has the role {}, and this takes {needed}", peer.identity.role);
+                let cause = format!("{peer} has the role {}; this request needs the role {needed}", peer.identity.role);
                 refuse(Code::PermissionDenied, cause, "have `farfork cluster issue` make a certificate with that role")
             }
             _ => {
