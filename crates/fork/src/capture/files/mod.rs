@@ -388,7 +388,7 @@ pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>
     let note = |(pid, fd, _): &(i32, &OpenFd, u32)| {
         let (number, link) = (fd.number, String::from_utf8_lossy(&fd.link));
         let owner = if Some(*pid) == first { String::new() } else { format!("pid {pid}, ") };
-        format!("{owner}fd {number}: {link} leads out of the process; its children find the other end closed")
+        format!("{owner}fd {number}: {link} leads out of the process tree; its children find the other end closed")
     };
     Ok(ends.iter().filter(leads_out).map(note).collect())
 }
