@@ -24,7 +24,7 @@ pub enum EagerError {
     #[error("not all of its memory could be fetched before its start: {0}; once its seed's node answers, fork again")]
     PageFetch(String),
     /// The time limit has passed.
-    #[error("{0} pages were still missing when the time for its start was over; use the strategy `prefetch`")]
+    #[error("{0} pages were still missing at the time limit for its start; use the strategy `prefetch`")]
     Timeout(u64),
 }
 

@@ -133,7 +133,7 @@ mod tests {
         });
         assert_eq!(
             (failed.unwrap_err().to_string().as_str(), links.lock_idle().len()),
-            ("a file could not be made: full", 2)
+            ("a file could not be created: full", 2)
         );
         links.close_idle();
         assert!(links.has_idle(), "they were used just now");

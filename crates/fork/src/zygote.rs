@@ -164,7 +164,7 @@ pub fn resume_from_zygote(
     let deadline = Instant::now() + limit;
     let birthplace = container.open_clone_target()?.ok_or_else(|| ResumeError::CreateResource {
         what: "a child from a zygote",
-        cause: std::io::Error::other("there is no unified hierarchy of control groups to be born in"),
+        cause: std::io::Error::other("the node has no unified control group hierarchy (cgroup v2) for the child"),
     })?;
     let payload = payload.map(|bytes| container.put_file(PAYLOAD_NAME, bytes, 0o444)).transpose()?;
     let shared = phase!("resume.shared", source.fetch_shared_memory(deadline))?;

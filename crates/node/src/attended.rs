@@ -67,7 +67,7 @@ impl AttendedBatch {
         if living.is_empty() {
             return;
         }
-        tracing::info!(count = living.len(), "children are ended: who waited for them has gone");
+        tracing::info!(count = living.len(), "children are ended: the caller of their fork has disconnected");
         living.iter().for_each(|child| send_signal(child, Signal::TERM));
         tokio::spawn(async move {
             sleep(CALLER_GONE_GRACE).await;

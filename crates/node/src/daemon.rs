@@ -242,7 +242,7 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     let lock = run_dir.acquire().map_err(|cause| DaemonError::RunDir { path, cause })?;
     if !run_dir.is_in_memory() {
         let path = run_dir.root().display();
-        tracing::warn!(run_dir = %path, "on no tmpfs: files of each child are made there, which keeps many children a second from standing; mount one there, or choose another with --run-dir");
+        tracing::warn!(run_dir = %path, "the run directory is not on a tmpfs: each start creates files there, which limits children per second; mount a tmpfs there, or choose another directory with --run-dir");
     }
     let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
     let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
@@ -286,7 +286,7 @@ fn assemble_node(
     let exporter: Arc<dyn Exporter> = seeds.clone();
     let (tcp_server, shm_server, fabric_address) =
         serve_fabric(SocketAddr::new(listen.ip(), fabric_port), &run_dir, &exporter, &security)?;
-    let detected = LocalNode::detect().map_err(DaemonError::system("learn what this machine is"))?;
+    let detected = LocalNode::detect().map_err(DaemonError::system("detect the properties of this machine"))?;
     let mut local = LocalNode { forces_vdso_bridge: bridges_vdso, ..detected };
     local.processor.state.xcr0 = options.xcr0.unwrap_or(local.processor.state.xcr0);
     let me = Member {
@@ -324,7 +324,7 @@ fn start_volumes(options: &Options, security: &Security, run_dir: &RunDir) -> Re
 fn bind_metrics(address: SocketAddr) -> Result<TcpListener, DaemonError> {
     let listener = TcpListener::bind(address).map_err(DaemonError::listen(address))?;
     let address = listener.local_addr().map_err(DaemonError::listen(address))?;
-    tracing::info!(%address, is_local = address.ip().is_loopback(), "metrics for whoever can reach this port");
+    tracing::info!(%address, is_local = address.ip().is_loopback(), "serving metrics without authentication");
     Ok(listener)
 }
 

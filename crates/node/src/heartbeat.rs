@@ -113,7 +113,7 @@ pub(crate) async fn leave(peers: &Peers) {
 pub(crate) fn check_sender(caller: Option<&Caller>, from: &v1::Member) -> Result<(), Failure> {
     match caller {
         Some(Caller::Member(peer)) if peer.identity.name.as_str() != from.name => {
-            let cause = format!("{peer} says that it is this node");
+            let cause = format!("{peer} claims the name of this node");
             Err(Failure::new(Code::PermissionDenied, format!("node `{}`", from.name), cause))
         }
         _ => Ok(()),
@@ -137,7 +137,7 @@ pub(crate) fn handle_heartbeat(
     let event = membership.handle_heartbeat(from, now).map_err(|error| {
         let step = match error {
             JoinError::NameTaken { .. } => "give each node a name of its own (`farfork node --name`)",
-            JoinError::Full => "make two clusters of it",
+            JoinError::Full => "split the cluster into two",
         };
         Failure::new(Code::AlreadyExists, format!("node `{name}`"), error).with_next_step(step)
     })?;
@@ -177,11 +177,11 @@ async fn send_heartbeat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Fa
 pub(crate) fn log_event(event: &MembershipEvent) {
     match event {
         MembershipEvent::Joined(node) => tracing::info!(%node, "joined"),
-        MembershipEvent::Restarted(node) => tracing::info!(%node, "was started anew"),
+        MembershipEvent::Restarted(node) => tracing::info!(%node, "was restarted"),
         MembershipEvent::Returned(node) => tracing::info!(%node, "answers again"),
         MembershipEvent::Unreachable(node) => tracing::warn!(%node, "is silent"),
         MembershipEvent::Forgotten(node) => {
-            tracing::warn!(%node, "was silent for so long that it is no member any more")
+            tracing::warn!(%node, "sent no heartbeat for so long that it is no longer a member")
         }
     }
 }

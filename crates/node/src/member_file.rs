@@ -43,7 +43,7 @@ impl MemberFile {
         };
         match write() {
             Ok(()) => self.saved = addresses,
-            Err(error) => tracing::warn!(%error, "the nodes of the cluster cannot be written down"),
+            Err(error) => tracing::warn!(%error, "the addresses of the cluster's nodes cannot be saved"),
         }
     }
 

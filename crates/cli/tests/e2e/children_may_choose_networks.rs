@@ -244,7 +244,11 @@ fn contradicting_options(cluster: &Cluster) {
     let mut sharing = parent("share");
     let (seed, port) = (Seed::prepare(cluster.first(), &sharing), port_of(&sharing));
     let refused = |options: &[&str]| cluster.first().run_failing(&[&["fork", seed.id(), "--detach"], options].concat());
-    refused(&["--net", "host"]).require_mentions(&["fd 3", &format!(":{port}"), "would take what is sent to others"]);
+    refused(&["--net", "host"]).require_mentions(&[
+        "fd 3",
+        &format!(":{port}"),
+        "would receive traffic of other processes",
+    ]);
     refused(&["--net", "host", "--untrusted"]).require_mentions(&["untrusted", "--net host"]);
     refused(&["--net", "shared", "--publish", "18083:80"]).require_mentions(&["published ports", "--net"]);
     check_parents_server(port);

@@ -287,6 +287,6 @@ fn host_network(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::prepare(cluster.first(), &parent);
     let options = ["fork", seed.id(), "--detach", "--net", "host", "--egress", "any"];
-    cluster.first().run_failing(&options).require_mentions(&["the way out", "--egress", "--net"]);
+    cluster.first().run_failing(&options).require_mentions(&["egress", "--egress", "--net"]);
     parent.require_unharmed();
 }

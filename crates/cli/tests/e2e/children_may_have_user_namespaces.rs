@@ -197,7 +197,8 @@ fn processes_killed() {
     });
     // A fork that gets such a container fails with the reason. Later forks get containers that were built since.
     let good = (0..FORKS_MAX).map(|_| seed.fork_attached("7", &OPTIONS)).find(|ended| {
-        let is_told = ended.stderr.contains("container's stub ended") || ended.stderr.contains("cannot be talked to");
+        let is_told =
+            ended.stderr.contains("container's stub ended") || ended.stderr.contains("container's stub failed");
         assert!(ended.status.code() == Some(42) || is_told, "{}", ended.stderr);
         ended.status.code() == Some(42)
     });

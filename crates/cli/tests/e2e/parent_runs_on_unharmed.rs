@@ -249,10 +249,10 @@ fn inexact_waits(cluster: &Cluster) {
         .collect();
     let note = |name: &str, words: &str| format!("thread {} waits in {words}", threads[name]);
     for (name, call, reason) in [
-        ("terminal", "read(2) on fd 4, a terminal with a time limit (VTIME)", "begins anew"),
-        ("recvmmsg", "recvmmsg(2) on fd ", "begins anew"),
-        ("waitall", "recvfrom(2) on fd ", "SO_RCVTIMEO): where it has moved a part"),
-        ("sending", "write(2) on fd ", "SO_SNDTIMEO): where it has moved a part"),
+        ("terminal", "read(2) on fd 4, a terminal with a time limit (VTIME)", "starts again"),
+        ("recvmmsg", "recvmmsg(2) on fd ", "starts again"),
+        ("waitall", "recvfrom(2) on fd ", "SO_RCVTIMEO): if it has transferred a part"),
+        ("sending", "write(2) on fd ", "SO_SNDTIMEO): if it has transferred a part"),
     ] {
         let line = checked.lines().find(|line| line.contains(&note(name, call)));
         assert!(line.is_some_and(|line| line.contains(reason)), "{name}: {checked}");

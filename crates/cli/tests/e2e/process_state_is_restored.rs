@@ -37,11 +37,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("unix_message_pairs", |cluster| restored(cluster, "unix_message_pairs")),
     Test::shared("unix_rights", |cluster| restored(cluster, "unix_rights")),
     Test::shared("refused_rights", |cluster| {
-        refused_at_stop(cluster, "refused_rights", &["eventpoll", "on its way"]);
+        refused_at_stop(cluster, "refused_rights", &["eventpoll", "in flight"]);
     }),
     Test::shared("unix_waiting", |cluster| restored(cluster, "unix_waiting")),
     Test::shared("refused_unix_waiting", |cluster| {
-        refused_at_stop(cluster, "refused_unix_waiting", &["fd 4", "accepted"]);
+        refused_at_stop(cluster, "refused_unix_waiting", &["fd 4", "accept(2)"]);
     }),
     Test::shared("refused_unix_urgent", |cluster| {
         refused_at_stop(cluster, "refused_unix_urgent", &["fd 4", "urgent data"]);
@@ -63,7 +63,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("tcp_inside", |cluster| restored(cluster, "tcp_inside")),
     Test::shared("refused_tcp_unsent", |cluster| refused_at_stop(cluster, "refused_tcp_unsent", &["fd 4", "room"])),
     Test::shared("refused_tcp_waiting", |cluster| {
-        refused_at_stop(cluster, "refused_tcp_waiting", &["fd 4", "accepted"]);
+        refused_at_stop(cluster, "refused_tcp_waiting", &["fd 4", "accept(2)"]);
     }),
     Test::shared("inotify", |cluster| restored(cluster, "inotify")),
     Test::shared("inotify_waiting", |cluster| restored(cluster, "inotify_waiting")),
@@ -113,7 +113,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("deleted_executable", |cluster| restored(cluster, "deleted_executable")),
     Test::shared("uncovered_files", |cluster| restored(cluster, "uncovered_files")),
     Test::shared("refused_uncovered_directory", |cluster| {
-        refused(cluster, "refused_uncovered_directory", &["fd 3", "current directory", "mount that was taken away"]);
+        refused(cluster, "refused_uncovered_directory", &["fd 3", "current directory", "mount that was removed"]);
     }),
     Test::shared("own_mounts", |cluster| restored(cluster, "own_mounts")),
     Test::shared("many_descriptors", |cluster| restored(cluster, "many_descriptors")),

@@ -8,7 +8,7 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_processor_with_more_state_is_refused_and_not_chosen", || {
-        other_processor(|mask| mask | UNNAMED, &["XCR0 bit 40", "no room"])
+        other_processor(|mask| mask | UNNAMED, &["XCR0 bit 40", "no space"])
     }),
     Test::alone("a_processor_with_less_state_is_refused_and_not_chosen", || {
         other_processor(|mask| mask & !AVX, &["state that this node lacks"])

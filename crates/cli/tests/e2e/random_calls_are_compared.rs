@@ -45,7 +45,7 @@ const NODE_REFUSALS: [&str; 1] = ["a kernel with RT_GROUP_SCHED gives real-time 
 /// Pairs of actions that are carried one by one but refused together: a filter and the loss of the capability to
 /// install it; a lease and another user.
 const REFUSALS_OF_TWO: [&str; 2] =
-    ["(seccomp) that it may not install any more", "it has a lease (F_SETLEASE) of a file of user"];
+    ["seccomp filter that neither it nor a child may install again", "it has a lease (F_SETLEASE) on a file of user"];
 
 const AT_ONCE: usize = 3;
 const PROGRAM_LIMIT: Duration = Duration::from_secs(100);

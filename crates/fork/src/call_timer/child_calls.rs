@@ -30,7 +30,7 @@ pub fn watch_child_calls(pid: i32, descriptor: &Descriptor, age: Duration) {
         }
     };
     if let Err(error) = thread::Builder::new().name("child-waits".to_owned()).spawn(watch) {
-        tracing::warn!(pid, %error, "waits of a child begin anew with their whole limits");
+        tracing::warn!(pid, %error, "interrupted calls of a child restart with their full time limits");
     }
 }
 

@@ -196,7 +196,7 @@ pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<Capture
         left -= 1;
         match attempt_capture(pid, options, &trace_lock) {
             Err(CaptureError::Unstable { what, .. }) if left > 0 && started_at.elapsed() < options.timeout => {
-                tracing::debug!(pid, what, "a process changed while it was looked at; once more");
+                tracing::debug!(pid, what, "a process changed during its survey; trying again");
             }
             other => return other,
         }
@@ -324,8 +324,7 @@ fn prepare_process(
     }
     let mut refusals = std::mem::take(&mut survey.refusals);
     if options.freeze && options.serving_pager.is_some() {
-        let reason =
-            "it is a child of a seed, whose missing pages only a clone of it can do without; leave `--freeze` out";
+        let reason = "it is a child of a seed with missing pages, which cannot be frozen; drop `--freeze`";
         refusals.push(Refusal::new(format!("pid {pid}"), reason));
     }
     if !refusals.is_empty() {

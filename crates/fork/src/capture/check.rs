@@ -66,7 +66,8 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
         Ok(survey) => survey,
         Err(CaptureError::Refused { refusals, .. }) => return Ok(CheckReport { refusals, ..report }),
         Err(CaptureError::Unstable { pid, what }) => {
-            let reason = format!("it kept changing for {} s while it was looked at: {what}", STABLE_LIMIT.as_secs());
+            let reason =
+                format!("it kept changing for {} s during the check: {what}; try again", STABLE_LIMIT.as_secs());
             return Ok(CheckReport { refusals: vec![Refusal::new(format!("pid {pid}"), reason)], ..report });
         }
         Err(error) => return Err(error),

@@ -223,7 +223,7 @@ fn apply_mapping_flags(
         let large = captured_process.memory.large_mappings(flag_probe::LARGE_MAPPINGS_MAX);
         marked = large.iter().map(|entry| entry.start).collect();
         let probed = flag_probe::read_flags(clone, &large, (&captured_process.pages, &captured_process.mem), injector);
-        let unknown = |error| tracing::debug!(template = clone.pid, %error, "no twin of a template tells its flags");
+        let unknown = |error| tracing::debug!(template = clone.pid, %error, "cannot probe a template's mapping flags");
         areas = probed.map_err(unknown).ok().filter(|areas| captured_process.memory.is_covered_by(areas));
     }
     let own = || {

@@ -31,7 +31,7 @@ impl fmt::Display for Refusal {
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// There is no such process, or it ended meanwhile.
-    #[error("pid {pid} has ended, or never was; check the number")]
+    #[error("pid {pid} does not exist, or has ended; check the number")]
     ProcessGone {
         /// The process.
         pid: i32,
@@ -69,7 +69,7 @@ pub enum CaptureError {
         phase: &'static str,
     },
     /// The process changed during every attempt.
-    #[error("pid {pid} keeps changing while it is looked at ({what}); try again")]
+    #[error("pid {pid} keeps changing during its survey ({what}); try again")]
     Unstable {
         /// The process.
         pid: i32,
@@ -107,7 +107,7 @@ pub enum CaptureError {
         source: io::Error,
     },
     /// The process is a child of a seed, and its pager does not report its missing pages.
-    #[error("pid {pid} is a child of a seed, and its pager does not tell which pages it lacks: {source}")]
+    #[error("pid {pid} is a child of a seed, and its pager does not report its missing pages: {source}")]
     Pager {
         /// The process.
         pid: i32,
@@ -115,7 +115,7 @@ pub enum CaptureError {
         source: Box<ClientError>,
     },
     /// The process is a child of a seed, and its memory plan cannot be read.
-    #[error("pid {pid} is a child of a seed, and where its pages come from cannot be read: {source}")]
+    #[error("pid {pid} is a child of a seed, and its memory plan cannot be read: {source}")]
     Plan {
         /// The process.
         pid: i32,
@@ -163,7 +163,7 @@ fn format_refusals(refusals: &[Refusal]) -> String {
 
 fn advice_for(call: &str) -> &'static str {
     if call == "clone" {
-        "; the process's limits (RLIMIT_NPROC, pids cgroup) and memory.overcommit must allow it a fork(), or `--freeze` does without one"
+        "; the process's limits (RLIMIT_NPROC, pids cgroup) and memory.overcommit must allow it a fork(2); otherwise use `--freeze`, which makes no clone"
     } else {
         ""
     }

@@ -294,7 +294,7 @@ fn copy_shared(
     if let Some(contents) = contents {
         shared
             .add_inflight(contents.inflight())
-            .map_err(CaptureError::reading(pid, "shared memory on its way in a socket"))?;
+            .map_err(CaptureError::reading(pid, "shared memory in flight in a socket"))?;
     }
     shared.copy_all(pid, deadline)
 }

@@ -334,7 +334,8 @@ fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &Daem
     }
     if matches!(stat.state, 'Z' | 'X') {
         let alone = process::thread_ids(pid).is_ok_and(|tids| tids.len() <= 1);
-        let reason = if alone { "it has ended (a zombie)" } else { "its main thread has ended while others go on" };
+        let reason =
+            if alone { "it has ended (a zombie)" } else { "its main thread has ended while other threads run" };
         return refuse(reason.to_owned());
     }
     // A descendant of a captured process may have been stopped before its survey.

@@ -41,10 +41,10 @@ pub enum CoreError {
         source: io::Error,
     },
     /// It has more mappings than the format allows.
-    #[error("it has {0} areas of memory, and a core file tells of 65534 at most")]
+    #[error("it has {0} mappings, and a core file holds 65534 at most")]
     TooManySegments(usize),
     /// The receiver has gone, or takes too long.
-    #[error("nobody takes what was read in time: the process runs on")]
+    #[error("the receiver of the core file has gone or is too slow; the process runs on")]
     Cancelled,
 }
 

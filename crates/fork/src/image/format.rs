@@ -89,14 +89,14 @@ pub(super) fn encode_index(head: &[u8], checksums: &[u32]) -> Vec<u8> {
 /// Length of the header, decoded from the first [`PREFIX_BYTES`].
 pub(super) fn decode_header_bytes(prefix: &[u8; PREFIX_BYTES]) -> Result<u64, String> {
     if prefix[..8] != *MAGIC {
-        return Err("its first bytes are of another format".to_owned());
+        return Err("its first bytes are not those of an image".to_owned());
     }
     let version = u32_at(prefix, 8);
     if version != VERSION {
         return Err(format!("it has version {version}, this farfork reads version {VERSION}"));
     }
     let bytes = u64::from_le_bytes(std::array::from_fn(|index| prefix[16 + index]));
-    if bytes > HEADER_BYTES_MAX { Err(format!("a head of {bytes} bytes is announced")) } else { Ok(bytes) }
+    if bytes > HEADER_BYTES_MAX { Err(format!("its header is too long: {bytes} bytes")) } else { Ok(bytes) }
 }
 
 /// Whether everything before the pages is intact.

@@ -32,7 +32,7 @@ pub(crate) use writer::write_image;
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The file system would be too full afterwards.
-    #[error("image {} needs {image_bytes} bytes and leaves {reserved_bytes} to others, and {free_bytes} are free there: make room, or keep images elsewhere", path.display())]
+    #[error("image {} needs {image_bytes} bytes plus a reserve of {reserved_bytes}, and {free_bytes} are free there: free some space, or keep images elsewhere", path.display())]
     NoSpace {
         /// The file.
         path: PathBuf,
@@ -45,7 +45,7 @@ pub enum ImageError {
     },
     /// Another seed owns a part of its memory, and that part cannot be read.
     #[error(
-        "seed {seed} has a part of its memory: {cause}; settle the process, a child, with `farfork settle` before it is prepared"
+        "seed {seed} owns a part of its memory, which cannot be read: {cause}; settle the child with `farfork settle` before it is prepared"
     )]
     ReadLayer {
         /// The seed.

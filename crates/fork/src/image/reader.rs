@@ -37,7 +37,7 @@ impl Image {
         let damaged = |what: String| ImageError::Corrupt { path: path.to_owned(), what };
         let file = File::open(path).map_err(unreadable)?;
         let file_bytes = file.metadata().map_err(unreadable)?.len();
-        let cut = || damaged(format!("it was cut to {file_bytes} bytes"));
+        let cut = || damaged(format!("it was truncated to {file_bytes} bytes"));
         if file_bytes < PREFIX_BYTES as u64 {
             return Err(cut());
         }
@@ -62,7 +62,7 @@ impl Image {
         let mut index = vec![0; layout.index_bytes() as usize];
         file.read_exact_at(&mut index, 0).map_err(unreadable)?;
         if !is_index_intact(&index) {
-            return Err(damaged("the checksum of its head disagrees".to_owned()));
+            return Err(damaged("the checksum of its header does not match".to_owned()));
         }
         let checksums = decode_checksums(&index[layout.checksums_offset as usize..]);
         Ok(Self { path: path.to_owned(), file, head, descriptor, pages, layout, checksums })

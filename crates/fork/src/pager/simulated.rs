@@ -40,7 +40,7 @@ pub fn run_simulated_pager<T>(
     let peer_world = world.clone();
     let connect: OwnerConnector = Box::new(move |address, _| match address {
         Address::Sim(peer) => Ok(sim::connect(&peer_world, node, *peer, None)),
-        other => Err(io::Error::other(format!("{other} is not of this world"))),
+        other => Err(io::Error::other(format!("{other} is not an address of the simulated world"))),
     });
     let server = PagerServer::with_owners(
         &keeper_context,
@@ -48,7 +48,7 @@ pub fn run_simulated_pager<T>(
         OwnerConnections::new(connect),
         world.local_time(node),
     );
-    let server = server.map_err(|source| PagerError::System { action: "begin", source })?;
+    let server = server.map_err(|source| PagerError::System { action: "start", source })?;
     Ok(scenario(&mut SimulatedPager { server, world: world.clone(), node }))
 }
 

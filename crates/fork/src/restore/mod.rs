@@ -88,7 +88,7 @@ impl LocalNode {
     /// When /proc cannot be read, or the CPU lacks XSAVE.
     pub fn detect() -> io::Result<Self> {
         let processor = ProcessorFeatures::detect()
-            .ok_or_else(|| io::Error::other("this CPU has no XSAVE, which restoring registers needs"))?;
+            .ok_or_else(|| io::Error::other("this CPU has no XSAVE, which is needed to restore registers"))?;
         let status = farfork_sys::process::ProcStatus::read(rustix::process::getpid().as_raw_nonzero().get())?;
         let [inheritable, permitted, effective, bounding, ambient] = status.capabilities;
         Ok(Self {
@@ -155,7 +155,7 @@ pub enum RestoreError {
     },
     /// The CPU saves state components that the parent's CPU did not have.
     #[error(
-        "this node's CPU has state that the seed's lacks ({surplus}), for which a program that saves registers itself, as the dynamic linker does, has no room: fork it to a node with the same CPU features"
+        "this node's CPU has state that the seed's lacks ({surplus}); a program that saves registers itself, such as the dynamic linker, has no space for it: fork it to a node with the same CPU features"
     )]
     SurplusCpuState {
         /// State components, by name.
@@ -188,7 +188,7 @@ pub enum RestoreError {
         tid: u32,
     },
     /// The kernel here maps no vdso.
-    #[error("this node's kernel gives programs no vdso: start it without vdso=0")]
+    #[error("this node's kernel maps no vdso: boot it without vdso=0")]
     NoVdso,
     /// The kernels have mappings of different sizes.
     #[error(
@@ -211,7 +211,7 @@ pub enum RestoreError {
         cause: io::Error,
     },
     /// A file was replaced during the restore. The process may have mapped either one.
-    #[error("{path} was replaced meanwhile; try again")]
+    #[error("{path} was replaced during the restore; fork again")]
     ReplacedFile {
         /// Its path, as the process sees it.
         path: String,
@@ -236,14 +236,14 @@ pub enum RestoreError {
     #[error("a pending signal of the descriptor has the wrong size")]
     PendingSignalSize,
     /// No module creates an open file of this kind.
-    #[error("nothing makes the file of fd {number}: the descriptor is of another release; use the same on both nodes")]
+    #[error("fd {number} is of a kind that this release does not know; use the same release of farfork on both nodes")]
     UnsupportedOpenFile {
         /// Its descriptor.
         number: u32,
     },
     /// A listening socket would replace the parent's at the same path.
     #[error(
-        "a socket of the child at {path} would take the parent's place: the path is shared, or cannot be looked at; do not share it"
+        "a socket of the child at {path} would replace the parent's: the path is shared, or cannot be examined; do not share it"
     )]
     SharedSocketPath {
         /// Its path.
@@ -251,7 +251,7 @@ pub enum RestoreError {
     },
     /// A socket would share its port with others.
     #[error(
-        "{socket} of the child would take what is sent to others at this address: leave --net host away, and --publish a port"
+        "{socket} of the child would receive traffic of other processes at this address: drop --net host, and use --publish"
     )]
     PortConflict {
         /// Its descriptor and address.
@@ -259,14 +259,14 @@ pub enum RestoreError {
     },
     /// A terminal is in a /dev/pts that the node's own processes use.
     #[error(
-        "the child cannot have terminal {number} of its own: it shares the node's /dev/pts; fork it into a root of its own"
+        "terminal {number} of the child cannot be created: the child shares the node's /dev/pts; fork it with its own root"
     )]
     SharedTerminal {
         /// Its name in /dev/pts.
         number: u32,
     },
     /// The child's user namespace does not allow an object of the child.
-    #[error("the child cannot have users of its own: {cause}; leave --user-namespace away")]
+    #[error("the child cannot have its own user namespace: {cause}; drop --user-namespace")]
     UserNamespaceRefused {
         /// The reason.
         cause: String,
@@ -282,7 +282,7 @@ pub enum RestoreError {
     PlanTooLarge,
     /// The daemon has reached its limit of open files.
     #[error(
-        "{object} of the child could not be made: this node's daemon may have no more than {limit} files open, and has; raise its limit (LimitNOFILE= of its unit, or `ulimit -Hn` before it is started), or fork fewer children at once"
+        "{object} of the child could not be created: this node's daemon has {limit} files open, which is its limit; raise the limit (LimitNOFILE= of its unit, or `ulimit -Hn` before it is started), or fork fewer children at once"
     )]
     OpenFileLimit {
         /// The object that could not be created.
@@ -291,7 +291,7 @@ pub enum RestoreError {
         limit: u64,
     },
     /// A kernel object could not be created.
-    #[error("{object} of the child could not be made: {cause}")]
+    #[error("{object} of the child could not be created: {cause}")]
     CreateObject {
         /// The object.
         object: &'static str,
@@ -299,10 +299,10 @@ pub enum RestoreError {
         cause: io::Error,
     },
     /// The socket of the container's stub failed.
-    #[error("the container's stub cannot be talked to: {0}")]
+    #[error("the socket of the container's stub failed: {0}")]
     StubIo(io::Error),
     /// The stub ended before the child was restored.
-    #[error("the container's stub ended before the child stood; see the node's log, and fork again")]
+    #[error("the container's stub ended before the child was restored; see the node's log, and fork again")]
     StubExited,
     /// The child died during the restore.
     #[error(
@@ -324,7 +324,7 @@ pub enum RestoreError {
     },
     /// The stub is stopped, and therefore reports nothing.
     #[error(
-        "the first process of its container is stopped, and was not let go on within {limit:?}: see who sends SIGSTOP to processes named farfork-init, and fork again"
+        "the first process of its container is stopped, and was not continued within {limit:?}: find out what sends SIGSTOP to processes named farfork-init, and fork again"
     )]
     StubStopped {
         /// The limit.
@@ -332,7 +332,7 @@ pub enum RestoreError {
     },
     /// A process of the child is stopped, and was not continued.
     #[error(
-        "process {pid} of the child was stopped while it was restored, by a signal or a tracer, and was not let go on within {waited:?}: see who sends SIGSTOP to processes of containers, and fork again"
+        "process {pid} of the child was stopped during the restore, by a signal or a tracer, and was not continued within {waited:?}: find out what sends SIGSTOP to processes of containers, and fork again"
     )]
     ProcessStopped {
         /// Its pid on the node.
@@ -342,7 +342,7 @@ pub enum RestoreError {
     },
     /// No report arrived in time.
     #[error(
-        "the child did not stand within {limit:?}: its pages do not come from the seed's node, or this machine is too busy; see `farfork nodes` and the node's log, and fork again"
+        "the child was not restored within {limit:?}: the seed's node does not send its pages, or this machine is too busy; see `farfork nodes` and the node's log, and fork again"
     )]
     Timeout {
         /// The limit.

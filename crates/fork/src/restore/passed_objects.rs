@@ -120,7 +120,7 @@ impl PassedObjects {
         if !descriptor.descendants.is_empty() {
             let memfd = farfork_sys::memfd::create("farfork-gate", false);
             let barrier = memfd.and_then(|file| file.set_len(farfork_wire::PAGE_SIZE).map(|()| file));
-            let barrier = barrier.map_err(|e| RestoreError::from_object_error("the gate of its processes", e))?;
+            let barrier = barrier.map_err(|e| RestoreError::from_object_error("the barrier of its processes", e))?;
             self.barrier = Some(self.add(barrier.into()));
         }
         Ok(())

@@ -51,23 +51,23 @@ fn send_command(control: BorrowedFd<'_>, command: u32) -> io::Result<()> {
 pub fn find_prestart_obstacle(descriptor: &Descriptor) -> Option<&'static str> {
     let process = &descriptor.process;
     if !(process.interval_timers.is_empty() && process.posix_timers.is_empty()) {
-        return Some("its timers would go on");
+        return Some("its timers would continue");
     }
     if !(descriptor.file_locks.is_empty() && descriptor.file_owners.is_empty()) {
-        return Some("it holds locks of files, or is told of their readiness");
+        return Some("it holds file locks, or gets signals when files are ready");
     }
     if descriptor.threads.iter().any(|thread| thread.scheduling.deadline.is_some()) {
-        return Some("it has a share of the processor set aside");
+        return Some("it has reserved CPU time (SCHED_DEADLINE)");
     }
     if descriptor.shared_objects.iter().any(|object| matches!(object.kind, SharedObjectKind::PosixShm { .. })) {
-        return Some("it has shared memory that others find by its name");
+        return Some("it has named shared memory");
     }
     let is_shown = |mapping: &Backing| matches!(mapping, Backing::SharedFile { writable: true, .. });
     if descriptor.mappings.iter().any(|mapping| is_shown(&mapping.backing) || mapping.flags.locked) {
         return Some("it maps a file that it may write to, or locks memory");
     }
     if descriptor.open_files.iter().any(|file| !is_unshared_file(file)) {
-        return Some("it has files that others have, too");
+        return Some("it shares open files with other processes");
     }
     None
 }

@@ -115,7 +115,7 @@ impl<'a> PlannedChild<'a> {
         let add_target = |(init, id_map): (ContainerInit<'_>, IdRange)| {
             let passed_index = objects
                 .add_borrowed(init.pidfd)
-                .map_err(|e| RestoreError::from_object_error("a way to its user namespace", e))?;
+                .map_err(|e| RestoreError::from_object_error("a descriptor of its user namespace", e))?;
             Ok(UserNamespaceTarget { passed_index, id_map })
         };
         let target = user_namespace.map(add_target).transpose()?;

@@ -32,7 +32,7 @@ const STEPS: [(u32, &str); 68] = [
     (6, "mapping the restorer's region"),
     (7, "mapping the plan"),
     (8, "protecting the restorer's code"),
-    (9, "parking vdso and vvar"),
+    (9, "moving vdso and vvar aside"),
     (10, "unmapping the stub"),
     (11, "opening a mapped file"),
     (12, "mapping"),
@@ -68,36 +68,36 @@ const STEPS: [(u32, &str); 68] = [
     (42, "making an inotify"),
     (43, "making a pidfd"),
     (44, "taking a file's lock again"),
-    (45, "setting who is told of a file's readiness"),
+    (45, "setting the owner of a file's readiness signals"),
     (46, "registering for memory barriers"),
-    (47, "setting the place in the order of the OOM killer"),
+    (47, "setting the OOM score adjustment"),
     (48, "making a socket"),
     (49, "making shared memory"),
     (50, "making a terminal"),
     (51, "making a System V semaphore set or message queue"),
     (52, "forbidding huge pages"),
-    (53, "meeting the other processes of its tree"),
+    (53, "waiting for the other processes of its tree"),
     (54, "joining a process group"),
-    (55, "waiting for what has become of a child"),
-    (56, "taking a file from another process"),
-    (57, "leading to the vdso of this kernel"),
+    (55, "waiting for a child's status"),
+    (56, "copying a descriptor from another process"),
+    (57, "bridging to the vdso of this kernel"),
     (58, "entering the child's container"),
-    (59, "having it forked by a process of its container"),
-    (60, "leaving what only the zygote needs"),
+    (59, "forking it from a process of its container"),
+    (60, "unmapping the zygote's region"),
     (61, "making /proc read-only"),
     (62, "entering another network"),
     (63, "entering the user namespace"),
     (64, "entering its own root"),
     (65, "raising the limit on open files"),
     (66, "making a session keyring"),
-    (67, "laying pages that were written over a private mapping of a file"),
+    (67, "copying written pages into a private file mapping"),
     (68, "installing the system call filter of an untrusted child"),
 ];
 
 /// The action of the restorer that failed.
 pub(super) fn describe_step(step: u32) -> &'static str {
     let found = STEPS.iter().find(|(number, _)| *number == step);
-    found.map_or("doing something unknown to this farfork", |(_, words)| words)
+    found.map_or("running a step that this release does not know", |(_, words)| words)
 }
 
 /// The object of a failed step, if its detail identifies one.

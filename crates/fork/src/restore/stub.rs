@@ -73,7 +73,7 @@ pub(super) struct RestoreRequest<'a> {
 pub(super) fn wait_stub_started(control: BorrowedFd<'_>) -> io::Result<()> {
     match farfork_sys::poll::wait_readable(control, Instant::now() + STUB_READY_TIMEOUT)? {
         true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::TimedOut, "its first process says nothing")),
+        false => Err(io::Error::new(io::ErrorKind::TimedOut, "its first process does not report")),
     }
 }
 

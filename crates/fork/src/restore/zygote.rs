@@ -58,7 +58,7 @@ pub struct CopyDestination<'a> {
 pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option<&'static str> {
     let is_empty = |extent: &Extent| extent.populated.is_empty() && extent.inherited.is_empty();
     if !descriptor.descendants.is_empty() || !descriptor.zombies.is_empty() {
-        return Some("it is of several processes");
+        return Some("it has several processes");
     }
     if descriptor.process.pid == 1 {
         return Some("its process is the first of a pid namespace");
@@ -70,14 +70,14 @@ pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option
         return Some("it has no memory of its own");
     }
     if descriptor.mappings.iter().any(|mapping| mapping.flags.dont_fork) {
-        return Some("it keeps memory from fork(2)");
+        return Some("it excludes memory from fork(2)");
     }
     let is_writable = |mapping: &Mapping| matches!(mapping.backing, Backing::PrivateWritableFile { .. });
     if descriptor.mappings.iter().any(is_writable) {
         return Some("it may write to a file that it maps privately");
     }
     if !matches!(kernel_compatibility::build_bridge_if_needed(&descriptor.origin, node), Ok(None)) {
-        return Some("its kernel was another");
+        return Some("its kernel differs from this node's");
     }
     None
 }

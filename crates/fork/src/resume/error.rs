@@ -48,7 +48,7 @@ pub enum ResumeError {
         reason: &'static str,
     },
     /// A volume that the seed's processes use is not mounted here, or is mounted at another place.
-    #[error("the seed has {path} on volume {volume}, and this node has not {} mounted at {mount_path}", describe_volume(.volume, .directory))]
+    #[error("the seed uses {path} on volume {volume}, and this node does not have {} mounted at {mount_path}", describe_volume(.volume, .directory))]
     VolumeNotMounted {
         /// Name of the volume.
         volume: String,
@@ -60,7 +60,7 @@ pub enum ResumeError {
         path: String,
     },
     /// The node could not create a resource.
-    #[error("{what} could not be made: {cause}")]
+    #[error("{what} could not be created: {cause}")]
     CreateResource {
         /// The resource.
         what: &'static str,

@@ -67,7 +67,8 @@ enum FileSource {
 }
 
 const REASON_CHANGED: &str = "was changed in place since the seed was prepared";
-const REASON_PAGES_LOST: &str = "was changed in place since the seed was prepared, and memory that was mapped from it and written may be lost with that";
+const REASON_PAGES_LOST: &str =
+    "was changed in place since the seed was prepared, and written pages of its mappings may be lost";
 const REASON_NOT_HELD: &str =
     "was replaced or removed since the seed was prepared, and its owner has no copy of it for a child";
 

@@ -74,7 +74,7 @@ impl Seed {
         let mut files = seed_template.held_files.write().unwrap_or_else(PoisonError::into_inner);
         let is_unnamed = |file: &HeldFile| file_identity::stat_identity(file).is_ok_and(|found| found.links == 0);
         files.iter_mut().for_each(|file| drop(file.take_if(|file| is_unnamed(file))));
-        tracing::warn!(seed = %self.key.seed, limit = HELD_BYTES_MAX, "removed files are not kept for its children any longer: they take too much room");
+        tracing::warn!(seed = %self.key.seed, limit = HELD_BYTES_MAX, "removed files are no longer held for its children: they use too much disk space");
     }
 
     /// Leaves changed files out of an image. A fork of the image's seed then needs the captured file at its path, or is
@@ -125,7 +125,7 @@ impl SeedTemplate {
         into[length..].fill(0);
         match file_state((&version.identity, file_identity::stat_identity(file)), || file.reopen()) {
             FileState::Unchanged => Ok(()),
-            _ => Err(io::Error::other("a file that is held was changed in place")),
+            _ => Err(io::Error::other("a held file was changed in place")),
         }
     }
 }

@@ -227,7 +227,7 @@ impl Seed {
         if !set.is_empty()
             && let Err(error) = image.save_working_set(&set)
         {
-            tracing::warn!(seed = %self.key.seed, %error, "a working set is not kept: the node's next daemon learns it anew");
+            tracing::warn!(seed = %self.key.seed, %error, "a working set could not be saved: the node's next daemon must learn it again");
         }
     }
 }

@@ -17,7 +17,7 @@ const REFUSED: [(&str, &str, &str); 10] = [
     ("userfaultfd", "fd 3", "userfaultfd"),
     ("device", "fd 3", "/dev/fuse"),
     ("deleted_link", "fd 3", "was deleted"),
-    ("posix_timer", "POSIX timer 0", "processor time"),
+    ("posix_timer", "POSIX timer 0", "CPU-time clock"),
     ("sealed", "mapping", "sealed"),
     ("pathless_inotify", "fd 3", "path cannot be found"),
     ("unforked", "pid", "at 100 places"),

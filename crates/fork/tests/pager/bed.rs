@@ -45,7 +45,7 @@ pub(crate) fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what} did not come about within {SOON:?}");
+        assert!(Instant::now() < deadline, "{what} did not happen within {SOON:?}");
         sleep(Duration::from_millis(2));
     }
 }
@@ -251,7 +251,7 @@ impl Program {
     /// Waits until the program is at its rendezvous.
     pub(crate) fn meet(&mut self) {
         let mut byte = [0];
-        self.channel.read_exact(&mut byte).expect("the program comes to its rendezvous");
+        self.channel.read_exact(&mut byte).expect("the program reaches its rendezvous");
         assert_eq!(&byte, b"+");
     }
 

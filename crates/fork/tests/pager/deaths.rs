@@ -137,7 +137,7 @@ fn all_three_are_killed_and_what_a_stub_holds_is_taken_back() {
     bed.kill_all();
     program.let_go();
     sleep(Duration::from_millis(200));
-    assert!(!program.has_ended(), "nobody reads zeroes meanwhile");
+    assert!(!program.has_ended(), "no process reads zeroes meanwhile");
     bed.start_pager();
     assert_eq!(bed.client.reclaim(&program.id, &program.dir, queue.as_fd()).unwrap(), 0);
     program.meet();
@@ -182,6 +182,6 @@ fn window_of_all_three() {
         bed.end();
     }
     println!(
-        "{kills} kills of all three under forks: {lost} with a process that nobody held; {longest:?} at most until it is served"
+        "{kills} kills of all three during forks: {lost} lost a process; {longest:?} at most until it is served again"
     );
 }

@@ -141,7 +141,7 @@ fn pages_come_and_their_child_does_not() {
     let (_, programs_end) = series.adopt_early();
     drop(programs_end);
     let children = || series.bed.client.list_children().expect("the pager answers");
-    soon("the end of a child that never came", || children().is_empty().then_some(()));
+    soon("the end of a child that never started", || children().is_empty().then_some(()));
     series.run("touch_sparsely", PagingStrategy::default());
     series.bed.end();
 }
@@ -162,7 +162,7 @@ fn who_is_like_the_first_gets_none() {
     like_the_first("touch_in_order", PagingStrategy::default());
     let first = series.run("touch_sparsely", one_by_one());
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
-    assert_eq!(series.seed.set_pages(), first.faults_missing, "nothing is told of who touched all");
+    assert_eq!(series.seed.set_pages(), first.faults_missing, "a child that touched all of its set sends no report");
     // Pages of a set arrive before the first fault, and no others do.
     let (child, programs_end) =
         series.bed.adopt(&series.plan(PagingStrategy { ignores_working_set: true, ..PagingStrategy::default() }));

@@ -137,7 +137,7 @@ fn pages_arrive_in_any_order() {
         let PagerStats { counters, loss_reason: lost } = stage.bed.stats(&stage.program);
         let populated: u64 = stage.seed.populated_pages();
         assert_eq!((counters.pages_fetched, lost.as_deref()), (populated, None));
-        assert_eq!(counters.bytes_fetched, populated * 4096, "no page comes twice");
+        assert_eq!(counters.bytes_fetched, populated * 4096, "no page is fetched twice");
         assert!(counters.zero_pages > 0 && counters.faults < PAGES / 4, "{counters:?}");
         let answered = counters.faults_missing + counters.faults_late + counters.faults_zero;
         assert_eq!(answered, counters.faults, "each fault is of one kind: {counters:?}");
@@ -345,7 +345,7 @@ fn a_wrong_token_opens_nothing() {
     assert_eq!(program.expect_signal(), 7, "SIGBUS");
     let lost = bed.stats(&program).loss_reason.expect("its memory is lost");
     assert!(lost.contains("token"), "{lost}");
-    let counted = bed.client.release(&program.id).unwrap().expect("it is told at the end what was done for it");
+    let counted = bed.client.release(&program.id).unwrap().expect("release returns the counters");
     assert!(counted.faults > 0, "{counted:?}");
     assert_eq!(bed.client.release(&program.id).unwrap(), None, "nothing is known of it any more");
     bed.end();
@@ -416,7 +416,7 @@ fn a_child_without_memory_is_killed_alone() {
     limit.enclose(&program);
     let (_, pager) = bed.processes();
     program.let_go();
-    assert_eq!(program.expect_signal(), 9, "the kernel kills who exceeds the limit");
+    assert_eq!(program.expect_signal(), 9, "the kernel kills the process that exceeds the limit");
     assert_eq!(bed.processes().1, pager, "but not the pager");
     bed.finish(program);
     bed.end();

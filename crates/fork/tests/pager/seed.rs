@@ -154,7 +154,7 @@ impl Region for TestSeed {
         } else {
             for (index, page) in into.chunks_mut(PAGE_SIZE as usize).enumerate() {
                 let number = offset / PAGE_SIZE + index as u64;
-                assert!(is_populated(number), "page {number} holds nothing and is asked for");
+                assert!(is_populated(number), "page {number} has no data and is requested");
                 let is_served = self.served.as_ref().is_none_or(|served| served.contains(&number));
                 assert!(is_served, "page {number} is another seed's");
                 page.copy_from_slice(&contents(number));
@@ -204,7 +204,7 @@ impl Exporter for Exports {
                 known.working_set.apply_report(&report, |extent, page| extent == EXTENT && is_populated(page));
                 known.reports.fetch_add(1, Ordering::Relaxed);
             });
-            assert!(is_taken, "few reports come at once");
+            assert!(is_taken, "the learner has room for reports");
         }
         Ok(())
     }

@@ -65,8 +65,8 @@ fn needs_nobody() {
         stage.program.meet();
         stage.settle_to_the_end();
         let counters = stage.bed.stats(&stage.program).counters;
-        assert_eq!(counters.pages_fetched, stage.seed.populated_pages(), "each page came once: {counters:?}");
-        assert_eq!(counters.faults, 1, "nobody had to wait for them: {counters:?}");
+        assert_eq!(counters.pages_fetched, stage.seed.populated_pages(), "each page is fetched once: {counters:?}");
+        assert_eq!(counters.faults, 1, "no thread waited for them: {counters:?}");
         stage.owner = None;
         stage.bed.kill_all();
         stage.bed.start_pager();
@@ -79,7 +79,7 @@ fn needs_nobody() {
 fn is_left_to_the_kernel() {
     with_program("pause_between", one_by_one(), |stage| {
         stage.program.meet();
-        assert!(stage.registered_areas() > 0, "smaps tells of areas that are paged");
+        assert!(stage.registered_areas() > 0, "smaps shows registered mappings");
         stage.settle_to_the_end();
         assert_eq!(stage.registered_areas(), 0);
         stage.program.let_go();
@@ -93,7 +93,7 @@ fn is_heard_once() {
         stage.program.meet();
         stage.settle(true);
         soon("the note", || stage.program.dir.join(SETTLED_FILE).exists().then_some(()));
-        assert!(stage.registered_areas() > 0, "nobody has heard of it");
+        assert!(stage.registered_areas() > 0, "the state was not requested yet");
         assert_eq!(stage.settle(true), SettleState::Settled);
         assert_eq!(stage.registered_areas(), 0);
         stage.program.let_go();

@@ -170,8 +170,8 @@ fn one_is_lost() {
     };
     assert_eq!(read(40), Some(crate::seed::contents(40)));
     assert_eq!(read(PAGES / 2 + 3), None, "a page of the seed that is gone");
-    assert_eq!(read(50), Some(crate::seed::contents(50)), "the other goes on");
-    let loss_text = std::fs::read_to_string(program.dir.join(LOST_FILE)).expect("it is written down");
+    assert_eq!(read(50), Some(crate::seed::contents(50)), "the other seed is still readable");
+    let loss_text = std::fs::read_to_string(program.dir.join(LOST_FILE)).expect("the file `lost` exists");
     assert!(loss_text.contains(&id), "{loss_text}");
     assert_eq!(several.bed.stats(&program).loss_reason.as_deref(), Some(loss_text.trim_end()));
     program.end();

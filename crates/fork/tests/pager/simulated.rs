@@ -139,7 +139,7 @@ impl PagingScenario {
                 if what == 'd' || is_woken || is_there(program, page) {
                     break;
                 }
-                assert!(self.world.now() < deadline, "page {page} has not come within {limit:?}");
+                assert!(self.world.now() < deadline, "page {page} has not arrived within {limit:?}");
             }
         }
         let answer = program.answer();
@@ -175,7 +175,7 @@ impl PagingScenario {
     /// Injects faults for a while, and then none. Pages that were not lost by then must be there.
     fn run(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program) {
         // Waits for its userfaultfd. Until that has arrived, the world's time does not advance.
-        assert!(!has_answered(program, pager), "the program was told nothing yet");
+        assert!(!has_answered(program, pager), "the program has no order yet");
         while !pager.is_serving(&program.id) {
             self.go_on(pager, self.world.end_of_time());
         }
@@ -250,7 +250,7 @@ fn do_no_harm(seeds: u64) {
         assert_eq!(answers.len(), 2 * ORDERS + PAGES as usize);
         answers.iter().filter(|(answer, _)| *answer == b'!').count()
     });
-    assert!(count < seeds || lost > 0, "troubles that nothing is lost by prove little of losses");
+    assert!(count < seeds || lost > 0, "no run lost memory: the faults do not test losses");
 }
 
 fn the_same_seed_gives_the_same_run() {

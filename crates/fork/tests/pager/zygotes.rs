@@ -45,8 +45,8 @@ fn copies() {
     for (round, child) in children.iter().enumerate() {
         if round == 3 {
             let zygotes = bed.stats(&zygote).counters;
-            assert!(zygotes.faults < 100, "it had to do with none of them for long: {zygotes:?}");
-            assert!(zygotes.zero_pages > 0, "it has zeroes for those to come: {zygotes:?}");
+            assert!(zygotes.faults < 100, "copies are transferred before most of their faults: {zygotes:?}");
+            assert!(zygotes.zero_pages > 0, "the zygote has zero pages for later copies: {zygotes:?}");
         }
         zygote.meet();
         zygote.let_go();
@@ -58,7 +58,7 @@ fn copies() {
             let mut others = plan.clone();
             others.sources[0].token = Token::from_bytes([9; 16]);
             let refused = transfer(&bed, &zygote, child, Some(&others)).unwrap_err().to_string();
-            assert!(refused.contains("not its zygote's"), "{refused}");
+            assert!(refused.contains("differs from its zygote's"), "{refused}");
         }
         let own = Some(&plan).filter(|_| round == 2);
         assert_eq!(transfer(&bed, &zygote, child, own).unwrap(), 1, "its userfaultfd is kept");

@@ -61,8 +61,9 @@ impl ChildBudget {
             && available_bytes < total_bytes / RESERVE_DIVISOR
         {
             let [left, all] = [available_bytes, total_bytes].map(byte_size::format_bytes);
-            let cause =
-                format!("{left} of the machine's {all} of memory are left: it might be killed, or others for it");
+            let cause = format!(
+                "{left} of the machine's {all} of memory are left: the kernel might kill the child or another process"
+            );
             return Err(refusal(object, cause));
         }
         let bytes = limit.unwrap_or(0);
@@ -70,7 +71,9 @@ impl ChildBudget {
             let promised = living() + state.starting_bytes;
             if promised.saturating_add(limit) > bytes_max {
                 let [limit, promised, all] = [limit, promised, bytes_max].map(byte_size::format_bytes);
-                let cause = format!("it may use {limit}, others that run may use {promised}, and all children {all}");
+                let cause = format!(
+                    "its limit is {limit}, the limits of running children sum to {promised}, and all children may use {all}"
+                );
                 return Err(refusal(object, cause));
             }
         }

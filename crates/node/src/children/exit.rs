@@ -30,7 +30,7 @@ impl Exit {
         match File::open(file).and_then(|file| file.read_exact_at(&mut status, 0)) {
             Ok(()) => Self::from_wait_status(i32::from_ne_bytes(status)),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Self::Lost("its container was killed before it could tell".to_owned())
+                Self::Lost("its container was killed before it reported the exit status".to_owned())
             }
             Err(error) => Self::Lost(format!("its exit status cannot be read: {error}")),
         }
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn whose_container_was_killed_with_it_was_killed() {
-        let lost = || Exit::Lost("its container was killed before it could tell".to_owned());
+        let lost = || Exit::Lost("its container was killed before it reported the exit status".to_owned());
         assert_eq!(lost().adjust_for_kill(true), Exit::Signal(9));
         assert_eq!(lost().adjust_for_kill(false), lost());
         assert_eq!(Exit::Signal(7).adjust_for_kill(true), Exit::Signal(7));

@@ -51,7 +51,7 @@ impl ExitWorkers {
     fn run_worker(&self) {
         while let Some(work) = self.next_task() {
             if panic::catch_unwind(AssertUnwindSafe(work)).is_err() {
-                tracing::error!("a child's end was not dealt with");
+                tracing::error!("a child's end was not handled");
             }
             self.pending.send_modify(|pending| *pending -= 1);
         }

@@ -29,9 +29,7 @@ impl ChildSupervisor {
             let id = &child.record().id;
             match self.hand_back_child(child) {
                 Ok(0) => tracing::warn!(child = %id, "handed back to the pager"),
-                Ok(lost) => {
-                    kill_memory_lost(child, &format!("{lost} processes that it forked in that moment read zeroes"))
-                }
+                Ok(lost) => kill_memory_lost(child, &format!("{lost} processes that it was just forking read zeroes")),
                 // It may have ended meanwhile.
                 Err(_) if child.host_pid().is_err() => {}
                 Err(cause) => kill_memory_lost(child, &cause),
@@ -49,7 +47,8 @@ impl ChildSupervisor {
             }
             pidfd::get_fd(&stub, STUB_QUEUE_FD)
         })();
-        let queue = queue.map_err(|error: io::Error| format!("what its stub holds cannot be had: {error}"))?;
+        let queue =
+            queue.map_err(|error: io::Error| format!("its stub's userfaultfd queue cannot be copied: {error}"))?;
         let client = self.pager.client();
         client
             .reclaim(&child.record().id, child.directory(), std::os::fd::AsFd::as_fd(&queue))
@@ -64,7 +63,7 @@ fn kill_memory_lost(child: &Child, cause: &str) {
     );
     tracing::error!("{text}");
     if let Err(error) = fs::write(child.directory().join(LOST_FILE), format!("{text}\n")) {
-        tracing::error!(child = %id, %error, "the reason cannot be written down");
+        tracing::error!(child = %id, %error, "the reason cannot be recorded");
     }
     child.kill_memory_lost();
 }

@@ -77,7 +77,7 @@ async fn wait_container_exit(container: &Arc<RunningContainer>) {
 /// Polls for the container's end, if the kernel cannot report it (no memory for another watch).
 async fn poll_container_exit(container: &RunningContainer, error: &std::io::Error) {
     const POLL_INTERVAL: Duration = Duration::from_millis(50);
-    tracing::warn!(container = container.id(), %error, "its end has to be polled for");
+    tracing::warn!(container = container.id(), %error, "its end cannot be watched, and is polled for");
     while matches!(farfork_sys::pidfd::wait_exit(container.init(), Duration::ZERO), Ok(false)) {
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -92,7 +92,7 @@ async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
             (None, Some(deadline)) => tokio::time::sleep(clock::duration_until(deadline, clock::unix_ms_now())).await,
             (None, None) => std::future::pending().await,
         }
-        tracing::info!(child = %child.record().id, "killed: its time is over");
+        tracing::info!(child = %child.record().id, "killed: its time limit has passed");
         child.kill_on_deadline();
     };
     let nobody_attached = async {
@@ -105,7 +105,7 @@ async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
         child.wait_killed().await;
         tokio::time::sleep(KILLED_EXIT_TIMEOUT).await;
         let waited_s = KILLED_EXIT_TIMEOUT.as_secs();
-        tracing::warn!(child = %child.record().id, waited_s, "was killed, and its container's first process does not tell its end: the container is killed");
+        tracing::warn!(child = %child.record().id, waited_s, "was killed, but its container's first process does not report its end: the container is killed");
         container.kill();
     };
     let root_reuse_expiry = async {

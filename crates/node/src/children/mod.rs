@@ -122,7 +122,7 @@ impl ChildSupervisor {
             match ChildRecord::read(&directory) {
                 Ok(record) => self.adopt_child(record, directory, &mut leftovers, &mut reopened),
                 Err(error) => {
-                    tracing::info!(directory = %directory.display(), %error, "removing what is no child");
+                    tracing::info!(directory = %directory.display(), %error, "removing a directory that describes no child");
                     remove_directory(&directory);
                 }
             }
@@ -280,7 +280,7 @@ impl ChildSupervisor {
         if !child.wait_cleaned_up(CLEANUP_TIMEOUT).await {
             return Err(child
                 .failure(Code::Unavailable, "its container is still being removed")
-                .with_next_step("try again; its node's log may say what keeps it"));
+                .with_next_step("try again; its node's log may give the reason"));
         }
         self.evict(&child);
         Ok(())
@@ -296,7 +296,10 @@ impl ChildSupervisor {
             (forgotten, uncollected)
         };
         if uncollected > 0 {
-            tracing::warn!(uncollected, "children are forgotten whose ends nobody has asked for: there are too many");
+            tracing::warn!(
+                uncollected,
+                "ended children are removed although no request has collected their exit status: there are too many"
+            );
         }
         forgotten.iter().for_each(|child| remove_directory(child.directory()));
     }
@@ -328,8 +331,8 @@ impl ChildSupervisor {
 }
 
 fn unknown_child(id: &ChildId) -> Failure {
-    Failure::new(Code::NotFound, format!("child {id}"), "its node knows no such child")
-        .with_next_step("list children with `farfork ps`; those that ended long ago are forgotten")
+    Failure::new(Code::NotFound, format!("child {id}"), "its node has no such child")
+        .with_next_step("list children with `farfork ps`; those that ended long ago are removed")
 }
 
 /// Disk space of a directory's files. A file with several links counts in part. 0 if the directory cannot be read.
@@ -349,7 +352,7 @@ fn remove_directory(directory: &Path) {
 /// Opens an adopted child's forwarding again. Without a port or proxy that cannot be opened, the child continues.
 fn reopen_forwarding(record: &ChildRecord, reopened: &mut ReopenedProxies) -> ChildForwarding {
     let published = BoundPort::bind_all(&record.publish).unwrap_or_else(|failure| {
-        tracing::warn!(child = %record.id, %failure, "a child's ports lead to it no more");
+        tracing::warn!(child = %record.id, %failure, "a child's ports are no longer forwarded");
         Vec::new()
     });
     reopened.reopen(published, &record.egress, &record.process)

@@ -124,7 +124,7 @@ impl MtlsAcceptor {
                         && let Some(handshake) = oldest.pop_front()
                     {
                         self.rejection_log
-                            .warn(|| "too many connections at once say nothing: the oldest is closed".into());
+                            .warn(|| "too many connections are in their handshake: the oldest is closed".into());
                         handshake.abort();
                     }
                     oldest.push_back(handshakes.spawn(self.clone().handle_connection(stream, address)));
@@ -141,7 +141,7 @@ impl MtlsAcceptor {
         match self.authenticate(stream, address).await {
             // Fails if the server has stopped. Then the peer needs no answer.
             Ok(arrival) => drop(self.sink.send(Ok(arrival)).await),
-            Err(cause) => self.rejection_log.warn(|| format!("a connection from {address} is not let in: {cause}")),
+            Err(cause) => self.rejection_log.warn(|| format!("a connection from {address} is refused: {cause}")),
         }
     }
 
@@ -158,7 +158,7 @@ impl MtlsAcceptor {
         };
         let handshake =
             timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(credentials.control_server_config()).accept(stream)).await;
-        let silent = |_| format!("it did not show who it is within {} s", HANDSHAKE_TIMEOUT.as_secs());
+        let silent = |_| format!("it did not authenticate within {} s", HANDSHAKE_TIMEOUT.as_secs());
         let stream = handshake.map_err(silent)?.map_err(|error| explain_tls_error(error).to_string())?;
         let chain = stream.get_ref().1.peer_certificates();
         let peer = Credentials::peer_from_chain(chain);

@@ -35,7 +35,7 @@ impl RateLimitedLog {
         second.lines += 1;
         let suppressed = std::mem::take(&mut second.suppressed);
         if suppressed > 0 {
-            tracing::warn!("{suppressed} more peers or requests were turned away");
+            tracing::warn!("{suppressed} more peers or requests were refused");
         }
         tracing::warn!("{}", text());
     }

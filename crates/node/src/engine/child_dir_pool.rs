@@ -118,7 +118,7 @@ impl ChildDirPool {
         while self.ready().len() < READY_MAX {
             match ChildDir::create(&self.node, &self.run_dir) {
                 Ok(child_dir) => self.put_back(child_dir),
-                Err(error) => return tracing::debug!(%error, "no directory is made ahead of need"),
+                Err(error) => return tracing::debug!(%error, "no child directory can be created in advance"),
             }
         }
     }

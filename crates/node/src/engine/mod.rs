@@ -86,7 +86,7 @@ impl Engine {
         let zygote_cache = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygote_limits);
         // Created at the start, so that a node has the same number of groups at its start and at its end.
         if let Some(error) = (zygote_limits.count_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {
-            tracing::warn!(%error, "the control group of zygotes is not made yet");
+            tracing::warn!(%error, "the control group of zygotes cannot be created yet");
         }
         let child_dirs = ChildDirPool::new(name.clone(), run_dir);
         let other_seeds = LayerReader { local: own, connections: Arc::new(OwnerConnectionPool::new(credentials)) };

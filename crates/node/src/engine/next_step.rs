@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use crate::network::NetworkMode;
 
 /// Next step if another process uses a port of the child.
-const ADDRESS_IN_USE_STEP: &str = "another process of that network has it, its parent or another child perhaps: fork it with a network of its own (--net private)";
+const ADDRESS_IN_USE_STEP: &str = "another process of that network uses the address, perhaps its parent or another child: fork it with its own network (--net private)";
 
 /// Next step if the child's network has no route to the peer of a socket.
-const NET_UNREACHABLE_STEP: &str = "the child's network has no way to whom that socket is connected: have the parent close it before, or fork it with the node's (--net host)";
+const NET_UNREACHABLE_STEP: &str = "the child's network has no route to the socket's peer: close the socket in the parent before it is prepared, or fork it with the node's network (--net host)";
 
 /// Next step if a file of the seed was changed.
 const CHANGED_FILE_STEP: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
@@ -26,7 +26,7 @@ pub(super) const DISK_FULL_STEP: &str =
     "make room there, or give the node another run directory (farfork node --run-dir)";
 
 /// Next step if this kernel or daemon cannot connect a child to the outside of its network.
-pub(super) const EGRESS_UNSUPPORTED_STEP: &str = "it takes a daemon that may load programs for the kernel's socket lookup (CAP_BPF and CAP_NET_ADMIN), on Linux 5.9 or later: leave --egress away, or fork it with --net host";
+pub(super) const EGRESS_UNSUPPORTED_STEP: &str = "the daemon needs CAP_BPF and CAP_NET_ADMIN for BPF socket lookup, and Linux 5.9 or later: drop --egress, or fork it with --net host";
 
 /// The next step after an error, if one is known.
 pub(super) fn find_next_step(error: &ResumeError, network: NetworkMode) -> Option<&'static str> {

@@ -166,11 +166,11 @@ fn parse_users(options: &v1::ChildOptions) -> Result<UsersSpec, Failure> {
     match options {
         v1::ChildOptions { user_namespace: false, .. } => Ok(UsersSpec::Host),
         v1::ChildOptions { untrusted: false, .. } => {
-            refuse("only untrusted children have one of their own", "fork it with --untrusted, too")
+            refuse("only untrusted children can have their own", "fork it with --untrusted, too")
         }
         v1::ChildOptions { shared, .. } if shared.iter().any(|path| Path::new(path) == Path::new("/")) => refuse(
-            "the node's own root cannot be shown as that of its users",
-            "share directories below it, or leave --user-namespace away",
+            "the node's own root cannot be used with the ids of a user namespace",
+            "share directories below it, or drop --user-namespace",
         ),
         _ => Ok(UsersSpec::Private),
     }
@@ -182,16 +182,16 @@ fn parse_network(options: &v1::ChildOptions) -> Result<(NetworkMode, Vec<PortMap
     let publish: Vec<PortMapping> =
         options.publish.iter().copied().map(PortMapping::try_from).collect::<Result<_, _>>()?;
     if network != NetworkMode::Private && !publish.is_empty() {
-        return refuse("published ports", "they lead to a network of the child's own: leave --publish or --net away");
+        return refuse("published ports", "they need the child's own network: drop --publish or --net");
     }
     let egress = EgressPolicy::try_from(&options.egress[..])?;
     if network == NetworkMode::Host && !egress.is_none() {
-        return refuse("the way out", "the node's network has one: leave --egress or --net away");
+        return refuse("egress", "the node's network needs none: drop --egress or --net");
     }
     if network == NetworkMode::Host && options.untrusted {
         return refuse(
             "an untrusted child",
-            "the node's network has what trusts whoever is in it: leave --net host away",
+            "services in the node's network may trust every local process: drop --net host",
         );
     }
     Ok((network, publish, egress))

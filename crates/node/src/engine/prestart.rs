@@ -259,11 +259,11 @@ impl Engine {
         let taken = phase!("resume.standby", self.prestart_pool.take(&source.key.seed, &kind));
         let PrestartedChild { child: mut restored_child, files, .. } = taken?;
         if !files.is_current() {
-            tracing::debug!(seed = %source.key.seed, "a child that stood by has files that were replaced");
+            tracing::debug!(seed = %source.key.seed, "a prestarted child has files that were replaced");
             return None;
         }
         if let Err(error) = phase!("resume.tell", assign_and_release(&mut restored_child, source, child_assignment)) {
-            tracing::debug!(seed = %source.key.seed, %error, "a child that stood by is of no use");
+            tracing::debug!(seed = %source.key.seed, %error, "a prestarted child cannot be used");
             return None;
         }
         let release_socket = restored_child.release_socket.as_ref().expect("a copy of a zygote has one");
@@ -295,7 +295,7 @@ impl Engine {
         let Some(kind) = PrestartKey::for_start(&source, options, has_payload) else { return };
         let Some(cached_zygote) = self.zygote_cache.find_for_prestart(&source, options) else { return };
         if let Some(reason) = find_prestart_obstacle(&source.descriptor) {
-            return tracing::trace!(seed = %source.key.seed, reason, "no child of it stands by");
+            return tracing::trace!(seed = %source.key.seed, reason, "its children cannot be prestarted");
         }
         while let Some(mut reservation) = self.prestart_pool.reserve(&source.key.seed, &kind, most) {
             let (since, files) = (Instant::now(), PathSnapshot::record(&source.descriptor, &self.node));
@@ -314,7 +314,7 @@ impl Engine {
                     reservation.ready = Some(PrestartedChild { child: restored_child, restored_at: since, files })
                 }
                 Err(start_failure) => {
-                    tracing::debug!(failure = %start_failure.failure, "no child stands by");
+                    tracing::debug!(failure = %start_failure.failure, "no child could be prestarted");
                     if start_failure.progress != StartProgress::NotBegun {
                         self.retire_zygote(&source, &cached_zygote, start_failure.is_late);
                     }

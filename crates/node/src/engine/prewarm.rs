@@ -28,8 +28,8 @@ impl Engine {
         let source = self.load_source(access, deadline)?;
         let failed = |cause: &dyn std::fmt::Display| {
             let object = format!("seed {} on node {}", access.key.seed, self.name);
-            Failure::new(Code::FailedPrecondition, object, format!("it is not warmed up: {cause}"))
-                .with_next_step("children can be forked all the same, and fetch what they touch")
+            Failure::new(Code::FailedPrecondition, object, format!("it is not prewarmed: {cause}"))
+                .with_next_step("children can be forked nevertheless, and fetch the pages that they touch")
         };
         let child_dir = self.child_dirs.take().map_err(|error| failed(&error))?;
         let (_, directory, _) = child_dir.into_parts();
@@ -50,7 +50,7 @@ impl Engine {
                 PrewarmState::Done => return Ok(progress),
                 PrewarmState::Failed(reason) => return Err(reason),
                 PrewarmState::Running if Instant::now() >= deadline => {
-                    return Err(format!("its pages have not come for {} s", PREWARM_TIMEOUT.as_secs()));
+                    return Err(format!("its pages did not arrive within {} s", PREWARM_TIMEOUT.as_secs()));
                 }
                 PrewarmState::Running => thread::sleep(POLL_INTERVAL),
             }

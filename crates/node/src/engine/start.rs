@@ -120,7 +120,7 @@ impl Engine {
                     if progress == StartProgress::MayHaveRun {
                         return Err(failure);
                     }
-                    tracing::warn!(%failure, "a zygote is given up: children of its seed are restored one by one");
+                    tracing::warn!(%failure, "a zygote is no longer used: children of its seed are restored one by one");
                 }
             }
         }
@@ -298,7 +298,7 @@ impl Engine {
         let network_context = (options.network, container.init().as_fd(), fan_out);
         phase!("resume.doors", ChildForwarding::open(published, &options.egress, network_context)).map_err(|error| {
             let StartFailure { failure, .. } =
-                self.start_failure(start_request.source, &format!("a way out of its network: {error}"));
+                self.start_failure(start_request.source, &format!("the egress of its network: {error}"));
             StartFailure::nowhere(failure.with_next_step(next_step::EGRESS_UNSUPPORTED_STEP))
         })
     }

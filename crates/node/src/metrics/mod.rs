@@ -111,11 +111,11 @@ impl Metrics {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         };
         timed("prepare", "Time in which a process became a seed of this node", &self.prepare);
-        timed("pause", "Time for which a process stood still while it was prepared", &self.pause);
+        timed("pause", "Time for which a process was stopped while it was prepared", &self.pause);
         timed("resume", "Time from a request for a child of this node to its first instruction", &self.resume);
         let help = "Time from the arrival of a request at this node to the end of its answer";
         registry.register_with_unit("answer", help, Unit::Seconds, self.answer.clone());
-        let help = "What this node was to do and did not, by work and by gRPC code";
+        let help = "Failed operations of this node, by operation and gRPC code";
         registry.register("failures", help, self.failures.clone());
         registry.register_collector(Box::new(NodeCollector(node.clone())));
         registry.register_collector(Box::new(VolumeCollector(node)));

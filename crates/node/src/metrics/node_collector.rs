@@ -64,7 +64,7 @@ impl MetricEncoder<'_> {
             ("running", that(|status| matches!(status, ChildStatus::Running))),
             ("ended", that(|status| matches!(status, ChildStatus::Ended(_)))),
         ];
-        let help = "Children of this node, those that ended until they are forgotten";
+        let help = "Children of this node, including ended ones until they are removed";
         self.encode_gauges(("children", help, None), "state", &states)?;
         let is_lost = |child: &&Arc<Child>| child.is_alive() && child.memory_loss_cause().is_some();
         let help = "Children that run and cannot fetch their memory any more";
@@ -78,20 +78,20 @@ impl MetricEncoder<'_> {
         let roots =
             |network| [RootSpec::Overlay, RootSpec::Shared].map(|root| (root_label(root), ready(root, network)));
         let zygotes = node.engine.zygote_cache().counts();
-        let help = "Copies of seeds that further children on this node are forked from";
+        let help = "Zygotes from which further children on this node are forked";
         self.encode_gauge(("zygotes", help, None), zygotes.kept.into())?;
         self.encode_counter(
             "zygote_children",
             "Children of this node that were forked from a zygote",
             zygotes.children,
         )?;
-        let help = "Of these, children that stood before they were asked for";
+        let help = "Of these, children that were prestarted";
         self.encode_counter("standby_children", help, zygotes.stood_by)?;
-        let help = "Zygotes that were made before a child of their seed was asked for";
+        let help = "Zygotes that were created before a child of their seed was requested";
         self.encode_counter("foretold_zygotes", help, zygotes.foretold)?;
         let help = "Of these, zygotes that children were forked from";
         self.encode_counter("foretold_zygotes_used", help, zygotes.foretold_used)?;
-        let help = "Containers that are ready for children to come";
+        let help = "Containers that are ready for further children";
         self.encode_gauges(("pool_containers", help, None), "root", &roots(NetworkSpec::Private))?;
         let help = "The same for children that share a network or are in the node's";
         self.encode_gauges(("pool_containers_without_network", help, None), "root", &roots(NetworkSpec::Host))
@@ -109,7 +109,7 @@ impl MetricEncoder<'_> {
             ("not_ready", that(MemberState::Alive, false)),
             ("unreachable", unreachable),
         ];
-        let help = "Nodes of the cluster as this one hears of them, itself included";
+        let help = "Nodes of the cluster as this node sees them, itself included";
         self.encode_gauges(("nodes", help, None), "state", &states)?;
         let help = "Whether this node takes children: 1, or 0 where its pager does not answer";
         self.encode_gauge(("ready", help, None), u64::from(node.pager.not_ready_reason().is_none()))
@@ -134,7 +134,7 @@ impl MetricEncoder<'_> {
         let bytes = from(counted.bytes_fetched, counted.bytes_same_host);
         self.encode_counters(("fetched", help, Some(Unit::Bytes)), "from", &bytes)?;
         self.encode_counter("zero_pages", "Pages that children got as zeroes", counted.zero_pages)?;
-        let help = "Time from asking for a page that somebody waits for to its being there, summed up";
+        let help = "Sum of the times from the request for a page that a thread waits for to its arrival";
         self.encode_seconds("fault_wait", help, counted.demand_us)?;
         self.encode_seconds("page_install", "Time spent in installing pages, summed up", counted.install_us)
     }

@@ -97,7 +97,7 @@ async fn handle_request(
             response
         }
         Ok(Err(_)) | Err(_) => {
-            text_response(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be told; see the log\n")
+            text_response(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be collected; see the log\n")
         }
     })
 }

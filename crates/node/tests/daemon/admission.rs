@@ -252,7 +252,7 @@ fn strangers() {
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.len() < 100, "nothing but an alert: {answer:?}");
         let port = stream.local_addr().expect("an address").port().to_string();
-        a.says(&["is not let in", &format!("from 127.0.0.1:{port}")]);
+        a.says(&["is refused", &format!("from 127.0.0.1:{port}")]);
     }
     a.says(&["it does not speak TLS"]);
     assert_eq!(ask(a.address(), &member).expect("others are not disturbed"), 1);

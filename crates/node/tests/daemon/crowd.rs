@@ -51,7 +51,7 @@ fn silent() {
     }
     let growth = a.memory_bytes().saturating_sub(before);
     assert!(growth < GROWTH_BYTES_MAX, "{SILENT} silent connections cost {growth} bytes");
-    a.says(&["connections at once say nothing"]);
+    a.says(&["connections are in their handshake"]);
     drop(held);
     assert_eq!(a.alive(), ["a"]);
 }

@@ -92,7 +92,7 @@ fn passed_on() {
     let a = TestDaemon::start("a", &dir_a, None);
     let _b = TestDaemon::start("b", &dir_b, Some(a.address()));
     let failure = a.inspect("b.c0123456789abcdef");
-    assert_eq!((failure.object(), failure.cause()), ("child b.c0123456789abcdef", "its node knows no such child"));
+    assert_eq!((failure.object(), failure.cause()), ("child b.c0123456789abcdef", "its node has no such child"));
     let failure = a.inspect("b.s0123456789abcdef");
     assert_eq!((failure.object(), failure.cause()), ("seed b.s0123456789abcdef", "its node has no such seed"));
     let failure = a.inspect("elsewhere.c0123456789abcdef");

@@ -13,12 +13,12 @@ use crate::capture::survey::ThreadProfile;
 
 /// A timerfd in its state at the pause, or why it cannot be carried.
 pub(super) fn build_timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
-    let timer = info.timer.ok_or("the kernel does not tell its state")?;
+    let timer = info.timer.ok_or("the kernel does not show its state")?;
     let is_cancelled_by_clock = has_cancel_on_set(&timer);
     if is_cancelled_by_clock && timer.ticks > 0 {
         return Err(
-            "it has gone off, or the wall clock was set, which cancels it (TFD_TIMER_CANCEL_ON_SET), and nobody \
-                    can tell which without reading it: not carried; let it be read first"
+            "it has expired, or setting the wall clock has cancelled it (TFD_TIMER_CANCEL_ON_SET); only a read \
+                    shows which: not carried; let the process read it first"
                 .into(),
         );
     }
@@ -38,7 +38,7 @@ fn has_cancel_on_set(timer: &TimerState) -> bool {
 
 /// A signalfd.
 pub(super) fn build_signal_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
-    let mask = info.signal_mask.ok_or("the kernel does not tell its signals")?;
+    let mask = info.signal_mask.ok_or("the kernel does not show its signals")?;
     Ok(OpenFile::SignalFd { mask, flags })
 }
 
@@ -89,7 +89,7 @@ fn refuse_foreign_lease(holder: LockHolder<'_>, number: u32) -> Option<String> {
     let owner = fs::metadata(format!("/proc/{pid}/fd/{number}")).ok()?.uid();
     (owner != fsuid && effective & CAP_LEASE == 0).then(|| {
         format!(
-            "it has a lease (F_SETLEASE) of a file of user {owner}, which it may not take as user {fsuid}, and so no child may: give it up first"
+            "it has a lease (F_SETLEASE) on a file of user {owner}, which neither it, as user {fsuid}, nor a child may take again; release it first"
         )
     })
 }
@@ -105,14 +105,14 @@ pub(super) fn build_lock(holder: LockHolder<'_>, number: u32, entry: &LockEntry)
         }
         LockKind::Lease => {
             return Err(
-                "it has a lease for writing (F_SETLEASE, F_WRLCK), which the kernel takes from it as soon as anybody \
-                        else opens the file, as a child on its own node does: not carried; give it up first"
+                "it has a write lease (F_SETLEASE, F_WRLCK), which the kernel breaks when another process opens \
+                        the file, as a child on its own node does: not carried; release it first"
                     .to_owned(),
             );
         }
         LockKind::Other => {
-            return Err("it has a lease that somebody waits for, or a lock of an unknown kind, which is not carried; \
-                        give it up first"
+            return Err("it has a lease that another process waits for, or a lock of an unknown kind, which is not \
+                        carried; release it first"
                 .to_owned());
         }
     };

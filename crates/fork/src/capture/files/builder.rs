@@ -79,8 +79,7 @@ pub(crate) struct PidTranslation<'a> {
 }
 
 /// Why a file is refused that signals its readiness to another process.
-pub(super) const FOREIGN_OWNER_REASON: &str =
-    "somebody else than the process is told of its readiness (F_SETOWN), which is not carried";
+pub(super) const FOREIGN_OWNER_REASON: &str = "it signals its readiness to another process or a group (F_SETOWN), which is not carried; make the process its owner first";
 
 impl PidTranslation<'_> {
     /// `None` if the recipient is another process or a group.
@@ -319,7 +318,7 @@ impl FileTableBuilder<'_> {
             return Ok(());
         }
         Err(format!(
-            "it was bound to the name {}, which is relative, or in a directory that is not there from the root of its mount namespace: not carried",
+            "it was bound to {}, a path that is relative, or whose directory does not exist in its mount namespace: not carried",
             path.display()
         ))
     }
@@ -331,8 +330,7 @@ impl FileTableBuilder<'_> {
             let Some(sender) = arrived.sender else { continue };
             let pid = self.pids.inner_ids.get(&sender.pid).ok_or_else(|| {
                 format!(
-                    "a message waits in it with the credentials of process {}, which does not descend from the one \
-                     captured: not carried; let it be read first",
+                    "a message waits in it with the credentials of process {}, which does not descend from the one captured: not carried; let the process read it first",
                     sender.pid
                 )
             })?;

@@ -147,18 +147,18 @@ pub(super) fn kind_without_path(kind: &FdKind, links: &FdDirectory, link: &[u8],
 
 /// Why a location is refused that can be reached only through an open descriptor.
 pub(in super::super) const NO_PATH_REASON: &str =
-    "is on a mount that was taken away, or is covered by one, so that no path leads there; that is not carried";
+    "is on a mount that was removed, or is covered by another mount, so that no path leads there; that is not carried";
 
 /// The kind of a kernel file that holds no data to copy, if it is one.
 pub(super) fn pseudo_file_kind(links: &FdDirectory, number: &str, link: &[u8]) -> Option<FdKind> {
     /// POSIX message queues (mq_overview(7)), memfd_secret(2), `/proc`, `/sys`, and control groups.
     const PSEUDO_FILE_SYSTEMS: [(u64, &str); 6] = [
         (0x1980_0202, "a POSIX message queue"),
-        (0x5345_434d, "secret memory (memfd_secret), which nobody else may read"),
-        (0x9fa0, "a file of /proc that is there no more"),
-        (0x6265_6572, "a file of /sys that is there no more"),
-        (0x0027_e0eb, "a file of a control group that is there no more"),
-        (0x6367_7270, "a file of a control group that is there no more"),
+        (0x5345_434d, "secret memory (memfd_secret), which no other process may read"),
+        (0x9fa0, "a file of /proc that no longer exists"),
+        (0x6265_6572, "a file of /sys that no longer exists"),
+        (0x0027_e0eb, "a file of a control group that no longer exists"),
+        (0x6367_7270, "a file of a control group that no longer exists"),
     ];
     let path_fd = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let magic = fstatfs(path_fd).ok()?.f_type as u64;

@@ -301,7 +301,7 @@ fn refuse_removed_from_volumes(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Resu
 pub(super) fn check_caller_socket(pid: i32, fds: &[OpenFd], sockets: &DaemonSockets) -> Option<Refusal> {
     let inode = sockets.caller?;
     let waits = fds.iter().any(|fd| fd.kind == FdKind::DaemonSocket { is_caller: true } && !fd.is_standard_stream);
-    let reason = format!("it does not wait at the socket (inode {inode}) that a checkpoint was asked for at");
+    let reason = format!("it does not wait on the socket (inode {inode}) on which the checkpoint was requested");
     (!waits).then(|| Refusal::new(format!("pid {pid}"), reason))
 }
 
@@ -388,7 +388,7 @@ pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>
     let note = |(pid, fd, _): &(i32, &OpenFd, u32)| {
         let (number, link) = (fd.number, String::from_utf8_lossy(&fd.link));
         let owner = if Some(*pid) == first { String::new() } else { format!("pid {pid}, ") };
-        format!("{owner}fd {number}: {link} leads out of the process; its children find the other end closed")
+        format!("{owner}fd {number}: {link} leads out of the process tree; its children find the other end closed")
     };
     Ok(ends.iter().filter(leads_out).map(note).collect())
 }

@@ -82,7 +82,7 @@ impl OpenFileStates {
                 super::fd_read_error(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
             })?);
         }
-        contents.read_inflight(diagnosis).map_err(CaptureError::reading(pid, "what is on its way in its sockets"))?;
+        contents.read_inflight(diagnosis).map_err(CaptureError::reading(pid, "the files in flight in its sockets"))?;
         Ok(contents)
     }
 

@@ -118,7 +118,7 @@ pub(super) fn refuse_terminals((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> 
 }
 
 fn refuse_foreign_master(pid: i32, number: u32) -> Refusal {
-    let reason = "only standard streams may lead to a terminal that is driven by somebody else than the process or its descendants";
+    let reason = "only standard streams may lead to a terminal whose master is open outside the process and its descendants; close it first";
     Refusal::new(fd_object(pid, number), reason)
 }
 
@@ -155,14 +155,15 @@ fn refuse_missing_ends<'a>(ends: impl Iterator<Item = ProcessTerminalEnd<'a>> + 
     let refusal = |(pid, fd, end): ProcessTerminalEnd<'a>| match end {
         TerminalEnd::Slave { number, .. } => (!has(*number, true)).then(|| refuse_foreign_master(pid, fd)),
         TerminalEnd::HungUp => {
-            let reason = "it is a terminal that was hung up, or whose driving end was closed, which is not carried; close it first";
+            let reason =
+                "it is a terminal that was hung up, or whose master was closed, which is not carried; close it first";
             Some(Refusal::new(fd_object(pid, fd), reason))
         }
         TerminalEnd::Master(master) => {
             let is_alone = !has(end.pts_number(), false) && !master.is_locked && !master.readiness.is_hung_up;
             is_alone.then(|| {
                 let reason = format!(
-                    "it drives {DEVPTS_PATH}/{}, which other processes use, or nobody has opened yet; close it first",
+                    "it is the master of {DEVPTS_PATH}/{}, which other processes use, or no process has opened yet; close it first",
                     master.number
                 );
                 Refusal::new(fd_object(pid, fd), reason)
@@ -181,11 +182,14 @@ fn is_on_tree_devpts(root: TreeRoot, fd: &OpenFd) -> bool {
 fn refuse_master(process: (i32, TreeRoot), fd: &OpenFd, master: &PtyMaster) -> Option<String> {
     let number = master.number;
     if !is_ptmx_of_mounts(process, fd) {
-        return Some("it drives a terminal of another mount namespace, which is not carried".to_owned());
+        return Some(
+            "it is the master of a terminal of another mount namespace, which is not carried; close it first"
+                .to_owned(),
+        );
     }
     if ![&b"/dev/ptmx"[..], b"/dev/pts/ptmx"].contains(&fd.link.as_slice()) {
         return Some(
-            "it drives a terminal, and was opened by another name than /dev/ptmx, which is not carried; close it first"
+            "it is the master of a terminal, and was opened by another name than /dev/ptmx, which is not carried; close it first"
                 .to_owned(),
         );
     }
@@ -254,7 +258,7 @@ fn refuse_queued_data(pty_readiness: &PtyReadiness) -> Result<(), String> {
         return Err("a change of the terminal's settings waits to be read (packet mode), which is not carried".into());
     }
     if !pty_readiness.is_writable && !pty_readiness.is_hung_up {
-        return Err("the terminal was stopped (Ctrl-S), or the way to its other end is full; try again".to_owned());
+        return Err("the terminal was stopped (Ctrl-S), or its output buffer is full; try again".to_owned());
     }
     Ok(())
 }

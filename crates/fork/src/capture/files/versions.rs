@@ -133,9 +133,8 @@ pub(in crate::capture) fn note_unverifiable_files((pid, fds): (i32, &[OpenFd]), 
     let names = paths.iter().take(UNVERIFIABLE_NAMES_MAX).map(|path| &**path).collect::<Vec<_>>().join(", ");
     let more = paths.len().saturating_sub(UNVERIFIABLE_NAMES_MAX);
     let names = if more > 0 { format!("{names} and {more} more") } else { names };
-    (!paths.is_empty()).then(|| {
-        format!("it may write to {names}: that these are not changed between a prepare and a fork cannot be proved")
-    })
+    (!paths.is_empty())
+        .then(|| format!("it may write to {names}: changes between a prepare and a fork cannot be excluded"))
 }
 
 /// Most file names in a note for the user.

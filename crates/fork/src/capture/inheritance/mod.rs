@@ -97,9 +97,7 @@ impl MissingPages {
         if seeds <= LAYERS_MAX {
             return Ok(inherited);
         }
-        let reason = format!(
-            "it has pages of {seeds} seeds, {LAYERS_MAX} at most; have it take them all first (`farfork settle`)"
-        );
+        let reason = format!("it has pages of {seeds} seeds, {LAYERS_MAX} at most; settle it first (`farfork settle`)");
         Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]))
     }
 }

@@ -159,7 +159,7 @@ impl<'a> Injector<'a> {
                 (true, _, EVENT_STOP) => break,
                 // The thread would fault there forever.
                 (false, signal, event) if RunningScript::is_fault_stop(signal, event) => {
-                    let cause = io::Error::other("its vdso is not where it was");
+                    let cause = io::Error::other("its vdso was moved or unmapped");
                     return Err(CaptureError::tracing("make calls in", tid)(cause));
                 }
                 // A group stop, or a signal that cannot be blocked. It is repeated at the end, by the kernel or by this
@@ -224,8 +224,9 @@ impl<'a> Injector<'a> {
             }
             if RunningScript::is_fault_stop(signal, event) {
                 running.swap_remove(at);
-                failed =
-                    Err(CaptureError::tracing("make calls in", tid)(io::Error::other("its own pages are in the way")));
+                failed = Err(CaptureError::tracing("make calls in", tid)(io::Error::other(
+                    "the pages for injected calls are not accessible to it",
+                )));
                 continue;
             }
             self.withheld_signals.extend((event == 0).then_some((tid, signal)));

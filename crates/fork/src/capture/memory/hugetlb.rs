@@ -96,8 +96,7 @@ fn explain_failure(pid: i32, area: &MapEntry, error: CaptureError) -> CaptureErr
     let CaptureError::InjectedCall { source, .. } = error else { return error };
     let object =
         format!("pid {pid}, mapping {:#x}-{:#x} {}", area.start, area.end, String::from_utf8_lossy(&area.path));
-    let reason =
-        format!("it is in huge pages of hugetlbfs, in whose place its copy can have no ordinary ones: {source}");
+    let reason = format!("its hugetlbfs pages cannot be replaced by ordinary ones in the copy: {source}");
     CaptureError::refused(pid, vec![Refusal::new(object, reason)])
 }
 

@@ -118,7 +118,7 @@ fn check_name(entry: &MapEntry) -> Result<(), &'static str> {
         );
     }
     if path.starts_with(b"/secretmem") {
-        return Err("it is secret memory (memfd_secret), which nobody else may read");
+        return Err("it is secret memory (memfd_secret), which no other process may read");
     }
     if path.starts_with(b"anon_inode:") {
         return Err("it maps an object of the kernel that cannot be carried");
@@ -200,7 +200,7 @@ pub(super) fn merge_runs(runs: impl IntoIterator<Item = PageRun>) -> Vec<PageRun
 
 /// For messages: an error about a mapping's file.
 fn mapping_error(entry: &MapEntry, source: &io::Error) -> String {
-    format!("its file {} cannot be looked at: {source}", String::from_utf8_lossy(&entry.path))
+    format!("its file {} cannot be inspected: {source}", String::from_utf8_lossy(&entry.path))
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub(in crate::capture) fn note_stale_mappings((pid, fds): (i32, &[OpenFd]), maps
     let shown = if more > 0 { format!("{shown} and {more} more") } else { shown };
     (!names.is_empty()).then(|| {
         format!(
-            "it has private mappings of {shown}, to which it may write: in children these keep what they show, also where it has not written through them"
+            "it has private mappings of {shown}, to which it may write: in children, these keep their contents and do not show later writes to the files"
         )
     })
 }

@@ -115,7 +115,7 @@ impl TemplateMemory {
     pub(crate) fn apply_flags(&mut self, flagged: &[MapEntry], marked: &[u64]) -> Result<(), CaptureError> {
         for entry in &mut self.mappings {
             let Some(same) = covering_mapping(flagged, entry) else {
-                let what = format!("its area {}, of which the kernel tells no flags", entry.range_name());
+                let what = format!("its mapping {}, for which no flags were found", entry.range_name());
                 return Err(CaptureError::Unstable { pid: self.pid, what });
             };
             let is_its_own = entry.has_flag(OWN_FILE_FLAG);

@@ -118,9 +118,8 @@ fn sum_bytes(runs: &[(u64, u64)]) -> u64 {
 
 /// Refuses more shared memory than a pause may copy.
 fn check_size(pid: i32, bytes: u64) -> Option<Refusal> {
-    let reason = || {
-        format!("it has more than {SHARED_BYTES_MAX} bytes of shared memory, too much to copy while it stands still")
-    };
+    let reason =
+        || format!("it has more than {SHARED_BYTES_MAX} bytes of shared memory, too much to copy while it is stopped");
     (bytes > SHARED_BYTES_MAX).then(|| Refusal::new(format!("pid {pid}"), reason()))
 }
 

@@ -55,7 +55,7 @@ const IPC_LIMITS: [&str; 13] = [
 ];
 
 /// The end of a refusal that the user can avoid.
-const REMEDY_HINT: &str = "; --namespaces node takes the node's instead";
+const REMEDY_HINT: &str = "; use --namespaces node to give children the node's instead";
 
 /// Compares the namespaces of a process with this node's. `is_first`: it is the first process of its tree, whose processes
 /// all have the same namespaces.
@@ -82,11 +82,10 @@ pub(in crate::capture) fn compare_namespaces(
         findings.refusals.extend(
             theirs.differences_from(&children).map(|lost| Refusal::new(format!("pid {pid}, {}", lost.0), lost.1)),
         );
-        findings
-            .add_note(has_own_name, "its host name is of a UTS namespace of its own: its children have their node's");
+        findings.add_note(has_own_name, "it has its own UTS namespace: its children have their node's host name");
         findings.add_note(
             has_own_ipc,
-            "its IPC namespace is its own: its children have new ones, with what is carried of it",
+            "it has its own IPC namespace: its children get a new one with the objects that are carried",
         );
     }
     let has_own_groups = is_first && is_own(NamespaceKind::ControlGroups);
@@ -175,7 +174,7 @@ fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
         Refusal::new(
             format!("pid {pid}, {object}"),
             format!(
-                "{path} is on a mount of its own, which the node lacks; --namespaces node takes the node's instead"
+                "{path} is on a mount that only its own mount namespace has; use --namespaces node to give children the node's instead"
             ),
         )
     };
@@ -209,7 +208,7 @@ fn is_same_on_node(path: &Path, found: &Statx) -> bool {
 fn refuse_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let lost = files::list_interface_sockets(pid, fds)?.into_iter();
     let refusal = |number: u32| {
-        let reason = "it is a socket with an address of a network that is not the node's; --namespaces node takes the node's instead";
+        let reason = "it is a socket with an address of another network than the node's; use --namespaces node to give children the node's instead";
         Refusal::new(format!("pid {pid}, fd {number}"), reason)
     };
     Ok(lost.map(refusal).collect())
@@ -254,7 +253,7 @@ impl UtsIpcSettings {
             .iter()
             .filter_map(|(name, own)| Some((format!("/proc/sys/{name}"), own, children.ipc_limits.get(name)?)));
         names.chain(limits).filter(|(_, own, theirs)| own != theirs).map(|(what, own, theirs)| {
-            let reason = format!("it is {own} in a namespace of its own, and {theirs} for its children; --namespaces node takes the node's instead");
+            let reason = format!("it is {own} in its own namespace, and {theirs} for its children; use --namespaces node to give children the node's instead");
             (what, reason)
         })
     }

@@ -25,7 +25,7 @@ pub(in crate::capture) fn refusal(pid: i32, tid: i32, status: &ProcStatus) -> Op
         0 => return None,
         MODE_FILTER if status.no_new_privileges || effective & CAP_SYS_ADMIN != 0 => return None,
         MODE_FILTER => {
-            "it runs under a filter of system calls (seccomp) that it may not install any more, and so may no child of it"
+            "it runs under a seccomp filter that neither it nor a child may install again (it has neither no_new_privs nor CAP_SYS_ADMIN)"
         }
         _ => "it runs under the strict mode of seccomp(2), which is not carried",
     };

@@ -10,6 +10,6 @@ use crate::capture::error::Refusal;
 pub(in crate::capture) fn refusal(pid: i32) -> Option<Refusal> {
     let number = |name: &str| -> io::Result<_> { fs::read_link(format!("/proc/{pid}/ns/{name}")) };
     let (own, of_children) = (number("time").ok()?, number("time_for_children").ok()?);
-    let reason = "it has made a time namespace for its children (unshare(2), CLONE_NEWTIME) and is in another, which is not carried; begin it by a process that is in that namespace";
+    let reason = "it has made a time namespace for its children (unshare(2), CLONE_NEWTIME) but is in another one, which is not carried; start it from a process in that namespace";
     (own != of_children).then(|| Refusal::new(format!("pid {pid}"), reason))
 }

@@ -54,7 +54,7 @@ pub(in crate::capture) struct ListedTimer {
 /// The POSIX timers of a process, ascending by number.
 pub(in crate::capture) fn list_timers(pid: i32) -> Result<Vec<ListedTimer>, CaptureError> {
     let text = process::read_text(&format!("/proc/{pid}/timers")).map_err(CaptureError::reading(pid, "the timers"))?;
-    let unknown = || std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not of the known form");
+    let unknown = || std::io::Error::new(std::io::ErrorKind::InvalidData, "its format is not known");
     parse_timers(&text).ok_or_else(|| CaptureError::reading(pid, "the timers")(unknown()))
 }
 
@@ -108,20 +108,20 @@ impl ListedTimer {
             return None;
         }
         if self.clock >= 0 || self.clock & CLOCK_TYPE_MASK == CLOCK_FD {
-            return Some("it runs by the clock of a device, which is not carried");
+            return Some("it uses the clock of a device, which is not carried");
         }
         let owner = u32::try_from(!(self.clock >> CLOCK_ID_SHIFT)).ok();
         match owner.filter(|_| self.clock & CLOCK_PER_THREAD != 0) {
             // The kernel does not show which thread made the timer. If there is only one thread, it did.
             Some(0) if threads.len() > 1 => Some(
-                "it runs by the processor time of the thread that made it (CLOCK_THREAD_CPUTIME_ID), and the kernel does not tell \
-                 which did; made by pthread_getcpuclockid(3) it is carried",
+                "it uses the CPU-time clock of the thread that made it (CLOCK_THREAD_CPUTIME_ID), and the kernel does not show \
+                 which thread did; use pthread_getcpuclockid(3) instead",
             ),
             Some(thread) if thread != 0 && !threads.contains(&thread) => {
-                Some("it runs by the processor time of a thread that has ended, which is not carried")
+                Some("it uses the CPU-time clock of a thread that has ended, which is not carried")
             }
             None if owner.is_none_or(|process| process != 0 && threads.first() != Some(&process)) => {
-                Some("it runs by the processor time of another process, which is not carried")
+                Some("it uses the CPU-time clock of another process, which is not carried")
             }
             _ => None,
         }
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(refused(of(0, 6), &THREADS[..1]), "", "its only thread has made it");
         let of_somebody =
             |clock, word| assert!(refused(clock, &THREADS).contains(word), "{}", refused(clock, &THREADS));
-        of_somebody(of(0, 6), "does not tell");
+        of_somebody(of(0, 6), "does not show");
         of_somebody(of(43, 6), "a thread that has ended");
         of_somebody(of(42, 2), "another process");
         of_somebody(of(5, CLOCK_FD), "a device");

@@ -10,6 +10,6 @@ use crate::capture::error::Refusal;
 pub(in crate::capture) fn refusal(pid: i32) -> Option<Refusal> {
     let number = |process: &str| -> io::Result<_> { fs::read_link(format!("/proc/{process}/ns/user")) };
     let (theirs, ours) = (number(&pid.to_string()).ok()?, number("self").ok()?);
-    let reason = "it is in a user namespace of its own, as its users and rights are, which are not carried; run it as a user of the node's";
+    let reason = "it is in its own user namespace, whose users and capabilities are not carried; run it in the node's user namespace";
     (theirs != ours).then(|| Refusal::new(format!("pid {pid}"), reason))
 }

@@ -50,16 +50,14 @@ fn inexact_note(tid: i32) -> Option<String> {
     let InexactCall { name, fd, reason } = InexactCall::from_arguments(call.number, &call.arguments)?;
     let why = match reason {
         InexactReason::TerminalRead => has_terminal_timeout(tid, fd)
-            .then_some("a terminal with a time limit (VTIME), which begins anew at a prepare and in each child"),
-        InexactReason::CallLimit => {
-            Some("with a time limit of its own, which begins anew at a prepare and in each child")
-        }
+            .then_some("a terminal with a time limit (VTIME), which starts again at a prepare and in each child"),
+        InexactReason::CallLimit => Some("with its own time limit, which starts again at a prepare and in each child"),
         InexactReason::PartialTransfer { option, needs_stream } => {
             let is_it = read_socket_timeout(tid, fd, option).is_some() && (!needs_stream || is_stream_socket(tid, fd));
             let of_option = if option == SO_RCVTIMEO {
-                "a socket with a time limit (SO_RCVTIMEO): where it has moved a part by a prepare, it gives that alone, in the parent and in each child"
+                "a socket with a time limit (SO_RCVTIMEO): if it has transferred a part before a prepare, it returns only that part, in the parent and in each child"
             } else {
-                "a socket with a time limit (SO_SNDTIMEO): where it has moved a part by a prepare, it gives that alone, in the parent and in each child"
+                "a socket with a time limit (SO_SNDTIMEO): if it has transferred a part before a prepare, it returns only that part, in the parent and in each child"
             };
             is_it.then_some(of_option)
         }

@@ -187,7 +187,7 @@ fn seize_thread(pid: i32, tid: i32) -> Result<bool, CaptureError> {
     }
     if is_dead {
         let object = format!("pid {pid}, thread {tid}");
-        let reason = "its main thread has ended while others go on; prepare it before that";
+        let reason = "its main thread has ended while other threads run; prepare it before its main thread ends";
         return Err(CaptureError::refused(pid, vec![Refusal::new(object, reason)]));
     }
     if status.tracer != 0 {

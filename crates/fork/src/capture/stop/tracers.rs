@@ -58,7 +58,7 @@ fn is_call_timer(tracer: i32) -> bool {
 
 /// The refusal of a thread that another process traces.
 pub(super) fn refusal(tid: i32, tracer: i32) -> Refusal {
-    Refusal::new(format!("thread {tid}"), format!("pid {tracer} traces it already; detach that debugger first"))
+    Refusal::new(format!("thread {tid}"), format!("pid {tracer} traces it already; detach that tracer first"))
 }
 
 /// The refusal of a process that was only surveyed, if its tracer stays.

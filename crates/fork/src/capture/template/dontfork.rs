@@ -62,7 +62,7 @@ impl DontforkMemory {
         let areas: Vec<Range<u64>> = areas.map(|entry| entry.start..entry.end).collect();
         if runs.len() > RUNS_MAX {
             let reason =
-                format!("it keeps memory from fork(2) (MADV_DONTFORK) at {} places, {RUNS_MAX} at most", runs.len());
+                format!("it excludes memory from fork(2) (MADV_DONTFORK) at {} places, {RUNS_MAX} at most", runs.len());
             return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]));
         }
         Ok((!areas.is_empty()).then_some(Self { ranges: areas, runs }))

@@ -120,6 +120,6 @@ impl<'a> PauseExecutor<'a> {
 pub(in crate::capture) fn run_ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => outcome,
-        Poll::Pending => unreachable!("without a post, reports are waited for in place"),
+        Poll::Pending => unreachable!("without an executor, the future waits for reports in place"),
     }
 }

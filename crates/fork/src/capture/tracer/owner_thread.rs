@@ -137,7 +137,7 @@ pub(in crate::capture) fn run_job(pid: i32, options: CaptureOptions, observer: B
 pub(in crate::capture) fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let attend = move || {
         if let Err(error) = companion::run_companion(STACK_BYTES, life) {
-            tracing::error!(%error, "a tracer was ended: its seed is lost, or a process was let go in the middle of its capture");
+            tracing::error!(%error, "a tracer has ended: its seed is lost, or a process was released during its capture");
         }
     };
     let attendant = thread::Builder::new().name(name.to_owned()).stack_size(WAITER_STACK_BYTES);
@@ -307,6 +307,6 @@ fn park_templates(options: &mut CaptureOptions, templates: &[TemplateProcess], r
         Err(_) => poll::wait_either(release_reader.as_fd(), release_reader.as_fd()),
     };
     if let Err(error) = waited {
-        tracing::warn!(template = templates[0].pid(), %error, "a template is given up, since it cannot be waited for");
+        tracing::warn!(template = templates[0].pid(), %error, "a template is dropped, because its end cannot be waited for");
     }
 }

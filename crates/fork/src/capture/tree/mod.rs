@@ -137,15 +137,15 @@ impl TreeProcess {
         let common =
             if is_parent_still { self.shared_tables.recheck(pid, parent)? } else { SharedTables::read(pid, parent)? };
         if self.shared_tables != common {
-            let what = "what it shared with its parent was made its own".to_owned();
+            let what = "the tables that it shares with its parent".to_owned();
             return Err(CaptureError::Unstable { pid, what });
         }
         self.stat = ProcStat::read(pid).map_err(CaptureError::reading(pid, "stat"))?;
         if self.stat.start_ticks != self.prepared.survey.stat.start_ticks {
-            return Err(CaptureError::Unstable { pid, what: "the process of its number".to_owned() });
+            return Err(CaptureError::Unstable { pid, what: "its pid, which another process has now".to_owned() });
         }
         let is_stopped =
-            ptrace::is_stopped_by_signal(pid).map_err(CaptureError::tracing("look at the stop of", pid))?;
+            ptrace::is_stopped_by_signal(pid).map_err(CaptureError::tracing("read the stop state of", pid))?;
         // The kernel keeps the signal of a stop until the parent has waited for it.
         let report = if self.stat.exit_code == 0 { StopReport::Reported } else { StopReport::Pending };
         self.stop_report = is_stopped.then_some(report);
@@ -225,7 +225,7 @@ impl ProcessTree {
         let mut orphans_possible = true;
         while orphans_possible {
             if deadline.is_over() {
-                let (pid, phase) = (self.processes[0].pid(), "stopping a tree whose processes come and go");
+                let (pid, phase) = (self.processes[0].pid(), "stopping a tree whose processes keep forking and ending");
                 return Err(CaptureError::TimedOut { pid, limit: deadline.limit(), phase });
             }
             // If a process has ended meanwhile, its children have a new parent, whose lists may have been read already: read
@@ -389,8 +389,7 @@ impl ProcessTree {
             return Err(CaptureError::Unstable { pid, what });
         }
         if common.memory && options.freeze {
-            let reason =
-                "it has its parent's address space (CLONE_VM), which cannot be frozen twice; leave `--freeze` out";
+            let reason = "it has its parent's address space (CLONE_VM), which cannot be frozen twice; drop `--freeze`";
             let refusal = Refusal::new(format!("pid {pid}"), reason);
             return Err(CaptureError::refused(self.processes[0].pid(), vec![refusal]));
         }

@@ -138,7 +138,7 @@ impl TreeRelations {
                     .map(|index| index + 1)
             };
             let Some(parent) = tree.processes.iter().position(leads).or_else(is_inside) else {
-                let reason = format!("nobody is in its session {session} who could make it again");
+                let reason = format!("no process of its session {session} is left that could make it again");
                 refusals.push(Refusal::new(format!("process group {group}"), reason));
                 continue;
             };
@@ -289,7 +289,7 @@ fn can_have_session(process_relations: &ProcessRelations, pid: u32, sessions: &[
 
 fn session_refusal(pid: i32, process_relations: &ProcessRelations) -> Refusal {
     let reason =
-        format!("its session {} is not its parent's: what made it so cannot be done again", process_relations.session);
+        format!("its session {} is not its parent's, and cannot be made again by setsid(2)", process_relations.session);
     Refusal::new(format!("pid {pid}"), reason)
 }
 

@@ -214,7 +214,9 @@ impl PageCache {
             return Some(filling_slab);
         }
         let allocated = self.slabs.allocate(key).unwrap_or_else(|error| {
-            tracing::warn!("there is no memory for the page cache: {error}; give it less with `farfork node --cache`");
+            tracing::warn!(
+                "the page cache cannot reserve its memory: {error}; lower its limit with `farfork node --cache`"
+            );
             None
         });
         let (slab, eviction) = allocated?;

@@ -114,7 +114,7 @@ impl SlabAllocator {
         self.free.push(slab);
         let start = slab as usize * SLAB_BYTES;
         if let Some(Err(error)) = self.arena.as_mut().map(|arena| arena.release(start..start + SLAB_BYTES)) {
-            tracing::warn!("memory of the page cache cannot be given back: {error}");
+            tracing::warn!("memory of the page cache cannot be released: {error}");
         }
     }
 

@@ -62,11 +62,7 @@ fn pages_are_found_under_their_seed_and_token_only() {
     let forged = seed_key("n1.s0000000000000001", 9);
     assert_eq!(cached_pages(&mut cache, &forged, 3, 10..20), NONE);
     insert_pages(&mut cache, &forged, 3, 20..21, now);
-    assert_eq!(
-        cached_pages(&mut cache, &first_seed(), 3, 20..21),
-        NONE,
-        "and nothing is put in by who has another token"
-    );
+    assert_eq!(cached_pages(&mut cache, &first_seed(), 3, 20..21), NONE, "a wrong token inserts nothing");
     assert_eq!(cache.stats().hits, 10);
 }
 
@@ -87,7 +83,7 @@ fn the_limit_holds_and_what_was_used_longest_ago_goes() {
     insert_pages(&mut cache, &first_seed(), 0, 64..128, now);
     assert_eq!(cached_pages(&mut cache, &first_seed(), 0, 0..1), [0], "it is used");
     insert_pages(&mut cache, &first_seed(), 0, 128..130, now);
-    assert_eq!(cached_pages(&mut cache, &second_seed(), 0, 0..64), NONE, "the oldest that nobody used");
+    assert_eq!(cached_pages(&mut cache, &second_seed(), 0, 0..64), NONE, "the least recently used pages are evicted");
     assert_eq!(cached_pages(&mut cache, &first_seed(), 0, 0..130).len(), 130);
     let stats = cache.stats();
     assert_eq!((stats.bytes, stats.bytes_max, stats.pages), (3 * SLAB_BYTES, 3 * SLAB_BYTES, 130));

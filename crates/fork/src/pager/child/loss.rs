@@ -24,7 +24,7 @@ impl Child {
         if self.sources.len() == 1 {
             self.write_lost_file(reason);
         } else {
-            self.write_lost_file(&format!("pages of seed {seed} cannot be had: {reason}"));
+            self.write_lost_file(&format!("pages of seed {seed} cannot be fetched: {reason}"));
         }
     }
 

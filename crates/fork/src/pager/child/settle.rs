@@ -143,7 +143,7 @@ impl Child {
     /// All pages are installed, so none will be requested again.
     fn finish_settle(&mut self, now: Instant) {
         if let Err(error) = create_marker_file(&self.dir, SETTLED_FILE) {
-            return self.fail_settle(format!("that it has settled cannot be written down: {error}"), now);
+            return self.fail_settle(format!("the file `settled` cannot be written: {error}"), now);
         }
         let _ = fs::remove_file(self.dir.join(SETTLING_FILE));
         self.settling = SettlePhase::Settled;
@@ -237,7 +237,7 @@ impl PagerServer<'_> {
             if let Err(error) = child.start_settle(self.now) {
                 let remedy = disk_space_hint::disk_space_hint(&error);
                 return PagerReply::Refused(format!(
-                    "child {id}: that it settles cannot be written down: {error}{remedy}"
+                    "child {id} cannot start to settle: the file `settling` cannot be written: {error}{remedy}"
                 ));
             }
             self.enqueue_settle(key);

@@ -50,7 +50,10 @@ impl Child {
         });
         for (space, number) in (self.next_space..).zip(forked) {
             if let Err(error) = queue.add_by_number(space, number) {
-                tracing::error!("child {}: its stub does not hold space {space}: {error}", self.id);
+                tracing::error!(
+                    "child {}: the userfaultfd of address space {space} cannot be added to its stub's queue: {error}",
+                    self.id
+                );
             }
         }
     }
@@ -70,7 +73,7 @@ impl Child {
         // The userfaultfd of one of its own processes may be on its way to this pager.
         let is_wanted = |space: AddressSpaceId| spaces.contains_key(&space) || (!have_all_arrived && space < own_count);
         if let Err(error) = queue.prune(is_wanted) {
-            tracing::error!("child {}: what its stub holds cannot be sorted: {error}", self.id);
+            tracing::error!("child {}: its stub's queue cannot be pruned: {error}", self.id);
         }
     }
 
@@ -138,7 +141,7 @@ impl PagerServer<'_> {
         }
         let refused =
             |error: &dyn std::fmt::Display| PagerReply::Refused(format!("child {id} cannot be served again: {error}"));
-        let Some(queue) = queue else { return refused(&"what its stub holds did not come along") };
+        let Some(queue) = queue else { return refused(&"the request has no stub queue") };
         let (child, lost) = match Child::reclaim(id.clone(), dir, queue) {
             Ok(reclaimed) => reclaimed,
             Err(error) => return refused(&error),
@@ -149,7 +152,7 @@ impl PagerServer<'_> {
         }
         let served = self.child_key(&id).and_then(|key| self.children.get(&key));
         served.into_iter().flat_map(|served| served.child.spaces.values()).for_each(AddressSpace::wake_all);
-        tracing::warn!("child {id} is served again, {count} processes of it, {lost} lost");
+        tracing::warn!("child {id} is served again: {count} processes recovered, {lost} lost");
         PagerReply::Reclaimed { lost }
     }
 }

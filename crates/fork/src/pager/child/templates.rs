@@ -48,7 +48,10 @@ impl PagerServer<'_> {
         match found[..] {
             [] => PagerReply::SpaceId(None),
             [only] => PagerReply::SpaceId(Some(only)),
-            _ => PagerReply::Refused(format!("child {id}: {} of its processes may be the template", found.len())),
+            _ => PagerReply::Refused(format!(
+                "child {id}: its template cannot be identified: {} processes match",
+                found.len()
+            )),
         }
     }
 

@@ -153,7 +153,7 @@ impl Child {
         let loaded = LoadedPlan::from_plan(MemoryPlan::read(dir).map_err(|error| error.to_string())?);
         let keys = |sources: &[ChildSource]| sources.iter().map(|source| source.key.clone()).collect::<Vec<_>>();
         if loaded.populated != populated || keys(&loaded.sources) != keys(&self.sources) {
-            return Err("its memory plan is not its zygote's".to_owned());
+            return Err("its memory plan differs from its zygote's".to_owned());
         }
         Ok(LoadedPlan { populated, ..loaded })
     }
@@ -224,7 +224,9 @@ impl PagerServer<'_> {
         };
         match filled {
             Ok(()) => PagerReply::Done,
-            Err(error) => PagerReply::Refused(format!("child {id}: nobody keeps its userfaultfd: {error}")),
+            Err(error) => {
+                PagerReply::Refused(format!("child {id}: its userfaultfd cannot be added to its stub's queue: {error}"))
+            }
         }
     }
 
@@ -374,9 +376,13 @@ mod tests {
         let whole = segment(base, 2301, 0);
         assert_eq!([0, 1, 3].map(|number| unit(number, &whole)), [Some(0..512), Some(512..1024), Some(1535..2047)]);
         assert_eq!(unit(2, &whole), None, "a page is empty");
-        assert_eq!(unit(4, &whole), None, "it ends before");
+        assert_eq!(unit(4, &whole), None, "the segment ends before the end of the huge page");
         assert_eq!(unit(0, &segment(base - PAGE_SIZE, 2000, 0)), Some(1..513));
-        assert_eq!(unit(0, &segment(base + PAGE_SIZE, 2000, 0)), None, "it begins behind");
+        assert_eq!(
+            unit(0, &segment(base + PAGE_SIZE, 2000, 0)),
+            None,
+            "the segment begins after the start of the huge page"
+        );
         assert_eq!(unit(0, &segment(base, 2000, 1790)), None, "there is no data at its end");
     }
 }

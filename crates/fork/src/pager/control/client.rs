@@ -56,10 +56,10 @@ pub enum ClientError {
     #[error("the pager is of another release of farfork: {0}; end its children with the release that started them")]
     VersionMismatch(String),
     /// The trust policy cannot be written.
-    #[error("whom the pager is to trust cannot be written to the run directory: {}{}", .0, disk_space_hint::disk_space_hint(.0))]
+    #[error("the pager's trust policy cannot be written to the run directory: {}{}", .0, disk_space_hint::disk_space_hint(.0))]
     TrustPolicy(#[source] io::Error),
     /// The size limit of the page cache cannot be written.
-    #[error("the limit of the cache of pages cannot be written to the run directory: {}{}", .0, disk_space_hint::disk_space_hint(.0))]
+    #[error("the page cache's limit cannot be written to the run directory: {}{}", .0, disk_space_hint::disk_space_hint(.0))]
     CacheLimit(#[source] io::Error),
     /// Processes of a child that must be released are still running.
     #[error("child {child} cannot be released: its processes still run; end them first")]
@@ -455,5 +455,5 @@ fn is_version_mismatch(cause: &io::Error) -> bool {
 }
 
 fn unexpected_reply(reply: &PagerReply) -> ClientError {
-    ClientError::Refused(format!("the pager gave an answer to another question: {reply:?}"))
+    ClientError::Refused(format!("unexpected reply from the pager: {reply:?}; see the pager's log"))
 }

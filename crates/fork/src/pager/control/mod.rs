@@ -141,7 +141,7 @@ impl PagerServer<'_> {
             return PagerReply::Done; // The request was repeated because a reply was lost.
         }
         let Some(socket) = socket else {
-            return PagerReply::Refused(format!("child {id} came without a socket for its userfaultfd"));
+            return PagerReply::Refused(format!("the request to adopt child {id} has no socket for its userfaultfd"));
         };
         let refused = |error: &dyn std::fmt::Display| PagerReply::Refused(format!("child {id} is not served: {error}"));
         let child = match Child::adopt(id.clone(), dir, socket) {

@@ -35,13 +35,13 @@ const MAGIC: [u8; 4] = [b'F', b'F', b'P', PROTOCOL_VERSION];
 #[derive(Debug, thiserror::Error)]
 pub(in crate::pager) enum ControlMessageError {
     /// The message has another protocol version.
-    #[error("it speaks form {theirs} of the pager's messages, and this is form {PROTOCOL_VERSION}")]
+    #[error("the peer uses version {theirs} of the pager protocol, this release uses version {PROTOCOL_VERSION}")]
     VersionMismatch {
         /// The version of the message.
         theirs: u8,
     },
     /// The message cannot be decoded.
-    #[error("what came is no message of the pager's: {0}")]
+    #[error("invalid pager message: {0}")]
     Damaged(#[from] postcard::Error),
 }
 

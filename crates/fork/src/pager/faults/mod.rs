@@ -65,7 +65,7 @@ impl PagerServer<'_> {
                 }
                 // An earlier pager may have received them.
                 Ok((0, ..)) if !child.spaces.is_empty() => return self.finish_adoption(key),
-                Ok(_) => Err(io::Error::other("the socket was closed before one arrived")),
+                Ok(_) => Err(io::Error::other("the socket was closed before a userfaultfd arrived")),
                 Err(error) => Err(error),
             };
             match uffd {
@@ -88,7 +88,7 @@ impl PagerServer<'_> {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("child {} is forgotten: no userfaultfd of it: {error}", child.id);
+                    tracing::warn!("child {} is not served: its userfaultfd was not received: {error}", child.id);
                     return self.remove_child(key);
                 }
             }

@@ -191,14 +191,17 @@ impl Journal {
         let mut magic = [0; MAGIC.len()];
         mapping.load(0, &mut magic);
         if magic != *MAGIC {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal is of another format"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal has another format"));
         }
         let snapshot = read_snapshot(&file, mapping.load_u64(SNAPSHOT_BYTES_AT))?;
         let (records, end) = read_records(&mapping);
         let is_wrong =
             |record: &JournalRecord| matches!(record, JournalRecord::Message(_, message) if !is_valid_message(message));
         if records.iter().any(is_wrong) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal tells of memory that no process has"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the journal has an event with an invalid address range",
+            ));
         }
         let contents =
             JournalContents { state: load_state(&mapping)?, counters: load_counters(&mapping), snapshot, records };
@@ -378,7 +381,7 @@ fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<JournalSnapshot>>
         return Ok(None);
     }
     if MAPPED_BYTES as u64 + bytes != file.metadata()?.len() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal's snapshot is cut short"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal's snapshot is truncated"));
     }
     let mut encoded = vec![0; bytes as usize];
     file.read_exact_at(&mut encoded, MAPPED_BYTES as u64)?;
@@ -386,7 +389,10 @@ fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<JournalSnapshot>>
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     snapshot.spaces.iter().try_for_each(|address_space| validate_segments(&address_space.segments)).map_err(invalid)?;
     if snapshot.next_space > SPACES_MAX {
-        return Err(invalid(format!("the journal numbers {} spaces", snapshot.next_space)));
+        return Err(invalid(format!(
+            "the journal's next address space number {} exceeds the limit",
+            snapshot.next_space
+        )));
     }
     Ok(Some(snapshot))
 }

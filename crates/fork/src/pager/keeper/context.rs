@@ -42,7 +42,7 @@ pub enum PagerError {
         run_dir: PathBuf,
     },
     /// A file of the run directory cannot be created.
-    #[error("{} cannot be made: {source}", path.display())]
+    #[error("{} cannot be created: {source}", path.display())]
     RunDir {
         /// The file.
         path: PathBuf,
@@ -93,7 +93,7 @@ impl KeeperContext {
         let socket_path = run_dir.join(SOCKET_FILE);
         let listener = bind_control_socket(&socket_path).map_err(at(socket_path.clone()))?;
         let keeper = ManuallyDrop::new(open_own_pidfd()?);
-        let roles = RoleTable::new().map_err(system_error("map what its processes share"))?;
+        let roles = RoleTable::new().map_err(system_error("create the role table"))?;
         roles.assign(ProcessRole::Keeper, keeper.as_raw_fd());
         TrustPolicy::remove_file(run_dir);
         let startup_trust_policy = TrustPolicy::from_credentials(credentials.as_ref());
@@ -218,7 +218,7 @@ fn system_error(action: &'static str) -> impl Fn(io::Error) -> PagerError {
 }
 
 fn open_own_pidfd() -> Result<OwnedFd, PagerError> {
-    farfork_sys::pidfd::open(std::process::id() as i32).map_err(system_error("hold its own process"))
+    farfork_sys::pidfd::open(std::process::id() as i32).map_err(system_error("open a pidfd of its own process"))
 }
 
 fn lock_run_dir(run_dir: &Path) -> Result<File, PagerError> {

@@ -58,7 +58,7 @@ pub(super) fn start_fd_holder(roles: &RoleTable) -> io::Result<ForkedSide> {
 pub(super) fn run_fd_holder(roles: &RoleTable, title: Option<&ProcessTitle>) -> FdHolderExit {
     roles.set_fd_holder();
     if let Err(error) = title.map_or(Ok(()), ProcessTitle::set_fd_holder) {
-        tracing::debug!("the holder is called as its keeper is: {error}");
+        tracing::debug!("the holder's process title cannot be set: {error}");
     }
     let end = wait_until_orphaned(roles);
     // The processes that it clones as the keeper are not holders.

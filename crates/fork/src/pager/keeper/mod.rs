@@ -122,7 +122,7 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
         }
         // It must not give up: it may be the last process that holds the children's userfaultfds.
         while let Err(error) = keeper_context.become_keeper() {
-            tracing::error!("{error}: it is tried again");
+            tracing::error!("{error}; retrying");
             std::thread::sleep(RESTART_BACKOFF_MAX);
         }
     }
@@ -157,7 +157,7 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
             // Memory and processes may become available again; the children wait that long.
             Err(error) => {
                 roles.assign(ProcessRole::Pager, 0);
-                tracing::error!("the pager cannot be started: {error}: it is tried again");
+                tracing::error!("the pager cannot be started: {error}; retrying");
             }
         }
         let was_healthy = started_at.elapsed() >= HEALTHY_AFTER;
@@ -195,7 +195,7 @@ fn ensure_fd_holder(roles: &RoleTable) -> FdHolderStatus {
         Ok(ForkedSide::Parent { .. }) if roles.is_alive(ProcessRole::FdHolder) => FdHolderStatus::Alive,
         Ok(ForkedSide::Parent { .. }) => FdHolderStatus::StartFailed,
         Err(error) => {
-            tracing::error!("the holder cannot be started: {error}: it is tried again");
+            tracing::error!("the holder cannot be started: {error}; retrying");
             FdHolderStatus::StartFailed
         }
     }
@@ -249,6 +249,6 @@ fn describe_exit(status: Option<WaitStatus>) -> String {
 fn spare_from_oom_killer() {
     const SCORE: &str = "-900";
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", SCORE) {
-        tracing::info!("the pager is not spared from the OOM killer: {error}");
+        tracing::info!("the pager's oom_score_adj cannot be lowered: {error}");
     }
 }

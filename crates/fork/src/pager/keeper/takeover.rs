@@ -34,7 +34,7 @@ pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Resu
             Err(error) if is_child_dir_removed(&error) => keeper_context.registry().remove(&id),
             Err(error) => {
                 // It cannot be served, but its threads must keep waiting: after a close they would read zeroes.
-                tracing::error!("child {id} cannot be served and is left waiting: {error}");
+                tracing::error!("child {id} cannot be served, its threads keep waiting: {error}");
                 keep.extend(list_userfaultfds()?);
             }
         }
@@ -46,7 +46,7 @@ pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Resu
     keeper_context.set_pager_ready();
     // Children wait whenever the pager waits to be scheduled, which is often: it sleeps while owners reply.
     if let Err(error) = farfork_sys::sched_slice::set_slice(farfork_sys::sched_slice::SLICE_MIN) {
-        tracing::debug!("the pager has turns as long as anybody's: {error}");
+        tracing::debug!("the pager's scheduler slice cannot be shortened: {error}");
     }
     let mut server = PagerServer::new(keeper_context)?;
     server.unclaimed = unclaimed;
@@ -91,7 +91,7 @@ impl PagerServer<'_> {
         if std::mem::replace(&mut self.fd_holder_pidfd, holder) != holder
             && let Err(error) = self.context.close_dead_pidfds()
         {
-            tracing::debug!("what led to former holders stays open: {error}");
+            tracing::debug!("pidfds of earlier holders stay open: {error}");
         }
     }
 }
@@ -104,7 +104,10 @@ fn find_unclaimed_userfaultfds(claimed: &[RawFd]) -> io::Result<Vec<ManuallyDrop
     let known = unknown.filter_map(|number| Userfaultfd::from_number(number).ok().map(ManuallyDrop::new));
     let alive: Vec<_> = known.filter(|uffd| !uffd.is_process_gone()).collect();
     if !alive.is_empty() {
-        tracing::error!("{} processes are served by nobody and left waiting: no journal tells of them", alive.len());
+        tracing::error!(
+            "{} processes are not served and keep waiting: no journal lists their userfaultfds",
+            alive.len()
+        );
     }
     Ok(alive)
 }

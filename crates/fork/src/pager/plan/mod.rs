@@ -79,7 +79,7 @@ pub enum PlanError {
         source: io::Error,
     },
     /// The file is not a plan, or its contents are invalid.
-    #[error("{} is no memory plan: {what}", path.display())]
+    #[error("{} is not a valid memory plan: {what}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
@@ -193,7 +193,7 @@ impl MemoryPlan {
     /// # Errors
     /// A text that says why they are invalid.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let body = bytes.strip_prefix(MAGIC).ok_or("its first bytes are of another format")?;
+        let body = bytes.strip_prefix(MAGIC).ok_or("its first bytes are not those of a memory plan")?;
         let plan: Self = postcard::from_bytes(body).map_err(|error| error.to_string())?;
         plan.validate()?;
         Ok(plan)
@@ -203,19 +203,19 @@ impl MemoryPlan {
         validate_segments(&self.segments)?;
         self.member_segments.iter().try_for_each(|segments| validate_segments(segments))?;
         if self.member_segments.len() >= PROCESSES_MAX {
-            return Err(format!("it has {} processes beside the first", self.member_segments.len()));
+            return Err(format!("it has too many processes: {} besides the first", self.member_segments.len()));
         }
         if !self.extents.windows(2).all(|pair| pair[0].id < pair[1].id) {
-            return Err("its extents are out of order".into());
+            return Err("its extents are not in ascending order".into());
         }
         let sources = self.sources.len();
         if !(1..=SOURCES_MAX).contains(&sources) {
-            return Err(format!("its pages come from {sources} seeds, {SOURCES_MAX} at most"));
+            return Err(format!("it has {sources} sources, the limit is {SOURCES_MAX}"));
         }
         let pages =
             self.extents.iter().try_fold(0, |sum: u64, extent| Ok::<_, String>(sum + extent.validate(sources)?))?;
         if pages > POPULATED_PAGES_MAX {
-            return Err(format!("{pages} pages hold data, {POPULATED_PAGES_MAX} at most"));
+            return Err(format!("it has {pages} populated pages, the limit is {POPULATED_PAGES_MAX}"));
         }
         Ok(())
     }
@@ -286,7 +286,10 @@ pub(super) fn validate_segments(segments: &[MapSegment]) -> Result<(), String> {
         let in_order = segment.start >= lowest && segment.start < segment.end && segment.end <= USER_SPACE_END;
         let countable = segment.first_page < USER_SPACE_END / PAGE_SIZE;
         if !(whole && in_order && countable) {
-            return Err(format!("segment {:#x}-{:#x} is out of order", segment.start, segment.end));
+            return Err(format!(
+                "segment {:#x}-{:#x} is unaligned, out of range or not in ascending order",
+                segment.start, segment.end
+            ));
         }
         lowest = segment.end;
     }

@@ -80,11 +80,11 @@ impl PopulatedExtent {
             let end = run.first.checked_add(run.count).filter(|end| *end <= PAGES_END);
             let origin_end = run.origin.page.checked_add(run.count).filter(|end| *end <= PAGES_END);
             if origin_end.is_none() || run.origin.source as usize >= sources {
-                return Err(format!("the pages of extent {} come from nowhere", self.id.0));
+                return Err(format!("the pages of extent {} have an invalid origin", self.id.0));
             }
             match end {
                 Some(end) if run.first >= lowest && run.count > 0 => lowest = end,
-                _ => return Err(format!("the pages of extent {} are out of order", self.id.0)),
+                _ => return Err(format!("the pages of extent {} are not in ascending order", self.id.0)),
             }
             pages += run.count;
         }

@@ -70,7 +70,7 @@ fn a_lone_touch_brings_one_page_and_the_third_the_region() {
     assert_eq!(window(700), 700..701);
     assert_eq!(window(900), 896..928);
     assert_eq!(window(520), 512..1024);
-    assert_eq!(window(1100), 1088..1120, "the region behind a whole one starts larger");
+    assert_eq!(window(1100), 1088..1120, "the region after a complete one starts with a larger window");
     assert_eq!(window(1600), 1600..1601);
 }
 

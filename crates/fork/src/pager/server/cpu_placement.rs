@@ -110,7 +110,7 @@ fn is_within(last: Option<Instant>, interval: Duration, now: Instant) -> bool {
 
 fn log_move_error(moved: std::io::Result<()>) {
     if let Err(error) = moved {
-        tracing::warn!("the pager may be kept to some CPUs: {error}");
+        tracing::warn!("the pager's CPU affinity may stay restricted: {error}");
     }
 }
 
@@ -148,7 +148,7 @@ mod tests {
         let (mut placement, now) = (CpuPlacement::default(), Instant::now());
         placement.on_stream_data(None, now);
         placement.on_stream_data(Some(u32::MAX), now);
-        assert_eq!(placement.moved_at, None, "it is not known where packets come from");
+        assert_eq!(placement.moved_at, None, "the receiving CPU is not known");
         // The kernel may move the thread at any time, but not each time.
         let looked = (0..1000).any(|_| {
             placement.on_stream_data(Some(affinity::current() as u32), now);
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(faults(&mut placement, own, SINGLE_FAULTS_MIN, now), None);
         placement.on_stream_data(None, now);
         assert_eq!(faults(&mut placement, own, SINGLE_FAULTS_MIN, now), None, "they began anew");
-        assert_eq!(faults(&mut placement, None, 9, now), None, "nobody knows where it runs");
+        assert_eq!(faults(&mut placement, None, 9, now), None, "the child's process is not known");
         assert_eq!(faults(&mut placement, own, 1, now), Some(now));
         assert_eq!(faults(&mut placement, own, 9, now + MOVE_INTERVAL / 2), Some(now), "not twice in a row");
         let later = now + CPU_CHECK_INTERVAL_MAX;
@@ -188,6 +188,6 @@ mod tests {
         assert_eq!(looks(&[true]), MOVE_INTERVAL);
         assert_eq!(looks(&[false; 9]), CPU_CHECK_INTERVAL_MAX);
         placement.on_stream_data(None, now);
-        assert_eq!(placement.check_interval, MOVE_INTERVAL, "what comes behind a stream is new");
+        assert_eq!(placement.check_interval, MOVE_INTERVAL, "a stream resets the interval");
     }
 }

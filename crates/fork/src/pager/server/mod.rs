@@ -379,7 +379,7 @@ impl<'a> PagerServer<'a> {
             allocator::trim_heap();
         }
         if self.children.is_empty() && !self.context.is_reachable() {
-            tracing::warn!("the run directory is gone and nobody is served: the pager ends");
+            tracing::warn!("the run directory is gone and no child is served: the pager ends");
             self.exit = Some(ServerExit::Stopped);
         }
     }
@@ -461,7 +461,7 @@ impl<'a> PagerServer<'a> {
         let Some(served) = self.children.get(&key) else { return };
         let Some(address_space) = served.child.spaces.get(&space) else { return };
         if let Err(error) = self.poller.add(EventSource::Space(key, space), address_space) {
-            tracing::error!("child {}: its faults cannot be watched: {error}: it is tried again", served.child.id);
+            tracing::error!("child {}: its faults cannot be watched: {error}; retrying", served.child.id);
             self.retries.push(RetryTask::WatchSpace { child: key, space }, self.now, FD_TABLE_FULL_BACKOFF, 0);
         }
     }

@@ -56,10 +56,10 @@ impl PagerServer<'_> {
         if !self.prewarm_jobs.contains_key(seed)
             && let Err(reason) = self.start_prewarm(seed, dir)
         {
-            return PagerReply::Refused(format!("seed {seed} is not warmed up: {reason}"));
+            return PagerReply::Refused(format!("seed {seed} is not prewarmed: {reason}"));
         }
         let Some(progress) = self.prewarm_jobs.get(seed).map(|job| job.progress.clone()) else {
-            return PagerReply::Refused(format!("seed {seed} is not warmed up"));
+            return PagerReply::Refused(format!("seed {seed} is not being prewarmed"));
         };
         if progress.state != PrewarmState::Running {
             self.prewarm_jobs.remove(seed);
@@ -70,7 +70,7 @@ impl PagerServer<'_> {
     fn start_prewarm(&mut self, seed: &SeedId, dir: &Path) -> Result<(), String> {
         self.prewarm_jobs.retain(|_, job| job.progress.state == PrewarmState::Running);
         if self.prewarm_jobs.len() >= PREWARM_JOBS_MAX {
-            return Err(format!("{PREWARM_JOBS_MAX} others are; try again when one is done"));
+            return Err(format!("{PREWARM_JOBS_MAX} other seeds are being prewarmed; try again when one is done"));
         }
         let plan = MemoryPlan::read(dir).map_err(|error| error.to_string())?;
         let sources: Vec<ChildSource> = plan.sources.into_iter().map(ChildSource::from_page_source).collect();
@@ -97,7 +97,10 @@ impl PagerServer<'_> {
         if self.owners.submit_auxiliary(owner, read, self.now + PREWARM_READ_TIMEOUT, auxiliary_request) {
             self.lanes_to_poll.insert((owner, Lane::Bulk));
         } else {
-            self.finish_prewarm(seed, PrewarmState::Failed("too much is asked of its owner; try again".into()));
+            self.finish_prewarm(
+                seed,
+                PrewarmState::Failed("too many requests to its owner are in flight; try again".into()),
+            );
         }
     }
 

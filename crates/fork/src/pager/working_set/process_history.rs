@@ -192,11 +192,7 @@ mod tests {
         let before = layout(LOADED_AT, &[(7, 100, 50), (7, 0, 0), (9, 100, 10)]);
         let set =
             [run(2, 4, 2, true), run(0, 10, 30, false), run(1, 0, 1, false), run(0, 48, 2, false), run(5, 0, 1, false)];
-        assert_eq!(
-            before.translate(&before, &set),
-            [set[0], set[1], set[3]],
-            "what is of no process, or nowhere, is nobody's"
-        );
+        assert_eq!(before.translate(&before, &set), [set[0], set[1], set[3]], "pages without an address are dropped");
         // One extent has become two with a hole between them, and another extent is before them.
         let next = layout(LOADED_AT, &[(7, 20, 5), (9, 102, 10), (7, 90, 30), (7, 125, 24)]);
         let there = [run(1, 2, 2, true), run(2, 20, 10, false), run(3, 0, 15, false), run(3, 23, 1, false)];
@@ -234,7 +230,7 @@ mod tests {
         assert_eq!(
             initial_set(&mut history, 1, 5, same()),
             [run(0, 7, 1, false), run(0, 3, 1, false)],
-            "and hands on all"
+            "the whole set is inherited"
         );
         assert_eq!(initial_set(&mut history, 1, 6, layout(LOADED_AT + 1, &[(7, 100, 50)])), [], "another program");
         assert_eq!(initial_set(&mut history, 1, 7, same()), []);

@@ -104,7 +104,9 @@ impl LearnerThread {
     pub fn submit(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sender.is_none() {
-            *sender = spawn_learner().inspect_err(|error| tracing::warn!("no working set is learnt: {error}")).ok();
+            *sender = spawn_learner()
+                .inspect_err(|error| tracing::warn!("the thread that updates working sets cannot be started: {error}"))
+                .ok();
         }
         let Some(jobs) = &*sender else { return false };
         match jobs.try_send(Box::new(job)) {

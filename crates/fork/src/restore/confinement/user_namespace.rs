@@ -62,7 +62,9 @@ fn file_statuses_mut(descriptor: &mut Descriptor) -> impl Iterator<Item = &mut F
 fn check_id_mapping(descriptor: &Descriptor, id_map: IdRange) -> Result<(), RestoreError> {
     let refuse = |cause: String| Err(RestoreError::UserNamespaceRefused { cause });
     if descriptor.process.pid == 1 {
-        return refuse("it is pid 1 of a namespace of its own, which the kernel lets nobody begin there".to_owned());
+        return refuse(
+            "it is pid 1 of its own pid namespace, which the kernel does not allow in a user namespace".to_owned(),
+        );
     }
     let shares = |process_relations: &ProcessRelations| process_relations.shares_fs || process_relations.shares_memory;
     if let Some(member) = descriptor.descendants.iter().find(|member| shares(&member.relations)) {

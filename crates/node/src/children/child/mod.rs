@@ -301,7 +301,7 @@ impl Child {
             Some(watch) if self.is_alive() => OutputReader::follow(&path, watch, self.status()),
             _ => OutputReader::open(&path),
         };
-        opened.map_err(|error| self.failure(Code::Internal, format!("what it wrote cannot be read: {error}")))
+        opened.map_err(|error| self.failure(Code::Internal, format!("cannot read its output: {error}")))
     }
 
     /// Why it was killed, if this daemon killed it.
@@ -335,7 +335,7 @@ impl Child {
     pub(super) fn mark_ended(&self, ended: ExitRecord) {
         let record = ChildRecord { ended: Some(ended.clone()), ..self.record.clone() };
         if let Err(error) = record.write(&self.directory) {
-            tracing::warn!(child = %self.record.id, %error, "its end cannot be written down");
+            tracing::warn!(child = %self.record.id, %error, "its end cannot be recorded");
         }
         drop(self.take_stdin());
         self.status.send_replace(ChildStatus::Ended(ended));

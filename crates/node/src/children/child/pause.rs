@@ -39,7 +39,7 @@ impl Child {
         }
         let group = self.cgroup.as_ref().ok_or_else(|| self.ended_failure())?;
         let refused = |error| {
-            let step = "it runs on; `farfork inspect` tells how its memory comes";
+            let step = "it runs on; `farfork inspect` shows how much of its memory is local";
             self.failure(Code::FailedPrecondition, error).with_next_step(step)
         };
         self.disable_root_reuse();
@@ -169,7 +169,7 @@ impl Child {
             && let Err(error) = group.thaw()
         {
             // Its container may just have been removed.
-            tracing::debug!(child = %self.record.id, %error, "what was killed is not let go on");
+            tracing::debug!(child = %self.record.id, %error, "the control group of a killed child cannot be thawed");
         }
         self.transition_status(ChildStatus::Paused, ChildStatus::Running);
     }

@@ -281,17 +281,17 @@ impl ZygoteCache {
         }
         match self.fork_zygote(source, node, pool) {
             Ok(zygote) => {
-                tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote stands");
+                tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote is ready");
                 reservation.complete(zygote);
             }
             Err(error) if why == ZygoteTrigger::Speculative => {
-                tracing::debug!(%seed, %error, "no zygote could be made of a seed that nobody has asked for");
+                tracing::debug!(%seed, %error, "no speculative zygote could be created");
                 drop(reservation);
                 // Most probably the seed was dropped. Otherwise the next request for a child makes another zygote.
                 self.retire(seed);
             }
             Err(error) if next_step::is_missing_file(&*error) => {
-                tracing::debug!(%seed, %error, "it has no zygote: a file of it is not here any more");
+                tracing::debug!(%seed, %error, "it has no zygote: one of its files is missing on this node");
             }
             Err(error) => {
                 reservation.outcome = ZygoteState::unsuitable(error.downcast_ref().is_some_and(is_late));

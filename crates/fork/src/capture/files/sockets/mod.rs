@@ -27,7 +27,8 @@ pub(super) use options::{SocketDefaultsCache, read_options};
 use tcp::TcpState;
 pub(super) use unix::QueuedMessage;
 
-const URGENT_DATA_REASON: &str = "urgent data waits in it (MSG_OOB), which is not carried; let it read that first";
+const URGENT_DATA_REASON: &str =
+    "it has unread urgent data (MSG_OOB), which is not carried; let the process read it first";
 
 /// TCP_* states, which the kernel uses for all sockets.
 const CONNECTED: u8 = 1;
@@ -189,7 +190,9 @@ impl SocketTable<'_> {
         let received: Vec<SocketMessage> =
             if keeps_queue { contents.receive_queue.iter().map(message).collect() } else { Vec::new() };
         if matches!(state, SocketState::Unconnected { .. }) && !received.is_empty() {
-            return Err("messages wait in it, whose senders are not carried; let it read them first".to_owned());
+            return Err(
+                "it has unread messages, whose senders are not carried; let the process read them first".to_owned()
+            );
         }
         let (options, shut_down) = (Vec::new(), contents.shutdown);
         let mut socket = Socket {
@@ -266,17 +269,19 @@ impl SocketTable<'_> {
         let (through, is_first, address) = match (was_accepted(contents), was_accepted(peer)) {
             (false, false) => {
                 if ![contents, peer].iter().all(|end| self.can_rebind(end)) {
-                    return Err("it is connected with another of the process by a name that nobody listens at any \
-                                more: not carried; close it first"
-                        .to_owned());
+                    return Err(
+                        "it is connected to another socket of the process by a name on which no socket listens \
+                                any more: not carried; close it first"
+                            .to_owned(),
+                    );
                 }
                 (Vec::new(), inode < other, contents.bound_address())
             }
             (true, false) => (contents.bound_address(), false, Vec::new()),
             (false, true) => (peer.bound_address(), true, contents.bound_address()),
             (true, true) => {
-                return Err("it is connected with another of the process, and both have names that others listen at: \
-                            not carried; close it first"
+                return Err("it is connected to another socket of the process, and both have names on which others \
+                            listen: not carried; close it first"
                     .to_owned());
             }
         };

@@ -42,13 +42,14 @@ impl SocketContents {
         // Not by a peek: that would make the kernel continue a dump that it is sending.
         if farfork_sys::poll::wait_readable(fd, Instant::now())? {
             self.set_refusal(
-                "what the kernel has sent waits in it, which nobody else can send: not carried; let it be read first"
+                "it has unread messages of the kernel, which only the kernel can send: not carried; let the process read \
+                 them first"
                     .to_owned(),
             );
         }
         if self.peer.as_deref().is_some_and(|peer| parse_address(peer).is_some_and(|words| words != [0; 8])) {
             self.set_refusal(
-                "it sends to another socket than the kernel's, which is not carried; close it first".to_owned(),
+                "it is connected to another socket than the kernel's, which is not carried; close it first".to_owned(),
             );
         }
         Ok(())

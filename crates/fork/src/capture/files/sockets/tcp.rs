@@ -187,8 +187,8 @@ impl SocketTable<'_> {
         }
         if contents.undelivered_bytes(peer) > 0 {
             return Err(format!(
-                "{} bytes were sent in it that its other end, the process's own, has no room for: not carried; let it \
-                 read them first",
+                "its peer, a socket of the same process, has no room for {} bytes that were sent: not carried; let the \
+                 process read from the peer first",
                 contents.undelivered_bytes(peer)
             ));
         }

@@ -46,7 +46,8 @@ impl SocketContents {
         {
             // Data from a sender that has closed its end cannot be peeked at.
             self.set_refusal(format!(
-                "{} connections wait at it to be accepted, and not all of their other ends are open: not carried; let it accept them first",
+                "it has {} pending connections, and some of their peers are closed: not carried; let the process \
+                 accept them first",
                 unix_socket.queued
             ));
         }
@@ -118,7 +119,10 @@ impl SocketContents {
                 Err(error) => return Err(error),
             };
             if peeked.is_missing_files {
-                self.set_refusal("more descriptors are on their way in it than can be looked at".to_owned());
+                self.set_refusal(
+                    "it has more descriptors in flight than can be peeked at; let the process receive them first"
+                        .to_owned(),
+                );
                 return Ok(());
             }
             if peeked.is_truncated {
@@ -209,16 +213,16 @@ impl SocketTable<'_> {
 }
 
 /// A socket that waits to be accepted and has sent data: no process has its peer yet, so the data cannot be peeked at.
-pub(super) const UNREAD_PENDING_REASON: &str = "what was sent in it waits with it to be accepted by a socket of the process, where nobody can look: not carried; \
-     let it be accepted first";
+pub(super) const UNREAD_PENDING_REASON: &str = "it is a pending connection with unread data, which cannot be peeked at \
+     before accept(2): not carried; let the process accept it first";
 
 /// The error must not be consumed, so the messages after it cannot be peeked at.
-const HIDDEN_RESET_REASON: &str = "messages wait in it behind an error (ECONNRESET: its other end was closed before it had read all), which who looks at \
-     them takes: not carried; let the process read it first";
+const HIDDEN_RESET_REASON: &str = "it has unread messages after an error (ECONNRESET: its peer was closed before it \
+     had read everything), and peeking would consume the error: not carried; let the process read it first";
 
 /// A socket that connects again finds the listening socket by its name.
-const DUPLICATE_NAME_REASON: &str = "it waits to be accepted by one of several sockets that listen and were bound to the same name: not carried; \
-     let it be accepted first";
+const DUPLICATE_NAME_REASON: &str = "it is a pending connection of one of several listening sockets with the \
+     same name: not carried; let the process accept it first";
 
 #[cfg(test)]
 mod tests {

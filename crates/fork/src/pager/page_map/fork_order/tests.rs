@@ -58,10 +58,7 @@ impl ForkMapCheck for &ModelMemory {
     fn probe_page(&mut self, address: u64) -> Result<Option<bool>, Infallible> {
         let block = block_at(address);
         let shown = self.shown.get(&block).filter(|_| self.registered.contains(&block)).copied();
-        assert!(
-            shown.is_none_or(is_filled_block),
-            "zeroes are put in the place of what was to be fetched for block {block}"
-        );
+        assert!(shown.is_none_or(is_filled_block), "a probe fills block {block}, whose data must be fetched");
         let is_there = || shown.is_some() || !self.filled.borrow_mut().insert(block);
         Ok(self.registered.contains(&block).then(is_there))
     }
@@ -339,7 +336,7 @@ impl ForkMapCheck for ForkedMemory<'_> {
     fn probe_page(&mut self, address: u64) -> Result<Option<bool>, Infallible> {
         let page = address / PAGE_SIZE;
         let shown = self.model.shown(page).map(|(_, page)| self.is_filled_page(page));
-        assert_ne!(shown, Some(false), "zeroes are put in the place of what was to be fetched for page {page}");
+        assert_ne!(shown, Some(false), "a probe fills page {page}, which must be fetched");
         let is_there = || shown == Some(true) || !self.filled.borrow_mut().insert(page);
         Ok(self.model.is_registered(page, 1).then(is_there))
     }
@@ -450,7 +447,7 @@ fn an_unmapping_that_came_behind_the_fork_is_none_of_its() {
     };
     let has = |memory: &ModelMemory| early().resolve(&unmapped, memory).unwrap().map(|map| map.segments().count());
     assert_eq!(has(&memory(&[1], &[(1, 0)])), Some(1));
-    assert_eq!(has(&memory(&[1], &[])), None, "it was unmapped, and what is in front of it has grown");
+    assert_eq!(has(&memory(&[1], &[])), None, "it was unmapped, and the mapping before it has grown");
     assert_eq!(has(&memory(&[], &[])), None);
 }
 

@@ -55,7 +55,11 @@ fn pages_keep_the_order_of_their_touches() {
     set.apply_report(&report(&[9, 3, 7, 8], &[]), has_page);
     assert_eq!(read_set(&mut set).0, [9, 3, 7, 8]);
     set.apply_report(&report(&[5, 3, 4, 8, 10], &[]), has_page);
-    assert_eq!(read_set(&mut set).0, [5, 9, 3, 4, 7, 8, 10], "new ones come in behind those before them");
+    assert_eq!(
+        read_set(&mut set).0,
+        [5, 9, 3, 4, 7, 8, 10],
+        "new pages are inserted after the pages touched before them"
+    );
     set.apply_report(&AccessReport { after: Some((EXTENT, 9)), ..report(&[6], &[]) }, has_page);
     assert_eq!(read_set(&mut set).0, [5, 9, 6, 3, 4, 7, 8, 10], "also over several reports");
     set.apply_report(&report(&[11, 12], &[]), |_, page| page != 11);
@@ -76,7 +80,7 @@ fn what_was_touched_comes_before_what_only_came_along() {
     let mut next = WorkingSet::default();
     next.inherit(set.encode().parts());
     next.apply_report(&both(&[(9, true), (5, true)]), |_, page| page != 4);
-    assert_eq!(read_set(&mut next).0, [7, 3, 9, 5, 8], "also of what was handed on, where it came too late once");
+    assert_eq!(read_set(&mut next).0, [7, 3, 9, 5, 8], "also of an inherited set, where one page was fetched too late");
 }
 
 #[test]
@@ -90,7 +94,7 @@ fn a_small_part_is_on_trial_what_is_least_known_first() {
     set.apply_report(&report(&[201], &[]), has_page);
     set.apply_report(&as_fetched(report(&[200, 202], &[])), has_page);
     let (_, on_trial) = read_set(&mut set);
-    assert_eq!(on_trial, [210, 220, 221], "who was tried has to wait");
+    assert_eq!(on_trial, [210, 220, 221], "pages that were tried are not on trial again at once");
 }
 
 #[test]
@@ -109,7 +113,7 @@ fn a_set_follows_its_children() {
     }
     assert_eq!(faults[0], 160, "the first one meets its new pages");
     assert!(faults[1..].iter().all(|faults| *faults <= 480 / TRIAL_FRACTION), "the others hardly any: {faults:?}");
-    assert_eq!(set.encode().pages, 320, "what nobody touches any more has left, what is touched is there");
+    assert_eq!(set.encode().pages, 320, "untouched pages are removed, touched ones stay");
 }
 
 #[test]
@@ -162,7 +166,7 @@ fn what_was_kept_is_recalled_and_goes_on_learning() {
     for _ in 0..UNTOUCHED_TRIALS_MAX {
         recalled.apply_report(&report(&[], &[501]), has_page);
     }
-    assert!(!read_set(&mut recalled).0.contains(&501), "what nobody wants leaves");
+    assert!(!read_set(&mut recalled).0.contains(&501), "untouched pages are removed");
     recalled.restore(&decode_set(b"FFWSET1\nsomething else entirely"), |_, _| false);
     assert_eq!(read_set(&mut recalled).0.len(), 64, "garbage changes nothing");
 }
