@@ -1,6 +1,7 @@
 //! The machine of a run: what a reader needs to compare figures.
 
 use std::fs;
+use std::sync::OnceLock;
 
 use farfork_sys::system_memory::SystemMemory;
 use serde::Serialize;
@@ -16,13 +17,35 @@ pub(crate) struct Machine {
     memory_mib: u64,
 }
 
+/// The CPUs of the machine while offload processes have one for themselves. Lists as of sched_setaffinity(2) options: `0-2`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CpuDivision {
+    /// The last one, of the offload processes.
+    pub(crate) offload: String,
+    /// The others, of everything else.
+    pub(crate) others: String,
+}
+
+impl CpuDivision {
+    /// None on a machine with one CPU.
+    pub(crate) fn detect() -> Option<Self> {
+        let last = processor_count() - 1;
+        (last > 0).then(|| Self { offload: last.to_string(), others: format!("0-{}", last - 1) })
+    }
+}
+
+/// Processors that this process could use when it was first asked. A run may restrict itself to some of them later.
+fn processor_count() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 impl Machine {
     /// This machine.
     pub(crate) fn detect() -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         let processor = value_of_line("/proc/cpuinfo", "model name").unwrap_or_default();
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { kernel, processor, processors, memory_mib: read_memory().total_bytes >> 20 }
+        Self { kernel, processor, processors: processor_count(), memory_mib: read_memory().total_bytes >> 20 }
     }
 
     /// Describes the machine for people.

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::figure::ForkFigure;
-use crate::parameters::volume::ReplicaLoad;
+use crate::parameters::volume::{ReplicaLoad, StorageSystem};
 use crate::workload::leveldb::LeveldbWorkload;
 
 /// Sizes for which fork figures are published, in MiB; a run measures them by default.
@@ -148,8 +148,11 @@ pub(crate) struct VolumeReference {
     /// The source of the figures, for the summary.
     pub(crate) source: String,
     latency: Vec<VolumeLatencyReference>,
-    pub(crate) interference: InterferenceReference,
+    interference: InterferenceReference,
+    interference_inline: InterferenceReference,
+    copy_methods: Vec<CopyMethodReference>,
     leveldb_busy_us: BTreeMap<String, f64>,
+    leveldb_inline_busy_us: BTreeMap<String, f64>,
     idle_mib_per_s: ReferenceColumn,
     busy_mib_per_s: ReferenceColumn,
 }
@@ -176,6 +179,15 @@ pub(crate) struct InterferenceReference {
     pub(crate) mib_per_s: f64,
 }
 
+/// A clustering on a replica next to four writers.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CopyMethodReference {
+    method: String,
+    pub(crate) replica_s: f64,
+    pub(crate) mib_per_s: f64,
+}
+
 impl InterferenceReference {
     /// The clustering time next to the writer, divided by the time alone: on the first node, and on the next one.
     pub(crate) fn slowdowns(&self) -> [f64; 2] {
@@ -190,8 +202,33 @@ impl VolumeReference {
     }
 
     /// Time of one LevelDB operation; published for busy replicas only.
-    pub(crate) fn leveldb_us(&self, load: ReplicaLoad, workload: LeveldbWorkload) -> Option<f64> {
-        self.leveldb_busy_us.get(workload.name()).copied().filter(|_| load == ReplicaLoad::Busy)
+    pub(crate) fn leveldb_us(
+        &self,
+        system: StorageSystem,
+        load: ReplicaLoad,
+        workload: LeveldbWorkload,
+    ) -> Option<f64> {
+        let published = match system {
+            StorageSystem::Volume => &self.leveldb_busy_us,
+            StorageSystem::Inline => &self.leveldb_inline_busy_us,
+            StorageSystem::SocketChain | StorageSystem::Tmpfs | StorageSystem::Disk => return None,
+        };
+        published.get(workload.name()).copied().filter(|_| load == ReplicaLoad::Busy)
+    }
+
+    /// A clustering next to a writer.
+    pub(crate) fn interference(&self, system: StorageSystem) -> &InterferenceReference {
+        if system == StorageSystem::Inline { &self.interference_inline } else { &self.interference }
+    }
+
+    /// A clustering next to four writers, by copy method.
+    pub(crate) fn copy_method(&self, method: &str) -> Option<&CopyMethodReference> {
+        self.copy_methods.iter().find(|reference| reference.method == method)
+    }
+
+    /// Slowdown of the clustering on a replica by a copy method.
+    pub(crate) fn copy_slowdown(&self, method: &str) -> Option<f64> {
+        Some(self.copy_method(method)?.replica_s / self.interference.replica_alone_s)
     }
 
     /// The rate of this number of processes.

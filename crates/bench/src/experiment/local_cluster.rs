@@ -1,6 +1,7 @@
 //! `BenchCluster`: nodes on this machine, two by default, and the measured requests, which use the API like any client.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_api::client::{self, Client};
@@ -119,7 +120,8 @@ impl BenchCluster {
             .prefix(&format!("farfork-bench-{}-", std::process::id()))
             .tempdir_in(parent)
             .map_err(|cause| BenchError::File { path: parent.to_owned(), cause })?;
-        let name = format!("bench-{}", std::process::id());
+        static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("bench-{}-{}", std::process::id(), CLUSTERS.fetch_add(1, Ordering::Relaxed));
         let mut config = LocalClusterConfig::new(&name, scratch.path().join("cluster"), nodes, farfork);
         let encryption = if encrypted { "on" } else { "off" };
         config.node_arguments = vec!["--encryption".to_owned(), encryption.to_owned()];

@@ -33,6 +33,12 @@ pub struct VolumeParameters {
     pub period_s: f64,
     /// With idle replicas, with a busy loop on each replica, or both.
     pub loads: Vec<ReplicaLoad>,
+    /// Where the work of replicating is done.
+    pub offload: Vec<OffloadVariant>,
+    /// Copy methods of the host workers to compare.
+    pub copy_methods: Vec<&'static str>,
+    /// The offload processes have the last CPU, and everything else has the other CPUs.
+    pub pins_cpus: bool,
     /// Size of the log of a volume, in MiB.
     pub log_mib: u64,
     /// Runs of each point. Each has a new volume.
@@ -60,6 +66,8 @@ pub enum VolumeExperiment {
     Leveldb,
     /// A process on each node computes, alone and next to a writer.
     Interference,
+    /// Processes write, and the host workers copy by each method.
+    CopyMethods,
     /// A mail server works while processes of the nodes are stopped or killed.
     Availability,
 }
@@ -74,12 +82,24 @@ pub enum ReplicaLoad {
     Busy,
 }
 
+/// Where the work of replicating is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OffloadVariant {
+    /// In a process of its own.
+    On,
+    /// In the daemon of the node: the baseline.
+    Inline,
+}
+
 /// A measured system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StorageSystem {
     /// A volume with three replicas in memory.
     Volume,
+    /// The same, with replication in the daemons.
+    Inline,
     /// A floor: sockets along the chain, without any storage.
     SocketChain,
     /// A peer: a tmpfs, one copy.
@@ -97,6 +117,7 @@ impl VolumeExperiment {
             Self::Fileserver => "fileserver",
             Self::Leveldb => "leveldb",
             Self::Interference => "interference",
+            Self::CopyMethods => "copy-methods",
             Self::Availability => "availability",
         }
     }
@@ -122,11 +143,12 @@ impl ReplicaLoad {
 
 impl StorageSystem {
     /// All systems, in the order of the table.
-    pub(crate) const ALL: [Self; 4] = [Self::Volume, Self::SocketChain, Self::Tmpfs, Self::Disk];
+    pub(crate) const ALL: [Self; 5] = [Self::Volume, Self::Inline, Self::SocketChain, Self::Tmpfs, Self::Disk];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Volume => "volume",
+            Self::Inline => "inline",
             Self::SocketChain => "sockets",
             Self::Tmpfs => "tmpfs",
             Self::Disk => "disk",
@@ -142,15 +164,17 @@ impl VolumeCase {
             VolumeExperiment::Varmail | VolumeExperiment::Fileserver | VolumeExperiment::Leveldb => {
                 system != StorageSystem::SocketChain
             }
-            VolumeExperiment::Interference => system == StorageSystem::Volume,
+            VolumeExperiment::Interference => matches!(system, StorageSystem::Volume | StorageSystem::Inline),
+            VolumeExperiment::CopyMethods => system == StorageSystem::Volume,
             _ => true,
         }
     }
 
     /// The text for the progress of a run.
     pub(crate) fn describe(&self, system: StorageSystem) -> String {
-        let Self { experiment, load, processes } = self;
-        format!("{} of {}, {}, {processes} processes", experiment.name(), system.name(), load.name())
+        let Self { experiment, load, processes, copy_method } = self;
+        let system = system.name();
+        format!("{} of {system}, {}, {processes} processes, {copy_method}", experiment.name(), load.name())
     }
 }
 
@@ -160,7 +184,14 @@ pub(crate) struct VolumeCase {
     pub(crate) experiment: VolumeExperiment,
     pub(crate) load: ReplicaLoad,
     pub(crate) processes: u64,
+    /// How the host workers copy data, an argument of `farfork node --volume-copy`.
+    pub(crate) copy_method: &'static str,
 }
+
+/// The copy method of all experiments but one.
+const COPY_METHOD_DEFAULT: &str = "memcpy";
+/// Processes that write while copy methods are compared, as published.
+const COPY_WRITERS: u64 = 4;
 
 /// A figure of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -210,12 +241,21 @@ impl VolumeParameters {
             let processes = match experiment {
                 VolumeExperiment::Throughput => &self.processes[..],
                 VolumeExperiment::Availability => &[],
+                VolumeExperiment::CopyMethods => &[COPY_WRITERS],
                 _ => &[1][..],
             };
-            let loads =
-                if experiment == VolumeExperiment::Interference { &[ReplicaLoad::Idle] } else { &self.loads[..] };
-            for load in loads.iter().copied() {
-                cases.extend(processes.iter().map(|processes| VolumeCase { experiment, load, processes: *processes }));
+            let loads = match experiment {
+                VolumeExperiment::Interference | VolumeExperiment::CopyMethods => &[ReplicaLoad::Idle],
+                _ => &self.loads[..],
+            };
+            let copy_methods = match experiment {
+                VolumeExperiment::CopyMethods => &self.copy_methods[..],
+                _ => &[COPY_METHOD_DEFAULT],
+            };
+            for (load, copy_method) in loads.iter().flat_map(|load| copy_methods.iter().map(|method| (*load, *method)))
+            {
+                let case = |processes: &u64| VolumeCase { experiment, load, processes: *processes, copy_method };
+                cases.extend(processes.iter().map(case));
             }
         }
         cases
@@ -225,7 +265,17 @@ impl VolumeParameters {
     pub(crate) fn points_to_measure(&self) -> Vec<(VolumeCase, StorageSystem)> {
         let with_systems = |case: VolumeCase| StorageSystem::ALL.map(|system| (case, system));
         let points = self.cases().into_iter().flat_map(with_systems);
-        points.filter(|(case, system)| case.includes(*system)).collect()
+        points.filter(|(case, system)| case.includes(*system) && self.measures(case, *system)).collect()
+    }
+
+    fn measures(&self, case: &VolumeCase, system: StorageSystem) -> bool {
+        match system {
+            StorageSystem::Volume => {
+                case.experiment == VolumeExperiment::CopyMethods || self.offload.contains(&OffloadVariant::On)
+            }
+            StorageSystem::Inline => self.offload.contains(&OffloadVariant::Inline),
+            StorageSystem::SocketChain | StorageSystem::Tmpfs | StorageSystem::Disk => true,
+        }
     }
 
     /// Number of synced writes of a LevelDB, which are more than ten times slower than others.
@@ -236,7 +286,7 @@ impl VolumeParameters {
     /// Number of writes of one process in a run.
     pub(crate) fn operations_of(&self, case: &VolumeCase) -> u64 {
         match case.experiment {
-            VolumeExperiment::Throughput | VolumeExperiment::Interference => {
+            VolumeExperiment::Throughput | VolumeExperiment::Interference | VolumeExperiment::CopyMethods => {
                 ((self.mib << 20) / self.operation_bytes / case.processes).max(1)
             }
             _ => self.operations,

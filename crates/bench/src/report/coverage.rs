@@ -41,7 +41,9 @@ pub(crate) const PUBLISHED_TABLES: &[PublishedTable] = &[
     published("Connections by threads, with two network cards", "", "", "", 5),
     published("Synced writes of 16 KiB", "volume", "latency", "mean", 2),
     published("Throughput of writes by processes", "volume", "throughput", "volume", 8),
-    published("Slowdown of a computation next to a writer", "volume", "interference", "slowdown", 2),
+    published("Slowdown of a computation next to a writer", "volume", "interference", "slowdown", 4),
+    published("Slowdown of a computation by copy method", "volume", "copy-methods", "slowdown", 4),
+    published("LevelDB on a volume", "volume", "leveldb", "volume", 6),
 ];
 
 const fn published(

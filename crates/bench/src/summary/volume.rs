@@ -7,9 +7,9 @@ use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
 use crate::experiment::volume::availability::AvailabilityRun;
 use crate::experiment::volume::storage::REPLICAS;
-use crate::machine::MachineState;
+use crate::machine::{CpuDivision, MachineState};
 use crate::parameters::volume::{
-    StorageSystem, VolumeCase, VolumeExperiment, VolumeFigure, VolumeParameters, VolumeSampleKey,
+    OffloadVariant, StorageSystem, VolumeCase, VolumeExperiment, VolumeFigure, VolumeParameters, VolumeSampleKey,
 };
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::section::SectionSource as _;
@@ -64,6 +64,7 @@ impl VolumeSummary {
             self.latency_table(),
             self.throughput_table(),
             self.interference_table(),
+            self.copy_methods_table(),
             self.filebench_table(),
             self.leveldb_table(),
             self.availability_table(),
@@ -76,7 +77,14 @@ impl VolumeSummary {
 
     /// Sentences that explain the figures.
     pub(super) fn notes(&self) -> Vec<String> {
-        vec![
+        let inline =
+            "Inline: the daemons replicate, without a process of their own. Its reference is Assise.".to_owned();
+        let cpus = CpuDivision::detect().filter(|_| self.plan.pins_cpus);
+        let pinned = cpus.map(|CpuDivision { offload, others }| {
+            format!("Pinned: the offload processes have CPU {offload}, everything else has {others}. See --pin.")
+        });
+        let inline = self.plan.offload.contains(&OffloadVariant::Inline).then_some(inline);
+        let notes = vec![
             format!("Volume: three replicas in memory, logs of {} MiB, a new volume for each row.", self.plan.log_mib),
             "Sockets: the same bytes along the chain of three nodes, without storage.".to_owned(),
             format!("tmpfs, disk ({}): one copy on this machine.", self.plan.disk.display()),
@@ -86,7 +94,12 @@ impl VolumeSummary {
                 .to_owned(),
             "Slow seconds: those from a fault to the next one with less than half of the median.".to_owned(),
             format!("Reference: {}.", PUBLISHED_FIGURES.volume.source),
-        ]
+        ];
+        inline.into_iter().chain(pinned).chain(notes).collect()
+    }
+
+    fn is_measured(&self, case: &VolumeCase, system: StorageSystem) -> bool {
+        self.plan.points_to_measure().contains(&(*case, system))
     }
 
     fn latency_table(&self) -> Option<FigureTable> {
@@ -97,7 +110,7 @@ impl VolumeSummary {
         let mut table = FigureTable::new(&title, &headings);
         for case in &cases {
             let reference = PUBLISHED_FIGURES.volume.latency(case.load).map(|reference| reference.mean_us);
-            for system in StorageSystem::ALL {
+            for system in StorageSystem::ALL.into_iter().filter(|system| self.is_measured(case, *system)) {
                 let median = |figure| format_median(self.spread(case, system, figure));
                 table.add_row([
                     case.load.name().to_owned(),
@@ -119,36 +132,73 @@ impl VolumeSummary {
         let case = *self.cases(VolumeExperiment::Interference).first()?;
         let (points, mib) = (self.plan.points, self.plan.mib);
         let title = format!("Clustering of {points} points on each node while one writes {mib} MiB, s (p10–p90)");
-        let headings = ["node", "alone", "next to the writer", "slowdown", "ref.", "writer, MiB/s", "ref."];
+        let headings = ["system", "node", "alone", "next to the writer", "slowdown", "ref.", "writer, MiB/s", "ref."];
         let mut table = FigureTable::new(&title, &headings);
-        let seconds = |figure| self.spread(&case, StorageSystem::Volume, figure);
-        let reference = &PUBLISHED_FIGURES.volume.interference;
-        for (node, ((alone, next), published)) in INTERFERENCE_FIGURES.iter().zip(reference.slowdowns()).enumerate() {
-            let is_first = node == 0;
-            table.add_row([
-                if is_first { "first" } else { "replica" }.to_owned(),
-                format_spread(seconds(*alone)),
-                format_spread(seconds(*next)),
-                self.slowdown(&case, *alone, *next).map_or("–".to_owned(), format_figure),
-                format_figure(published),
-                if is_first { format_spread(seconds(VolumeFigure::WriteMibPerS)) } else { "–".to_owned() },
-                if is_first { format_figure(reference.mib_per_s) } else { "–".to_owned() },
-            ]);
+        for system in self.volume_systems() {
+            let seconds = |figure| self.spread(&case, system, figure);
+            let reference = PUBLISHED_FIGURES.volume.interference(system);
+            for (node, ((alone, next), published)) in INTERFERENCE_FIGURES.iter().zip(reference.slowdowns()).enumerate()
+            {
+                let is_first = node == 0;
+                table.add_row([
+                    system.name().to_owned(),
+                    if is_first { "first" } else { "replica" }.to_owned(),
+                    format_spread(seconds(*alone)),
+                    format_spread(seconds(*next)),
+                    self.slowdowns(&case, system)[node].map_or("–".to_owned(), format_figure),
+                    format_figure(published),
+                    if is_first { format_spread(seconds(VolumeFigure::WriteMibPerS)) } else { "–".to_owned() },
+                    if is_first { format_figure(reference.mib_per_s) } else { "–".to_owned() },
+                ]);
+            }
         }
         Some(table)
     }
 
-    /// The time of a computation next to a writer ÷ its time alone.
-    pub(super) fn slowdown(&self, case: &VolumeCase, alone: VolumeFigure, next: VolumeFigure) -> Option<f64> {
-        let median = |figure| self.spread(case, StorageSystem::Volume, figure).map(|spread| spread.median);
-        Some(median(next)? / median(alone)?)
+    /// Volumes that are measured: with offload processes, inline, or both.
+    pub(super) fn volume_systems(&self) -> Vec<StorageSystem> {
+        let system = |variant: &OffloadVariant| match variant {
+            OffloadVariant::On => StorageSystem::Volume,
+            OffloadVariant::Inline => StorageSystem::Inline,
+        };
+        self.plan.offload.iter().map(system).collect()
+    }
+
+    /// How many times as long a computation takes next to a writer: on the first node, and on a replica.
+    pub(super) fn slowdowns(&self, case: &VolumeCase, system: StorageSystem) -> [Option<f64>; 2] {
+        let median = |figure| self.spread(case, system, figure).map(|spread| spread.median);
+        INTERFERENCE_FIGURES.map(|(alone, next)| Some(median(next)? / median(alone)?))
+    }
+
+    fn copy_methods_table(&self) -> Option<FigureTable> {
+        let cases = self.cases(VolumeExperiment::CopyMethods);
+        let (points, mib) = (self.plan.points, self.plan.mib);
+        let title =
+            format!("Four writers of {mib} MiB by copy method, and a clustering of {points} points on each replica");
+        let headings = ["method", "alone, s", "next to writers, s", "slowdown", "ref.", "writers, MiB/s", "ref."];
+        let mut table = FigureTable::new(&title, &headings);
+        for case in &cases {
+            let spread = |figure| format_spread(self.spread(case, StorageSystem::Volume, figure));
+            let optional = |value: Option<f64>| value.map_or("–".to_owned(), format_figure);
+            let published = PUBLISHED_FIGURES.volume.copy_method(case.copy_method);
+            table.add_row([
+                case.copy_method.to_owned(),
+                spread(VolumeFigure::ReplicaAloneS),
+                spread(VolumeFigure::ReplicaS),
+                optional(self.slowdowns(case, StorageSystem::Volume)[1]),
+                optional(PUBLISHED_FIGURES.volume.copy_slowdown(case.copy_method)),
+                spread(VolumeFigure::WriteMibPerS),
+                optional(published.map(|published| published.mib_per_s)),
+            ]);
+        }
+        (!cases.is_empty()).then_some(table)
     }
 
     fn filebench_table(&self) -> Option<FigureTable> {
         let cases = [VolumeExperiment::Varmail, VolumeExperiment::Fileserver].map(|experiment| self.cases(experiment));
         let cases = cases.concat();
         let title = format!("Operations per second for {} s: median of runs (p10–p90)", self.plan.seconds);
-        let mut table = FigureTable::new(&title, &["loop", "files", "replicas", "volume", "tmpfs", "disk"]);
+        let mut table = FigureTable::new(&title, &["loop", "files", "replicas", "volume", "inline", "tmpfs", "disk"]);
         for case in &cases {
             let rate = |system| format_spread(self.spread(case, system, VolumeFigure::OperationsPerS));
             table.add_row([
@@ -156,6 +206,7 @@ impl VolumeSummary {
                 self.files_of(case.experiment).to_string(),
                 case.load.name().to_owned(),
                 rate(StorageSystem::Volume),
+                rate(StorageSystem::Inline),
                 rate(StorageSystem::Tmpfs),
                 rate(StorageSystem::Disk),
             ]);
@@ -165,15 +216,23 @@ impl VolumeSummary {
 
     fn leveldb_table(&self) -> Option<FigureTable> {
         let cases = self.cases(VolumeExperiment::Leveldb);
-        let mut table =
-            FigureTable::new(&self.leveldb_title(), &["replicas", "workload", "volume", "ref.", "tmpfs", "disk"]);
+        let mut table = FigureTable::new(
+            &self.leveldb_title(),
+            &["replicas", "workload", "volume", "ref.", "inline", "ref.", "tmpfs", "disk"],
+        );
         for (case, workload) in cases.iter().flat_map(|case| LeveldbWorkload::ALL.map(|workload| (case, workload))) {
             let time = |system| format_spread(self.spread(case, system, workload.figure()));
+            let published = |system| {
+                let published = PUBLISHED_FIGURES.volume.leveldb_us(system, case.load, workload);
+                published.map_or("–".to_owned(), format_figure)
+            };
             table.add_row([
                 case.load.name().to_owned(),
                 workload.name().to_owned(),
                 time(StorageSystem::Volume),
-                reference_text(StorageSystem::Volume, PUBLISHED_FIGURES.volume.leveldb_us(case.load, workload)),
+                published(StorageSystem::Volume),
+                time(StorageSystem::Inline),
+                published(StorageSystem::Inline),
                 time(StorageSystem::Tmpfs),
                 time(StorageSystem::Disk),
             ]);
@@ -218,7 +277,7 @@ impl VolumeSummary {
         let cases = self.cases(VolumeExperiment::Throughput);
         let (bytes, mib) = (self.plan.operation_bytes, self.plan.mib);
         let title = format!("write({bytes}), {mib} MiB in all, one fsync at the end, MiB/s: median of runs (p10–p90)");
-        let headings = ["replicas", "processes", "volume", "ref.", "sockets", "tmpfs", "disk"];
+        let headings = ["replicas", "processes", "volume", "ref.", "inline", "sockets", "tmpfs", "disk"];
         let mut table = FigureTable::new(&title, &headings);
         for case in &cases {
             let rate = |system| format_spread(self.spread(case, system, VolumeFigure::WriteMibPerS));
@@ -227,6 +286,7 @@ impl VolumeSummary {
                 case.processes.to_string(),
                 rate(StorageSystem::Volume),
                 reference_text(StorageSystem::Volume, PUBLISHED_FIGURES.volume.mib_per_s(case.load, case.processes)),
+                rate(StorageSystem::Inline),
                 rate(StorageSystem::SocketChain),
                 rate(StorageSystem::Tmpfs),
                 rate(StorageSystem::Disk),
@@ -265,6 +325,9 @@ mod tests {
             entries: 5000,
             seconds: 3.0,
             period_s: 4.0,
+            offload: vec![OffloadVariant::On],
+            copy_methods: vec!["memcpy"],
+            pins_cpus: false,
             log_mib: 64,
             runs: 1,
             disk: "/var/tmp".into(),
@@ -272,7 +335,7 @@ mod tests {
         };
         let mut samples = Samples::new();
         let mut add = |experiment, processes, system, figure, value| {
-            let case = VolumeCase { experiment, load: ReplicaLoad::Idle, processes };
+            let case = VolumeCase { experiment, load: ReplicaLoad::Idle, processes, copy_method: "memcpy" };
             samples.add(VolumeSampleKey { case, system, figure }, value).unwrap();
         };
         add(VolumeExperiment::Latency, 1, StorageSystem::Volume, VolumeFigure::SyncedWriteUs, 321.0);

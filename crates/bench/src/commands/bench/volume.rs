@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use farfork_bench::{ReplicaLoad, VolumeExperiment, VolumeParameters};
+use farfork_bench::{OffloadVariant, ReplicaLoad, VolumeExperiment, VolumeParameters};
 use farfork_terminal::{output, privilege};
 
 use super::progress_bar;
@@ -26,6 +26,7 @@ Experiments:
   throughput   1, 2, 4 and 8 processes that start together, and sync once at the end
   interference a process on each node that clusters points, alone and next to a writer
   filebench    the loops of a mail server and of a file server, as Filebench has them
+  copy-methods 4 processes that write, and a process on each replica that clusters points, for each copy method
   leveldb      LevelDB with the workloads of its db_bench; synced writes are a tenth of the entries
   availability a mail server, while processes of each node in turn are stopped or killed
 
@@ -70,6 +71,20 @@ pub(crate) struct BenchVolume {
     /// Whether a program on each replica computes meanwhile.
     #[arg(long, value_name = "idle|busy|both", default_value = "both")]
     replicas: LoadChoice,
+    /// Where the work of replicating is done: in a process of its own, in the daemon, or both in one run.
+    ///
+    /// See `farfork node --volume-offload`.
+    #[arg(long, value_name = "on|inline|both", default_value = "on")]
+    offload: OffloadChoice,
+    /// Copy methods of the host workers to compare; see `farfork node --volume-copy`. `none` needs mkfs.xfs.
+    #[arg(long, value_name = "METHOD,…", value_delimiter = ',', default_value = "memcpy,async,async-batch,event,none")]
+    copy_methods: Vec<CopyMethodName>,
+    /// Give the last CPU to the offload processes, and the other CPUs to everything else.
+    ///
+    /// In the published runs, the processors of a SmartNIC do this work. On a machine with two CPUs, one CPU does the work of the
+    /// SmartNICs of three machines, and the other CPU that of their processors.
+    #[arg(long)]
+    pin: bool,
     /// Size of the log of each volume, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=2048))]
     log_mib: u64,
@@ -93,9 +108,38 @@ enum ExperimentName {
     Latency,
     Throughput,
     Interference,
+    CopyMethods,
     Filebench,
     Leveldb,
     Availability,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OffloadChoice {
+    On,
+    Inline,
+    Both,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum CopyMethodName {
+    Memcpy,
+    Async,
+    AsyncBatch,
+    Event,
+    None,
+}
+
+impl CopyMethodName {
+    fn argument(self) -> &'static str {
+        match self {
+            Self::Memcpy => "memcpy",
+            Self::Async => "async",
+            Self::AsyncBatch => "async-batch",
+            Self::Event => "event",
+            Self::None => "none",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -112,11 +156,13 @@ impl ExperimentName {
                 VolumeExperiment::Latency,
                 VolumeExperiment::Throughput,
                 VolumeExperiment::Interference,
+                VolumeExperiment::CopyMethods,
                 VolumeExperiment::Varmail,
                 VolumeExperiment::Fileserver,
                 VolumeExperiment::Leveldb,
                 VolumeExperiment::Availability,
             ],
+            Self::CopyMethods => vec![VolumeExperiment::CopyMethods],
             Self::Interference => vec![VolumeExperiment::Interference],
             Self::Filebench => vec![VolumeExperiment::Varmail, VolumeExperiment::Fileserver],
             Self::Leveldb => vec![VolumeExperiment::Leveldb],
@@ -151,6 +197,13 @@ impl BenchVolume {
                 LoadChoice::Busy => vec![ReplicaLoad::Busy],
                 LoadChoice::Both => vec![ReplicaLoad::Idle, ReplicaLoad::Busy],
             },
+            offload: match self.offload {
+                OffloadChoice::On => vec![OffloadVariant::On],
+                OffloadChoice::Inline => vec![OffloadVariant::Inline],
+                OffloadChoice::Both => vec![OffloadVariant::On, OffloadVariant::Inline],
+            },
+            copy_methods: self.copy_methods.iter().map(|method| method.argument()).collect(),
+            pins_cpus: self.pin,
             log_mib: self.log_mib,
             runs: self.runs.unwrap_or(sized(5, 1)) as usize,
             disk: self.disk,

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::storage::StorageTestbed;
 use crate::error::BenchError;
-use crate::parameters::volume::{StorageSystem, VolumeParameters};
+use crate::parameters::volume::VolumeParameters;
 use crate::samples::Spread;
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 
@@ -96,7 +96,7 @@ pub(super) fn run_availability(
     testbed: &mut StorageTestbed,
     check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
 ) -> Result<AvailabilityRun, BenchError> {
-    let storage = testbed.mount(StorageSystem::Volume)?;
+    let storage = testbed.mount_volume(testbed.cluster())?;
     let seconds = plan.period_s * (FAULTS.len() + 1) as f64;
     let spec = FilebenchSpec {
         operations: FilebenchLoop::Varmail,

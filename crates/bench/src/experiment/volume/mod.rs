@@ -6,13 +6,15 @@ pub(crate) mod storage;
 use std::path::PathBuf;
 use std::process::Command;
 
+use farfork_sys::affinity::restrict_to_cpus;
+
 use self::availability::run_availability;
 use self::storage::{MountedStorage, REPLICAS, StorageTestbed};
 use crate::baseline::socket_chain::SocketChain;
 use crate::embedded_program::ChildProgram;
 use crate::error::BenchError;
 use crate::figure::MIB_BYTES;
-use crate::machine;
+use crate::machine::{self, CpuDivision};
 use crate::parameters::volume::{
     ReplicaLoad, StorageSystem, VolumeCase, VolumeExperiment, VolumeFigure, VolumeParameters, VolumeSampleKey,
 };
@@ -44,6 +46,11 @@ pub async fn run_volume(
     show: ProgressCallback<'_>,
 ) -> Result<VolumeSummary, BenchError> {
     require_memory(plan)?;
+    if let Some(cpus) = CpuDivision::detect().filter(|_| plan.pins_cpus) {
+        let failed = |cause| BenchError::Program { program: "sched_setaffinity", cause };
+        // Every process of the run is started by this thread.
+        restrict_to_cpus(&cpus.others).map_err(failed)?;
+    }
     let testbed = StorageTestbed::start(plan, farfork.clone()).await?;
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut run = VolumeRun { plan, farfork, testbed, samples };
@@ -53,6 +60,7 @@ pub async fn run_volume(
     for _ in 0..plan.runs {
         for (case, system) in &points {
             report_progress(show, done, steps, case.describe(*system))?;
+            run.testbed.prepare(case).await?;
             run.measure(case, *system)?;
             done += 1;
         }
@@ -101,10 +109,11 @@ impl VolumeRun<'_> {
         let figures = if system == StorageSystem::SocketChain {
             self.measure_sockets(case)?
         } else {
-            let storage = self.testbed.mount(system)?;
+            let storage = self.testbed.mount(case, system)?;
             let figures = match (case.experiment.filebench_loop(), case.experiment) {
                 (Some(operations), _) => self.measure_loop(operations, &storage),
                 (None, VolumeExperiment::Interference) => self.measure_interference(case, &storage),
+                (None, VolumeExperiment::CopyMethods) => self.measure_copies(case, &storage),
                 (None, VolumeExperiment::Leveldb) => self.measure_leveldb(&storage),
                 (None, _) => self.measure_files(case, &storage),
             };
@@ -155,20 +164,44 @@ impl VolumeRun<'_> {
         case: &VolumeCase,
         storage: &MountedStorage,
     ) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+        let NeighbourTimes { alone, next_to_writer, rate } = self.run_neighbours(case, storage, REPLICAS)?;
+        Ok(vec![
+            (VolumeFigure::FirstNodeAloneS, alone[0]),
+            (VolumeFigure::ReplicaAloneS, alone[1]),
+            (VolumeFigure::FirstNodeS, next_to_writer[0]),
+            (VolumeFigure::ReplicaS, next_to_writer[1]),
+            (VolumeFigure::WriteMibPerS, rate),
+        ])
+    }
+
+    /// The first node writes, and a process for each other node computes meanwhile.
+    fn measure_copies(
+        &self,
+        case: &VolumeCase,
+        storage: &MountedStorage,
+    ) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+        let NeighbourTimes { alone, next_to_writer, rate } = self.run_neighbours(case, storage, REPLICAS - 1)?;
+        Ok(vec![
+            (VolumeFigure::ReplicaAloneS, alone[0]),
+            (VolumeFigure::ReplicaS, next_to_writer[0]),
+            (VolumeFigure::WriteMibPerS, rate),
+        ])
+    }
+
+    /// Runs processes that compute: alone, and while writers work.
+    fn run_neighbours(
+        &self,
+        case: &VolumeCase,
+        storage: &MountedStorage,
+        count: usize,
+    ) -> Result<NeighbourTimes, BenchError> {
         let spec = ClusteringSpec { points: self.plan.points, chunk: self.plan.points.div_ceil(CLUSTERING_CHUNKS) };
-        let start = || ClusteringProcesses::start(&self.farfork, spec, REPLICAS);
+        let start = || ClusteringProcesses::start(&self.farfork, spec, count);
         let alone = start()?.finish()?;
         let writers = self.start_writers(case, storage)?;
         let neighbours = start()?;
         let written = writers.run()?;
-        let next_to_it = neighbours.finish()?;
-        Ok(vec![
-            (VolumeFigure::FirstNodeAloneS, alone[0]),
-            (VolumeFigure::ReplicaAloneS, alone[1]),
-            (VolumeFigure::FirstNodeS, next_to_it[0]),
-            (VolumeFigure::ReplicaS, next_to_it[1]),
-            (VolumeFigure::WriteMibPerS, self.rate_of(case, &written)),
-        ])
+        Ok(NeighbourTimes { alone, next_to_writer: neighbours.finish()?, rate: self.rate_of(case, &written) })
     }
 
     fn measure_loop(
@@ -210,6 +243,13 @@ impl VolumeRun<'_> {
     fn mib_per_s(&self, operations: u64, seconds: f64) -> f64 {
         (operations * self.plan.operation_bytes) as f64 / MIB_BYTES / seconds
     }
+}
+
+/// Times of processes that compute, in seconds, and the rate of the writers, in MiB/s.
+struct NeighbourTimes {
+    alone: Vec<f64>,
+    next_to_writer: Vec<f64>,
+    rate: f64,
 }
 
 fn latency_figures(latency: &OperationLatency) -> Vec<(VolumeFigure, f64)> {

@@ -13,10 +13,16 @@ use tempfile::TempDir;
 
 use crate::error::BenchError;
 use crate::experiment::local_cluster::{BenchCluster, SCRATCH_PARENT};
-use crate::parameters::volume::{StorageSystem, VolumeParameters};
+use crate::machine::CpuDivision;
+use crate::parameters::volume::{OffloadVariant, StorageSystem, VolumeCase, VolumeExperiment, VolumeParameters};
 
 /// Number of nodes that have a replica.
 pub(crate) const REPLICAS: usize = 3;
+/// The copy method that needs a file system with reflinks, and the program that makes one.
+const SHARING_METHOD: &str = "none";
+const MAKE_XFS: &str = "mkfs.xfs";
+/// Space that an XFS needs for itself, and its smallest size.
+const XFS_SPARE_MIB: u64 = 512;
 /// The name of the volume.
 const VOLUME: &str = "bench";
 /// Time limit for an unmounted volume to be dropped: it may still be mounted, or have a client, for a while.
@@ -26,17 +32,30 @@ const DROP_RETRY: Duration = Duration::from_millis(50);
 /// Three nodes with their files in memory, and directories on other file systems.
 pub(crate) struct StorageTestbed {
     cluster: BenchCluster,
+    /// Nodes whose daemons replicate.
+    inline: Option<BenchCluster>,
+    /// Nodes whose host workers copy by another method.
+    copying: Option<CopyTestbed>,
     disk: TempDir,
     farfork: PathBuf,
-    log_mib: u64,
+    plan: VolumeParameters,
     // Dropped last: the nodes have their files here.
     memory: MemoryDirectory,
 }
 
+/// Nodes whose host workers copy by a method.
+struct CopyTestbed {
+    method: &'static str,
+    cluster: BenchCluster,
+    /// For the method that shares blocks.
+    _reflinks: Option<MemoryDirectory>,
+}
+
 /// A directory on the measured system. `StorageTestbed::remove` removes it and everything in it.
 pub(crate) struct MountedStorage {
-    system: StorageSystem,
     pub(crate) directory: PathBuf,
+    /// The socket of the node that has mounted the volume, if it is one.
+    socket: Option<PathBuf>,
 }
 
 impl StorageTestbed {
@@ -47,8 +66,38 @@ impl StorageTestbed {
         // Only the kind: the full error names the path of the new directory.
         let failed = |cause: io::Error| BenchError::File { path: plan.disk.clone(), cause: cause.kind().into() };
         let disk = disk.map_err(failed)?;
-        let cluster = BenchCluster::start_nodes_in(memory.path(), farfork.clone(), REPLICAS, true, &[]).await?;
-        Ok(Self { cluster, disk, farfork, log_mib: plan.log_mib, memory })
+        let cluster = start_nodes(memory.path(), &farfork, &offload_arguments(plan)).await?;
+        let inline = if plan.offload.contains(&OffloadVariant::Inline) {
+            let arguments = ["--volume-offload", "inline"].map(str::to_owned);
+            Some(start_nodes(memory.path(), &farfork, &arguments).await?)
+        } else {
+            None
+        };
+        Ok(Self { cluster, inline, copying: None, disk, farfork, plan: plan.clone(), memory })
+    }
+
+    /// Starts the nodes that a case needs.
+    pub(crate) async fn prepare(&mut self, case: &VolumeCase) -> Result<(), BenchError> {
+        let is_ready = self.copying.as_ref().is_some_and(|copying| copying.method == case.copy_method);
+        if case.experiment != VolumeExperiment::CopyMethods || is_ready {
+            return Ok(());
+        }
+        if let Some(previous) = self.copying.take() {
+            previous.cluster.stop()?;
+        }
+        let method = case.copy_method;
+        let mut arguments = offload_arguments(&self.plan);
+        arguments.extend(["--volume-copy", method].map(str::to_owned));
+        let reflinks = if method == SHARING_METHOD {
+            let mib = REPLICAS as u64 * (self.plan.mib + 2 * self.plan.log_mib) + XFS_SPARE_MIB;
+            Some(MemoryDirectory::mount_xfs(self.memory.path(), mib)?)
+        } else {
+            None
+        };
+        let parent = reflinks.as_ref().map_or(self.memory.path(), MemoryDirectory::path);
+        let cluster = start_nodes(parent, &self.farfork, &arguments).await?;
+        self.copying = Some(CopyTestbed { method, cluster, _reflinks: reflinks });
+        Ok(())
     }
 
     /// The nodes, in the order of the chain.
@@ -67,33 +116,46 @@ impl StorageTestbed {
     }
 
     /// An empty directory on the system to measure. Creates a volume if that is the system.
-    pub(crate) fn mount(&self, system: StorageSystem) -> Result<MountedStorage, BenchError> {
-        let parent = if system == StorageSystem::Disk { self.disk.path() } else { self.memory.path() };
-        let directory = parent.join("measured");
-        fs::create_dir(&directory).map_err(|cause| BenchError::File { path: directory.clone(), cause })?;
-        let storage = MountedStorage { system, directory };
-        if system == StorageSystem::Volume {
-            let nodes: Vec<&str> = self.cluster.nodes().iter().map(|node| node.name.as_str()).collect();
-            let (replicas, log) = (nodes.join(","), format!("{}MiB", self.log_mib));
-            self.run_farfork(&["create", VOLUME, "--replicas", &replicas, "--log-size", &log])?;
-            self.run_farfork(&["mount", VOLUME, &storage.directory.to_string_lossy()])?;
+    pub(crate) fn mount(&self, case: &VolumeCase, system: StorageSystem) -> Result<MountedStorage, BenchError> {
+        match system {
+            StorageSystem::Volume if case.experiment == VolumeExperiment::CopyMethods => {
+                let copying = self.copying.as_ref().expect("`prepare` has started the nodes");
+                self.mount_volume(&copying.cluster)
+            }
+            StorageSystem::Volume => self.mount_volume(&self.cluster),
+            StorageSystem::Inline => {
+                self.mount_volume(self.inline.as_ref().expect("`start` has started the nodes of the plan"))
+            }
+            StorageSystem::Disk => make_directory(self.disk.path()),
+            StorageSystem::SocketChain | StorageSystem::Tmpfs => make_directory(self.memory.path()),
         }
+    }
+
+    /// A new volume on nodes, mounted by the first one.
+    pub(crate) fn mount_volume(&self, cluster: &BenchCluster) -> Result<MountedStorage, BenchError> {
+        let mut storage = make_directory(self.memory.path())?;
+        let nodes: Vec<&str> = cluster.nodes().iter().map(|node| node.name.as_str()).collect();
+        let (replicas, log) = (nodes.join(","), format!("{}MiB", self.plan.log_mib));
+        let socket = cluster.nodes()[0].socket.clone();
+        self.run_farfork(&socket, &["create", VOLUME, "--replicas", &replicas, "--log-size", &log])?;
+        self.run_farfork(&socket, &["mount", VOLUME, &storage.directory.to_string_lossy()])?;
+        storage.socket = Some(socket);
         Ok(storage)
     }
 
     /// Removes the volume or the files.
     pub(crate) fn remove(&self, storage: MountedStorage) -> Result<(), BenchError> {
-        let MountedStorage { system, directory } = storage;
+        let MountedStorage { directory, socket } = storage;
         let failed = |cause| BenchError::File { path: directory.clone(), cause };
-        if system != StorageSystem::Volume {
+        let Some(socket) = socket else {
             return fs::remove_dir_all(&directory).map_err(failed);
-        }
+        };
         unmount(&directory, UnmountFlags::empty()).map_err(|errno| failed(errno.into()))?;
         fs::remove_dir(&directory).map_err(failed)?;
         // The client of the mount ends after umount(2) has returned.
         let deadline = Instant::now() + DROP_LIMIT;
         loop {
-            match self.run_farfork(&["drop", VOLUME]) {
+            match self.run_farfork(&socket, &["drop", VOLUME]) {
                 Err(_) if Instant::now() < deadline => std::thread::sleep(DROP_RETRY),
                 result => return result,
             }
@@ -102,22 +164,46 @@ impl StorageTestbed {
 
     /// Removes the nodes and all files.
     pub(crate) fn stop(self) -> Result<(), BenchError> {
+        if let Some(copying) = self.copying {
+            copying.cluster.stop()?;
+        }
+        self.inline.map_or(Ok(()), BenchCluster::stop)?;
         self.cluster.stop()
     }
 
-    fn run_farfork(&self, arguments: &[&str]) -> Result<(), BenchError> {
-        let failed = |cause| BenchError::Program { program: "farfork volume", cause };
+    fn run_farfork(&self, socket: &Path, arguments: &[&str]) -> Result<(), BenchError> {
         let mut command = Command::new(&self.farfork);
-        command.arg("volume").args(arguments).arg("--socket").arg(&self.cluster.nodes()[0].socket);
-        let output = command.output().map_err(failed)?;
-        if output.status.success() {
-            return Ok(());
-        }
-        Err(failed(std::io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
+        command.arg("volume").args(arguments).arg("--socket").arg(socket);
+        run_command("farfork volume", &mut command)
     }
 }
 
-/// A tmpfs. It is unmounted when this value is dropped.
+async fn start_nodes(parent: &Path, farfork: &Path, arguments: &[String]) -> Result<BenchCluster, BenchError> {
+    BenchCluster::start_nodes_in(parent, farfork.to_owned(), REPLICAS, true, arguments).await
+}
+
+/// Arguments of nodes with offload processes.
+fn offload_arguments(plan: &VolumeParameters) -> Vec<String> {
+    let cpus = CpuDivision::detect().filter(|_| plan.pins_cpus);
+    cpus.map_or_else(Vec::new, |cpus| vec!["--offload-cpus".to_owned(), cpus.offload])
+}
+
+fn make_directory(parent: &Path) -> Result<MountedStorage, BenchError> {
+    let directory = parent.join("measured");
+    fs::create_dir(&directory).map_err(|cause| BenchError::File { path: directory.clone(), cause })?;
+    Ok(MountedStorage { directory, socket: None })
+}
+
+fn run_command(program: &'static str, command: &mut Command) -> Result<(), BenchError> {
+    let failed = |cause| BenchError::Program { program, cause };
+    let output = command.output().map_err(failed)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
+}
+
+/// A file system in memory. It is unmounted when this value is dropped.
 struct MemoryDirectory(TempDir);
 
 impl MemoryDirectory {
@@ -126,6 +212,19 @@ impl MemoryDirectory {
         let directory = tempfile::Builder::new().prefix("farfork-bench-").tempdir_in(SCRATCH_PARENT).map_err(failed)?;
         let tmpfs = mount::create_filesystem("tmpfs", &[("size", "80%")], MountAttrFlags::empty()).map_err(failed)?;
         mount::attach(tmpfs.as_fd(), directory.path()).map_err(failed)?;
+        Ok(Self(directory))
+    }
+
+    /// An XFS in a file of a directory in memory.
+    fn mount_xfs(parent: &Path, mib: u64) -> Result<Self, BenchError> {
+        let failed = |cause| BenchError::File { path: parent.to_owned(), cause };
+        let directory = tempfile::Builder::new().prefix("xfs-").tempdir_in(parent).map_err(failed)?;
+        let image = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
+        image.as_file().set_len(mib << 20).map_err(failed)?;
+        run_command(MAKE_XFS, Command::new(MAKE_XFS).arg("-q").arg(image.path()))?;
+        // The loop device keeps the file, and is removed with the mount.
+        let mut mount = Command::new("mount");
+        run_command("mount", mount.args(["-t", "xfs", "-o", "loop"]).arg(image.path()).arg(directory.path()))?;
         Ok(Self(directory))
     }
 

@@ -17,6 +17,7 @@ impl SectionSource for VolumeSummary {
             .with_table(self.latency_section_table())
             .with_table(self.throughput_section_table())
             .with_table(self.interference_section_table())
+            .with_table(self.copy_methods_section_table())
             .with_table(self.filebench_section_table())
             .with_table(self.leveldb_section_table())
             .with_table(self.availability_section_table())
@@ -30,7 +31,18 @@ impl VolumeSummary {
     fn latency_section_table(&self) -> ReportTable {
         let title =
             format!("write({}) and fsync, {} times on each volume", self.plan.operation_bytes, self.plan.operations);
-        let columns = ["replicas", "mean", "p50", "p99", "p99.9", "p99.99", "fsync alone", "tmpfs, mean", "disk, mean"];
+        let columns = [
+            "replicas",
+            "mean",
+            "p50",
+            "p99",
+            "p99.9",
+            "p99.99",
+            "fsync alone",
+            "inline, mean",
+            "tmpfs, mean",
+            "disk, mean",
+        ];
         let mut table = ReportTable::new("latency", title, &columns);
         for case in self.cases(VolumeExperiment::Latency) {
             let mean = |system| self.spread(&case, system, VolumeFigure::SyncedWriteUs);
@@ -49,6 +61,7 @@ impl VolumeSummary {
                 cell(VolumeFigure::SyncedWriteP999Us, |reference| Some(reference.p999_us)),
                 cell(VolumeFigure::SyncedWriteP9999Us, |_| None),
                 cell(VolumeFigure::SyncUs, |reference| Some(reference.sync_us)),
+                time_cell(mean(StorageSystem::Inline), "µs"),
                 time_cell(mean(StorageSystem::Tmpfs), "µs"),
                 time_cell(mean(StorageSystem::Disk), "µs"),
             ]);
@@ -59,7 +72,7 @@ impl VolumeSummary {
     fn throughput_section_table(&self) -> ReportTable {
         let (bytes, mib) = (self.plan.operation_bytes, self.plan.mib);
         let title = format!("write({bytes}), {mib} MiB in all, one fsync at the end");
-        let columns = ["replicas", "processes", "volume", "tmpfs", "disk"];
+        let columns = ["replicas", "processes", "volume", "inline", "tmpfs", "disk"];
         let mut table = ReportTable::new("throughput", title, &columns);
         for case in self.cases(VolumeExperiment::Throughput) {
             let volume = self.rate(&case, StorageSystem::Volume).map(|figure| {
@@ -71,6 +84,7 @@ impl VolumeSummary {
                 ReportCell::text(case.load.name()),
                 ReportCell::text(case.processes),
                 volume.into(),
+                self.rate(&case, StorageSystem::Inline).into(),
                 self.rate(&case, StorageSystem::Tmpfs).into(),
                 self.rate(&case, StorageSystem::Disk).into(),
             ]);
@@ -81,18 +95,22 @@ impl VolumeSummary {
     fn interference_section_table(&self) -> ReportTable {
         let (points, mib) = (self.plan.points, self.plan.mib);
         let title = format!("Clustering of {points} points on each node while the first one writes {mib} MiB");
-        let columns = ["node", "alone", "next to the writer", "slowdown", "writer"];
+        let columns = ["system", "node", "alone", "next to the writer", "slowdown", "writer"];
         let mut table = ReportTable::new("interference", title, &columns);
-        let reference = &PUBLISHED_FIGURES.volume.interference;
-        for case in self.cases(VolumeExperiment::Interference) {
-            let seconds = |figure| self.spread(&case, StorageSystem::Volume, figure);
+        let cases = self.cases(VolumeExperiment::Interference);
+        let systems = cases.iter().flat_map(|case| self.volume_systems().into_iter().map(move |system| (case, system)));
+        for (case, system) in systems {
+            let seconds = |figure| self.spread(case, system, figure);
+            let reference = PUBLISHED_FIGURES.volume.interference(system);
+            let slowdowns = self.slowdowns(case, system);
             for (node, ((alone, next), published)) in INTERFERENCE_FIGURES.iter().zip(reference.slowdowns()).enumerate()
             {
-                let slowdown = self.slowdown(&case, *alone, *next).map(|times| {
+                let slowdown = slowdowns[node].map(|times| {
                     ReportFigure::single(times, "×", BetterDirection::Lower).with_reference(Some(published))
                 });
-                let rate = self.rate(&case, StorageSystem::Volume).filter(|_| node == 0);
+                let rate = self.rate(case, system).filter(|_| node == 0);
                 table.add_row([
+                    ReportCell::text(system.name()),
                     ReportCell::text(if node == 0 { "first" } else { "replica" }),
                     time_cell(seconds(*alone), "s"),
                     time_cell(seconds(*next), "s"),
@@ -104,9 +122,34 @@ impl VolumeSummary {
         table
     }
 
+    fn copy_methods_section_table(&self) -> ReportTable {
+        let (points, mib) = (self.plan.points, self.plan.mib);
+        let title = format!("Four writers of {mib} MiB, and a clustering of {points} points on each replica");
+        let columns = ["method", "alone", "next to writers", "slowdown", "writers"];
+        let mut table = ReportTable::new("copy-methods", title, &columns);
+        for case in self.cases(VolumeExperiment::CopyMethods) {
+            let seconds = |figure| time_cell(self.spread(&case, StorageSystem::Volume, figure), "s");
+            let slowdown = self.slowdowns(&case, StorageSystem::Volume)[1].map(|times| {
+                let published = PUBLISHED_FIGURES.volume.copy_slowdown(case.copy_method);
+                ReportFigure::single(times, "×", BetterDirection::Lower).with_reference(published)
+            });
+            let published = PUBLISHED_FIGURES.volume.copy_method(case.copy_method);
+            let rate = self.rate(&case, StorageSystem::Volume);
+            table.add_row([
+                ReportCell::text(case.copy_method),
+                seconds(VolumeFigure::ReplicaAloneS),
+                seconds(VolumeFigure::ReplicaS),
+                slowdown.into(),
+                rate.map(|rate| rate.with_reference(published.map(|published| published.mib_per_s))).into(),
+            ]);
+        }
+        table
+    }
+
     fn filebench_section_table(&self) -> ReportTable {
         let title = format!("Operations per second for {} s", self.plan.seconds);
-        let mut table = ReportTable::new("filebench", title, &["loop", "files", "replicas", "volume", "tmpfs", "disk"]);
+        let mut table =
+            ReportTable::new("filebench", title, &["loop", "files", "replicas", "volume", "inline", "tmpfs", "disk"]);
         for experiment in [VolumeExperiment::Varmail, VolumeExperiment::Fileserver] {
             for case in self.cases(experiment) {
                 let rate = |system| -> ReportCell {
@@ -118,6 +161,7 @@ impl VolumeSummary {
                     ReportCell::text(self.files_of(experiment)),
                     ReportCell::text(case.load.name()),
                     rate(StorageSystem::Volume),
+                    rate(StorageSystem::Inline),
                     rate(StorageSystem::Tmpfs),
                     rate(StorageSystem::Disk),
                 ]);
@@ -127,18 +171,20 @@ impl VolumeSummary {
     }
 
     fn leveldb_section_table(&self) -> ReportTable {
-        let columns = ["replicas", "workload", "volume", "tmpfs", "disk"];
+        let columns = ["replicas", "workload", "volume", "inline", "tmpfs", "disk"];
         let mut table = ReportTable::new("leveldb", self.leveldb_title(), &columns);
         for case in self.cases(VolumeExperiment::Leveldb) {
             for workload in LeveldbWorkload::ALL {
                 let time = |system| self.spread(&case, system, workload.figure());
-                let reference = PUBLISHED_FIGURES.volume.leveldb_us(case.load, workload);
-                let volume = time(StorageSystem::Volume);
-                let volume = volume.map(|spread| ReportFigure::lower(spread, "µs").with_reference(reference));
+                let with_reference = |system| -> ReportCell {
+                    let reference = PUBLISHED_FIGURES.volume.leveldb_us(system, case.load, workload);
+                    time(system).map(|spread| ReportFigure::lower(spread, "µs").with_reference(reference)).into()
+                };
                 table.add_row([
                     ReportCell::text(case.load.name()),
                     ReportCell::text(workload.name()),
-                    volume.into(),
+                    with_reference(StorageSystem::Volume),
+                    with_reference(StorageSystem::Inline),
                     time_cell(time(StorageSystem::Tmpfs), "µs"),
                     time_cell(time(StorageSystem::Disk), "µs"),
                 ]);

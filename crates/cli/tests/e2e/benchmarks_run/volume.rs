@@ -23,16 +23,18 @@ pub(super) fn refuses_large_sizes() {
 /// Measures volumes, sockets and local file systems. A mail server works through each fault.
 pub(super) fn prints_every_figure() {
     let sizes = ["--operations", "50", "--mib", "4", "--processes", "1,2", "--log-mib", "16", "--runs", "1"];
-    let counts = ["--files", "100", "--points", "300", "--entries", "200", "--replicas", "busy"];
-    let times = ["--seconds", "1", "--period", "2"];
+    let counts = ["--files", "50", "--points", "300", "--entries", "100", "--replicas", "busy"];
+    let times = ["--seconds", "0.5", "--period", "2", "--offload", "both", "--copy-methods", "event,none", "--pin"];
     let document = run_benchmark("volume", &[&sizes[..], &counts, &times].concat());
     let figures = document["figures"].as_array().expect("a list of figures");
-    let keys =
-        |figure: &Value| ["experiment", "load", "processes", "system", "figure"].map(|key| figure[key].to_string());
+    let keys = |figure: &Value| {
+        ["experiment", "copy_method", "processes", "system", "figure"].map(|key| figure[key].to_string())
+    };
     let found: BTreeSet<_> = figures.iter().map(keys).collect();
-    // Five times of four systems and the sync of three; the rate of four systems by processes; two loops and six
-    // database workloads on three systems; and five figures of a neighbour.
-    assert_eq!((found.len(), figures.len()), (4 * 5 + 3 + 4 * 2 + (2 + 6) * 3 + 5, 60), "{document}");
+    // Five times of five systems and the sync of four; the rate of five systems by processes; two loops and six
+    // database workloads on four systems; five figures of a neighbour for two; and three of each of two copy methods.
+    let expected = 5 * 5 + 4 + 5 * 2 + (2 + 6) * 4 + 5 * 2 + 3 * 2;
+    assert_eq!((found.len(), figures.len()), (expected, expected), "{document}");
     assert!(figures.iter().all(|figure| figure["p50"].as_f64() > Some(0.0)), "{document}");
     let run = &document["availability"];
     let rates = run["per_s"].as_array().expect("a list of rates");
