@@ -35,9 +35,9 @@ const MAPPINGS_MAX: u64 = 32_768;
 /// Execution: the time that the child takes to touch each of its pages once. Each child then compares every byte with its
 /// parent's memory. A wrong byte fails the run.
 ///
-/// The report has floors next to each figure, measured in the same run: fork(2) of the same process, the same touches in
-/// it, and the transfer of the same bytes over the same link by two minimal programs. It also has a published reference,
-/// measured on other machines.
+/// The report has floors next to each figure, measured in the same run. They are fork(2) of the same process, the same
+/// touches in it, and the transfer of the same bytes over the same link by two minimal programs. The report also has a
+/// published reference, measured on other machines.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -15,10 +15,10 @@ use crate::{Cli, GlobalArgs, program_path};
 /// Measure how many calls nodes make per second, and how long each call takes.
 ///
 /// The server and each client node are in their own network namespaces. Veth pairs connect the namespaces. An option that
-/// describes a load selects that one case. Without such options, the benchmark measures the cases of the specification:
-/// one request in flight, with and without polling for work before sleeping; 64 and 256 requests on one connection; 64
-/// requests on each of 16 connections; answers of 2,048 random bytes with a checksum of 8 bytes, each verified; and 1 to 10
-/// client nodes with 12 synchronous threads each.
+/// describes a load selects that one case. Without such options, the benchmark measures the cases of the specification.
+/// These are one request in flight, with and without polling for work before sleeping, and 64 and 256 requests on one
+/// connection. They are also 64 requests on each of 16 connections, and answers of 2,048 random bytes with a checksum of 8
+/// bytes, each verified. The last ones are 1 to 10 client nodes with 12 synchronous threads each.
 ///
 /// The report has floors next to unencrypted empty calls of one thread on each side, measured in turn with them: an echo of
 /// the same messages by two programs that do nothing else. For one connection, it also has an echo with tokio, tonic and

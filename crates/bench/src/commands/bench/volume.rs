@@ -81,8 +81,8 @@ pub(crate) struct BenchVolume {
     copy_methods: Vec<CopyMethodName>,
     /// Give the last CPU to the offload processes, and the other CPUs to everything else.
     ///
-    /// In the published runs, the processors of a SmartNIC do this work. On a machine with two CPUs, one CPU does the work of the
-    /// SmartNICs of three machines, and the other CPU that of their processors.
+    /// In the published runs, the processors of a SmartNIC do this work. On a machine with two CPUs, one CPU takes the place of the
+    /// SmartNICs of three machines, and the other CPU the place of their processors.
     #[arg(long)]
     pin: bool,
     /// Size of the log of each volume, in MiB.
