@@ -16,6 +16,9 @@ const ACCOUNTS_COUNT: usize = 20_000;
 /// Number of clients, each with a server process.
 const CLIENTS_COUNT: &str = "4";
 
+/// For the server to answer queries, on a busy machine.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
 /// For clients to connect and make a transfer, on a busy machine.
 const MOVED_LIMIT: Duration = Duration::from_secs(60);
 
@@ -36,6 +39,7 @@ const AGREES: &str = "SELECT sum(abs(balance - 100 - coalesce(came, 0) + coalesc
 pub(super) fn postgresql(cluster: &Cluster) {
     let port = service::free_port();
     let mut server = Service::start(port, |directory| prepared(directory, port));
+    wait_until_started(port);
     let ask = |query: &str| ask(port, query);
     ask(&format!(
         "CREATE TABLE account AS SELECT id, 100::bigint AS balance, md5(id::text) AS note FROM generate_series(1, {ACCOUNTS_COUNT}) AS id"
@@ -97,11 +101,24 @@ fn run(command: &mut Command) -> String {
     str::from_utf8(&output.stdout).expect("text").trim_end().to_owned()
 }
 
+/// Waits until the server answers queries. It listens before.
+fn wait_until_started(port: u16) {
+    wait::wait_until("PostgreSQL has started", START_LIMIT, || {
+        let mut command = query_command(port, "SELECT 1");
+        command.output().is_ok_and(|output| output.status.success()).then_some(())
+    });
+}
+
 /// The server's answer on a new connection, in the current network namespace.
 fn ask(port: u16, query: &str) -> String {
+    run(&mut query_command(port, query))
+}
+
+fn query_command(port: u16, query: &str) -> Command {
     let mut command = Command::new("psql");
     command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", "postgres", "-X", "-q", "-A", "-t", "-c", query]);
-    run(command.env("PGCONNECT_TIMEOUT", "20"))
+    command.env("PGCONNECT_TIMEOUT", "20");
+    command
 }
 
 /// Clients that make transfers until this is dropped. They also end with their connections.
