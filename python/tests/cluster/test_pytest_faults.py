@@ -51,6 +51,31 @@ class Faults(SuiteTest):
         self.assertEqual(run.counts["failure"], 1, run.output)
         self.assertIn("the last test", run.output)
 
+    def test_a_teardown_that_raises_after_the_first_failure_is_reported(self) -> None:
+        suite = self.suite(
+            test_one="""
+            @pytest.fixture(scope="session")
+            def raising():
+                yield
+                note("torn down")
+                raise ValueError("the teardown raises")
+
+            def test_passes(raising): pass
+            def test_fails(raising): assert False, "the first failure"
+            @pytest.mark.parametrize("number", range(6))
+            def test_waits(raising, number):
+                time.sleep(3600)
+            """
+        )
+        expected = suite.run("-x")
+        for mode in ("load", "each"):
+            run = suite.run("-x", "--farfork", "2", "--farfork-dist", mode)
+            failed = "test_one::test_fails"
+            self.assertEqual(run.outcomes[failed], expected.outcomes[failed], run.output)
+            self.assertEqual((run.status, run.notes), (expected.status, ["torn down"]), run.output)
+            for text in ("the first failure", "ValueError: the teardown raises"):
+                self.assertIn(text, run.output)
+
     def test_tests_may_write_with_the_reporter_of_the_terminal(self) -> None:
         suite = self.suite(
             test_one="""
