@@ -16,11 +16,12 @@ class ChildFuture(Future[T]):
     """
 
     def __init__(self, kill: Callable[[], None]) -> None:
-        """``kill`` may be called several times."""
+        """``kill`` is called again if an interrupt has ended it."""
         super().__init__()
         #: The id of the child, once it runs.
         self.child: str | None = None
         self._kill = kill
+        self._is_killed = False
 
     @property
     def node(self) -> str | None:
@@ -64,7 +65,9 @@ class ChildFuture(Future[T]):
             super()._invoke_callbacks()  # type: ignore[misc]
 
     def _kill_cancelled(self) -> None:
-        self._kill()
+        if not self._is_killed:
+            self._kill()
+            self._is_killed = True
         with self._condition:
             if self._state == CANCELLED:
                 self.set_running_or_notify_cancel()

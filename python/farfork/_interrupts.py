@@ -1,4 +1,4 @@
-"""Interrupts of calls in a worker, which the executor sends as frames, and signals of the program, which a checkpoint delays."""
+"""Interrupts of calls in a worker, which the executor sends as frames, and signals of the program, which are delayed."""
 
 from __future__ import annotations
 

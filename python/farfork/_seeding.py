@@ -33,7 +33,8 @@ def make_seed() -> Seed | Child:
                 # A child must not continue with the program's own code.
                 traceback.print_exc()
                 _task.end_child(1)
-            if not isinstance(error, CheckpointError) or "keeps changing" not in str(error) or attempt == _CHECKPOINTS_MAX - 1:
+            is_transient = isinstance(error, CheckpointError) and "keeps changing" in str(error)
+            if not is_transient or attempt == _CHECKPOINTS_MAX - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 

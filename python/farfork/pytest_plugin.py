@@ -13,8 +13,8 @@ import pytest
 _NEEDS_TERMINAL = "needs a terminal, which workers of --farfork lack"
 _NEEDS_ORDER = "needs the tests in order, which workers of --farfork do not keep"
 
-#: Options of pytest that workers cannot support, by the name of their value, with the reason. An option precedes those that it
-#: sets.
+#: Options of pytest that workers cannot support, by the name of their value, with the reason. An option precedes those that
+#: it sets.
 _OPTIONS_REFUSED = {
     "usepdb": ("--pdb", _NEEDS_TERMINAL),
     "trace": ("--trace", _NEEDS_TERMINAL),
