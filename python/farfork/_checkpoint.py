@@ -14,7 +14,7 @@ from ._connection import Connection
 from ._errors import CheckpointError, Error, PayloadMissing
 from ._history import ClosedHistory
 from ._hooks import AtFork
-from ._interrupts import HeldInterrupts
+from ._interrupts import HeldSignals
 from ._own_streams import OwnStreams
 from ._parent_id import KeptParentId
 from ._protocol import Message
@@ -122,21 +122,21 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
     :class:`DaemonNotFound` if there is no daemon.
     """
     ttl_ms = 0 if ttl is None else max(1, round(ttl * 1000))
-    interrupts = HeldInterrupts()
+    signals = HeldSignals()
     with checkpoint_lock:
         connection = Connection()
-        interrupts.begin()
+        signals.begin()
         seed_or_child: Seed | Child | None = None
         try:
             seed_or_child = _request_checkpoint(connection, ttl_ms, name or "")
         finally:
-            interrupts.end()
+            signals.end()
             connection.close()
-            if seed_or_child is None:
-                interrupts.deliver()
+            if seed_or_child is None and _connection.child_id is None:
+                signals.deliver()
     if not seed_or_child.is_child:
         try:
-            interrupts.deliver()
+            signals.deliver()
         except BaseException:
             with suppress(Error, OSError):
                 seed_or_child.drop()
@@ -180,10 +180,10 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
         raise CheckpointError("the node's daemon: it ended before it answered; see its log")
     message, fds = answer
     if message.kind == _protocol.CHILD:
+        _connection.child_id = message["child"]
         payload = _read_payload(message, fds)
         channel_fd = fds[-1] if len(fds) > 1 + message["has_payload"] else None
         child = Child(message["child"], message["seed"], message["index"], payload, fds[0], channel_fd)
-        _connection.child_id = child.id
         for keeper in keepers:
             keeper.in_child()
         reseeding.in_child()

@@ -118,6 +118,7 @@ class Collector:
             waiting = [] if not cancel_futures else self._pool.queued_futures
             for batch in self._batches.values() if cancel_futures else ():
                 waiting += [future for future in batch.futures if not future.running()]
+            waiting += self._half_cancelled()
         for future in waiting:
             future.cancel()
         with self.lock:
@@ -128,6 +129,12 @@ class Collector:
                 self._changed.wait()
         if wait and self._thread is not None:
             self._thread.join()
+
+    def _half_cancelled(self) -> list[ChildFuture[Any]]:
+        """Cancelled futures whose calls still run, because an interrupt has ended ``cancel``."""
+        futures = self._pool.futures
+        futures += [batch.futures[index] for batch in self._batches.values() for index in batch.living]
+        return [future for future in futures if future.cancelled()]
 
     def cancel_all(self) -> None:
         """Cancels all calls, including running ones."""
@@ -167,15 +174,26 @@ class Collector:
                 if reply is None or reply[0].kind != _protocol.WELCOME:
                     connection.close()
                     raise OSError(reply[0].get("text") if reply else "it closed the connection")
+            self._start_thread(connection)
+            # Last: an executor with a connection has a thread.
             self._connection = connection
-            self._wake = WakePipe()
+        return self._connection
+
+    def _start_thread(self, connection: Connection) -> None:
+        """Starts the thread, which waits for the lock."""
+        self._wake = WakePipe()
+        try:
             self._poller = select.poll()
             for watched in (connection, self._wake):
                 self._poller.register(watched, select.POLLIN)
             name = "farfork-executor"
             self._thread = threading.Thread(target=self._run, args=(connection,), name=name, daemon=True)
             self._thread.start()
-        return self._connection
+        except BaseException:
+            connection.close()
+            self._wake.close()
+            self._wake = self._thread = None
+            raise
 
     def _wake_thread(self) -> None:
         """Wakes the thread. Only it sends to workers: a signal handler's exception could split the data that another thread

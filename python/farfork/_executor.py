@@ -9,19 +9,21 @@ from __future__ import annotations
 import atexit
 import os
 import time
+import traceback
 import weakref
 from concurrent.futures import Executor as _Executor
 from contextlib import suppress
 from functools import partial
 from types import ModuleType, TracebackType
-from typing import Any, Callable, Iterable, Iterator, Literal, ParamSpec, Sequence, TypeVar, overload
+from typing import Any, Callable, Iterable, Iterator, Literal, NoReturn, ParamSpec, Sequence, TypeVar, overload
 
 from . import _output, _results, _task, _worker
-from ._checkpoint import checkpoint_lock
+from ._checkpoint import Child, checkpoint_lock
 from ._collector import Collector
 from ._connection import require_no_child
 from ._errors import Error
 from ._future import ChildFuture
+from ._interrupts import HeldSignals, drop_inherited_signals
 from ._options import ExecutorOptions, fork_fields, split_commas
 from ._pickling import CallPickling, ForkedState
 from ._seeding import make_seed
@@ -237,21 +239,51 @@ class Executor(_Executor):
                 return queued
             # Before the checkpoint: a definition that changes meanwhile is then recognized as changed.
             state = ForkedState(self._pickling.shared)
-            child = make_seed()
-            if child.is_child:
-                if self._reuse_workers:
-                    _worker.run_worker(child, calls, self._initializer, self._pickling, self._sends_records)
-                # Only this number is sent: the child has the call in memory.
-                index = int(child.payload) if child.has_payload else child.index
-                _task.run_in_child(child, calls[index])
+            futures: list[ChildFuture[Any]] = []
+            signals = HeldSignals()
+            signals.begin()
             try:
-                if self._reuse_workers:
-                    return collector.start_workers(child.id, state, len(calls))
-                return collector.start_batch(child.id, len(calls))
-            except BaseException:
-                with suppress(Error, OSError):
-                    child.drop()
-                raise
+                futures = self._fork_for(calls, state, signals)
+            finally:
+                try:
+                    signals.end()
+                    signals.deliver()
+                except BaseException:
+                    # The caller does not get them.
+                    for future in futures:
+                        future.cancel()
+                    raise
+            return futures
+
+    def _fork_for(self, calls: list[_task.Call], state: ForkedState, signals: HeldSignals) -> list[ChildFuture[Any]]:
+        """Makes a seed of this process, and queues the calls for children of it."""
+        child = make_seed()
+        if child.is_child:
+            self._run_child(child, calls, signals)
+        try:
+            if self._reuse_workers:
+                return self._collector.start_workers(child.id, state, len(calls))
+            return self._collector.start_batch(child.id, len(calls))
+        except BaseException:
+            with suppress(Error, OSError):
+                child.drop()
+            raise
+
+    def _run_child(self, child: Child, calls: list[_task.Call], signals: HeldSignals) -> NoReturn:
+        """In a child: runs calls, and ends it. It never returns to the program's own code."""
+        try:
+            drop_inherited_signals()
+            # Drops delayed signals, which belong to the program.
+            signals.end()
+            if self._reuse_workers:
+                _worker.run_worker(child, calls, self._initializer, self._pickling, self._sends_records)
+            # Only this number is sent: the child has the call in memory.
+            index = int(child.payload) if child.has_payload else child.index
+            _task.run_in_child(child, calls[index])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _task.end_child(1)
 
 
 #: The executors of this process.

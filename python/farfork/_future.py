@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from concurrent.futures._base import CANCELLED
 from typing import Any, Callable, TypeVar
 
 T = TypeVar("T")
@@ -15,10 +16,12 @@ class ChildFuture(Future[T]):
     """
 
     def __init__(self, kill: Callable[[], None]) -> None:
+        """``kill`` is called again if an interrupt has ended it."""
         super().__init__()
         #: The id of the child, once it runs.
         self.child: str | None = None
         self._kill = kill
+        self._is_killed = False
 
     @property
     def node(self) -> str | None:
@@ -35,9 +38,9 @@ class ChildFuture(Future[T]):
         was_cancelled = self.cancelled()
         if not super().cancel():
             return False
-        if not was_cancelled:
-            self.set_running_or_notify_cancel()
-            self._kill()
+        if was_cancelled:
+            # An interrupt may have ended the first cancel before it killed the child.
+            self._kill_cancelled()
         return True
 
     def complete(self, get_outcome: Callable[[], Any]) -> None:
@@ -50,6 +53,24 @@ class ChildFuture(Future[T]):
             self.set_exception(error)
         else:
             self.set_result(value)
+
+    def _invoke_callbacks(self) -> None:
+        """Called by the base class after each outcome. Kills the child of a cancelled call first: a callback may wait for
+        its end.
+        """
+        try:
+            if self.cancelled():
+                self._kill_cancelled()
+        finally:
+            super()._invoke_callbacks()  # type: ignore[misc]
+
+    def _kill_cancelled(self) -> None:
+        if not self._is_killed:
+            self._kill()
+            self._is_killed = True
+        with self._condition:
+            if self._state == CANCELLED:
+                self.set_running_or_notify_cancel()
 
     def _set_running(self) -> bool:
         try:

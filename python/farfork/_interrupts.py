@@ -1,4 +1,4 @@
-"""Interrupts of calls in a worker, which the executor sends as frames, and of the program, which a checkpoint delays."""
+"""Interrupts of calls in a worker, which the executor sends as frames, and signals of the program, which are delayed."""
 
 from __future__ import annotations
 
@@ -16,35 +16,68 @@ T = TypeVar("T")
 _INTERVAL_S = 0.1
 
 
-class HeldInterrupts:
-    """Delays interrupts (SIGINT) while the program's handler must not raise: during a checkpoint.
+class HeldSignals:
+    """Delays signals while the program's handlers must not raise: during a checkpoint, and while a call is submitted.
 
-    Only the main thread runs handlers. In another thread, or if Python does not handle the signal, this does nothing.
+    Only the main thread runs handlers, so in another thread this does nothing. Nor does it delay signals without a Python
+    handler. Two may be nested: the inner one delivers to the outer one.
     """
 
     def __init__(self) -> None:
-        self._handler: Any = None
-        #: The number of the signal, after one has arrived.
-        self._held: int | None = None
+        self._handlers: dict[int, Any] = {}
+        #: Numbers of signals that have arrived and were not delivered.
+        self._held: list[int] = []
+        #: Handlers that are not restored yet.
+        self._replaced: dict[int, Any] = {}
+        #: The exception of a handler that ran while others were restored.
+        self._raised: BaseException | None = None
 
     def begin(self) -> None:
-        if threading.current_thread() is threading.main_thread() and callable(handler := signal.getsignal(signal.SIGINT)):
-            self._handler = handler
-            signal.signal(signal.SIGINT, self._hold)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        try:
+            for number in signal.valid_signals():
+                if callable(handler := signal.getsignal(number)):
+                    self._handlers[number] = self._replaced[number] = handler
+                    signal.signal(number, self._hold)
+        except BaseException:
+            self.end()
+            raise
 
     def end(self) -> None:
-        """Restores the handler, also in a child."""
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
+        """Restores the handlers."""
+        while self._replaced:
+            number, handler = next(iter(self._replaced.items()))
+            try:
+                signal.signal(number, handler)
+                del self._replaced[number]
+            except BaseException as error:  # Of a handler that was restored before.
+                self._raised = error
 
     def deliver(self) -> None:
-        """Runs the handler for a delayed interrupt. Raises its exception."""
-        if (number := self._held) is not None:
-            self._held = None
-            self._handler(number, sys._getframe())
+        """Runs the handlers of delayed signals. Raises their exceptions."""
+        if self._held:
+            number = self._held.pop(0)
+            try:
+                self._handlers[number](number, sys._getframe())
+            finally:
+                self.deliver()
+        if (raised := self._raised) is not None:
+            self._raised = None
+            raise raised
 
     def _hold(self, number: int, _frame: FrameType | None) -> None:
-        self._held = number
+        if number not in self._held:
+            self._held.append(number)
+
+
+def drop_inherited_signals() -> None:
+    """In a new child: stops the program's timers and drops its pending signals, as fork(2) does."""
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)
+    # Only blocked signals are pending. Others have run their handlers.
+    while pending := signal.sigpending():
+        signal.sigtimedwait(pending, 0)
 
 
 class CallInterrupts:

@@ -19,13 +19,14 @@ class _RecordSender(QueueHandler):
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Sends a record with formatted message and traceback."""
-        attributes = dict(vars(record))
+        standard = {name: value for name, value in vars(record).items() if name in _STANDARD_ATTRIBUTES}
+        others = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
         try:
-            pickled = pickle.dumps(attributes)
+            pickled = pickle.dumps(others)
         except Exception:  # Pickling may raise any exception.
-            standard = {name: value for name, value in attributes.items() if name in _STANDARD_ATTRIBUTES}
-            pickled = pickle.dumps(standard)
-        self._send(pickled)
+            pickled = pickle.dumps({})
+        # Pickled separately: the program may not have the classes of the others.
+        self._send(pickle.dumps((standard, pickled)))
 
 
 def send_records(send: Callable[[bytes], None]) -> None:
@@ -41,11 +42,20 @@ def send_records(send: Callable[[bytes], None]) -> None:
 def handle_record(pickled: bytes | bytearray, worker: str) -> None:
     """In the program: passes a record to its loggers. The attribute ``worker`` names the origin."""
     try:
-        attributes: dict[str, Any] = pickle.loads(pickled)
-        record = logging.makeLogRecord({**attributes, "worker": worker})
+        standard, others = pickle.loads(pickled)
+        record = logging.makeLogRecord({**standard, **_load_others(others), "worker": worker})
         logger = logging.getLogger(record.name)
         if logger.isEnabledFor(record.levelno):
             # Not `handle`, because the logger's filters ran in the worker.
             logger.callHandlers(record)
     except Exception:  # Attributes and handlers of the program may raise anything. Calls continue.
         traceback.print_exc()
+
+
+def _load_others(pickled: bytes) -> dict[str, Any]:
+    """The attributes that were given with ``extra``; none if one cannot be unpickled here."""
+    try:
+        others: dict[str, Any] = pickle.loads(pickled)
+        return others
+    except Exception:  # Its class may raise anything, or is only in the worker.
+        return {}

@@ -54,6 +54,11 @@ class OutputSender:
         self._works.clear()
         self.send_new()
 
+    def abandon(self) -> None:
+        """In a process that os.fork made: sends nothing. Another thread may have held the lock, and is missing there."""
+        self._lock = threading.Lock()
+        self._files = {}
+
     def _run(self) -> None:
         while True:
             self._works.wait()

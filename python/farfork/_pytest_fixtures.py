@@ -31,6 +31,8 @@ class SessionFixtures:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        # For pytest: tracebacks of fixtures do not show this frame.
+        __tracebackhide__ = True
         try:
             return (yield)
         finally:

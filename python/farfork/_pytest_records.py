@@ -8,6 +8,8 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._task import safe_text
+
 
 @dataclass
 class WarningRecord:
@@ -86,10 +88,18 @@ _DEPTH_MAX = 20
 def plain_report(data: dict[str, Any]) -> dict[str, Any]:
     """A report's data, in which text replaces objects that the program may not be able to unpickle."""
     properties = data.get("user_properties", ())
-    # JUnit files contain the whole property as text.
-    texts = [(str(name), value if _is_plain(value, 0) else str(value)) for name, value in properties]
+    texts = [_plain_property(entry) for entry in properties]
     plain: dict[str, Any] = _plain_data({name: value for name, value in data.items() if name != "user_properties"})
     return plain if not properties else {**plain, "user_properties": texts}
+
+
+def _plain_property(entry: Any) -> Any:
+    try:
+        name, value = entry
+    except (TypeError, ValueError):
+        return entry if _is_plain(entry, 0) else safe_text(lambda: str(entry))
+    # JUnit files contain the whole property as text.
+    return safe_text(lambda: str(name)), value if _is_plain(value, 0) else safe_text(lambda: str(value))
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -112,4 +122,4 @@ def _plain_data(value: Any) -> Any:
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return str(value) if isinstance(value, str) else repr(value)
+    return safe_text(lambda: str(value) if isinstance(value, str) else repr(value))

@@ -47,6 +47,7 @@ class WorkerRun:
         )
         self._workers_max = self._executor.max_workers
         self._coverage = MeasuredCoverage()
+        self._fixtures: SessionFixtures | None = None
         #: The tests of each chunk that has not ended.
         self._chunks: dict[Future[ChunkRecord], list[int]] = {}
         self._unreported: set[int] = set()
@@ -69,11 +70,11 @@ class WorkerRun:
         has_errors = session.testsfailed and not session.config.option.continue_on_collection_errors
         if has_errors or not session.items:
             return None  # pytest itself reports this.
-        fixtures = SessionFixtures(session)
+        fixtures = self._fixtures = SessionFixtures(session)
         session.config.pluginmanager.register(fixtures, "farfork-session-fixtures")
         fixtures.set_up()
         self._run_tests(session, fixtures)
-        self._finish(session, fixtures)
+        self._finish(session)
         return True
 
     def _run_tests(self, session: pytest.Session, fixtures: SessionFixtures) -> None:
@@ -88,13 +89,16 @@ class WorkerRun:
                 self._handle_ended(session)
         except BaseException:
             if self._last_reports is not None:
-                _send_reports(session.items[-1], self._last_reports)
+                self._send_reports(session, session.items[-1], self._last_reports)
             raise
         finally:
-            for future in self._chunks:
-                future.cancel()
-            self._executor.shutdown()
+            self._end_workers()
             self._coverage.merge()
+
+    def _end_workers(self) -> None:
+        for future in self._chunks:
+            future.cancel()
+        self._executor.shutdown()
 
     def _submit(self, chunks: list[list[int]]) -> None:
         try:
@@ -141,14 +145,14 @@ class WorkerRun:
             session.config.hook.pytest_warning_recorded.call_historic(kwargs=warning.hook_arguments())
         from_data = session.config.hook.pytest_report_from_serializable
         for test in record.tests:
+            if test is record.tests[-1]:
+                session.shouldfail = session.shouldfail or record.shouldfail
+                session.shouldstop = session.shouldstop or record.shouldstop
             set_failed_subtests(session.items[test.index], test.subtests_failed)
             reports = [from_data(config=session.config, data=data) for data in test.reports]
             self._report_test(session, test.index, reports, is_held=not record.ends_session)
         if record.exit is not None:
             raise _exit_exception(record.exit)
-        session.shouldfail = session.shouldfail or record.shouldfail
-        session.shouldstop = session.shouldstop or record.shouldstop
-        _raise_if_over(session)
 
     def _report_test(self, session: pytest.Session, index: int, reports: list[Any], is_held: bool = True) -> None:
         """Reports a test. The last one is held until the session fixtures are torn down, because it reports their errors."""
@@ -156,23 +160,37 @@ class WorkerRun:
         if is_held and index == len(session.items) - 1:
             self._last_reports = reports
         else:
-            _send_reports(session.items[index], reports)
+            self._send_reports(session, session.items[index], reports)
             _raise_if_over(session)
 
-    def _finish(self, session: pytest.Session, fixtures: SessionFixtures) -> None:
+    def _finish(self, session: pytest.Session) -> None:
         """Tears down the session fixtures, and reports the last test."""
         item, reports = session.items[-1], self._last_reports
         if self._unreported or reports is None:
             raise session.Interrupted(f"farfork: {len(self._unreported)} tests have no outcome")
-        try:
-            error = fixtures.tear_down(item)
-        except BaseException:
-            _send_reports(item, reports)
-            raise
-        if error:
-            reports = [report for report in reports if report.when != "teardown" or not report.passed] + [error]
-        _send_reports(item, reports)
+        self._send_reports(session, item, reports, is_last=True)
         _raise_if_over(session)
+
+    def _send_reports(self, session: pytest.Session, item: pytest.Item, reports: list[Any], is_last: bool = False) -> None:
+        """Reports a test like pytest does. After the last test, or if this one ends the session, tears down the session
+        fixtures, and reports their error with the test.
+        """
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        has_passed = bool(reports) and reports[-1].when == "teardown" and reports[-1].passed
+        first, teardown = (reports[:-1], reports[-1:]) if has_passed else (reports, [])
+        for report in first:
+            item.ihook.pytest_runtest_logreport(report=report)
+        try:
+            if is_last or session.shouldfail or session.shouldstop:
+                assert self._fixtures is not None
+                # Workers may still use them.
+                self._end_workers()
+                if error := self._fixtures.tear_down(item):
+                    teardown = [error]
+        finally:
+            for report in teardown:
+                item.ihook.pytest_runtest_logreport(report=report)
+            item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
 def split_tests(items: list[pytest.Item], mode: str, workers: int) -> list[list[int]]:
@@ -191,14 +209,6 @@ def split_tests(items: list[pytest.Item], mode: str, workers: int) -> list[list[
             chunks.append([])
         chunks[-1].append(index)
     return chunks
-
-
-def _send_reports(item: pytest.Item, reports: list[Any]) -> None:
-    """Reports a test like pytest does."""
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
 def _make_base_directory(config: pytest.Config) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import traceback
 
+from . import _connection, _task
 from ._checkpoint import Child, Seed, checkpoint, checkpoint_lock
 from ._errors import CheckpointError
 
@@ -26,8 +28,13 @@ def make_seed() -> Seed | Child:
                 seed_or_child = checkpoint(ttl=_HANDOVER_TTL_S)
                 _is_call_child = seed_or_child.is_child
             return seed_or_child
-        except CheckpointError as error:
-            if "keeps changing" not in str(error) or attempt == _CHECKPOINTS_MAX - 1:
+        except BaseException as error:
+            if _connection.child_id is not None:
+                # A child must not continue with the program's own code.
+                traceback.print_exc()
+                _task.end_child(1)
+            is_transient = isinstance(error, CheckpointError) and "keeps changing" in str(error)
+            if not is_transient or attempt == _CHECKPOINTS_MAX - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 

@@ -7,19 +7,32 @@ import getpass
 import sys
 from typing import Any
 
+from ._history import running_shell
+
+_NO_INPUT = "a child has no standard input"
+
 
 def use_standard_input() -> None:
     """In a child: makes both read its standard input, which is empty."""
     builtins.input = _read_line
     getpass.getpass = _read_secret
+    kernel: Any = getattr(running_shell(), "kernel", None)
+    if kernel is not None:
+        # For functions that the program has imported before, as by `from getpass import getpass`.
+        kernel._allow_stdin = True
+        kernel._input_request = _refuse_request
 
 
 def _read_line(prompt: object = "", /) -> str:
     print(prompt, end="", flush=True)
     line = sys.stdin.readline() if sys.stdin is not None else ""
     if not line:
-        raise EOFError("standard input of a child is empty")
+        raise EOFError(_NO_INPUT)
     return line.removesuffix("\n")
+
+
+def _refuse_request(*_arguments: Any, **_options: Any) -> str:
+    raise EOFError(_NO_INPUT)
 
 
 def _read_secret(prompt: str = "Password: ", stream: Any = None, **_options: Any) -> str:

@@ -88,19 +88,22 @@ def _encode_in_band(call: Call) -> bytes:
 
 def encode_failure(error: BaseException, text: str | None = None) -> bytes:
     """The exception of a call, with its traceback or with this text for it."""
-    text = text or _safe_text(lambda: "".join(traceback.format_exception(type(error), error, error.__traceback__)))
-    description = f"{type(error).__module__}.{type(error).__qualname__}: {_safe_text(lambda: str(error))}"
+    text = text or safe_text(lambda: "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    description = f"{type(error).__module__}.{type(error).__qualname__}: {safe_text(lambda: str(error))}"
     try:
         error.__traceback__ = None
         # Pickled separately: the program may not have its class.
         pickled = pickle.dumps(error, _PROTOCOL)
-        pickle.loads(pickled)  # Fails here if the constructor needs other arguments.
+        # Fails here if the constructor needs other arguments.
+        if not isinstance(pickle.loads(pickled), BaseException):
+            raise TypeError("its __reduce__ returned no exception")
     except BaseException:  # Its class may do anything.
         pickled = pickle.dumps(RuntimeError(description), _PROTOCOL)
     return pickle.dumps((False, (pickled, description, text)), _PROTOCOL)
 
 
-def _safe_text(describe: Callable[[], str]) -> str:
+def safe_text(describe: Callable[[], str]) -> str:
+    """The text that ``describe`` returns; the name of the exception if it raises one."""
     try:
         return describe()
     except BaseException as error:
@@ -134,6 +137,8 @@ def decode_outcome(payload: Payload) -> Any:
     try:
         error = pickle.loads(pickled)
     except Exception:  # As when it is pickled.
+        error = None
+    if not isinstance(error, BaseException):
         error = RuntimeError(description)
     try:
         error.__cause__ = RemoteTraceback(text)

@@ -71,6 +71,7 @@ class Worker:
         leave_event_loop()
         use_standard_streams()
         self._output = OutputSender(lambda stream, data: channel.send(_channel.OUTPUT, stream, Payload(data)))
+        os.register_at_fork(after_in_child=self._output.abandon)
         self._output.begin_call()
         if sends_records:
             send_records(lambda record: channel.send(_channel.LOG_RECORD, 0, Payload(record)))
@@ -90,11 +91,15 @@ class Worker:
 
     def run_calls(self) -> None:
         """Runs the calls that the executor sends, until the channel ends."""
+        own_id = os.getpid()
         while (frame := self._channel.receive_one()) is not None:
             if frame.kind == _channel.INTERRUPT:
                 continue  # Its call has ended.
             self._output.begin_call()
             payload = self._run_call(frame)
+            if os.getpid() != own_id:
+                # A process that the call made with os.fork. Locks of other threads are never released in it.
+                return
             _task.flush_streams()
             self._output.end_call()
             self._channel.send(_channel.OUTCOME, frame.task, payload)

@@ -166,25 +166,30 @@ class WorkerPool:
         number = self._next_task
         self._next_task += 1
         future: ChildFuture[Any] = ChildFuture(partial(self._host.cancel_task, number))
-        seed.calls_left += 1
         task = TaskEntry(number, future, seed, kind, payload, self._options.retries)
-        self._tasks[number] = task
+        seed.calls_left += 1
+        # In this order: after an interrupt between the two, the call still ends.
         seed.queue.append(task)
+        self._tasks[number] = task
         return future
 
     def cancel(self, number: int) -> None:
-        """Handles a cancelled future: its call does not begin, or its worker is killed."""
+        """Handles a cancelled future: its call does not begin, or its worker is killed.
+
+        An interrupt may end this anywhere. The next call then does the rest.
+        """
         task = self._tasks.get(number)
         if task is None:
             return
         worker = next((worker for worker in self._workers() if worker.task is task), None)
         if worker is None:
+            self._finish(task)
             task.seed.queue.remove(task)
         else:
-            worker.task = worker.deadline = None
             worker.is_retired = True
             self._host.kill_worker(worker)
-        self._finish(task)
+            self._finish(task)
+            worker.task = worker.deadline = None
 
     def request_interrupt(self, future: ChildFuture[Any]) -> None:
         """Requests the interrupt of a call by its worker, after it has begun."""
@@ -323,8 +328,8 @@ class WorkerPool:
         return completions
 
     def _finish(self, task: TaskEntry) -> None:
-        self._tasks.pop(task.number, None)
-        task.seed.calls_left -= 1
+        if self._tasks.pop(task.number, None) is not None:
+            task.seed.calls_left -= 1
 
     # ---- scheduling
 
@@ -333,7 +338,7 @@ class WorkerPool:
         """
         for seed in list(self._seeds):
             for worker in [worker for worker in seed.workers.values() if worker.is_idle]:
-                if task := seed.queue.take():
+                if task := self._take_task(seed):
                     self._start_task(worker, task)
                 elif seed is not self.newest_seed and not seed.calls_left:
                     self._retire(worker)
@@ -358,6 +363,14 @@ class WorkerPool:
     def next_deadline(self) -> float | None:
         """The time of the next call of :meth:`handle_deadlines`."""
         return min((worker.next_deadline for worker in self._workers() if worker.next_deadline is not None), default=None)
+
+    def _take_task(self, seed: WorkerSeed) -> TaskEntry | None:
+        """Takes the first waiting call of a seed that is not cancelled."""
+        while (task := seed.queue.take()) is not None:
+            if not task.future.cancelled():
+                return task
+            self._finish(task)
+        return None
 
     def _start_task(self, worker: Worker, task: TaskEntry) -> None:
         assert worker.channel is not None

@@ -13,15 +13,17 @@ import pytest
 _NEEDS_TERMINAL = "needs a terminal, which workers of --farfork lack"
 _NEEDS_ORDER = "needs the order of tests, which workers of --farfork do not keep"
 
-#: Options of pytest that workers cannot support, by the name of their value, with the reason.
+#: Options of pytest that workers cannot support, by the name of their value, with the reason. An option precedes those that
+#: it sets.
 _OPTIONS_REFUSED = {
     "usepdb": ("--pdb", _NEEDS_TERMINAL),
     "trace": ("--trace", _NEEDS_TERMINAL),
-    "setuponly": ("--setup-only", _NEEDS_TERMINAL),
     "setupplan": ("--setup-plan", _NEEDS_TERMINAL),
+    "setuponly": ("--setup-only", _NEEDS_TERMINAL),
     "setupshow": ("--setup-show", _NEEDS_TERMINAL),
-    "stepwise": ("--stepwise", _NEEDS_ORDER),
     "stepwise_skip": ("--stepwise-skip", _NEEDS_ORDER),
+    "stepwise_reset": ("--stepwise-reset", _NEEDS_ORDER),
+    "stepwise": ("--stepwise", _NEEDS_ORDER),
 }
 
 

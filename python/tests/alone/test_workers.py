@@ -78,6 +78,15 @@ class Pool(unittest.TestCase):
         self.pool.handle_started(message(_protocol.STARTED, index=index, child=f"n1.c{index}"), [ours.detach()])
         self.pool.schedule()
 
+    def test_a_cancelled_call_that_is_still_queued_does_not_begin(self) -> None:
+        cancelled, waiting = self.add_tasks(2)
+        # The host does not pass it on, as if an interrupt had ended it.
+        cancelled.cancel()
+        self.start(0)
+        self.answer(0, "of the second call")
+        self.assertEqual((cancelled.child, waiting.result(0)), (None, "of the second call"))
+        self.assertTrue(self.pool.is_idle)
+
     def answer(self, index: int, value: object) -> None:
         frame = self.ends[index].receive_one()
         assert frame is not None

@@ -2,7 +2,7 @@
 
 import unittest
 
-from .pytest_suite import SuiteTest
+from .pytest_suite import SuiteTest, summary
 
 
 class Faults(SuiteTest):
@@ -36,6 +36,19 @@ class Faults(SuiteTest):
         self.assert_counts(run, 1, error=1, passed=1)
         self.assertIn("no configuration", run.output)
 
+    def test_tracebacks_of_fixtures_have_no_frames_of_the_plugin(self) -> None:
+        suite = self.suite(
+            conftest="""
+            @pytest.fixture(scope="session")
+            def configuration():
+                raise SystemExit("no configuration")
+            """,
+            test_one="def test_needs_it(configuration): pass",
+        )
+        run = suite.run("--farfork", "1", "--tb", "short")
+        self.assert_counts(run, 1, error=1)
+        self.assertNotIn("_pytest_fixtures.py", run.output)
+
     def test_a_failed_last_test_is_reported_if_a_teardown_ends_the_session(self) -> None:
         suite = self.suite(
             test_one="""
@@ -50,6 +63,31 @@ class Faults(SuiteTest):
         run = suite.run("--farfork", "2")
         self.assertEqual(run.counts["failure"], 1, run.output)
         self.assertIn("the last test", run.output)
+
+    def test_a_teardown_that_raises_after_the_first_failure_is_reported(self) -> None:
+        suite = self.suite(
+            test_one="""
+            @pytest.fixture(scope="session")
+            def raising():
+                yield
+                note("torn down")
+                raise ValueError("the teardown raises")
+
+            def test_passes(raising): pass
+            def test_fails(raising): assert False, "the first failure"
+            @pytest.mark.parametrize("number", range(6))
+            def test_waits(raising, number):
+                time.sleep(3600)
+            """
+        )
+        expected = suite.run("-x")
+        for mode in ("load", "each"):
+            run = suite.run("-x", "--farfork", "2", "--farfork-dist", mode)
+            failed = "test_one::test_fails"
+            self.assertEqual(run.outcomes[failed], expected.outcomes[failed], run.output)
+            self.assertEqual((run.status, run.notes), (expected.status, ["torn down"]), run.output)
+            for text in ("the first failure", "ValueError: the teardown raises"):
+                self.assertIn(text, run.output)
 
     def test_tests_may_write_with_the_reporter_of_the_terminal(self) -> None:
         suite = self.suite(
@@ -75,10 +113,29 @@ class Faults(SuiteTest):
         )
         self.assertEqual(suite.run("--farfork", "1").properties, suite.run().properties)
 
+    def test_a_property_without_a_text_ends_no_run(self) -> None:
+        suite = self.suite(
+            test_one="""
+            class NoText:
+                def __str__(self): raise ValueError("no text")
+                __repr__ = __str__
+
+            def test_records(record_property): record_property("price", NoText())
+            def test_passes(): pass
+            """
+        )
+        # JUnit files contain the texts of properties, so pytest itself cannot write one.
+        run = suite.run("--farfork", "1", "--junitxml=")
+        self.assertEqual((run.status, summary(run)), (0, ["2 passed"]), run.output)
+
     def test_options_that_workers_cannot_follow_are_refused(self) -> None:
         suite = self.suite(test_one="def test_passes(): pass")
         for options, words in (
-            (["--stepwise"], "needs the order of tests"),
+            (["--stepwise"], "--stepwise needs the order of tests"),
+            (["--stepwise-skip"], "--stepwise-skip needs the order of tests"),
+            (["--stepwise-reset"], "--stepwise-reset needs the order of tests"),
+            (["--setup-plan"], "--setup-plan needs a terminal"),
+            (["--setup-only"], "--setup-only needs a terminal"),
             (["-s", "--farfork-dist", "each"], "-s has no effect"),
         ):
             # Without its cache, pytest has no option --stepwise.

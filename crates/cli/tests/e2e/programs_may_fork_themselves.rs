@@ -18,6 +18,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_python_checkpoint_returns_twice", |cluster| run_cluster_tests(cluster, "checkpoint")),
     Test::shared("a_python_executor_calls_functions_in_children", |cluster| run_cluster_tests(cluster, "executor")),
     Test::shared("python_workers_run_many_calls", |cluster| run_cluster_tests(cluster, "workers")),
+    Test::shared("faulty_python_calls_end", |cluster| run_cluster_tests(cluster, "faulty_calls")),
+    Test::shared("signals_of_a_python_program_stay_there", |cluster| run_cluster_tests(cluster, "signals")),
     Test::shared("joblib_calls_run_in_children", |cluster| run_cluster_tests(cluster, "joblib")),
     Test::shared("dask_tasks_run_in_children", |cluster| run_cluster_tests(cluster, "dask")),
     Test::shared("pytest_tests_run_in_children", |cluster| run_cluster_tests(cluster, "pytest")),

@@ -1,0 +1,107 @@
+"""Tests calls in workers with odd side effects: forked copies, log records and exceptions that only the worker can unpickle."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import types
+import unittest
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Any
+
+import farfork
+from farfork._errors import RemoteTraceback
+
+from . import PATIENCE_S, nodes
+
+#: Limit for a forked copy of a call to end, in seconds. A copy that waits for a lock never ends.
+COPY_S_MAX = PATIENCE_S / 5
+
+#: How long the program prints nothing, in seconds. Meanwhile a worker that has printed much forks.
+SILENCE_S = 4.0
+
+
+class SlowStream(StringIO):
+    """A stream that accepts nothing until an event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accepts = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.accepts.wait(PATIENCE_S)
+        return len(text)
+
+
+def fork_while_output_is_sent() -> str:
+    """Forks while another thread of the worker waits until the program accepts more output."""
+    os.write(1, b"the program waits in this line\n")
+    time.sleep(0.5)
+    for _ in range(200):
+        os.write(1, b"much output\n" * 5000)
+    time.sleep(1)
+    if (pid := os.fork()) == 0:
+        raise ValueError("of the copy")
+    deadline = time.monotonic() + COPY_S_MAX
+    while time.monotonic() < deadline:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return "the copy has ended"
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "the copy hangs"
+
+
+def log_object_of_the_worker() -> None:
+    module: Any = types.ModuleType("only_in_the_worker")
+    sys.modules["only_in_the_worker"] = module
+    exec("class Value: pass", vars(module))
+    logging.getLogger("farfork.test").warning("with %s", "an object", extra={"value": module.Value(), "number": 1})
+    logging.getLogger("farfork.test").warning("with a number", extra={"number": 2})
+
+
+class ReducedToDict(Exception):
+    def __reduce__(self) -> Any:
+        return dict, ()
+
+
+def raise_odd() -> None:
+    raise ReducedToDict("a text")
+
+
+class FaultyCalls(unittest.TestCase):
+    def test_a_forked_copy_ends_while_output_is_sent(self) -> None:
+        stream, replaced = SlowStream(), sys.stdout
+        timer = threading.Timer(SILENCE_S, stream.accepts.set)
+        timer.start()
+        sys.stdout = stream
+        try:
+            with farfork.Executor(nodes(), max_workers=1) as executor:
+                outcome = executor.submit(fork_while_output_is_sent).result(PATIENCE_S)
+        finally:
+            sys.stdout = replaced
+            timer.cancel()
+        self.assertEqual(outcome, "the copy has ended")
+
+    def test_a_record_is_logged_without_objects_that_only_the_worker_can_unpickle(self) -> None:
+        with redirect_stderr(StringIO()) as errors, self.assertLogs("farfork.test") as caught:
+            with farfork.Executor(nodes(), max_workers=1) as executor:
+                executor.submit(log_object_of_the_worker).result(PATIENCE_S)
+        messages = [(record.getMessage(), getattr(record, "number", None)) for record in caught.records]
+        self.assertEqual((messages, errors.getvalue()), ([("with an object", None), ("with a number", 2)], ""))
+
+    def test_an_exception_whose_pickle_is_no_exception_keeps_its_text_and_traceback(self) -> None:
+        for reuse_workers in (True, False):
+            with farfork.Executor(nodes(), max_workers=1, reuse_workers=reuse_workers) as executor:
+                error = executor.submit(raise_odd).exception(PATIENCE_S)
+            assert isinstance(error, RuntimeError), error
+            self.assertIn("ReducedToDict: a text", str(error))
+            self.assertIsInstance(error.__cause__, RemoteTraceback)
+            self.assertIn("in raise_odd", str(error.__cause__))
+
+
+if __name__ == "__main__":
+    unittest.main()
