@@ -34,10 +34,10 @@ fn certificate(bytes: &[u8]) {
 /// A certificate for a valid, self-signed request has the key of the request and the given name.
 fn request(bytes: &[u8]) {
     let authority = MEMBER.directory.read_authority().expect("it has one");
-    let bearer = MEMBER.credentials.identity();
-    if let Ok(issued) = authority.issue(bytes, &bearer, SystemTime::now(), NODE_VALID) {
+    let identity = MEMBER.credentials.identity();
+    if let Ok(issued) = authority.issue(bytes, &identity, SystemTime::now(), NODE_VALID) {
         let peer = Credentials::peer_from_chain(Some(&[CertificateDer::from(issued)]));
-        assert_eq!(peer.map(|peer| peer.identity), Some(bearer));
+        assert_eq!(peer.map(|peer| peer.identity), Some(identity));
     }
 }
 

@@ -12,14 +12,14 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = ClientFrame::decode(bytes);
     let _ = ServerFrame::decode(bytes);
     let Some((kind, piece)) = bytes.split_first() else { return };
-    let mut asked = Vec::new();
-    append_frame(&mut asked, Speaker::Client, *kind, piece);
-    if let Ok(Some(frame)) = ClientFrame::decode(&asked) {
-        assert_eq!(frame.head_bytes + frame.payload_bytes, asked.len());
+    let mut request = Vec::new();
+    append_frame(&mut request, Speaker::Client, *kind, piece);
+    if let Ok(Some(frame)) = ClientFrame::decode(&request) {
+        assert_eq!(frame.head_bytes + frame.payload_bytes, request.len());
         let mut again = vec![0; frame.head_bytes];
         match frame.head {
             ClientFrame::Request(head) => {
-                again.extend_from_slice(&asked[frame.head_bytes..]);
+                again.extend_from_slice(&request[frame.head_bytes..]);
                 head.seal(&mut again, None);
             }
             other => {
@@ -27,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
                 other.append(&mut again);
             }
         }
-        assert!(again == asked || !matches!(frame.head, ClientFrame::Request(_)), "a request has two forms");
+        assert!(again == request || !matches!(frame.head, ClientFrame::Request(_)), "a request has two forms");
     }
     let mut answered = Vec::new();
     append_frame(&mut answered, Speaker::Server, *kind, piece);

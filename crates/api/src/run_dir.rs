@@ -42,13 +42,13 @@ pub enum RunDirError {
     },
     /// Another user could put another directory in its place.
     #[error(
-        "its parent directory {} {who}, so another user could replace it; choose one with --run-dir below directories that only root and you can write, such as /run", path.display()
+        "its parent directory {} {writers}, so another user could replace it; choose one with --run-dir below directories that only root and you can write, such as /run", path.display()
     )]
     UnsafeAncestor {
         /// A directory on the path.
         path: PathBuf,
         /// Who can write to it, as a clause.
-        who: String,
+        writers: String,
     },
     /// The path of the socket in it would be too long for the kernel.
     #[error(
@@ -223,8 +223,8 @@ impl RunDir {
         let real = existing.canonicalize().map_err(io)?;
         for directory in existing.ancestors().chain(real.ancestors()) {
             for metadata in [fs::symlink_metadata(directory), fs::metadata(directory)] {
-                if let Some(who) = describe_writers(&metadata.map_err(io)?) {
-                    return Err(RunDirError::UnsafeAncestor { path: directory.to_owned(), who });
+                if let Some(writers) = describe_writers(&metadata.map_err(io)?) {
+                    return Err(RunDirError::UnsafeAncestor { path: directory.to_owned(), writers });
                 }
             }
         }
@@ -333,15 +333,15 @@ mod tests {
         fs::create_dir(&above).unwrap();
         symlink(&above, &link).unwrap();
         let refused = |root: &std::path::Path| match RunDir::new(root).acquire() {
-            Err(RunDirError::UnsafeAncestor { path, who }) => Some((path, who)),
+            Err(RunDirError::UnsafeAncestor { path, writers }) => Some((path, writers)),
             _ => None,
         };
         assert_eq!(refused(&above.join("a/run")), None);
         let set_mode = |mode| fs::set_permissions(&above, Permissions::from_mode(mode)).unwrap();
         for mode in [0o777, 0o775, 0o757] {
             set_mode(mode);
-            let (path, who) = refused(&above.join("b/run")).expect("others may write there");
-            assert!(path == above && who.contains(&format!("{mode:04o}")), "{who}");
+            let (path, writers) = refused(&above.join("b/run")).expect("others may write there");
+            assert!(path == above && writers.contains(&format!("{mode:04o}")), "{writers}");
             assert!(refused(&link.join("b/run")).is_some(), "by a link, too");
         }
         set_mode(0o1777);

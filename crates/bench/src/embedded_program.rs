@@ -90,21 +90,25 @@ impl ChildProgram {
     /// Its exit status and remaining output, if it has ended.
     pub(crate) fn last_line_if_ended(&mut self) -> Option<String> {
         let status = self.process.try_wait().ok()??;
-        let mut said = String::new();
+        let mut output = String::new();
         // It has ended, so its output is complete.
-        let _ = self.answers.read_to_string(&mut said);
-        Some(format!("{status}: {}", said.trim()))
+        let _ = self.answers.read_to_string(&mut output);
+        Some(format!("{status}: {}", output.trim()))
     }
 
     /// Sends a command, and reads the numbers of its answer.
-    pub(crate) fn request<const N: usize>(&mut self, letter: u8, answer: &'static str) -> Result<[i64; N], BenchError> {
-        self.send_message(letter)?;
+    pub(crate) fn request<const N: usize>(
+        &mut self,
+        command: u8,
+        answer: &'static str,
+    ) -> Result<[i64; N], BenchError> {
+        self.send_message(command)?;
         self.read_answer(answer)
     }
 
     /// Sends a command of one letter.
-    pub(crate) fn send_message(&mut self, letter: u8) -> Result<(), BenchError> {
-        let sent = self.commands.write_all(&[letter]);
+    pub(crate) fn send_message(&mut self, command: u8) -> Result<(), BenchError> {
+        let sent = self.commands.write_all(&[command]);
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 

@@ -115,9 +115,9 @@ pub fn has_same_content(then: &FileIdentity, now: &FileIdentity) -> bool {
 /// A modification time that no file has. It marks a file that was changed before its identity was read.
 pub const CHANGED_MARKER_NS: i64 = i64::MIN;
 
-/// Marks a file that was changed since `moment_ns`, a [`file_time_ns`](farfork_sys::clock::file_time_ns).
-pub fn mark_if_changed_since(moment_ns: i64, identity: &mut FileIdentity) {
-    if identity.changed_ns >= moment_ns && identity.modified_ns >= moment_ns {
+/// Marks a file that was changed since `timestamp_ns`, a [`file_time_ns`](farfork_sys::clock::file_time_ns).
+pub fn mark_if_changed_since(timestamp_ns: i64, identity: &mut FileIdentity) {
+    if identity.changed_ns >= timestamp_ns && identity.modified_ns >= timestamp_ns {
         identity.modified_ns = CHANGED_MARKER_NS;
     }
 }

@@ -161,13 +161,13 @@ fn unknown_addresses(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
 async fn send_heartbeat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
     let object = format!("node at {address}");
     let own_member: v1::Member = peers.membership().own_member().clone().into();
-    let asked_under = peers.applied_roster_counter();
+    let roster_counter = peers.applied_roster_counter();
     let mut client = peer_client(peers.channel(address));
     let answer = client.heartbeat(request_with_timeout(HEARTBEAT_TIMEOUT, own_member)).await;
     let answer = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner();
     let v1::Members { members, roster, holds_authority } = answer;
     let members: Vec<Member> = members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;
-    let event = peers.handle_heartbeat_answer(members, asked_under);
+    let event = peers.handle_heartbeat_answer(members, roster_counter);
     let event = event.map_err(|error| Failure::new(Code::FailedPrecondition, object, error))?;
     event.iter().for_each(log_event);
     peers.record_authority(address, holds_authority);

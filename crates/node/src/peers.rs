@@ -171,11 +171,11 @@ impl Peers {
     pub(crate) fn handle_heartbeat_answer(
         &self,
         mut members: Vec<Member>,
-        asked_under: u64,
+        roster_counter: u64,
     ) -> Result<Option<MembershipEvent>, JoinError> {
         let mut membership = self.membership();
         let followed = self.applied_roster();
-        if followed.counter() != asked_under {
+        if followed.counter() != roster_counter {
             return Ok(None);
         }
         let mut is_answering = true;

@@ -53,9 +53,9 @@ impl StallWatchdog {
                     let _ = answered.recv();
                 }
                 // Also detects stalls that the probe missed because this thread was not scheduled either.
-                let stood_still = slept_since.elapsed().saturating_sub(interval);
-                if stood_still >= timeout {
-                    tracing::warn!(?stood_still, "the daemon responds again");
+                let stall = slept_since.elapsed().saturating_sub(interval);
+                if stall >= timeout {
+                    tracing::warn!(?stall, "the daemon responds again");
                 }
                 slept_since = Instant::now();
             }

@@ -31,14 +31,14 @@ impl InterruptFlag {
     /// There can be no thread for it.
     pub fn watch() -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let came = Arc::new(AtomicBool::new(false));
-        let watched = Arc::clone(&came);
+        let flag = Arc::new(AtomicBool::new(false));
+        let watched = Arc::clone(&flag);
         let watch = move || {
             runtime.block_on(wait_for_interrupt());
             watched.store(true, Ordering::Relaxed);
         };
         std::thread::Builder::new().spawn(watch).context("a thread that looks out for signals")?;
-        Ok(Self(came))
+        Ok(Self(flag))
     }
 
     /// Whether a signal has asked this command to end.

@@ -131,8 +131,9 @@ impl ManualPage<'_> {
     fn write_see_also(&self, roff: &mut Roff, siblings: &[ManualPage<'_>]) {
         let help = self.command.clone().render_long_help().to_string();
         let is_named = |other: &ManualPage<'_>| mentions_command(&help, &other.name.replace('-', " "));
-        let is_kin = |other: &ManualPage<'_>| self.is_parent_of(other) || other.is_parent_of(self);
-        let mut others = siblings.iter().filter(|other| other.name != self.name && (is_kin(other) || is_named(other)));
+        let is_related = |other: &ManualPage<'_>| self.is_parent_of(other) || other.is_parent_of(self);
+        let mut others =
+            siblings.iter().filter(|other| other.name != self.name && (is_related(other) || is_named(other)));
         let Some(first) = others.next() else { return };
         roff.control("SH", ["SEE ALSO"]);
         let mut line = vec![bold(first.name.as_str()), roman(format!("({SECTION})"))];

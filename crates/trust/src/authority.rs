@@ -109,12 +109,12 @@ impl Authority {
     pub fn issue(
         &self,
         request: &[u8],
-        bearer: &Identity,
+        subject: &Identity,
         now: SystemTime,
         valid: Duration,
     ) -> Result<Vec<u8>, AuthorityError> {
-        if valid > bearer.role.validity_max() {
-            return Err(AuthorityError::Validity { role: bearer.role });
+        if valid > subject.role.validity_max() {
+            return Err(AuthorityError::Validity { role: subject.role });
         }
         let request = CertificateSigningRequestDer::from(request);
         let request = CertificateSigningRequestParams::from_der(&request).map_err(AuthorityError::Request)?;
@@ -123,12 +123,12 @@ impl Authority {
         }
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, bearer.name.as_str());
-        params.subject_alt_names = vec![SanType::URI(Ia5String::try_from(bearer.to_string())?)];
+        params.distinguished_name.push(DnType::CommonName, subject.name.as_str());
+        params.subject_alt_names = vec![SanType::URI(Ia5String::try_from(subject.to_string())?)];
         params.serial_number = Some(SerialNumber::from_slice(&new_serial(now)?));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        if bearer.role == Role::Node {
+        if subject.role == Role::Node {
             params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
         }
         set_validity(&mut params, now, valid);

@@ -41,9 +41,9 @@ impl CertificateFields {
         let (Some(name), None) = (names.next(), names.next()) else {
             return Err("it must name exactly one member of a farfork cluster".to_owned());
         };
-        let bearer = name.parse().map_err(|error: crate::identity::IdentityError| error.to_string())?;
+        let subject = name.parse().map_err(|error: crate::identity::IdentityError| error.to_string())?;
         let issued_us = serial_issued_us(parsed.serial()).ok_or("its serial number does not have farfork's form")?;
-        Ok(Self { subject: bearer, issued_us })
+        Ok(Self { subject, issued_us })
     }
 }
 

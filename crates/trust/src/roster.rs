@@ -70,8 +70,8 @@ impl Revocation {
     /// Whether all certificates that it covers have expired. They were issued before the revocation, and their lifetime is
     /// limited by the member's role.
     fn is_expired(&self, now_us: u64) -> bool {
-        let Ok(bearer) = self.subject.parse::<Identity>() else { return false };
-        let valid_us = u64::try_from(bearer.role.validity_max().as_micros()).unwrap_or(u64::MAX);
+        let Ok(subject) = self.subject.parse::<Identity>() else { return false };
+        let valid_us = u64::try_from(subject.role.validity_max().as_micros()).unwrap_or(u64::MAX);
         self.issued_before_us.saturating_add(valid_us) < now_us
     }
 }
@@ -131,22 +131,22 @@ impl Roster {
 
     /// Revokes all certificates that were issued to a member until now. Drops earlier revocations whose certificates have
     /// all expired by now.
-    pub fn revoke(&mut self, bearer: &Identity, now: SystemTime) {
-        let bearer = bearer.to_string();
+    pub fn revoke(&mut self, subject: &Identity, now: SystemTime) {
+        let subject = subject.to_string();
         let issued_before_us = crate::timestamp::unix_us(now);
-        let counts = |earlier: &Revocation| earlier.subject != bearer && !earlier.is_expired(issued_before_us);
+        let counts = |earlier: &Revocation| earlier.subject != subject && !earlier.is_expired(issued_before_us);
         self.document.revocations.retain(counts);
-        self.document.revocations.push(Revocation { subject: bearer, issued_before_us });
+        self.document.revocations.push(Revocation { subject, issued_before_us });
         self.document.counter += 1;
     }
 
     /// Whether a peer's certificate is revoked.
     pub fn is_revoked(&self, peer: &AuthenticatedPeer) -> bool {
-        let bearer = peer.identity.to_string();
+        let subject = peer.identity.to_string();
         self.document
             .revocations
             .iter()
-            .any(|entry| entry.subject == bearer && peer.issued_us <= entry.issued_before_us)
+            .any(|entry| entry.subject == subject && peer.issued_us <= entry.issued_before_us)
     }
 
     /// Begins a rotation: the new authority issues certificates from now on, and the previous one is still trusted.

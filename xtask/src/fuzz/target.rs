@@ -87,16 +87,16 @@ impl Target {
             .with_context(|| format!("{} cannot be started", program.display()));
         fs::remove_dir_all(&scratch).with_context(|| format!("{} cannot be removed", scratch.display()))?;
         let output = output?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         ensure!(
             output.status.success(),
             "{}\nfuzz target `{name}` failed ({}); repeat it: {} {}/INPUT",
-            last_lines(&said),
+            last_lines(&stderr),
             output.status,
             program.display(),
             failures.display()
         );
-        let inputs = said.lines().find_map(|line| line.strip_prefix(INPUTS_LABEL));
+        let inputs = stderr.lines().find_map(|line| line.strip_prefix(INPUTS_LABEL));
         let inputs = inputs.with_context(|| format!("fuzz target `{name}` printed no statistics"))?;
         Ok(inputs.trim().parse()?)
     }

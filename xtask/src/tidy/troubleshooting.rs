@@ -112,8 +112,8 @@ fn literal(text: &str) -> Option<&str> {
 
 /// Whether a heading contains the error's words, or itself has enough of them.
 fn is_about(text: &str, error: &str) -> bool {
-    let said: usize = pieces(text).map(|piece| piece.chars().count()).sum();
-    let says_enough = said >= 3 * PIECE_CHARS_MIN && pieces(text).all(|piece| error.contains(piece));
+    let chars_count: usize = pieces(text).map(|piece| piece.chars().count()).sum();
+    let says_enough = chars_count >= 3 * PIECE_CHARS_MIN && pieces(text).all(|piece| error.contains(piece));
     says_enough || literal(error).is_some_and(|piece| text.contains(piece))
 }
 

@@ -51,8 +51,8 @@ impl LinkCopy {
         self.request_copy(b'm')
     }
 
-    fn request_copy(&mut self, letter: u8) -> Result<f64, BenchError> {
-        let [ns, wrong] = self.receiver.request(letter, "copied")?;
+    fn request_copy(&mut self, command: u8) -> Result<f64, BenchError> {
+        let [ns, wrong] = self.receiver.request(command, "copied")?;
         match u64::try_from(wrong) {
             Ok(0) => Ok(ns_to_ms(ns)),
             wrong => {

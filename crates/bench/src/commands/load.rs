@@ -57,7 +57,7 @@ impl LoadArgs {
 
     /// The case that the options describe. Missing ones are taken from `usual`.
     pub(crate) fn to_case(&self, usual: &RpcCase) -> RpcCase {
-        let or = |given: Option<u64>, usual: usize| given.map_or(usual, |given| given as usize);
+        let or = |option: Option<u64>, usual: usize| option.map_or(usual, |number| number as usize);
         let payload = self.payload.or(self.checksum.then_some(PAYLOAD_BYTES));
         RpcCase {
             clients: or(self.clients, usual.clients),

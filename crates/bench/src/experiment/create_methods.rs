@@ -35,18 +35,18 @@ pub(super) struct HeldChild {
 }
 
 impl CreateMethods {
-    /// Starts a parent of `mib` MiB. `crowd` makes the client that requests its children from the nodes. Local forks
-    /// enter this many containers with this kind of network.
+    /// Starts a parent of `mib` MiB. `client_factory` makes the client that requests its children from the nodes. Local
+    /// forks enter this many containers with this kind of network.
     pub(super) async fn start(
         cluster: &mut BenchCluster,
         mib: u64,
         containers: (u64, ChildNetwork),
-        crowd: impl AsyncFnOnce(&[LocalNode], &str) -> Result<FanoutClient, BenchError>,
+        client_factory: impl AsyncFnOnce(&[LocalNode], &str) -> Result<FanoutClient, BenchError>,
     ) -> Result<Self, BenchError> {
         let (program, floor) = (SPARSE.install(cluster.scratch())?, LOCAL_FANOUT.install(cluster.scratch())?);
         let parent = ParentProgram::start(&SPARSE, &program, mib, PAYLOAD_PATH.as_ref())?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
-        let fanout_client = crowd(cluster.nodes(), &seed).await?;
+        let fanout_client = client_factory(cluster.nodes(), &seed).await?;
         let in_namespaces = LocalFanout::start(&floor, mib, containers)?;
         let plain = LocalFanout::start(&floor, mib, (0, ChildNetwork::Host))?;
         let mut creators =

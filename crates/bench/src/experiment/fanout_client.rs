@@ -61,12 +61,12 @@ impl FanoutClient {
         for node in all {
             nodes.insert(node.name.clone(), client::connect(&node.socket).await?);
         }
-        let asked = client::connect(&all[0].socket).await?;
+        let entry_client = client::connect(&all[0].socket).await?;
         Ok(Self {
             seed: seed.to_owned(),
             task,
             nodes,
-            entry_client: asked,
+            entry_client,
             forgets_children: false,
             network: v1::Network::Private,
             strategy: String::new(),
@@ -95,13 +95,13 @@ impl FanoutClient {
 
     /// A client for children of a seed on one node, which removes them after their answer.
     pub(crate) async fn on_node(node: &str, socket: &Path, seed: &str, task: ChildTask) -> Result<Self, BenchError> {
-        let asked = client::connect(socket).await?;
-        let nodes = BTreeMap::from([(node.to_owned(), asked.clone())]);
+        let entry_client = client::connect(socket).await?;
+        let nodes = BTreeMap::from([(node.to_owned(), entry_client.clone())]);
         Ok(Self {
             seed: seed.to_owned(),
             task,
             nodes,
-            entry_client: asked,
+            entry_client,
             forgets_children: true,
             network: v1::Network::Private,
             strategy: String::new(),
@@ -114,19 +114,19 @@ impl FanoutClient {
         let payloads = (first..first + count).map(|number| self.task.payload(number)).collect();
         let mut outcomes = self.fork(payloads).await?;
         let (mut waits, mut batches, mut all) = (FuturesUnordered::new(), WaitBatches::default(), Vec::new());
-        let mut is_told = false;
+        let mut is_complete = false;
         loop {
             tokio::select! {
                 biased;
-                outcome = outcomes.message(), if !is_told => match outcome.map_err(request_failure(&self.seed))? {
+                outcome = outcomes.message(), if !is_complete => match outcome.map_err(request_failure(&self.seed))? {
                     Some(outcome) => batches.add(parse_started_child(outcome, first)?),
-                    None => is_told = true,
+                    None => is_complete = true,
                 },
                 Some(answered) = waits.next(), if !waits.is_empty() => all.extend(answered?),
                 () = tokio::time::sleep(BATCH_DELAY), if !batches.is_empty() => batches.is_due = true,
                 else => break,
             }
-            for (node, batch) in batches.take_due(is_told) {
+            for (node, batch) in batches.take_due(is_complete) {
                 waits.push(self.wait_batch(self.nodes[&node].clone(), batch, sent));
             }
         }
@@ -144,12 +144,12 @@ impl FanoutClient {
         let request = v1::LogsRequest { child: child.id.clone(), follow: true, only };
         let chunks = self.nodes.get_mut(&child.node).expect("a node of ours").logs(request).await;
         let mut chunks = chunks.map_err(request_failure(&child.id))?.into_inner();
-        let mut said = String::new();
-        while !said.ends_with('\n') {
+        let mut output = String::new();
+        while !output.ends_with('\n') {
             let Some(chunk) = chunks.message().await.map_err(request_failure(&child.id))? else { break };
-            said.push_str(&String::from_utf8_lossy(&chunk.data));
+            output.push_str(&String::from_utf8_lossy(&chunk.data));
         }
-        self.task.parse_result_time(&said, number)?;
+        self.task.parse_result_time(&output, number)?;
         Ok((child.id, child.pid.cast_signed()))
     }
 
@@ -182,13 +182,13 @@ impl FanoutClient {
         let request = client::request_with_timeout(FANOUT_LIMIT, v1::WaitRequest { children, results: true });
         let object = &batch[0].id;
         let mut events = client.wait(request).await.map_err(request_failure(object))?.into_inner();
-        let (mut all, mut said) = (Vec::new(), String::new());
+        let (mut all, mut output) = (Vec::new(), String::new());
         while let Some(v1::WaitEvent { index, event }) = events.message().await.map_err(request_failure(object))? {
             let FanoutChild { number, id, .. } = &batch[index as usize];
             match event {
-                Some(Event::Stdout(piece)) => said.push_str(&String::from_utf8_lossy(&piece)),
+                Some(Event::Stdout(piece)) => output.push_str(&String::from_utf8_lossy(&piece)),
                 Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0)), .. }), .. })) => {
-                    let result = self.task.parse_result_time(&std::mem::take(&mut said), *number)?;
+                    let result = self.task.parse_result_time(&std::mem::take(&mut output), *number)?;
                     let result = result.duration_since(sent.clock).unwrap_or_default();
                     all.push(ChildLatency { result, answer: sent.instant.elapsed() });
                 }

@@ -138,8 +138,8 @@ impl FaultRun<'_> {
         let left_mib = self.cluster.end_settling(streaming).await? as f64 / MIB_BYTES;
         if left_mib > 0.0 {
             self.add(FaultSeries::BesideStream, Pace::BackToBack, us)?;
-            let came_mib = (self.plan.stream_mib as f64 - left_mib).max(0.0);
-            self.add(FaultSeries::StreamBeside, Pace::BackToBack, [came_mib / took.as_secs_f64()])?;
+            let fetched_mib = (self.plan.stream_mib as f64 - left_mib).max(0.0);
+            self.add(FaultSeries::StreamBeside, Pace::BackToBack, [fetched_mib / took.as_secs_f64()])?;
         }
         Ok(())
     }

@@ -186,9 +186,9 @@ fn memory_kib(pid: i32) -> u64 {
 /// Counts files and directories, except logs, which grow, and the list of members, which appears with the first peer.
 fn count_files_below(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_told =
+    let is_excluded =
         |path: &Path| path.extension().is_some_and(|extension| extension == "log") || path.ends_with("members.json");
-    let kept = entries.filter(|path| !is_told(path));
+    let kept = entries.filter(|path| !is_excluded(path));
     kept.map(|path| 1 + if path.is_dir() && !path.is_symlink() { count_files_below(&path) } else { 0 }).sum()
 }
 

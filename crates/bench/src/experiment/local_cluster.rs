@@ -213,9 +213,9 @@ impl BenchCluster {
         let (sent, sent_at) = (Instant::now(), SystemTime::now());
         let child = self.start_child(seed, place, payload, wanted).await?;
         let answer = sent.elapsed();
-        let said = self.wait_output(&child).await?;
+        let output = self.wait_output(&child).await?;
         let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok(EndedChild { sent_unix_ns, round_trip: answer, output: said })
+        Ok(EndedChild { sent_unix_ns, round_trip: answer, output })
     }
 
     /// The same, with its node's details of the child at its end.
@@ -229,11 +229,11 @@ impl BenchCluster {
         let (sent, sent_at) = (Instant::now(), SystemTime::now());
         let child = self.start_child(seed, place, payload, wanted).await?;
         let answer = sent.elapsed();
-        let said = self.read_output(&child).await?;
+        let output = self.read_output(&child).await?;
         let detail = self.inspect_child(&child).await?;
         self.remove(&child).await?;
         let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok((EndedChild { sent_unix_ns, round_trip: answer, output: said }, detail))
+        Ok((EndedChild { sent_unix_ns, round_trip: answer, output }, detail))
     }
 
     /// Waits until the owner of a seed knows the working set of the last child, or no report seems to follow.
@@ -290,13 +290,13 @@ impl BenchCluster {
             let wanted = ForkOptions { strategy: "cow,first", paused: true, ..ForkOptions::default() };
             children.push(self.start_child(seed, place, "none", wanted).await?);
         }
-        let asked = Instant::now();
+        let started_at = Instant::now();
         let settled = children.iter().map(|child| settle_child(self.client.clone(), child));
         let ends = futures_util::future::try_join_all(settled).await?;
         for child in &children {
             self.kill(child).await?;
         }
-        Ok(ends.into_iter().map(|end| end.duration_since(asked)).collect())
+        Ok(ends.into_iter().map(|end| end.duration_since(started_at)).collect())
     }
 
     /// Kills such a child. Returns how many bytes of its memory were still missing.
@@ -359,9 +359,9 @@ impl BenchCluster {
 
     /// The complete output of a child, which is then removed.
     async fn wait_output(&mut self, child: &str) -> Result<String, BenchError> {
-        let said = self.read_output(child).await?;
+        let output = self.read_output(child).await?;
         self.remove(child).await?;
-        Ok(said)
+        Ok(output)
     }
 
     /// The complete output of a child.
@@ -369,15 +369,15 @@ impl BenchCluster {
         let request = v1::WaitRequest { children: vec![child.to_owned()], results: true };
         let events = self.client.wait(client::request_with_timeout(REQUEST_LIMIT, request)).await;
         let mut events = events.map_err(request_failure(child))?.into_inner();
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         while let Some(v1::WaitEvent { event, .. }) = events.message().await.map_err(request_failure(child))? {
             match event {
-                Some(Event::Stdout(piece)) => said.extend(piece),
+                Some(Event::Stdout(piece)) => output.extend(piece),
                 Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0..=1)), .. }), .. })) => break,
                 other => return Err(BenchError::ChildFailed { child: child.to_owned(), how: format!("{other:?}") }),
             }
         }
-        Ok(String::from_utf8_lossy(&said).into_owned())
+        Ok(String::from_utf8_lossy(&output).into_owned())
     }
 
     /// Removes an ended child from its node.
@@ -401,8 +401,8 @@ impl Drop for BenchCluster {
 
 /// The arguments of a node for the options that have a value.
 pub(crate) fn node_arguments(options: &[(&str, Option<u64>)]) -> Vec<String> {
-    let given = options.iter().filter_map(|(name, value)| Some([(*name).to_owned(), (*value)?.to_string()]));
-    given.flatten().collect()
+    let arguments = options.iter().filter_map(|(name, value)| Some([(*name).to_owned(), (*value)?.to_string()]));
+    arguments.flatten().collect()
 }
 
 /// Settles a child. Returns when that was complete.

@@ -29,10 +29,10 @@ struct CallRecorder<'a> {
 }
 
 impl CallRecorder<'_> {
-    /// Records an answer to the request that was sent at `asked`.
-    fn record_answer(&self, asked: Instant) {
+    /// Records an answer to the request that was sent at `sent_at`.
+    fn record_answer(&self, sent_at: Instant) {
         if self.counts.answers.fetch_add(1, Ordering::Relaxed).is_multiple_of(CALLS_PER_SAMPLE) {
-            self.latencies.borrow_mut().saturating_record(asked.elapsed().as_nanos() as u64);
+            self.latencies.borrow_mut().saturating_record(sent_at.elapsed().as_nanos() as u64);
         }
     }
 

@@ -57,11 +57,11 @@ pub(super) async fn run_client(to: SocketAddr, window: usize, tally: &CallRecord
     let client = new.client;
     super::run_concurrently(window, async || {
         loop {
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             let mut context = tarpc::context::current();
-            context.deadline = asked + Duration::from_secs(60);
+            context.deadline = sent_at + Duration::from_secs(60);
             client.empty(context).await.map_err(io::Error::other)?;
-            tally.record_answer(asked);
+            tally.record_answer(sent_at);
         }
     })
     .await

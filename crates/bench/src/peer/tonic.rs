@@ -63,29 +63,30 @@ pub(super) async fn run_unary_client(to: SocketAddr, window: usize, tally: &Call
     super::run_concurrently(window, async || {
         let mut client = client.clone();
         loop {
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             client.unary(Empty {}).await.map_err(io::Error::other)?;
-            tally.record_answer(asked);
+            tally.record_answer(sent_at);
         }
     })
     .await
 }
 
 pub(super) async fn run_stream_client(to: SocketAddr, window: usize, tally: &CallRecorder<'_>) -> io::Result<()> {
-    let (asking, asked) = mpsc::channel(window);
+    let (request_sender, request_receiver) = mpsc::channel(window);
     let times = RefCell::new(VecDeque::with_capacity(window));
     let ask = async || {
         times.borrow_mut().push_back(Instant::now());
-        asking.send(Empty {}).await.map_err(io::Error::other)
+        request_sender.send(Empty {}).await.map_err(io::Error::other)
     };
     for _ in 0..window {
         ask().await?;
     }
     let mut client = connect(to).await?;
-    let mut answers = client.stream(ReceiverStream::new(asked)).await.map_err(io::Error::other)?.into_inner();
+    let mut answers =
+        client.stream(ReceiverStream::new(request_receiver)).await.map_err(io::Error::other)?.into_inner();
     while answers.message().await.map_err(io::Error::other)?.is_some() {
-        let asked = times.borrow_mut().pop_front().expect("as many requests were sent");
-        tally.record_answer(asked);
+        let sent_at = times.borrow_mut().pop_front().expect("as many requests were sent");
+        tally.record_answer(sent_at);
         ask().await?;
     }
     Err(io::ErrorKind::UnexpectedEof.into())

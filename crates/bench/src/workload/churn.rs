@@ -57,16 +57,16 @@ pub(crate) fn measure_unforked_us(program: &Path, mib: u64, payload: &Path) -> R
     let mut command = Command::new(program);
     let output = command.arg(mib.to_string()).arg(payload).stdin(Stdio::null()).output();
     let output = output.map_err(|cause| BenchError::Program { program: CHURN.name, cause })?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    parse_duration_us(said.trim().strip_prefix("ready\n").unwrap_or(&said))
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    parse_duration_us(stdout.trim().strip_prefix("ready\n").unwrap_or(&stdout))
 }
 
 /// The time of an operation in a child, in µs, according to its output.
 ///
 /// # Errors
 /// The output has another form, or pages were wrong.
-pub(crate) fn parse_duration_us(said: &str) -> Result<f64, BenchError> {
-    match parse_numbers(CHURN.name, said, "churned")? {
+pub(crate) fn parse_duration_us(output: &str) -> Result<f64, BenchError> {
+    match parse_numbers(CHURN.name, output, "churned")? {
         [us, 0] => Ok(us as f64),
         [_, wrong] => Err(BenchError::WrongMemory { count: wrong.unsigned_abs(), what: "pages of a program" }),
     }

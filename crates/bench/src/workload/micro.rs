@@ -115,9 +115,9 @@ impl ChildReport {
     ///
     /// # Errors
     /// The line has another form, or pages were wrong.
-    pub(crate) fn parse(said: &str) -> Result<Self, BenchError> {
+    pub(crate) fn parse(line: &str) -> Result<Self, BenchError> {
         let [first_unix_ns, spoke_unix_ns, touch_ns, _faults, wrong, shared_kib, private_kib] =
-            parse_numbers(MICRO.name, said, "child")?;
+            parse_numbers(MICRO.name, line, "child")?;
         require_no_wrong_pages(wrong, "pages of a child")?;
         let bytes = |kib: i64| kib.cast_unsigned() << 10;
         let (shared_bytes, private_bytes) = (bytes(shared_kib), bytes(private_kib));

@@ -18,13 +18,13 @@ pub(crate) fn payload(touches: usize, gap: Duration) -> String {
 ///
 /// # Errors
 /// The output has another form, or pages were wrong.
-pub(crate) fn parse_touches_us(said: &str) -> Result<Vec<f64>, BenchError> {
+pub(crate) fn parse_touches_us(output: &str) -> Result<Vec<f64>, BenchError> {
     let strange = || BenchError::UnexpectedAnswer {
         program: PAGE_TOUCH.name,
-        output: said.trim().to_owned(),
+        output: output.trim().to_owned(),
         expected: "touched",
     };
-    let numbers = said.trim().strip_prefix("touched ").ok_or_else(strange)?;
+    let numbers = output.trim().strip_prefix("touched ").ok_or_else(strange)?;
     let numbers: Option<Vec<u64>> = numbers.split(' ').map(|number| number.parse().ok()).collect();
     match numbers.ok_or_else(strange)?.split_first() {
         Some((0, ns)) if !ns.is_empty() => Ok(ns.iter().map(|ns| *ns as f64 / 1e3).collect()),

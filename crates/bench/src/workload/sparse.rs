@@ -27,9 +27,9 @@ pub(crate) fn expected_value(number: u64, mib: u64) -> u64 {
 ///
 /// # Errors
 /// The output has another form, or the value is wrong.
-pub(crate) fn parse_result_time(said: &str, number: u64, mib: u64) -> Result<SystemTime, BenchError> {
-    let [told, value, unix_ns] = parse_numbers(SPARSE.name, said, "result")?;
-    check_value(told, value, number, mib)?;
+pub(crate) fn parse_result_time(output: &str, number: u64, mib: u64) -> Result<SystemTime, BenchError> {
+    let [reported_number, value, unix_ns] = parse_numbers(SPARSE.name, output, "result")?;
+    check_value(reported_number, value, number, mib)?;
     Ok(UNIX_EPOCH + Duration::from_nanos(unix_ns.unsigned_abs()))
 }
 
@@ -37,8 +37,8 @@ pub(crate) fn parse_result_time(said: &str, number: u64, mib: u64) -> Result<Sys
 ///
 /// # Errors
 /// One of them is wrong.
-pub(crate) fn check_value(told: i64, value: i64, number: u64, mib: u64) -> Result<(), BenchError> {
-    if (told.cast_unsigned(), value.cast_unsigned()) == (number, expected_value(number, mib)) {
+pub(crate) fn check_value(reported_number: i64, value: i64, number: u64, mib: u64) -> Result<(), BenchError> {
+    if (reported_number.cast_unsigned(), value.cast_unsigned()) == (number, expected_value(number, mib)) {
         return Ok(());
     }
     Err(BenchError::WrongMemory { count: 1, what: "results of children" })

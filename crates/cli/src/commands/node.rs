@@ -184,7 +184,7 @@ impl Node {
         privilege::require_root("it traces processes, and makes namespaces and control groups")?;
         log::start_logging(&self.log)?;
         // A fixed port by default, so that other nodes recognize the restarted daemon as a new process.
-        let behind = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
+        let next_port = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let xcr0 = self.xcr0.filter(|(name, _)| *name == self.name.as_str()).map(|(_, mask)| mask);
         let volumes = VolumeOptions {
@@ -199,7 +199,7 @@ impl Node {
             name: self.name,
             run_dir: self.run_dir,
             listen: self.listen,
-            fabric_port: self.fabric_port.unwrap_or(behind),
+            fabric_port: self.fabric_port.unwrap_or(next_port),
             join: self.join,
             pool_size: self.pool,
             zygotes_max: self.zygotes,

@@ -173,8 +173,8 @@ fn print(seed: &Seed) {
 async fn wait_until_sealed(client: &mut Client, id: &str) -> anyhow::Result<Seal> {
     let bar = ByteProgressBar::new("sealing");
     loop {
-        let asked = request_with_timeout(PREPARE_TIMEOUT, InspectRequest { id: id.to_owned() });
-        let answer = client.inspect(asked).await;
+        let request = request_with_timeout(PREPARE_TIMEOUT, InspectRequest { id: id.to_owned() });
+        let answer = client.inspect(request).await;
         let answer = answer.map_err(|status| Failure::from_status(format!("seed {id}"), &status))?.into_inner();
         let Some(Object::Seed(detail)) = answer.object else { anyhow::bail!("{id}: the node's answer is empty") };
         let Some(seal) = detail.seed.and_then(|seed| seed.seal) else { anyhow::bail!("{id}: it is not to be sealed") };

@@ -108,9 +108,10 @@ impl<'a> SettleUpdates<'a> {
     /// Requests that the child settles.
     async fn start(client: &mut Client, child: &'a str) -> anyhow::Result<Self> {
         let request = SettleRequest { child: child.to_owned() };
-        let mut told = client.settle(request).await.map_err(settle_failure(child))?.into_inner();
-        let first = told.message().await.map_err(settle_failure(child))?.ok_or_else(|| stream_ended_failure(child))?;
-        Ok(Self { child, stream: told, first })
+        let mut stream = client.settle(request).await.map_err(settle_failure(child))?.into_inner();
+        let first =
+            stream.message().await.map_err(settle_failure(child))?.ok_or_else(|| stream_ended_failure(child))?;
+        Ok(Self { child, stream, first })
     }
 
     /// Shows the progress until the child has settled.

@@ -139,13 +139,17 @@ pub(crate) fn pager_text(stats: &PagerStats) -> String {
 
 /// The location of the memory, as one line.
 pub(crate) fn memory_text(memory: &MemoryUse) -> String {
-    let told = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), format_bytes);
+    let bytes_text = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), format_bytes);
     let resident = match (memory.shared_bytes, memory.private_bytes) {
         (None, None) => "freed: the child has ended".to_owned(),
         (shared, private) => {
-            let of_files = told(memory.file_bytes);
-            format!("{} shared, {} private, {of_files} of it of this node's files", told(shared), told(private))
+            let of_files = bytes_text(memory.file_bytes);
+            format!(
+                "{} shared, {} private, {of_files} of it of this node's files",
+                bytes_text(shared),
+                bytes_text(private)
+            )
         }
     };
-    format!("memory  {resident}; {} never fetched", told(memory.remote_bytes))
+    format!("memory  {resident}; {} never fetched", bytes_text(memory.remote_bytes))
 }

@@ -59,9 +59,9 @@ impl From<v1::Seal> for SealView {
             v1::SealState::Sealed => "sealed",
             v1::SealState::Failed => "failed",
         };
-        let told = |text: String| Some(text).filter(|text| !text.is_empty());
+        let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
         let v1::Seal { done_bytes, total_bytes, failure, image, .. } = seal;
-        Self { state, done_bytes, total_bytes, failure: told(failure), image: told(image) }
+        Self { state, done_bytes, total_bytes, failure: non_empty(failure), image: non_empty(image) }
     }
 }
 

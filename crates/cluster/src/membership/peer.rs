@@ -10,7 +10,7 @@ pub(super) struct Peer {
     /// Whether it has sent a message itself. Otherwise another member has named it.
     is_confirmed: bool,
     /// When it last spoke, or was named.
-    last_heard: Instant,
+    last_seen: Instant,
     /// Whether its silence was reported.
     is_silence_reported: bool,
     heartbeat_due: Instant,
@@ -19,7 +19,7 @@ pub(super) struct Peer {
 impl Peer {
     /// A member that spoke for the first time.
     pub(super) fn from_heartbeat(member: Member, now: Instant) -> Self {
-        Self { member, is_confirmed: true, last_heard: now, is_silence_reported: false, heartbeat_due: now }
+        Self { member, is_confirmed: true, last_seen: now, is_silence_reported: false, heartbeat_due: now }
     }
 
     /// A member that another one named.
@@ -51,12 +51,12 @@ impl Peer {
 
     /// Since when it has said nothing.
     pub(super) fn silence(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.last_heard)
+        now.saturating_duration_since(self.last_seen)
     }
 
     /// Time in which this node could not receive does not count as its silence.
     pub(super) fn discount_missed(&mut self, missed: Duration, now: Instant) {
-        self.last_heard = now.min(self.last_heard + missed);
+        self.last_seen = now.min(self.last_seen + missed);
     }
 
     /// Whether this node itself receives its messages.

@@ -103,8 +103,8 @@ impl UnlimitedGroup {
     /// container whose process was killed.
     pub(super) fn take_oom_kill(&self) -> bool {
         let kills = self.read_oom_kills();
-        let told = |told: u64| (told < kills).then_some(told + 1);
-        self.reported_oom_kills.fetch_update(Ordering::Relaxed, Ordering::Relaxed, told).is_ok()
+        let next_count = |reported: u64| (reported < kills).then_some(reported + 1);
+        self.reported_oom_kills.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_count).is_ok()
     }
 
     fn read_oom_kills(&self) -> u64 {

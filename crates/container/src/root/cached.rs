@@ -96,7 +96,7 @@ struct FileFingerprint {
     accessed: (i64, u32),
     modified: (i64, u32),
     changed: (i64, u32),
-    born: (i64, u32),
+    created: (i64, u32),
 }
 
 /// Free space of a file system: blocks and files.
@@ -295,7 +295,7 @@ impl FileFingerprint {
             accessed: time(seen.stx_atime),
             modified: time(seen.stx_mtime),
             changed: time(seen.stx_ctime),
-            born: time(seen.stx_btime),
+            created: time(seen.stx_btime),
         })
     }
 }

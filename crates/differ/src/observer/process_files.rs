@@ -180,8 +180,8 @@ fn read_status(text: &str, field: &str, fields: &mut ObservationBuilder) {
 }
 
 fn read_stat(text: &str, field: &str, fields: &mut ObservationBuilder) {
-    let behind_name = text.rsplit_once(") ").map_or("", |(_, behind)| behind);
-    for (name, value) in STAT.iter().zip(behind_name.split_whitespace()) {
+    let values = text.rsplit_once(") ").map_or("", |(_, values)| values);
+    for (name, value) in STAT.iter().zip(values.split_whitespace()) {
         let is_id = STAT_IDS.contains(name);
         let value = if is_id { translate_line_ids(name, value, &fields.names) } else { value.to_owned() };
         fields.put(&format!("{field}/{name}"), value);

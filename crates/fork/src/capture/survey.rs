@@ -344,12 +344,12 @@ fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &Daem
     }
     // A process that has just requested its own checkpoint is not frozen. If it is frozen afterwards, its stop fails, and
     // the error says so.
-    let asked_itself = sockets.caller.is_some();
-    if !asked_itself && let Some(group) = freezer::freezing_group(pid) {
+    let is_own_request = sockets.caller.is_some();
+    if !is_own_request && let Some(group) = freezer::freezing_group(pid) {
         return refuse(format!("it is frozen by the control group {}; thaw that first", group.display()));
     }
     // The farfork libraries are 64-bit. Any other program that speaks their protocol is detected at the stop.
-    if !asked_itself && is_32_bit(pid) {
+    if !is_own_request && is_32_bit(pid) {
         return refuse("it is a 32-bit program".to_owned());
     }
     user_namespace::refusal(pid).into_iter().chain(time_namespace::refusal(pid)).collect()

@@ -94,9 +94,9 @@ fn is_unlinked(entry: &MapEntry) -> bool {
 }
 
 fn select_contents(pid: i32, entry: &MapEntry, regions: &[PageRegion]) -> SegmentContents {
-    let is_told = !["dd", "io", "pf"].iter().any(|flag| entry.has_flag(flag));
+    let is_dumpable = !["dd", "io", "pf"].iter().any(|flag| entry.has_flag(flag));
     let is_written = regions.iter().any(|region| !region.is_file());
-    match (is_told, is_file_mapping(entry)) {
+    match (is_dumpable, is_file_mapping(entry)) {
         (false, _) => SegmentContents::Omitted,
         (true, false) if entry.path == b"[vdso]" => SegmentContents::All,
         (true, false) => SegmentContents::Populated,

@@ -10,7 +10,7 @@ const MISSING_BYTES_MAX: u64 = HUGE_PAGE_BYTES / 8;
 
 /// The start addresses of huge-page-sized units that are completely within a mapping and almost completely filled with small
 /// pages. `small` has their ranges, ascending.
-pub(super) fn find_collapsible_units(area: Range<u64>, small: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
+pub(super) fn find_collapsible_units(mapping: Range<u64>, small: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
     let mut units: Vec<(u64, u64)> = Vec::new();
     for range in small {
         let mut at = range.start;
@@ -24,7 +24,7 @@ pub(super) fn find_collapsible_units(area: Range<u64>, small: impl IntoIterator<
             at = end;
         }
     }
-    let is_inside = |unit: u64| area.start <= unit && unit + HUGE_PAGE_BYTES <= area.end;
+    let is_inside = |unit: u64| mapping.start <= unit && unit + HUGE_PAGE_BYTES <= mapping.end;
     let is_ripe = |(unit, bytes): &(u64, u64)| is_inside(*unit) && bytes + MISSING_BYTES_MAX >= HUGE_PAGE_BYTES;
     units.into_iter().filter(is_ripe).map(|(unit, _)| unit).collect()
 }

@@ -129,12 +129,12 @@ impl HugePageCollapser {
 /// The units of a process that could become huge pages now.
 fn find_candidates(pid: i32, tables: &mut PageTables) -> io::Result<Vec<u64>> {
     let (mut units, mut regions) = (Vec::new(), Vec::new());
-    for area in read_maps(pid)?.iter().filter(|area| can_be_huge(area)) {
+    for mapping in read_maps(pid)?.iter().filter(|mapping| can_be_huge(mapping)) {
         regions.clear();
-        tables.scan_populated(area.start, area.end, ScanDetail::Populated, &mut regions)?;
+        tables.scan_populated(mapping.start, mapping.end, ScanDetail::Populated, &mut regions)?;
         let small = regions.iter().filter(|region| !region.is_huge() && !region.is_guard());
         units.extend(candidates::find_collapsible_units(
-            area.start..area.end,
+            mapping.start..mapping.end,
             small.map(|region| region.start..region.end),
         ));
     }
@@ -142,9 +142,12 @@ fn find_candidates(pid: i32, tables: &mut PageTables) -> io::Result<Vec<u64>> {
 }
 
 /// Private memory without a file, with room for a huge page.
-fn can_be_huge(area: &MapEntry) -> bool {
-    let first_unit = area.start.next_multiple_of(HUGE_PAGE_BYTES);
-    !area.is_shared && area.inode == 0 && first_unit + HUGE_PAGE_BYTES <= area.end && !area.path.starts_with(b"[v")
+fn can_be_huge(mapping: &MapEntry) -> bool {
+    let first_unit = mapping.start.next_multiple_of(HUGE_PAGE_BYTES);
+    !mapping.is_shared
+        && mapping.inode == 0
+        && first_unit + HUGE_PAGE_BYTES <= mapping.end
+        && !mapping.path.starts_with(b"[v")
 }
 
 /// Whether an error means that the process, or its memory, is gone.

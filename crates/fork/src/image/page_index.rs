@@ -47,8 +47,8 @@ impl PageIndex {
     /// The slot of a page, and the number of pages from it on that have consecutive slots. `None` if the owner has no data
     /// there.
     pub(super) fn find_slot(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
-        let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
-        let run = self.runs[..behind].last().filter(|run| run.extent == extent)?;
+        let end = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
+        let run = self.runs[..end].last().filter(|run| run.extent == extent)?;
         let ahead = page - run.first_page;
         (ahead < run.count).then(|| (run.first_slot + ahead, run.count - ahead))
     }

@@ -81,9 +81,9 @@ pub(super) fn open_flags(flags: u32) -> OFlags {
 
 /// Unlocks the slave. Opens it if it controls a session.
 fn open_slave(master: &OwnedFd, number: u32, controls: bool) -> io::Result<Option<OwnedFd>> {
-    let given = terminal::read_master(master.as_fd())?.number;
-    if given != number {
-        return Err(io::Error::other(format!("the kernel assigned number {given} instead of {number}")));
+    let assigned_number = terminal::read_master(master.as_fd())?.number;
+    if assigned_number != number {
+        return Err(io::Error::other(format!("the kernel assigned number {assigned_number} instead of {number}")));
     }
     terminal::unlock(master.as_fd())?;
     if controls { terminal::open_peer(master.as_fd()).map(Some) } else { Ok(None) }

@@ -14,12 +14,12 @@ const PHASES: [&str; MARK_COUNT + 1] =
 
 /// Traces the phases of a child from these timestamps of its request and its restore.
 pub(super) fn trace_phases(requested_ns: u64, marks_ns: &[u64; MARK_COUNT], restored_ns: u64) {
-    let mut begun_ns = requested_ns;
+    let mut started_ns = requested_ns;
     for (phase, ended_ns) in PHASES.into_iter().zip(marks_ns.iter().copied().chain([restored_ns])) {
-        tracing::debug!(target: "farfork::phase", phase, begun_ns, ended_ns);
-        begun_ns = ended_ns;
+        tracing::debug!(target: "farfork::phase", phase, begun_ns = started_ns, ended_ns);
+        started_ns = ended_ns;
     }
-    tracing::debug!(target: "farfork::phase", phase = "child.report", begun_ns, ended_ns = realtime_ns());
+    tracing::debug!(target: "farfork::phase", phase = "child.report", begun_ns = started_ns, ended_ns = realtime_ns());
 }
 
 /// Descriptions of the restorer's steps, by the numbers of `enum step` in `restorer/plan.h`.

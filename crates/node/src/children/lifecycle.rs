@@ -95,7 +95,7 @@ async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
         tracing::info!(child = %child.record().id, "killed: its time limit has passed");
         child.kill_on_deadline();
     };
-    let nobody_attached = async {
+    let attach_expiry = async {
         if child.has_stdin() {
             tokio::time::sleep(ATTACH_GRACE).await;
             drop(child.take_stdin());
@@ -112,7 +112,7 @@ async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
         tokio::time::sleep(ROOT_REUSE_AGE_MAX).await;
         container.discard_root();
     };
-    tokio::join!(deadline, nobody_attached, root_reuse_expiry, killed);
+    tokio::join!(deadline, attach_expiry, root_reuse_expiry, killed);
     std::future::pending().await
 }
 

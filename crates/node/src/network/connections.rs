@@ -46,7 +46,7 @@ pub(super) async fn accept_and_forward<L>(
     let mut forwarded = ForwardedConnections(JoinSet::new());
     let connections = &mut forwarded.0;
     let (open, _) = watch::channel(());
-    let mut is_told = false;
+    let mut is_reported = false;
     let mut closed = std::pin::pin!(closed);
     loop {
         if connections.len() >= at_once_max {
@@ -55,11 +55,11 @@ pub(super) async fn accept_and_forward<L>(
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    is_told = false;
+                    is_reported = false;
                     connections.spawn(forward_until_drained(forward(stream), open.subscribe()));
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut is_told, true) {
+                    if !std::mem::replace(&mut is_reported, true) {
                         tracing::warn!(listener = %name, %error, "connections are not accepted");
                     }
                     tokio::time::sleep(RETRY_INTERVAL).await;

@@ -120,13 +120,14 @@ where
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut fields = FieldVisitor::default();
         event.record(&mut fields);
-        let FieldVisitor { phase: Some(name), begun_ns: Some(begun_ns), ended_ns: Some(ended_ns), .. } = fields else {
+        let FieldVisitor { phase: Some(name), started_ns: Some(started_ns), ended_ns: Some(ended_ns), .. } = fields
+        else {
             return;
         };
         if let Some(span) = context.event_span(event)
             && let Some(SpanPosition { log, index }) = span.extensions().get::<SpanPosition>()
         {
-            log.add_remote_phase(name, *index, begun_ns, ended_ns);
+            log.add_remote_phase(name, *index, started_ns, ended_ns);
         }
     }
 }
@@ -147,7 +148,7 @@ where
 struct FieldVisitor {
     recording: Option<u64>,
     phase: Option<String>,
-    begun_ns: Option<u64>,
+    started_ns: Option<u64>,
     ended_ns: Option<u64>,
 }
 
@@ -155,7 +156,7 @@ impl Visit for FieldVisitor {
     fn record_u64(&mut self, field: &Field, value: u64) {
         match field.name() {
             "recording" => self.recording = Some(value),
-            "begun_ns" => self.begun_ns = Some(value),
+            "begun_ns" => self.started_ns = Some(value),
             "ended_ns" => self.ended_ns = Some(value),
             _ => {}
         }

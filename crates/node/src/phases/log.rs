@@ -63,9 +63,9 @@ impl PhaseLog {
     }
 
     /// Adds a phase reported by another process, with times in nanoseconds of CLOCK_REALTIME.
-    pub(super) fn add_remote_phase(&self, name: String, parent: PhaseIndex, begun_ns: u64, ended_ns: u64) {
+    pub(super) fn add_remote_phase(&self, name: String, parent: PhaseIndex, started_ns: u64, ended_ns: u64) {
         let since = |ns: u64| Duration::from_nanos(ns).saturating_sub(self.started_realtime);
-        let (started, ended) = (since(begun_ns), Some(since(ended_ns)));
+        let (started, ended) = (since(started_ns), Some(since(ended_ns)));
         self.push(LoggedPhase { name: Cow::Owned(name), parent, started, ended });
     }
 

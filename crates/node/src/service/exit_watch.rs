@@ -109,11 +109,11 @@ async fn report_exit(
             }
         }
     }
-    let is_told = send(sink, to_output(id.to_string(), Event::Ended((&**child).into()))).await.is_ok();
-    if is_told {
+    let is_sent = send(sink, to_output(id.to_string(), Event::Ended((&**child).into()))).await.is_ok();
+    if is_sent {
         child.mark_collected();
     }
-    Ok((is_told && ended.exit == Exit::Code(0)).then(|| id.clone()))
+    Ok((is_sent && ended.exit == Exit::Code(0)).then(|| id.clone()))
 }
 
 fn to_output(child: String, event: Event) -> v1::TendOutput {

@@ -33,6 +33,6 @@ impl AppliedRoster {
 }
 
 fn revoked_node(entry: &Revocation) -> Option<NodeName> {
-    let bearer: Identity = entry.subject.parse().ok()?;
-    (bearer.role == Role::Node).then_some(bearer.name)
+    let subject: Identity = entry.subject.parse().ok()?;
+    (subject.role == Role::Node).then_some(subject.name)
 }

@@ -65,10 +65,10 @@ impl ClientProtocol {
         now: Instant,
     ) -> Result<(), RpcFrameError> {
         let session = self.sessions.get_mut(slot).and_then(Option::as_mut);
-        let is_asked = |session: &&mut ClientSession| {
+        let has_pending_open = |session: &&mut ClientSession| {
             matches!(session.stage, SessionStage::Opening | SessionStage::Closing) && session.epoch == epoch
         };
-        let Some(session) = session.filter(is_asked) else {
+        let Some(session) = session.filter(has_pending_open) else {
             return Err(RpcFrameError::Invalid("it answers no OPEN"));
         };
         if session.stage == SessionStage::Closing {

@@ -91,8 +91,8 @@ impl MapEntry {
         let offset = hex(field()?)?;
         let (major, minor) = field()?.split_once(':')?;
         let inode = field()?.parse().ok()?;
-        let bit = |at: usize, letter: u8, bit: u8| {
-            if permissions.get(at) == Some(&letter) { bit } else { 0 }
+        let bit = |at: usize, permission: u8, bit: u8| {
+            if permissions.get(at) == Some(&permission) { bit } else { 0 }
         };
         Some(Self {
             start: hex(start)?,

@@ -79,19 +79,19 @@ pub(super) fn build_program(rule: RedirectRule<'_>, sockets: BorrowedFd<'_>) -> 
             [jump_unless_equal(2, address_word(*address.ip()), 1), jump_if_equal(4, address.port().into(), to_assign)],
         );
     }
-    let behind = loopback.len() as i16;
+    let loopback_len = loopback.len() as i16;
     let mut all = vec![
         move_register(CONTEXT, 1),
         load_word(2, CONTEXT, FAMILY_AT),
-        jump_unless_equal(2, libc::AF_INET, 7 + behind + to_end),
+        jump_unless_equal(2, libc::AF_INET, 7 + loopback_len + to_end),
         load_word(2, CONTEXT, ADDRESS_AT),
         load_word(4, CONTEXT, PORT_AT),
         move_register(3, 2),
         // Keep only the first octet.
         instruction(0x57, (3, 0), 0, i32::from_ne_bytes([0xff, 0, 0, 0])),
         jump_if_equal(3, i32::from_ne_bytes([127, 0, 0, 0]), 2),
-        jump_if_equal(2, address_word(rule.namespace_address), 1 + behind + to_end),
-        jump(behind),
+        jump_if_equal(2, address_word(rule.namespace_address), 1 + loopback_len + to_end),
+        jump(loopback_len),
     ];
     all.extend(loopback);
     all.extend(assign);

@@ -44,8 +44,8 @@ pub fn admit_node(
         return Err(MemberError::NameTaken);
     }
     let (roster, _) = directory.read_roster()?;
-    let bearer = Identity { cluster: roster.cluster().clone(), role: Role::Node, name: name.clone() };
-    issue_locked(directory, request, &bearer, now)
+    let subject = Identity { cluster: roster.cluster().clone(), role: Role::Node, name: name.clone() };
+    issue_locked(directory, request, &subject, now)
 }
 
 /// Issues a new certificate to a node that showed its present one, unless that was revoked.
@@ -54,27 +54,27 @@ pub fn admit_node(
 /// [`MemberError::Revoked`]; [`MemberError::Authority`] for an invalid request; errors of the files.
 pub fn renew_certificate(
     directory: &TrustDirectory,
-    bearer: &AuthenticatedPeer,
+    peer: &AuthenticatedPeer,
     request: &[u8],
     clock: impl FnOnce() -> SystemTime,
 ) -> Result<IssuedCertificate, MemberError> {
     directory.read_authority()?;
     let _lock = directory.lock()?;
     let (roster, _) = directory.read_roster()?;
-    if roster.is_revoked(bearer) {
-        return Err(MemberError::Revoked { bearer: bearer.identity.clone() });
+    if roster.is_revoked(peer) {
+        return Err(MemberError::Revoked { subject: peer.identity.clone() });
     }
-    issue_locked(directory, request, &bearer.identity, clock())
+    issue_locked(directory, request, &peer.identity, clock())
 }
 
 /// Issues a certificate. The caller holds the lock.
 fn issue_locked(
     directory: &TrustDirectory,
     request: &[u8],
-    bearer: &Identity,
+    subject: &Identity,
     now: SystemTime,
 ) -> Result<IssuedCertificate, MemberError> {
     let (parsed, roster) = directory.read_roster()?;
-    let certificate = issuing_authority(directory, &parsed)?.issue(request, bearer, now, NODE_VALID)?;
+    let certificate = issuing_authority(directory, &parsed)?.issue(request, subject, now, NODE_VALID)?;
     Ok(IssuedCertificate { certificate, roster })
 }

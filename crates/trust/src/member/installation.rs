@@ -27,8 +27,8 @@ pub fn install_join(
     pin: Fingerprint,
 ) -> Result<(), MemberError> {
     let first = Roster::verify_pinned(roster, pin)?;
-    let bearer = Identity { cluster: first.cluster().clone(), role: Role::Node, name: name.clone() };
-    check_issued(&first, key, certificate, &bearer)?;
+    let subject = Identity { cluster: first.cluster().clone(), role: Role::Node, name: name.clone() };
+    check_issued(&first, key, certificate, &subject)?;
     install_identity(into, key, certificate, roster)
 }
 
@@ -43,10 +43,10 @@ pub fn install_renewal(
 ) -> Result<(), MemberError> {
     let _lock = directory.lock()?;
     let current = CertificateDer::from_pem_slice(directory.read_identity()?.as_bytes());
-    let bearer =
+    let subject =
         current.map_err(|error| error.to_string()).and_then(|current| Ok(CertificateFields::parse(&current)?.subject));
-    let bearer = bearer.map_err(|cause| DirectoryError::InvalidContent { path: directory.identity_path(), cause })?;
-    check_issued(&directory.read_roster()?.0, key, certificate, &bearer)?;
+    let subject = subject.map_err(|cause| DirectoryError::InvalidContent { path: directory.identity_path(), cause })?;
+    check_issued(&directory.read_roster()?.0, key, certificate, &subject)?;
     Ok(directory.write_identity(&key.to_identity_pem(certificate))?)
 }
 
@@ -66,12 +66,17 @@ pub(super) fn install_identity(
     Ok(into.write_identity(&key.to_identity_pem(certificate))?)
 }
 
-/// Checks that members would accept the certificate, and that it is for this bearer and key.
-fn check_issued(roster: &Roster, key: &UncertifiedKey, certificate: &[u8], bearer: &Identity) -> Result<(), PeerError> {
+/// Checks that members would accept the certificate, and that it is for this subject and key.
+fn check_issued(
+    roster: &Roster,
+    key: &UncertifiedKey,
+    certificate: &[u8],
+    subject: &Identity,
+) -> Result<(), PeerError> {
     let anchors = TrustAnchors::new(roster).map_err(|error| PeerError::MalformedCertificate(error.to_string()))?;
     let shown = anchors.verify(&CertificateDer::from(certificate), UnixTime::now())?.identity;
-    if shown != *bearer {
-        return Err(PeerError::MalformedCertificate(format!("it is for {shown}, and this is {bearer}")));
+    if shown != *subject {
+        return Err(PeerError::MalformedCertificate(format!("it is for {shown}, and this is {subject}")));
     }
     if !key.matches_certificate(certificate) {
         return Err(PeerError::MalformedCertificate("it is for another key".to_owned()));

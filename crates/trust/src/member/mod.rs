@@ -61,10 +61,10 @@ pub enum MemberError {
     #[error("the cluster already has a live or joining node with this name")]
     NameTaken,
     /// A revoked member requested a new certificate.
-    #[error("{bearer} was revoked; to readmit it, let it join with a new token")]
+    #[error("{subject} was revoked; to readmit it, let it join with a new token")]
     Revoked {
         /// The revoked member.
-        bearer: Identity,
+        subject: Identity,
     },
     /// A rotation is in progress.
     #[error("a rotation of the authority is under way; end it first with `farfork cluster rotate --finish`")]
@@ -142,8 +142,8 @@ pub fn issue_certificate(
     let _lock = directory.lock()?;
     let (roster, _) = directory.read_roster()?;
     let authority = issuing_authority(directory, &roster)?;
-    let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
-    Ok(authority.issue(request, &bearer, now, valid)?)
+    let subject = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
+    Ok(authority.issue(request, &subject, now, valid)?)
 }
 
 /// Creates a trust directory for a client, with a new key, to be copied to the client's machine.
@@ -183,8 +183,8 @@ pub fn revoke_identity(
     tokens.clear();
     directory.write_tokens(&tokens)?;
     let (mut roster, _) = directory.read_roster()?;
-    let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
-    roster.revoke(&bearer, clock());
+    let subject = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
+    roster.revoke(&subject, clock());
     sign_and_write_roster(directory, &roster)?;
     Ok(roster.counter())
 }

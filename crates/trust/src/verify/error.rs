@@ -13,54 +13,54 @@ use crate::{Identity, Role};
 pub enum PeerError {
     /// No authority of this cluster signed the certificate.
     #[error(
-        "the certificate of {bearer} is not signed by an authority of this cluster (`{cluster}`); \
+        "the certificate of {subject} is not signed by an authority of this cluster (`{cluster}`); \
          let it join again with a token of this cluster"
     )]
     UnknownAuthority {
         /// The identity in the certificate.
-        bearer: String,
+        subject: String,
         /// The cluster of this side.
         cluster: NodeName,
     },
     /// The certificate has expired.
-    #[error("the certificate of {bearer} has expired; let it join again, or issue a new one (and compare the clocks)")]
+    #[error("the certificate of {subject} has expired; let it join again, or issue a new one (and compare the clocks)")]
     Expired {
         /// The peer.
-        bearer: Identity,
+        subject: Identity,
     },
     /// The certificate is not valid yet.
-    #[error("the certificate of {bearer} is not valid yet; compare the clocks of both machines")]
+    #[error("the certificate of {subject} is not valid yet; compare the clocks of both machines")]
     NotYetValid {
         /// The peer.
-        bearer: Identity,
+        subject: Identity,
     },
     /// The certificate was revoked.
-    #[error("{bearer} was revoked; to readmit it, let it join with a new token")]
+    #[error("{subject} was revoked; to readmit it, let it join with a new token")]
     Revoked {
         /// The peer.
-        bearer: Identity,
+        subject: Identity,
     },
     /// The peer is a member of the cluster, but has the wrong role.
-    #[error("{bearer} has the role {}, but {needed} is required", bearer.role)]
+    #[error("{subject} has the role {}, but {needed} is required", subject.role)]
     WrongRole {
         /// The peer.
-        bearer: Identity,
+        subject: Identity,
         /// The required role.
         needed: Role,
     },
     /// The peer is another node than expected.
-    #[error("{bearer} answered instead of node `{expected}`; compare the address with `farfork nodes`")]
+    #[error("{subject} answered instead of node `{expected}`; compare the address with `farfork nodes`")]
     WrongNode {
         /// The peer.
-        bearer: Identity,
+        subject: Identity,
         /// The expected node.
         expected: String,
     },
     /// The peer is a member of another cluster.
-    #[error("{bearer} does not belong to cluster `{cluster}`")]
+    #[error("{subject} does not belong to cluster `{cluster}`")]
     WrongCluster {
         /// The peer.
-        bearer: Identity,
+        subject: Identity,
         /// The cluster of this side.
         cluster: NodeName,
     },

@@ -78,11 +78,11 @@ impl TrustAnchors {
     pub(crate) fn verify(&self, shown: &CertificateDer<'_>, now: UnixTime) -> Result<AuthenticatedPeer, PeerError> {
         let facts = self.verify_chain(shown, now)?;
         if facts.subject.cluster != self.cluster {
-            return Err(PeerError::WrongCluster { bearer: facts.subject, cluster: self.cluster.clone() });
+            return Err(PeerError::WrongCluster { subject: facts.subject, cluster: self.cluster.clone() });
         }
         let peer = AuthenticatedPeer { identity: facts.subject, issued_us: facts.issued_us };
         if self.is_revoked(&peer) {
-            return Err(PeerError::Revoked { bearer: peer.identity });
+            return Err(PeerError::Revoked { subject: peer.identity });
         }
         Ok(peer)
     }
@@ -126,14 +126,14 @@ impl TrustAnchors {
         let kinds = [webpki::ring::ECDSA_P256_SHA256];
         let usage = required_key_usage(facts.subject.role);
         let checked = certificate.verify_for_usage(&kinds, &self.anchors, &[], now, usage, None, None);
-        let bearer = || facts.subject.clone();
+        let subject = || facts.subject.clone();
         checked.map(drop).map_err(|error| match error {
-            webpki::Error::CertExpired { .. } => PeerError::Expired { bearer: bearer() },
-            webpki::Error::CertNotValidYet { .. } => PeerError::NotYetValid { bearer: bearer() },
+            webpki::Error::CertExpired { .. } => PeerError::Expired { subject: subject() },
+            webpki::Error::CertNotValidYet { .. } => PeerError::NotYetValid { subject: subject() },
             webpki::Error::UnknownIssuer
             | webpki::Error::InvalidSignatureForPublicKey
             | webpki::Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => {
-                PeerError::UnknownAuthority { bearer: bearer().to_string(), cluster: self.cluster.clone() }
+                PeerError::UnknownAuthority { subject: subject().to_string(), cluster: self.cluster.clone() }
             }
             other => PeerError::MalformedCertificate(other.to_string()),
         })

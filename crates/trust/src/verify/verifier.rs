@@ -53,13 +53,13 @@ fn require_node(peer: AuthenticatedPeer) -> Result<AuthenticatedPeer, PeerError>
     if peer.identity.role == Role::Node {
         return Ok(peer);
     }
-    Err(PeerError::WrongRole { bearer: peer.identity, needed: Role::Node })
+    Err(PeerError::WrongRole { subject: peer.identity, needed: Role::Node })
 }
 
 fn require_name(peer: AuthenticatedPeer, name: &ServerName<'_>) -> Result<AuthenticatedPeer, PeerError> {
     match name {
         ServerName::DnsName(expected) if expected.as_ref() != peer.identity.name.as_str() => {
-            Err(PeerError::WrongNode { bearer: peer.identity, expected: expected.as_ref().to_owned() })
+            Err(PeerError::WrongNode { subject: peer.identity, expected: expected.as_ref().to_owned() })
         }
         _ => Ok(peer),
     }

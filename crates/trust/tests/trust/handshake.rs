@@ -119,7 +119,7 @@ fn an_expired_certificate_is_refused() {
     let first = open(&bed.first, Encryption::On);
     let (mut client, mut server) = pair(&open(&expired, Encryption::On), &first, None);
     let (one, other) = shake(&mut client, &mut server);
-    assert!(matches!(found(other), PeerError::Expired { bearer } if bearer.name == name("n2")));
+    assert!(matches!(found(other), PeerError::Expired { subject } if subject.name == name("n2")));
     assert!(matches!(found(one), PeerError::RefusedByPeer(why) if why.contains("expired")));
     let (mut client, mut server) = pair(&first, &open(&early, Encryption::On), None);
     assert!(matches!(found(shake(&mut client, &mut server).0), PeerError::NotYetValid { .. }));
@@ -140,7 +140,7 @@ fn a_revoked_node_is_refused_until_it_joins_again() {
     assert!(server.is_revoked(&peer), "connections that stand can be ended");
     let (mut one, mut other) = pair(&client, &server, None);
     let (one, other) = shake(&mut one, &mut other);
-    assert!(matches!(found(other), PeerError::Revoked { bearer } if bearer.name == name("n2")));
+    assert!(matches!(found(other), PeerError::Revoked { subject } if subject.name == name("n2")));
     assert!(matches!(found(one), PeerError::RefusedByPeer(why) if why.contains("revoked")));
     // As a server it is refused too, by peers that have the roster.
     let (mut one, mut other) = pair(&server, &client, None);

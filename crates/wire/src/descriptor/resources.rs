@@ -204,8 +204,9 @@ impl ProcessView<'_> {
         }
         let mut lowest = 0;
         for timer in &self.process.posix_timers {
-            let is_told = timer.tid == 0 || self.threads.iter().any(|thread| thread.tid == timer.tid);
-            let fits = timer.id >= lowest && timer.id <= RESTORED_NUMBER_MAX && timer.signal <= SIGNAL_MAX && is_told;
+            let has_target = timer.tid == 0 || self.threads.iter().any(|thread| thread.tid == timer.tid);
+            let fits =
+                timer.id >= lowest && timer.id <= RESTORED_NUMBER_MAX && timer.signal <= SIGNAL_MAX && has_target;
             require(fits, || format!("POSIX timer {}", timer.id))?;
             lowest = timer.id + 1;
         }

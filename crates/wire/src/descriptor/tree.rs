@@ -184,8 +184,8 @@ impl Descriptor {
         let count = self.process_count() + self.zombies.len();
         require(count <= PROCESSES_MAX, || format!("{count} processes"))?;
         for (index, member) in self.descendants.iter().enumerate() {
-            let is_born_after = member.relations.parent as usize <= index;
-            require(is_born_after, || format!("process {} precedes its parent", member.process.pid))?;
+            let is_after_parent = member.relations.parent as usize <= index;
+            require(is_after_parent, || format!("process {} precedes its parent", member.process.pid))?;
             member.relations.validate(member.process.pid)?;
             member.validate_inheritance(&self.zombies)?;
             member.validate_memory(self)?;

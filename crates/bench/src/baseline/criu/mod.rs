@@ -144,8 +144,8 @@ impl CriuSubject {
 }
 
 fn read_child_report(output: &Path) -> Result<ChildReport, BenchError> {
-    let said = fs::read_to_string(output).map_err(|cause| BenchError::File { path: output.to_owned(), cause })?;
-    ChildReport::parse(&said)
+    let text = fs::read_to_string(output).map_err(|cause| BenchError::File { path: output.to_owned(), cause })?;
+    ChildReport::parse(&text)
 }
 
 fn elapsed_ms(began: Instant) -> f64 {

@@ -55,8 +55,8 @@ pub(super) async fn check_installed() -> Result<(), CriuError> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    Err(CriuError::Unusable { output: first_error(&said) })
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    Err(CriuError::Unusable { output: first_error(&text) })
 }
 
 /// A free port of the loopback interface.
@@ -158,8 +158,8 @@ impl CriuProcess {
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(_) => Err(self.log_error()),
             Err(_) => {
-                let said = format!("not done after {} s", COMMAND_LIMIT.as_secs());
-                Err(CriuError::Command { command: self.command, output: said })
+                let output = format!("not done after {} s", COMMAND_LIMIT.as_secs());
+                Err(CriuError::Command { command: self.command, output })
             }
         }
     }

@@ -74,6 +74,6 @@ impl SoakRound<'_> {
         let strange = || Failure::new(tonic::Code::Internal, &child.id, "its node is not part of this run");
         let node = self.cluster.nodes().iter().position(|node| node.name == child.node).ok_or_else(strange)?;
         let (id, pid, is_limited) = (child.id, child.pid, fan.memory_mib.is_some());
-        Ok(SoakChild { id, node, pid, is_killed: false, runs_until_told: false, has_memory_limit: is_limited })
+        Ok(SoakChild { id, node, pid, is_killed: false, runs_until_stop: false, has_memory_limit: is_limited })
     }
 }

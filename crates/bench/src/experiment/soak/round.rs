@@ -57,7 +57,7 @@ pub(super) struct SoakChild {
     pub(super) node: usize,
     pub(super) pid: u32,
     pub(super) is_killed: bool,
-    pub(super) runs_until_told: bool,
+    pub(super) runs_until_stop: bool,
     /// It may exceed its memory limit.
     pub(super) has_memory_limit: bool,
 }
@@ -139,7 +139,7 @@ impl<'a> SoakRound<'a> {
                 nodes: vec![self.cluster.nodes()[child_script.node].name.clone()],
                 count: 1,
                 payloads: vec![
-                    memory_walk::payload(child_script.seed, child_script.ms, child_script.runs_until_told).into_bytes(),
+                    memory_walk::payload(child_script.seed, child_script.ms, child_script.runs_until_stop).into_bytes(),
                 ],
                 options: Some(options),
                 ..Default::default()
@@ -157,13 +157,13 @@ impl<'a> SoakRound<'a> {
                 None => return Err(Failure::new(tonic::Code::Internal, seed, "the node reported no child")),
             };
             self.tally.children += 1;
-            let (node, stays, is_killed, is_limited) = (child_script.node, child_script.runs_until_told, false, false);
+            let (node, stays, is_killed, is_limited) = (child_script.node, child_script.runs_until_stop, false, false);
             living.children.push(SoakChild {
                 id: child.id,
                 node,
                 pid: child.pid,
                 is_killed,
-                runs_until_told: stays,
+                runs_until_stop: stays,
                 has_memory_limit: is_limited,
             });
         }
@@ -304,7 +304,7 @@ impl<'a> SoakRound<'a> {
         if let Some(living) = &mut living {
             let outcome = self.fork_children(living, youths).await;
             // Their memory is a copy of this child's, including whether it runs until it is stopped.
-            living.children.iter_mut().for_each(|soak_child| soak_child.runs_until_told = child.runs_until_told);
+            living.children.iter_mut().for_each(|soak_child| soak_child.runs_until_stop = child.runs_until_stop);
             self.tolerate_ended(outcome, "a fork of a child")?;
         }
         self.seeds.push(living);
@@ -354,16 +354,16 @@ impl<'a> SoakRound<'a> {
 
     /// Waits until a child has ended. If it runs until it is stopped, stops it after its report.
     async fn wait_end(&mut self, child: &SoakChild, give_up: Instant) -> Result<ObservedEnd, BenchError> {
-        let mut is_told = false;
+        let mut is_signaled = false;
         loop {
             let (mut end, output) = self.inspect_child(child).await?;
             end.output = output;
             if end.exit.is_some() {
                 return Ok(end);
             }
-            if child.runs_until_told && !is_told && memory_walk::parse_output(&end.output) != WalkReport::Nothing {
+            if child.runs_until_stop && !is_signaled && memory_walk::parse_output(&end.output) != WalkReport::Nothing {
                 self.signal_child(child, SIGTERM).await?;
-                is_told = true;
+                is_signaled = true;
             }
             if Instant::now() >= give_up {
                 // It must not outlive the round.
@@ -389,7 +389,7 @@ impl<'a> SoakRound<'a> {
         let exit = detail.exit.unwrap_or_default();
         let (how, limit) = (exit.how, exit.limit);
         let output =
-            if child.runs_until_told || how.is_some() { self.read_output(child).await? } else { String::new() };
+            if child.runs_until_stop || how.is_some() { self.read_output(child).await? } else { String::new() };
         Ok((ObservedEnd { exit: how, output: String::new(), memory_lost: detail.memory_lost, limit }, output))
     }
 

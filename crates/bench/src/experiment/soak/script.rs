@@ -67,7 +67,7 @@ pub(super) struct ChildScript {
     pub(super) seed: u64,
     pub(super) ms: u64,
     /// Whether it runs until it is stopped, since it has children of its own.
-    pub(super) runs_until_told: bool,
+    pub(super) runs_until_stop: bool,
 }
 
 /// Many children of a family at once, over all nodes.
@@ -242,7 +242,7 @@ impl RoundScript {
     /// they do too.
     fn keep_running(&mut self, child_ref: ChildRef) {
         if let Some(family) = self.seeds.get_mut(child_ref.seed) {
-            family.children[child_ref.child].runs_until_told = true;
+            family.children[child_ref.child].runs_until_stop = true;
         }
     }
 }
@@ -267,7 +267,7 @@ fn random_child(rng: &mut Rng) -> ChildScript {
         strategy: STRATEGIES[rng.usize(0..STRATEGIES.len())],
         seed: rng.u64(..),
         ms: rng.u64(WALK_MS),
-        runs_until_told: false,
+        runs_until_stop: false,
     }
 }
 
@@ -338,7 +338,7 @@ mod tests {
                     SoakAction::ForkFromChild { from, children } => {
                         assert!(from.child < sizes[from.seed]);
                         assert!(
-                            round_script.seeds.get(from.seed).is_none_or(|f| f.children[from.child].runs_until_told)
+                            round_script.seeds.get(from.seed).is_none_or(|f| f.children[from.child].runs_until_stop)
                         );
                         sizes.push(children.len());
                     }

@@ -68,9 +68,9 @@ pub(super) fn judge_end(end: &ObservedEnd, allowed: AllowedEnds) -> EndVerdict {
         (_, Some(how)) => {
             let why = if end.memory_lost.is_empty() { "no memory lost" } else { &end.memory_lost };
             let limit = if end.limit.is_empty() { "no limit met" } else { &end.limit };
-            let said = end.output.trim();
+            let output = end.output.trim();
             EndVerdict::Unexpected(format!(
-                "it ended by {how:?} ({why}, {limit}, {allowed:?}) after it printed `{said}`"
+                "it ended by {how:?} ({why}, {limit}, {allowed:?}) after it printed `{output}`"
             ))
         }
     }

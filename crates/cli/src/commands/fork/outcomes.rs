@@ -89,13 +89,13 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
     let mut answers = client.fork(request).await.map_err(failed)?.into_inner();
     let progress = progress_bar(count);
     let mut outcomes: Vec<Option<ChildOutcome>> = (0..count).map(|_| None).collect();
-    let mut told = ForkPhases { request: Vec::new(), children: vec![Vec::new(); count as usize] };
+    let mut fork_phases = ForkPhases { request: Vec::new(), children: vec![Vec::new(); count as usize] };
     while let Some(ForkOutcome { index, node, result, phases }) = answers.message().await.map_err(failed)? {
         let outcome = match result {
             Some(Answer::Child(child)) => ChildOutcome::Started(Box::new(child)),
             Some(Answer::Error(error)) => ChildOutcome::Failed { node, failure: error.into() },
             None => {
-                told.request = phases;
+                fork_phases.request = phases;
                 // For attended children the stream stays open, without further messages.
                 if is_attended {
                     break;
@@ -106,13 +106,13 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
         progress.inc(1);
         if let Some(slot) = outcomes.get_mut(index as usize) {
             *slot = Some(outcome);
-            told.children[index as usize] = phases;
+            fork_phases.children[index as usize] = phases;
         }
     }
     progress.finish_and_clear();
     let silent = || Failure::new(Code::Internal, &object, "the node reported fewer children than requested");
     let outcomes = outcomes.into_iter().map(|outcome| outcome.ok_or_else(silent)).collect::<Result<_, _>>()?;
-    Ok(ForkedChildren { outcomes, phases: told, lifetime: answers })
+    Ok(ForkedChildren { outcomes, phases: fork_phases, lifetime: answers })
 }
 
 /// The outcomes as a JSON document.

@@ -93,12 +93,12 @@ impl Profile {
 
 /// Fetches the details of each child. A child whose node does not answer, or has forgotten it, gets none.
 async fn fetch_details(client: &Client, children: &mut [ChildProfile]) {
-    let mut asked = JoinSet::new();
+    let mut requests = JoinSet::new();
     for (index, child) in children.iter().enumerate() {
         let (mut client, request) = (client.clone(), InspectRequest { id: child.id.clone() });
-        asked.spawn(async move { (index, client.inspect(request_with_timeout(QUERY_TIMEOUT, request)).await) });
+        requests.spawn(async move { (index, client.inspect(request_with_timeout(QUERY_TIMEOUT, request)).await) });
     }
-    while let Some(answer) = asked.join_next().await {
+    while let Some(answer) = requests.join_next().await {
         let Ok((index, Ok(answer))) = answer else { continue };
         if let Some(Object::Child(ChildDetail { pager, memory, .. })) = answer.into_inner().object {
             children[index].pager = pager;

@@ -102,14 +102,14 @@ fn is_terminating(number: &u32) -> bool {
 /// child that has just ended needs no signal, so errors are ignored.
 pub(super) async fn send_signal(client: &Client, children: &[String], number: u32) {
     let turns = Arc::new(Semaphore::new(CONCURRENT_SENDS_MAX));
-    let mut told = JoinSet::new();
+    let mut requests = JoinSet::new();
     for child in children {
         let (mut client, turns) = (client.clone(), Arc::clone(&turns));
         let request = KillRequest { child: child.clone(), signal: number };
-        told.spawn(async move {
+        requests.spawn(async move {
             let _turn = turns.acquire_owned().await;
             let _ = client.kill(request_with_timeout(QUERY_TIMEOUT, request)).await;
         });
     }
-    told.join_all().await;
+    requests.join_all().await;
 }

@@ -76,7 +76,7 @@ impl Ps {
     async fn watch(&self, client: &mut Client, json: bool) -> anyhow::Result<ExitCode> {
         loop {
             let answer = self.list(client).await;
-            let is_told = match (answer, screen::terminal_size()) {
+            let write_result = match (answer, screen::terminal_size()) {
                 (Ok(answer), _) if json => output::write_bytes(format!("{:#}\n", list_json(answer)).as_bytes()),
                 (Ok(answer), Some(size)) => {
                     screen::draw(&render_list(answer, |children| watch::truncate_to_fit(children, size)), size)
@@ -88,7 +88,7 @@ impl Ps {
                     Ok(())
                 }
             };
-            if is_told.is_err() {
+            if write_result.is_err() {
                 return Ok(ExitCode::SUCCESS);
             }
             tokio::time::sleep(WATCH_INTERVAL).await;

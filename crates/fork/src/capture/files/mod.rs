@@ -313,12 +313,12 @@ fn fd_object(pid: i32, number: u32) -> String {
 pub(super) fn refuse_foreign_pidfds(first: i32, pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds.iter().filter(|fd| fd.kind == FdKind::PidFd && !fd.is_standard_stream) {
-        let stands_for = match process::FdInfo::read(pid, fd.number) {
+        let target = match process::FdInfo::read(pid, fd.number) {
             Ok(info) => info.process,
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
         };
-        if !stands_for.is_some_and(|other| descends_from(other, first)) {
+        if !target.is_some_and(|other| descends_from(other, first)) {
             refusals.push(Refusal::new(fd_object(pid, fd.number), FOREIGN_PIDFD_REASON));
         }
     }

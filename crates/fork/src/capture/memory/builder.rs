@@ -179,9 +179,9 @@ impl MemoryMapBuilder<'_> {
     fn build_hugetlb_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
         let data = File::open(self.map_files_link(entry)).and_then(|file| hugetlbfs::find_present_ranges(&file));
         let data = data.map_err(|source| self.refusal_of(entry, &mapping_error(entry, &source)))?;
-        let pages = |area: Range<u64>| PageRun {
-            first: (area.start - entry.start) / PAGE_SIZE,
-            count: (area.end - area.start) / PAGE_SIZE,
+        let pages = |range: Range<u64>| PageRun {
+            first: (range.start - entry.start) / PAGE_SIZE,
+            count: (range.end - range.start) / PAGE_SIZE,
         };
         let mut runs: Vec<PageRun> = data.iter().filter_map(|data| mapped_range_of(entry, data)).map(pages).collect();
         runs.extend(self.populated_runs(entry, |_| true));

@@ -44,17 +44,19 @@ pub(in crate::capture) async fn replace_hugetlb(
     }
     let mut maps = process::read_maps(clone.pid).map_err(CaptureError::reading(survey.pid, "the memory map"))?;
     survey.file_systems.clone().mark_mappings(survey.pid, &mut maps);
-    let areas: Vec<&MapEntry> = maps.iter().filter(|entry| memory::is_private_hugetlb(entry)).collect();
-    for area in &areas {
-        let replaced = injector.call(clone.pid, &clone.registers, map_anonymous_call(area)).await;
-        replaced.map_err(|error| explain_failure(survey.pid, area, error))?;
+    let mappings: Vec<&MapEntry> = maps.iter().filter(|entry| memory::is_private_hugetlb(entry)).collect();
+    for mapping in &mappings {
+        let replaced = injector.call(clone.pid, &clone.registers, map_anonymous_call(mapping)).await;
+        replaced.map_err(|error| explain_failure(survey.pid, mapping, error))?;
         if let Some(discarded) = discarded {
-            let unmap = InjectedCall::new("munmap", MUNMAP, [area.start, area.bytes()]);
+            let unmap = InjectedCall::new("munmap", MUNMAP, [mapping.start, mapping.bytes()]);
             injector.call(discarded.pid, &discarded.registers, unmap).await?;
         }
     }
-    for (area, advice) in areas.iter().flat_map(|area| list_advice(survey, area).map(move |advice| (area, advice))) {
-        let call = InjectedCall::new("madvise", MADVISE, [area.start, area.bytes(), advice]);
+    for (mapping, advice) in
+        mappings.iter().flat_map(|mapping| list_advice(survey, mapping).map(move |advice| (mapping, advice)))
+    {
+        let call = InjectedCall::new("madvise", MADVISE, [mapping.start, mapping.bytes(), advice]);
         match injector.call(clone.pid, &clone.registers, call).await {
             // The kernel has no transparent huge pages.
             Ok(_) | Err(CaptureError::InjectedCall { .. }) => {}
@@ -62,7 +64,7 @@ pub(in crate::capture) async fn replace_hugetlb(
         }
     }
     let mut copy = HugePageCopier::new((survey.pid, mem), clone.pid, injector.deadline())?;
-    areas.into_iter().try_for_each(|area| copy.copy_mapping(area))
+    mappings.into_iter().try_for_each(|mapping| copy.copy_mapping(mapping))
 }
 
 /// Whether the process may have hugetlbfs memory: the survey found some, or mappings have changed since.
@@ -73,29 +75,33 @@ fn may_have_hugetlb(survey: &Survey, (mapped_bytes, injection_range): (u64, Rang
 }
 
 /// The advice for the ordinary memory that replaces a mapping.
-fn list_advice(survey: &Survey, area: &MapEntry) -> impl Iterator<Item = u64> {
+fn list_advice(survey: &Survey, mapping: &MapEntry) -> impl Iterator<Item = u64> {
     const MADV_HUGEPAGE: u64 = 14;
     const ADVICE_BY_FLAG: [(&str, u64); 3] = [("dd", 16), ("sr", 2), ("rr", 1)];
-    let before = survey.hugetlb.iter().find(|before| before.start <= area.start && area.end <= before.end);
+    let before = survey.hugetlb.iter().find(|before| before.start <= mapping.start && mapping.end <= before.end);
     let again = ADVICE_BY_FLAG.into_iter().filter(move |(flag, _)| before.is_some_and(|before| before.has_flag(flag)));
     std::iter::once(MADV_HUGEPAGE).chain(again.map(|(_, advice)| advice))
 }
 
 /// The call that maps ordinary memory over a mapping. It reserves nothing, because the mapping may never be filled.
-fn map_anonymous_call(area: &MapEntry) -> InjectedCall {
+fn map_anonymous_call(mapping: &MapEntry) -> InjectedCall {
     const MAP_PRIVATE: u64 = 0x02;
     const MAP_FIXED: u64 = 0x10;
     const MAP_ANONYMOUS: u64 = 0x20;
     const MAP_NORESERVE: u64 = 0x4000;
     let flags = MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE;
-    InjectedCall::new("mmap", MMAP, [area.start, area.bytes(), u64::from(area.protection), flags, u64::MAX, 0])
+    InjectedCall::new("mmap", MMAP, [mapping.start, mapping.bytes(), u64::from(mapping.protection), flags, u64::MAX, 0])
 }
 
 /// Explains why a mapping cannot be replaced; it may be sealed, for example.
-fn explain_failure(pid: i32, area: &MapEntry, error: CaptureError) -> CaptureError {
+fn explain_failure(pid: i32, mapping: &MapEntry, error: CaptureError) -> CaptureError {
     let CaptureError::InjectedCall { source, .. } = error else { return error };
-    let object =
-        format!("pid {pid}, mapping {:#x}-{:#x} {}", area.start, area.end, String::from_utf8_lossy(&area.path));
+    let object = format!(
+        "pid {pid}, mapping {:#x}-{:#x} {}",
+        mapping.start,
+        mapping.end,
+        String::from_utf8_lossy(&mapping.path)
+    );
     let reason = format!("its hugetlbfs pages cannot be replaced by ordinary ones in the copy: {source}");
     CaptureError::refused(pid, vec![Refusal::new(object, reason)])
 }
@@ -127,22 +133,22 @@ impl<'a> HugePageCopier<'a> {
 
     /// Copies the pages of a mapping that the process has touched, and other data of its file. Other pages must not be read:
     /// reading would allocate huge pages.
-    fn copy_mapping(&mut self, area: &MapEntry) -> Result<(), CaptureError> {
+    fn copy_mapping(&mut self, mapping: &MapEntry) -> Result<(), CaptureError> {
         let mut touched = Vec::<PageRegion>::new();
-        let found = self.tables.scan_populated(area.start, area.end, ScanDetail::Populated, &mut touched);
+        let found = self.tables.scan_populated(mapping.start, mapping.end, ScanDetail::Populated, &mut touched);
         found.map_err(CaptureError::reading(self.pid, "the page map"))?;
         for at in touched.iter().flat_map(|region| split_chunks(region.start..region.end)) {
             self.check_deadline()?;
             let read = self.read_chunk(at.clone());
             read.and_then(|()| self.write_chunk(&at)).map_err(self.copy_error())?;
         }
-        let file = self.open_file(area).map_err(self.copy_error())?;
+        let file = self.open_file(mapping).map_err(self.copy_error())?;
         let is_touched = |at: u64| touched.iter().any(|region| (region.start..region.end).contains(&at));
-        let parts = file.data.iter().filter_map(|part| memory::mapped_range_of(area, part)).flat_map(split_chunks);
+        let parts = file.data.iter().filter_map(|part| memory::mapped_range_of(mapping, part)).flat_map(split_chunks);
         for at in parts.filter(|at| !is_touched(at.start)) {
             self.check_deadline()?;
             let chunk = &mut self.chunk[..(at.end - at.start) as usize];
-            let read = file.file.read_exact_at(chunk, area.offset + at.start - area.start);
+            let read = file.file.read_exact_at(chunk, mapping.offset + at.start - mapping.start);
             read.and_then(|()| self.write_chunk(&at)).map_err(self.copy_error())?;
         }
         Ok(())
@@ -171,8 +177,8 @@ impl<'a> HugePageCopier<'a> {
         write_process_exact(self.clone_pid, &self.clone_mem, at.start, &self.chunk[..(at.end - at.start) as usize])
     }
 
-    fn open_file(&self, area: &MapEntry) -> io::Result<SparseFile> {
-        let file = File::open(format!("/proc/{}/map_files/{}", self.pid, area.range_name()))?;
+    fn open_file(&self, mapping: &MapEntry) -> io::Result<SparseFile> {
+        let file = File::open(format!("/proc/{}/map_files/{}", self.pid, mapping.range_name()))?;
         Ok(SparseFile { data: hugetlbfs::find_present_ranges(&file)?, file })
     }
 }

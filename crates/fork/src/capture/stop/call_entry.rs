@@ -146,12 +146,12 @@ impl ClockOffset {
     }
 
     fn sample() -> Option<Self> {
-        let begun_ns = clock::monotonic_ns().cast_signed();
+        let started_ns = clock::monotonic_ns().cast_signed();
         // This makes the kernel record the time. sched_yield(2) would do so, too, but gives up the CPU.
         let _ = clock_gettime(ClockId::ThreadCPUTime);
         let own = rustix::thread::gettid().as_raw_nonzero().get();
         let last_run_ns = process::read_last_run_ns(own).ok()?.cast_signed();
-        Some(Self { least_ns: begun_ns - last_run_ns, most_ns: clock::monotonic_ns().cast_signed() - last_run_ns })
+        Some(Self { least_ns: started_ns - last_run_ns, most_ns: clock::monotonic_ns().cast_signed() - last_run_ns })
     }
 }
 

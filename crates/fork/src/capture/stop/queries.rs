@@ -73,7 +73,7 @@ impl StoppedProcess {
     /// The process may not be allowed executable memory, or may not finish its calls in time.
     pub fn run_queries(
         &mut self,
-        who: QueryThreads,
+        thread_selection: QueryThreads,
         questions: &[QueryCall],
     ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
         let stopped = &mut self.stopped;
@@ -97,7 +97,7 @@ impl StoppedProcess {
             frame: rescue.as_ref(),
             mem: &mem,
         };
-        let answers = questioning.run(who, questions, &mut injector);
+        let answers = questioning.run(thread_selection, questions, &mut injector);
         stopped.add_withheld(&mut injector.withheld_signals);
         answers
     }
@@ -114,7 +114,7 @@ struct QuerySession<'a> {
 impl QuerySession<'_> {
     fn run(
         &self,
-        who: QueryThreads,
+        thread_selection: QueryThreads,
         questions: &[QueryCall],
         injector: &mut Injector<'_>,
     ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
@@ -135,7 +135,7 @@ impl QuerySession<'_> {
             run_ready(InjectionPages::map(self.snapshot, layout, end, rescued, injector))
         });
         let answers = mapped.and_then(|injection_pages| {
-            let answers = self.query_threads(who, questions, &inner_ids, (&injection_pages, injector));
+            let answers = self.query_threads(thread_selection, questions, &inner_ids, (&injection_pages, injector));
             let unmapped = run_ready(injection_pages.unmap((leader.tid, &leader.registers), rescued, injector));
             answers.and_then(|answers| unmapped.map(|()| answers))
         });
@@ -146,7 +146,7 @@ impl QuerySession<'_> {
 
     fn query_threads(
         &self,
-        who: QueryThreads,
+        thread_selection: QueryThreads,
         questions: &[QueryCall],
         inner_ids: &[u32],
         (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
@@ -155,7 +155,7 @@ impl QuerySession<'_> {
         let scripts: Vec<ThreadScript> =
             inner_ids.iter().map(|id| ThreadScript { calls: Vec::new(), inner_id: *id }).collect();
         injection_pages.write(self.snapshot, self.extended_states, &scripts, self.mem)?;
-        let count = if who == QueryThreads::MainThread { 1 } else { inner_ids.len() };
+        let count = if thread_selection == QueryThreads::MainThread { 1 } else { inner_ids.len() };
         let mut all = vec![Vec::with_capacity(questions.len()); count];
         for (index, answers) in all.iter_mut().enumerate() {
             for some in questions.chunks(QUERIES_PER_SCRIPT) {

@@ -277,7 +277,7 @@ fn signal_number(info: &[u8; ptrace::SIGINFO_BYTES]) -> i32 {
 
 /// The rule for restartable sequences. Injected system calls make the kernel forget the sequence in progress, and the thread
 /// would continue inside it unprotected. So parent and child continue at the abort handler.
-fn abort_rseq(tid: i32, area: u64, registers: &Registers) -> Registers {
+fn abort_rseq(tid: i32, rseq_address: u64, registers: &Registers) -> Registers {
     /// Offset of the pointer `rseq_cs` in `struct rseq`.
     const RSEQ_CS_OFFSET: u64 = 8;
     let read = |address: u64, into: &mut [u8]| -> io::Result<()> {
@@ -286,7 +286,7 @@ fn abort_rseq(tid: i32, area: u64, registers: &Registers) -> Registers {
     };
     let mut pointer = [0; 8];
     let mut sequence = [0; restart::SEQUENCE_BYTES];
-    let under_way = read(area + RSEQ_CS_OFFSET, &mut pointer).is_ok()
+    let under_way = read(rseq_address + RSEQ_CS_OFFSET, &mut pointer).is_ok()
         && u64::from_ne_bytes(pointer) != 0
         && read(u64::from_ne_bytes(pointer), &mut sequence).is_ok();
     if under_way { restart::RseqCriticalSection::parse(&sequence).abort_registers(registers) } else { *registers }

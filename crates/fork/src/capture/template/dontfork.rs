@@ -104,8 +104,8 @@ impl DontforkMemory {
             }
         };
         let before = self.runs.iter().map(advise("madvise(MADV_DOFORK)", MADV_DOFORK));
-        let behind = self.runs.iter().map(advise("madvise(MADV_DONTFORK)", MADV_DONTFORK));
-        before.chain([clone_call()]).chain(behind).collect()
+        let after = self.runs.iter().map(advise("madvise(MADV_DONTFORK)", MADV_DONTFORK));
+        before.chain([clone_call()]).chain(after).collect()
     }
 
     /// Checks that all marks were set again. If MADV_DOFORK fails for a mapping, the mapping only stays absent.

@@ -166,11 +166,11 @@ pub(in crate::capture) fn capture_blocking(pid: i32, options: CaptureOptions) ->
     let limit = options.timeout;
     let (answer, answered) = mpsc::sync_channel(2);
     start_job(pid, options, Box::new(ChannelCallbacks(answer)))?;
-    let mut heard = answered.recv_timeout(limit + TIMEOUT_GRACE);
-    if matches!(heard, Ok(None)) {
-        heard = answered.recv_timeout(limit + TIMEOUT_GRACE);
+    let mut outcome = answered.recv_timeout(limit + TIMEOUT_GRACE);
+    if matches!(outcome, Ok(None)) {
+        outcome = answered.recv_timeout(limit + TIMEOUT_GRACE);
     }
-    match heard {
+    match outcome {
         Ok(Some(captured)) => captured,
         Ok(None) => Err(CaptureError::TracerLost { pid }),
         Err(RecvTimeoutError::Timeout) => {

@@ -235,11 +235,11 @@ impl ProcessTree {
             while index < self.processes.len() {
                 if index == stopped_tids.len() {
                     let pid = self.processes[index].pid();
-                    let stood = stop::finish_stop(pid, deadline, pending_stops);
-                    let stood = stood
+                    let outcome = stop::finish_stop(pid, deadline, pending_stops);
+                    let outcome = outcome
                         .map(|tids| stopped_tids.push(tids))
                         .and_then(|()| self.survey_again(index, options, prepare));
-                    match stood {
+                    match outcome {
                         Ok(()) => {}
                         Err(error) if index > 0 && is_exit_error(pid, &error) => {
                             stopped_tids.truncate(index);

@@ -190,12 +190,12 @@ impl TreeRelations {
             if !can_have_session(&kinship, pid, &sessions) {
                 refusals.push(session_refusal(one.pid(), &kinship));
             }
-            let birth = if kinship.session == pid || kinship.session == has {
+            let fork_session = if kinship.session == pid || kinship.session == has {
                 has
             } else {
                 sessions[kinship.parent as usize].0
             };
-            sessions.push((birth, kinship.session));
+            sessions.push((fork_session, kinship.session));
         }
         for (zombie, dead) in self.zombies.iter().zip(&tree.unreaped) {
             if !can_have_session(&zombie.relations, zombie.pid, &sessions) {
@@ -234,17 +234,19 @@ impl TreeRelations {
 
     /// Whether the session's leader was a child of the same parent and has ended, so that it can have forked the process and
     /// left it to that parent. Adds a short-lived leader if the leader was reaped.
-    fn can_inherit_session(&mut self, heir: &ProcessRelations) -> bool {
-        if heir.shares_fs || heir.shares_files || heir.shares_memory {
+    fn can_inherit_session(&mut self, process: &ProcessRelations) -> bool {
+        if process.shares_fs || process.shares_files || process.shares_memory {
             return false;
         }
-        if let Some(leader) = self.zombies.iter().find(|zombie| zombie.pid == heir.session) {
-            return leader.relations.parent == heir.parent && leader.relations.session == leader.pid;
+        if let Some(leader) = self.zombies.iter().find(|zombie| zombie.pid == process.session) {
+            return leader.relations.parent == process.parent && leader.relations.session == leader.pid;
         }
-        let is_alive = self.inner_ids.values().any(|id| *id == heir.session);
+        let is_alive = self.inner_ids.values().any(|id| *id == process.session);
         if !is_alive {
-            self.zombies
-                .push(short_lived_leader(heir.session, bare_relations(heir.parent, heir.session, heir.session)));
+            self.zombies.push(short_lived_leader(
+                process.session,
+                bare_relations(process.parent, process.session, process.session),
+            ));
         }
         !is_alive
     }
@@ -252,9 +254,9 @@ impl TreeRelations {
     /// Checks that a process with an ended session leader becomes a child of its parent when the short-lived leader ends.
     /// `reapers`: for each process its id, and whether it adopts orphans.
     pub(in super::super) fn check_reapers(&self, reapers: &[(u32, bool)]) -> Result<(), Vec<Refusal>> {
-        let heirs = self.kinships.iter().zip(&reapers[1..]).filter(|(kinship, _)| kinship.is_session_orphan);
-        let lost = heirs.filter(|(kinship, _)| !reapers[kinship.parent as usize].1);
-        let refusals: Vec<Refusal> = lost.map(|(kinship, (heir, _))| session_refusal(*heir as i32, kinship)).collect();
+        let session_orphans = self.kinships.iter().zip(&reapers[1..]).filter(|(kinship, _)| kinship.is_session_orphan);
+        let lost = session_orphans.filter(|(kinship, _)| !reapers[kinship.parent as usize].1);
+        let refusals: Vec<Refusal> = lost.map(|(kinship, (pid, _))| session_refusal(*pid as i32, kinship)).collect();
         if refusals.is_empty() { Ok(()) } else { Err(refusals) }
     }
 }

@@ -102,8 +102,8 @@ pub(super) fn set_file_owners(
     for owner in &descriptor.file_owners {
         syscall_builder.set_step(STEP_FILE_OWNER, owner.number);
         let (kind, id) = if owner.tid == 0 { (F_OWNER_PID, descriptor.process.pid) } else { (F_OWNER_TID, owner.tid) };
-        let who = syscall_builder.words_argument(&[u64::from(kind) | u64::from(id) << 32])?;
-        syscall_builder.call_expecting(0, abi::FCNTL, &[value(owner.number), value(abi::F_SETOWN_EX), who]);
+        let owner_argument = syscall_builder.words_argument(&[u64::from(kind) | u64::from(id) << 32])?;
+        syscall_builder.call_expecting(0, abi::FCNTL, &[value(owner.number), value(abi::F_SETOWN_EX), owner_argument]);
         let signal = [value(owner.number), value(abi::F_SETSIG), value(owner.signal)];
         syscall_builder.call_expecting(0, abi::FCNTL, &signal);
         let flags =

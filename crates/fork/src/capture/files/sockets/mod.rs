@@ -80,10 +80,10 @@ pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
 /// Whether the kernel must be asked for a socket's peer, or for its shut-down directions.
 pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
     let is_connected = || socket::peer_address(fd).is_ok();
-    SocketSpec::read(fd).is_ok_and(|birth| match (birth.family, birth.socket_type) {
+    SocketSpec::read(fd).is_ok_and(|spec| match (spec.family, spec.socket_type) {
         (AF_UNIX, _) => true,
         (AF_INET | AF_INET6, SOCK_DGRAM) => is_connected(),
-        _ => tcp::is_over_loopback(fd, birth),
+        _ => tcp::is_over_loopback(fd, spec),
     })
 }
 
@@ -123,11 +123,11 @@ pub(in super::super) struct SocketContents {
 /// Reads a socket of a stopped process.
 pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<SocketContents> {
     let fd = fd.as_fd();
-    let birth = SocketSpec::read(fd)?;
+    let spec = SocketSpec::read(fd)?;
     let mut contents = SocketContents {
-        spec: birth,
+        spec,
         address: socket::local_address(fd)?,
-        lacks_port: matches!(birth.family, AF_INET | AF_INET6) && lacks_port(fd)?,
+        lacks_port: matches!(spec.family, AF_INET | AF_INET6) && lacks_port(fd)?,
         peer: socket::peer_address(fd).ok(),
         state: CLOSED,
         backlog: 0,
@@ -138,11 +138,11 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
         shutdown: 0,
         unread_bytes: 0,
         is_reset: false,
-        refusal: birth.refusal(),
+        refusal: spec.refusal(),
     };
-    match birth.family {
+    match spec.family {
         AF_UNIX => contents.read_unix(fd, inode, diagnosis)?,
-        AF_INET | AF_INET6 if birth.socket_type == SOCK_STREAM => contents.read_tcp(fd, diagnosis)?,
+        AF_INET | AF_INET6 if spec.socket_type == SOCK_STREAM => contents.read_tcp(fd, diagnosis)?,
         AF_INET | AF_INET6 => contents.read_udp_shutdown(fd, diagnosis)?,
         AF_NETLINK => contents.read_netlink(fd)?,
         _ => {}

@@ -161,8 +161,8 @@ impl SocketContents {
 }
 
 /// Whether a socket that was not read yet is a TCP connection over the loopback.
-pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, birth: SocketSpec) -> bool {
-    let is_tcp = birth.socket_type == SOCK_STREAM && [AF_INET, AF_INET6].contains(&birth.family);
+pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, spec: SocketSpec) -> bool {
+    let is_tcp = spec.socket_type == SOCK_STREAM && [AF_INET, AF_INET6].contains(&spec.family);
     let ends = || Some((socket::local_address(fd).ok()?, socket::peer_address(fd).ok()?));
     is_tcp && ends().is_some_and(|(own, peer)| are_loopback_addresses(&own, &peer))
 }
