@@ -139,7 +139,7 @@ impl FaultSummary {
         if let (Some(each), Some(ratio)) = (of(FaultSeries::Stream), of(FaultSeries::SlowestStream)) {
             let (ms, count) = (format_figure(each.median / 1e3), self.plan.streams);
             text += &format!(
-                "{count} children of {count} seeds fetch all their memory concurrently, in {ms} ms each; the slowest takes {:.2} × the mean.\n",
+                "{count} children of {count} seeds fetch all their memory concurrently, in {ms} ms each; the slowest {:.2} × the mean.\n",
                 ratio.median
             );
         }

@@ -91,7 +91,7 @@ impl Filesystem for VolumeFilesystem {
         accessed: Option<TimeOrNow>,
         modified: Option<TimeOrNow>,
         _changed: Option<SystemTime>,
-        _handle: Option<FileHandle>,
+        handle: Option<FileHandle>,
         _created: Option<SystemTime>,
         _changed_on_mac: Option<SystemTime>,
         _backed_up: Option<SystemTime>,
@@ -107,7 +107,9 @@ impl Filesystem for VolumeFilesystem {
             accessed: accessed.map(|time| requested_time(time, now)),
             modified: modified.map(|time| requested_time(time, now)),
         };
-        self.change_attributes(request, inode, change, move |changed| answer_attributes(reply, changed));
+        self.change_attributes(request, inode, change, handle.is_some(), move |changed| {
+            answer_attributes(reply, changed)
+        });
     }
 
     fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {

@@ -5,17 +5,28 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::record::InodeNumber;
 
 /// Threads that were answered ESTALE and have not opened a file since. A thread that gives up stays until there are so many.
 const THREADS_MAX: usize = 1024;
 
+/// A thread opens what it finds within this time. A path that ends in the kernel leaves the thread here.
+const RETRY_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// Threads of programs that walk a path again.
 #[derive(Debug, Default)]
 pub(super) struct OpenRetries {
     /// By thread id.
-    threads: Mutex<HashMap<u32, Option<FoundFile>>>,
+    threads: Mutex<HashMap<u32, RetryingThread>>,
+}
+
+/// A thread that was answered ESTALE.
+#[derive(Debug)]
+struct RetryingThread {
+    since: Instant,
+    found: Option<FoundFile>,
 }
 
 /// The last file that a thread has looked up.
@@ -32,7 +43,7 @@ impl OpenRetries {
         if threads.len() >= THREADS_MAX {
             threads.clear();
         }
-        threads.insert(thread, None);
+        threads.insert(thread, RetryingThread { since: Instant::now(), found: None });
     }
 
     /// Whether a thread walks a path again.
@@ -47,15 +58,16 @@ impl OpenRetries {
 
     /// The thread has looked up a file.
     pub(super) fn hold(&self, thread: u32, inode: InodeNumber, data: Arc<File>) {
-        if let Some(found) = self.threads.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&thread) {
-            *found = Some(FoundFile { inode, data });
+        if let Some(retrying) = self.threads.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&thread) {
+            retrying.found = Some(FoundFile { inode, data });
         }
     }
 
     /// The thread opens a file. Its data, if it is the file that the thread has found.
     pub(super) fn end(&self, thread: u32, inode: InodeNumber) -> Option<Arc<File>> {
-        let found = self.threads.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread).flatten();
-        found.filter(|found| found.inode == inode).map(|found| found.data)
+        let retrying = self.threads.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread);
+        let retrying = retrying.filter(|retrying| retrying.since.elapsed() < RETRY_TIME_MAX)?;
+        retrying.found.filter(|found| found.inode == inode).map(|found| found.data)
     }
 }
 

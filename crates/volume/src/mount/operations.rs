@@ -123,10 +123,17 @@ impl VolumeFilesystem {
         request: &Request,
         inode: INodeNo,
         change: AttributeChange,
+        has_handle: bool,
         answer: impl FnOnce(Result<FileAttr, Errno>) + Send + 'static,
     ) {
         let (caller, inode, client) = (caller_of(request), number_of(inode), Arc::clone(&self.client));
-        let plan = move |namespace: &VolumeNamespace| namespace.plan_set_attributes(inode, change, caller);
+        // ftruncate(2) has a handle, and truncate(2) has a path, which the kernel can walk again. fchmod(2) has neither.
+        let watch = if change.size.is_some() && !has_handle { self.client.watch_path(inode) } else { None };
+        let thread = request.pid();
+        let plan = move |namespace: &VolumeNamespace| {
+            check_path(watch.as_ref(), thread)?;
+            namespace.plan_set_attributes(inode, change, caller)
+        };
         self.client.change(plan, move |changed| answer(changed.and_then(|()| client.attributes(inode))));
     }
 

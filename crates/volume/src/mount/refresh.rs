@@ -169,11 +169,10 @@ impl VolumeClient {
     /// # Errors
     /// ESTALE when another client has removed or renamed it: the kernel then walks the path again, and looks up each name.
     pub(super) fn open_file(&self, inode: InodeNumber, thread: u32, watch: Option<&PathWatch>) -> Result<(), Errno> {
-        if !self.open_retries.contains(thread) && watch.is_some_and(PathWatch::is_stale) {
-            self.open_retries.begin(thread);
-            return Err(Errno::STALE);
-        }
         let held = self.open_retries.end(thread, inode);
+        let found = held.is_some().then_some(inode);
+        let checked = watch.map_or(Ok(()), |watch| watch.check_but(thread, found));
+        checked.inspect_err(|_| self.open_retries.begin(thread))?;
         self.open_base_file(inode, held).inspect_err(|_| self.open_retries.begin(thread))?;
         if let Some(caches) = self.kernel_caches.get() {
             caches.invalidate_attributes(inode);

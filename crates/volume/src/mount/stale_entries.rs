@@ -18,6 +18,8 @@ use crate::record::{EntryKey, InodeNumber};
 const SINCE_MAX: usize = 1 << 16;
 /// Threads in [`StaleTable::repeated`]. It is emptied when there are so many.
 const THREADS_MAX: usize = 1024;
+/// Inodes in [`RepeatedCall::accepted`]: those of one path, and more.
+const ACCEPTED_MAX: usize = 4096;
 /// A thread that was answered ESTALE repeats its call within this time.
 const REPEAT_TIME_MAX: Duration = Duration::from_secs(1);
 
@@ -35,7 +37,7 @@ struct StaleTable {
     /// Calls that are not answered, by number.
     calls: HashMap<u64, WatchedPath>,
     next_call: u64,
-    /// The suspect inodes for which a thread was last answered ESTALE.
+    /// Threads that were answered ESTALE.
     repeated: HashMap<u32, RepeatedCall>,
 }
 
@@ -89,7 +91,8 @@ struct WatchedPath {
 
 #[derive(Debug)]
 struct RepeatedCall {
-    suspects: Vec<InodeNumber>,
+    /// The suspects of the first call, and what the thread has looked up since then.
+    accepted: Vec<InodeNumber>,
     at: Instant,
 }
 
@@ -100,7 +103,7 @@ impl StaleTable {
             path.changed.push(inode);
         }
         for repeated in self.repeated.values_mut() {
-            repeated.suspects.retain(|suspect| *suspect != inode);
+            repeated.accepted.retain(|accepted| *accepted != inode);
         }
     }
 
@@ -122,21 +125,23 @@ pub(super) struct PathWatch {
 }
 
 impl PathWatch {
-    /// Whether the kernel may have found the inode, or have permitted the call, by something that another client has changed.
-    pub(super) fn is_stale(&self) -> bool {
-        !self.stale_entries.lock().suspects_of(self.call).is_empty()
-    }
-
     /// Checks the path of a call of a thread.
     ///
     /// # Errors
-    /// ESTALE: the thread is to walk the path again. A second call with the same suspects is accepted: its path begins at an open
-    /// directory or at the working directory, which the kernel does not look up.
+    /// ESTALE: the thread is to walk the path again. A second call is accepted if the thread has looked up the suspects since
+    /// then. It is also accepted with the same suspects. Its path then begins at an open directory or at the working directory,
+    /// which the kernel does not look up.
     pub(super) fn check(&self, thread: u32) -> Result<(), Errno> {
+        self.check_but(thread, None)
+    }
+
+    /// As `check`, for a call that opens a file which the thread has just looked up: the file is not suspect.
+    pub(super) fn check_but(&self, thread: u32, found: Option<InodeNumber>) -> Result<(), Errno> {
         let mut table = self.stale_entries.lock();
-        let suspects = table.suspects_of(self.call);
+        let mut suspects = table.suspects_of(self.call);
+        suspects.retain(|inode| Some(*inode) != found);
         let is_repeated = |repeated: &RepeatedCall| {
-            repeated.at.elapsed() < REPEAT_TIME_MAX && suspects.iter().all(|inode| repeated.suspects.contains(inode))
+            repeated.at.elapsed() < REPEAT_TIME_MAX && suspects.iter().all(|inode| repeated.accepted.contains(inode))
         };
         if suspects.is_empty() || table.repeated.get(&thread).is_some_and(is_repeated) {
             return Ok(());
@@ -144,7 +149,7 @@ impl PathWatch {
         if table.repeated.len() >= THREADS_MAX {
             table.repeated.clear();
         }
-        table.repeated.insert(thread, RepeatedCall { suspects, at: Instant::now() });
+        table.repeated.insert(thread, RepeatedCall { accepted: suspects, at: Instant::now() });
         Err(Errno::STALE)
     }
 }
@@ -232,6 +237,11 @@ impl StaleEntries {
         if let Some(inode) = inode {
             table.previous.confirm(inode);
             table.permissions.confirm(inode);
+            if let Some(repeated) = thread.and_then(|thread| table.repeated.get_mut(&thread))
+                && repeated.accepted.len() < ACCEPTED_MAX
+            {
+                repeated.accepted.push(inode);
+            }
         }
         if let Some(entry) = table.entries.get_mut(key) {
             entry.found = Some(FoundEntry { inode, thread });
@@ -262,6 +272,8 @@ impl StaleEntries {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
     use crate::record::EntryName;
 
@@ -270,6 +282,12 @@ mod tests {
 
     fn key(name: &str) -> EntryKey {
         EntryKey { parent: InodeNumber::ROOT, name: EntryName::new(name.as_bytes()).unwrap() }
+    }
+
+    /// Whether a thread that has made no call before is answered ESTALE.
+    fn is_stale_for_new_thread(path: &PathWatch) -> bool {
+        static THREADS: AtomicU32 = AtomicU32::new(100);
+        path.check(THREADS.fetch_add(1, Ordering::Relaxed)).is_err()
     }
 
     #[test]
@@ -307,7 +325,7 @@ mod tests {
     #[test]
     fn an_inode_that_is_being_opened_may_have_been_found_by_an_old_name() {
         let stale = Arc::<StaleEntries>::default();
-        let is_stale = |inode| stale.watch_path(vec![inode]).is_stale();
+        let is_stale = |inode| is_stale_for_new_thread(&stale.watch_path(vec![inode]));
         stale.add(key("a"), OLD);
         stale.add(key("b"), OLD);
         stale.add(key("b"), NEW);
@@ -316,16 +334,19 @@ mod tests {
         let (before, other) = (stale.watch_path(vec![OLD]), stale.watch_path(vec![NEW]));
         stale.remove(&key("b"));
         stale.remove(&key("b"));
-        assert!(is_stale(OLD) && is_stale(NEW) && before.is_stale(), "the paths were walked before the invalidations");
+        assert!(
+            is_stale(OLD) && is_stale(NEW) && is_stale_for_new_thread(&before),
+            "the paths were walked before the invalidations"
+        );
         for inode in [OLD, NEW] {
             stale.note_answer(Some(1), &key("c"), Some(inode));
         }
-        assert!(!is_stale(OLD) && !is_stale(NEW) && !before.is_stale(), "they were looked up since");
+        assert!(!is_stale(OLD) && !is_stale(NEW) && !is_stale_for_new_thread(&before), "they were looked up since");
         stale.add(key("a"), OLD);
         stale.remove(&key("a"));
         stale.note_answer(Some(1), &key("c"), Some(OLD));
-        assert!(before.is_stale(), "this path was walked before the invalidation");
-        assert!(!is_stale(OLD) && !other.is_stale());
+        assert!(is_stale_for_new_thread(&before), "this path was walked before the invalidation");
+        assert!(!is_stale(OLD) && !is_stale_for_new_thread(&other));
     }
 
     #[test]
@@ -348,10 +369,10 @@ mod tests {
     fn other_permissions_on_a_path_are_read_before_the_call_is_permitted() {
         let (stale, file) = (Arc::<StaleEntries>::default(), InodeNumber(7));
         stale.add_permissions(OLD);
-        let is_stale = || stale.watch_path(vec![file, OLD]).is_stale();
+        let is_stale = || is_stale_for_new_thread(&stale.watch_path(vec![file, OLD]));
         assert!(is_stale());
         stale.remove_permissions(OLD);
-        assert!(is_stale() && !stale.watch_path(vec![file]).is_stale());
+        assert!(is_stale() && !is_stale_for_new_thread(&stale.watch_path(vec![file])));
         stale.note_attributes(OLD);
         assert!(!is_stale());
     }

@@ -35,6 +35,8 @@ pub struct Inode {
     pub entry_count: u32,
     /// The directory of the entry that was set last. For a directory, `..` leads there.
     pub parent: InodeNumber,
+    /// The directories of the other entries.
+    pub other_parents: Vec<InodeNumber>,
     /// By kind.
     pub content: InodeContent,
     /// Extended attributes.
@@ -60,11 +62,31 @@ impl Inode {
             attributes,
             entry_count: 0,
             parent: InodeNumber::ROOT,
+            other_parents: Vec::new(),
             content,
             xattrs: BTreeMap::new(),
             lookups: 0,
             is_unlinked_elsewhere: false,
             created_by: None,
+        }
+    }
+
+    /// An entry of a directory leads here.
+    pub(super) fn add_entry(&mut self, directory: InodeNumber) {
+        if self.entry_count > 0 {
+            self.other_parents.push(self.parent);
+        }
+        self.entry_count += 1;
+        self.parent = directory;
+    }
+
+    /// An entry of a directory leads here no longer. The last parent stays.
+    pub(super) fn remove_entry(&mut self, directory: InodeNumber) {
+        self.entry_count -= 1;
+        if self.parent == directory {
+            self.parent = self.other_parents.pop().unwrap_or(directory);
+        } else if let Some(at) = self.other_parents.iter().position(|parent| *parent == directory) {
+            self.other_parents.swap_remove(at);
         }
     }
 

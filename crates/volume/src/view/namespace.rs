@@ -201,17 +201,18 @@ impl VolumeNamespace {
         }
     }
 
-    /// An inode and the directories above it, without the root. A file with several entries counts as in the directory of the one
-    /// that was set last.
+    /// An inode and the directories above it, without the root. For a file with several entries, those above each one.
     pub fn path_of(&self, inode: InodeNumber) -> Vec<InodeNumber> {
         let mut path = Vec::new();
-        let mut current = inode;
-        // A directory without an entry keeps its parent, so a circle is not excluded.
-        while current != InodeNumber::ROOT && path.len() < PATH_INODES_MAX {
+        let mut pending = vec![inode];
+        while let Some(current) = pending.pop().filter(|_| path.len() < PATH_INODES_MAX) {
+            // A directory without an entry keeps its parent, so a circle is not excluded.
+            if current == InodeNumber::ROOT || path.contains(&current) {
+                continue;
+            }
             path.push(current);
-            match self.inode(current) {
-                Ok(inode) => current = inode.parent,
-                Err(_) => break,
+            if let Ok(inode) = self.inode(current) {
+                pending.extend(inode.other_parents.iter().copied().chain([inode.parent]));
             }
         }
         path
@@ -247,9 +248,10 @@ impl VolumeNamespace {
     fn count_entry(&mut self, parent: InodeNumber, number: InodeNumber, is_added: bool) {
         let Some(inode) = self.inodes.get_mut(&number) else { return };
         let add = |count: u32| if is_added { count + 1 } else { count - 1 };
-        inode.entry_count = add(inode.entry_count);
         if is_added {
-            inode.parent = parent;
+            inode.add_entry(parent);
+        } else {
+            inode.remove_entry(parent);
         }
         if !inode.is_directory() {
             return;

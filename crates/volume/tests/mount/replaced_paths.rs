@@ -1,6 +1,7 @@
 //! One node replaces a directory or a symbolic link, or changes permissions. The next call on the other node uses the path as it
 //! is now, though its kernel has the old one in its caches.
 
+use std::cell::Cell;
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -79,7 +80,8 @@ fn path_through_directory() {
         assert_eq!(fs::read_dir(other_top.join("current")).unwrap().count(), 1);
         fs::rename(top.join("current"), top.join("previous")).unwrap();
         fs::rename(top.join("next"), top.join("current")).unwrap();
-        let names = fs::read_dir(other_top.join("current")).unwrap().map(|entry| entry.unwrap().file_name());
+        let current = other_top.join("current");
+        let names = fs::read_dir(&current).unwrap().map(|entry| entry.unwrap().file_name());
         assert_eq!(names.collect::<Vec<_>>(), ["new"], "round {round}");
     }
 }
@@ -103,18 +105,26 @@ fn changed_permissions() {
     // The user may not walk to the mount.
     let root = File::open(&there).unwrap();
     // The identity of a thread is its own.
+    let open = |name: &str| {
+        set_thread_res_uid(Uid::ROOT, Uid::from_raw(1000), Uid::ROOT).unwrap();
+        let opened = openat(&root, name, OFlags::RDONLY, Mode::empty()).map(drop);
+        set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).unwrap();
+        opened
+    };
+    let is_new_thread = Cell::new(false);
     let open_as_user = |name: &str| {
-        let open = || {
-            set_thread_res_uid(Uid::from_raw(1000), Uid::from_raw(1000), Uid::from_raw(1000)).unwrap();
-            openat(&root, name, OFlags::RDONLY, Mode::empty()).map(drop)
-        };
-        thread::scope(|scope| scope.spawn(open).join().unwrap())
+        is_new_thread.set(!is_new_thread.get());
+        if is_new_thread.get() { thread::scope(|scope| scope.spawn(|| open(name)).join().unwrap()) } else { open(name) }
     };
     let set_mode = |name: &str, mode| fs::set_permissions(here.join(name), Permissions::from_mode(mode)).unwrap();
     fs::create_dir(here.join("folder")).unwrap();
     for round in 0..ROUNDS {
         let name = format!("folder/file-{round}");
         write(&here.join(&name), "secret");
+        if round % 2 == 1 {
+            // A file has no single path.
+            fs::hard_link(here.join(&name), here.join(format!("link-{round}"))).unwrap();
+        }
         set_mode(&name, 0o644);
         assert_eq!(open_as_user(&name), Ok(()), "round {round}");
         for (changed, denied, permitted) in [(name.as_str(), 0o600, 0o644), ("folder", 0o700, 0o755)] {

@@ -172,8 +172,7 @@ impl ForkSummary {
             "fork(): the same by a local fork() of the same process; fork(), write: likewise, each page copied.".into(),
             "link: the same bytes over the link by two bare programs.".into(),
             format!("ref.: {}.", PUBLISHED_FIGURES.fork.source),
-            "Only a program's own call was published, so only that has a verdict; by pid, another process requests."
-                .into(),
+            "Only a program's own call was published, so only that has a verdict. By pid: another process asks.".into(),
             "verdict: the slowest median ÷ ref.; whether all of the row are below it, all above, or mixed.".into(),
         ]
     }

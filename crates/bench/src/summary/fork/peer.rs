@@ -49,7 +49,7 @@ impl ForkSummary {
     pub(super) fn peer_legend(&self) -> Vec<String> {
         let lines = [
             "clone: prepare and resume, of CRIU dump and restore: until the first instruction, a sum of medians.",
-            "eager: all memory is present by then; lazy: it follows; pause: the parent may be stopped for this long.",
+            "eager: all memory is present by then; lazy: it follows; pause: most time that the parent stops.",
             "CRIU's images are files in memory.",
         ];
         self.plan.peer.map_or(Vec::new(), |_| lines.map(str::to_owned).to_vec())
