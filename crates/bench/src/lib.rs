@@ -73,7 +73,7 @@ pub use parameters::pool::PoolParameters;
 pub use parameters::protection::ConnectionSecurity;
 pub use parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome};
 pub use parameters::tree::TreeParameters;
-pub use parameters::volume::{OffloadVariant, ReplicaLoad, VolumeExperiment, VolumeParameters};
+pub use parameters::volume::{COPY_METHODS, OffloadVariant, ReplicaLoad, VolumeExperiment, VolumeParameters};
 pub use parameters::warm_start::WarmStartParameters;
 pub use progress::{Progress, ProgressCallback};
 pub use report::error::ReportError;

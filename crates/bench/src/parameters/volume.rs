@@ -188,6 +188,8 @@ pub(crate) struct VolumeCase {
     pub(crate) copy_method: &'static str,
 }
 
+/// The copy methods of host workers, by their names in `farfork node --volume-copy`.
+pub const COPY_METHODS: [&str; 5] = ["memcpy", "async", "async-batch", "event", "none"];
 /// The copy method of all experiments but one.
 const COPY_METHOD_DEFAULT: &str = "memcpy";
 /// Processes that write while copy methods are compared, as published.

@@ -8,7 +8,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::client::VolumeClient;
-use crate::publish::read_up_to;
+use crate::publish::{errno_of, read_up_to};
 use crate::record::InodeNumber;
 use crate::view::{DataSegment, InodeContent, SegmentSource};
 
@@ -119,8 +119,4 @@ fn seek_in_base(base: Option<&File>, range: &Range<u64>, target: SeekTarget) -> 
         Err(Errno::NXIO) => Ok((target == SeekTarget::Hole).then_some(range.start)),
         Err(error) => Err(error),
     }
-}
-
-fn errno_of(error: std::io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }

@@ -5,15 +5,13 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::stale_entries::REPEAT_TIME_MAX;
 use crate::record::InodeNumber;
 
 /// Threads that were answered ESTALE and have not opened a file since. A thread that gives up stays until there are so many.
 const THREADS_MAX: usize = 1024;
-
-/// A thread opens what it finds within this time. A path that ends in the kernel leaves the thread here.
-const RETRY_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Threads of programs that walk a path again.
 #[derive(Debug, Default)]
@@ -66,7 +64,7 @@ impl OpenRetries {
     /// The thread opens a file. Its data, if it is the file that the thread has found.
     pub(super) fn end(&self, thread: u32, inode: InodeNumber) -> Option<Arc<File>> {
         let retrying = self.threads.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread);
-        let retrying = retrying.filter(|retrying| retrying.since.elapsed() < RETRY_TIME_MAX)?;
+        let retrying = retrying.filter(|retrying| retrying.since.elapsed() < REPEAT_TIME_MAX)?;
         retrying.found.filter(|found| found.inode == inode).map(|found| found.data)
     }
 }

@@ -171,7 +171,7 @@ impl VolumeClient {
     pub(super) fn open_file(&self, inode: InodeNumber, thread: u32, watch: Option<&PathWatch>) -> Result<(), Errno> {
         let held = self.open_retries.end(thread, inode);
         let found = held.is_some().then_some(inode);
-        let checked = watch.map_or(Ok(()), |watch| watch.check_but(thread, found));
+        let checked = watch.map_or(Ok(()), |watch| watch.check_found(thread, found));
         checked.inspect_err(|_| self.open_retries.begin(thread))?;
         self.open_base_file(inode, held).inspect_err(|_| self.open_retries.begin(thread))?;
         if let Some(caches) = self.kernel_caches.get() {

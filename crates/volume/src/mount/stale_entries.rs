@@ -20,8 +20,8 @@ const SINCE_MAX: usize = 1 << 16;
 const THREADS_MAX: usize = 1024;
 /// Inodes in [`RepeatedCall::accepted`]: those of one path, and more.
 const ACCEPTED_MAX: usize = 4096;
-/// A thread that was answered ESTALE repeats its call within this time.
-const REPEAT_TIME_MAX: Duration = Duration::from_secs(1);
+/// A thread that was answered ESTALE repeats its call within this time, also on a machine that stalls.
+pub(super) const REPEAT_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// The entries.
 #[derive(Debug, Default)]
@@ -85,8 +85,10 @@ impl SuspectInodes {
 struct WatchedPath {
     /// The inodes on it, the last one first.
     inodes: Vec<InodeNumber>,
-    /// Those that were changed since then.
-    changed: Vec<InodeNumber>,
+    /// Those whose entry leads elsewhere since then.
+    replaced: Vec<InodeNumber>,
+    /// Those with another owner or mode since then.
+    permissions: Vec<InodeNumber>,
 }
 
 #[derive(Debug)]
@@ -97,23 +99,26 @@ struct RepeatedCall {
 }
 
 impl StaleTable {
-    /// What the kernel has of an inode is old from now on.
-    fn note_change(&mut self, inode: InodeNumber) {
+    /// What the kernel has of an inode is old from now on. `list` has such changes of a path.
+    fn note_change(&mut self, inode: InodeNumber, list: fn(&mut WatchedPath) -> &mut Vec<InodeNumber>) {
         for path in self.calls.values_mut().filter(|path| path.inodes.contains(&inode)) {
-            path.changed.push(inode);
+            list(path).push(inode);
         }
         for repeated in self.repeated.values_mut() {
             repeated.accepted.retain(|accepted| *accepted != inode);
         }
     }
 
-    /// The inodes of a path by which the kernel may have been led astray.
-    fn suspects_of(&self, call: u64) -> Vec<InodeNumber> {
+    /// The inodes of a path by which the kernel may have been led astray. The thread has just looked up `found`, so it is not
+    /// suspect for its name.
+    fn suspects_of(&self, call: u64, found: Option<InodeNumber>) -> Vec<InodeNumber> {
         let path = &self.calls[&call];
-        let is_suspect = |inode: &&InodeNumber| {
-            path.changed.contains(inode) || self.previous.contains(**inode) || self.permissions.contains(**inode)
+        let is_suspect = |inode: &InodeNumber| {
+            let is_replaced = path.replaced.contains(inode) || self.previous.contains(*inode);
+            let has_other_permissions = path.permissions.contains(inode) || self.permissions.contains(*inode);
+            has_other_permissions || (is_replaced && Some(*inode) != found)
         };
-        path.inodes.iter().filter(is_suspect).copied().collect()
+        path.inodes.iter().copied().filter(is_suspect).collect()
     }
 }
 
@@ -132,14 +137,13 @@ impl PathWatch {
     /// then. It is also accepted with the same suspects. Its path then begins at an open directory or at the working directory,
     /// which the kernel does not look up.
     pub(super) fn check(&self, thread: u32) -> Result<(), Errno> {
-        self.check_but(thread, None)
+        self.check_found(thread, None)
     }
 
-    /// As `check`, for a call that opens a file which the thread has just looked up: the file is not suspect.
-    pub(super) fn check_but(&self, thread: u32, found: Option<InodeNumber>) -> Result<(), Errno> {
+    /// As `check`, for a call that opens a file which the thread has just looked up.
+    pub(super) fn check_found(&self, thread: u32, found: Option<InodeNumber>) -> Result<(), Errno> {
         let mut table = self.stale_entries.lock();
-        let mut suspects = table.suspects_of(self.call);
-        suspects.retain(|inode| Some(*inode) != found);
+        let suspects = table.suspects_of(self.call, found);
         let is_repeated = |repeated: &RepeatedCall| {
             repeated.at.elapsed() < REPEAT_TIME_MAX && suspects.iter().all(|inode| repeated.accepted.contains(inode))
         };
@@ -185,7 +189,7 @@ impl StaleEntries {
     pub(super) fn add(&self, key: EntryKey, previous: InodeNumber) {
         let mut table = self.lock();
         table.previous.add(previous);
-        table.note_change(previous);
+        table.note_change(previous, |path| &mut path.replaced);
         let entry = table.entries.entry(key).or_default();
         entry.invalidations += 1;
         entry.previous.push(previous);
@@ -209,7 +213,7 @@ impl StaleEntries {
     pub(super) fn add_permissions(&self, inode: InodeNumber) {
         let mut table = self.lock();
         table.permissions.add(inode);
-        table.note_change(inode);
+        table.note_change(inode, |path| &mut path.permissions);
     }
 
     /// The kernel has executed an invalidation of attributes.
@@ -222,7 +226,7 @@ impl StaleEntries {
         let mut table = self.lock();
         let call = table.next_call;
         table.next_call += 1;
-        table.calls.insert(call, WatchedPath { inodes, changed: Vec::new() });
+        table.calls.insert(call, WatchedPath { inodes, replaced: Vec::new(), permissions: Vec::new() });
         PathWatch { stale_entries: Arc::clone(self), call }
     }
 

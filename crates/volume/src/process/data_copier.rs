@@ -4,16 +4,19 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::str::FromStr;
 
 use farfork_sys::reflink::{CloneRange, clone_range};
 use farfork_sys::write_ring::{CompletionWait, MappedWrite, WriteRing};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::log::{LogFile, file_offset};
-use crate::publish::{DataCopy, LogData, write_fully};
+use crate::publish::{DataCopy, LogData, errno_of, write_fully};
 use crate::record::PAGE_BYTES;
 
 /// Copies of one submission, as LineFS has them ("LineFS", SOSP 2021).
@@ -90,12 +93,11 @@ impl FromStr for CopyMethod {
 /// Shares a block of two files that have no names.
 fn check_reflinks(store: &Path) -> io::Result<()> {
     let [source, target] = [tempfile_in(store)?, tempfile_in(store)?];
-    write_fully(PAGE_BYTES as usize, |_| rustix::io::pwrite(&source, &[1; PAGE_BYTES as usize], 0))?;
+    source.write_all_at(&[1; PAGE_BYTES as usize], 0)?;
     clone_range(&source, &target, CloneRange { from_offset: 0, bytes: PAGE_BYTES, to_offset: 0 })
 }
 
 fn tempfile_in(directory: &Path) -> io::Result<File> {
-    use rustix::fs::{Mode, OFlags};
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     Ok(rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR)?.into())
 }
@@ -162,7 +164,7 @@ impl LogData for CopiedLog<'_> {
 }
 
 /// Shares all whole blocks of a copy. Their range among its bytes: empty when the bytes have other places in their blocks.
-fn share_blocks(log: &LogFile, copy: &DataCopy<'_>) -> Result<std::ops::Range<usize>, Errno> {
+fn share_blocks(log: &LogFile, copy: &DataCopy<'_>) -> Result<Range<usize>, Errno> {
     let from = log_offset(log, copy);
     let before = from.next_multiple_of(PAGE_BYTES) - from;
     let bytes = (copy.bytes as u64).saturating_sub(before) / PAGE_BYTES * PAGE_BYTES;
@@ -175,7 +177,7 @@ fn share_blocks(log: &LogFile, copy: &DataCopy<'_>) -> Result<std::ops::Range<us
     Ok(before as usize..(before + bytes) as usize)
 }
 
-fn write_part(log: &LogFile, copy: &DataCopy<'_>, part: std::ops::Range<usize>) -> Result<(), Errno> {
+fn write_part(log: &LogFile, copy: &DataCopy<'_>, part: Range<usize>) -> Result<(), Errno> {
     let from = log_offset(log, copy);
     write_fully(part.len(), |done| {
         let at = (part.start + done) as u64;
@@ -186,10 +188,6 @@ fn write_part(log: &LogFile, copy: &DataCopy<'_>, part: std::ops::Range<usize>) 
 /// Of the first byte of a copy, in the file of the log.
 fn log_offset(log: &LogFile, copy: &DataCopy<'_>) -> u64 {
     file_offset(copy.log_position, log.header().ring_bytes)
-}
-
-fn errno_of(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]

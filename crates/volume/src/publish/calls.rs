@@ -39,6 +39,11 @@ impl PublishError {
     }
 }
 
+/// The number of an error; EIO for one that no system call has returned.
+pub(crate) fn errno_of(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
 /// How many more calls may be made. Without a limit outside of tests.
 #[derive(Debug, Default)]
 pub struct CallBudget {

@@ -19,6 +19,7 @@ mod publisher;
 mod tree_digest;
 mod tree_reader;
 
+pub(crate) use calls::errno_of;
 pub use calls::{CallBudget, PublishError};
 pub(crate) use data_changes::write_fully;
 pub use data_changes::{DataCopy, LogData};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use super::calls::{CallBudget, PublishError};
+use super::calls::{CallBudget, PublishError, errno_of};
 use super::data_changes::LogData;
 use super::directory_table::DirectoryTable;
 use super::layout::SharedTree;
@@ -128,8 +128,4 @@ fn open_mark<'m>(
             Ok(entry.insert(file))
         }
     }
-}
-
-fn errno_of(error: std::io::Error) -> rustix::io::Errno {
-    rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
 }

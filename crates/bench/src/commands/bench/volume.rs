@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use farfork_bench::{OffloadVariant, ReplicaLoad, VolumeExperiment, VolumeParameters};
+use farfork_bench::{COPY_METHODS, OffloadVariant, ReplicaLoad, VolumeExperiment, VolumeParameters};
 use farfork_terminal::{output, privilege};
 
 use super::progress_bar;
@@ -77,8 +78,8 @@ pub(crate) struct BenchVolume {
     #[arg(long, value_name = "on|inline|both", default_value = "on")]
     offload: OffloadChoice,
     /// Copy methods of the host workers to compare; see `farfork node --volume-copy`. `none` needs mkfs.xfs.
-    #[arg(long, value_name = "METHOD,…", value_delimiter = ',', default_value = "memcpy,async,async-batch,event,none")]
-    copy_methods: Vec<CopyMethodName>,
+    #[arg(long, value_name = "METHOD,…", value_delimiter = ',', default_values = COPY_METHODS, value_parser = PossibleValuesParser::new(COPY_METHODS))]
+    copy_methods: Vec<String>,
     /// Give the last CPU to the offload processes, and the other CPUs to everything else.
     ///
     /// In the published runs, the processors of a SmartNIC do this work. On a machine with two CPUs, one CPU takes the place of the
@@ -119,27 +120,6 @@ enum OffloadChoice {
     On,
     Inline,
     Both,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum CopyMethodName {
-    Memcpy,
-    Async,
-    AsyncBatch,
-    Event,
-    None,
-}
-
-impl CopyMethodName {
-    fn argument(self) -> &'static str {
-        match self {
-            Self::Memcpy => "memcpy",
-            Self::Async => "async",
-            Self::AsyncBatch => "async-batch",
-            Self::Event => "event",
-            Self::None => "none",
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -202,7 +182,10 @@ impl BenchVolume {
                 OffloadChoice::Inline => vec![OffloadVariant::Inline],
                 OffloadChoice::Both => vec![OffloadVariant::On, OffloadVariant::Inline],
             },
-            copy_methods: self.copy_methods.iter().map(|method| method.argument()).collect(),
+            copy_methods: COPY_METHODS
+                .into_iter()
+                .filter(|method| self.copy_methods.iter().any(|name| name == method))
+                .collect(),
             pins_cpus: self.pin,
             log_mib: self.log_mib,
             runs: self.runs.unwrap_or(sized(5, 1)) as usize,

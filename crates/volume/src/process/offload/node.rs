@@ -103,7 +103,8 @@ impl OffloadNode {
 
     /// The replica of a volume on this node, opened if need be. A replica of an earlier volume of that name is none.
     pub(super) fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
-        let mut record = self.record(name)?;
+        let contents = self.catalog.read()?;
+        let record = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?;
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(volume) = volumes.get(name).filter(|volume| volume.key.id == record.id) {
             return Ok(Arc::clone(volume));
@@ -114,10 +115,8 @@ impl OffloadNode {
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(failed(error)),
         };
-        if !has_replica {
-            record = self.replace_lost_replica(name, &record)?;
-        }
-        let volume = Arc::new(ReplicatedVolume::new(Arc::clone(self), name.clone(), record.clone()));
+        let record = if has_replica { record.clone() } else { self.replace_lost_replica(name, record)? };
+        let volume = Arc::new(ReplicatedVolume::new(Arc::clone(self), name.clone(), record));
         volume.directory.finish_tree_exchange().map_err(failed)?;
         if volume.directory.has_restarted().map_err(failed)? {
             volume.leave_after_restart()?;
