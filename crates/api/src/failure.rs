@@ -58,7 +58,7 @@ impl Failure {
         &self.cause
     }
 
-    /// What the user can do about it; may be empty.
+    /// The next step for the user; may be empty.
     pub fn next_step(&self) -> &str {
         &self.next_step
     }
@@ -96,7 +96,7 @@ impl Failure {
     }
 }
 
-/// What a user can do if no connection is accepted in time.
+/// The next step for a user when no connection is accepted in time.
 pub const CONNECT_TIMEOUT_STEP: &str =
     "check that its daemon runs and is not stopped (SIGSTOP), and that the network reaches it: `farfork nodes`";
 

@@ -46,8 +46,8 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// For the answer to such a probe: a peer that is silent for longer is gone.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The same for a Unix socket. The kernel reports a dead peer there, so a silent one lives and waits for a CPU. It is
-/// this long so that a request's own limit expires first.
+/// For the answer to a probe on a Unix socket. The kernel reports a dead peer there, so a silent peer lives and waits
+/// for a CPU. The timeout is this long so that a request's own limit expires first.
 pub const SOCKET_KEEPALIVE_TIMEOUT: Duration = START_TIMEOUT;
 
 /// For requests in progress when a daemon stops.

@@ -47,7 +47,7 @@ pub enum RunDirError {
     UnsafeAncestor {
         /// A directory on the path.
         path: PathBuf,
-        /// Who can write to it, as a clause.
+        /// Names the users that can write to the directory, as a clause.
         writers: String,
     },
     /// The path of the socket in it would be too long for the kernel.

@@ -17,7 +17,7 @@ pub(crate) struct ForkSampleKey {
     pub(crate) figure: ForkFigure,
     /// Where the child is; `None` without a child or a node.
     pub(crate) node: Option<ChildPlace>,
-    /// What preceded the measurement.
+    /// The state before the measurement.
     pub(crate) pace: Pace,
     /// Unit of the value.
     pub(crate) unit: Unit,
@@ -60,7 +60,7 @@ pub(crate) enum ForkFigure {
     ResumeAnswer,
     /// Each page is touched once in the child. Of the link: the transfer of the same bytes.
     Execution,
-    /// The same, but each page is written, whatever the parameters say.
+    /// As `Execution`, but the child writes each page, independent of the parameters.
     ExecutionWriting,
     /// A copy of the same bytes within one process: a lower bound for each link.
     MemoryCopy,
@@ -80,7 +80,7 @@ pub(crate) enum ChildPlace {
 /// user.
 pub(crate) const IDLE: Duration = Duration::from_millis(150);
 
-/// What preceded a measurement.
+/// The state before a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Pace {
@@ -115,12 +115,12 @@ impl ForkSampleKey {
         Self::new(mib, ForkSystem::Farfork, figure)
     }
 
-    /// The same figure with the child at this place.
+    /// Sets the place of the child.
     pub(crate) fn with_place(self, node: ChildPlace) -> Self {
         Self { node: Some(node), ..self }
     }
 
-    /// The same figure at this pace.
+    /// Sets the pace.
     pub(crate) fn with_pace(self, pace: Pace) -> Self {
         Self { pace, ..self }
     }

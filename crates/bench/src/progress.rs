@@ -11,7 +11,7 @@ pub struct Progress {
     pub done: usize,
     /// Number of all steps.
     pub steps: usize,
-    /// What the next step measures.
+    /// Describes the measurement of the next step.
     pub description: String,
 }
 

@@ -139,7 +139,7 @@ impl Spread {
         Some(Self { count, median, p10: rank(0.1), p90: rank(0.9) })
     }
 
-    /// The same spread in another unit.
+    /// Converts the spread to another unit.
     pub(crate) fn scaled(self, factor: f64) -> Self {
         let Self { count, median, p10, p90 } = self;
         Self { count, median: median * factor, p10: p10 * factor, p90: p90 * factor }

@@ -12,7 +12,7 @@ use tonic::Code;
 /// The path that selects standard input.
 const STDIN: &str = "-";
 
-/// What a user can do if the data is too large.
+/// The next step for a user when the data is too large.
 const TOO_LARGE: &str = "leave the data in a file, and pass its path";
 
 /// Reads one payload.

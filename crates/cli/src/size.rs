@@ -23,7 +23,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     count.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
-/// The same, but 0 is refused.
+/// As `parse_size`, but refuses 0.
 pub(crate) fn parse_nonzero_size(text: &str) -> Result<u64, String> {
     match parse_size(text) {
         Ok(0) => Err("it must be more than 0: write a number and a unit, such as 512MiB or 2GiB".to_owned()),

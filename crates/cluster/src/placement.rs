@@ -13,7 +13,7 @@ pub struct PlacementCandidate {
     pub node: NodeName,
     /// Children that run there now.
     pub children: u32,
-    /// What programs find on its processor, where it says so.
+    /// The features of its processor, if the node reports them.
     pub processor: Option<ProcessorFeatures>,
 }
 

@@ -76,7 +76,7 @@ fn netns_exists(name: &str) -> bool {
     Path::new("/run/netns").join(name).exists()
 }
 
-/// What a cluster must not leave: namespaces, control groups, processes, files.
+/// Requires that a removed cluster left no namespaces, control groups, processes or files.
 fn assert_no_trace(nodes: &[LocalNode], run_dir: &Path) {
     assert!(!run_dir.exists());
     for node in nodes {

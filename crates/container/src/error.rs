@@ -52,7 +52,7 @@ pub enum ContainerError {
     /// The root of an ended container differs from when it was built, so it is discarded.
     #[error("the root of an ended container cannot be reused: {path}: {why}")]
     RootChanged {
-        /// What differs.
+        /// The object that differs: a path of the root, or the mounts of the node.
         path: String,
         /// How it differs.
         why: String,

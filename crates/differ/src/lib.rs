@@ -14,9 +14,9 @@ pub use comparison::{ComparisonReport, Difference, ToleratedDifference, compare}
 pub use observer::{ObserveError, observe};
 pub use tolerance::{TOLERANCES, Tolerance, TolerancePolicy};
 
-/// What the kernel shows of the processes of a tree: a value for each field. A field is a path that begins with the id of a
-/// process in its own pid namespace, such as `71/status/SigBlk`. Ids and inode numbers in values are replaced by names that
-/// are equal in parent and child.
+/// The state of a process tree, as the kernel shows it: a value for each field. A field is a path that begins with the
+/// id of a process in its own pid namespace, such as `71/status/SigBlk`. Ids and inode numbers in values are replaced
+/// by names that are equal in parent and child.
 ///
 /// ```text
 ///  parent ─ stop ─ observe ─▶ Observation ─┐

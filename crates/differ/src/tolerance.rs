@@ -39,7 +39,7 @@ pub enum TolerancePolicy {
     },
     /// The values should be equal, but are not yet.
     KnownGap,
-    /// The same, for these values only.
+    /// As `KnownGap`, for these values only.
     KnownGapForValues {
         /// Pattern of the parent's value. A missing field counts as empty text.
         parent: &'static str,

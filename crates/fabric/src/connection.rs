@@ -37,7 +37,7 @@ pub struct ReadRequest {
     pub key: Arc<SeedKey>,
     /// How a span that reaches beyond its extent is handled.
     pub mode: ReadMode,
-    /// What to read. The reply has the bytes of all spans, one after the other.
+    /// The spans to read. The reply has the bytes of all spans, one after the other.
     pub spans: Vec<Span>,
     /// When the caller gives up.
     pub deadline: Instant,

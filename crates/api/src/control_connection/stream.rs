@@ -14,7 +14,7 @@ use tokio_rustls::TlsStream;
 pub enum ControlStream {
     /// Both ends have proved their identity. A client that has not may only ask to join.
     Tls(Box<TlsStream<TcpStream>>),
-    /// The same, with the first bytes of the server, which were read to learn whether it accepted this side.
+    /// As `Tls`, with the server's first bytes, which were read to learn whether it accepted this side.
     TlsConfirmed(Vec<u8>, Box<TlsStream<TcpStream>>),
     /// Not encrypted.
     Plain(TcpStream),

@@ -21,7 +21,7 @@ use counts::{CallCounts, new_latencies};
 use specification::{ClientLoad, ClientOptions, EndpointIdentity, EndpointRole, EndpointSpec, RpcSystem};
 use stdout::print_line;
 
-// What each role prints, with latencies in ns:
+// The output of each role, with latencies in ns:
 //
 // - server: `listening PORT`. It ends when its input ends.
 // - client: `ready`. It waits for one letter, which starts it. Then it prints in each interval

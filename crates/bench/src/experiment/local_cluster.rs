@@ -202,7 +202,7 @@ impl BenchCluster {
         self.fork_with(seed, place, payload, ForkOptions { strategy: "first", ..ForkOptions::default() }).await
     }
 
-    /// The same with options.
+    /// As `fork`, with options.
     pub(crate) async fn fork_with(
         &mut self,
         seed: &str,
@@ -218,7 +218,7 @@ impl BenchCluster {
         Ok(EndedChild { sent_unix_ns, round_trip: answer, output })
     }
 
-    /// The same, with its node's details of the child at its end.
+    /// As `fork_with`. Also returns the node's details of the child at its end.
     pub(crate) async fn fork_with_detail(
         &mut self,
         seed: &str,

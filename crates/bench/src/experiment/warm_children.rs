@@ -115,7 +115,8 @@ impl WarmChildren {
         Ok((took, turns))
     }
 
-    /// The same with the children's freezers, and a thread for each child. No turns if the node has no such freezer.
+    /// As `run`, with the children's freezers and a thread for each child. Returns no turns if the node has no such
+    /// freezer.
     pub(super) fn run_with_handles(
         &mut self,
         parallel: usize,

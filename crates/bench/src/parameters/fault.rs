@@ -26,7 +26,7 @@ pub struct FaultParameters {
     pub samples_file: Option<PathBuf>,
 }
 
-/// What was measured.
+/// The measured property.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", rename_all = "snake_case")]
 pub(crate) enum FaultSeries {
@@ -54,7 +54,7 @@ pub(crate) enum FaultSeries {
     FloorBesideStream,
     /// The rate of the stream during a child's faults, in MiB/s.
     StreamBeside,
-    /// The same for the stream of the minimal programs.
+    /// As `StreamBeside`, for the stream of the minimal programs.
     BareStreamBeside,
 }
 

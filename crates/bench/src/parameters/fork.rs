@@ -143,7 +143,7 @@ pub(crate) enum ForkStepKind {
     Resume(ChildPlace, Pace),
     /// A child touches each page.
     Execution(ChildPlace),
-    /// The same touches without farfork, and the transfer of the same bytes over the link.
+    /// The floors: the touches of `Execution` without farfork, and the transfer of the same bytes over the link.
     Floors,
     /// CRIU clones the process, and the clone touches each page.
     Criu(CriuMode),

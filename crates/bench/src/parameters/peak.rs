@@ -50,7 +50,7 @@ pub(crate) enum PeakFigure {
     ClientPerS,
     /// From the request for a child until its result is checked, in ms: a client's median; one sample per client.
     ClientP50Ms,
-    /// The same, a client's 99th percentile.
+    /// As `ClientP50Ms`, but a client's 99th percentile.
     ClientP99Ms,
     /// Children of os.fork() per second that call the function one after another, on one CPU. Functions only.
     LocalForkPerS,

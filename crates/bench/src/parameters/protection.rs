@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// What protects the connections of a case.
+/// The protection of the connections of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConnectionSecurity {

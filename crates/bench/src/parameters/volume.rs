@@ -98,7 +98,7 @@ pub enum OffloadVariant {
 pub(crate) enum StorageSystem {
     /// A volume with three replicas in memory.
     Volume,
-    /// The same, with replication in the daemons.
+    /// As `Volume`, with replication in the daemons.
     Inline,
     /// A floor: sockets along the chain, without any storage.
     SocketChain,
@@ -201,7 +201,7 @@ const COPY_WRITERS: u64 = 4;
 pub(crate) enum VolumeFigure {
     /// A write and its sync: the mean of a run, in µs.
     SyncedWriteUs,
-    /// The same: percentiles of a run, in µs.
+    /// A write and its sync: percentiles of a run, in µs.
     SyncedWriteP50Us,
     SyncedWriteP99Us,
     SyncedWriteP999Us,
@@ -222,7 +222,7 @@ pub(crate) enum VolumeFigure {
     /// A computation on the first node, and on the next one, in s, without a writer.
     FirstNodeAloneS,
     ReplicaAloneS,
-    /// The same while a program on the first node writes.
+    /// As `FirstNodeAloneS` and `ReplicaAloneS`, while a program on the first node writes.
     FirstNodeS,
     ReplicaS,
 }

@@ -28,7 +28,7 @@ constexpr uint64_t PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
 constexpr int64_t NS_PER_S = 1'000'000'000;
 // Long enough to determine the rate of the time-stamp counter to a few parts per million.
 constexpr long CALIBRATION_NS = 50'000'000;
-// What a writing touch adds to the first word of a page.
+// The number that a writing touch adds to the first word of a page.
 constexpr uint64_t MARK = 1;
 
 enum class Order { random, sequential };

@@ -56,7 +56,7 @@ pub enum PageSize {
     Huge,
 }
 
-/// What a child does with its memory, and the properties of its parent.
+/// The memory accesses of a child, and the properties of its parent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MicroOptions {
     pub(crate) order: TouchOrder,

@@ -34,7 +34,7 @@ pub(crate) struct SeedView {
     pub(crate) needed_by_count: u32,
     /// Null if the seed is not sealed on request.
     pub(crate) seal: Option<SealView>,
-    /// What its children will lack, or find changed.
+    /// The resources that its children will lack, or find changed.
     pub(crate) notes: Vec<String>,
 }
 
@@ -107,7 +107,7 @@ pub(crate) struct ChildView {
     pub(crate) signal: Option<u32>,
     /// The limit that it was killed for, as a sentence.
     pub(crate) limit: Option<String>,
-    /// The same as a keyword: `time`, `memory` or `node_memory`.
+    /// The keyword of that limit: `time`, `memory` or `node_memory`.
     pub(crate) limit_met: Option<&'static str>,
     pub(crate) resume_us: u64,
     pub(crate) started_unix_ms: u64,

@@ -98,7 +98,7 @@ fn process_and_init(child: &StartedChild) -> [OwnedFd; 2] {
     living_process_and_init(child).expect("it lives")
 }
 
-/// The same; `None` if one has ended.
+/// As `process_and_init`, but `None` if one of the processes has ended.
 fn living_process_and_init(child: &StartedChild) -> Option<[OwnedFd; 2]> {
     let init = ProcStat::read(child.pid).ok()?.parent;
     Some([pidfd::open(child.pid).ok()?, pidfd::open(init).ok()?])

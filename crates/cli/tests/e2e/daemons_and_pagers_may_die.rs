@@ -49,8 +49,8 @@ const FORKING_MOMENT: Duration = Duration::from_millis(400);
 
 /// How long each child touches memory.
 const PAGING_MS: u64 = 3000;
-/// The same for a child that must still miss pages at the end, however late a slow machine kills its owner. It ends
-/// long before.
+/// As `PAGING_MS`, for a child that must still miss pages when its owner dies, even late on a slow machine. The child
+/// ends long before.
 const MISSING_MS: u64 = 60_000;
 /// Well into that time.
 const MOMENT: Duration = Duration::from_millis(800);

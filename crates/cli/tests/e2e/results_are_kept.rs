@@ -21,7 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// The number of short-lived children of one command: more than the ended children that a node lists without need.
 const QUICK: u64 = 1_300;
-/// The same for the long campaign.
+/// The number of short-lived children in the long campaign.
 const MANY_QUICK: u64 = 10_000;
 const QUICK_LIMIT: Duration = Duration::from_secs(600);
 /// Children that one command starts, or waits for, within its time limit.

@@ -62,7 +62,7 @@ impl Changing {
         assert!(is_right, "no `{expected}`: {}\n{}{}", ended.status, ended.stderr, ended.stdout);
     }
 
-    /// The same for a detached child.
+    /// Requires that a detached child has the memory of the latest seed.
     fn check(&self, cluster: &Cluster, children: &[StartedChild], number: u64) {
         let said =
             cluster.first().json_ignoring_status(&["wait", "--results", "--timeout", WAIT_TIMEOUT, &children[0].id]);

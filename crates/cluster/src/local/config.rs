@@ -7,7 +7,7 @@ use farfork_wire::NodeName;
 use super::address::NODES_MAX;
 use super::error::LocalError;
 
-/// What a local cluster shall be.
+/// The configuration of a local cluster.
 #[derive(Debug, Clone)]
 pub struct LocalClusterConfig {
     /// Its name, part of the names of all that is made for it: several clusters can run at a time.

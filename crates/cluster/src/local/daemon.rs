@@ -50,7 +50,7 @@ pub(super) struct LaunchOptions<'a> {
     pub(super) catalog: &'a Path,
     /// The program.
     pub(super) command: &'a DaemonCommand,
-    /// What the node's children shall not see: the files of all daemons, separated by colons.
+    /// The paths that the node's children must not see: the files of all daemons, separated by colons.
     pub(super) hidden_paths: &'a OsStr,
 }
 

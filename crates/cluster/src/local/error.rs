@@ -9,15 +9,15 @@ pub enum LocalError {
     /// The cluster's name cannot be part of other names.
     #[error("`{name}` is no name for a cluster: {cause}")]
     InvalidName {
-        /// What was given.
+        /// The given name.
         name: String,
-        /// What it may be.
+        /// The rule that the name breaks.
         cause: farfork_wire::IdError,
     },
     /// There are too few or too many nodes.
     #[error("a local cluster of {nodes} nodes cannot be made: it has 1 to {nodes_max}")]
     NodeCount {
-        /// What was asked for.
+        /// The requested number of nodes.
         nodes: usize,
         /// The limit.
         nodes_max: usize,
@@ -45,9 +45,9 @@ pub enum LocalError {
     OtherName {
         /// The run directory.
         run_dir: PathBuf,
-        /// What it is called.
+        /// The name of the cluster there.
         name: String,
-        /// What was asked for.
+        /// The requested name.
         wanted: String,
     },
     /// A network namespace that this cluster did not make has the name.
@@ -59,7 +59,7 @@ pub enum LocalError {
     /// `cluster.json`, or a directory next to it, cannot be used.
     #[error("cannot {action} {}: {cause}", path.display())]
     State {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
@@ -77,21 +77,21 @@ pub enum LocalError {
     Ip {
         /// Its arguments.
         arguments: String,
-        /// What it said.
+        /// The error of `ip`.
         cause: String,
     },
     /// The directory of named network namespaces cannot be locked or cleaned up.
     #[error("cannot {action} /run/netns: {cause}")]
     NetnsDirectory {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
     /// A control group cannot be made or removed.
     #[error("cannot {action} control group {}: {cause}", path.display())]
     Cgroup {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The group's directory.
         path: PathBuf,
@@ -105,7 +105,7 @@ pub enum LocalError {
         node: String,
         /// The program.
         command: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
     /// A daemon ended before it answered.
@@ -131,7 +131,7 @@ pub enum LocalError {
     /// There is no such node.
     #[error("the cluster has {nodes} nodes, none with index {index}")]
     NoNode {
-        /// What was asked for.
+        /// The requested index.
         index: usize,
         /// How many there are.
         nodes: usize,
@@ -155,7 +155,7 @@ pub enum LocalError {
         node: String,
         /// The signal's number.
         signal: i32,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
     /// Processes do not end.

@@ -34,7 +34,7 @@ const CONTAINER_PRIVATE_DIR: &str = "/run/farfork";
 /// A step of `up`, for a progress display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpProgress<'a> {
-    /// What an earlier cluster left is being removed.
+    /// The remains of an earlier cluster are being removed.
     Cleaning,
     /// Namespaces and links are being made.
     Network,

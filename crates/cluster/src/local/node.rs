@@ -127,7 +127,7 @@ impl LocalNode {
         thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// What the daemon says.
+    /// The daemon's log.
     pub fn log_path(&self) -> PathBuf {
         self.run_dir.join("node.log")
     }

@@ -16,7 +16,7 @@ use super::{address, trust};
 /// Name of the file.
 const FILE: &str = "cluster.json";
 
-/// What was made, or is going to be.
+/// The parts of a cluster, which exist or are planned.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ClusterState {
     /// The cluster's name.
@@ -36,7 +36,7 @@ pub(super) struct ClusterState {
 }
 
 impl ClusterState {
-    /// What a cluster needs, before anything is made.
+    /// Plans a cluster of which nothing exists yet.
     pub(super) fn planned(
         config: &LocalClusterConfig,
         run_dir: &Path,

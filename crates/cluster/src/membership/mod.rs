@@ -33,7 +33,7 @@ pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Most members. Beyond it a full mesh of heartbeats is the wrong way.
 pub const MEMBERS_MAX: usize = 1024;
 
-/// What a node says of itself.
+/// The properties that a node announces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// Its name.
@@ -48,7 +48,7 @@ pub struct Member {
     pub children: u32,
     /// Why it takes no children, where it takes none.
     pub not_ready: Option<String>,
-    /// What programs find on its processor; `None` of a node of an earlier release, which does not say.
+    /// The features of its processor; `None` for a node of an earlier release, which does not report them.
     pub processor: Option<ProcessorFeatures>,
 }
 
@@ -64,7 +64,7 @@ pub enum MemberState {
 /// A member as this node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberView {
-    /// What it said of itself.
+    /// The properties that the member announced.
     pub member: Member,
     /// Whether it answers.
     pub state: MemberState,
@@ -74,7 +74,7 @@ pub struct MemberView {
     pub is_self: bool,
 }
 
-/// What changed; for the log.
+/// A change of the membership, for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MembershipEvent {
     /// The first message of a member, or about it, arrived: since the start, or since it was forgotten.
@@ -131,7 +131,7 @@ impl Membership {
         Self { own: own_member, peers: BTreeMap::new(), polled_at: None }
     }
 
-    /// What this node says of itself.
+    /// The properties that this node announces.
     pub fn own_member(&self) -> &Member {
         &self.own
     }

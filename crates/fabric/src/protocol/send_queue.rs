@@ -67,7 +67,7 @@ impl SendQueue {
         self.queued_bytes += bytes.len();
     }
 
-    /// What one system call can send: slices, their number, and the descriptor to send with them.
+    /// The slices that one system call can send, their number, and the descriptor to send with them.
     pub(crate) fn slices(&self) -> ([IoSlice<'_>; SLICES_MAX], usize, Option<&OwnedFd>) {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let mut count = 0;

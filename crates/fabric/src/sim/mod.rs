@@ -1,7 +1,7 @@
 //! The provider for tests: nodes, network and time are simulated from a random seed, in one thread.
 //!
-//! The same seed reproduces the same failure every time. Protocol, link and server connection are the code that runs on
-//! real sockets; only the transport and the clock differ.
+//! Each seed reproduces its failure every time. Protocol, link and server connection are the code that runs on real
+//! sockets; only the transport and the clock differ.
 
 mod connection;
 mod dialer;

@@ -1,4 +1,5 @@
-//! What a requester waits on: one file descriptor for the lifetime of the connection, whichever socket is current.
+//! The event source of a requester: one file descriptor for the lifetime of the connection, whichever socket is
+//! current.
 
 use std::fmt;
 use std::io;

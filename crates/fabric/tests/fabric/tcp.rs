@@ -1,4 +1,4 @@
-//! What networks and foreign peers do to `tcp`: damaged, cut and dropped bytes, and peers that are slow, silent or speak
+//! Faults of networks and foreign peers on `tcp`. Networks damage, cut and drop bytes; peers are slow, silent or speak
 //! another protocol.
 
 use std::io::{Read, Write};
@@ -163,7 +163,7 @@ fn a_slow_reader_costs_its_owner_little_and_others_nothing() {
         }
         served = now;
     }
-    // What the kernel buffers on both sides, and what the owner may queue.
+    // The limit allows for the kernel's buffers on both sides, and for the owner's queue.
     assert!(served < 24 << 20, "{served} bytes were read for a requester that takes none");
     let before = Instant::now();
     assert_eq!(fixture.read(MEMORY, 0, 4096).unwrap(), expected(MEMORY, 0, 4096));

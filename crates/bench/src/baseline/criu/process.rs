@@ -107,7 +107,7 @@ impl CriuCommand {
         Ok(self.run("restore", self.restore_command(), create_output(output)?)?)
     }
 
-    /// The same, with memory on demand.
+    /// As `restore`, with memory on demand.
     pub(super) fn restore_lazily(&self, output: &Path) -> Result<CriuProcess, BenchError> {
         let mut command = self.restore_command();
         command.arg("--lazy-pages");

@@ -54,7 +54,7 @@ impl AxisScale {
         Self { spacing: ScaleSpacing::Categories(names.to_vec()), from: -margin, until }
     }
 
-    /// The same axis in the opposite direction.
+    /// Reverses the direction of the axis.
     pub(super) fn reversed(self) -> Self {
         Self { from: self.until, until: self.from, ..self }
     }

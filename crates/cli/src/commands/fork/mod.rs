@@ -38,7 +38,7 @@ pub(crate) enum NetworkMode {
     Host,
 }
 
-/// What to do if files were changed in place.
+/// The policy for files that were changed in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ChangedFiles {
     /// Refuse the fork, and name the file.

@@ -136,7 +136,7 @@ impl Cluster {
         self.address(index).ip()
     }
 
-    /// The same, with its port.
+    /// A node's address on the cluster's network, with its port.
     pub(crate) fn address(&self, index: usize) -> SocketAddr {
         self.local_node(index).address
     }

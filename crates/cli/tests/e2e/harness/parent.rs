@@ -76,7 +76,7 @@ impl Parent {
         self.pid
     }
 
-    /// The same as text, for a command line.
+    /// Its process id on the host as text, for a command line.
     pub(crate) fn pid_text(&self) -> String {
         self.pid.to_string()
     }

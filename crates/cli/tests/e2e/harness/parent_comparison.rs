@@ -53,14 +53,14 @@ pub(crate) fn compare_with_parent(farfork: &Farfork, child: &str, parent: i32) -
     if said["differences_count"] == 0 { Ok(()) } else { Err(differences_text(&said, parent)) }
 }
 
-/// The same for a new child, which is ended afterwards.
+/// Requires that a new child equals its parent. The child is ended afterwards.
 pub(crate) fn require_forked_child_same(farfork: &Farfork, seed: &Seed, node: &str, parent: i32) {
     let said = forked_comparison(farfork, seed, &["--to", node], parent);
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
 }
 
-/// The same for an idle program, which is prepared here. If it still did something at prepare, there is a difference;
-/// then it is prepared again.
+/// Prepares an idle program, and requires that a new child equals it. A program that is still active at prepare causes
+/// a difference; then it is prepared again.
 pub(crate) fn require_fresh_child_same(farfork: &Farfork, node: &str, parent: i32) {
     let mut said = Value::Null;
     for _ in 0..SEEDS_MAX {
@@ -80,8 +80,8 @@ fn forked_comparison(farfork: &Farfork, seed: &Seed, options: &[&str], parent: i
     said
 }
 
-/// The same for a program that is not idle. The program and its descendants are stopped by SIGSTOP before the prepare,
-/// and continued afterwards. The child is paused before its first instruction.
+/// Requires that a child of an active program equals it. SIGSTOP stops the program and its descendants before the
+/// prepare; they continue afterwards. The child is paused before its first instruction.
 pub(crate) fn require_stopped_child_same(farfork: &Farfork, node: &str, parent: i32) {
     let stopped = stop_tree(parent);
     let seed = Seed::prepare_process(farfork, &parent.to_string(), &[]);

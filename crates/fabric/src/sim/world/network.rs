@@ -46,7 +46,7 @@ pub(super) struct SimConnection {
     /// The bytes that each side reads.
     pub(super) pipes: [SimPipe; 2],
     pub(super) open: [bool; 2],
-    /// What the dialler got: accepted or refused.
+    /// Whether the dialler was accepted or refused; `None` before the reply.
     pub(super) accepted: Option<bool>,
 }
 

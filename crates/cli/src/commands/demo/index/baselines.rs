@@ -1,5 +1,5 @@
-//! The same queries without farfork: os.fork() on the parent's node, pickle over the network, and a cold start. Each
-//! baseline has the best case: nothing else runs, and imports of the pickle's receivers are done before.
+//! Baselines for the queries, without farfork: os.fork() on the parent's node, pickle over the network, and a cold
+//! start. Each baseline has the best case: nothing else runs, and imports of the pickle's receivers are done before.
 
 use std::time::Instant;
 
