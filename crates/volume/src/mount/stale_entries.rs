@@ -97,7 +97,7 @@ struct RepeatedCall {
 }
 
 impl StaleTable {
-    /// What the kernel has of an inode is old from now on.
+    /// Records that the kernel's copy of an inode is outdated from now on.
     fn note_change(&mut self, inode: InodeNumber) {
         for path in self.calls.values_mut().filter(|path| path.inodes.contains(&inode)) {
             path.changed.push(inode);
