@@ -13,7 +13,7 @@ pub static MEMBER: LazyLock<Member> = LazyLock::new(Member::new);
 pub struct Member {
     /// The directory of its files.
     pub directory: TrustDirectory,
-    /// The same credentials, loaded for connections.
+    /// The credentials in `directory`, loaded for connections.
     pub credentials: Credentials,
     /// Inside the temporary directory that `cargo xtask fuzz` creates and removes, because a static is never dropped.
     _scratch: tempfile::TempDir,

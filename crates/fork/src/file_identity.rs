@@ -87,9 +87,9 @@ pub fn from_statx(found: &Statx) -> FileIdentity {
 /// How a file compares with an earlier identity on the same machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileComparison {
-    /// The same file, with the same bytes.
+    /// It is the same file, and has the same bytes.
     Same,
-    /// The same file, with bytes that were changed, or may have been.
+    /// It is the same file, but its bytes were changed, or may have been.
     Changed,
     /// Another file.
     Different,

@@ -33,7 +33,7 @@ pub(crate) enum PagerError {
     /// It was started, but does not answer.
     #[error("{cause}; see pager.log in the run directory")]
     Unresponsive {
-        /// What the request for an answer returned.
+        /// The error of the request that was not answered.
         cause: ClientError,
     },
 }
@@ -167,7 +167,7 @@ impl PagerLink {
         Some(self.client.stats(child).ok()?.counters)
     }
 
-    /// What the page cache holds; `None` if the pager does not answer.
+    /// The contents and counters of the page cache; `None` if the pager does not answer.
     pub(crate) fn cache_stats(&self) -> Option<CacheStats> {
         self.client.cache_stats().ok()
     }

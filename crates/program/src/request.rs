@@ -68,7 +68,7 @@ pub enum RequestBody {
         name: String,
         /// The seed is dropped after this time.
         ttl: Option<Duration>,
-        /// What the program offers for its capture.
+        /// The program's contribution to its capture.
         offer: Option<CaptureOffer>,
     },
     /// Start children of a seed.

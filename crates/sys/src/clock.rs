@@ -28,7 +28,7 @@ impl Clocks {
         }
     }
 
-    /// The same time as process `pid` sees it, whose time namespace may differ from ours.
+    /// This time as process `pid` sees it, whose time namespace may differ from ours.
     ///
     /// # Errors
     /// If the offsets of either process cannot be read.

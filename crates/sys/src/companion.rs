@@ -80,8 +80,8 @@ impl Drop for CriticalSection {
 // it has ended. So the companion can use that thread's local storage, and everything else that the C library keeps per
 // thread. (With CLONE_VFORK the thread would sleep uninterruptibly, which counts towards the machine's load.)
 //
-// What the kernel keeps per process belongs to the companion: timers (timer_create(2)), children, tracees, and the threads
-// that it starts, which end with it. `spawn_in_owner` starts threads that stay.
+// State that the kernel keeps per process belongs to the companion: timers (timer_create(2)), children, tracees, and
+// threads. The threads that it starts end with it; `spawn_in_owner` starts threads that stay.
 
 /// Runs `life` in a companion with a stack of this many bytes, and returns when it has ended. If the kernel cannot create
 /// one, `life` runs in the calling thread. A companion must not call this: its own companion would end with it.

@@ -75,7 +75,7 @@ const ENTRY_BYTES: u64 = 8;
 const ENTRY_IS_PRESENT: u64 = 1 << 63;
 const ENTRY_IS_EXCLUSIVE: u64 = 1 << 56;
 
-/// What a scan reports about the pages that it finds.
+/// The amount of detail that a scan reports about the pages that it finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanDetail {
     /// Only that they have data: the kernel reads the page tables only.

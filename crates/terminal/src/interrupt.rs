@@ -20,7 +20,7 @@ pub async fn wait_for_interrupt() {
     }
 }
 
-/// The same for work that is not asynchronous: it looks from time to time.
+/// As `wait_for_interrupt`, for synchronous work, which polls the flag.
 #[derive(Debug)]
 pub struct InterruptFlag(Arc<AtomicBool>);
 

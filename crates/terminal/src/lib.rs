@@ -1,4 +1,4 @@
-//! What the programs `farfork` and `farfork-bench` share at the terminal: output and failures, interrupts, the check for
+//! Terminal code that the programs `farfork` and `farfork-bench` share: output and failures, interrupts, the check for
 //! root, the cache directory, and manual pages.
 #![forbid(unsafe_code)]
 

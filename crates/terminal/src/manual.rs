@@ -24,7 +24,7 @@ const SECTION: &str = "1";
 struct HelpSection<'a> {
     /// `Examples`, `Exit status`.
     heading: &'a str,
-    /// What follows the heading, line by line as it was written.
+    /// The lines below the heading, as they were written.
     lines: Vec<&'a str>,
 }
 
@@ -150,7 +150,7 @@ fn mentions_command(text: &str, call: &str) -> bool {
     text.match_indices(call).any(|(at, _)| !goes_on(&text[at + call.len()..]))
 }
 
-/// What `--help` has below the options.
+/// The text that `--help` has below the options.
 fn after_help(command: &Command) -> String {
     let text = command.get_after_long_help().or_else(|| command.get_after_help());
     text.map(ToString::to_string).unwrap_or_default()

@@ -14,7 +14,7 @@ use crate::authority::{CLIENT_VALID_MAX, NODE_VALID};
 
 const URI_SCHEME: &str = "farfork://";
 
-/// What a member may do.
+/// The role of a member, which determines the requests that it may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// A node: everything.

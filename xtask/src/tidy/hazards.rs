@@ -16,7 +16,7 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     Ok(check_document(tree, DOCUMENT))
 }
 
-/// The same check for another table.
+/// As `check`, for the table of another document.
 pub(super) fn check_document(tree: &Tree<'_>, path: &str) -> Vec<Finding> {
     let Some(document) = tree.files.iter().find(|file| file.path == path) else {
         return vec![Finding::whole(path, "it is missing")];

@@ -14,7 +14,7 @@ use super::survey::{Survey, SurveyDepth};
 use super::tree;
 use super::volume_objects::{self, VolumeObject, list_volume_objects};
 
-/// What a capture of a process would carry, and what it would refuse.
+/// The state that a capture of a process would carry, and the state that it would refuse.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct CheckReport {
     /// Pid of the first process.

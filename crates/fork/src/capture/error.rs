@@ -9,7 +9,7 @@ use crate::pager::{ClientError, PlanError};
 /// State of a process that farfork cannot carry, and why.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Refusal {
-    /// What cannot be carried, such as `pid 812, fd 7`.
+    /// The object that cannot be carried, such as `pid 812, fd 7`.
     pub object: String,
     /// Why it cannot be carried, and what can be done.
     pub reason: String,
@@ -73,7 +73,7 @@ pub enum CaptureError {
     Unstable {
         /// The process.
         pid: i32,
-        /// What changed.
+        /// The state that changed.
         what: String,
     },
     /// Some of its state could not be read.
@@ -81,7 +81,7 @@ pub enum CaptureError {
     Read {
         /// The process.
         pid: i32,
-        /// What was read.
+        /// The state that could not be read.
         what: String,
         /// The cause.
         source: io::Error,

@@ -86,7 +86,7 @@ pub enum ImageError {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The damage that was found.
         what: String,
     },
 }

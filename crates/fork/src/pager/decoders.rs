@@ -75,7 +75,7 @@ pub fn count_set_body_pages(bytes: &[u8]) -> u64 {
     count_set_pages(&[working_set::SET_MAGIC, bytes].concat())
 }
 
-/// The same, given all of its bytes.
+/// As `count_set_body_pages`, but given all bytes of the working set.
 pub fn count_set_pages(bytes: &[u8]) -> u64 {
     working_set::decode_set(bytes).iter().map(|pages| u64::from(pages.count)).sum()
 }

@@ -136,7 +136,7 @@ pub enum RestoreError {
         object: String,
         /// errno.
         cause: io::Error,
-        /// What to do about it, if that is known.
+        /// The remedy, if one is known.
         remedy: Option<&'static str>,
     },
     /// The CPU lacks state components of the parent's registers.

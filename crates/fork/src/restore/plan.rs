@@ -51,7 +51,7 @@ pub(super) struct ProcessPlan {
     pub(super) fd_limit: u32,
 }
 
-/// What a child gets in addition to its seed's state.
+/// The properties of a child that its seed's state does not determine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlanOptions<'a> {
     /// Path of the payload inside the container.

@@ -16,7 +16,7 @@ pub enum ResumeError {
     /// The descriptor or shared memory could not be read from the owner.
     #[error("{what} could not be read from its owner: {cause}")]
     Fetch {
-        /// What was read.
+        /// The data that could not be read.
         what: &'static str,
         /// The cause.
         cause: BlockingError,

@@ -105,8 +105,8 @@ impl FileSelector<'_> {
             let is_there = now.as_ref().is_some_and(|now| FileUse::file_key(now) == FileUse::file_key(then));
             return match now {
                 Some(now) if is_there => self.select_changed_source(&path, (then, &now), used),
-                // The same package was installed again. Not with written pages: the other pages of the mapping show the
-                // captured file, which may have changed.
+                // The package was installed again, with an equal file. Mappings with written pages are excluded: their other
+                // pages show the captured file, which may have changed.
                 _ if matches!(file, SeedFile::Mapped { .. })
                     && !used.has_written_pages
                     && file_identity::is_same_file(&path, then, true) =>

@@ -29,7 +29,7 @@ pub struct Seed {
     working_set: Arc<SharedWorkingSet>,
 }
 
-/// What holds a seed's memory.
+/// The holder of a seed's memory.
 #[derive(Debug)]
 enum SeedMemory {
     Template(SeedTemplate),
@@ -159,7 +159,7 @@ impl Seed {
         Ok(())
     }
 
-    /// The same seed, with its memory in its image.
+    /// Returns this seed with its memory in `image`.
     pub fn to_sealed(&self, image: Image) -> Self {
         let moved = Self::with_image(image, self.working_set.clone());
         moved.save_working_set();

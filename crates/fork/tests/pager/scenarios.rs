@@ -67,7 +67,7 @@ fn strategy(unreachable: Duration) -> PagingStrategy {
     PagingStrategy { unreachable_timeout: unreachable, ..PagingStrategy::default() }
 }
 
-/// What a scenario acts upon.
+/// The objects that a scenario acts upon.
 pub(crate) struct Stage {
     pub(crate) bed: Bed,
     pub(crate) program: Program,

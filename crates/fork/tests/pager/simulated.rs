@@ -50,7 +50,7 @@ const CLOCK_RATE: f64 = 1.06;
 /// Limit for a page while faults are injected, in the world's time: longer than all faults that can coincide.
 const PAGE_LIMIT: Duration = Duration::from_secs(120);
 
-/// The same without faults: a connection may have to be opened again.
+/// As `PAGE_LIMIT`, but without faults: a connection may have to be opened again.
 const CALM_LIMIT: Duration = Duration::from_secs(30);
 
 /// Pause between two checks of the program while other events arrive for the pager, in real time.

@@ -78,7 +78,7 @@ pub(super) fn find_kill_limit(child: &Child, exit: &Exit, cgroup: &ContainerCgro
     }
 }
 
-/// The same for a child that ended while no daemon ran, after the OOM killer had killed one of its processes.
+/// As `find_kill_limit`, for a child that ended while no daemon ran. The OOM killer had killed one of its processes.
 pub(super) fn find_past_kill_limit(child: &Child, exit: &Exit, end: OomCause) -> Option<KillLimit> {
     can_be_oom_kill(exit).then(|| KillLimit::from_memory_end(end, child.record().memory_bytes_max))
 }

@@ -60,7 +60,7 @@ pub(crate) struct ChildRecord {
     /// Ports of the node that are forwarded to it.
     #[serde(default)]
     pub(crate) publish: Vec<PortMapping>,
-    /// What it can reach from its own network. (Absent in records of older daemons, which allowed nothing.)
+    /// The destinations that it can reach from its own network. (Absent in records of older daemons, which allowed none.)
     #[serde(default)]
     pub(crate) egress: EgressPolicy,
     /// Seeds that own pages of its seed. (Absent in records of older daemons.)

@@ -58,7 +58,7 @@ pub(crate) struct StartOptions {
     pub(crate) network: NetworkMode,
     /// Ports of the node that are forwarded to it.
     pub(crate) publish: Vec<PortMapping>,
-    /// What it can reach from its own network.
+    /// The destinations that it can reach from its own network.
     pub(crate) egress: EgressPolicy,
     /// Whether files that were changed in place are used as they are.
     pub(crate) allow_changed_files: bool,

@@ -49,7 +49,7 @@ pub(crate) struct PrepareOptions {
     pub(crate) ttl_ms: u64,
     /// Keys and values to find the seed by.
     pub(crate) labels: HashMap<String, String>,
-    /// What to do if children would lack something of the process's namespaces.
+    /// The policy if children would lack something of the process's namespaces.
     pub(crate) namespaces: NamespacePolicy,
     /// Copy its memory to an image, which outlives the template.
     pub(crate) sealed: bool,

@@ -37,7 +37,7 @@ const TEMPORARY_SUFFIXES: [&str; 2] = [".image.new", ".set.new"];
 /// nice(2) increment of a thread that writes an image: children and parents have priority.
 const NICENESS: i32 = 10;
 
-/// What a restarted daemon needs to know of a seed, in addition to the descriptor.
+/// The data that a restarted daemon needs of a seed, in addition to the descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 struct SealMetadata {
     name: String,

@@ -147,7 +147,7 @@ async fn start_fan_out(batch: Arc<StartBatch>, count: usize) {
     spawn_starters(&batch, count);
 }
 
-/// What a starter does after it has started a child.
+/// The action of a starter after it has started a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AfterStart {
     Stop,

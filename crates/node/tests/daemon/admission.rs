@@ -86,7 +86,7 @@ fn joins() {
     );
 }
 
-/// What a forwarding node can see, and what it can do with that.
+/// A forwarding node sees a join request. It can repeat the request, but cannot join with its own key or under another name.
 fn seen_on_its_way() {
     let (_parent, dir_a, _) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));

@@ -1,4 +1,4 @@
-//! What a caller passes to a client and gets back: requests, completions and errors.
+//! The types that a caller and a client exchange: requests, completions and errors.
 
 use std::time::Instant;
 

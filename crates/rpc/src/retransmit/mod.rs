@@ -82,7 +82,7 @@ impl RetransmitBuffer {
         &mut self.segments.back_mut().expect("a segment was pushed").bytes
     }
 
-    /// The same buffer again, while the frame is being written.
+    /// The buffer that `begin_frame` returned, while the frame is being written.
     pub(crate) fn current_buffer(&mut self) -> &mut Vec<u8> {
         &mut self.segments.back_mut().expect("a frame was opened").bytes
     }

@@ -27,7 +27,7 @@ const WINDOW_MIN: usize = 64;
 #[derive(Debug)]
 pub(crate) struct ServerSession {
     pub(super) id: SessionId,
-    /// The same on all connections, because cached replies contain it.
+    /// The slot is equal on all connections, because cached replies contain it.
     pub(super) slot: u16,
     pub(super) epoch: u32,
     /// All requests with smaller ids are acknowledged.

@@ -1,4 +1,4 @@
-//! What the holder of the authority does for other machines: it admits those that join with a token, and renews nodes.
+//! Serves other machines for the holder of the authority: admits those that join with a token, and renews certificates.
 //!
 //! The files decide whether a request is granted. They are read under the lock under which they change, so that a revocation
 //! takes effect wholly before or wholly after a request.

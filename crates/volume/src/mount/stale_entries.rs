@@ -99,7 +99,7 @@ struct RepeatedCall {
 }
 
 impl StaleTable {
-    /// What the kernel has of an inode is old from now on. `list` has such changes of a path.
+    /// The kernel has an old state of an inode from now on. `list` names the changes of this kind on a path.
     fn note_change(&mut self, inode: InodeNumber, list: fn(&mut WatchedPath) -> &mut Vec<InodeNumber>) {
         for path in self.calls.values_mut().filter(|path| path.inodes.contains(&inode)) {
             list(path).push(inode);

@@ -50,7 +50,7 @@ impl SharedTree {
         let tree = open_directory(&path.join(TREE))?;
         let record = InodeRecord { inode: InodeNumber::ROOT, changed: Timestamp::default() };
         fsetxattr(&tree, XATTR_NAME, &record.encode(), XattrFlags::empty())?;
-        // The same on each replica.
+        // The timestamps are equal on all replicas.
         let start = Timespec { tv_sec: 0, tv_nsec: 0 };
         futimens(&tree, &Timestamps { last_access: start, last_modification: start })?;
         fs::create_dir(path.join(PUBLISHED))

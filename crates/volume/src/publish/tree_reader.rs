@@ -32,7 +32,7 @@ const PART_CHANGES_MAX: usize = 4096;
 pub struct TreePart {
     /// In this order they may refer to inodes of earlier parts. The position of data is its offset in `data`.
     pub changes: ChangeSet,
-    /// What the changes copy.
+    /// The data that the changes copy.
     pub data: ByteBuf,
     /// Nothing follows.
     pub is_last: bool,

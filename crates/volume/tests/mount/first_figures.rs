@@ -66,7 +66,7 @@ fn measure_check(cluster: &VolumeCluster) {
     println!("check of three replicas: {} inodes in {inodes_took:.1?}, then data {rate:.0} MiB/s", report.inodes);
 }
 
-/// What two hops of a chain cost at least: the operation is sent and acknowledged twice.
+/// Measures the least time of two hops of a chain: the operation is sent and acknowledged twice.
 fn measure_ping_pongs() -> (Duration, Duration) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -40,7 +40,7 @@ fn fill(path: &Path) -> u64 {
     written
 }
 
-/// The same, once the space of removed files is free again.
+/// As `fill`, once the space of removed files is free again.
 fn fill_when_space_is_free(path: &Path) -> u64 {
     let deadline = Instant::now() + RECOVERY_LIMIT;
     loop {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{Credentials, Descriptor, Origin, Process, Thread};
 use crate::NodeName;
 
-/// What the kernel compares when a process accesses a thread's memory, descriptors or root.
+/// Values that the kernel compares when a process accesses a thread's memory, descriptors or root.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct PtraceCredentials<'a> {
     credentials: &'a Credentials,

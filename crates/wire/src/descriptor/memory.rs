@@ -83,7 +83,7 @@ pub enum Backing {
         file: u32,
         /// Offset in the file, in bytes.
         offset: u64,
-        /// The same bytes, as the owner holds them.
+        /// The owner's copy of the bytes.
         extent: ExtentId,
     },
     /// A shared mapping of a file on a disk.
@@ -94,7 +94,7 @@ pub enum Backing {
         offset: u64,
         /// Whether the file must be opened for writing.
         writable: bool,
-        /// The same bytes, as the owner holds them; only if the process can only read them.
+        /// The owner's copy of the bytes; only if the process can only read them.
         extent: Option<ExtentId>,
     },
     /// A shared mapping of memory without a path.
@@ -240,7 +240,7 @@ pub struct MappedRange {
     pub end: u64,
 }
 
-/// What happened to a file since its capture, as its owner reports it ([`ExtentId::FILE_STATES`]).
+/// The state of a file since its capture, as its owner reports it ([`ExtentId::FILE_STATES`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileState {
     /// The bytes are those of the capture.

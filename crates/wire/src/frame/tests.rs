@@ -195,7 +195,7 @@ proptest! {
     #[test]
     fn no_bytes_panic(bytes in vec(any::<u8>(), 0..200), kind in 0u8..24) {
         let _ = decode(&bytes);
-        // The same bytes after a header whose checksums match, so that the body's decoder gets them.
+        // Decode the bytes again after a header whose checksums match, so that the body's decoder gets them.
         let mut out = Vec::new();
         append_ask_grants(&mut out, 7, 0);
         let mut header = Header::decode(out.first_chunk().unwrap()).unwrap();

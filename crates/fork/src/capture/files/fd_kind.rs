@@ -15,7 +15,7 @@ use farfork_sys::process::FdDirectory;
 use farfork_wire::descriptor::{FileIdentity, FileStatus};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, fstatfs, makedev, openat, statat, statx};
 
-/// What a descriptor refers to.
+/// The kind of object that a descriptor refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum FdKind {
     /// A regular file; or anything with a path, if the descriptor is for the location only (O_PATH).

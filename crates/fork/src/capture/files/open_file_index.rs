@@ -13,7 +13,7 @@ use super::OpenFd;
 /// A process and one of its descriptors.
 pub(super) type ProcessFd = (i32, u32);
 
-/// What all descriptors of an open file share: device, inode, and the number of an eventfd.
+/// Key of an open file, equal for all its descriptors: device, inode, and the number of an eventfd.
 pub(super) type OpenFileKey = (u64, u64, Option<u32>);
 
 /// For each open file its first known descriptor and its index. Files with the same key are in the order of kcmp(2).

@@ -253,7 +253,7 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     drop(ends_with_us);
 }
 
-/// What the caller gets as soon as the template is ready.
+/// Builds the result that the caller gets as soon as the template is ready.
 fn ready_template(
     templates: &[TemplateProcess],
     processes: &[CapturedProcess],

@@ -56,8 +56,8 @@ impl AddressSpace {
         self.page_map.clear_late_events();
     }
 
-    /// The same after an install. An install that succeeded shows that no map change was pending. A discarded page may have
-    /// been installed again: a fork that has this page does not show whether it has the discard.
+    /// As `clear_if_quiet`, but after an install, whose success shows that no map change was pending.
+    /// A discarded page may have been installed again: a fork that has this page does not show whether it has the discard.
     pub(super) fn clear_after_install(&mut self, outcome: &InstallOutcome) {
         if matches!(outcome, InstallOutcome::Complete) && self.is_map_certain() {
             self.clear_recent_changes();

@@ -25,7 +25,7 @@ pub(in crate::pager) enum InstallOutcome {
     Failed(io::Error),
 }
 
-/// What to do at a page that no mapping covers.
+/// The action at a page that no mapping covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pager) enum GapPolicy {
     /// Continue after it: the rest may be mapped.

@@ -71,14 +71,14 @@ pub(super) enum FaultAction {
     Fetch {
         /// The page.
         slot: u64,
-        /// What to fetch along with it.
+        /// The slots to fetch along with it.
         ahead: PrefetchRanges,
     },
     /// Wait for a page that is on its way.
     InFlight {
         /// The page.
         slot: u64,
-        /// What to fetch after it.
+        /// The slots to fetch after it.
         ahead: PrefetchRanges,
     },
 }
@@ -227,7 +227,7 @@ impl AddressSpace {
         self.collect_missing_slots(std::iter::once(range.clone()), range, slots_max)
     }
 
-    /// The same, for slots of one source only.
+    /// As `missing_slots_in`, but only slots of one source.
     pub(super) fn missing_slots_from(
         &self,
         (source, populated): (usize, &SlotIndex),

@@ -19,7 +19,7 @@ const UNUSED_LIMIT: Duration = Duration::from_secs(600);
 /// How long the pages of a seed are kept while its owner does not answer: as long as children wait for an owner.
 pub(super) const OWNER_SILENT_LIMIT: Duration = Duration::from_secs(60);
 
-/// What to do about a cached seed.
+/// An action that is due for a cached seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RevalidationAction {
     /// Ask its owner whether it still has it.

@@ -120,7 +120,7 @@ pub(super) struct Child {
     pub(super) strategy: PagingStrategy,
     /// The pages of the seed that hold data.
     pub(super) populated: Arc<SlotIndex>,
-    /// What the pager has done for it.
+    /// Counters of the pager's work for it.
     pub(super) counters: PagerCounters,
     /// The socket on which its userfaultfd will arrive. Like a userfaultfd, it is never closed on drop.
     pub(super) uffd_socket: Option<ManuallyDrop<OwnedFd>>,
@@ -434,7 +434,7 @@ impl Child {
         self.journal.set_counters(&self.counters);
     }
 
-    /// What the pager has done for it, and why its memory is lost, if it is.
+    /// Counters of the pager's work for it, and the reason why its memory is lost, if it is.
     pub(super) fn stats(&self) -> PagerStats {
         PagerStats { counters: self.counters, loss_reason: self.loss_reason.clone() }
     }

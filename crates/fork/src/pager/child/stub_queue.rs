@@ -180,7 +180,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         queue.add(0, file.as_fd()).unwrap();
         fd_passing::try_send(queue.socket.as_fd(), &[0xff, 0xff, 0xff, 0xff, 9, 9, 9, 9], &[]).unwrap();
-        // The same message again, which is not yet removed from the front.
+        // The rotation has sent the first message again, and has not yet removed it from the front.
         queue.add(0, file.as_fd()).unwrap();
         assert!(queue.duplicate_userfaultfds().unwrap().keys().eq([&0]));
         queue.close();

@@ -281,7 +281,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// The same for zero pages.
+    /// As `add_fault_to_zygote`, for zero pages.
     pub(in crate::pager) fn add_zeroes_to_zygote(&mut self, key: u64, address: u64, pages: u64) {
         let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
         if let Some(ServedChild { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) {

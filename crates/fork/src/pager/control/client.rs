@@ -189,7 +189,7 @@ impl PagerClient {
         Ok(())
     }
 
-    /// What the pager has done for a child.
+    /// Counters of the pager's work for a child, and the reason why its memory is lost, if it is.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].

@@ -223,7 +223,7 @@ pub struct PagerHello {
     pub trust_policy: TrustPolicy,
 }
 
-/// What the pager has done for a child, and whether its memory is lost.
+/// Counters of the pager's work for a child, and the reason why its memory is lost, if it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerStats {
     /// The counters.

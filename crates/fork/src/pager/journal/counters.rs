@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the pager has done for a child since it was adopted.
+/// Counters of the pager's work for a child since it was adopted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PagerCounters {

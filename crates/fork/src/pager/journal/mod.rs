@@ -108,7 +108,7 @@ pub(super) struct AddressSpaceSnapshot {
 pub(super) struct JournalContents {
     /// How far the adoption of the child has got.
     pub(super) state: AdoptionState,
-    /// What the pager has done for it.
+    /// Counters of the pager's work for it.
     pub(super) counters: PagerCounters,
     /// The snapshot that replaces the plan, if there is one.
     pub(super) snapshot: Option<JournalSnapshot>,

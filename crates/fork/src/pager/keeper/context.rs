@@ -52,14 +52,14 @@ pub enum PagerError {
     /// A system call failed unexpectedly.
     #[error("the pager cannot {action}: {source}")]
     System {
-        /// What the pager could not do.
+        /// The operation that failed.
         action: &'static str,
         /// The cause.
         source: io::Error,
     },
 }
 
-/// What keeper and pager share.
+/// State that keeper and pager share.
 #[derive(Debug)]
 pub(in crate::pager) struct KeeperContext {
     registry: ChildRegistry,

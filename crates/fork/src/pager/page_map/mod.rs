@@ -66,7 +66,7 @@ pub(super) struct PageMap {
     late_events: LateEvents,
 }
 
-/// What a page map lost by a change, and the data to undo it.
+/// The segments that a page map lost by a change, and the data to undo it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AppliedChange {
     /// Segments that are not mapped any more.

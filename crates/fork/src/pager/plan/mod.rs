@@ -49,7 +49,7 @@ pub struct MemoryPlan {
     pub sources: Vec<PageSource>,
     /// Which addresses of the child's first process show which pages, ascending. Other registered memory reads as zeroes.
     pub segments: Vec<MapSegment>,
-    /// The same for each further process.
+    /// As `segments`, for each further process.
     pub member_segments: Vec<Vec<MapSegment>>,
     /// The pages that hold data, by extent, ascending.
     pub extents: Vec<PopulatedExtent>,

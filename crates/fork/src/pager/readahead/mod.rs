@@ -65,7 +65,7 @@ pub(super) enum FaultState {
     InFlight,
 }
 
-/// What to fetch at a fault in addition to its page. A range may be empty, and may have slots that are installed or in
+/// The slots to fetch at a fault in addition to its page. A range may be empty, and may have slots that are installed or in
 /// flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PrefetchRanges {
@@ -105,7 +105,7 @@ struct SequentialRun {
     is_confirmed: bool,
 }
 
-/// What the faults of one address space have shown, and what to fetch for it:
+/// The faults of one address space so far, from which the slots to fetch are chosen:
 ///
 /// - *Windows.* The slots are divided into regions. The more faults a region has had, the more its next fault fetches:
 ///   a page, a few, the rest. Slots that windows fetch in advance count against an allowance: an amount that depends on
@@ -171,7 +171,7 @@ impl ReadaheadState {
         self.fault_around_slots = 1;
     }
 
-    /// What to fetch at the fault at `slot`. `follows` says whether the slot before it is installed.
+    /// Records the fault at `slot`, and returns the slots to fetch. `follows` says whether the slot before it is installed.
     pub(super) fn on_fault(&mut self, slot: u64, found: FaultState, follows: bool) -> PrefetchRanges {
         let alone = slot..slot + 1;
         if self.window_slots_max == 1 {
@@ -207,7 +207,7 @@ impl ReadaheadState {
         self.touched_parts += touch_estimate(self.slots, self.requested);
     }
 
-    /// What to fetch if this fault continues a run.
+    /// Returns the slots to fetch if this fault continues a run.
     fn extend_run(&mut self, slot: u64, found: FaultState) -> Option<Range<u64>> {
         // A process that reads pages in order faults on pages in flight. It faults on a page that was not requested only at
         // the end of the run.

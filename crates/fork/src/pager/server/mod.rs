@@ -144,7 +144,7 @@ impl<'a> PagerServer<'a> {
         Self::with_owners(keeper_context, trust_policy, OwnerConnections::new(connect), Instant::now())
     }
 
-    /// The same, with the given owners and start time.
+    /// As `new`, with the given trust policy, owners and start time.
     pub(super) fn with_owners(
         keeper_context: &'a KeeperContext,
         trust_policy: TrustPolicy,

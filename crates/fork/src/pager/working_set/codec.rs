@@ -22,7 +22,7 @@ pub(in crate::pager) const SET_MAGIC: &[u8] = b"FFWSET1\n";
 /// Most runs of pages of one report. A run has at most 21 bytes, so that the report fits into a message of 64 KiB.
 pub(super) const REPORT_RUNS_MAX: usize = 2800;
 
-/// What was seen of a child's accesses.
+/// A report of a child's accesses to its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccessReport {
     /// The child's seed.

@@ -24,7 +24,7 @@ pub(in crate::pager) struct AccessTrace {
     on_trial: BTreeSet<u64>,
 }
 
-/// What must be reported.
+/// The part of a trace that is not yet reported.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TraceDelta {
     /// The last slot of the previous report.
@@ -91,7 +91,7 @@ impl AccessTrace {
         }
     }
 
-    /// What was recorded since the last call; `None` if nothing.
+    /// Takes the slots that were recorded since the last call; `None` if there are none.
     pub(super) fn take_delta(&mut self) -> Option<TraceDelta> {
         let slots = std::mem::take(&mut self.unreported);
         let after = self.last_reported;

@@ -141,7 +141,7 @@ fn free_ports(descriptor: &Descriptor) -> impl Iterator<Item = u16> {
     (PORT_MIN..=u16::MAX).filter(move |port| !taken.contains(port))
 }
 
-/// The same address with another port.
+/// A copy of the address with another port.
 fn with_port(address: &[u8], port: u16) -> Vec<u8> {
     const PORT_OFFSET: usize = 2;
     let mut address = address.to_vec();

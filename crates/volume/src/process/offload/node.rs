@@ -1,4 +1,4 @@
-//! What all volumes of a node share: the catalog, the connections to other nodes, and the table of its replicas.
+//! State that all volumes of a node share: the catalog, the connections to other nodes, and the table of its replicas.
 
 use std::collections::HashMap;
 use std::io;

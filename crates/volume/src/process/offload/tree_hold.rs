@@ -22,7 +22,7 @@ use crate::view::InodeContent;
 
 /// A hold ends when no call has named it for so long: the node that checks has died.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same while publishing continues. A replica may wait for slower ones.
+/// As `HOLD_TIMEOUT`, while publishing continues. A replica may wait for slower ones.
 const RELEASED_TIMEOUT: Duration = Duration::from_secs(120);
 /// The answer to a node whose hold has ended.
 const NOT_HELD: &str = "the check has ended: the tree is not held any more";

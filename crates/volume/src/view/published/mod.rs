@@ -6,7 +6,7 @@ use crate::change::{ChangeSet, InodeChange};
 use crate::record::{EntryKey, InodeAttributes, InodeNumber};
 use crate::view::{Inode, InodeContent, VolumeNamespace};
 
-/// What the kernel may have cached of a namespace that has changed.
+/// Changed objects of a namespace that the kernel may have cached.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CachedObjects {
     /// Inodes.

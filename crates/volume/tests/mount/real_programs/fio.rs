@@ -38,7 +38,7 @@ fn verify_on_each_node(methods: &[&[&str]], size: &str, jobs: u32) {
     }
 }
 
-/// The same job, so that a run on another node knows which blocks to expect.
+/// A job that is equal on each node, so that the node that verifies knows which blocks to expect.
 struct FioJob<'a> {
     number: usize,
     round: usize,

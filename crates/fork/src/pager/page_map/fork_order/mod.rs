@@ -24,7 +24,7 @@ pub(super) const CONTRADICTION_COST: u32 = 1 << 16;
 #[derive(Debug, Clone)]
 pub(in crate::pager) struct MapChange {
     pub(super) message: UffdEvent,
-    /// What the page map lost by the change, and the data to undo it.
+    /// The segments that the page map lost by the change, and the data to undo it.
     pub(super) applied: AppliedChange,
     /// An address at which the kernel shows whether the change was made: in the target of a move, or in the range that was
     /// left.
@@ -209,7 +209,7 @@ pub(in crate::pager) trait ForkMapCheck {
 // discard that was read after the fork. Of one that was read before it, the kernel is asked whether a page that was
 // there still is. If no page was there, nothing can show it, and the discard is taken as made.
 
-/// What must be found out about a forked process.
+/// A fork of which it is not yet determined which map changes the forked process has.
 #[derive(Debug)]
 pub(in crate::pager) struct UnresolvedFork {
     /// The address space of the process that forked it.
@@ -465,7 +465,7 @@ pub(in crate::pager) fn current_address(address: u64, changes: &[MapChange]) -> 
     })
 }
 
-/// The same for a page, which is gone if it was discarded.
+/// As `current_address`, for a page: `None` also if the page was discarded.
 pub(in crate::pager) fn current_page_address(address: u64, changes: &[MapChange]) -> Option<u64> {
     changes.iter().enumerate().try_fold(address, |address, (index, change)| match change.message {
         UffdEvent::Remove { start, end } if (start..end).contains(&address) => None,

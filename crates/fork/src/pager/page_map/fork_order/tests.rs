@@ -160,7 +160,7 @@ impl ForkScenario {
         self.is_free_for(thread, 1)
     }
 
-    /// The same for several changes.
+    /// As `is_free`, for several changes.
     fn is_free_for(&mut self, thread: usize, changes: usize) -> bool {
         let is_late = self.forked.is_some();
         if is_late && self.doubt.is_none() && self.has_hidden[thread] {

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::MapSegment;
 
-// What each call changes, and what it reports:
+// The changes that each call makes, and its reports:
 //
 //  mremap(2)   holding the map lock, all its changes:        then reports, one by one, waiting until each was read:
 //              unmaps what was at the target                 1. unmap of the target, if paged memory was there

@@ -104,7 +104,7 @@ fn compare(
     request: &VolumeCheck,
     mut report_progress: impl FnMut(CheckProgress) -> bool,
 ) -> Result<(VolumeKey, CheckReport), String> {
-    // The same for all attempts: a node that was not reached at the end of one may still have this hold.
+    // All attempts use this hold: a node that was not reached at the end of one may still have it.
     let hold = getrandom::u64().map_err(|error| error.to_string())?;
     let mut is_wanted = true;
     repeat_attempts(&request.name, || {
