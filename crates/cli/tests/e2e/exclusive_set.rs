@@ -3,14 +3,12 @@
 
 /// Names of modules, or of single tests.
 pub(crate) const NAMES: &[&str] = &[
-    "benchmarks_run",
     "children_equal_their_parent::python_with_numpy",
     "fan_outs_begin_with_a_zygote",
     "many_children_of_one_seed",
     "memory_may_run_out",
     "next_child_is_prestarted",
     "nothing_is_left_behind",
-    "paging_survives_injected_faults",
     "parent_runs_on_unharmed",
     "prepare_and_drop_do_not_leak",
     "process_state_is_restored::huge_pages_of_a_frozen_parent",

@@ -83,6 +83,7 @@ use runner::{JANITOR_ARGUMENT, Selection, WORKER_ARGUMENT, self_test};
 use test::Test;
 
 /// All test files. Basic functions are tested first, which makes later failures easier to understand.
+/// Short ones are last, so that the lanes end together.
 const TEST_FILES: &[(&str, &[Test])] = &[
     ("test_programs_pass_without_farfork", test_programs_pass_without_farfork::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
@@ -98,6 +99,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("files_and_streams", files_and_streams::TESTS),
     ("files_have_contents_of_prepare", files_have_contents_of_prepare::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),
+    ("benchmarks_run", benchmarks_run::TESTS),
     ("volumes_are_copied_by_each_method", volume_copy_methods::TESTS),
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
     ("volumes_outlive_lost_files", volumes_outlive_lost_files::TESTS),
@@ -143,7 +145,6 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("cores_are_readable", cores_are_readable::TESTS),
     ("strategies_fetch_as_documented", strategies_fetch_as_documented::TESTS),
     ("members_are_authenticated", members_are_authenticated::TESTS),
-    ("benchmarks_run", benchmarks_run::TESTS),
     ("runs_are_contained", runs_are_contained::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
 ];

@@ -62,7 +62,7 @@ impl StorageTestbed {
     /// Starts the nodes.
     pub(crate) async fn start(plan: &VolumeParameters, farfork: PathBuf) -> Result<Self, BenchError> {
         let memory = MemoryDirectory::mount()?;
-        let disk = tempfile::Builder::new().prefix("farfork-bench-").tempdir_in(&plan.disk);
+        let disk = tempfile::Builder::new().prefix(&scratch_prefix()).tempdir_in(&plan.disk);
         // Only the kind: the full error names the path of the new directory.
         let failed = |cause: io::Error| BenchError::File { path: plan.disk.clone(), cause: cause.kind().into() };
         let disk = disk.map_err(failed)?;
@@ -203,13 +203,19 @@ fn run_command(program: &'static str, command: &mut Command) -> Result<(), Bench
     Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
 }
 
+/// The beginning of the names of this run's directories. It tells which run left one.
+fn scratch_prefix() -> String {
+    format!("farfork-bench-{}-", std::process::id())
+}
+
 /// A file system in memory. It is unmounted when this value is dropped.
 struct MemoryDirectory(TempDir);
 
 impl MemoryDirectory {
     fn mount() -> Result<Self, BenchError> {
         let failed = |cause| BenchError::File { path: SCRATCH_PARENT.into(), cause };
-        let directory = tempfile::Builder::new().prefix("farfork-bench-").tempdir_in(SCRATCH_PARENT).map_err(failed)?;
+        let scratch = tempfile::Builder::new().prefix(&scratch_prefix()).tempdir_in(SCRATCH_PARENT);
+        let directory = scratch.map_err(failed)?;
         let tmpfs = mount::create_filesystem("tmpfs", &[("size", "80%")], MountAttrFlags::empty()).map_err(failed)?;
         mount::attach(tmpfs.as_fd(), directory.path()).map_err(failed)?;
         Ok(Self(directory))

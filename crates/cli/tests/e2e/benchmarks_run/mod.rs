@@ -466,6 +466,8 @@ fn run_benchmark(name: &str, arguments: &[&str]) -> Value {
     wait::wait_until("nothing is left of the benchmark", REMAINS_LIMIT, || {
         leftovers::find_leftovers(&marks).is_empty().then_some(())
     });
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("a list of mounts");
+    assert!(!mounts.contains(&format!("/farfork-bench-{pid}-")), "{mounts}");
     serde_json::from_str(&ended.stdout).expect("JSON")
 }
 
