@@ -1,6 +1,7 @@
-"""Pickles calls for workers that were forked earlier, and refuses calls that such a worker would not run like this process.
+"""Pickles calls for workers that were forked earlier. Refuses calls that such a worker would run differently from this
+process.
 
-Shared objects, which a worker has in memory, are not pickled; their numbers are.
+A worker has shared objects in memory, so the pickle contains only their numbers.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class CallPickling:
     """The way in which an executor pickles calls."""
 
     shared: SharedObjects
-    #: The module ``cloudpickle``, if it must pickle such calls, however large, instead of forking new workers.
+    #: The module ``cloudpickle``, for calls that ``pickle`` cannot pickle. Then no call is too large, and none needs
+    #: new workers.
     cloudpickle: ModuleType | None = None
 
     def pickle_calls(self, calls: Iterable[Callable[[], Any]], state: ForkedState) -> list[Payload]:
-        """Pickles calls for workers. Raises :class:`NotShared` if one cannot be pickled, is too large, or has changed since.
+        """Pickles calls for workers. Raises :class:`NotShared` if a call cannot be pickled, is too large, or uses a
+        definition that changed since the fork.
         """
         names = state.definitions.compare()
         return [self._pickle_call(call, state, names) for call in calls]
@@ -69,15 +72,15 @@ class CallPickling:
         return writer.payload
 
     def _pickle_by_value(self, call: Callable[[], Any], state: ForkedState, names: NameCheck) -> Payload:
-        """Pickles functions of ``__main__`` and functions without a global name with their code and the variables that they
-        use.
+        """Pickles a call with ``cloudpickle``: functions of ``__main__`` and local functions include their code and
+        variables.
         """
         writer = _PayloadWriter(sys.maxsize)
         _by_value_pickler(self.cloudpickle)(writer, names, self._find_numbers(state)).dump(call)
         return writer.payload
 
     def _find_numbers(self, state: ForkedState) -> FindNumber:
-        """Finds the numbers of shared objects that workers of a seed have; ``None`` for other objects."""
+        """Returns a function that finds the number of a shared object that workers of a seed have."""
 
         def find_number(value: object) -> int | None:
             number = self.shared.find(value)
@@ -108,7 +111,7 @@ class _CallPickler(pickle.Pickler):
 
 
 class _SharingPickler(_CallPickler):
-    """Looks up a number for each object, which takes time."""
+    """Pickles shared objects as their numbers. Slower than its base: it looks up every object."""
 
     def __init__(self, writer: _PayloadWriter, names: NameCheck, find_number: FindNumber) -> None:
         super().__init__(writer, names)

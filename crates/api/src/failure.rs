@@ -11,13 +11,14 @@ use crate::limits::CONNECT_TIMEOUT;
 use crate::v1;
 
 /// Most bytes of a failure's parts in a gRPC status. HTTP/2 carries a status in headers, of which a client accepts 16
-/// KiB, and base64 makes details a third longer. Longer parts are cut. In a message (`v1::Error`) nothing is cut.
+/// KiB, and base64 makes details a third longer. Longer parts are cut. A failure in the body of a response
+/// (`v1::Error`) is not cut.
 const OBJECT_BYTES_MAX: usize = 256;
 const CAUSE_BYTES_MAX: usize = 5 << 10;
 const NEXT_STEP_BYTES_MAX: usize = 1 << 10;
 
-/// Most bytes of the status message, for clients that do not decode the details. A header may need three bytes for
-/// each.
+/// Most bytes of the status message, for clients that do not decode the details. Percent-encoding in a header can
+/// triple the message.
 const MESSAGE_BYTES_MAX: usize = 512;
 
 /// A request that failed.
@@ -105,7 +106,7 @@ pub fn is_connect_timeout(error: &(dyn Error + 'static)) -> bool {
     innermost_error(error).to_string() == "deadline has elapsed"
 }
 
-/// The cause to report for it.
+/// The cause to report for a connect timeout.
 pub fn connect_timeout_cause() -> String {
     format!(
         "no connection within {} s: its daemon does not accept it, or the network drops packets",
@@ -222,7 +223,7 @@ mod tests {
         let long = "å".repeat(100_000);
         let failure = Failure::new(Code::InvalidArgument, &long, &long).with_next_step(&long);
         let status = Status::from(failure);
-        // As encoded: three bytes for each of the message, four for three of the details.
+        // Encoded sizes: up to three bytes per byte of the message, and four per three bytes of the details.
         assert!(3 * status.message().len() + status.details().len() * 4 / 3 < 12 << 10);
         let decoded = Failure::from_status("ignored", &status);
         assert!(decoded.object().starts_with("åå") && decoded.object().contains("bytes more"), "{}", decoded.object());

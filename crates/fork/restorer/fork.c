@@ -12,7 +12,8 @@ void join_new_session_keyring(void)
 		fail(STEP_SESSION_KEYRING, error, 0);
 }
 
-/* Future children start in a new time namespace, whose clocks continue from the parent's (time_namespaces(7)). */
+/* Future children start in a new time namespace (time_namespaces(7)). Its clocks continue from those of the captured
+ * parent. */
 void unshare_time_namespace(const struct stub_request *request)
 {
 	if (request->time_offsets_bytes == 0)
@@ -29,9 +30,9 @@ void unshare_time_namespace(const struct stub_request *request)
 	CALL1(close, file);
 }
 
-/* Moves farfork's descriptors above all numbers that a process of the tree will use, and closes the rest. Future children
- * inherit them there. The plan moves after the others while children still read their plans from it. Files that are
- * created later reuse its number. */
+/* Moves farfork's descriptors above all numbers that a process of the tree will use, and closes the rest. Future
+ * children inherit them there. The plan file gets the number after theirs, because children still read their plans from
+ * it. The first created file reuses that number. */
 static void move_descriptors(struct restore_request *request, u32 fd_base)
 {
 	struct passed_fds *passed = &request->passed;
@@ -58,8 +59,8 @@ static void move_descriptors(struct restore_request *request, u32 fd_base)
 }
 
 /* `shared`: CLONE_* flags of resources that the child shares with the caller. `cgroup`: the child's cgroup, or -1. A
- * child with pid 1 gets a pid namespace inside the container's, whose own pid 1 is the stub, and a mount namespace for
- * the matching /proc. */
+ * child with pid 1 gets its own pid namespace, because the container's pid 1 is the stub, and a mount namespace for its
+ * /proc. */
 long fork_with_pid(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup)
 {
 	i32 pid = (i32)pid_wanted;
@@ -76,8 +77,8 @@ long fork_with_pid(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup)
 	return CALL2(clone3, &args, sizeof args);
 }
 
-/* CLONE_* flags of what a child shares with its parent. Processes that share a directory all set it, to the same value,
- * after all forks. */
+/* CLONE_* flags of what a child shares with its parent. Processes that share a working directory all set it to the same
+ * value, after all forks. */
 u64 clone_sharing_flags(const struct plan_child *child)
 {
 	return (child->flags & CHILD_SHARES_DIRECTORY ? K_CLONE_FS : 0) |
@@ -108,8 +109,8 @@ static long fork_plan_child(const struct restore_request *request, const struct 
 	return pid;
 }
 
-/* In a zombie that led a session which other processes are still in: begins the session and forks them. When the zombie
- * ends, they are reparented to its parent, as they were in the original. */
+/* In a process that becomes a zombie: begins the session that it led, and forks the other processes of that session.
+ * When the zombie ends, they are reparented to its parent, as they were in the original. */
 static void fork_reparented_children(struct restore_request *request, u64 plan_file_offset, const struct plan *head,
 				     u32 leader)
 {
@@ -127,7 +128,7 @@ static void fork_and_run_child(struct restore_request *request, u64 plan_file_of
 {
 	long pid = fork_plan_child(request, child);
 	if (pid != 0) {
-		/* The child does so itself, but others must not join the group before. */
+		/* The zombie also creates its group itself. Created here, the group exists before others join it. */
 		if ((child->flags & CHILD_ZOMBIE) && (child->flags & CHILD_GROUP_LEADER) &&
 		    !(child->flags & CHILD_SESSION_LEADER))
 			CALL2(setpgid, pid, pid);

@@ -1,5 +1,5 @@
-//! The structures of the messages, as in `include/farfork_protocol.h`, which documents each field. The test in
-//! `tests/layout.rs` compares them with that header and with the Python package.
+//! The structures of the messages between a program and the daemon. `include/farfork_protocol.h` documents each field.
+//! The test in `tests/layout.rs` compares them with that header and with the Python package.
 
 use std::ops::Range;
 
@@ -125,7 +125,7 @@ structures! {
         pages_bytes: u64,
         kept_thread: u64,
     }
-    /// The marker at the start of the second page of the pages that a program offers.
+    /// The marker at the start of the second page that a program offers. The first page is executable and empty.
     "pages" Pages {
         magic: u64,
         address: u64,
@@ -175,7 +175,7 @@ structures! {
         prepare_us: u64,
         seed: [u8; ID_BYTES],
     }
-    /// Tells a child that it is one, and its id and index.
+    /// Tells the sender of a checkpoint request that it is a child, with its id and index.
     "child_reply" ChildReply {
         header: Header,
         index: u32,
@@ -213,7 +213,7 @@ structures! {
 }
 
 impl Pages {
-    /// The marker that is in memory if these pages are offered, as bytes.
+    /// The bytes of the marker that a program writes into these pages to offer them.
     pub fn marker_bytes(pages: &Range<u64>) -> Vec<u8> {
         let bytes = pages.end.saturating_sub(pages.start);
         Self { magic: PAGES_MAGIC, address: pages.start, bytes }.as_bytes().to_vec()

@@ -14,6 +14,3 @@ pub use request::{CaptureOffer, ForkOptions, ProtocolError, Request, RequestBody
 
 /// Largest message that a program may send, in bytes: a fork request is the largest one.
 pub const REQUEST_BYTES_MAX: usize = size_of::<layout::ForkRequest>();
-
-/// Limit on descriptors that are sent with a message.
-pub const FDS_MAX: usize = 2;

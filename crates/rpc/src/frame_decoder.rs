@@ -1,15 +1,15 @@
 //! Decodes a stream of bytes into the hello and frames.
 //!
-//! All connections of a thread receive into one shared staging buffer, and frames are decoded there in place. At the end of
-//! a turn, a connection saves an incomplete frame. A long payload that arrives in parts gets its own buffer once its head is
-//! verified. The rest is received straight into it.
+//! All connections of a thread receive into one shared staging buffer, and frames are decoded there in place. At the
+//! end of its turn in the thread's loop, a connection saves an incomplete frame. A long payload that arrives in parts
+//! gets its own buffer once its head is verified. The rest is received straight into it.
 
 use std::io::IoSliceMut;
 use std::ops::{Deref, Range};
 
 use farfork_wire::rpc::{Frame, FrameHead, HELLO_BYTES, RpcFrameError, VersionRange};
 
-/// Size of the staging buffer, in bytes: as much as a socket buffer, some thousand small frames.
+/// Size of the staging buffer, in bytes: about one socket buffer, or several thousand small frames.
 const STAGING_BYTES: usize = 256 << 10;
 
 /// Shortest payload that gets a buffer of its own, in bytes. For shorter ones, copying the received part is cheaper.
@@ -74,9 +74,9 @@ impl Deref for ReceivedPayload<'_> {
 pub(crate) struct FrameDecoder<M> {
     /// The received part of an incomplete frame.
     partial_frame: Vec<u8>,
-    /// The long payload that is being received. While it is incomplete, no other bytes are undecoded.
+    /// The long payload that is being received. While it is incomplete, the staging buffer has no undecoded bytes.
     partial_payload: Option<PartialPayload<M>>,
-    /// The last long payload: first for its reader, then as a buffer for the next one.
+    /// The buffer of the last long payload. The next long payload reuses it.
     long_payload: Vec<u8>,
 }
 
@@ -117,7 +117,8 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         self.partial_frame.clear();
     }
 
-    /// The buffers for the next bytes: first all of the first one, then the second. Saved bytes must have been restored.
+    /// The buffers to receive into, in order: the rest of a long payload, then the staging buffer. Call
+    /// [`FrameDecoder::restore_partial`] before.
     pub(crate) fn receive_buffers<'a>(&'a mut self, staging: &'a mut StagingBuffer) -> [IoSliceMut<'a>; 2] {
         let rest = match &mut self.partial_payload {
             Some(body) => &mut body.bytes[body.filled_bytes..],
@@ -207,7 +208,7 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         self.partial_payload.is_some()
     }
 
-    /// Number of saved bytes.
+    /// Number of bytes that this connection holds of an incomplete frame.
     pub(crate) fn held_bytes(&self) -> usize {
         self.partial_frame.len() + self.partial_payload.as_ref().map_or(0, |body| body.filled_bytes)
     }

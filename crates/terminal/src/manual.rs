@@ -16,7 +16,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use farfork_api::run_dir::{DEFAULT_RUN_DIR, RunDir};
 
-/// Of user commands.
+/// The manual section for user commands.
 const SECTION: &str = "1";
 
 /// A part of the help below the options.
@@ -28,7 +28,7 @@ struct HelpSection<'a> {
     lines: Vec<&'a str>,
 }
 
-/// A command that was built, and how a user calls it: `farfork-fork`.
+/// A command from [`build_command`], and the name of its page, such as `farfork-fork`.
 pub struct ManualPage<'a> {
     name: String,
     command: &'a Command,
@@ -72,14 +72,14 @@ pub fn write_pages(directory: &Path, pages: &[ManualPage<'_>]) -> anyhow::Result
     Ok(pages.iter().map(ManualPage::file_name).collect())
 }
 
-/// The command line with all that clap adds, but for the `help` that would have a page of its own.
+/// Completes a command as clap does, but without the subcommand `help`, which would get its own page.
 pub fn build_command(command: Command) -> Command {
     let mut command = command.disable_help_subcommand(true);
     command.build();
     command
 }
 
-/// Pages of a command that was built, and of all below it that users may know of.
+/// The pages of a command from [`build_command`] and of all its visible subcommands.
 pub fn manual_pages(root: &Command) -> Vec<ManualPage<'_>> {
     let below = root.get_subcommands().filter(|command| !command.is_hide_set());
     iter::once(ManualPage { name: display_name(root), command: root }).chain(below.flat_map(manual_pages)).collect()
@@ -127,7 +127,7 @@ impl ManualPage<'_> {
         other.name.strip_prefix(&self.name).is_some_and(|rest| rest.starts_with('-'))
     }
 
-    /// The page above, those below, and those of the commands that the help speaks of.
+    /// Lists the pages of its parent commands, its subcommands, and the commands that its help mentions.
     fn write_see_also(&self, roff: &mut Roff, siblings: &[ManualPage<'_>]) {
         let help = self.command.clone().render_long_help().to_string();
         let is_named = |other: &ManualPage<'_>| mentions_command(&help, &other.name.replace('-', " "));
@@ -144,7 +144,7 @@ impl ManualPage<'_> {
     }
 }
 
-/// Whether a text has `farfork fork` as words.
+/// Whether `text` mentions the command `call`, such as `farfork fork`, as whole words.
 fn mentions_command(text: &str, call: &str) -> bool {
     let goes_on = |rest: &str| rest.starts_with(|next: char| next.is_alphanumeric() || next == '-');
     text.match_indices(call).any(|(at, _)| !goes_on(&text[at + call.len()..]))
@@ -156,7 +156,7 @@ fn after_help(command: &Command) -> String {
     text.map(ToString::to_string).unwrap_or_default()
 }
 
-/// The parts of such a text.
+/// Splits an after-help text into its sections.
 fn parse_sections(help: &str) -> Vec<HelpSection<'_>> {
     let mut parts: Vec<HelpSection<'_>> = Vec::new();
     for line in help.lines() {
@@ -209,10 +209,10 @@ fn write_files(roff: &mut Roff) {
     let run = RunDir::new(DEFAULT_RUN_DIR);
     let root = Path::new(DEFAULT_RUN_DIR);
     let files = [
-        (run.socket(), "The daemon's socket, which commands speak to; root's alone."),
-        (run.program_socket(), "Where programs ask for their own checkpoint; root's alone."),
+        (run.socket(), "The daemon's socket for farfork commands; only root can connect."),
+        (run.program_socket(), "The socket for programs that request their own checkpoint; only root can connect."),
         (root.join("children/ID"), "The record of a child and its output, until the child is removed."),
-        (run.pager_log(), "What the process that serves children's memory has to say."),
+        (run.pager_log(), "The log of the pager, the process that serves children's memory."),
         (root.join("NODE"), "The run directory of a node that `farfork up` started, with its log, node.log."),
     ];
     roff.control("SH", ["FILES"]);
@@ -226,7 +226,7 @@ fn write_files(roff: &mut Roff) {
     }
 }
 
-/// Every formatter knows the names of characters; not every one expects UTF-8.
+/// Replaces non-ASCII characters by roff escapes: every formatter knows those, but some do not read UTF-8.
 fn escape_non_ascii(page: &str) -> String {
     let name =
         |symbol: char| if symbol.is_ascii() { symbol.to_string() } else { format!("\\[u{:04X}]", symbol as u32) };

@@ -18,7 +18,7 @@ const GROUP_OTHER_ANY: u32 = 0o077;
 /// Permission of other users to change a directory.
 const GROUP_OTHER_WRITE: u32 = 0o022;
 
-/// Reads a secret from a private file, or from a pipe. Errors name it as `path`.
+/// Reads a secret from a private file, or from a pipe. Errors contain `path`.
 ///
 /// # Errors
 /// [`DirectoryError::TooPermissive`] and [`DirectoryError::WrongOwner`] if other users have access,
@@ -33,13 +33,16 @@ fn read_checked(file: File, path: &Path, bytes_max: u64) -> Result<Zeroizing<Vec
     let mut bytes = Zeroizing::new(Vec::new());
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
     if bytes.len() as u64 > bytes_max {
-        return Err(DirectoryError::InvalidContent { path: path.into(), cause: "it is too long".to_owned() });
+        return Err(DirectoryError::InvalidContent {
+            path: path.into(),
+            cause: format!("it has more than {bytes_max} bytes"),
+        });
     }
     Ok(bytes)
 }
 
 fn check_permissions(file: &File, path: &Path, mask: u32) -> Result<(), DirectoryError> {
-    let metadata = file.metadata().map_err(io_error("look at", path))?;
+    let metadata = file.metadata().map_err(io_error("stat", path))?;
     let mode = metadata.mode() & 0o777;
     if mode & mask != 0 {
         return Err(DirectoryError::TooPermissive { path: path.into(), mode });
@@ -51,7 +54,7 @@ fn check_permissions(file: &File, path: &Path, mask: u32) -> Result<(), Director
     Ok(())
 }
 
-/// An open directory. No other directory can take its place, even if its path changes.
+/// An open directory. Operations use this directory even if another one is moved to its path.
 pub(crate) struct PrivateDir<'a> {
     dir: File,
     path: &'a Path,
@@ -97,7 +100,7 @@ impl<'a> PrivateDir<'a> {
         read_checked(file, &path, bytes_max).map(Some)
     }
 
-    /// Writes a file of the directory, wholly or not at all.
+    /// Replaces a file of the directory atomically, and syncs it to disk.
     ///
     /// # Errors
     /// As openat(2), write(2), fsync(2), renameat(2).
@@ -141,7 +144,10 @@ mod tests {
             set_mode(&file, mode);
             assert_eq!(**read_private(&file, 100).unwrap(), *b"secret");
         }
-        assert!(matches!(read_private(&file, 3), Err(DirectoryError::InvalidContent { .. })), "nor what is too long");
+        assert!(
+            matches!(read_private(&file, 3), Err(DirectoryError::InvalidContent { .. })),
+            "a file longer than the limit"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A fork load: client processes on several nodes, each of which requests a child, waits for its result, checks it, and
-//! requests the next, for a given time. `farfork stress fork`, `stress functions` and `bench peak` run it. A client is
-//! this program, started again.
+//! requests the next, for a given time. `farfork stress fork`, `stress functions` and `bench peak` run it. Each client
+//! is a process `farfork bench forker`.
 
 use std::io::{self, Read as _};
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ const NUMBERS_PER_CLIENT: u64 = 1 << 40;
 pub(crate) const FORK_INTERVAL_S: f64 = 1.0;
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The name of a client in errors.
+/// The hidden command `farfork bench forker`, which is also a client's name in errors.
 const CLIENT: &str = "forker";
 
 /// The clients of a load, and the seed that they fork.
@@ -43,7 +43,7 @@ pub(crate) struct ForkLoad<'a> {
     pub(crate) seconds: f64,
 }
 
-/// One second of all clients.
+/// Totals of all clients in one interval of [`FORK_INTERVAL_S`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LoadInterval {
     /// Children per second.
@@ -57,7 +57,7 @@ pub(crate) struct LoadInterval {
 pub(crate) struct ClientResult {
     pub(crate) children: u64,
     pub(crate) per_s: f64,
-    /// From the request for a child until its result is checked.
+    /// Median time from the request for a child until its result is checked.
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
 }
@@ -160,7 +160,7 @@ fn read_result(client: &mut ChildProgram) -> Result<ClientResult, BenchError> {
 /// Runs the client that the specification describes.
 ///
 /// # Errors
-/// It cannot print; it prints any other failure.
+/// The specification is invalid, or standard input or output failed. Any other failure is printed.
 pub async fn run_fork_client(specification: &str) -> io::Result<()> {
     let specification: ForkClientSpec = serde_json::from_str(specification)?;
     match fork_repeatedly(&specification).await {

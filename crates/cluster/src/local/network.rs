@@ -19,24 +19,25 @@ use super::state::ClusterState;
 
 /// Where `ip` keeps named namespaces.
 pub(super) const NETNS_DIR: &str = "/run/netns";
-/// Exists while `NETNS_DIR` is mounted for the sake of clusters.
+/// Exists while `NETNS_DIR` is mounted because of a cluster.
 const NETNS_MARK: &str = "/run/farfork-netns";
 /// The bridge, in a namespace of its own.
 const BRIDGE: &str = "br0";
 /// The link of a node to the bridge, in the node's namespace. The other end has the node's name.
 const NODE_LINK: &str = "eth0";
-/// Longest wait for another process that makes or removes namespaces, in milliseconds: it takes some tens.
+/// Longest wait for another process that makes or removes namespaces, in milliseconds. Usually it takes tens of
+/// milliseconds.
 const LOCK_MS_MAX: u64 = 10_000;
 /// Pause between two attempts to take the lock, in milliseconds.
 const LOCK_RETRY_MS: u64 = 10;
 
-/// Held while namespaces come and go, so that no other cluster's do.
+/// Held while namespaces are made or removed. It excludes the other clusters of this machine.
 #[derive(Debug)]
 pub(super) struct NetnsLock {
     _lock: File,
 }
 
-/// Makes sure that none of these namespaces exists. The caller holds the result until they do.
+/// Takes the lock, and checks that none of these namespaces exists. The caller holds the lock until it has made them.
 pub(super) fn lock_new_names(namespaces: &[String]) -> Result<NetnsLock, LocalError> {
     let names = lock_netns_dir()?;
     match namespaces.iter().find(|netns| netns_exists(netns)) {
@@ -69,14 +70,14 @@ pub(super) fn create_network(state: &ClusterState, names: NetnsLock) -> Result<(
 /// Removes all namespaces. Their contents are removed once their processes have ended.
 pub(super) fn remove_network(state: &ClusterState) -> Result<(), LocalError> {
     let _lock = lock_netns_dir()?;
-    // One that cannot be deleted does not keep the others.
+    // If one cannot be deleted, the others are still deleted.
     let present = namespaces(state).filter(|netns| netns_exists(netns));
     let deleted: Vec<_> = present.map(|netns| run_ip(&["netns", "delete", netns], "")).collect();
     deleted.into_iter().collect::<Result<(), LocalError>>()?;
     unmount_netns_dir()
 }
 
-/// Lets the bridge's end of a node's link carry packets, or not.
+/// Sets the bridge's end of a node's link up or down.
 pub(super) fn set_link(switch: &str, node: &str, up: bool) -> Result<(), LocalError> {
     run_ip(&["-netns", switch, "link", "set", node, if up { "up" } else { "down" }], "")
 }
@@ -91,12 +92,12 @@ fn netns_exists(netns: &str) -> bool {
 
 fn add_namespaces(state: &ClusterState, _held: &NetnsLock) -> Result<(), LocalError> {
     if !is_netns_dir_mounted()? {
-        File::create(NETNS_MARK).map_err(netns_dir_error("mark"))?;
+        File::create(NETNS_MARK).map_err(netns_dir_error("create the cluster mark for"))?;
     }
     namespaces(state).try_for_each(|netns| run_ip(&["netns", "add", netns], ""))
 }
 
-/// Undoes what the first `ip netns add` did, if this cluster made it and no namespace is left.
+/// Unmounts `NETNS_DIR` if a cluster caused the mount and no namespace is left.
 fn unmount_netns_dir() -> Result<(), LocalError> {
     let names_dir = Path::new(NETNS_DIR);
     let empty = || fs::read_dir(names_dir).is_ok_and(|mut entries| entries.next().is_none());
@@ -107,11 +108,11 @@ fn unmount_netns_dir() -> Result<(), LocalError> {
         mount::detach(names_dir).map_err(netns_dir_error("unmount"))?;
     }
     let _ = fs::remove_dir(names_dir);
-    fs::remove_file(NETNS_MARK).map_err(netns_dir_error("unmark"))
+    fs::remove_file(NETNS_MARK).map_err(netns_dir_error("remove the cluster mark for"))
 }
 
 fn is_netns_dir_mounted() -> Result<bool, LocalError> {
-    let mounts = table::read_thread_mounts().map_err(netns_dir_error("look up"))?;
+    let mounts = table::read_thread_mounts().map_err(netns_dir_error("look up the mount of"))?;
     Ok(table::visible_mounts(&mounts).iter().any(|mount| mount.point == Path::new(NETNS_DIR)))
 }
 
@@ -147,7 +148,7 @@ fn run_ip(arguments: &[&str], input: &str) -> Result<(), LocalError> {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
-            // Ctrl-C is for the command that makes or removes the network, and that cleans up.
+            // A process group of its own: Ctrl-C must reach only the calling command, which cleans up.
             .process_group(0)
             .spawn()?;
         child.stdin.take().expect("it is piped").write_all(input.as_bytes())?;

@@ -18,17 +18,18 @@ use super::{PRIVATE_DIR, mask_path};
 use crate::config::RootSpec;
 
 //  /dev       a directory with null, zero, full, random, urandom, tty, and the container's own pts, shm and mqueue
-//  /sys ...   views of the kernel: read-only; those for debuggers are covered
+//  /sys ...   kernel file systems: read-only; those for debugging are masked
 //  /proc      the child makes it read-only after its last write there
 //  the rest   no devices, no set-user-id programs
 //
-// Root in a container needs no capability to write files that belong to root, or to read the node's disk through its device.
-// This prevents both. It is effective only against processes that may not mount.
+// Root in a container needs no capability to write files that belong to root, or to read the node's disk through its
+// device. These restrictions prevent both. Processes that may mount or unmount can undo them.
 
 /// The restrictions for the processes of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RootProtection {
-    /// Removes what could lead out of the container: devices, the kernel's settings, other users' rights.
+    /// Removes devices and set-user-id rights, masks kernel debugging file systems, and makes kernel file systems and
+    /// volumes read-only.
     pub untrusted: bool,
     /// Makes files read-only, except shared memory, terminals and the private directory.
     pub read_only: bool,
@@ -38,7 +39,7 @@ pub struct RootProtection {
 const DEVICES: &str = "/dev";
 /// Harmless devices.
 const ALLOWED_DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
-/// Links that programs expect there.
+/// Symbolic links in /dev that programs expect: name and target.
 const LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -46,17 +47,17 @@ const LINKS: [(&str, &str); 5] = [
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 ];
-/// Directories there, with their modes. Each is a mount of the container, or empty.
+/// Directories in /dev, with their modes. Each holds the container's mount of that name, or stays empty.
 const DIRECTORIES: [(&str, u32); 3] = [("pts", 0o755), ("shm", 0o1777), ("mqueue", 0o1777)];
-/// File systems for debuggers of the kernel, or that show its internals.
+/// File systems that expose the kernel's internals, mostly for debugging.
 const KERNEL_DEBUG_FILESYSTEMS: [&str; 5] = ["bpf", "debugfs", "efivarfs", "pstore", "tracefs"];
 
-/// The child protects the first itself. The second mounts a file system when it is accessed.
+/// The child makes `proc` read-only itself. An access to an `autofs` mount point would mount a file system.
 const SKIPPED_FILESYSTEMS: [&str; 2] = ["proc", "autofs"];
 
-/// Protects the root of a container's init. A thread enters its mount namespace for it and ends.
+/// Protects the root of a container's init. A temporary thread does so inside init's mount namespace.
 pub(crate) fn protect_root((init_pid, init): (i32, &OwnedFd), protection: RootProtection) -> io::Result<()> {
-    // Read here: the container's own /proc does not show our threads.
+    // Read before the thread enters the namespace: the container's /proc has no entry for that thread.
     let mounts = table::read_mounts_of(init_pid)?;
     thread::scope(|scope| {
         let body = || {
@@ -77,7 +78,7 @@ fn protect_own_root(mounts: &[Mount], protection: RootProtection) -> io::Result<
         }
     }
     if protection.untrusted {
-        // After the restrictions: mounts below a cover can no longer be reached.
+        // Mask after restricting: mounts below a mask can no longer be reached.
         for point in debug_mounts(&visible) {
             mask_path(point, RootSpec::Shared).map_err(io::Error::other)?;
         }
@@ -86,18 +87,18 @@ fn protect_own_root(mounts: &[Mount], protection: RootProtection) -> io::Result<
     Ok(())
 }
 
-/// The operations that a mount must refuse.
+/// The attributes to add to a mount: nosuid, nodev, read-only.
 fn restrictions_of(mount: &Mount, protection: RootProtection) -> Attributes {
     let is_device = mount.point.starts_with(DEVICES);
     let is_own = mount.point == Path::new(PRIVATE_DIR) || (is_device && mount.point != Path::new(DEVICES));
     let mut refused = Attributes::empty();
     if protection.untrusted {
         refused |= Attributes::MOUNT_ATTR_NOSUID;
-        // The harmless devices are copied from /dev, which is then covered.
+        // /dev itself needs no nodev: `replace_devices` mounts a new directory over it.
         if !is_device {
             refused |= Attributes::MOUNT_ATTR_NODEV;
         }
-        // Writes to a volume are not kept in a layer.
+        // A volume has no overlay layer: writes would change the volume itself.
         if (is_kernel_view(mount) && !is_device) || mount.is_volume() {
             refused |= Attributes::MOUNT_ATTR_RDONLY;
         }
@@ -108,7 +109,7 @@ fn restrictions_of(mount: &Mount, protection: RootProtection) -> Attributes {
     refused
 }
 
-/// The mount points of file systems for debuggers, only the outermost ones.
+/// The outermost mount points of kernel debugging file systems.
 fn debug_mounts<'a>(visible: &[&'a Mount]) -> Vec<&'a Path> {
     let all = visible.iter().filter(|mount| KERNEL_DEBUG_FILESYSTEMS.contains(&mount.filesystem.as_str()));
     let points: Vec<&Path> = all.map(|mount| mount.point.as_path()).collect();
@@ -116,7 +117,7 @@ fn debug_mounts<'a>(visible: &[&'a Mount]) -> Vec<&'a Path> {
     points.iter().copied().filter(|point| !is_below(point)).collect()
 }
 
-/// Covers /dev with a directory that has only what any program may use.
+/// Mounts a tmpfs over /dev, with harmless devices, standard links and the container's own mounts.
 fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
     let devices = Path::new(DEVICES);
     let copy = |name: &'static str| Ok((name, mount::clone_mount(&devices.join(name), MountDepth::Single)?));
@@ -140,7 +141,7 @@ fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
         // and the mount could not become read-only.
         mknodat(CWD, &point, FileType::RegularFile, Mode::RUSR, 0)?;
         mount::attach(node.as_fd(), &point)?;
-        // Replaces the attributes of the mount that it was copied from.
+        // Replaces the attributes that the clone has from its source mount.
         mount::restrict(&point, Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NOEXEC)?;
     }
     own.iter().try_for_each(|(name, directory)| mount::attach(directory.as_fd(), &devices.join(name)))?;

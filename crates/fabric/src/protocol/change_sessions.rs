@@ -1,5 +1,5 @@
-//! The owner's record of the changes that each requester has made, shared by all sockets of the requester's connection. It
-//! ensures that no change is made twice, and none by a socket that its requester has abandoned.
+//! The owner's record of each requester's changes (writes and messages), shared by all sockets of that requester's
+//! connection. It ensures that no change is made twice, and none by a socket that its requester has abandoned.
 //! [`farfork_wire::frame::change`] defines the rules.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -10,8 +10,8 @@ use farfork_wire::frame::reply::Refusal;
 
 use crate::{LinkError, REQUESTS_MAX};
 
-/// Most requesters in the table. The one that connected longest ago is dropped first. If it sends a change again after that,
-/// it gets [`Refusal::OutcomeForgotten`].
+/// Most requesters in the table. The one that connected longest ago is dropped first. If it reconnects and then repeats
+/// a change, it gets [`Refusal::OutcomeForgotten`].
 const SESSIONS_MAX: usize = 4096;
 
 /// Most refusals in a session: a requester has at most this many unanswered requests.
@@ -26,7 +26,7 @@ pub(crate) struct ChangeSessionTable {
 #[derive(Debug, Default)]
 struct ChangeSessionIndex {
     sessions: BTreeMap<ConnectionId, (u64, Arc<ChangeSession>)>,
-    /// Names in the order of their last attachment.
+    /// Connection ids in the order of their latest attachment.
     by_attach_order: BTreeMap<u64, ConnectionId>,
     attach_counter: u64,
 }
@@ -39,7 +39,7 @@ struct ChangeSession {
 
 #[derive(Debug)]
 struct ChangeSessionState {
-    /// The attachment that may make changes.
+    /// Epoch of the only attachment that may make changes.
     current_epoch: u64,
     /// Changes with smaller ids were made or refused. Those that are not in `refused` were made.
     applied_below: u64,
@@ -95,7 +95,7 @@ impl ChangeSessionIndex {
 }
 
 impl SessionAttachment {
-    /// Makes a change, unless it was made before. Returns its outcome, of now or of then.
+    /// Makes a change, unless it was made before. Returns the outcome of this execution, or of the earlier one.
     ///
     /// # Errors
     /// [`LinkError::Superseded`] if another socket has been attached.

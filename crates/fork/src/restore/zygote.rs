@@ -53,8 +53,8 @@ pub struct CopyDestination<'a> {
     pub cgroup: BorrowedFd<'a>,
 }
 
-/// Why no zygote is made of a seed on this node: state that a fork would share with the zygote, or that only a full restore
-/// can create. `None`: a zygote can be made.
+/// Why this node makes no zygote of a seed: forking a zygote could not reproduce the seed's state, or would save
+/// nothing. `None`: a zygote can be made.
 pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option<&'static str> {
     let is_empty = |extent: &Extent| extent.populated.is_empty() && extent.inherited.is_empty();
     if !descriptor.descendants.is_empty() || !descriptor.zombies.is_empty() {
@@ -136,7 +136,7 @@ impl<'a> PlannedZygote<'a> {
         let request = RestoreRequest {
             plan: &plan,
             pager_or_init: pager_socket,
-            // Unused: the control socket takes this slot.
+            // A placeholder: a zygote has no status file, and its control socket takes this slot.
             status_or_control: plan.as_fd(),
             objects: &PassedObjects::empty(),
             cgroup_or_queue: None,
@@ -152,8 +152,8 @@ impl<'a> PlannedZygote<'a> {
         Ok(ZygoteRegion(self.plans.region))
     }
 
-    /// Checks that the zygote maps the files of the capture. The stub opens them by path, and a file may be replaced after
-    /// the plan has compared it. At that time the seed's user may already replace files.
+    /// Checks that the zygote maps the files of the capture. The stub opens them by path, and a file may be replaced
+    /// after the plan has compared it. Nothing stops the seed's user from replacing files while the zygote starts.
     fn check_mapped_files(&self) -> Result<(), RestoreError> {
         let found = find_matching_files(self.descriptor, self.node);
         let replaced = self.matching_files.iter().zip(found).position(|(before, after)| *before != after);
@@ -195,7 +195,7 @@ impl PlannedChild<'_> {
             time_offsets: &clocks::format_timens_offsets(&self.descriptor.origin, Clocks::now()),
         };
         let requested_ns = realtime_ns();
-        // The zygote has ended, and no copy was requested.
+        // If the request cannot be sent, the zygote has ended and makes no copy.
         stub::send_request(zygote, &request, self.descriptor).map_err(|error| match error {
             RestoreError::StubIo(cause) => RestoreError::from_object_error("the copy of its zygote", cause),
             reported => reported,
@@ -204,8 +204,8 @@ impl PlannedChild<'_> {
         // Closes the daemon's copies: a pipe end that stays open here would be visible to the child.
         self.objects = PassedObjects::empty();
         let left = || deadline.saturating_duration_since(Instant::now());
-        // The zygote is ready long before its copy is restored, so its report is read second. If there is no copy, the
-        // zygote's report has the reason.
+        // Read the copy's report first: the zygote's report arrives earlier, but waits in its socket. If there is no
+        // copy, the zygote's report has the reason.
         let started = stub::wait_restored(control.as_fd(), left(), self.descriptor);
         if matches!(started, Ok(_) | Err(RestoreError::StubExited)) {
             stub::wait_ready(zygote, left(), self.descriptor)?;

@@ -1,6 +1,6 @@
-//! Makes a seed of a process. The seed is listed, and the request answered, when nothing can be refused any more and
-//! the process runs again. The seed is completed while the reply travels, then served. All steps except waiting run in
-//! the capturing thread.
+//! Makes a seed of a process. The request is answered once the seed is listed: the capture can no longer be refused,
+//! and the process runs again. The seed is completed while the reply travels, then served. After the first checks, all
+//! steps run in the capturing thread. The requester only awaits the outcome.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -195,10 +195,10 @@ impl SeedBuilder {
 }
 
 impl SeedRegistry {
-    /// Starts to serve the seed. Returns the previous seed of its process, if that is known.
+    /// Starts to serve the seed. Returns the key of the process's previous seed, if known.
     ///
     /// # Errors
-    /// It was dropped meanwhile. The error returns it.
+    /// The seed was dropped before this call. The error contains it.
     fn serve_seed(&self, id: &SeedId, seed: Seed, parent: u32) -> Result<Option<Arc<SeedKey>>, Box<Seed>> {
         let mut listed = self.entries();
         let Some(known) = listed.get_mut(id) else { return Err(Box::new(seed)) };
@@ -211,7 +211,7 @@ impl SeedRegistry {
         known.view.descriptor_bytes = seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0);
         match ProcessIdentity::of(parent.cast_signed()) {
             Ok(parent) => Ok(self.table.insert_successor(parent, Arc::new(seed))),
-            // The previous seed has ended already.
+            // The process has ended, so its previous seed is unknown.
             Err(_) => {
                 self.table.insert(Arc::new(seed));
                 Ok(None)

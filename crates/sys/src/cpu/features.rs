@@ -1,9 +1,8 @@
 //! Instruction sets that user programs may use on this CPU, from CPUID (Intel SDM volume 2, CPUID; AMD APM volume 3,
 //! appendix D).
 //!
-//! Only instructions whose absence would kill a program count, not those that only the kernel uses or that only change
-//! speed.
-//! speed, do not.
+//! The table lists only instructions whose absence would kill a program. It omits instructions that only the kernel
+//! uses or that only affect speed.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 
@@ -17,7 +16,7 @@ enum CpuidRegister {
     Edx,
 }
 
-/// A register of CPUID, and those of its bits that count, with their names in /proc/cpuinfo.
+/// An output register of a CPUID leaf, with the bits that count. Most bits have the names of /proc/cpuinfo.
 struct CpuidWord {
     leaf: u32,
     subleaf: u32,
@@ -150,7 +149,7 @@ const FEATURE_TABLE: [CpuidWord; FEATURE_WORDS] = [
     },
 ];
 
-/// The features of this CPU, as the kernel shows them to programs.
+/// The features of this CPU, as CPUID reports them to user programs.
 pub fn features() -> [u32; FEATURE_WORDS] {
     FEATURE_TABLE.map(|cpuid_word| {
         let mask = cpuid_word.bits.iter().fold(0, |mask, (bit, _)| mask | 1 << bit);
@@ -195,7 +194,7 @@ impl CpuidWord {
 mod tests {
     use super::*;
 
-    /// The kernel lists the features that it has found itself. It may have disabled a feature that it does not list.
+    /// /proc/cpuinfo lists the features that the kernel detected. A feature that the kernel disabled is missing there.
     #[test]
     fn the_kernel_knows_these_features_by_these_names() {
         let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();

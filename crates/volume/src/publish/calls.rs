@@ -1,5 +1,5 @@
-//! The system calls that change a shared tree, each with its name in the error. In tests a budget ends them, so that a
-//! crash may be simulated between any two calls.
+//! The system calls that change a shared tree, each with its name in the error. Tests limit their number with
+//! [`CallBudget`], to simulate a crash between any two calls.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::inode_record::XATTR_NAME;
 
-/// A system call that failed.
+/// Why changes were not published to the shared tree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PublishError {
     /// The shared tree refused a change.
@@ -39,7 +39,7 @@ impl PublishError {
     }
 }
 
-/// The number of an error; EIO for one that no system call has returned.
+/// The errno of an error; EIO if no system call returned it.
 pub(crate) fn errno_of(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
@@ -51,7 +51,7 @@ pub struct CallBudget {
 }
 
 impl CallBudget {
-    /// The call after so many fails, and all later ones.
+    /// Allows this many calls. All later calls fail.
     pub fn limited(calls: u64) -> Self {
         Self { calls_left: Cell::new(Some(calls)) }
     }
@@ -67,7 +67,7 @@ impl CallBudget {
         }
     }
 
-    /// Makes one call. An expected error is a success: the call was made before a crash.
+    /// Makes one call. The error `expected` counts as success: the call succeeded before a crash.
     pub(super) fn make(
         &self,
         operation: &'static str,
@@ -100,7 +100,7 @@ impl CallBudget {
         self.make("make a symbolic link", Some(Errno::EXIST), || symlinkat(target, parent, name))
     }
 
-    /// Whether the name was free.
+    /// Makes a hard link. Returns whether the new name was free.
     pub(super) fn link(
         &self,
         old_parent: &OwnedFd,
@@ -161,7 +161,7 @@ impl CallBudget {
         self.make("set timestamps", None, || utimensat(parent, name, times, AtFlags::SYMLINK_NOFOLLOW))
     }
 
-    /// Owner, mode and timestamps of an open directory.
+    /// Sets owner, mode and timestamps of an open directory.
     pub(super) fn set_directory_attributes(
         &self,
         directory: impl AsFd + Copy,

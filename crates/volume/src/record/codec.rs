@@ -15,7 +15,7 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const RECORD_ALIGNMENT: u64 = 32;
 /// Size of a header.
 pub const HEADER_BYTES: u64 = 32;
-/// Data of at least so many bytes begins at a page of the log.
+/// Data of at least this many bytes begins at a page boundary of the log.
 pub const DATA_ALIGNED_MIN: u32 = 4096;
 /// Most bytes of a body: `EFFECTS_MAX` effects with long names, or one with a long extended attribute.
 const BODY_BYTES_MAX: u32 = 64 << 10;
@@ -25,8 +25,8 @@ const BODY_BYTES_MAX: u32 = 64 << 10;
 //
 // Little-endian. The checksum covers everything after itself, without the padding. `position` is the record's place in
 // the endless log, of which the ring holds a window: a record of an earlier lap has another position. `epoch` rises
-// with each mount of the client. An earlier mount may have left a record after the end of its valid prefix: its epoch is
-// lower than the epoch of the record before it. Replay does not take it for a successor. Data of 4 KiB and more starts at a page.
+// with each mount of the client. Records of an earlier mount may remain after the last valid record. Their epoch is
+// lower than its epoch, so replay ends there. Data of 4 KiB and more starts at a page.
 
 /// The purpose of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,9 +72,9 @@ pub struct RecordHeader {
 /// Sizes of the parts of a record. With a position they say where each part is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordShape {
-    /// Of the encoded effects; of a filler, how many bytes it fills after its header.
+    /// Size of the encoded effects. In a filler: the number of bytes that it fills after its header.
     pub body_bytes: u32,
-    /// Of the data.
+    /// Size of the data.
     pub data_bytes: u32,
 }
 
@@ -92,7 +92,7 @@ impl RecordShape {
     }
 }
 
-/// Why bytes are no record.
+/// Why bytes are not a valid record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// Kind or lengths that no record has.
@@ -107,8 +107,8 @@ pub enum RecordError {
     /// An effect is out of bounds.
     #[error("an effect is invalid")]
     RecordEffect(#[from] EffectError),
-    /// The effects do not name exactly the data that the record has.
-    #[error("the data does not belong to one write")]
+    /// The data length differs from the length of the write, or there are several writes.
+    #[error("the data does not match exactly one write")]
     DataLength,
 }
 
@@ -169,7 +169,7 @@ impl RecordHeader {
     }
 }
 
-/// The header's bytes with the checksum. A filler has neither body nor data in the sum.
+/// The header's bytes with the checksum. The checksum of a filler covers only its header.
 pub fn seal_header(header: &RecordHeader, body: &[u8], data: &[u8]) -> [u8; HEADER_BYTES as usize] {
     let mut layout = header.layout();
     layout.checksum = checksum(layout.as_bytes(), body, data).into();
@@ -183,7 +183,7 @@ pub fn seal_header(header: &RecordHeader, body: &[u8], data: &[u8]) -> [u8; HEAD
 pub struct RecordChecksum(u32);
 
 impl RecordChecksum {
-    /// Of a record without data.
+    /// Starts the checksum with header and body.
     pub fn new(header: &[u8; HEADER_BYTES as usize], body: &[u8]) -> Self {
         Self(checksum(header, body, &[]))
     }
@@ -193,7 +193,7 @@ impl RecordChecksum {
         self.0 = crc32c::crc32c_append(self.0, data);
     }
 
-    /// Whether the bytes of the record are those that were written.
+    /// Checks the bytes of the record against the checksum in its header.
     ///
     /// # Errors
     /// `Checksum`.
@@ -213,7 +213,7 @@ pub fn encode_body(effects: &[RecordEffect]) -> Vec<u8> {
 /// Decodes and validates effects.
 ///
 /// # Errors
-/// Whatever no client of this version writes.
+/// The body does not decode, an effect is invalid, or the data length does not match.
 pub fn decode_body(body: &[u8], data_bytes: u32) -> Result<RecordBody, RecordError> {
     let decoded: RecordBody = postcard::from_bytes(body).map_err(|_| RecordError::BodyFormat)?;
     if decoded.effects.len() > EFFECTS_MAX {

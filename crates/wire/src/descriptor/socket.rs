@@ -1,5 +1,5 @@
-//! Sockets. A pair of which the seed has both ends is rebuilt with the data in flight. Listening and bound sockets are bound
-//! again, in the child's own network and file system. Any other connection is closed in a child.
+//! Sockets. A connection with both ends in the seed is rebuilt, with its data in flight. Listening and bound sockets
+//! are bound again, in the child's own network and file system. Any other connection is closed in a child.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -26,7 +26,7 @@ pub struct Socket {
     pub options: Vec<SocketOption>,
     /// Messages that arrived and were not read.
     pub received_messages: Vec<SocketMessage>,
-    /// Whether it was shut down for reading (1) and for writing (2).
+    /// The shut-down directions, as a mask: 1 for reading, 2 for writing.
     pub shutdown_flags: u32,
 }
 
@@ -36,7 +36,7 @@ pub struct SocketMessage {
     /// The contents; may be empty.
     #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
-    /// Open files that the message passes (SCM_RIGHTS), by index.
+    /// Open files that the message passes (SCM_RIGHTS), as indices into `Descriptor::open_files`.
     pub files: Vec<u32>,
     /// The sender, if the receiver requested it (SO_PASSCRED) and the kernel knows it.
     pub sender: Option<MessageSender>,
@@ -79,18 +79,18 @@ pub enum SocketState {
         /// Length of the queue of pending connections.
         backlog: u32,
     },
-    /// Connected to another Unix socket of the process.
+    /// Connected to another Unix socket of the seed.
     UnixPaired {
         /// Number of the pair, the same for both.
         pair: u32,
-        /// End of the pair: 0 or 1. Of a connection, end 1 was accepted.
+        /// End of the pair: 0 or 1. If a listening socket accepted the connection, end 1 is the accepted end.
         end: u32,
-        /// The address of the listening socket of this connection; empty for a socketpair(2).
+        /// Address of the listening socket that accepted the connection; empty if there was none, as for socketpair(2).
         through: Vec<u8>,
         /// Local address, in the form of bind(2); empty if unbound or equal to the listening socket's.
         address: Vec<u8>,
     },
-    /// Connected over TCP to another socket of the process.
+    /// Connected over TCP to another socket of the seed.
     TcpPaired {
         /// Number of the pair, the same for both.
         pair: u32,
@@ -101,7 +101,7 @@ pub enum SocketState {
         /// Address of the other end.
         peer: Vec<u8>,
     },
-    /// Connected to a listening socket of the process. The connection was not accepted yet, and this socket has sent
+    /// Connected to a listening socket of the seed. The connection was not accepted yet, and this socket has sent
     /// nothing.
     PendingAccept {
         /// Local address, in the form of bind(2); empty if unbound.
@@ -118,7 +118,7 @@ pub enum SocketState {
     },
     /// Connected to a process outside the seed. A child finds the other end closed or, over TCP, the connection reset.
     PeerOutside {
-        /// For a Unix socket: whether the other end was closed with unread data, and the process has not got ECONNRESET yet.
+        /// Whether a Unix socket must still return ECONNRESET once, because its other end was closed with unread data.
         is_reset: bool,
     },
 }

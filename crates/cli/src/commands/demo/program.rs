@@ -18,7 +18,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 use tonic::Code;
 
-/// For one line of a program. On a loaded machine it takes a minute to build or to pickle a large index.
+/// Longest wait for one line of a program's output. On a loaded machine it takes a minute to build or to pickle a large
+/// index.
 const LINE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A directory of the demo's own, removed when this is dropped.
@@ -47,7 +48,7 @@ impl Drop for DemoDirectory {
 /// A Python that has NumPy: `FARFORK_PYTHON`, the one of `make setup`, or the system's.
 ///
 /// # Errors
-/// There is none, or the one that `FARFORK_PYTHON` names is not one.
+/// No Python with NumPy was found, or `FARFORK_PYTHON` names one without NumPy.
 fn find_python() -> anyhow::Result<PathBuf> {
     if let Some(named) = env::var_os("FARFORK_PYTHON") {
         let python = PathBuf::from(named);
@@ -57,14 +58,14 @@ fn find_python() -> anyhow::Result<PathBuf> {
         let failure = Failure::new(Code::FailedPrecondition, "FARFORK_PYTHON", cause);
         anyhow::ensure!(
             has_numpy(&python),
-            failure.with_next_step("name a Python with NumPy, or unset FARFORK_PYTHON")
+            failure.with_next_step("set FARFORK_PYTHON to a Python with NumPy, or unset it")
         );
         return Ok(python);
     }
     let candidates = [find_cache_dir().map(|cache| cache.join("python/bin/python3")), Some("python3".into())];
     let found = candidates.into_iter().flatten().find(|python| has_numpy(python));
     let failure = Failure::new(Code::FailedPrecondition, "the demo", "no Python with NumPy was found");
-    found.ok_or_else(|| failure.with_next_step("run `make setup`, or name one with FARFORK_PYTHON").into())
+    found.ok_or_else(|| failure.with_next_step("run `make setup`, or set FARFORK_PYTHON to a Python with NumPy").into())
 }
 
 fn has_numpy(python: &Path) -> bool {
@@ -110,8 +111,8 @@ impl DemoScript {
             // Ctrl-C must reach only the demo, which ends the program itself.
             .process_group(0)
             .spawn()
-            .context("nsenter, of the package util-linux")?;
-        let output = process.stdout.take().context("its standard output is a pipe")?;
+            .context("nsenter (package util-linux)")?;
+        let output = process.stdout.take().context("its standard output is not a pipe")?;
         let (sender, lines) = unbounded_channel();
         thread::spawn(move || {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
@@ -165,8 +166,8 @@ impl DemoProgram {
 
     /// Writes a line to its standard input.
     pub(super) fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
-        let mut stdin = self.process.stdin.as_ref().context("its standard input is a pipe")?;
-        // Not reported as an I/O error: the caller would mistake EPIPE for a closed standard output of its own.
+        let mut stdin = self.process.stdin.as_ref().context("its standard input is not a pipe")?;
+        // Not returned as an I/O error: the caller would take EPIPE for its own closed standard output.
         writeln!(stdin, "{line}").map_err(|error| self.ended_early(&error.to_string()).into())
     }
 

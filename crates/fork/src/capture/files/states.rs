@@ -23,7 +23,7 @@ use crate::capture::error::CaptureError;
 pub(crate) struct PipeState {
     pub(crate) capacity: u32,
     pub(crate) content: Vec<u8>,
-    /// Sizes of the packets in the content: one, unless its writer is in packet mode (O_DIRECT).
+    /// Sizes of the packets in the content. Without packet mode (O_DIRECT), all content is one packet.
     pub(crate) packets: Vec<u32>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct PipeState {
 pub(crate) struct OpenFileStates {
     /// All descriptors of the process, ascending, with their `fdinfo`.
     fds: Vec<(OpenFd, FdInfo)>,
-    /// `fdinfo` of those whose state was read, by descriptor number.
+    /// `fdinfo` of the descriptors whose state was read, by number.
     pub(super) fdinfo: BTreeMap<u32, FdInfo>,
     /// By inode.
     pub(super) pipes: BTreeMap<u64, PipeState>,
@@ -56,8 +56,8 @@ impl PipeState {
 }
 
 impl OpenFileStates {
-    /// Reads the shared state of a stopped process. `surveyed` are its descriptors from shortly before: only new ones, and
-    /// those that may refer to another file now, are read in full. `sockets` are its connections to the daemon.
+    /// Reads the shared state of a stopped process. `surveyed` are its descriptors at the survey. Only new or possibly
+    /// reused numbers are read in full. `sockets` are its connections to the daemon.
     pub(crate) fn read(
         pid: i32,
         (surveyed, sockets): (&[OpenFd], &DaemonSockets),
@@ -77,7 +77,7 @@ impl OpenFileStates {
                 Ok((fd, info))
             });
             contents.fds.push(found.map_err(|error| {
-                // Errors for a number that was reused since the survey depend on its new file.
+                // If the number was reused since the survey, the error concerns another file: survey again.
                 let is_another = known.is_some_and(|known| !known.is_unchanged(pid));
                 super::fd_read_error(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
             })?);
@@ -103,7 +103,7 @@ impl OpenFileStates {
             return Ok(info);
         }
         if fd.kind == FdKind::TimerFd {
-            // The kernel counts expirations since the last read only when asked.
+            // timerfd_gettime(2) makes the kernel update the number of expirations in `fdinfo`.
             timerfd_gettime(self.duplicate_fd(pid, fd)?)?;
             info = infos.info(fd.number)?;
         }
@@ -138,7 +138,7 @@ impl OpenFileStates {
         self.terminals.iter().map(move |(number, end)| (pid, *number, end))
     }
 
-    /// Adds pipes and sockets of another process of the tree, by inode: they connect the processes.
+    /// Moves the pipes, sockets and files in flight of another process of the tree into this state.
     pub(crate) fn merge(&mut self, other: &mut Self) {
         self.pipes.append(&mut other.pipes);
         self.sockets.append(&mut other.sockets);
@@ -155,11 +155,11 @@ impl OpenFileStates {
     }
 }
 
-/// The file signals its readiness.
+/// A file status flag: the file sends a signal when it becomes ready.
 pub(super) const O_ASYNC: u32 = 0o20_000;
 
-/// Copies the contents of a pipe and leaves them there: tee(2) into a new pipe of the same size. `source` must be the
-/// process's own open file: closing another one would signal those who watch the pipe (O_ASYNC).
+/// Copies the contents of a pipe and leaves them there: tee(2) into a new pipe of the same size. `source` must share
+/// the process's open file description: closing another one would signal watchers of the pipe (O_ASYNC).
 fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
     let capacity = fcntl_getpipe_size(source)?;
     if rustix::io::ioctl_fionread(source)? == 0 {

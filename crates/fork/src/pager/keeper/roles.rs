@@ -1,8 +1,7 @@
-//! `RoleTable`: a page shared by keeper, pager and holder, with the number of each one's pidfd in their descriptor
-//! table. Only the keeper clones processes. Only a pager closes the pidfds of ended processes.
-//! A starting pager closes every descriptor that it does not know. So no other process may open one, even briefly: the
-//! pager would close it, and the opener would later close a newer descriptor of that number. Queries of this table
-//! open none.
+//! `RoleTable`: a page that keeper, pager and holder share. It has the number of each one's pidfd in their common
+//! descriptor table. Only the keeper clones processes. Only a pager closes the pidfds of ended processes. A starting
+//! pager closes every descriptor that it does not know. So no other process may open one, even briefly: the pager would
+//! close it, and the opener would later close a newer descriptor of that number. Queries of this table open none.
 
 use std::fs::File;
 use std::io;
@@ -55,8 +54,8 @@ impl ProcessRole {
 /// ```
 ///
 /// The kernel itself stores the numbers of pager and holder before they run (`farfork_sys::fork::PidfdSlot`). Only the
-/// keeper clones. So a process that finds the keeper gone knows that no pager starts after the one in this page. A
-/// pidfd stays open while its number is in this page.
+/// keeper clones. So once the keeper has ended, no pager can start after the one in this page. A pidfd stays open while
+/// its number is in this page.
 #[derive(Debug)]
 pub(super) struct RoleTable {
     mapping: SharedMapping,
@@ -99,7 +98,8 @@ impl RoleTable {
         loop {
             let seen = numbers();
             let living = seen.iter().copied().find(|number| *number != 0 && pidfd::is_alive_raw(*number));
-            // While the numbers are in the table, their pidfds stay open. A keeper that has ended clones no more.
+            // Unchanged numbers refer to pidfds that were open during the whole check. Only a living keeper can add
+            // one.
             if numbers() == seen {
                 return living;
             }
