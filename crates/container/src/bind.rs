@@ -12,8 +12,8 @@ use farfork_sys::namespace;
 use crate::config::RootSpec;
 use crate::root::{self, PRIVATE_DIR};
 
-/// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of `init`. A thread
-/// enters that namespace for it and ends. With `users`, the files' owners are mapped by that user namespace.
+/// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of `init`. A temporary
+/// thread enters that namespace. If `users` is given, this user namespace maps the owners of the files.
 pub(crate) fn bind(
     (init, users): (&OwnedFd, Option<BorrowedFd<'_>>),
     spec: RootSpec,
@@ -50,7 +50,8 @@ pub(crate) fn bind(
     })
 }
 
-/// Runs in the container's mount namespace.
+/// Attaches `tree` at `point` in the calling thread's mount namespace, which is the container's. Masks the paths in
+/// `hidden`.
 fn attach_inside(
     tree: BorrowedFd<'_>,
     is_directory: bool,
@@ -59,12 +60,12 @@ fn attach_inside(
     hidden: &[PathBuf],
 ) -> io::Result<()> {
     make_mount_target(point, is_directory, spec)?;
-    // The new mount may cover the private directory, which the container keeps.
+    // The new mount may cover the private directory. The container keeps that directory, so attach a copy of it afterwards.
     let private = Path::new(PRIVATE_DIR);
     let private_mount =
         private.starts_with(point).then(|| mount::clone_mount(private, MountDepth::Single)).transpose()?;
     mount::attach(tree, point)?;
-    // The copy is still in the peer group of the node's mount.
+    // The copy is still in the peer group of the node's mount: mounts below either would propagate to the other.
     mount::make_private(point)?;
     for path in hidden {
         root::mask_path(path, RootSpec::Shared).map_err(io::Error::other)?;

@@ -1,8 +1,8 @@
-//! Builds containers. What all containers share is prepared once. A thread in its own namespaces then builds each one.
+//! Builds containers. [`ContainerBuilder::new`] prepares what all containers share. Each container is then built by a thread
+//! that leaves the node's namespaces for new ones.
 //!
-//! A process that such a thread starts is created in its namespaces. The thread sees the container's root, so it must not
-//! use the node's files. With a [`HomeNamespaces`] it returns to the node's namespaces; without, it builds one container and
-//! ends.
+//! In the new namespaces, the thread sees the container's root, so it must not use the node's files. A thread with
+//! [`HomeNamespaces`] returns to the node's namespaces; any other thread builds one container and ends.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -39,30 +39,31 @@ use crate::users::{ContainerUsers, ReservedIds};
 #[derive(Debug)]
 pub(crate) struct ContainerBuilder {
     config: ContainerConfig,
-    /// Real paths, none below another.
+    /// The paths to hide from containers, without symbolic links. None is below another.
     masked: Vec<PathBuf>,
-    /// The run directory. In a container's mount namespace, the tmpfs of its upper layers is mounted over it while the root
-    /// is built.
+    /// The run directory. While a root is built, the tmpfs of its upper layers is mounted over it, in the container's mount
+    /// namespace only.
     scratch: PathBuf,
     image: File,
     cgroups: NodeCgroups,
-    /// Start time of the daemon, in microseconds. It is the first part of each container's id, and the number in `next` is
-    /// the second. So ids are unique among the daemons that used the run directory.
+    /// Start time of the daemon, in microseconds. A container's id consists of this time and a number from `next`. So it
+    /// differs from the ids of earlier daemons in the run directory.
     started_us: u128,
     next: AtomicU64,
     /// The node's `/proc`, for threads whose root is a container's.
     proc: OwnedFd,
     /// Each container holds a clone, so the reference count gives the number of containers.
     live_count: Arc<()>,
-    /// The blueprint of the node's mounts.
+    /// The current blueprint of container roots, from the node's mounts.
     layout: Mutex<BlueprintCache>,
     probes: MountProbes,
-    /// Set when the first container with a shared root is built. Each of those containers also holds it.
+    /// The mount point [`PRIVATE_DIR`] on the node. Set when the first container with a shared root is built. Each container
+    /// with a shared root holds a reference.
     private_mount_point: Mutex<Option<Arc<MountPoint>>>,
 }
 
 impl ContainerBuilder {
-    /// Prepares what containers share: the init program, the node's control groups, directories.
+    /// Prepares what containers share: the init program, the node's control groups, and the directory of records.
     pub(crate) fn new(config: ContainerConfig) -> Result<Self, ContainerError> {
         let real = |path: &PathBuf| {
             path.canonicalize().map_err(|cause| ContainerError::Directory { path: path.clone(), cause })
@@ -113,14 +114,14 @@ impl ContainerBuilder {
         &self.masked
     }
 
-    /// The version of the mounts that a container built now would show. It changes when relevant file systems are mounted or
+    /// The version number of the node's current mounts. It changes when file systems that containers show are mounted or
     /// unmounted.
     pub(crate) fn mounts_version(&self) -> u64 {
         self.current_layout().plan.blueprint.version
     }
 
-    /// The current blueprint, without mounts that do not answer now: a thread that builds with one of them would never
-    /// return.
+    /// Returns the current blueprint, without mounts whose server does not answer: a build with such a mount could block
+    /// forever.
     fn blueprint(&self) -> RootBlueprint {
         let known = self.probes.unresponsive();
         let to_probe = self.layout().current(&self.masked, known.clone()).to_probe.clone();
@@ -132,17 +133,17 @@ impl ContainerBuilder {
         self.layout().current(&self.masked, unresponsive).blueprint.clone()
     }
 
-    /// The served mounts that the node has unmounted since the last call.
+    /// Returns the served mounts (FUSE and network file systems) that the node has unmounted since the last call.
     pub(crate) fn take_unmounted(&self) -> BTreeSet<ServedMount> {
         self.current_layout().take_unmounted()
     }
 
-    /// The volumes among `unmounted`, without those that were mounted again at the same place.
+    /// The volumes among `unmounted`, without those that were mounted again at the same path.
     pub(crate) fn unmounted_volumes(&self, unmounted: &BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
         self.current_layout().plan.blueprint.unmounted_volumes(unmounted)
     }
 
-    /// The volumes that containers from this blueprint show and that the node has unmounted since.
+    /// The volumes of `blueprint` that the node has unmounted since the blueprint was made.
     pub(crate) fn volumes_unmounted_since(&self, blueprint: &RootBlueprint) -> BTreeSet<ServedMount> {
         let layout = self.current_layout();
         let now = &layout.plan.blueprint;
@@ -165,13 +166,14 @@ impl ContainerBuilder {
         Arc::strong_count(&self.live_count) - 1
     }
 
-    /// The kind of container that is built for a request. If containers with and without limits have the same control
-    /// groups, they are of one kind.
+    /// Returns the kind of container to build for a request. Where containers with and without limits get the same control
+    /// groups, `limited` is cleared, so that both are one kind.
     pub(crate) fn effective_spec(&self, requested: ContainerSpec) -> ContainerSpec {
         ContainerSpec { limited: requested.limited && self.cgroups.unlimited_group().exists(), ..requested }
     }
 
-    /// Builds a container, which takes a few milliseconds. With `home` the calling thread builds it, otherwise a new thread.
+    /// Builds a container, which takes a few milliseconds. The calling thread builds it if `home` is given and the container
+    /// has no users of its own; otherwise a new thread does.
     pub(crate) fn build(
         self: &Arc<Self>,
         spec: ContainerSpec,
@@ -248,7 +250,8 @@ impl ContainerBuilder {
         }
         let init = ProcessIdentity::of(container.init_pid()).map_err(ContainerError::Init)?;
         record::write_record(&self.config.records_dir(), container.id(), &init)?;
-        // The pool now finds the container by its record when a volume is unmounted. Release those unmounted before.
+        // From now on, the pool finds the container's record when a volume is unmounted. Release the volumes that were
+        // unmounted earlier.
         container.release_unmounted_volumes();
         Ok(container)
     }
@@ -275,8 +278,8 @@ impl ContainerBuilder {
         record::remove_record(&self.config.records_dir(), id, RecordState::Waiting);
     }
 
-    /// Acquires the private directory on the node. A shared root needs it as the mount point of each container's own private
-    /// directory.
+    /// Creates [`PRIVATE_DIR`] on the node, unless it exists. In a container with a shared root, it is the mount point of
+    /// the container's own private directory.
     fn acquire_private_mount_point(&self) -> Result<Arc<MountPoint>, ContainerError> {
         let mut held = self.private_mount_point.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
@@ -288,7 +291,7 @@ impl ContainerBuilder {
         Ok(held.clone().expect("it was just set"))
     }
 
-    /// Removes what the daemon created outside of its run directory, except what a container still needs.
+    /// Removes the private mount point and the control groups of the node, except those that a container still uses.
     pub(crate) fn close(&self) {
         let mut held = self.private_mount_point.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(point) = held.take().and_then(Arc::into_inner) {
@@ -317,18 +320,19 @@ impl ContainerBuilder {
         plan: BuildPlan,
         clone_target: Option<File>,
     ) -> Result<StartedInit, ContainerError> {
-        // A panic drops the arguments, and everything else that `body` changes belongs to the thread.
+        // Unwind safe: a panic drops the arguments, and everything else that `body` changes is the thread's own state, such
+        // as its namespaces.
         let body = AssertUnwindSafe(|| self.build_and_start(plan, clone_target.as_ref()));
         panic::catch_unwind(|| home.run_elsewhere(body)).unwrap_or_else(|_| Err(thread_panicked()))
     }
 
-    /// Runs in a thread that may leave the node's namespaces. Returns init, the control channel, and the root if another
-    /// container may reuse it.
+    /// Enters new namespaces, builds or enters the root, and starts init. Returns init, the control channel, and the root if
+    /// another container may reuse it.
     fn build_and_start(&self, plan: BuildPlan, clone_target: Option<&File>) -> Result<StartedInit, ContainerError> {
         let BuildPlan { spec, blueprint, reserved_ids: reserved, cached_root } = plan;
         let has_network = spec.network == NetworkSpec::Private;
-        // Made before the thread leaves the node's network namespace. Otherwise processes of the container would see them in
-        // its /proc/net/unix.
+        // Create the sockets before the thread leaves the node's network namespace. Otherwise processes of the container
+        // would see them in /proc/net/unix.
         let control_sockets = ControlSockets::new()?;
         let with_sockets = |reserved| ControlSockets::new().map(|waiter_sockets| (reserved, waiter_sockets));
         let reserved = reserved.map(with_sockets).transpose()?;
@@ -359,7 +363,8 @@ impl ContainerBuilder {
             let (init, control) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
             return Ok((init, (control, None), root));
         };
-        // Init's user namespace is needed to build the root. Init enters that root together with the thread.
+        // Start init first: building the root needs its user namespace. The pivot_root(2) of this thread then also changes
+        // init's root.
         rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
         let (init, waiter) =
             self.spawn(clone::spawn_init_in_user_namespace, waiter_sockets, Some(&reserved.lock), clone_target)?;
@@ -372,8 +377,8 @@ impl ContainerBuilder {
         Ok((init, (control, Some(PrivilegedForker::new(forker, waiter))), None))
     }
 
-    /// Starts the init program in the thread's namespaces, and returns our end of its control socket. The process holds
-    /// `lock` open.
+    /// Starts the init program in the thread's namespaces, with `lock` as its descriptor 0. Returns the daemon's end of its
+    /// control socket.
     fn spawn(
         &self,
         spawn: impl FnOnce(&InitProgram<'_>) -> io::Result<SpawnedProcess>,
@@ -410,7 +415,7 @@ impl ControlSockets {
 struct BuildPlan {
     spec: ContainerSpec,
     blueprint: RootBlueprint,
-    /// For a container with its own users.
+    /// The ids of a container with its own users.
     reserved_ids: Option<ReservedIds>,
     /// The root to reuse, if any.
     cached_root: Option<CachedRoot>,
@@ -431,14 +436,14 @@ fn bring_up_loopback_if_private(spec: ContainerSpec) -> Result<(), ContainerErro
     }
 }
 
-/// Records the node's control groups, for a daemon or a user that cleans up later.
+/// Writes the directories of the node's control groups to a file, for a daemon or user that cleans up later.
 fn record_cgroups(config: &ContainerConfig, cgroups: &NodeCgroups) -> Result<(), ContainerError> {
     let path = config.cgroups_file();
     let lines: Vec<String> = cgroups.paths().map(|d| format!("{}\n", d.display())).collect();
     std::fs::write(&path, lines.concat()).map_err(|cause| ContainerError::Record { path, cause })
 }
 
-/// The real path of a path that may not exist yet: the existing part is resolved, the rest is appended.
+/// Returns the real path for a path that may not exist yet: resolves the existing part, and appends the rest.
 fn resolve_missing(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let existing = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
@@ -455,11 +460,11 @@ fn outermost_paths(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths
 }
 
-/// The position of a container's processes in the order of the OOM killer: before the seed's template, which is before
-/// processes that existed earlier. A child can be forked again.
+/// The oom_score_adj of a container's processes. The OOM killer takes them before templates, and templates before parents: a
+/// child can be forked again.
 pub const OOM_SCORE_ADJUSTMENT: i32 = 900;
 
-/// Raising a score needs no privilege. If it fails anyway, the kernel's default order applies.
+/// Raises the OOM score of a process, which needs no privilege. If that fails, the kernel's default score applies.
 fn raise_oom_score(init_pid: i32) {
     let score = OOM_SCORE_ADJUSTMENT.to_string();
     if let Err(error) = std::fs::write(format!("/proc/{init_pid}/oom_score_adj"), score) {

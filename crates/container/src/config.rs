@@ -9,14 +9,14 @@ use std::sync::Arc;
 const CONTAINERS_MAX_DEFAULT: usize = 4096;
 
 /// Default limit on cached roots of ended containers: as many as children end while one container is built, and more than
-/// start at once. A container waits around each, as those of the pool do.
+/// start at once. Each root is held by a waiting container.
 pub const CACHED_ROOTS_MAX_DEFAULT: usize = 64;
 
 /// Environment variable with further paths to hide from containers, separated by colons. The nodes of a local cluster have
 /// their run directories next to each other on one file system.
 pub const HIDDEN_PATHS_VARIABLE: &str = "FARFORK_HIDDEN_PATHS";
 
-/// Default for [`ContainerConfig::user_ranges`]: the same for all nodes of a machine. A reboot deletes it.
+/// Default for [`ContainerConfig::user_ranges`]: the same for all nodes of a machine. A reboot deletes the file.
 pub const USER_RANGES_DEFAULT: &str = "/run/farfork.users";
 
 /// The configuration that all containers of a node share.
@@ -29,9 +29,9 @@ pub struct ContainerConfig {
     /// Path of the node's control groups below the daemon's group. No other program may use it. See
     /// [`ContainerConfig::new`].
     pub cgroup_root_name: String,
-    /// The init program: an ELF file that starts without files of the container's root (a static one).
+    /// The init program: a static ELF file, which needs no files of the container's root.
     pub init_image: &'static [u8],
-    /// Directories and files to hide from all containers: those of the daemon. The run directory is always hidden.
+    /// Directories and files of the daemon, to hide from all containers. The run directory is always hidden.
     pub masked_paths: Vec<PathBuf>,
     /// Like `masked_paths`, for paths that need not exist yet. A path is also hidden from containers that are built before
     /// it is created.
@@ -46,8 +46,9 @@ pub struct ContainerConfig {
 }
 
 impl ContainerConfig {
-    /// The configuration of a node. The run directory is part of the control groups' name, which so differs between nodes of
-    /// the same name in different clusters. The environment may hide further paths ([`HIDDEN_PATHS_VARIABLE`]).
+    /// The default configuration of a node. The name of the control groups contains a hash of the run directory, so it
+    /// differs between nodes of the same name in different clusters. The environment may hide further paths
+    /// ([`HIDDEN_PATHS_VARIABLE`]).
     pub fn new(node: &str, run_dir: &Path, init_image: &'static [u8]) -> Self {
         let real_dir = run_dir.canonicalize().unwrap_or_else(|_| run_dir.to_owned());
         Self {
@@ -69,13 +70,13 @@ impl ContainerConfig {
         self.run_dir.join("containers")
     }
 
-    /// The file that lists the directories of the node's control groups, one per line, for a later cleanup.
+    /// Path of the file that lists the directories of the node's control groups, one per line, for a later cleanup.
     pub(crate) fn cgroups_file(&self) -> PathBuf {
         self.run_dir.join("cgroups")
     }
 }
 
-/// FNV-1a: gives short names for few paths, the same in every version of farfork.
+/// Returns the FNV-1a hash of a path: short, and the same in every version of farfork.
 fn fingerprint(path: &Path) -> u32 {
     let bytes = path.as_os_str().as_bytes();
     bytes.iter().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
@@ -90,8 +91,8 @@ pub struct ContainerSpec {
     pub network: NetworkSpec,
     /// Its users and groups.
     pub users: UsersSpec,
-    /// Whether it will have limits. Otherwise it has its own control groups only in hierarchies where they cost next to
-    /// nothing.
+    /// Whether it will have limits. Without limits, it has a group of its own only in the unified hierarchy, if the machine
+    /// has both versions.
     pub limited: bool,
 }
 
@@ -127,7 +128,8 @@ pub enum UsersSpec {
     /// The node's.
     #[default]
     Host,
-    /// Its own ids, in a user namespace that its child enters. The node's files are shown as theirs.
+    /// Its own ids, in a user namespace that the child enters. In it, the node's files have the same owner ids as on the
+    /// node.
     Private,
 }
 
@@ -137,8 +139,8 @@ pub enum NetworkSpec {
     /// Its own, with a loopback interface.
     #[default]
     Private,
-    /// The node's. For containers that use it, or that enter another network before a process runs in them. No network has
-    /// to be created.
+    /// The node's. For containers that use the node's network, or that enter another network before a process runs in them.
+    /// Saves creating a network.
     Host,
 }
 

@@ -28,26 +28,26 @@ use crate::root::cached::CachedRoot;
 use crate::root::protection::{self, RootProtection};
 use crate::unmounted_volumes;
 
-/// How often the lookup of a path with `..` is retried. openat2(2) fails with EAGAIN if anything was mounted or renamed
-/// anywhere meanwhile.
+/// Limit on attempts to look up a path with `..`. openat2(2) fails with EAGAIN if anything on the machine was mounted or
+/// renamed during the lookup.
 const RESOLVE_TRIES_MAX: usize = 100;
 /// Longest wait for the end of a killed container, in milliseconds. The kernel kills its processes at once, but they may
 /// have much memory to free.
 const KILL_MS_MAX: u64 = 5_000;
 
-/// The privileged forker, and the intermediate process that it forks.
+/// Number of tasks of the privileged forker: itself, and the intermediate process that it forks.
 const FORKER_TASKS: u64 = 2;
 
 /// A container whose init waits for requests. Dropping it kills all its processes and removes it.
 #[derive(Debug)]
 pub struct Container {
-    /// `None` after it was handed over.
+    /// `None` after [`Container::into_running`].
     parts: Option<ContainerParts>,
     control: Option<OwnedFd>,
     /// The process at the other end of the control socket, if it is not init.
     privileged_forker: Option<PrivilegedForker>,
     spec: ContainerSpec,
-    /// The node's mounts when it was built.
+    /// The blueprint from which the root was built.
     blueprint: RootBlueprint,
     root_recipient: Option<RootRecipient>,
 }
@@ -55,7 +55,7 @@ pub struct Container {
 /// Held by a container: a reference that counts it, and the mount point that a shared root needs.
 pub(crate) type Keepalive = (Arc<()>, Option<Arc<MountPoint>>);
 
-/// Our end of the control socket, and the process at the other end if that is not init.
+/// The daemon's end of the control socket, and the process at the other end if that is not init.
 pub(crate) type ControlChannel = (OwnedFd, Option<PrivilegedForker>);
 
 /// The parts of a container that this process holds.
@@ -66,15 +66,15 @@ pub(crate) struct ContainerParts {
     pub(crate) cgroup: ContainerCgroup,
     pub(crate) builder: Arc<ContainerBuilder>,
     pub(crate) keepalive: Keepalive,
-    /// For a container with its own users.
+    /// The ids on the node, if the container has its own users.
     pub(crate) id_range: Option<IdRange>,
-    /// If another container may reuse it.
+    /// The root, if another container may reuse it.
     pub(crate) root: Option<CachedRoot>,
 }
 
 /// Receives the roots of ended containers.
 pub(crate) trait RootSink: std::fmt::Debug + Send + Sync {
-    /// Takes the root, in which no process runs any more.
+    /// Takes a root whose processes have all ended.
     fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot);
 }
 
@@ -98,12 +98,12 @@ impl Container {
         }
     }
 
-    /// Sets what happens to its root when all its processes have ended.
+    /// Sets the recipient of the root, for the time after all processes of the container have ended.
     pub(crate) fn set_root_recipient(&mut self, recipient: RootRecipient) {
         self.root_recipient = Some(recipient);
     }
 
-    /// Its id, unique on the node.
+    /// The container's id, unique on the node.
     pub fn id(&self) -> &str {
         &self.parts().id
     }
@@ -123,27 +123,28 @@ impl Container {
         self.privileged_forker.as_ref().map_or_else(|| self.init_pid(), PrivilegedForker::pid)
     }
 
-    /// Our end of init's socket, if a privileged forker forks the child.
+    /// The daemon's end of init's socket, if a privileged forker forks the child.
     pub fn init_socket(&self) -> Option<BorrowedFd<'_>> {
         self.privileged_forker.as_ref().map(PrivilegedForker::init_socket)
     }
 
-    /// The outside ids of its users, if it has its own.
+    /// The ids on the node of the container's users, if it has its own users.
     pub fn id_range(&self) -> Option<IdRange> {
         self.parts().id_range
     }
 
-    /// Our end of the socket (SOCK_SEQPACKET) whose other end is descriptor 3 of the process that forks the child.
+    /// The daemon's end of the socket (SOCK_SEQPACKET) whose other end is descriptor 3 of the process that forks the child.
     pub fn control(&self) -> BorrowedFd<'_> {
         self.control.as_ref().expect("only a drop takes it").as_fd()
     }
 
-    /// Its control group.
+    /// The container's control group.
     pub fn cgroup(&self) -> &ContainerCgroup {
         &self.parts().cgroup
     }
 
-    /// The control group in which a process that init does not fork can be created; `None` without a unified hierarchy.
+    /// Opens the control group, so that clone3(2) can create a process in it that init does not fork. Returns `None` without
+    /// a unified hierarchy.
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
@@ -151,7 +152,8 @@ impl Container {
         Ok(self.cgroup().open_clone_target()?)
     }
 
-    /// Limits what its processes may use together. The privileged forker has additional tasks until it ends.
+    /// Limits what the container's processes may use together. Until the privileged forker ends, its tasks are added to the
+    /// limit.
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
@@ -161,7 +163,7 @@ impl Container {
         Ok(self.cgroup().set_limits(&ContainerLimits { tasks_max, ..*limits })?)
     }
 
-    /// Waits for the end of the privileged forker, and reduces the limits to `limits`.
+    /// Waits for the end of the privileged forker, and reduces the task limit to the one in `limits`.
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
@@ -182,14 +184,14 @@ impl Container {
         self.spec.network
     }
 
-    /// Whether it shows the node's current mounts and its init lives. If memory runs out, the kernel may also kill waiting
-    /// containers.
+    /// Whether the container shows the node's current mounts and its init is alive. The OOM killer may kill the init of a
+    /// waiting container.
     pub fn is_current(&self) -> bool {
         self.blueprint.version == self.parts().builder.mounts_version()
             && !pidfd::wait_exit(self.init(), Duration::ZERO).unwrap_or(false)
     }
 
-    /// Unmounts the volumes that the node has unmounted since it was built.
+    /// Unmounts in the container the volumes that the node has unmounted since the container was built.
     pub(crate) fn release_unmounted_volumes(&self) {
         let unmounted = self.parts().builder.volumes_unmounted_since(&self.blueprint);
         unmounted_volumes::release(self.init_pid(), self.init(), &unmounted);
@@ -215,7 +217,7 @@ impl Container {
         })
     }
 
-    /// Restricts what the container's processes can do. All binds must have been made before.
+    /// Restricts what the container's processes can do. Call it after all binds.
     ///
     /// # Errors
     /// [`ContainerError::Protect`]; the protection may then be incomplete.
@@ -224,7 +226,7 @@ impl Container {
         protected.map_err(|cause| ContainerError::Protect { id: self.id().to_owned(), cause })
     }
 
-    /// Writes a file into the container's [`PRIVATE_DIR`], and replaces a file of that name. Returns its path in the
+    /// Writes a file into the container's [`PRIVATE_DIR`], and replaces any file of that name. Returns its path in the
     /// container.
     ///
     /// # Errors
@@ -237,7 +239,8 @@ impl Container {
         }
     }
 
-    /// Through init's root, which no path of the container can leave.
+    /// Opens the path below init's root. RESOLVE_IN_ROOT keeps symbolic links of the container from leading out of that
+    /// root.
     fn write_via_init_root(&self, path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = format!("/proc/{}/root", self.init_pid());
@@ -252,15 +255,15 @@ impl Container {
         file.write_all(contents)
     }
 
-    /// Hands the container over: from now on it ends with its processes, not with this process, and its record says so. Also
-    /// returns our end of the control socket.
+    /// Hands the container over: it then ends with its own processes, not with the daemon. Marks its record as in use. Also
+    /// returns the daemon's end of the control socket.
     ///
     /// # Errors
     /// [`ContainerError::Record`]; the container is then removed.
     pub fn into_running(mut self) -> Result<(RunningContainer, OwnedFd), ContainerError> {
         let records = self.parts().builder.config().records_dir();
         record::mark_in_use(&records, self.id())?;
-        // During the rename of the record, the pool may not find the container.
+        // While the record was renamed, the pool may have missed the container.
         self.release_unmounted_volumes();
         let parts = self.parts.take().expect("only a drop takes it");
         let control = self.control.take().expect("only a drop takes it");
@@ -303,14 +306,14 @@ pub struct RunningContainer {
     pub(crate) init: OwnedFd,
     pub(crate) cgroup: ContainerCgroup,
     pub(crate) records_dir: PathBuf,
-    /// Set if this daemon built it.
+    /// Set if this daemon built the container.
     pub(crate) _held: Option<Keepalive>,
-    /// The root to return when it ends, and its recipient.
+    /// The root to return when the container ends, and the recipient of the root.
     pub(crate) reusable_root: Mutex<Option<(ContainerSpec, CachedRoot, RootRecipient)>>,
 }
 
 impl RunningContainer {
-    /// Its id, unique on the node.
+    /// The container's id, unique on the node.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -325,13 +328,13 @@ impl RunningContainer {
         &self.init
     }
 
-    /// Its control group.
+    /// The container's control group.
     pub fn cgroup(&self) -> &ContainerCgroup {
         &self.cgroup
     }
 
-    /// Kills all processes of the container, whatever they do. Init's end makes the kernel kill its pid namespace; frozen
-    /// processes are thawed. Does not wait for their end.
+    /// Kills init, with which the kernel kills all processes of its pid namespace. Thaws frozen processes. Does not wait
+    /// until they have ended.
     pub fn kill(&self) {
         kill_container(&self.init, &self.cgroup);
     }
@@ -341,8 +344,8 @@ impl RunningContainer {
         drop(self.take_reusable_root());
     }
 
-    /// Kills the remaining processes of the container, and removes its control group and record. Its root is passed on if it
-    /// can be reused.
+    /// Kills the remaining processes of the container, and removes its control group and record. Passes a reusable root to
+    /// its recipient.
     ///
     /// # Errors
     /// [`ContainerError::KillTimeout`], [`ContainerError::Cgroup`]; the call can be repeated.
@@ -362,8 +365,8 @@ impl RunningContainer {
     }
 }
 
-/// Ends a container. When process 1 of its pid namespace ends, the kernel kills the others. Mounts, network and the rest end
-/// with the last of them.
+/// Ends a container. When init ends, the kernel kills the other processes of its pid namespace. The other namespaces end
+/// with the last process.
 fn end_container(id: &str, init: &OwnedFd, init_pid: i32, cgroup: &ContainerCgroup) -> Result<(), ContainerError> {
     kill_container(init, cgroup);
     let ended = clone::reap_within(init, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false);

@@ -1,5 +1,5 @@
-//! An init process outside of containers, in the daemon's namespaces. It holds memory that children in containers will
-//! share, and is in a control group of the node.
+//! The init program outside of containers, for a zygote: it runs in the daemon's namespaces, and in a control group of the
+//! node. Its memory is shared with children in containers.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,11 +10,12 @@ use farfork_sys::pidfd;
 
 use crate::privileged_forker;
 
-/// Its position in the order of the OOM killer: after children (900), and before templates, which are half-way between
-/// children and parents. Without a template, no child could be made again.
+/// The oom_score_adj of the process. The OOM killer takes it after children (900) and before templates: without a template,
+/// no child could be forked again.
 const OOM_SCORE_ADJUSTMENT: i32 = 850;
 
-/// The process. Dropping it kills it. It also ends with the daemon.
+/// A process that runs the init program outside of containers. Dropping this kills the process, which also ends with the
+/// daemon.
 #[derive(Debug)]
 pub struct HostInit {
     process: SpawnedProcess,
@@ -40,7 +41,7 @@ impl HostInit {
         pidfd::wait_exit(&self.process.pidfd, Duration::ZERO).unwrap_or(false)
     }
 
-    /// Our end of the socket (SOCK_SEQPACKET) whose other end is its descriptor 3.
+    /// The daemon's end of the socket (SOCK_SEQPACKET) whose other end is the process's descriptor 3.
     pub fn control(&self) -> BorrowedFd<'_> {
         self.control.as_fd()
     }

@@ -1,5 +1,5 @@
 //! The leftover containers of a dead daemon, found by their records. The start time of each init, and the name of the node's
-//! control groups, distinguish them from those of other programs.
+//! control groups, distinguish these containers from other programs' processes and groups.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use crate::handle::RunningContainer;
 use crate::record::{self, ContainerRecord, RecordState};
 use crate::root::PRIVATE_DIR;
 
-/// Longest wait for the end of a leftover init, in milliseconds. If it does not end, that is reported, and the next daemon
-/// tries again.
+/// Longest wait for the end of a leftover init, in milliseconds. If it does not end, a warning is logged, and the next
+/// daemon tries again.
 const KILL_MS_MAX: u64 = 5_000;
 
 /// The leftovers that were found.
@@ -26,8 +26,8 @@ const KILL_MS_MAX: u64 = 5_000;
 pub struct Leftovers {
     /// Containers in which children still run; they are left alone.
     pub running: Vec<RunningContainer>,
-    /// Ids of containers that have ended and of which the kernel killed a process for lack of memory. Their control groups,
-    /// which showed that, have been removed.
+    /// Ids of ended containers in which the kernel killed a process for lack of memory. Their control groups, which recorded
+    /// this, have been removed.
     pub oom_killed: Vec<(String, OomCause)>,
     /// The number of removed containers and control groups.
     pub removed: usize,

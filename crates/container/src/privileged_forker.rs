@@ -1,8 +1,8 @@
-//! The process that forks the child of a container with its own users. The container's init lacks the rights for this, even
-//! in its own user namespace. So a second process of the same program does it. It shares init's namespaces except pid and
-//! user, which are the node's.
+//! The process that forks the child of a container with its own users. The container's init lacks the privileges for this,
+//! even in its own user namespace. The forker runs the same program as init, in the same namespaces, except for the pid and
+//! user namespaces, which are the node's.
 //!
-//! It ends when the child is forked. In a waiting container it ends with the daemon, as init does.
+//! The forker ends when it has forked the child. In a waiting container, it ends with the daemon, as init does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -11,14 +11,15 @@ use farfork_sys::clone::{self, SpawnedProcess};
 use farfork_sys::pidfd;
 use rustix::process::Signal;
 
-/// Longest wait for the end of a process, in milliseconds. It is killed at once, but may have much memory to free.
+/// Longest wait for the end of a process, in milliseconds. A killed process may have much memory to free.
 const KILL_MS_MAX: u64 = 2_000;
 
-/// The process. Dropping it kills it.
+/// A running privileged forker. Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct PrivilegedForker {
     process: SpawnedProcess,
-    /// Our end of init's socket. The container's control socket leads to this process instead.
+    /// The daemon's end of init's socket. The other end of the container's control socket belongs to this process, not to
+    /// init.
     init_socket: OwnedFd,
 }
 
@@ -38,7 +39,7 @@ impl PrivilegedForker {
         let _ = clone::reap_within(&self.process.pidfd, Duration::from_millis(KILL_MS_MAX));
     }
 
-    /// Our end of the socket of the container's init.
+    /// The daemon's end of the socket of the container's init.
     pub(crate) fn init_socket(&self) -> BorrowedFd<'_> {
         self.init_socket.as_fd()
     }

@@ -16,9 +16,9 @@ use crate::error::ContainerError;
 /// Whether a process in a container outlives the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecordState {
-    /// Its init waits. It ends with the daemon.
+    /// The container waits in the pool. It ends with the daemon.
     Waiting,
-    /// It was handed over. It ends with its processes.
+    /// The container was handed over. It ends with its own processes.
     InUse,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn mark_in_use(directory: &Path, id: &str) -> Result<(), ContainerErr
         .map_err(|cause| ContainerError::Record { path, cause })
 }
 
-/// Removes the record of a container. A missing record is no error.
+/// Removes the record of a container. A missing record is not an error.
 pub(crate) fn remove_record(directory: &Path, id: &str, used: RecordState) {
     let _ = fs::remove_file(record_path(directory, id, used));
 }
@@ -53,7 +53,8 @@ pub(crate) fn read_records(directory: &Path) -> Result<Vec<ContainerRecord>, Con
     Ok(record_files(directory)?.iter().filter_map(|path| read_record(path)).collect())
 }
 
-/// Like [`read_records`], but removes incomplete records: a daemon died while it wrote them. No daemon may write meanwhile.
+/// Like [`read_records`], but removes incomplete records: a daemon died while it wrote them. No daemon may write records at
+/// the same time.
 pub(crate) fn read_leftover_records(directory: &Path) -> Result<Vec<ContainerRecord>, ContainerError> {
     let read_or_remove = |path: &PathBuf| {
         let record = read_record(path);

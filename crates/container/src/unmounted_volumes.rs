@@ -1,5 +1,5 @@
 //! Unmounts volumes in containers when the node has unmounted them. A container shows the volumes that the node had mounted
-//! when it was built, and a volume stays in use as long as a container shows it. A process that uses the volume keeps it.
+//! when it was built, and a volume stays in use as long as a container shows it. A volume that a process uses stays mounted.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,7 +20,7 @@ use crate::root::blueprint::ServedMount;
 /// Longest wait for a container: unmounting may wait for the process that serves the volume.
 const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Unmounts these volumes in the container whose first process is `init`. Returns those that are in use there.
+/// Unmounts these volumes in the container whose first process is `init`. Returns those that processes of the container use.
 pub(crate) fn release(init_pid: i32, init: &OwnedFd, volumes: &BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
     if volumes.is_empty() {
         return BTreeSet::new();
@@ -37,7 +37,7 @@ pub(crate) fn release(init_pid: i32, init: &OwnedFd, volumes: &BTreeSet<ServedMo
     })
 }
 
-/// Runs in a thread that enters the container and ends.
+/// Unmounts the volumes in a temporary thread, which enters the container's mount namespace.
 fn release_in_thread(init: &OwnedFd, volumes: BTreeSet<ServedMount>) -> io::Result<BTreeSet<ServedMount>> {
     let init = init.try_clone()?;
     let (sender, receiver) = mpsc::channel();
@@ -65,9 +65,9 @@ fn unmount_unused(mut volumes: BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
     volumes
 }
 
-/// Unmounts one volume. The container's processes may change its paths meanwhile, which must not lead to another mount: that
-/// may hide files of the node. So the directory is opened without following symbolic links, and the volume in it cannot be
-/// renamed while it is mounted.
+/// Unmounts one volume. At the same time, processes of the container may change its path. Another mount must not be
+/// unmounted instead: it may hide files of the node. So the parent directory is opened without following symbolic links. A
+/// mount point in it cannot be renamed.
 fn unmount_one(volume: &ServedMount) -> io::Result<()> {
     let (Some(directory), Some(name)) = (volume.point.parent(), volume.point.file_name()) else { return Ok(()) };
     let name = Path::new(name);

@@ -1,7 +1,7 @@
 //! Users and groups of a container: a user namespace with ids that nothing else on the machine uses.
 //!
-//! Locks on a file that all nodes of the machine share record which ids are taken, one byte per range. Init holds the file
-//! open, and so the lock, for as long as it lives. So ids need not be released.
+//! Locks on a file that all nodes of the machine share record which ids are taken, one byte per range. Init has the file
+//! open, so the lock ends with init, and ids need not be released.
 
 use std::fs::File;
 use std::io;
@@ -13,12 +13,12 @@ use farfork_sys::user_namespace::{self, IdRange};
 
 use crate::error::ContainerError;
 
-/// The first id for containers. Distributions assign lower ids (up to 60,000, and from 524,288 on), and systemd does for its
-/// containers (up to 1,879,048,191).
+/// The first id for containers. Distributions assign lower ids (up to 60,000, and from 524,288 on), and so does systemd for
+/// its containers (up to 1,879,048,191).
 const ID_FIRST: u32 = 0x7000_0000;
-/// The number of ids on a machine without a directory service: 16 bits, which includes the overflow id 65,534.
+/// As many ids as a machine without a directory service uses: 16 bits, which includes the overflow id 65,534.
 const IDS_PER_CONTAINER: u32 = 1 << 16;
-/// Up to the first id that is negative in programs with signed ids.
+/// Number of ranges below the first id that is negative as a signed 32-bit number.
 const ID_RANGES: u32 = (0x8000_0000 - ID_FIRST) / IDS_PER_CONTAINER;
 
 /// Ids that only one container uses, as long as a process has the lock open.
@@ -29,8 +29,8 @@ pub(crate) struct ReservedIds {
 }
 
 impl ReservedIds {
-    /// Takes the first free range, starting at `hint`. The file `locks` stays, empty: if it were removed, two nodes could
-    /// use different files.
+    /// Locks the first free range, starting at range number `hint`. The empty file `locks` is never removed: otherwise two
+    /// nodes could lock different files.
     pub(crate) fn acquire(locks: &Path, hint: u64) -> Result<Self, ContainerError> {
         let failed = |cause| ContainerError::UserRanges { path: locks.to_owned(), cause };
         let mut options = File::options();
@@ -48,7 +48,7 @@ impl ReservedIds {
     }
 }
 
-/// The users of a container whose init lives.
+/// The users of a container whose init is alive.
 #[derive(Debug)]
 pub(crate) struct ContainerUsers {
     pub(crate) range: IdRange,
@@ -67,7 +67,8 @@ impl ContainerUsers {
         self.namespace.as_fd()
     }
 
-    /// The owner in the container for a file of the node; unchanged if the ids have no mapping.
+    /// Returns the user and group ids on the node that appear in the container as the owner of `file`. Ids without a mapping
+    /// stay unchanged.
     pub(crate) fn owner_inside(&self, file: &std::fs::Metadata) -> (u32, u32) {
         let outside = |number: u32| self.range.to_host(number).unwrap_or(number);
         (outside(file.uid()), outside(file.gid()))

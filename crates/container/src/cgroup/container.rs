@@ -10,8 +10,8 @@ use farfork_sys::cgroup::hierarchy::CgroupVersion;
 use super::unlimited::UnlimitedGroup;
 use super::{CgroupDirectory, CgroupError};
 
-/// Longest wait for the last process of a group to end, in milliseconds. Killing a pid namespace takes a few; freeing many
-/// gigabytes takes longer.
+/// Longest wait for the last process of a group to end, in milliseconds. Killing a pid namespace takes a few milliseconds;
+/// freeing many gigabytes takes longer.
 const REMOVE_MS_MAX: u64 = 2_000;
 
 /// The group of a container or service, in every hierarchy that is used for it.
@@ -36,7 +36,7 @@ impl ContainerCgroup {
         self.directories.iter().map(|directory| directory.path.as_path())
     }
 
-    /// Opens the directory in which a process can be created, if there is a unified hierarchy.
+    /// Opens the group's directory in the unified hierarchy, if there is one: clone3(2) can create a process in it.
     pub(crate) fn open_clone_target(&self) -> Result<Option<File>, CgroupError> {
         let unified = self.directories.iter().find(|directory| directory.version == CgroupVersion::V2);
         let open = |directory: &CgroupDirectory| {
@@ -85,7 +85,7 @@ impl ContainerCgroup {
         pids
     }
 
-    /// Removes the group. All its processes must be ending.
+    /// Removes the group. All its processes must have been killed.
     ///
     /// # Errors
     /// [`CgroupError::Remove`] for the first directory that cannot be removed. The others are removed.

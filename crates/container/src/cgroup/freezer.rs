@@ -34,12 +34,12 @@ impl ContainerCgroup {
     }
 
     /// The directory of the group in the unified hierarchy, for a client that freezes it directly. `None` if the node has
-    /// only the version 1 freezer: a process frozen by that cannot even be killed.
+    /// only the version 1 freezer, in which a frozen process cannot even be killed.
     pub fn unified_freezer(&self) -> Option<&Path> {
         self.freezer().ok().filter(|directory| directory.version == CgroupVersion::V2).map(|directory| &*directory.path)
     }
 
-    /// Whether it is frozen, by this daemon or an earlier one.
+    /// Whether the group is frozen, by this daemon or an earlier one.
     pub fn is_frozen(&self) -> bool {
         self.freezer().is_ok_and(|directory| freezer::is_frozen(&directory.path, directory.version))
     }
@@ -47,7 +47,7 @@ impl ContainerCgroup {
     /// Lets killed tasks end: the version 1 freezer blocks even SIGKILL.
     pub(crate) fn thaw_killed(&self) {
         if self.freezer().is_ok_and(|directory| directory.version == CgroupVersion::V1) && self.is_frozen() {
-            // A task that stays frozen does not end in time, which is reported later.
+            // If a task stays frozen, the caller's wait for its end fails later.
             let _ = self.thaw();
         }
     }

@@ -20,7 +20,7 @@ pub const CPU_MILLICORES_MIN: u64 = 10;
 /// first pages.
 pub const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
-/// The container's init, which is in its group.
+/// Number of tasks of the container's init, which is in the same group.
 const INIT_TASKS: u64 = 1;
 
 /// The kernel charges a group at most this much at once, in bytes. A group whose peak is this close to its limit has reached
@@ -30,7 +30,7 @@ const CHARGE_BYTES_MAX: u64 = 64 * 4096;
 /// Limits for all processes of a container together; `None` for no limit other than the node's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ContainerLimits {
-    /// Memory, in bytes. There is no swap beyond it.
+    /// Memory, in bytes. Swap is not available in addition.
     pub memory_bytes_max: Option<u64>,
     /// Processor time, in thousandths of a processor.
     pub cpu_millicores_max: Option<u64>,
@@ -71,7 +71,7 @@ impl ContainerCgroup {
             CgroupVersion::V2 => write_file(directory, "memory.swap.max", "0"),
         };
         match without_swap {
-            // A kernel without swap has no such file.
+            // A kernel without swap accounting has no file for this limit.
             Err(CgroupError::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
             outcome => outcome,
         }
@@ -99,8 +99,8 @@ impl ContainerCgroup {
         Some(if has_met_limit(directory) { OomCause::OwnLimit } else { OomCause::NodeFull })
     }
 
-    /// Like [`Self::oom_cause`], for a group whose process was killed. If the group has no counter of its own, the counter
-    /// of the common group without limits is used. It explains as many killed processes as the kernel has counted.
+    /// Like [`Self::oom_cause`], for a group whose process was killed. If the group has no counter of its own, uses the
+    /// counter of the common group without limits. Each count is attributed to one killed process only.
     pub fn oom_cause_of_killed(&self) -> Option<OomCause> {
         match &self.unlimited {
             Some(common) => common.take_oom_kill().then_some(OomCause::NodeFull),
@@ -117,13 +117,13 @@ pub(super) fn read_oom_kills(directory: &CgroupDirectory) -> u64 {
 
 fn has_met_limit(directory: &CgroupDirectory) -> bool {
     match directory.version {
-        // Its count of failed charges stays 0 on current kernels.
+        // Version 1 counts failed charges, but the count stays 0 on current kernels. Compare the peak with the limit.
         CgroupVersion::V1 => {
             let read = |file| cgroup::read_number(&directory.path, file);
             let (peak, limit) = (read("memory.max_usage_in_bytes"), read("memory.limit_in_bytes"));
             peak.is_ok_and(|peak| limit.is_ok_and(|limit| peak + CHARGE_BYTES_MAX >= limit))
         }
-        // Counts the group's own limit only: the limits above it have their own files.
+        // `oom` counts only for the group's own limit: groups above have their own files.
         CgroupVersion::V2 => {
             cgroup::read_keyed_number(&directory.path, "memory.events", "oom").is_ok_and(|times| times > 0)
         }

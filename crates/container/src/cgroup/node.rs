@@ -10,7 +10,8 @@ use super::{CgroupDirectory, CgroupError, ContainerCgroup};
 
 /// The controllers that limits of containers need.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
-/// Pauses containers on a machine without the unified hierarchy, where every group can be frozen.
+/// The controller that pauses containers on a machine without the unified hierarchy. In the unified hierarchy, every group
+/// can be frozen without it.
 const FREEZER: &str = "freezer";
 
 /// The node's directory in each hierarchy, with the groups below it.
@@ -55,7 +56,7 @@ impl NodeCgroups {
         Ok(Self { unlimited, ..without_unlimited })
     }
 
-    /// Directories that an earlier daemon used under another name and that are to be removed.
+    /// Opens the directories that an earlier daemon used while the node had another name. The caller removes them.
     pub(crate) fn from_former(directories: impl IntoIterator<Item = PathBuf>) -> Self {
         let to_directory = |path| CgroupDirectory { version: CgroupVersion::V1, controllers: Vec::new(), path };
         Self { directories: directories.into_iter().map(to_directory).collect(), unlimited: UnlimitedGroup::default() }
@@ -80,7 +81,7 @@ impl NodeCgroups {
         create_directories(self.use_shared_v1(self.group_below(name)))
     }
 
-    /// The group `name` in the node's directory, which this daemon or an earlier one created.
+    /// Opens the group `name` in the node's directory, which this daemon or an earlier one created.
     pub fn open_group(&self, name: &str) -> ContainerCgroup {
         let group = self.group_below(name);
         let has_others = group.directories.iter().skip(1).any(|directory| directory.path.exists());
@@ -107,8 +108,8 @@ impl NodeCgroups {
         ContainerCgroup { directories, unlimited: None }
     }
 
-    /// The group of the node's templates. It is separate from the parents' groups, which are not charged for pages that
-    /// templates keep.
+    /// Creates the group of the node's templates, unless it exists. The group is separate, so that pages of templates are
+    /// not charged to the parents' groups.
     ///
     /// # Errors
     /// As [`NodeCgroups::create_group`].
@@ -116,8 +117,8 @@ impl NodeCgroups {
         self.create_group("templates")
     }
 
-    /// The group of the node's zygotes, whose memory belongs to the node. If children have a common group, zygotes are in
-    /// it, so that their copies start there.
+    /// Creates the group of the node's zygotes, unless it exists: their memory is charged to the node. If children have a
+    /// common group, zygotes are in it too, so that their copies start in it.
     ///
     /// # Errors
     /// As [`NodeCgroups::create_group`].
@@ -139,8 +140,8 @@ impl NodeCgroups {
         names
     }
 
-    /// Removes the node's directories, and those above them that were created for them and are empty now. Groups that still
-    /// have processes stay, and so do the directories above them.
+    /// Removes the node's directories, and the parent directory `farfork` if it is empty then. Groups that still have
+    /// processes stay, and so do the directories above them.
     pub fn remove_empty(&self) {
         self.unlimited.wait_threads_left();
         for name in self.group_names() {

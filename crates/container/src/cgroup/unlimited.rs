@@ -1,5 +1,5 @@
 //! The common group of all containers without limits, in version 1 hierarchies next to the unified one. The daemon's threads
-//! that start containers are in it, so that no process has to be moved there.
+//! that start containers are in it, so that no process has to be moved into it.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use farfork_sys::cgroup::hierarchy::CgroupVersion;
 use super::limits::read_oom_kills;
 use super::{CgroupDirectory, CgroupError, NodeCgroups};
 
-/// Its name in the node's directory.
+/// Name of the group in the node's directory.
 const NAME: &str = "children";
 
 /// Longest wait until the kernel has removed ended threads from the group, and the pause between two checks.
@@ -24,11 +24,11 @@ thread_local! {
     static IS_IN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The common group. It has no directories if it is not needed.
+/// The common group. It has no directories if there is only the unified hierarchy, or none.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UnlimitedGroup {
     directories: Vec<CgroupDirectory>,
-    /// The number of processes killed by the kernel for lack of memory that have been attributed to a container.
+    /// How many of the kernel's kills for lack of memory have been attributed to a container.
     reported_oom_kills: Arc<AtomicU64>,
 }
 
@@ -56,7 +56,7 @@ impl NodeCgroups {
 }
 
 impl UnlimitedGroup {
-    /// Whether there is a group.
+    /// Whether the machine has a hierarchy that needs this group.
     pub(crate) fn exists(&self) -> bool {
         !self.directories.is_empty()
     }
@@ -77,7 +77,7 @@ impl UnlimitedGroup {
         Ok(())
     }
 
-    /// Moves a process that the calling thread has started into the group, unless it was created there.
+    /// Moves a process that the calling thread has started into the group, unless the process was created in it.
     ///
     /// # Errors
     /// [`CgroupError::Join`].
@@ -99,8 +99,8 @@ impl UnlimitedGroup {
         }
     }
 
-    /// Whether the kernel has killed a process of the group for lack of memory that was not attributed yet. Call only for a
-    /// container whose process was killed.
+    /// Attributes one of the kernel's kills for lack of memory to a container. Returns whether there was one that was not
+    /// attributed yet. Call only for a container whose process was killed.
     pub(super) fn take_oom_kill(&self) -> bool {
         let kills = self.read_oom_kills();
         let next_count = |reported: u64| (reported < kills).then_some(reported + 1);

@@ -1,5 +1,5 @@
-//! Containers built ahead of need: threads keep a number of them ready, and each taken one makes them build the next.
-//! Containers of a non-default kind are kept ready from the first request until the requests stop.
+//! The pool of containers that are built in advance. Filler threads keep a number of containers ready, and build another one
+//! when one is taken. Containers of a non-default kind are kept ready from the first request until the requests stop.
 
 mod mount_watcher;
 mod root_cache;
@@ -33,7 +33,8 @@ const UNUSED_LIMIT: Duration = Duration::from_secs(20);
 /// for. The others are built after a quiet period, so building takes no CPU from the children of a fan-out.
 const READY_WHILE_BUSY_MAX: usize = 4;
 const QUIET_PERIOD: Duration = Duration::from_millis(20);
-/// Threads that build. Building mostly waits: for grace periods of the kernel, and for the container's first process.
+/// Number of threads that build containers. Building is mostly waiting: for RCU grace periods of the kernel, and for the
+/// container's first process.
 const FILLER_THREADS: usize = 4;
 
 /// The ready containers. Dropping the pool ends those that were not taken.
@@ -61,7 +62,7 @@ struct PoolState {
     root_cache: RootCache,
     /// When a container was last taken.
     last_taken: Option<Instant>,
-    /// Outdated containers and roots without a use, which a filler ends.
+    /// Outdated containers and unused roots, which a filler will end.
     discarded: DiscardedEntries,
     stopping: bool,
 }
@@ -72,7 +73,7 @@ enum FillerTask {
     Build(ContainerSpec),
     /// Build a container with a cached root.
     Rebuild(RootCacheKey, Box<CachedRoot>),
-    /// None, or none before this time.
+    /// Build nothing before this time, or before the next request.
     Wait(Option<Instant>),
 }
 
@@ -97,7 +98,7 @@ struct SpecPool {
 
 impl ContainerPool {
     /// Starts to keep `size` containers of each kind ready (at least 1, at most 256). They are built in the background. A
-    /// permanent problem, such as a missing init program, is reported now.
+    /// permanent problem, such as a missing directory, is returned as an error here.
     ///
     /// # Errors
     /// The [`ContainerError`] of the first step that fails.
@@ -145,7 +146,8 @@ impl ContainerPool {
             .map_or(0, |spec_pool| spec_pool.ready.len())
     }
 
-    /// Takes a container; waits until `deadline` for it. The first container of a non-default kind is built for the request.
+    /// Takes a ready container; waits for one until `deadline`. The first container of a non-default kind is built during
+    /// the call.
     ///
     /// # Errors
     /// [`ContainerError::PoolEmpty`] if the deadline has passed. [`ContainerError::PoolBuild`] if none is ready and the
@@ -155,8 +157,8 @@ impl ContainerPool {
         self.shared.take((kind, None), deadline)
     }
 
-    /// Like [`Self::take`], but the container may have the root of an ended container of the same key, and its root may be
-    /// reused in turn.
+    /// Like [`Self::take`], but the container may have the root of an ended container with the same key. Its own root may be
+    /// reused later.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -243,7 +245,7 @@ impl PoolState {
         spec_pool
     }
 
-    /// A container with a cached root is ready, or its build failed.
+    /// Records that a container with a cached root was built, or that its build failed. Wakes a waiting request.
     fn finish_rebuild(&mut self, key: &RootCacheKey, built: Result<Container, ContainerError>) {
         if !self.root_cache.finish_rebuild(key, built, Instant::now()) {
             return;
@@ -252,7 +254,7 @@ impl PoolState {
         let spec_pool = self.spec_pool(key.0);
         match spec_pool.waiting == waiting_for_root {
             true => spec_pool.available.notify_one(),
-            // Requests that cannot use it also wait, and one of them might be woken.
+            // Wake all: other requests wait too, and notify_one might wake one that cannot use this root.
             false => spec_pool.available.notify_all(),
         }
     }
@@ -396,7 +398,8 @@ impl PoolShared {
         taken
     }
 
-    /// A filler thread: builds containers one at a time while too few are ready, without the lock.
+    /// The body of a filler thread: builds containers one at a time while too few are ready. Does not hold the lock during a
+    /// build.
     fn run_filler(&self) {
         if let Err(error) = self.builder.cgroups().unlimited_group().enter() {
             tracing::warn!(%error, "cannot enter the common control group; each container's init is moved");
@@ -433,7 +436,7 @@ impl PoolShared {
             state = self.lock();
             state.spec_pool(kind).building -= 1;
             match built {
-                // The node's mounts have changed during the build.
+                // The node's mounts changed during the build, or init has ended.
                 Ok(container) if !container.is_current() => state.discarded.containers.push(container),
                 Ok(container) => {
                     let spec_pool = state.spec_pool(kind);

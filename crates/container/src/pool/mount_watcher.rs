@@ -1,9 +1,9 @@
-//! Releases file systems that the node has unmounted: ends waiting containers and roots that show one, and unmounts it in
-//! running containers. The server of a file system runs as long as a container shows it.
+//! Releases file systems that the node has unmounted: ends waiting containers and cached roots that show one, and unmounts
+//! it in running containers. The server of a file system runs as long as a container shows it.
 //!
-//! Only FUSE and network file systems count. Other mounts change often, and an outdated container with one of them ends when
-//! it is taken. In running containers only volumes are unmounted. Other file systems have an overlay with the container's
-//! data.
+//! Only FUSE and network file systems count. Other mounts change often, and a container that shows an old one ends when the
+//! pool would hand it out. In running containers, only volumes are unmounted: other file systems are under an overlay with
+//! the container's data.
 
 use std::collections::BTreeSet;
 use std::io::{self, PipeWriter};
@@ -30,7 +30,7 @@ pub(super) struct MountWatcher {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Containers, by their first processes, and the unmounted volumes that each of them uses.
+/// For each container: its init, and the unmounted volumes that the container uses.
 type VolumesInUse = Vec<(ProcessIdentity, BTreeSet<ServedMount>)>;
 
 impl MountWatcher {
@@ -79,7 +79,8 @@ impl PoolShared {
         self.wanted.notify_all();
     }
 
-    /// Each container of the node, including those of earlier daemons, with the volumes that the node has unmounted.
+    /// Lists all containers of the node, including those of earlier daemons, each with the volumes that the node has
+    /// unmounted.
     fn containers_to_release(&self, unmounted: &BTreeSet<ServedMount>) -> VolumesInUse {
         let volumes = self.builder.unmounted_volumes(unmounted);
         if volumes.is_empty() {

@@ -1,5 +1,5 @@
-//! The cache of roots of ended containers. A filler builds a container around each root, which then waits to be taken. Only
-//! requests with the same [`RootReuseKey`] may get it.
+//! The cache of roots of ended containers. A filler builds a container with each root. That container waits for a request
+//! with the same [`RootReuseKey`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ const UNUSED_LIMIT: Duration = Duration::from_secs(3);
 /// A root without requests for this time may be evicted to make room.
 const EVICTABLE_AFTER: Duration = Duration::from_millis(100);
 
-/// After this many changed roots in a row, the cache keeps no more roots of that key for some time. Its children write files
-/// now, and later ones may not.
+/// After this many changed roots in a row, the cache keeps no roots of that key for [`CHANGED_ROOTS_PAUSE`]: at present, the
+/// children with that key write files.
 const CHANGED_ROOTS_MAX: u32 = 4;
 const CHANGED_ROOTS_PAUSE: Duration = Duration::from_secs(3);
 
@@ -39,7 +39,7 @@ struct RootCacheEntry {
     roots: Vec<CachedRoot>,
     building: usize,
     ready: VecDeque<Container>,
-    /// Number of changed roots since the last unchanged one, and until when no more are kept.
+    /// Number of changed roots since the last unchanged one, and the time until which no roots are kept.
     changed_count: u32,
     paused_until: Option<Instant>,
     /// Number of waiting requests.
@@ -47,7 +47,7 @@ struct RootCacheEntry {
     last_requested: Option<Instant>,
 }
 
-/// Discarded entries. They are dropped where no request waits for that.
+/// Discarded containers and roots. Dropping them takes time, so the pool does it without its lock.
 #[derive(Debug, Default)]
 pub(super) struct DiscardedEntries {
     pub(super) containers: Vec<Container>,
@@ -79,7 +79,7 @@ impl RootCache {
         self.roots_max > 0 && root_cache_entry.is_wanted(now)
     }
 
-    /// A request begins or ends to wait.
+    /// Records that a request begins or stops waiting.
     pub(super) fn update_waiters(&mut self, key: &RootCacheKey, begins: bool) {
         let waiting = &mut self.entries.entry(key.clone()).or_default().waiting;
         *waiting = if begins { *waiting + 1 } else { waiting.saturating_sub(1) };
@@ -136,7 +136,7 @@ impl RootCache {
         Some((key.clone(), root_cache_entry.roots.pop()?))
     }
 
-    /// Records the result of a rebuild. Returns whether it gave a container.
+    /// Records the result of a rebuild. Returns whether the rebuild succeeded.
     pub(super) fn finish_rebuild(
         &mut self,
         key: &RootCacheKey,
@@ -164,7 +164,7 @@ impl RootCache {
         self.entries.get_mut(key)?.ready.pop_front()
     }
 
-    /// Drops roots without recent requests, and those of keys for which `is_over`. Returns when the next ones expire.
+    /// Discards roots without recent requests, and those whose key satisfies `is_over`. Returns when the next ones expire.
     pub(super) fn evict_unused(
         &mut self,
         now: Instant,
@@ -185,7 +185,7 @@ impl RootCache {
         next
     }
 
-    /// Discards everything that does not show the node's current mounts, whose version is `mounts_version`.
+    /// Discards roots and containers that do not show the node's current mounts, which have the version `mounts_version`.
     pub(super) fn discard_outdated(&mut self, mounts_version: u64, discarded: &mut DiscardedEntries) {
         for entry in self.entries.values_mut() {
             discarded.discard_outdated(&mut entry.ready);
@@ -234,8 +234,8 @@ mod tests {
         assert!(!cache.record_request(&key("writes"), now));
         assert!(cache.record_request(&key("another"), now));
         let later = now + CHANGED_ROOTS_PAUSE;
-        assert!(cache.record_request(&key("writes"), later), "one is tried");
+        assert!(cache.record_request(&key("writes"), later), "after the pause, one root is tried");
         spoil(&mut cache, "writes", later);
-        assert!(!cache.record_request(&key("writes"), later), "and tells");
+        assert!(!cache.record_request(&key("writes"), later), "another changed root begins another pause");
     }
 }

@@ -22,11 +22,11 @@ fn what_can_wait_is_built_when_none_was_taken_for_a_while() {
     let (mut state, now, kind) = (PoolState::default(), Instant::now(), ContainerSpec::default());
     state.spec_pool(kind).target_size = 8;
     state.last_taken = Some(now);
-    assert!(matches!(state.next_task(now), FillerTask::Build(_)), "too few");
+    assert!(matches!(state.next_task(now), FillerTask::Build(_)), "none is ready or being built");
     state.spec_pool(kind).building = READY_WHILE_BUSY_MAX;
     assert!(matches!(state.next_task(now), FillerTask::Wait(Some(busy_until)) if busy_until == now + QUIET_PERIOD));
     state.spec_pool(kind).waiting = 1;
-    assert!(matches!(state.next_task(now), FillerTask::Build(_)), "one more is waited for");
+    assert!(matches!(state.next_task(now), FillerTask::Build(_)), "a request waits for one more");
     state.spec_pool(kind).waiting = 0;
     assert!(matches!(state.next_task(now + QUIET_PERIOD), FillerTask::Build(_)));
     state.spec_pool(kind).building = 8;

@@ -15,7 +15,7 @@ use super::mount_plan::{self, MountStep};
 /// A mount that another process or machine serves.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ServedMount {
-    /// `major:minor` of its file system, unique while this one is mounted anywhere.
+    /// Device number `major:minor` of its file system, unique while the file system is mounted.
     pub(crate) device: String,
     pub(crate) point: PathBuf,
     pub(crate) is_volume: bool,
@@ -37,7 +37,7 @@ impl ServedMount {
 /// The steps that mount a root.
 #[derive(Debug, Clone)]
 pub(crate) struct RootBlueprint {
-    /// Changes when the mounts change.
+    /// A hash of the mounts, so it changes when the mounts change.
     pub(crate) version: u64,
     pub(super) steps: Arc<Vec<MountStep>>,
     pub(super) served: Arc<BTreeSet<ServedMount>>,
@@ -49,7 +49,7 @@ pub(crate) struct RootBlueprint {
 pub(crate) struct BlueprintCache {
     watch: MountWatch,
     pub(crate) plan: NodePlan,
-    /// Mounts of earlier plans that the node no longer has. They accumulate until they are taken.
+    /// Served mounts that the node has unmounted since the last [`Self::take_unmounted`].
     unmounted: BTreeSet<ServedMount>,
 }
 
@@ -57,22 +57,22 @@ pub(crate) struct BlueprintCache {
 #[derive(Debug)]
 pub(crate) struct NodePlan {
     pub(crate) blueprint: RootBlueprint,
-    /// The mounts that must answer while a container is built.
+    /// The mounts whose servers must answer while a container is built.
     pub(crate) to_probe: Vec<ProbedMount>,
-    /// The mounts that are left out because they do not answer.
+    /// Ids of mounts that are left out because their server does not answer.
     unresponsive: BTreeSet<u32>,
 }
 
 impl BlueprintCache {
-    /// The blueprint for the current mounts.
+    /// Reads the node's mount table and plans the mounts of a root.
     pub(crate) fn read(masked: &[PathBuf]) -> io::Result<Self> {
         // Start the watch first, so that no change is missed.
         let watch = MountWatch::start()?;
         Ok(Self { watch, plan: NodePlan::read(masked, BTreeSet::new())?, unmounted: BTreeSet::new() })
     }
 
-    /// The current plan, without the mounts with these ids. If the table cannot be read, the old plan stays: the build will
-    /// fail too, and report why.
+    /// Returns the plan for the current mounts, without those with the ids in `unresponsive`. If the mount table cannot be
+    /// read, the old plan stays: the next build fails too, and reports the cause.
     pub(crate) fn current(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> &NodePlan {
         let has_changed = self.watch.has_changed().unwrap_or(true) || self.plan.unresponsive != unresponsive;
         if has_changed && let Ok(changed) = NodePlan::read(masked, unresponsive) {
@@ -108,7 +108,7 @@ impl NodePlan {
         let steps = mount_plan::plan_steps(&mounts, masked, &unresponsive);
         let mut hasher = DefaultHasher::new();
         for step in &steps {
-            // Another mount at the same place has another id.
+            // A mount that replaces another one at the same path has a different id.
             let ids = mounts.iter().filter(|mount| mount.point == step.point()).map(|mount| mount.id);
             (step.point(), ids.collect::<Vec<_>>()).hash(&mut hasher);
         }

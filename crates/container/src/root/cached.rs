@@ -1,4 +1,4 @@
-//! The root of an ended container, kept for the next one, which takes it only if it is unchanged. Building and removing
+//! The root of an ended container, kept for the next container, which uses it only if it is unchanged. Building and removing
 //! roots is most of a container's cost (`docs/decisions/017-roots.md`).
 //!
 //! Only the mount namespace is kept. The other namespaces, init and the control group are new for each container.
@@ -38,13 +38,13 @@ const PTMX: &str = "ptmx";
 //  build -> fingerprint -> a child runs, ends with all processes -> fingerprint -+- same -> dentries dropped -> next
 //                                                                               +- changed -> discarded
 //
-// Every write to this root leaves a trace. The container's layers hold only directories that the builder made, and
-// their times and attributes show each change. The file system of the layers counts everything else in it. Only
-// the kernel sets times of change (ctime). All processes of the container have ended. Only a process elsewhere
-// that was sent a descriptor could still hold a file or directory open. So the processes that may be sent one
-// decide which requests may reuse the root (`RootReuseKey`).
+// Every write to this root leaves a trace. The container's layers hold only directories that the builder made, and their
+// times and attributes show each change. The free space of the layers' file system shows everything else. Only the kernel
+// sets times of change (ctime). All processes of the container have ended. Only a process outside of the container, to which
+// a descriptor was sent, could still have a file or directory open. `RootReuseKey` selects the requests whose containers
+// such a process may see.
 
-/// A cached root. Dropping it ends it, unless a container still has it.
+/// A cached root. Dropping it removes the root, unless processes of a container still use it.
 #[derive(Debug)]
 pub(crate) struct CachedRoot {
     mounts: OwnedFd,
@@ -91,7 +91,7 @@ struct FileFingerprint {
     blocks: u64,
     attributes: u64,
     extended_attributes_bytes: usize,
-    /// Numbers of its device and its mount.
+    /// Device number (major, minor), and mount id.
     device_and_mount: ((u32, u32), u64),
     accessed: (i64, u32),
     modified: (i64, u32),
@@ -103,7 +103,8 @@ struct FileFingerprint {
 type FreeSpace = (u64, u64);
 
 impl CachedRoot {
-    /// The root that the calling thread has built, whose mount namespace is `mounts`. `proc` is the node's `/proc`.
+    /// Takes the fingerprint of the root that the calling thread has built in the mount namespace `mounts`. `proc` is the
+    /// node's `/proc`.
     pub(crate) fn new(
         mounts: OwnedFd,
         proc: BorrowedFd<'_>,
@@ -125,19 +126,20 @@ impl CachedRoot {
         Ok(Self { mounts, table, blueprint: blueprint.clone(), layers: own, fingerprint: built })
     }
 
-    /// The version of the node's mounts that it shows.
+    /// The version number of the node's mounts that the root shows.
     pub(crate) fn mounts_version(&self) -> u64 {
         self.blueprint.version
     }
 
-    /// Moves the calling thread into this root, without a `/proc`, and into new namespaces otherwise.
+    /// Moves the calling thread into this root and its mount namespace, and into new namespaces of the other kinds. Unmounts
+    /// `/proc`, checks that the root is unchanged, and empties the private directory.
     ///
     /// # Errors
     /// [`ContainerError::RootChanged`] if the root has changed; other errors if it could not be inspected.
     pub(crate) fn enter(mut self, with_network: bool) -> Result<Self, ContainerError> {
         let entering = |cause| ContainerError::Namespace { operation: "enter a cached root", cause };
         namespace::unshare_with_mounts(self.mounts.as_fd(), with_network).map_err(entering)?;
-        // It shows processes of a container that has ended.
+        // This /proc shows the pid namespace of the ended container.
         mount::detach(Path::new("/proc")).map_err(|cause| root_changed("/proc", cause))?;
         let private = self.check_unchanged()?;
         self.layers.overlays.iter().try_for_each(|point| mount::drop_dentry_cache(point)).map_err(inspection_failed)?;
@@ -146,7 +148,7 @@ impl CachedRoot {
         Ok(self)
     }
 
-    /// Checks that the root is unchanged, except the private directory, whose current state it returns.
+    /// Checks that the root is unchanged, except for the private directory. Returns the current state of that directory.
     fn check_unchanged(&mut self) -> Result<PrivateDirFingerprint, ContainerError> {
         let now = run_in_layers_dir(&mut self.layers, |own| RootFingerprint::read(own, &self.table));
         let now = now.map_err(|cause| root_changed("its contents", cause))?;
@@ -158,7 +160,7 @@ impl CachedRoot {
             return Err(root_changed(path.display(), "it was changed or read"));
         }
         if now.room != self.fingerprint.room {
-            return Err(root_changed("its file system", "it has more or less than it had"));
+            return Err(root_changed("its file system", "its free space has changed"));
         }
         self.require_no_terminals()?;
         Ok(now.private)
@@ -179,10 +181,10 @@ impl CachedRoot {
         Ok(())
     }
 
-    /// Makes the private directory empty: it may have data for the previous container, such as a payload.
+    /// Empties the private directory: it may have data for the previous container, such as a payload.
     ///
-    /// If the directory is unchanged since the build, it stays. With its own network, a container cannot have sent a
-    /// descriptor of it to another process, so clearing it is sufficient. Otherwise a new one is mounted.
+    /// An unchanged directory stays. A container with its own network cannot have sent a descriptor of the directory to
+    /// another process, so removing the files is sufficient. Otherwise a new directory is mounted.
     fn replace_private_dir(&mut self, now: PrivateDirFingerprint, with_network: bool) -> Result<(), ContainerError> {
         if now == self.fingerprint.private || (with_network && self.clear_private_dir().unwrap_or(false)) {
             return Ok(());
@@ -194,7 +196,7 @@ impl CachedRoot {
         self.record_replaced_mount(point)
     }
 
-    /// Updates the stored mount table after a mount was replaced. Reading it again would take as long as the whole
+    /// Updates the stored mount table after a mount was replaced. Reading the table again would take as long as the whole
     /// inspection.
     fn record_replaced_mount(&mut self, point: &Path) -> Result<(), ContainerError> {
         let noted = table::with_replaced_mount(&self.fingerprint.table, point).map_err(inspection_failed)?;
@@ -203,8 +205,8 @@ impl CachedRoot {
         Ok(())
     }
 
-    /// Removes files from the private directory. Returns whether it then equals its state after the build, except for its
-    /// times, which are updated.
+    /// Removes the files of the private directory. Returns whether the directory then equals its state after the build,
+    /// except for its times, which are stored.
     fn clear_private_dir(&mut self) -> io::Result<bool> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let mut directory = Dir::new(openat(CWD, PRIVATE_DIR, flags, Mode::empty())?)?;
@@ -226,7 +228,7 @@ impl CachedRoot {
         Ok(is_as_built)
     }
 
-    /// Mounts message queues of the thread's new IPC namespace.
+    /// Replaces the message queue file systems by those of the thread's new IPC namespace.
     fn remount_mqueue(&mut self) -> Result<(), ContainerError> {
         for step in Arc::clone(&self.blueprint.steps).iter() {
             if let MountStep::MessageQueues { point, attributes } = step {
@@ -240,8 +242,8 @@ impl CachedRoot {
     }
 }
 
-/// Runs `look` with the directory of the layers as the working directory. It is reset afterwards, so that no process starts
-/// there.
+/// Runs `look` with the directory of the layers as the working directory. Then changes to `/`, so that no process starts in
+/// that directory.
 fn run_in_layers_dir<T>(own: &mut RootLayers, look: impl FnOnce(&mut RootLayers) -> io::Result<T>) -> io::Result<T> {
     fchdir(&own.upper_dir)?;
     let seen = look(own);
@@ -250,7 +252,7 @@ fn run_in_layers_dir<T>(own: &mut RootLayers, look: impl FnOnce(&mut RootLayers)
 }
 
 impl RootFingerprint {
-    /// Reads it, with the directory of the layers as the working directory.
+    /// Reads the fingerprint. The working directory must be the directory of the layers.
     fn read(own: &RootLayers, table: &MountTable) -> io::Result<Self> {
         Ok(Self {
             table: table.read_text()?,
@@ -273,7 +275,7 @@ fn read_free_space(point: &Path) -> io::Result<FreeSpace> {
 }
 
 impl FileFingerprint {
-    /// Whether it is the same file as `other`, and differs only in its times.
+    /// Whether the fingerprints are equal, except for the times.
     fn equals_except_times(&self, other: &Self) -> bool {
         let Self { accessed, modified, changed, .. } = *other;
         Self { accessed, modified, changed, ..*self } == *other
@@ -303,7 +305,7 @@ impl FileFingerprint {
 /// Whether a directory has none of the attributes of chattr(1). statx(2) reports only some of them.
 fn has_no_flags(directory: BorrowedFd<'_>) -> io::Result<bool> {
     match ioctl_getflags(directory) {
-        // Its file system has no attributes.
+        // The file system does not support these attributes.
         Err(Errno::NOTTY) => Ok(true),
         flags => Ok(flags?.is_empty()),
     }

@@ -1,5 +1,5 @@
 //! Masks paths in an overlay: the container's upper layer has an empty file or directory in their place, which hides the
-//! node's present and future files. The container's root user may change it, but sees nothing of the node.
+//! node's present and future files. The container's root user may change this replacement, but cannot see the node's file.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -18,7 +18,7 @@ const OPAQUE_XATTR: (&str, &[u8]) = ("trusted.overlay.opaque", b"y");
 /// Access control lists of a directory, which are copied with its owner.
 const ACL_XATTRS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
-/// Longest access control list that is copied, in bytes: some hundred entries.
+/// Longest access control list that is copied, in bytes: about 500 entries.
 const ACL_BYTES_MAX: usize = 4096;
 
 /// Creates a replacement for each hidden path in the upper layer of an overlay over `point`, which is not mounted yet.
@@ -35,7 +35,7 @@ pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOpt
                 copy_directory(&point.join(directory), (&metadata, users), &upper.join(directory))?;
                 made.push((directory, Some(metadata)));
             }
-            // It does not exist yet, but would become visible when the node creates it.
+            // It does not exist yet, but would become visible if the node created it later.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 make_opaque(&upper.join(directory), 0o755)?;
                 made.push((directory, None));
@@ -57,7 +57,7 @@ pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOpt
             _ => make_opaque(&upper.join(path), 0o555)?,
         }
     }
-    // After all entries were created in them.
+    // Last, because creating entries changes the times of a directory.
     made.iter().try_for_each(|(directory, metadata)| match metadata {
         Some(metadata) => copy_times(metadata, &upper.join(directory)),
         None => Ok(()),
@@ -73,7 +73,8 @@ fn make_opaque(path: &Path, mode: u32) -> io::Result<()> {
     Ok(rustix::fs::setxattr(path, OPAQUE_XATTR.0, OPAQUE_XATTR.1, XattrFlags::empty())?)
 }
 
-/// Copies the attributes of a parent directory of a hidden path: the overlay takes them from the upper layer.
+/// Creates a copy of a hidden path's parent directory, with owner, mode and access control lists: the overlay shows the
+/// attributes of its upper layer.
 fn copy_directory(from: &Path, (metadata, users): (&Metadata, Option<&ContainerUsers>), to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     copy_ownership(metadata, to, users)?;

@@ -1,8 +1,8 @@
 //! The root file system of a container, built by a thread in its own mount namespace.
 //!
-//! A node's file system with data gets an overlay. All upper layers are on one tmpfs that only the container's mount
-//! namespace can reach. Views of the kernel are mounted as they are. `/proc` is left to init, the only process in the pid
-//! namespace that it must show.
+//! Each of the node's file systems with data gets an overlay. All upper layers are on one tmpfs that only the container's
+//! mount namespace can reach. Kernel file systems are bind-mounted. Init mounts `/proc`, because only init is in the pid
+//! namespace that `/proc` must show.
 
 pub(crate) mod blueprint;
 pub(crate) mod cached;
@@ -31,7 +31,7 @@ use self::mount_plan::MountStep;
 /// The container's private directory: a tmpfs with files for this container only.
 pub const PRIVATE_DIR: &str = "/run/farfork";
 
-/// Size limit of the container's private directory, in bytes: for a payload and small files. It takes the node's memory.
+/// Size limit of the container's private directory, in bytes. It holds a payload and small files, in the node's memory.
 const PRIVATE_BYTES_MAX: u64 = 256 << 20;
 
 /// The group `tty`.
@@ -39,8 +39,8 @@ const TERMINAL_GROUP: u32 = 5;
 
 /// Builds the root of the calling thread's mount namespace, which must be a new one.
 ///
-/// `scratch` is a directory of the node. In this namespace only, the tmpfs of the upper layers is mounted over it. Returns
-/// the root's own layers if all its own data is in overlays.
+/// Mounts the tmpfs of the upper layers over `scratch`, a directory of the node, in this namespace only. Returns the upper
+/// layers if they hide all masked paths. Otherwise some paths are masked by mounts, and the root is not reused.
 pub(crate) fn build_root(
     (spec, users): (RootSpec, Option<&ContainerUsers>),
     blueprint: &RootBlueprint,
@@ -84,11 +84,12 @@ type MadeMount<'a> = (&'a Path, Option<UpperLayer>);
 struct UpperLayer {
     /// Its path, relative to the directory of all layers.
     directory: PathBuf,
-    /// Its files, relative to `directory`.
+    /// The files and directories that were created in it, relative to `directory`.
     paths: Vec<PathBuf>,
 }
 
-/// Makes the mounts of the new root, and returns them in this order, with the directory of their upper layers.
+/// Makes the mounts of the new root and enters it. Returns the mounts in the order of their creation, with the directory of
+/// their upper layers.
 fn build_overlay_root<'a>(
     blueprint: &'a RootBlueprint,
     scratch: &Path,
@@ -107,7 +108,7 @@ fn build_overlay_root<'a>(
         let hidden = mount_plan::paths_to_mask(step.point(), &blueprint.steps, masked);
         match apply_step(step, &root, &layers, (&hidden, users)) {
             Ok(layer) => made.push((step.point(), layer)),
-            // The overlay below it shows the node's current files there.
+            // The node has unmounted it. The overlay of the file system below shows the node's current files.
             Err(error) if has_vanished(step.point()) => {
                 tracing::debug!(point = %step.point().display(), %error, "unmounted while a root was built");
             }
@@ -132,8 +133,8 @@ fn is_masked_by_layer(path: &Path, made: &[MadeMount<'_>]) -> bool {
 /// The paths to hide from a container, and its users if it has its own.
 type MaskOptions<'a> = (&'a [&'a Path], Option<&'a ContainerUsers>);
 
-/// Takes one step below `root`, and returns the upper layer if it created an overlay. `layers` is the prefix of the paths of
-/// its layers, and does not exist itself.
+/// Makes the mount of one step below `root`. Returns the upper layer if the mount is an overlay. `layers` is a path prefix
+/// for the overlay's directories.
 fn apply_step(
     step: &MountStep,
     root: &Path,
@@ -199,13 +200,13 @@ fn make_overlay(
     Ok(upper.file_name().map(|name| UpperLayer { directory: name.into(), paths }))
 }
 
-/// Shows the node's files at `point` as files of the container's users, at `shown`, which does not exist yet. Returns the
-/// path to use.
+/// Creates the directory `shown` and mounts the node's files at `point` on it, with owners mapped to the container's users.
+/// Returns the path to use as lower layer.
 fn idmap_for_users(point: &Path, shown: &Path, users: &ContainerUsers) -> io::Result<PathBuf> {
     let copy = mount::clone_mount(point, MountDepth::Single)?;
     match set_idmap(copy.as_fd(), users.namespace()) {
-        // This file system supports no id mapping. Its files have no owner in the container, and only the permissions for
-        // others apply.
+        // This file system does not support idmapped mounts. In the container, its files have no owner, and only the
+        // permissions for others apply.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput && point != Path::new("/") => {
             return Ok(point.to_owned());
         }
@@ -240,7 +241,7 @@ fn make_devpts(attributes: Attributes, users: Option<&ContainerUsers>) -> io::Re
     mount::create_filesystem("devpts", &[("gid", &*group), ("mode", "620"), ("ptmxmode", "666")], attributes)
 }
 
-/// The id on the node for an id in the container.
+/// The id on the node for an id in the container, as a mount option.
 fn host_id_text(users: Option<&ContainerUsers>, number: u32) -> String {
     users.and_then(|users| users.range.to_host(number)).unwrap_or(number).to_string()
 }
@@ -250,20 +251,21 @@ fn bind_read_only(point: &Path, target: &Path, attributes: Attributes) -> io::Re
     mount::restrict(target, attributes | Attributes::MOUNT_ATTR_RDONLY)
 }
 
-/// Covers a path of the calling thread's root, so that the node's file there cannot be reached.
+/// Masks a path of the calling thread's root: mounts an empty directory, or /dev/null, over it. Processes then cannot reach
+/// the node's file.
 pub(crate) fn mask_path(path: &Path, spec: RootSpec) -> Result<(), ContainerError> {
     let cover = || {
         let kind = match (fs::symlink_metadata(path), spec) {
             (Err(error), RootSpec::Overlay) if error.kind() == io::ErrorKind::NotFound => {
-                // It would become visible in the overlay when the node creates it.
+                // Create the path, to mask it: it would become visible in the overlay if the node created it later.
                 match fs::create_dir_all(path) {
-                    // The node cannot create it either.
+                    // The node cannot create the path either.
                     Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => return Ok(()),
                     made => made?,
                 }
                 fs::symlink_metadata(path)?
             }
-            // Only an existing path can be covered, and nothing is created in the node's own root.
+            // Only an existing path can be masked, and nothing is created in the node's own root.
             (Err(error), RootSpec::Shared) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             (metadata, _) => metadata?,
         };
@@ -275,7 +277,7 @@ pub(crate) fn mask_path(path: &Path, spec: RootSpec) -> Result<(), ContainerErro
         };
         mount::attach(cover.as_fd(), path)
     };
-    cover().map_err(mount_error("a cover", path))
+    cover().map_err(mount_error("a mask", path))
 }
 
 /// Mounts the container's private directory.

@@ -1,5 +1,5 @@
-//! Plans the mounts of a container's root from the node's mount table: which ones get an overlay, which are bound as they
-//! are, and which are left out. Pure.
+//! Plans the mounts of a container's root from the node's mount table: which ones get an overlay, which are bind-mounted,
+//! and which are left out. Pure.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ const KERNEL_VIEWS: [&str; 16] = [
 pub(crate) enum MountStep {
     /// The node's mount under an overlay.
     Overlay { point: PathBuf, attributes: Attributes },
-    /// The node's mount, bound.
+    /// The node's mount, bind-mounted.
     Bind { point: PathBuf, depth: MountDepth },
     /// POSIX message queues of the container's own IPC namespace.
     MessageQueues { point: PathBuf, attributes: Attributes },
@@ -70,8 +70,8 @@ pub(super) fn plan_steps(mounts: &[Mount], masked: &[PathBuf], unresponsive: &BT
     visible.iter().filter(|mount| !left_out(mount)).filter_map(|mount| plan_step(mount, &visible)).collect()
 }
 
-/// The mounts that must answer while their step is taken: overlayfs calls statfs(2) for its lower layers. A volume is bound,
-/// which does not involve its server.
+/// The mounts whose servers must answer while the root is built: overlayfs calls statfs(2) for its lower layers. A volume is
+/// bind-mounted, which does not involve its server.
 pub(super) fn mounts_to_probe(mounts: &[Mount], masked: &[PathBuf]) -> Vec<ProbedMount> {
     let is_probed = |mount: &&&Mount| {
         probe::is_served(&mount.filesystem)
@@ -115,12 +115,12 @@ fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
     match mount.filesystem.as_str() {
         // It shows a pid namespace other than the container's.
         "proc" => None,
-        // It names a namespace. A copy would keep that alive as long as the container.
+        // It refers to a namespace. A copy would keep that namespace alive as long as the container.
         "nsfs" => None,
         "sysfs" => Some(MountStep::Bind { point, depth: MountDepth::Recursive }),
         "mqueue" => Some(MountStep::MessageQueues { point, attributes }),
         "devpts" => Some(MountStep::Terminals { point, attributes }),
-        // A child writes to the volume itself. An overlay would keep the data, and lose it with the child.
+        // A child must write to the volume itself. An overlay would take the writes, and lose them with the child.
         name if KERNEL_VIEWS.contains(&name) || name == VOLUME_FILESYSTEM || point == *"/dev" => {
             Some(MountStep::Bind { point, depth: MountDepth::Single })
         }

@@ -22,7 +22,7 @@ fn namespaces_are_the_containers_own() {
     }
     assert!(ask(&container, "R/proc/self/stat").starts_with("1 ("));
     assert_eq!(ask(&container, "H"), rustix::system::uname().nodename().to_str().unwrap());
-    assert_eq!(ask(&container, "T"), "", "127.0.0.1 answers");
+    assert_eq!(ask(&container, "T"), "", "a connection over 127.0.0.1 failed");
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn init_has_no_descriptors_but_its_own() {
     let inheritable = rustix::io::dup(fs::File::open("/etc/passwd").unwrap()).unwrap();
     let pool = node.pool(1);
     let container = take(&pool, RootSpec::Overlay);
-    // The fourth is the control socket, the fifth is the open directory.
+    // Standard input, output and error; the control socket; and the directory that init lists.
     assert_eq!(ask(&container, "D/proc/self/fd").lines().count(), 5);
     assert_eq!(ask(&container, "L/proc/self/fd/0"), "/dev/null");
     let status = ask(&container, "R/proc/self/status");
@@ -42,7 +42,7 @@ fn init_has_no_descriptors_but_its_own() {
     assert!(rustix::io::fcntl_getfd(&inheritable).unwrap().is_empty(), "the parent keeps its descriptors");
 }
 
-/// This includes the socket from which its init receives requests.
+/// Not even the socket from which init receives requests is visible in /proc/net/unix.
 #[test]
 fn no_socket_of_the_node_is_in_its_network() {
     let node = Node::new();
@@ -109,9 +109,9 @@ fn nothing_of_the_daemons_can_be_uncovered() {
         fs::create_dir_all(made).unwrap();
         fs::write(made.join("authority"), "private").unwrap();
     }
-    // The container's own layer hides it. There is no cover that root could unmount.
+    // The container's upper layer hides each path. There is no mount over it that root could unmount.
     for path in [&node.config.run_dir, &keys, &later, &far] {
-        assert!(try_ask(&container, &format!("U{}", path.display())).is_err(), "{} is no mount", path.display());
+        assert!(try_ask(&container, &format!("U{}", path.display())).is_err(), "{} is a mount", path.display());
     }
     assert_eq!(ask(&container, &format!("D{}", node.config.run_dir.display())), "");
     assert!(try_ask(&container, &format!("R{}", token.display())).is_err());
@@ -120,7 +120,7 @@ fn nothing_of_the_daemons_can_be_uncovered() {
         assert!(try_ask(&container, &format!("R{}", made.join("authority").display())).is_err());
     }
     assert_eq!(ask(&container, &format!("R{}", keys.display())), "");
-    // Its siblings are visible and unchanged.
+    // Siblings of a masked path are visible and unchanged.
     assert_eq!(ask(&container, &format!("R{}", keys.with_file_name("beside").display())), "seen");
     assert_eq!(ask(&container, &format!("D{}", keys.parent().unwrap().display())).lines().count(), 2);
 }
@@ -157,7 +157,7 @@ fn a_shared_root_is_the_nodes() {
     let path = container.put_file("payload", b"for the child", 0o400).unwrap();
     assert_eq!(ask(&container, &format!("R{}", path.display())), "for the child");
     assert!(!path.exists(), "the node sees the container's payload");
-    assert!(path.parent().unwrap().exists(), "the container's mount has a place on the node while it is there");
+    assert!(path.parent().unwrap().exists(), "the mount point is missing on the node while the container exists");
     assert!(container.bind(Path::new("/etc"), Path::new("/not-there")).is_err());
 }
 
@@ -183,7 +183,7 @@ fn what_its_processes_are_not_trusted_with_is_gone() {
         assert_eq!(ask(&container, &format!("R{}", file.display())), "node");
     }
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!table.lines().any(|line| line.contains(" /sys ro")), "the node's own mounts are as they were");
+    assert!(!table.lines().any(|line| line.contains(" /sys ro")), "the node's own mount of /sys became read-only");
 }
 
 #[test]
@@ -215,10 +215,10 @@ fn init_is_in_the_containers_control_group() {
     }
     let own = membership.lines().filter(|line| line.ends_with(&name)).count();
     assert_eq!(own, container.cgroup().paths().count(), "{membership}");
-    // Processes that init starts are created there.
+    // Processes that init starts are created in init's group.
     ask(&container, "S");
     assert_eq!(container.cgroup().processes().len(), 2);
-    // Where a group without limits has no use, none is created and no process is moved.
+    // Without limits, the container has no group of its own in a version 1 hierarchy. Its processes are in the common group.
     let is_unified = Path::new("/sys/fs/cgroup").join("cgroup.controllers").exists();
     let all = membership.lines().filter(|line| line.contains(&node.config.cgroup_root_name));
     assert!(is_unified || all.clone().all(|line| line.ends_with(&name) || line.ends_with("/children")), "{membership}");

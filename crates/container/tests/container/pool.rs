@@ -96,7 +96,7 @@ fn an_empty_pool_says_how_long_was_waited() {
         if let Some(error) = taken.into_iter().find_map(Result::err) {
             break error;
         }
-        assert!(Instant::now() < deadline, "it is never empty");
+        assert!(Instant::now() < deadline, "the pool was never empty");
     };
     assert!(matches!(error, ContainerError::PoolEmpty { size: 1, .. }), "{error}");
 }
@@ -142,7 +142,7 @@ fn a_running_container_outlives_the_pool() {
     let (running, _control) = take(&pool, RootSpec::Overlay).into_running().unwrap();
     drop(pool);
     let init = ProcessIdentity::of(running.init_pid()).unwrap();
-    // A daemon that starts again finds it.
+    // The next daemon finds the container.
     let found = clean_leftovers(&node.config).unwrap();
     assert_eq!(found.running.iter().map(|c| c.id()).collect::<Vec<_>>(), [running.id()]);
     assert!(init.open().unwrap().is_some());
@@ -162,7 +162,8 @@ fn what_a_crashed_daemon_left_is_removed() {
     let init = ProcessIdentity::of(container.init_pid()).unwrap();
     ask(&container, "S");
     until("one is ready", || pool.ready_count(RootSpec::Overlay) == 1);
-    // Nothing is dropped, as in a crash. There are also a record of another process and a group made just before the crash.
+    // As in a crash, nothing is dropped. In addition, there is a record whose init has ended and whose pid another process
+    // has.
     std::mem::forget((container, pool));
     let me = ProcessIdentity::of(std::process::id().cast_signed()).unwrap();
     let stranger = ProcessIdentity { start_ticks: me.start_ticks + 1, ..me };
@@ -177,7 +178,7 @@ fn what_a_crashed_daemon_left_is_removed() {
     assert_eq!(node.cgroup_dirs(), [""; 0]);
 }
 
-/// Moves threads of this process out of the groups of a node: threads of a crashed daemon no longer exist.
+/// Moves threads of this process out of the groups of a node, because the threads of a crashed daemon would have ended.
 fn leave_groups(node: &Node) {
     for directory in node.cgroup_dirs() {
         let tasks = fs::read_to_string(format!("{directory}/children/tasks")).unwrap_or_default();

@@ -53,7 +53,8 @@ const LEAVES: [&str; 32] = [
     "unshare -m sh -c 'umount -n /run/farfork && touch /run/farfork/hidden'",
 ];
 
-/// Commands whose effect ends with the processes and namespaces of a container, and commands that would show it.
+/// Pairs of commands: the effect of the first ends with the processes and namespaces of its container. The second would show
+/// that effect.
 const GOES: [(&str, &str); 13] = [
     ("echo secret > /run/farfork/payload", "ls -A /run/farfork; stat -c '%a %u %g %h %s' /run/farfork"),
     (
@@ -110,35 +111,35 @@ fn a_root_without_a_trace_is_the_next_ones() {
     let pool = node.pool(1);
     let first = take(&pool, "s1");
     let (root, id) = (root_of(&first), first.id().to_owned());
-    assert_eq!(ask(&first, "L/proc/self/cwd"), "/", "the thread that inspected the layers has left their directory");
+    assert_eq!(ask(&first, "L/proc/self/cwd"), "/", "the thread that inspected the layers is still in their directory");
     // Held open, so that no later namespace gets the same number.
     let _held = OWN.map(|kind| fs::File::open(format!("/proc/{}/ns/{kind}", first.init_pid())).unwrap());
     let namespaces = |container: &Container| OWN.map(|kind| ask(container, &format!("L/proc/self/ns/{kind}")));
     let before = namespaces(&first);
-    assert!(end(&pool, first), "nothing was done in it");
-    assert_ne!(root_of(&take(&pool, "s2")), root, "a child of another line");
+    assert!(end(&pool, first), "an unused root was discarded");
+    assert_ne!(root_of(&take(&pool, "s2")), root, "a root was reused for another lineage");
     let of_fan_out = RootReuseKey { fan_out: Some(1), ..heirs("s1") };
     let other = pool.take_with_reuse(&of_fan_out, RootSpec::Overlay, Instant::now() + WAIT).unwrap();
-    assert_ne!(root_of(&other), root, "of another network");
+    assert_ne!(root_of(&other), root, "a root was reused for another network");
     let next = take(&pool, "s1");
     assert_eq!(root_of(&next), root);
     assert_ne!(next.id(), id);
     assert_eq!(ask(&next, "L/proc/self/cwd"), "/");
-    assert!(namespaces(&next).iter().zip(&before).all(|(now, before)| now != before), "all else is its own");
+    assert!(namespaces(&next).iter().zip(&before).all(|(now, before)| now != before), "the other namespaces are not new");
     assert!(ask(&next, "R/proc/self/stat").starts_with("1 ("));
-    assert_eq!(ask(&next, "T"), "", "127.0.0.1 answers");
+    assert_eq!(ask(&next, "T"), "", "a connection over 127.0.0.1 failed");
     assert!(end(&pool, next));
     until("unused roots are dropped", || pool.root_counts() == (0, 0));
 }
 
-/// A node's run directory is there, if no other directory was configured.
+/// By default, a node's run directory has the path of the private directory, and is hidden.
 #[test]
 fn what_is_hidden_below_the_private_directory_is_no_trace() {
     let node = with_hidden_below_private();
     let pool = node.pool(1);
     let container = take(&pool, "s1");
     let root = root_of(&container);
-    assert!(end(&pool, container), "nothing was done in it");
+    assert!(end(&pool, container), "an unused root was discarded");
     assert_eq!(root_of(&take(&pool, "s1")), root);
 }
 
@@ -158,7 +159,7 @@ fn who_leaves_anything_has_no_heirs() {
         let root = root_of(&container);
         let _held = fs::File::open(format!("/proc/{}/ns/mnt", container.init_pid())).unwrap();
         ask(&container, &format!("E{left}"));
-        assert!(!end(&pool, container), "`{left}` leaves something");
+        assert!(!end(&pool, container), "the root was kept after `{left}`");
         let next = take(&pool, &line);
         assert_ne!(root_of(&next), root, "{left}");
         assert!(try_ask(&next, "D/tmp").unwrap().lines().all(|name| name != "left"));
@@ -177,7 +178,7 @@ fn what_ends_with_a_container_is_not_seen_by_its_heirs() {
         let root = root_of(&container);
         ask(&container, &format!("E{does}"));
         if !end(&pool, container) {
-            panic!("`{does}` spoils a root");
+            panic!("the root was discarded after `{does}`");
         }
         let next = take(&pool, &line);
         assert_eq!(root_of(&next), root, "{does}");
@@ -200,7 +201,7 @@ fn a_private_directory_is_used_again_where_nobody_else_can_hold_it() {
         container.put_file("payload", first.as_bytes(), 0o444).unwrap();
         let whole = format!("/proc/{}/root", container.init_pid());
         let held = fs::File::open(Path::new(&whole).join("run/farfork")).unwrap();
-        assert!(end(&pool, container), "a payload is no trace");
+        assert!(end(&pool, container), "the root was discarded because of a payload");
         let next = take();
         assert_eq!(root_of(&next), root);
         assert_eq!(try_ask(&next, "D/run/farfork").unwrap(), "");
@@ -211,7 +212,7 @@ fn a_private_directory_is_used_again_where_nobody_else_can_hold_it() {
     }
 }
 
-/// An overlay caches names for as long as it exists, including names that did not exist.
+/// An overlay caches lookups for as long as it exists, including those of missing files.
 #[test]
 fn files_are_the_nodes_as_they_are_now() {
     let node = Node::new();
@@ -224,7 +225,7 @@ fn files_are_the_nodes_as_they_are_now() {
     assert!(try_ask(&first, &format!("R{}", path("new"))).is_err());
     assert_eq!(ask(&first, &format!("R{}", path("changed"))), "before");
     assert_eq!(ask(&first, &format!("R{}", path("removed"))), "before");
-    assert!(end(&pool, first), "to read is no trace");
+    assert!(end(&pool, first), "the root was discarded because files were read");
     fs::write(path("new"), "now").unwrap();
     fs::write(path("other"), "now").unwrap();
     fs::rename(path("other"), path("changed")).unwrap();
@@ -272,8 +273,8 @@ fn who_asks_no_more_makes_room() {
     let root = root_of(&second.1);
     std::thread::sleep(Duration::from_millis(200));
     assert!(end(&pool, second.1));
-    assert_eq!(pool.root_counts(), (1, 1), "no more than may be");
-    assert_eq!(root_of(&take(&pool, second.0)), root, "of whoever asked last");
+    assert_eq!(pool.root_counts(), (1, 1), "the cache exceeds its limit");
+    assert_eq!(root_of(&take(&pool, second.0)), root, "the cache did not keep the root of the last request");
     drop(held);
 }
 

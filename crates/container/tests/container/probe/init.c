@@ -1,5 +1,5 @@
-// The init of a test's container: mounts /proc, then answers requests on descriptor 3 until that is closed.
-// A request is a letter and a path:
+// The init of a test's container: mounts /proc, then serves requests on descriptor 3 until the other end is closed. A
+// request is a letter and a path:
 //
 // - R: read a file. W: write one (path, space, text). L: read a link. D: list a directory.
 // - U: unmount. H: host name. T: talk to itself over 127.0.0.1.
@@ -78,7 +78,7 @@ int main(void) {
         case 'T': talk(); break;
         case 'E': execute(path); break;
         case 'S': if (fork() == 0) { sleep(1000); _exit(0); } break;
-        default: snprintf(answer, sizeof answer, "!/proc is not mounted, or no such question");
+        default: snprintf(answer, sizeof answer, "!/proc is not mounted, or the request is unknown");
         }
         size_t used = strlen(answer);
         memmove(answer + 1, answer, used + 1);

@@ -1,4 +1,4 @@
-//! A node for one test, and queries to the init of its containers.
+//! A node for one test, and requests to the init of its containers.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -81,12 +81,12 @@ pub(crate) fn take(pool: &ContainerPool, root: RootSpec) -> Container {
     pool.take(root, Instant::now() + WAIT).unwrap()
 }
 
-/// The answer of the container's init, which must not be a failure.
+/// Sends a request to the container's init, and returns its reply, which must not be a failure.
 pub(crate) fn ask(container: &Container, question: &str) -> String {
     try_ask(container, question).unwrap_or_else(|failure| panic!("{question}: {failure}"))
 }
 
-/// The answer of the container's init, or the failure that it reports.
+/// Sends a request to the container's init, and returns its reply, or the failure that it reports.
 pub(crate) fn try_ask(container: &Container, question: &str) -> Result<String, String> {
     fd_passing::send(container.control(), question.as_bytes(), &[]).unwrap();
     let mut bytes = vec![0; 65536];
