@@ -6,18 +6,19 @@ use std::collections::BinaryHeap;
 use farfork_sys::cpu::ProcessorFeatures;
 use farfork_wire::NodeName;
 
-/// A node that children may go to, and how many run there.
+/// A node that can take children.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlacementCandidate {
     /// The node.
     pub node: NodeName,
-    /// Children that run there now.
+    /// Number of children that run on the node now.
     pub children: u32,
     /// The features of its processor, if the node reports them.
     pub processor: Option<ProcessorFeatures>,
 }
 
-/// The nodes whose processor can go on with a program that began on `origin`, as far as both are known.
+/// Returns the candidates whose processor can continue a program that started on a processor `origin`. Keeps a candidate if
+/// its processor or `origin` is unknown.
 pub fn filter_by_processor(
     origin: Option<&ProcessorFeatures>,
     candidates: Vec<PlacementCandidate>,
@@ -28,16 +29,17 @@ pub fn filter_by_processor(
     candidates.into_iter().filter(is_able).collect()
 }
 
-/// Spreads `count` children over nodes in turn, as a user who names nodes expects.
+/// Assigns `count` children to the nodes in turn, as a user who names nodes expects.
 ///
-/// Returns one node for each child; nothing when there is no node.
+/// Returns one node for each child; nothing if there is no node.
 pub fn place_round_robin(nodes: &[NodeName], count: usize) -> Vec<NodeName> {
     nodes.iter().cycle().take(count).cloned().collect()
 }
 
-/// Gives each of `count` children to the node that has the fewest by then; among equals, in order of name.
+/// Assigns each of `count` children to the node with the fewest children, including those assigned before. Among equal
+/// nodes, chooses by name.
 ///
-/// Returns one node for each child; nothing when there is no node.
+/// Returns one node for each child; nothing if there is no node.
 pub fn place_least_loaded(candidates: &[PlacementCandidate], count: usize) -> Vec<NodeName> {
     let mut by_load: BinaryHeap<_> = candidates.iter().map(|c| Reverse((c.children, &c.node))).collect();
     let mut chosen = Vec::with_capacity(count);

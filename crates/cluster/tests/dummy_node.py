@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Stands for `farfork node` in tests of local clusters: takes its arguments, answers at its socket and its address,
-leaves a process behind in a control group of its own (as a container would be), and ends on SIGTERM."""
+"""Replaces `farfork node` in tests of local clusters: takes the same arguments, listens at its socket and its address,
+starts a process that outlives it (as a container would), and ends on SIGTERM."""
 import argparse
 import os
 import signal

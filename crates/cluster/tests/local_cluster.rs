@@ -1,4 +1,5 @@
-//! Local clusters start, work and are removed without a trace. The tests create namespaces: they need root, and say so.
+//! Local clusters start, work and are removed without a trace. The tests create namespaces, so they need root, and fail with
+//! a message without it.
 
 use std::fs;
 use std::ops::{Deref, DerefMut};
@@ -51,7 +52,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Whether one node reaches another's daemon, by a connection that must come about within a second.
+/// Whether one node can connect to another node's daemon within a second.
 fn reaches(from: &LocalNode, to: &LocalNode) -> bool {
     let connect = format!("exec 3<>/dev/tcp/{}/{}", to.address.ip(), to.address.port());
     let status = Command::new("ip")
@@ -61,7 +62,7 @@ fn reaches(from: &LocalNode, to: &LocalNode) -> bool {
     status.unwrap().success()
 }
 
-/// The kernel may take a second to notice that a link is back.
+/// Repeats [`reaches`]: the kernel may take a second to notice that a link is up again.
 fn reaches_soon(from: &LocalNode, to: &LocalNode) -> bool {
     let deadline = Instant::now() + WAIT;
     while Instant::now() < deadline {
@@ -115,7 +116,7 @@ fn a_cluster_comes_and_goes() {
         assert_eq!(membership.lines().filter(|line| line.ends_with(&group)).count(), node.cgroups.len());
     }
     assert!(matches!(LocalCluster::up(&config, &mut |_| ()), Err(LocalError::AlreadyExists { .. })));
-    // As another command finds it.
+    // Load the cluster from its file, as another command would.
     LocalCluster::load(&config.run_dir).unwrap().down().unwrap();
     assert_no_trace(&nodes, &config.run_dir);
     assert!(matches!(LocalCluster::load(&config.run_dir), Err(LocalError::NotFound { .. })));
@@ -157,7 +158,7 @@ fn what_a_crash_left_goes_with_the_next() {
         cluster.signal_node(index, Signal::KILL.as_raw()).unwrap();
         cluster.wait_node_exit(index, WAIT).unwrap();
     }
-    // The process that made it has ended too.
+    // As if the process that made the cluster had ended too.
     drop(cluster.0.take());
     cluster.0 = Some(LocalCluster::up(&config, &mut |_| ()).unwrap());
     let nodes = cluster.nodes().to_vec();

@@ -1,4 +1,4 @@
-//! The catalog: what the nodes of a cluster must agree on about volumes. `farfork-volume` reads and changes it.
+//! The catalog: the records of volumes, on which the nodes of a cluster must agree. `farfork-volume` reads and changes it.
 //!
 //! A record changes only if it has the revision that was read (compare and swap), so two nodes that decide at the same
 //! time cannot both succeed. [`FileCatalog`] is the embedded store.
@@ -19,7 +19,7 @@ pub use file::FileCatalog;
 /// Longest name of a volume, in bytes.
 pub const VOLUME_NAME_BYTES_MAX: usize = 48;
 
-/// Everything that a catalog has.
+/// All contents of a catalog.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CatalogContents {
     /// The volumes of the cluster.
@@ -37,34 +37,35 @@ impl CatalogContents {
 
 /// A store of records that all nodes of a cluster reach.
 pub trait Catalog: fmt::Debug + Send + Sync {
-    /// The present contents. Cheap while nothing has changed.
+    /// Returns the current contents. Cheap if nothing has changed since the last call.
     ///
     /// # Errors
-    /// When the store cannot be reached. A volume's writers must then stop.
+    /// `Store` or `Format`: the store cannot be read. A volume's writers must then stop.
     fn read(&self) -> Result<Arc<CatalogContents>, CatalogError>;
 
-    /// Writes a record whose revision in the store is `record.revision` (0: there is none). The result is the new
-    /// revision, which no record has had. The record survives a power failure when this returns.
+    /// Writes a record if its revision in the store is `record.revision` (0: the store has no such record). Returns the new
+    /// revision, which no record has had before. When this returns, the record survives a power failure.
     ///
     /// # Errors
-    /// `Conflict` when another node was faster: read again.
+    /// `Conflict` if another node has changed the record: read it again.
     fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError>;
 
-    /// Removes a record of this revision.
+    /// Removes a record if it has this revision.
     ///
     /// # Errors
     /// As `write_volume`.
     fn remove_volume(&self, name: &VolumeName, revision: u64) -> Result<(), CatalogError>;
 
-    /// Says where a node is reached. The last registration counts.
+    /// Registers the addresses of a node, and replaces an earlier registration.
     ///
     /// # Errors
     /// As `read`.
     fn register_node(&self, name: &NodeName, node: &VolumeNode) -> Result<(), CatalogError>;
 }
 
-/// Changes the record of a volume, and reads it again when another node was faster. `change` says with `false` that the
-/// record is to stay as it is. The result is the record after the change; none when there is no such volume.
+/// Changes the record of a volume. If another node changes the record at the same time, reads it again and repeats. If
+/// `change` returns `false`, the record stays as it is. Returns the record after the change, or `None` if the volume does
+/// not exist.
 ///
 /// # Errors
 /// As `Catalog::read` and `Catalog::write_volume`, except for `Conflict`.
@@ -80,7 +81,7 @@ pub fn update_volume(
         if !change(&mut record) {
             return Ok(Some(present.clone()));
         }
-        // The revision tells whether the record has changed since it was read.
+        // By this revision, the store detects whether the record has changed since it was read.
         record.revision = present.revision;
         match catalog.write_volume(name, &record) {
             Ok(revision) => return Ok(Some(VolumeRecord { revision, ..record })),
@@ -106,7 +107,7 @@ impl VolumeName {
         if is_valid { Ok(Self(text.to_owned())) } else { Err(CatalogError::InvalidName(text.to_owned())) }
     }
 
-    /// The text.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -132,17 +133,17 @@ impl fmt::Display for VolumeName {
     }
 }
 
-/// The failures that an acknowledged change survives, besides the loss of all nodes but one.
+/// The failures that an acknowledged change survives, in addition to the loss of all nodes but one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
     /// The death of every process.
     Memory,
-    /// Power failure, too.
+    /// The death of every process, and power failure.
     Disk,
 }
 
-/// How far the life of a volume has come.
+/// The stage in the life of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeState {
@@ -159,22 +160,22 @@ pub enum VolumeState {
 pub struct VolumeRecord {
     /// Rises with each change of this record; 0: not written yet.
     pub revision: u64,
-    /// Tells the volume from another one that had the same name.
+    /// Distinguishes the volume from an earlier one of the same name.
     pub id: u64,
-    /// How far its life has come.
+    /// The stage in the volume's life.
     pub state: VolumeState,
     /// The nodes that have a replica, in the order in which they were given. The first is the head.
     pub replicas: Vec<NodeName>,
-    /// The live replicas, in the order in which a log passes them.
+    /// The live replicas, in the order in which they pass on a log.
     pub chain: Vec<NodeName>,
-    /// A replica that catches up. It takes the logs as the last of the chain, and becomes a member when its shared tree
-    /// equals the others.
+    /// A replica that catches up. It receives the logs after the last node of the chain, and becomes a member when its
+    /// shared tree equals the others.
     pub joining: Option<NodeName>,
     /// Rises with each change of `chain` and `joining`. A node of an earlier epoch cannot acknowledge.
     pub epoch: u64,
-    /// Size of each client's log.
+    /// Size of each client's log, in bytes.
     pub log_bytes: u64,
-    /// How safe data is when fsync(2) returns.
+    /// The failures that data survives once fsync(2) has returned.
     pub durability: Durability,
     /// The nodes that have mounted the volume at least once. The index is the number of the client, and of its log.
     pub clients: Vec<NodeName>,
@@ -182,8 +183,8 @@ pub struct VolumeRecord {
     pub client_terms: Vec<u32>,
     /// The client that may write. Its records have the epoch `term`.
     pub writer: Option<u16>,
-    /// The node of the writer does not answer: nothing more of its log is accepted from it, and the head publishes what the
-    /// chain has of it.
+    /// Whether the writer is fenced, because its node does not answer. No more of its log is accepted from it, and the head
+    /// publishes the part that the chain has.
     pub is_writer_fenced: bool,
     /// Rises each time that a client becomes the writer.
     pub term: u32,
@@ -211,16 +212,16 @@ impl VolumeRecord {
     }
 }
 
-/// Where the offload process of a node is reached.
+/// The addresses of a node's offload process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeNode {
-    /// One-sided writes of logs.
+    /// Address for one-sided writes of logs.
     pub fabric: SocketAddr,
-    /// Calls.
+    /// Address for remote calls.
     pub rpc: SocketAddr,
 }
 
-/// Why a catalog refused.
+/// Why an operation on a catalog failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
     /// The store cannot be reached.
@@ -228,23 +229,23 @@ pub enum CatalogError {
     Store {
         /// The operation that failed.
         operation: &'static str,
-        /// Which store.
+        /// The path of the store.
         store: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The store has something else than a catalog of this version.
-    #[error("{store} is no catalog of this version: {reason}")]
+    /// The store does not contain a catalog of this version.
+    #[error("{store} is not a catalog of this version: {reason}")]
     Format {
-        /// Which store.
+        /// The path of the store.
         store: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// Another node has changed the record.
     #[error("another node has changed volume {0}")]
     Conflict(VolumeName),
-    /// A name with other characters, or of another length.
-    #[error("the name {0:?} is no volume name: use 1 to {VOLUME_NAME_BYTES_MAX} letters, digits, - and _")]
+    /// The name has other characters than these, or is empty or too long.
+    #[error("{0:?} is not a valid volume name: use 1 to {VOLUME_NAME_BYTES_MAX} letters, digits, - and _")]
     InvalidName(String),
 }

@@ -2,15 +2,15 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// Most nodes of a local cluster: the addresses of a /24 network without its first and last.
+/// Largest number of nodes of a local cluster: the addresses of a /24 network without its first and last.
 pub(super) const NODES_MAX: usize = 254;
 /// Length of a cluster's network prefix, in bits.
 pub(super) const PREFIX_BITS: u8 = 24;
-/// Port of every daemon; each has an address of its own.
+/// Port of every daemon. Each daemon has an address of its own.
 const PORT: u16 = 7400;
 
-/// Address of the node with this index in the cluster of this name. Clusters of different names mostly differ in them;
-/// where not, it does not matter, since no packet leaves a cluster.
+/// Address of the node with this index in the cluster of this name. Clusters with different names usually have different
+/// networks. Equal networks do not matter, because no packet leaves a cluster.
 pub(super) fn node_address(cluster: &str, index: usize) -> SocketAddr {
     let hash = cluster.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let [network, subnet, ..] = hash.to_be_bytes();

@@ -1,4 +1,4 @@
-//! Control groups of a local cluster. Only its daemons start processes in them: `down` may kill all.
+//! Control groups of a local cluster. Only the cluster's daemons start processes in them, so `down` may kill all of these.
 //!
 //! ```text
 //! BASE/farfork-NAME/n1/farfork-daemon      the daemon and its pager
@@ -20,9 +20,9 @@ use super::node::LocalNode;
 
 /// The controllers that a node's limits need.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
-/// Longest wait for the end of what was killed, in milliseconds: freeing hundreds of gigabytes takes seconds.
+/// Longest wait for the end of killed processes, in milliseconds: freeing hundreds of gigabytes takes seconds.
 const KILL_MS_MAX: u64 = 10_000;
-/// Longest wait for one process before all are looked at again, in milliseconds.
+/// Longest wait for one process before the processes are listed again, in milliseconds.
 const KILL_RETRY_MS: u64 = 5;
 /// Longest wait for a group to be free of ended processes, in milliseconds.
 const REMOVE_MS_MAX: u64 = 2_000;
@@ -30,13 +30,13 @@ const REMOVE_MS_MAX: u64 = 2_000;
 /// The cluster's group in one hierarchy.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct CgroupPlan {
-    /// Where the cluster's group is made.
+    /// The directory in which the cluster's group is made.
     base: PathBuf,
-    /// Its name there.
+    /// Name of the cluster's group.
     name: String,
     /// Whether the hierarchy is the unified one.
     unified: bool,
-    /// Controllers to hand on to the nodes.
+    /// Controllers to enable for the nodes' groups.
     controllers: Vec<String>,
 }
 
@@ -55,7 +55,7 @@ impl CgroupPlan {
     }
 }
 
-/// Finds the hierarchies that a cluster uses.
+/// Plans the cluster's group in each hierarchy that it uses.
 pub(super) fn plan_cgroups(cluster: &str) -> Result<Vec<CgroupPlan>, LocalError> {
     let hierarchies = hierarchy::mounted_hierarchies()
         .map_err(cgroup_error("find the hierarchy of", Path::new("/proc/self/cgroup")))?;
@@ -71,7 +71,7 @@ pub(super) fn plan_cgroups(cluster: &str) -> Result<Vec<CgroupPlan>, LocalError>
     Ok(plans.filter(|plan| plan.unified || !plan.controllers.is_empty()).collect())
 }
 
-/// Makes the groups of all nodes.
+/// Makes the groups of all nodes in each hierarchy.
 pub(super) fn create_cgroups(plans: &[CgroupPlan], nodes: &[LocalNode]) -> Result<(), LocalError> {
     for plan in plans {
         for node in nodes {
@@ -106,7 +106,8 @@ pub(super) fn remove_cgroups(plans: &[CgroupPlan]) -> Result<(), LocalError> {
     Ok(())
 }
 
-/// Repeats, because a killed process may just have started another one.
+/// Kills all processes in the groups. Repeats until none is left, because a process may have started another one before it
+/// was killed.
 fn kill_all(directories: &[PathBuf]) -> Result<(), LocalError> {
     let deadline = Instant::now() + Duration::from_millis(KILL_MS_MAX);
     loop {
@@ -119,8 +120,8 @@ fn kill_all(directories: &[PathBuf]) -> Result<(), LocalError> {
         }
         let processes: Vec<(i32, OwnedFd)> =
             pids.into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
-        // Looked up again after they were opened: a number that came to mean another process meanwhile is not among
-        // the members, and from now on none can.
+        // List the processes again after opening them: if a pid was reused before that by a process outside of the groups,
+        // it is no longer in the list. An open pidfd always refers to the same process.
         let pids = processes_below(directories)?;
         for (_, process) in processes.iter().filter(|(pid, _)| pids.binary_search(pid).is_ok()) {
             let _ = pidfd::send_signal(process, Signal::KILL.as_raw());

@@ -10,15 +10,16 @@ use super::error::LocalError;
 /// The configuration of a local cluster.
 #[derive(Debug, Clone)]
 pub struct LocalClusterConfig {
-    /// Its name, part of the names of all that is made for it: several clusters can run at a time.
+    /// The cluster's name. It is part of the names of namespaces and control groups, so several clusters can run at a time.
     pub name: String,
-    /// Where its files are; made if missing.
+    /// The directory of the cluster's files; made if missing.
     pub run_dir: PathBuf,
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: usize,
     /// The program `farfork`, or one that takes its `node` command.
     pub node_command: PathBuf,
-    /// Arguments of `node` besides `--name`, `--run-dir`, `--listen`, `--trust`, `--volumes`, `--catalog` and `--join`.
+    /// Further arguments of `node`, in addition to `--name`, `--run-dir`, `--listen`, `--trust`, `--volumes`, `--catalog`
+    /// and `--join`.
     pub node_arguments: Vec<String>,
     /// Additions to the environment of the daemons.
     pub environment: Vec<(String, String)>,
@@ -37,7 +38,7 @@ impl LocalClusterConfig {
         }
     }
 
-    /// Checks what can be checked before anything is made.
+    /// Checks the name and the number of nodes, before anything is made.
     pub(super) fn check(&self) -> Result<(), LocalError> {
         NodeName::new(&self.name).map_err(|cause| LocalError::InvalidName { name: self.name.clone(), cause })?;
         if !(1..=NODES_MAX).contains(&self.nodes) {

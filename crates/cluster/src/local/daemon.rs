@@ -24,29 +24,30 @@ use super::trust;
 /// Longest wait for a daemon to answer, in milliseconds: it compiles nothing and calls no other machine, but several may
 /// start at once on a slow machine.
 const READY_MS_MAX: u64 = 30_000;
-/// Pause between two attempts to reach it, in milliseconds.
+/// Pause between two attempts to connect to a daemon, in milliseconds.
 const READY_RETRY_MS: u64 = 10;
-/// Longest wait for daemons to end in good order, in milliseconds; then they are killed.
+/// Longest wait for daemons to end after SIGTERM, in milliseconds. Then they are killed.
 const STOP_MS_MAX: u64 = 10_000;
-/// How much of a log's end an error shows, in bytes.
+/// Size of the end of a log that an error shows, in bytes.
 const LOG_TAIL_BYTES: u64 = 4096;
 
-/// As `farfork-container` reads it.
+/// The variable that `farfork_container::HIDDEN_PATHS_VARIABLE` names.
 const HIDDEN_PATHS_VARIABLE: &str = "FARFORK_HIDDEN_PATHS";
 
-/// Puts itself into the groups that are given up to `--`, then becomes the daemon in a session of its own.
+/// A shell script: moves itself into the control groups that its arguments up to `--` name, then executes the daemon in a
+/// new session.
 const ENTER_CGROUPS_SCRIPT: &str = r#"
 while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 125; shift; done
 shift
 exec setsid -- "$@"
 "#;
 
-/// The settings of a start that are not the node's.
+/// The settings for starting a daemon that are not part of [`LocalNode`].
 #[derive(Debug)]
 pub(super) struct LaunchOptions<'a> {
     /// The node to join.
     pub(super) join: Option<SocketAddr>,
-    /// File in which the nodes agree on volumes.
+    /// The file of the catalog of volumes, which all nodes share.
     pub(super) catalog: &'a Path,
     /// The program.
     pub(super) command: &'a DaemonCommand,
@@ -56,7 +57,8 @@ pub(super) struct LaunchOptions<'a> {
 
 /// Starts a node's daemon.
 pub(super) fn start_daemon(node: &LocalNode, launch: &LaunchOptions<'_>) -> Result<ProcessIdentity, LocalError> {
-    // The socket of a killed daemon stays open while a process that it was starting has not executed its program. It answers no call.
+    // A process that a killed daemon was starting keeps the daemon's socket open until it executes its program. Without the
+    // removal, `wait_ready` could connect to that socket.
     let _ = fs::remove_file(&node.socket);
     let log = node.log_path();
     let log_file = File::options().create(true).append(true).open(&log).map_err(run_dir_error("open", &log))?;
@@ -86,7 +88,7 @@ fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
         command.arg("--join").arg(first.to_string());
     }
     command.args(&launch.command.arguments);
-    // Meant for the commands of a user, who may have set them for this or another cluster.
+    // These variables are for commands. A user may have set them for this cluster or another one.
     for variable in ["FARFORK_SOCKET", "FARFORK_RUN_DIR", "FARFORK_NODE", "FARFORK_TRUST"] {
         command.env_remove(variable);
     }
@@ -96,7 +98,8 @@ fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
     command
 }
 
-/// A process starts in the network namespace of the thread that starts it.
+/// Starts a process from a new thread in the namespace `netns`: a process inherits the network namespace of the thread that
+/// starts it.
 fn spawn_in_netns(netns: &str, mut command: Command) -> io::Result<Child> {
     let netns = File::open(Path::new("/run/netns").join(netns))?;
     let body = move || {
@@ -107,7 +110,7 @@ fn spawn_in_netns(netns: &str, mut command: Command) -> io::Result<Child> {
     thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that starts it panicked")))
 }
 
-/// Waits until a daemon answers at its socket.
+/// Waits until a daemon accepts connections at its socket.
 pub(super) fn wait_ready(node: &LocalNode) -> Result<(), LocalError> {
     let limit = Duration::from_millis(READY_MS_MAX);
     let began = Instant::now();
@@ -133,10 +136,10 @@ pub(super) fn signal_daemon(node: &LocalNode, signal: i32) -> Result<(), LocalEr
     pidfd::send_signal(&daemon, signal).map_err(|cause| LocalError::Signal { node: node.name.clone(), signal, cause })
 }
 
-/// Asks all daemons to end, waits, and kills those that do not.
+/// Sends SIGTERM to all daemons, waits for their end, and kills those that do not end in time.
 pub(super) fn stop_all(nodes: &[LocalNode]) {
     let deadline = Instant::now() + Duration::from_millis(STOP_MS_MAX);
-    // One that ends has no socket any more by which it could be found again.
+    // Open all daemons first: a daemon that has removed its socket could no longer be found by it.
     let daemons: Vec<_> = nodes.iter().filter_map(|node| Some((node, node.open_daemon()?))).collect();
     for (_, daemon) in &daemons {
         let _ = pidfd::send_signal(daemon, Signal::TERM.as_raw());

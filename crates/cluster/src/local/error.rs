@@ -3,11 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a local cluster does not come up, or does not go.
+/// Why a local cluster cannot be made, changed or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
     /// The cluster's name cannot be part of other names.
-    #[error("`{name}` is no name for a cluster: {cause}")]
+    #[error("`{name}` is not a valid cluster name: {cause}")]
     InvalidName {
         /// The given name.
         name: String,
@@ -15,37 +15,37 @@ pub enum LocalError {
         cause: farfork_wire::IdError,
     },
     /// There are too few or too many nodes.
-    #[error("a local cluster of {nodes} nodes cannot be made: it has 1 to {nodes_max}")]
+    #[error("a local cluster cannot have {nodes} nodes; use 1 to {nodes_max}")]
     NodeCount {
         /// The requested number of nodes.
         nodes: usize,
         /// The limit.
         nodes_max: usize,
     },
-    /// A cluster runs there.
-    #[error("a cluster runs in {} already; `farfork up --restart` starts those of its daemons again that have ended, `farfork down` ends it; or choose another run directory", run_dir.display())]
+    /// A cluster runs in the run directory.
+    #[error("a cluster already runs in {}; restart its ended daemons with `farfork up --restart`, end it with `farfork down`, or choose another run directory", run_dir.display())]
     AlreadyExists {
         /// The run directory.
         run_dir: PathBuf,
     },
-    /// Another command works on it.
+    /// Another command makes or removes the cluster.
     #[error("another command makes or removes the cluster in {}; wait for it to end", run_dir.display())]
     Busy {
         /// The run directory.
         run_dir: PathBuf,
     },
-    /// No cluster is there.
+    /// No cluster runs in the run directory.
     #[error("no cluster runs in {}; start one with `farfork up`", run_dir.display())]
     NotFound {
         /// The run directory.
         run_dir: PathBuf,
     },
-    /// The cluster there is not the one that is meant.
-    #[error("the cluster in {} is called `{name}`, not `{wanted}`; leave --name away, or say where the other runs with --run-dir", run_dir.display())]
+    /// The cluster in the run directory has another name than the requested one.
+    #[error("the cluster in {} is called `{name}`, not `{wanted}`; drop --name, or give the run directory of the other cluster with --run-dir", run_dir.display())]
     OtherName {
         /// The run directory.
         run_dir: PathBuf,
-        /// The name of the cluster there.
+        /// The name of the cluster in the run directory.
         name: String,
         /// The requested name.
         wanted: String,
@@ -75,7 +75,7 @@ pub enum LocalError {
     /// `ip` fails.
     #[error("`ip {arguments}` failed: {cause}; making networks needs root and the package iproute2")]
     Ip {
-        /// Its arguments.
+        /// The arguments of `ip`.
         arguments: String,
         /// The error of `ip`.
         cause: String,
@@ -123,17 +123,17 @@ pub enum LocalError {
         node: String,
         /// Its socket.
         socket: PathBuf,
-        /// How long was waited, in milliseconds.
+        /// The time waited, in milliseconds.
         waited_ms: u64,
         /// The last lines of its log.
         log_tail: String,
     },
-    /// There is no such node.
+    /// The cluster has no node with this index.
     #[error("the cluster has {nodes} nodes, none with index {index}")]
     NoNode {
         /// The requested index.
         index: usize,
-        /// How many there are.
+        /// The number of nodes.
         nodes: usize,
     },
     /// A daemon does not run.
@@ -165,7 +165,7 @@ pub enum LocalError {
     KillTimeout {
         /// Their ids.
         pids: Vec<i32>,
-        /// How long was waited, in milliseconds.
+        /// The time waited, in milliseconds.
         waited_ms: u64,
     },
 }

@@ -1,7 +1,7 @@
 //! A local cluster, for trying and testing: each node is a network namespace of this machine with a daemon in it.
 //!
 //! `ClusterState` is written to `RUN/cluster.json` before anything is created. A later process that finds the file can
-//! therefore remove everything. A real second machine differs only in its address.
+//! therefore remove everything. For a daemon, a node on another machine differs only in its address.
 
 mod address;
 mod cgroups;
@@ -28,7 +28,8 @@ use self::daemon::LaunchOptions;
 use self::network::NetnsLock;
 use self::state::ClusterState;
 
-/// The files of containers with a shared root. The last daemon removes the directory, unless it was killed.
+/// The mount point for private files of containers with a shared root. The last daemon of the machine removes it, unless
+/// that daemon was killed.
 const CONTAINER_PRIVATE_DIR: &str = "/run/farfork";
 
 /// A step of `up`, for a progress display.
@@ -76,11 +77,11 @@ pub struct LocalCluster {
 }
 
 impl LocalCluster {
-    /// Makes the cluster and waits until every daemon answers. What a crashed one left in the same run directory is
-    /// removed first. When something fails, what was made is removed.
+    /// Makes the cluster and waits until every daemon answers. First removes the remains of a crashed cluster in the same
+    /// run directory. If a step fails, removes everything that was made.
     ///
     /// # Errors
-    /// [`LocalError`] as the first step that fails; [`LocalError::AlreadyExists`] where a cluster runs in this directory.
+    /// The [`LocalError`] of the first step that fails; [`LocalError::AlreadyExists`] if a cluster runs in this directory.
     pub fn up(config: &LocalClusterConfig, progress: &mut dyn FnMut(UpProgress<'_>)) -> Result<Self, LocalError> {
         config.check()?;
         let made_run_dir = run_dir::make_run_dir(&config.run_dir)?;
@@ -95,7 +96,7 @@ impl LocalCluster {
         outcome
     }
 
-    /// With the run directory locked.
+    /// Does the steps of [`Self::up`] for which the run directory must be locked.
     fn up_locked(
         config: &LocalClusterConfig,
         mut made_run_dir: bool,
@@ -122,19 +123,20 @@ impl LocalCluster {
         }
     }
 
-    /// The cluster of a run directory.
+    /// Reads the state of the cluster in a run directory.
     ///
     /// # Errors
-    /// [`LocalError::NotFound`] where there is none; [`LocalError::State`] where its file cannot be read.
+    /// [`LocalError::NotFound`] if there is none; [`LocalError::State`] if its file cannot be read.
     pub fn load(run_dir: &Path) -> Result<Self, LocalError> {
         Self::load_if_present(run_dir)?.ok_or_else(|| LocalError::NotFound { run_dir: run_dir.to_owned() })
     }
 
-    /// Ends the cluster: daemons are asked to stop, then everything that they left is killed and removed, and the
-    /// cluster's files with it.
+    /// Ends the cluster: stops the daemons, kills all other processes, and removes control groups, network and files of the
+    /// cluster.
     ///
     /// # Errors
-    /// [`LocalError`] as the first thing that cannot be removed; the rest is. It can be tried again.
+    /// The [`LocalError`] of the first part that cannot be removed. The cluster's files then stay: repeat with
+    /// [`Self::load`].
     pub fn down(self) -> Result<(), LocalError> {
         let lock = run_dir::lock_run_dir(&self.run_dir)?;
         self.tear_down()?;
@@ -145,7 +147,7 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Makes sure that it is the cluster that the caller names.
+    /// Checks that the cluster has the name `wanted`.
     ///
     /// # Errors
     /// [`LocalError::OtherName`].
@@ -167,15 +169,15 @@ impl LocalCluster {
         trust::client_trust_dir(&self.run_dir)
     }
 
-    /// Sends a signal to a node's daemon; its pager and its children are not touched.
+    /// Sends a signal to a node's daemon, but not to its pager or its children.
     ///
     /// # Errors
-    /// [`LocalError::NotRunning`], [`LocalError::Signal`].
+    /// [`LocalError::NoNode`], [`LocalError::NotRunning`], [`LocalError::Signal`].
     pub fn signal_node(&self, index: usize, signal: i32) -> Result<(), LocalError> {
         daemon::signal_daemon(self.node(index)?, signal)
     }
 
-    /// Waits for a node's daemon to end; tells whether it has.
+    /// Waits until a node's daemon has ended, at most `limit`. Returns whether it has ended.
     ///
     /// # Errors
     /// [`LocalError::NoNode`].
@@ -183,10 +185,10 @@ impl LocalCluster {
         Ok(self.node(index)?.wait_exit(limit))
     }
 
-    /// Starts the daemons again that have ended, and waits until they answer.
+    /// Restarts the daemons that have ended, and waits until they answer.
     ///
     /// # Errors
-    /// As [`LocalCluster::up`]; those that were started stay.
+    /// As [`LocalCluster::up`]. Daemons that were started continue to run.
     pub fn restart_ended(&mut self, progress: &mut dyn FnMut(UpProgress<'_>)) -> Result<(), LocalError> {
         let _lock = run_dir::lock_run_dir(&self.run_dir)?;
         for index in 0..self.nodes().len() {
@@ -199,7 +201,7 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Starts a node's daemon again after it has ended, and waits until it answers.
+    /// Restarts a node's daemon that has ended, and waits until it answers.
     ///
     /// # Errors
     /// [`LocalError::AlreadyRunning`], and as [`LocalCluster::up`].
@@ -212,7 +214,7 @@ impl LocalCluster {
         daemon::wait_ready(self.node(index)?)
     }
 
-    /// Cuts a node off the others: its link carries nothing any more.
+    /// Cuts a node off from the others: sets its link down.
     ///
     /// # Errors
     /// [`LocalError::Ip`].
@@ -220,7 +222,7 @@ impl LocalCluster {
         network::set_link(&self.state.switch, &self.node(index)?.name, false)
     }
 
-    /// Joins a node with the others again.
+    /// Connects a node with the others again: sets its link up.
     ///
     /// # Errors
     /// [`LocalError::Ip`].
@@ -235,7 +237,7 @@ impl LocalCluster {
         }
     }
 
-    /// Records the plan before anything is made.
+    /// Writes the plan to `cluster.json`, before anything is made.
     fn write_planned_state(config: &LocalClusterConfig, made_run_dir: bool) -> Result<Self, LocalError> {
         let run_dir = run_dir::real_path(&config.run_dir)?;
         let state = ClusterState::planned(config, &run_dir, made_run_dir, cgroups::plan_cgroups(&config.name)?);
@@ -249,7 +251,7 @@ impl LocalCluster {
         cgroups::create_cgroups(&self.state.groups, &self.state.nodes)?;
         self.state.nodes.iter().try_for_each(|node| run_dir::make_private_dir(&node.run_dir))?;
         trust::create_identities(&self.state.name, &self.state.nodes, &self.run_dir)?;
-        // The others join the first, which therefore has to answer before they start; they may start together.
+        // The other nodes join the first one, so it must answer before they start. They may start together.
         for stage in [0..1, 1..self.state.nodes.len()] {
             for index in stage.clone() {
                 progress(UpProgress::Starting(&self.state.nodes[index].name));
@@ -283,12 +285,12 @@ impl LocalCluster {
         self.state.write(&self.run_dir)
     }
 
-    /// Removes whatever of the plan exists, as far as possible, and reports the first failure.
+    /// Removes all planned parts that exist. Returns the first failure.
     fn tear_down(&self) -> Result<(), LocalError> {
         daemon::stop_all(&self.state.nodes);
         let outcomes = [cgroups::remove_cgroups(&self.state.groups), network::remove_network(&self.state)];
         point::remove_unused(Path::new(CONTAINER_PRIVATE_DIR));
-        // While something is left, so is the file that says what.
+        // If something is left, keep `cluster.json`, which lists it.
         outcomes.into_iter().collect::<Result<(), _>>()?;
         self.state.remove_files(&self.run_dir)
     }

@@ -17,7 +17,7 @@ use super::address::PREFIX_BITS;
 use super::error::LocalError;
 use super::state::ClusterState;
 
-/// Where `ip` keeps named namespaces.
+/// The directory in which `ip` mounts named namespaces.
 pub(super) const NETNS_DIR: &str = "/run/netns";
 /// Exists while `NETNS_DIR` is mounted because of a cluster.
 const NETNS_MARK: &str = "/run/farfork-netns";
@@ -116,7 +116,7 @@ fn is_netns_dir_mounted() -> Result<bool, LocalError> {
     Ok(table::visible_mounts(&mounts).iter().any(|mount| mount.point == Path::new(NETNS_DIR)))
 }
 
-/// The lock is on `/run` itself: a file for it would be one more thing to remove.
+/// Locks `/run` itself: a lock file would have to be removed.
 fn lock_netns_dir() -> Result<NetnsLock, LocalError> {
     let directory = File::open("/run").map_err(netns_dir_error("lock"))?;
     let deadline = Instant::now() + Duration::from_millis(LOCK_MS_MAX);
@@ -135,7 +135,7 @@ fn netns_dir_error(action: &'static str) -> impl Fn(io::Error) -> LocalError {
     move |cause| LocalError::NetnsDirectory { action, cause }
 }
 
-/// Several commands of `ip` in one namespace.
+/// Runs several commands of `ip` in one namespace.
 fn run_ip_batch(netns: &str, commands: &str) -> Result<(), LocalError> {
     run_ip(&["-netns", netns, "-batch", "-"], commands)
 }

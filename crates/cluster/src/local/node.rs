@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroups;
 use super::network::NETNS_DIR;
 
-/// How daemons are started.
+/// The command that starts a daemon: program, further arguments, additions to the environment.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct DaemonCommand {
     pub(super) program: PathBuf,
@@ -32,7 +32,7 @@ pub(super) struct DaemonCommand {
 pub struct LocalNode {
     /// Its name: `n1`.
     pub name: String,
-    /// Where its daemon listens, within the cluster.
+    /// The address at which its daemon listens, reachable only from the cluster's nodes.
     pub address: SocketAddr,
     /// Name of its network namespace, for `ip netns exec`.
     pub netns: String,
@@ -42,12 +42,12 @@ pub struct LocalNode {
     pub run_dir: PathBuf,
     /// Directories of the control groups that hold the daemon and all that it starts.
     pub cgroups: Vec<PathBuf>,
-    /// The daemon, as [`ProcessIdentity`] writes itself.
+    /// The daemon that was started last, in the text form of [`ProcessIdentity`].
     process: Option<String>,
 }
 
 impl LocalNode {
-    /// Where its daemon keeps replicas of volumes.
+    /// The directory of its replicas of volumes.
     pub fn volumes_dir(&self) -> PathBuf {
         self.run_dir.join("volumes")
     }
@@ -72,14 +72,15 @@ impl LocalNode {
         self.process().map(|process| process.pid)
     }
 
-    /// Keeper, pager and holder: what runs in the daemon's control group, but for the daemon.
+    /// Keeper, pager and holder: the processes of the daemon's control group, without the daemon.
     pub fn pager_pids(&self) -> Vec<i32> {
         let daemon = self.pid();
         let members = cgroups::daemon_cgroups(self).find_map(|group| cgroup::processes(&group).ok());
         members.into_iter().flatten().filter(|pid| Some(*pid) != daemon).collect()
     }
 
-    /// The pager, which its keeper has cloned; none at a moment when the one is gone and the next not there.
+    /// The pager: the process whose parent, the keeper, is in the same group. `None` between the end of a pager and the
+    /// start of the next one.
     pub fn pager_pid(&self) -> Option<i32> {
         let pids = self.pager_pids();
         let is_pager = |pid: &i32| ProcStat::read(*pid).is_ok_and(|stat| pids.contains(&stat.parent));
@@ -91,21 +92,22 @@ impl LocalNode {
         !self.wait_exit(Duration::ZERO)
     }
 
-    /// Waits until the daemon has ended; one that was never started has.
+    /// Waits until the daemon has ended, at most `limit`. Returns whether it has ended. A daemon that was never started
+    /// counts as ended.
     pub(super) fn wait_exit(&self, limit: Duration) -> bool {
-        // Reaped too, where it is a child of this process.
+        // Also reaps the daemon if it is a child of this process.
         self.open_daemon().is_none_or(|daemon| clone::reap_within(&daemon, limit).unwrap_or(false))
     }
 
-    /// The daemon that runs: the one that was started last, or, where that has ended, who listens at its socket, as one that
-    /// a user has started by hand.
+    /// Opens the running daemon: the one that was started last, or else the process that listens at the node's socket, such
+    /// as a daemon that a user started by hand.
     pub(super) fn open_daemon(&self) -> Option<OwnedFd> {
         let started = self.process().and_then(|process| process.open().ok()?);
         started.or_else(|| self.socket_listener()?.open().ok()?)
     }
 
     fn socket_listener(&self) -> Option<ProcessIdentity> {
-        // A stopped daemon with a full queue is not waited for.
+        // Nonblocking: connect(2) would block if the daemon is stopped and its queue of connections is full.
         let socket = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -117,7 +119,7 @@ impl LocalNode {
         ProcessIdentity::of(fd_passing::peer_pid(socket.as_fd()).ok()??).ok()
     }
 
-    /// Runs something in the network namespace of the node, in a thread of its own. Sockets that it opens stay there.
+    /// Runs `to_do` in the network namespace of the node, in a new thread. Sockets that it opens stay in that namespace.
     ///
     /// # Errors
     /// As open(2) and setns(2), and as `to_do`.

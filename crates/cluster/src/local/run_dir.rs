@@ -12,13 +12,13 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::error::LocalError;
 
-/// Removes the run directory, unless it has other files. If containers of another daemon are mounted on it, it is removed
-/// with the last of them.
+/// Removes the run directory, unless it has other files. If another daemon's containers use it as a mount point, it is
+/// removed with the last of these containers.
 pub(super) fn remove_run_dir(path: &Path) {
     point::remove_when_unused(path);
 }
 
-/// Makes the run directory, for its owner alone; tells whether it was missing.
+/// Makes the run directory, to which only its owner has access. Returns whether it was missing.
 pub(super) fn make_run_dir(path: &Path) -> Result<bool, LocalError> {
     if path.is_dir() {
         return Ok(false);
@@ -27,34 +27,35 @@ pub(super) fn make_run_dir(path: &Path) -> Result<bool, LocalError> {
     Ok(true)
 }
 
-/// Makes a directory of the cluster, for its owner alone.
+/// Makes a directory of the cluster, to which only its owner has access.
 pub(super) fn make_private_dir(path: &Path) -> Result<(), LocalError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(run_dir_error("make", path))
 }
 
-/// Where the nodes agree on volumes.
+/// The directory of the catalog of volumes.
 pub(super) fn volumes_dir(cluster_dir: &Path) -> PathBuf {
     cluster_dir.join("volumes")
 }
 
-/// The path without symbolic links, as it will be compared with.
+/// Returns the path without symbolic links, so that `ClusterState::remove_files` can compare it.
 pub(super) fn real_path(path: &Path) -> Result<PathBuf, LocalError> {
     path.canonicalize().map_err(run_dir_error("find", path))
 }
 
-/// For `map_err`.
+/// Converts the I/O error of `action`, for `map_err`.
 pub(super) fn run_dir_error<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> LocalError + 'a {
     move |cause| LocalError::State { action, path: path.to_owned(), cause }
 }
 
-/// The process that makes or removes the cluster locks it. Not the directory itself: a daemon's containers with a shared root have one of
-/// the same name for their mounts, and lock it ([`farfork_sys::mount::point`]).
+/// The lock file: the process that makes or removes the cluster locks it. The directory itself may be the mount point of
+/// containers with a shared root, whose daemon locks it ([`farfork_sys::mount::point`]).
 const LOCK: &str = "cluster.lock";
 
-/// Attempts to lock a file that others remove meanwhile; a second one hardly ever meets that again.
+/// Limit on attempts to lock the file. An attempt fails if the previous holder removes the file between open(2) and
+/// flock(2), which rarely happens twice.
 const LOCK_ATTEMPTS_MAX: usize = 8;
 
-/// Keeps other commands off the run directory.
+/// The lock on a run directory, held while a command makes or removes the cluster in it.
 #[derive(Debug)]
 pub(super) struct RunDirLock {
     path: PathBuf,
@@ -62,13 +63,14 @@ pub(super) struct RunDirLock {
 }
 
 impl RunDirLock {
-    /// To be called when no cluster is there any more.
+    /// Removes the lock file, after the cluster has been removed.
     pub(super) fn remove(self) {
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Keeps other commands off the run directory while the cluster in it is made or removed.
+/// Locks the run directory, while the cluster in it is made or removed. Fails with [`LocalError::Busy`] if another command
+/// has locked it.
 pub(super) fn lock_run_dir(run_dir: &Path) -> Result<RunDirLock, LocalError> {
     let path = run_dir.join(LOCK);
     for _ in 0..LOCK_ATTEMPTS_MAX {
@@ -78,7 +80,7 @@ pub(super) fn lock_run_dir(run_dir: &Path) -> Result<RunDirLock, LocalError> {
             Err(rustix::io::Errno::WOULDBLOCK) => break,
             Err(errno) => return Err(run_dir_error("lock", &path)(errno.into())),
         }
-        // The process that held the lock may have removed it.
+        // The process that held the lock may have removed the file after it was opened here.
         let locked = file.metadata().map_err(run_dir_error("lock", &path))?;
         if fs::metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino())) {
             return Ok(RunDirLock { path, _file: file });

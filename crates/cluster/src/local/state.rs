@@ -16,7 +16,7 @@ use super::{address, trust};
 /// Name of the file.
 const FILE: &str = "cluster.json";
 
-/// The parts of a cluster, which exist or are planned.
+/// The parts of a cluster. Each exists or is planned.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ClusterState {
     /// The cluster's name.
@@ -27,7 +27,7 @@ pub(super) struct ClusterState {
     pub(super) switch: String,
     /// The cluster's control groups.
     pub(super) groups: Vec<CgroupPlan>,
-    /// How daemons are started.
+    /// The command that starts daemons.
     pub(super) command: DaemonCommand,
     /// The nodes.
     pub(super) nodes: Vec<LocalNode>,
@@ -65,12 +65,12 @@ impl ClusterState {
         }
     }
 
-    /// Whether a run directory has the file.
+    /// Whether a run directory has a `cluster.json`.
     pub(super) fn exists_in(run_dir: &Path) -> bool {
         run_dir.join(FILE).exists()
     }
 
-    /// Reads the file of a run directory, `None` where there is none.
+    /// Reads the file of a run directory; `None` if there is none.
     pub(super) fn read(run_dir: &Path) -> Result<Option<Self>, LocalError> {
         let path = run_dir.join(FILE);
         match fs::read(&path) {
@@ -82,7 +82,7 @@ impl ClusterState {
         }
     }
 
-    /// Writes the file, whole or not at all.
+    /// Replaces the file atomically.
     pub(super) fn write(&self, run_dir: &Path) -> Result<(), LocalError> {
         let path = run_dir.join(FILE);
         let draft = path.with_extension("json.new");
@@ -91,7 +91,7 @@ impl ClusterState {
             .and_then(|text| fs::write(&draft, text))
             .and_then(|()| fs::rename(&draft, &path))
             .map_err(|error| {
-                // As much of it as there was room for.
+                // The draft may be incomplete, for example on a full disk.
                 let _ = fs::remove_file(&draft);
                 run_dir_error("write", &path)(error)
             })
@@ -100,7 +100,8 @@ impl ClusterState {
     /// Removes the nodes' run directories, then the file itself.
     pub(super) fn remove_files(&self, run_dir: &Path) -> Result<(), LocalError> {
         for node in &self.nodes {
-            // The file could have been written by anybody who may write there: nothing elsewhere is removed for it.
+            // Do not trust the file: any user with write access to the run directory may have changed it. Remove only
+            // directories in the run directory.
             if node.run_dir.parent() == Some(run_dir) {
                 ignore_missing(fs::remove_dir_all(&node.run_dir)).map_err(run_dir_error("remove", &node.run_dir))?;
             }

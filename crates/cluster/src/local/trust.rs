@@ -1,6 +1,6 @@
-//! Identities of a local cluster's members. Nodes have theirs before they start (`RUN/NODE/trust/`), as they would
-//! after joining; the first holds the authority. A client's identity is in `RUN/client/`, for commands that connect to
-//! a node over the network.
+//! Identities of a local cluster's members. Each node's identity is made before the node starts (`RUN/NODE/trust/`), not by
+//! joining. The first node holds the authority. A client's identity is in `RUN/client/`, for commands that connect to a node
+//! over the network.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -25,7 +25,7 @@ pub(super) fn client_trust_dir(cluster_dir: &Path) -> PathBuf {
     cluster_dir.join(CLIENT)
 }
 
-/// Makes all of them, for the nodes of a cluster of this name. The nodes' run directories are there.
+/// Makes the identities of all nodes and of the client. The nodes' run directories must exist.
 pub(super) fn create_identities(cluster: &str, nodes: &[LocalNode], cluster_dir: &Path) -> Result<(), LocalError> {
     let failed = |cause: MemberError| LocalError::Trust { cause };
     let name =

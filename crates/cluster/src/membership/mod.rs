@@ -17,20 +17,22 @@ use farfork_wire::NodeName;
 
 use peer::Peer;
 
-/// Between two heartbeats to one member: a user who asks twice in a second rarely sees an old answer, and a thousand
-/// nodes cost each other a thousand small messages a second.
+/// Time between two heartbeats to one member. So a displayed state is about a second old at most. In a cluster of a thousand
+/// nodes, each node sends a thousand small messages a second.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After so long a silence a member is unreachable: five heartbeats, so that one lost or late means nothing.
+/// A member that is silent for this time is unreachable. The time is five heartbeats, so that one lost or late heartbeat has
+/// no effect.
 pub const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
 
-/// A node that has not looked for longer was kept from it: what others said meanwhile may not have been read yet.
+/// Longest regular time between two calls of [`Membership::handle_time`]. After a longer time, this node was stopped or not
+/// scheduled, and received messages may not have been read yet.
 pub const POLL_INTERVAL_MAX: Duration = Duration::from_millis(500);
 
-/// After so long a silence a member is forgotten: a machine has had the time to boot twice.
+/// A member that is silent for this time is forgotten. In this time, a machine can boot twice.
 pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// Most members. Beyond it a full mesh of heartbeats is the wrong way.
+/// Limit on members. With more members, a full mesh of heartbeats would cost too much.
 pub const MEMBERS_MAX: usize = 1024;
 
 /// The properties that a node announces.
@@ -38,15 +40,15 @@ pub const MEMBERS_MAX: usize = 1024;
 pub struct Member {
     /// Its name.
     pub name: NodeName,
-    /// Where its control API listens.
+    /// The address of its control API.
     pub address: SocketAddr,
-    /// Where its fabric's server listens.
+    /// The address of its fabric server.
     pub fabric_address: SocketAddr,
-    /// Drawn at random when its daemon starts.
+    /// A random number that its daemon draws when it starts.
     pub incarnation: u64,
-    /// Children that run there.
+    /// Number of children that run on the node.
     pub children: u32,
-    /// Why it takes no children, where it takes none.
+    /// Why the node accepts no children; `None` if it accepts them.
     pub not_ready: Option<String>,
     /// The features of its processor; `None` for a node of an earlier release, which does not report them.
     pub processor: Option<ProcessorFeatures>,
@@ -55,7 +57,7 @@ pub struct Member {
 /// Whether a member answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberState {
-    /// A message of it, or about it, arrived lately.
+    /// A message from it, or about it, arrived less than [`UNREACHABLE_AFTER`] ago.
     Alive,
     /// It has been silent for [`UNREACHABLE_AFTER`].
     Unreachable,
@@ -68,24 +70,24 @@ pub struct MemberView {
     pub member: Member,
     /// Whether it answers.
     pub state: MemberState,
-    /// Since when it has said nothing.
+    /// Time since its last message.
     pub silence: Duration,
-    /// Whether it is the node that looks.
+    /// Whether the member is this node itself.
     pub is_self: bool,
 }
 
 /// A change of the membership, for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MembershipEvent {
-    /// The first message of a member, or about it, arrived: since the start, or since it was forgotten.
+    /// The first message from a member arrived, or the first one since the member was forgotten.
     Joined(NodeName),
-    /// The daemon of a member was started anew.
+    /// The daemon of a member was restarted.
     Restarted(NodeName),
     /// A member that was unreachable answers again.
     Returned(NodeName),
-    /// A member has been silent for too long.
+    /// A member has been silent for [`UNREACHABLE_AFTER`].
     Unreachable(NodeName),
-    /// A member has been silent for so long that it is no member any more.
+    /// A member has been silent for [`FORGOTTEN_AFTER`], and is no longer a member.
     Forgotten(NodeName),
 }
 
@@ -95,10 +97,10 @@ pub enum JoinError {
     /// Two daemons have one name.
     #[error("the name is taken by the node at {address}")]
     NameTaken {
-        /// Where the other one listens.
+        /// The control address of the other daemon.
         address: SocketAddr,
     },
-    /// There is no room.
+    /// The cluster has [`MEMBERS_MAX`] members.
     #[error("the cluster has {MEMBERS_MAX} members, and takes no more")]
     Full,
 }
@@ -121,12 +123,12 @@ pub enum JoinError {
 pub struct Membership {
     own: Member,
     peers: BTreeMap<NodeName, Peer>,
-    /// When time last passed.
+    /// Time of the last call of [`Self::handle_time`].
     polled_at: Option<Instant>,
 }
 
 impl Membership {
-    /// A node that knows itself only.
+    /// The membership of a node that knows only itself.
     pub fn new(own_member: Member) -> Self {
         Self { own: own_member, peers: BTreeMap::new(), polled_at: None }
     }
@@ -136,25 +138,26 @@ impl Membership {
         &self.own
     }
 
-    /// Tells how many children run here, which the next heartbeats carry on.
+    /// Sets the number of children that run on this node, for the next heartbeats.
     pub fn set_children(&mut self, children: u32) {
         self.own.children = children;
     }
 
-    /// Tells why this node takes no children, where it takes none.
+    /// Sets the reason why this node accepts no children; `None` if it accepts them.
     pub fn set_not_ready(&mut self, reason: Option<String>) {
         self.own.not_ready = reason;
     }
 
-    /// A heartbeat has come.
+    /// Handles a received heartbeat.
     ///
     /// # Errors
-    /// The sender cannot be a member. The caller should answer so.
+    /// The sender cannot be a member. The caller should send it this error.
     pub fn handle_heartbeat(&mut self, from: Member, now: Instant) -> Result<Option<MembershipEvent>, JoinError> {
         self.record_heartbeat(from, now)
     }
 
-    /// The answer to a heartbeat has arrived: the answering member first, then the members whose messages it receives.
+    /// Handles the answer to a heartbeat. `members` begins with the answering member. The others are those whose messages
+    /// that member receives.
     ///
     /// # Errors
     /// The answering node and this one cannot both be members.
@@ -170,19 +173,20 @@ impl Membership {
         Ok(event)
     }
 
-    /// A member says that it stops. An older run's word does not count.
+    /// Handles the message of a member that stops: removes the member. Ignores a message of an earlier run of its daemon.
     pub fn handle_leave(&mut self, from: &Member) {
         if self.peers.get(&from.name).is_some_and(|peer| peer.member.incarnation == from.incarnation) {
             self.peers.remove(&from.name);
         }
     }
 
-    /// A member is trusted no longer, whatever it says; whether there was one.
+    /// Removes a member whose certificate was revoked. Returns whether there was one.
     pub fn remove_revoked(&mut self, name: &NodeName) -> bool {
         self.peers.remove(name).is_some()
     }
 
-    /// Time has passed: returns who fell silent. To be called more often than every [`POLL_INTERVAL_MAX`].
+    /// Advances the time. Returns the members that became unreachable or were forgotten. Call it more often than every
+    /// [`POLL_INTERVAL_MAX`].
     pub fn handle_time(&mut self, now: Instant) -> Vec<MembershipEvent> {
         let missed = self.missed_time(now);
         self.peers.values_mut().for_each(|peer| peer.discount_missed(missed, now));
@@ -201,7 +205,7 @@ impl Membership {
         events
     }
 
-    /// The members that a heartbeat should go to now; each is due again after [`HEARTBEAT_INTERVAL`].
+    /// Returns the members to which a heartbeat is due now. Each is due again after [`HEARTBEAT_INTERVAL`].
     pub fn poll_heartbeats(&mut self, now: Instant) -> Vec<Member> {
         let due = self.peers.values_mut().filter_map(|peer| peer.poll_heartbeat(now));
         due.collect()
@@ -254,7 +258,7 @@ impl Membership {
         Ok(Some(MembershipEvent::Joined(name)))
     }
 
-    /// For how long this node was kept from looking.
+    /// The time in which this node should have called [`Self::handle_time`], but did not.
     fn missed_time(&self, now: Instant) -> Duration {
         let since = self.polled_at.map(|looked_at| now.saturating_duration_since(looked_at));
         since.unwrap_or_default().saturating_sub(POLL_INTERVAL_MAX)

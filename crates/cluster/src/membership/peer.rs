@@ -9,7 +9,7 @@ pub(super) struct Peer {
     pub(super) member: Member,
     /// Whether it has sent a message itself. Otherwise another member has named it.
     is_confirmed: bool,
-    /// When it last spoke, or was named.
+    /// Time of its last message, or the time when another member named it.
     last_seen: Instant,
     /// Whether its silence was reported.
     is_silence_reported: bool,
@@ -17,7 +17,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// A member that spoke for the first time.
+    /// A member whose first message has arrived.
     pub(super) fn from_heartbeat(member: Member, now: Instant) -> Self {
         Self { member, is_confirmed: true, last_seen: now, is_silence_reported: false, heartbeat_due: now }
     }
@@ -27,7 +27,8 @@ impl Peer {
         Self { is_confirmed: false, ..Self::from_heartbeat(member, now) }
     }
 
-    /// It has spoken. A run at another address may take the name only once this one is silent.
+    /// Records a message of the member. A daemon at another address may take over the name only once this member is
+    /// unreachable.
     pub(super) fn record_heartbeat(
         &mut self,
         member: Member,
@@ -49,29 +50,29 @@ impl Peer {
         Ok(event)
     }
 
-    /// Since when it has said nothing.
+    /// Time since its last message.
     pub(super) fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.last_seen)
     }
 
-    /// Time in which this node could not receive does not count as its silence.
+    /// Subtracts from the member's silence the time in which this node did not read messages.
     pub(super) fn discount_missed(&mut self, missed: Duration, now: Instant) {
         self.last_seen = now.min(self.last_seen + missed);
     }
 
-    /// Whether this node itself receives its messages.
+    /// Whether this node has received a message from the member itself within [`UNREACHABLE_AFTER`].
     pub(super) fn is_alive(&self, now: Instant) -> bool {
         self.is_confirmed && self.silence(now) < UNREACHABLE_AFTER
     }
 
-    /// True once for each silence.
+    /// Returns true once for each silence of [`UNREACHABLE_AFTER`] or longer.
     pub(super) fn take_silence_report(&mut self, now: Instant) -> bool {
         let is_news = !self.is_silence_reported && self.silence(now) >= UNREACHABLE_AFTER;
         self.is_silence_reported |= is_news;
         is_news
     }
 
-    /// The member, when a heartbeat to it is due.
+    /// Returns the member if a heartbeat to it is due, and sets the time of the next one.
     pub(super) fn poll_heartbeat(&mut self, now: Instant) -> Option<Member> {
         if now < self.heartbeat_due {
             return None;

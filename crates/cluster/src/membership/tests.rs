@@ -48,7 +48,7 @@ impl SimulatedCluster {
         self.nodes[from].handle_answer(answer, self.now).map(drop)
     }
 
-    /// Lets time pass, and each node send its due messages; returns the events of the nodes.
+    /// Advances the time in steps. In each step, each node sends its due messages. Returns the events of the nodes.
     fn run(&mut self, time: Duration) -> Vec<(usize, MembershipEvent)> {
         let mut events = Vec::new();
         let end = self.now + time;
@@ -105,7 +105,7 @@ fn a_silent_member_is_unreachable_then_forgotten_and_may_return() {
     assert_eq!(cluster.sees(0).len(), 1);
 }
 
-/// It was stopped, or had no turn on a busy machine.
+/// The node was stopped, or was not scheduled on a busy machine.
 #[test]
 fn a_node_that_did_not_look_takes_nobody_for_silent() {
     let mut cluster = SimulatedCluster::new(&["a", "b"]);
@@ -113,9 +113,9 @@ fn a_node_that_did_not_look_takes_nobody_for_silent() {
     cluster.run(2 * HEARTBEAT_INTERVAL);
 
     cluster.now += 3 * UNREACHABLE_AFTER;
-    assert_eq!(cluster.sees(0)[1].1, MemberState::Alive, "before it looks");
+    assert_eq!(cluster.sees(0)[1].1, MemberState::Alive, "before the next handle_time");
     assert_eq!(cluster.nodes[0].handle_time(cluster.now), []);
-    assert_eq!(cluster.sees(0)[1].1, MemberState::Alive, "when it has looked");
+    assert_eq!(cluster.sees(0)[1].1, MemberState::Alive, "after handle_time");
 
     cluster.cut = vec![1];
     let events = cluster.run(UNREACHABLE_AFTER);
@@ -139,15 +139,15 @@ fn a_name_has_one_node() {
     let now = Instant::now();
     let mut node = Membership::new(member("a", 7000, 1));
     let taken = |port: u16| JoinError::NameTaken { address: format!("10.0.0.1:{port}").parse().unwrap() };
-    assert_eq!(node.handle_heartbeat(member("a", 8000, 2), now), Err(taken(7000)), "one's own name");
-    assert_eq!(node.handle_heartbeat(member("a", 7000, 1), now), Ok(None), "oneself");
+    assert_eq!(node.handle_heartbeat(member("a", 8000, 2), now), Err(taken(7000)), "the name of this node");
+    assert_eq!(node.handle_heartbeat(member("a", 7000, 1), now), Ok(None), "a heartbeat of this node itself");
 
     node.handle_heartbeat(member("b", 7010, 1), now).unwrap();
-    assert_eq!(node.handle_heartbeat(member("b", 7020, 2), now), Err(taken(7010)), "another's name");
+    assert_eq!(node.handle_heartbeat(member("b", 7020, 2), now), Err(taken(7010)), "the name of another member");
     let restarted = node.handle_heartbeat(member("b", 7010, 3), now);
     assert_eq!(restarted, Ok(Some(MembershipEvent::Restarted(name("b")))), "a new run at the same address");
     let later = now + UNREACHABLE_AFTER;
-    assert!(node.handle_heartbeat(member("b", 7020, 4), later).is_ok(), "a silent one's name is free");
+    assert!(node.handle_heartbeat(member("b", 7020, 4), later).is_ok(), "the name of an unreachable member is free");
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn who_leaves_is_gone_at_once() {
     let mut node = Membership::new(member("a", 7000, 1));
     node.handle_heartbeat(member("b", 7010, 2), now).unwrap();
     node.handle_leave(&member("b", 7010, 1));
-    assert_eq!(node.views(now).len(), 2, "an older run's word does not count");
+    assert_eq!(node.views(now).len(), 2, "a message of an earlier run is ignored");
     node.handle_leave(&member("b", 7010, 2));
     assert_eq!(node.views(now).len(), 1);
 }

@@ -17,7 +17,7 @@ use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, Volu
 
 /// The version of the file that this build reads and writes.
 const FORMAT_VERSION: u32 = 1;
-/// A larger file is no catalog: this bounds what a reader allocates. 10,000 volumes need 5 MB.
+/// A larger file is not a catalog. The limit bounds what a reader allocates. 10,000 volumes need 5 MB.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// A catalog in a file that all nodes of the cluster reach.
@@ -31,13 +31,12 @@ pub struct FileCatalog {
 #[derive(Debug)]
 struct CachedContents {
     version: FileVersion,
-    /// Open, so that no later version gets its inode number.
+    /// Kept open, so that no later version gets the same inode number.
     _file: File,
     contents: Arc<CatalogContents>,
 }
 
-/// Differs between any two versions of the file, as long as the older one is open. Times and size differ after a change
-/// by hand.
+/// Identifies a version of the file, as long as that version is open. Time and size detect a change in place, made by hand.
 #[derive(Debug, PartialEq, Eq)]
 struct FileVersion {
     device: u64,
@@ -51,7 +50,7 @@ struct FileVersion {
 #[derive(Debug, Serialize, Deserialize)]
 struct CatalogDocument {
     format: u32,
-    /// The highest revision that any record has had. Revisions never repeat, also when a name is used again.
+    /// The highest revision that any record has had. Revisions never repeat, even if a name is used again.
     last_revision: u64,
     #[serde(flatten)]
     contents: CatalogContents,
@@ -64,7 +63,7 @@ struct DocumentFormat {
 }
 
 impl FileCatalog {
-    /// Names a catalog. The file is made with the first record.
+    /// A catalog at a path. The first change creates the file.
     pub fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), cached: Mutex::new(None) }
     }
@@ -104,7 +103,7 @@ impl FileCatalog {
         }
     }
 
-    /// The version that is there now; none when there is no file.
+    /// The current version of the file; `None` if there is no file.
     fn present_version(&self) -> io::Result<Option<FileVersion>> {
         match fs::metadata(&self.path) {
             Ok(metadata) => Ok(Some(FileVersion::of(&metadata))),
@@ -124,7 +123,7 @@ impl FileCatalog {
         serde_json::from_slice(&text).map_err(parse_error)
     }
 
-    /// Called with the lock held. A temporary file of a writer that died is overwritten.
+    /// Replaces the file atomically. The caller holds the lock. Overwrites the temporary file of a writer that died.
     fn replace(&self, document: &CatalogDocument) -> io::Result<()> {
         let temporary = self.sibling("new");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;

@@ -78,7 +78,7 @@ fn writers_in_a_race_lose_no_change() {
     thread::scope(|scope| {
         for _ in 0..WRITERS {
             scope.spawn(|| {
-                // Its own catalog, and so its own open file descriptions, as another process has.
+                // Each thread has its own catalog, with its own open file descriptions, like another process.
                 let catalog = catalog_in(directory.path());
                 for _ in 0..CHANGES_PER_WRITER {
                     let raise = |record: &mut VolumeRecord| {
