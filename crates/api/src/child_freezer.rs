@@ -16,11 +16,11 @@ use crate::failure::Failure;
 use crate::limits::QUERY_TIMEOUT;
 use crate::v1;
 
-/// All threads of a child stop within this. The node waits as long.
+/// Longest wait until all threads of a child have stopped. The node has the same limit.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The freezer of one child of this machine. The caller must be root, as for the node's Unix socket. While a client pauses a
-/// child by this, it should not pause it by requests too.
+/// The freezer of one child of this machine. The caller must be root, as for the node's Unix socket. A client that pauses a
+/// child with this freezer should not also pause it by requests.
 #[derive(Debug)]
 pub struct ChildFreezer {
     child: String,
@@ -30,7 +30,7 @@ pub struct ChildFreezer {
 }
 
 impl ChildFreezer {
-    /// Opens the freezer of a child, by a client of the child's node at its Unix socket.
+    /// Opens the freezer of a child. `client` must be connected to the Unix socket of the child's node.
     ///
     /// # Errors
     /// The node refuses: the child has ended, has not run yet, or is on another node, or the node has no freezer of
@@ -50,10 +50,10 @@ impl ChildFreezer {
     /// Stops the child and all processes that it forked. Blocks until all have stopped, at most 5 s.
     ///
     /// # Errors
-    /// The child has ended, or does not stop; then it runs on.
+    /// The child has ended, or does not stop. A child that does not stop in time continues to run.
     pub fn pause(&self) -> Result<(), Failure> {
         self.files.freeze(PAUSE_TIMEOUT).map_err(|error| self.failure(&error))?;
-        // The container's init must run to report the end of a child that ended meanwhile.
+        // If the child has ended, thaw the container: its init must run to report the end.
         if pidfd::wait_exit(&self.process, Duration::ZERO).unwrap_or(true) {
             let _ = self.files.thaw();
             return Err(Failure::new(Code::FailedPrecondition, format!("child {}", self.child), "it has ended"));

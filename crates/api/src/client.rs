@@ -51,7 +51,7 @@ pub type Client = NodeClient<Channel>;
 /// Connects to the daemon that listens on a Unix socket.
 ///
 /// # Errors
-/// No process listens there, or the caller may not connect.
+/// No process listens at the socket, or the caller may not connect.
 pub async fn connect(socket: &Path) -> Result<Client, Failure> {
     Ok(node_client(socket_channel(socket).await?))
 }
@@ -92,8 +92,8 @@ pub async fn connect_cluster(socket: &Path) -> Result<ClusterClient, Failure> {
 /// Later connections use the newer roster.
 ///
 /// # Errors
-/// No process listens there; it is not a node of the cluster, or was revoked; or it does not accept the caller. The
-/// roster that it sends is not valid, or cannot be written.
+/// No process listens at the address; the server is not a node of the cluster, or was revoked; or it does not accept the
+/// caller. The roster that it sends is not valid, or cannot be written.
 pub async fn connect_network(address: SocketAddr, credentials: &Credentials) -> Result<Client, Failure> {
     let channel = member_channel(address, credentials).await?;
     if adopt_newer_roster(channel.clone(), address, credentials).await? {
@@ -117,7 +117,7 @@ async fn member_channel(address: SocketAddr, credentials: &Credentials) -> Resul
     })
 }
 
-/// Installs the roster of a node, if it is newer than the caller's. Returns whether it was.
+/// Installs the roster of a node, if it is newer than the caller's. Returns whether it was newer.
 pub async fn adopt_newer_roster(
     channel: Channel,
     address: SocketAddr,

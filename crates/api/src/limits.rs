@@ -4,53 +4,55 @@ use std::time::Duration;
 
 use farfork_cluster::membership::UNREACHABLE_AFTER;
 
-/// To connect to a daemon. On one machine or in one data centre a connection takes milliseconds.
+/// Time limit for connecting to a daemon. On one machine or in one data centre a connection takes milliseconds.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// For queries that a daemon answers from its tables.
+/// Time limit for queries that a daemon answers from its tables.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For one node's share of a list of the whole cluster: less than [`QUERY_TIMEOUT`], so that the answers of the others
-/// still arrive when one node is silent.
+/// Time limit for one node's part of a list of the whole cluster. It is shorter than [`QUERY_TIMEOUT`], so that the parts of
+/// the other nodes still arrive if one node is silent.
 pub const CLUSTER_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For prepare: longer than capture's own limit, which bounds the parent's pause, so that its answer arrives.
+/// Time limit for a prepare. It is longer than the limit of a capture, which bounds the parent's pause, so that the reply
+/// still arrives.
 pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// For the comparison of a child with its parent. Each is stopped and read in turn, in the time of a prepare.
+/// Time limit for the comparison of a child with its parent. Each of the two is stopped and read in turn, which takes as
+/// long as a prepare.
 pub const COMPARE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// For one child to start once its turn has come. Includes the copy of shared memory, which is made before the child
-/// runs.
+/// Time limit for starting one child, without its time in the queue. It includes the copy of shared memory, which is made
+/// before the child runs.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// For a seed's zygote to be complete before a fan-out starts its children without it. A zygote takes some tens of
-/// milliseconds. If it takes longer, so would the children, because each fetches the same pages.
+/// Longest time that a fan-out waits for the seed's zygote before it starts its children without one. A zygote takes tens of
+/// milliseconds. If it takes much longer, so would the children, because each fetches the same pages.
 pub const ZYGOTE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// For the prewarm of a node: over the slowest links a working set arrives in a second.
+/// Time limit for the prewarm of a node. Even over the slowest links, a working set arrives in a second.
 pub const PREWARM_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Most nodes of one prewarm request: all are asked at once.
+/// Limit on the nodes of one prewarm request: all nodes are sent requests at once.
 pub const PREWARM_NODES_MAX: usize = 256;
 
-/// For a heartbeat: as long as its answer can still arrive in time, so that a slow one counts.
+/// Time limit for the answer to a heartbeat: as long as a member may be silent, so that a slow answer still counts.
 pub const HEARTBEAT_TIMEOUT: Duration = UNREACHABLE_AFTER;
 
-/// For the notice to another node that this one stops. A node that misses it detects the stop by itself.
+/// Time limit for notifying another node that this one stops. A node that misses it detects the stop by itself.
 pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Between two probes of a connection that carries a stream of unlimited length (logs, wait, attach).
+/// Time between two probes of a connection that carries a stream of unlimited length (logs, wait, attach).
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// For the answer to such a probe: a peer that is silent for longer is gone.
+/// Time limit for the reply to a keepalive probe. A peer that is silent for longer counts as dead.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For the answer to a probe on a Unix socket. The kernel reports a dead peer there, so a silent peer lives and waits
-/// for a CPU. The timeout is this long so that a request's own limit expires first.
+/// Time limit for the reply to a keepalive probe on a Unix socket. The kernel reports a dead peer on a Unix socket, so a
+/// silent peer is alive and waits for a CPU. The limit is so long that a request's own limit expires first.
 pub const SOCKET_KEEPALIVE_TIMEOUT: Duration = START_TIMEOUT;
 
-/// For requests in progress when a daemon stops.
+/// Time limit for requests in progress when a daemon stops.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Largest message of the API, in bytes: a fork with its payloads is the largest one.
@@ -63,13 +65,14 @@ pub const ANONYMOUS_MESSAGE_BYTES_MAX: usize = 16 << 10;
 /// Largest payload of one child, in bytes. Larger data belongs in the parent's memory or in a file.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 
-/// Largest sum of the payloads of one fork, in bytes: they travel in one message, with some kilobytes of other fields.
+/// Largest sum of the payloads of one fork, in bytes: one message contains all of them, with a few kilobytes of other
+/// fields.
 pub const PAYLOADS_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (1 << 20);
 
-/// Most children of one fork: as many as the largest fan-out of the design, with room.
+/// Most children of one fork: more than the largest fan-out of the design.
 pub const FORK_COUNT_MAX: u32 = 16_384;
 
-/// Longest name of a label, and longest value, in bytes: as in Kubernetes.
+/// Longest name and longest value of a label, in bytes: as in Kubernetes.
 pub const LABEL_BYTES_MAX: usize = 63;
 
 /// Longest name of a seed, in bytes: it must fit a column of a table.
@@ -85,23 +88,23 @@ pub const PROGRAM_CONNECTIONS_MAX: usize = 1024;
 /// request waits for, and uncollected children, do not count.
 pub const ENDED_CHILDREN_MAX: usize = 1024;
 
-/// How long a node lists an uncollected child at least: one that has ended, and whose exit no request has read. The
+/// Shortest time for which a node lists an uncollected child: one that has ended, and whose exit no request has read. The
 /// caller of a detached fork reads it within this time.
 pub const UNCOLLECTED_KEPT_MIN: Duration = Duration::from_secs(3600);
 
 /// Most uncollected children: as many as the largest fork has. Beyond it, the oldest are evicted, whatever their age.
 pub const UNCOLLECTED_CHILDREN_MAX: usize = FORK_COUNT_MAX as usize;
 
-/// Most bytes of their files together: a run directory is usually in memory.
+/// Limit on the files of all uncollected children together, in bytes: a run directory is usually in memory.
 pub const UNCOLLECTED_BYTES_MAX: u64 = 1 << 30;
 
-/// Most ended children that the start of a child evicts. Each start adds one, so two make their number fall.
+/// Most ended children that the start of a child evicts. Each start adds one, so evicting two reduces their number.
 pub const EVICTED_PER_START_MAX: usize = 2;
 
-/// Most ended children that one round evicts; there is a round each second.
+/// Most ended children that one eviction round evicts. There is one round per second.
 pub const EVICTED_PER_ROUND_MAX: usize = 1024;
 
-/// From SIGTERM to SIGKILL for children whose caller has gone: as long as users of service managers expect.
+/// Time between SIGTERM and SIGKILL for children whose caller has disconnected: as long as users of service managers expect.
 pub const CALLER_GONE_GRACE: Duration = Duration::from_secs(10);
 
 /// Most forwarded connections to one published port of a child: each takes two file descriptors of the daemon.
@@ -114,31 +117,31 @@ pub const EGRESS_CONNECTIONS_MAX: usize = 256;
 /// further flows are dropped.
 pub const EGRESS_FLOWS_MAX: usize = 512;
 
-/// For forwarding the data that a child sent before it ended. A slow reader takes some seconds. One that never reads
-/// holds two file descriptors of the daemon for this time.
+/// Time limit for forwarding the data that a child sent before it ended. A slow reader takes some seconds. One that never
+/// reads holds two file descriptors of the daemon for this time.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For a destination outside of the network to accept a child's connection.
+/// Time limit for a destination outside of the network to accept a child's connection.
 pub const EGRESS_CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A piece of a child's output, in bytes: large enough to stream at the speed of a disk.
+/// Largest piece of a child's output in one message, in bytes: large enough to stream at the speed of a disk.
 pub const OUTPUT_CHUNK_BYTES: usize = 64 << 10;
 
 /// Most bytes of a channel in one message.
 pub const CHANNEL_CHUNK_BYTES: usize = 256 << 10;
 
-/// Most messages of a stream that wait for a slow reader.
+/// Limit on the messages of a stream that are queued for a slow reader.
 pub const STREAM_MESSAGES_MAX: usize = 16;
 
-/// For the caller of an attached fork to attach before the child's standard input is closed.
+/// Time in which the caller of an attached fork must attach. After it, the child's standard input is closed.
 pub const ATTACH_GRACE: Duration = Duration::from_secs(30);
 
-/// Most prestarted children of a seed. With one, a caller that forks again at once would find the next half made.
+/// Most prestarted children of a seed. With only one, a caller that forks twice in a row would have to wait for the second.
 pub const PRESTARTED_PER_SEED_MAX: usize = 2;
 
 /// Default number of zygotes that a node keeps: a node works with few seeds at a time, and each has 16 MiB at most.
 pub const ZYGOTES_MAX_DEFAULT: usize = 8;
 
-/// Default time after which an unused zygote ends: a later fork of its seed can wait a millisecond. A node is not
-/// informed when a seed of another node is dropped, so it keeps a useless zygote for as long.
+/// Default time after which an unused zygote ends: a later fork of its seed can wait a millisecond. A node is not informed
+/// when a seed of another node is dropped, so it keeps the useless zygote for this time.
 pub const ZYGOTE_IDLE_DEFAULT: Duration = Duration::from_secs(20);

@@ -46,7 +46,7 @@ impl TryFrom<v1::Member> for Member {
     }
 }
 
-/// Most characters of the reason that another node gives for taking no children.
+/// Limit on the reason that another node gives for accepting no children, in characters.
 const REASON_CHARACTERS_MAX: usize = 300;
 
 fn truncate_reason(reason: String) -> String {

@@ -13,26 +13,26 @@ use std::time::{Duration, Instant};
 use farfork_wire::ChildId;
 use rustix::fs::{FlockOperation, flock, statfs};
 
-/// Where the run directory is unless `FARFORK_RUN_DIR` or an option says otherwise.
+/// Default path of the run directory. `FARFORK_RUN_DIR` or an option overrides it.
 pub const DEFAULT_RUN_DIR: &str = "/run/farfork";
 
 /// Longest path of a Unix socket, in bytes (unix(7): 108 with the final zero).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// How long to wait for the lock of a daemon that was killed. A process that it was just starting holds the lock, and
-/// the daemon's sockets, until execve(2). On a busy machine that takes a while.
+/// Longest wait for the lock of a killed daemon. A process that this daemon was starting holds the lock and the daemon's
+/// sockets until it calls execve(2), which may be late on a busy machine.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two attempts to lock.
+/// Pause between two attempts to lock.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why a run directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
-    /// Another daemon has it.
+    /// Another daemon uses the directory.
     #[error("another daemon uses it; stop that one, or choose another directory with --run-dir")]
     InUse,
-    /// Another user owns it.
+    /// Another user owns the directory.
     #[error(
         "it belongs to user {uid}, who could read and change its files; choose one in a directory of your own with --run-dir"
     )]
@@ -50,12 +50,12 @@ pub enum RunDirError {
         /// Names the users that can write to the directory, as a clause.
         writers: String,
     },
-    /// The path of the socket in it would be too long for the kernel.
+    /// The path of a socket in the directory would be too long for the kernel.
     #[error(
         "its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes; choose a shorter one with --run-dir"
     )]
     PathTooLong,
-    /// It could not be created or opened.
+    /// The directory could not be created, checked or locked.
     #[error(
         "cannot {action}: {cause}; check its owner and its file system, or choose another directory with --run-dir"
     )]
@@ -85,20 +85,20 @@ pub struct RunDir {
     root: PathBuf,
 }
 
-/// The socket of a daemon for `farfork volume`, by the socket of its API.
+/// The socket for `farfork volume` of the daemon with this API socket.
 pub fn volume_socket_near(node_socket: &Path) -> PathBuf {
     node_socket.with_file_name("volumes.sock")
 }
 
-/// Held while the daemon runs; the kernel releases it when the daemon dies.
+/// The lock on a run directory. The daemon holds it while it runs; the kernel releases it when the daemon dies.
 #[derive(Debug)]
 pub struct RunDirLock {
     file: File,
 }
 
 impl RunDirLock {
-    /// Whether the lock file is still the directory's: the directory may have been removed, and created again by
-    /// another daemon.
+    /// Whether the directory still has this lock file: the directory may have been removed, and created again by another
+    /// daemon.
     pub fn is_current(&self, run_dir: &RunDir) -> bool {
         let numbers = |metadata: Metadata| (metadata.dev(), metadata.ino());
         let (held, there) = (self.file.metadata(), fs::metadata(run_dir.lock_file()));
@@ -117,7 +117,7 @@ impl RunDir {
         &self.root
     }
 
-    /// Whether it is on a tmpfs. Each child creates and removes a dozen files, which is slow on a disk.
+    /// Whether the directory is on a tmpfs. Each child creates and removes a dozen files, which is slow on a disk.
     pub fn is_in_memory(&self) -> bool {
         /// The file system type of a tmpfs in statfs(2).
         const TMPFS: u64 = 0x0102_1994;
@@ -139,12 +139,12 @@ impl RunDir {
         self.root.join("program.sock")
     }
 
-    /// The socket where `farfork volume` learns where the volumes are.
+    /// The socket where `farfork volume` requests the locations of volumes.
     pub fn volume_socket(&self) -> PathBuf {
         volume_socket_near(&self.socket())
     }
 
-    /// The socket for readers on this host of its seeds' memory.
+    /// The socket through which processes on this host read the memory of the node's seeds.
     pub fn fabric_socket(&self) -> PathBuf {
         self.root.join("fabric.sock")
     }
@@ -294,7 +294,7 @@ mod tests {
         assert!(second.is_current(&run_dir) && !lock.is_current(&run_dir));
     }
 
-    /// Like a process that a killed daemon was just starting.
+    /// The holder of the lock acts like a process that a killed daemon was starting.
     #[test]
     fn who_lets_go_in_a_moment_is_waited_for() {
         let parent = tempfile::tempdir().unwrap();
@@ -304,7 +304,7 @@ mod tests {
             thread::sleep(Duration::from_millis(100));
             drop(lock);
         });
-        // On a busy machine it may release the lock only after `acquire` has given up.
+        // On a busy machine, the holder may release the lock only after `acquire` has given up.
         loop {
             let has_let_go = holder.is_finished();
             let taken = run_dir.acquire();

@@ -26,7 +26,7 @@ pub const NODE_VALID: Duration = Duration::from_secs(90 * 24 * 3600);
 /// Longest lifetime of a client's certificate. It is not renewed automatically, and a revocation is kept for as long.
 pub const CLIENT_VALID_MAX: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
-/// How long before its issue a certificate is valid already, for members whose clocks are slow.
+/// A certificate is valid from this time before its issue, for members whose clocks are slow.
 const CLOCK_SLACK: Duration = Duration::from_secs(300);
 
 /// Longest certificate request, in bytes. A request has about 300.

@@ -130,7 +130,7 @@ impl Credentials {
         self.snapshot().own_peer.clone()
     }
 
-    /// The trust directory from which they are loaded.
+    /// The trust directory from which the credentials are loaded.
     pub fn directory(&self) -> &TrustDirectory {
         &self.0.directory
     }
@@ -202,12 +202,13 @@ impl Credentials {
         Some(AuthenticatedPeer { identity: facts.subject, issued_us: facts.issued_us })
     }
 
-    /// For connections to a node's control port. As server name, use the node's name, or its address to accept any node.
+    /// The TLS configuration for connections to a node's control port. As server name, use the node's name, or its address
+    /// to accept any node.
     pub fn control_client_config(&self) -> Arc<ClientConfig> {
         self.snapshot().control_client.clone()
     }
 
-    /// For connections that arrive at the control port.
+    /// The TLS configuration for connections that arrive at the control port.
     pub fn control_server_config(&self) -> Arc<ServerConfig> {
         self.snapshot().control_server.clone()
     }

@@ -27,7 +27,7 @@ const PROOF_CONTEXT: &[u8] = b"farfork join 1\0";
 /// Default lifetime of a token: long enough to walk to the other machine.
 pub const TOKEN_VALID: Duration = Duration::from_secs(3600);
 
-/// Longest lifetime of a token. A token is for a machine that is set up now.
+/// Longest lifetime of a token. A token is for a machine that is being set up.
 pub const TOKEN_VALID_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Most valid tokens at a time. A new one replaces the oldest.
@@ -103,7 +103,7 @@ impl JoinToken {
     /// Generates a token.
     ///
     /// # Errors
-    /// When the system provides no random numbers.
+    /// If the system provides no random numbers.
     pub fn generate(authority: Fingerprint) -> Result<Self, getrandom::Error> {
         let mut secret = Zeroizing::new([0; SECRET_BYTES]);
         getrandom::fill(&mut *secret)?;
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(
             store.check_proof(&proof, &name("n2"), b"request", now),
             Ok(()),
-            "also again: its answer may be lost"
+            "a proof is valid again, because its reply may be lost"
         );
         for (other, request) in [("n3", &b"request"[..]), ("n2", b"another"), ("n", b"2request"), ("n2r", b"equest")] {
             assert_eq!(store.check_proof(&proof, &name(other), request, now), Err(TokenRefusal::Unknown), "{other}");

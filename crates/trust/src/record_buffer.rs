@@ -85,6 +85,6 @@ impl RecordBuffer {
     /// Removes processed bytes from the front.
     pub(crate) fn consume(&mut self, count: usize) {
         self.start += count;
-        assert!(self.start <= self.end, "no more is processed than was received");
+        assert!(self.start <= self.end, "more bytes were processed than received");
     }
 }

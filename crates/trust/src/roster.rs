@@ -96,7 +96,7 @@ struct SignedRoster {
     signatures: Vec<RosterSignature>,
 }
 
-/// A roster that was created here, or verified.
+/// A roster that this member has created or verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roster {
     document: RosterDocument,
@@ -183,7 +183,8 @@ impl Roster {
         if bytes.len() > ROSTER_BYTES_MAX { Err(format(&RosterError::TooLong)) } else { Ok(bytes) }
     }
 
-    /// Decodes the roster of one's own directory, which is trusted like the keys next to it.
+    /// Decodes the roster of this member's own trust directory. It is trusted without a check of signatures, like the keys
+    /// next to it.
     ///
     /// # Errors
     /// [`RosterError::Damaged`].
@@ -320,7 +321,7 @@ mod tests {
         roster.revoke(&bearer(Role::Node, "node"), now);
         roster.revoke(&bearer(Role::Client, "client"), now);
         roster.revoke(&bearer(Role::Node, "early"), now + Role::Node.validity_max() - Duration::from_secs(1));
-        assert_eq!(bearers(&roster), ["node", "client", "early"], "what it covers may be good still");
+        assert_eq!(bearers(&roster), ["node", "client", "early"], "certificates that it covers may still be valid");
         roster.revoke(&bearer(Role::Node, "late"), now + Role::Node.validity_max() + Duration::from_secs(1));
         assert_eq!(bearers(&roster), ["client", "early", "late"]);
         // Members no longer accept certificates of the old authority, so their revocations are dropped.
@@ -329,7 +330,7 @@ mod tests {
         roster.revoke(&bearer(Role::Client, "before"), now - Duration::from_secs(60));
         roster.begin_rotation(&new);
         roster.revoke(&bearer(Role::Client, "after"), SystemTime::now());
-        assert_eq!(bearers(&roster), ["before", "after"], "the old one is still trusted");
+        assert_eq!(bearers(&roster), ["before", "after"], "the old authority is still trusted");
         roster.end_rotation();
         assert_eq!(bearers(&roster), ["after"]);
     }

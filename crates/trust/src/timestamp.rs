@@ -16,7 +16,7 @@ pub(crate) fn unix_ms(at: SystemTime) -> u64 {
     unix_us(at) / 1000
 }
 
-/// As a calendar date, which certificates contain.
+/// Converts a time to a calendar date, which certificates contain.
 pub(crate) fn to_calendar(at: SystemTime) -> OffsetDateTime {
     OffsetDateTime::from(at)
 }

@@ -1,7 +1,7 @@
 //! Configuration of TLS: version 1.3 only, one key exchange, one signature algorithm, no resumption, no tickets.
 //!
-//! The protocol name (ALPN) says what a connection is for. So a connection cannot be redirected to the other port, and the
-//! handshake protects the agreement on whether the fabric continues in clear.
+//! The protocol name (ALPN) identifies the purpose of a connection: control port or fabric. So a connection cannot be
+//! redirected to the other port. The handshake also protects the agreement on whether the fabric continues in clear.
 
 use std::sync::Arc;
 
@@ -23,20 +23,20 @@ use crate::verify::{
 };
 use crate::{Fingerprint, PeerError};
 
-/// The control port: HTTP/2.
+/// Protocol name of the control port: HTTP/2.
 const ALPN_CONTROL: &[u8] = b"h2";
 
-/// The fabric, with all data in TLS records.
+/// Protocol name of the fabric, with all data in TLS records.
 const ALPN_FABRIC: &[u8] = b"farfork-fabric-1";
 
-/// The fabric, in clear after the handshake.
+/// Protocol name of the fabric, in clear after the handshake.
 pub(crate) const ALPN_FABRIC_CLEAR: &[u8] = b"farfork-fabric-1-clear";
 
 /// This member's certificate and key.
 pub(crate) struct OwnCertificate {
     pub(crate) peer: AuthenticatedPeer,
     certificate: CertificateDer<'static>,
-    /// The authority that issued it.
+    /// Certificate of the authority that issued `certificate`.
     issuer: CertificateDer<'static>,
     key: Arc<dyn rustls::sign::SigningKey>,
 }
@@ -64,7 +64,7 @@ fn is_issuer(certificate: &CertificateDer<'_>, authority: &CertificateDer<'_>) -
     matches!(parsed, (Ok(certificate), Ok(authority)) if certificate.issuer() == authority.subject())
 }
 
-/// Whether an authority issued the certificate in a directory.
+/// Whether `authority` (DER) issued the certificate in a directory. Compares names only, not signatures.
 pub(crate) fn is_issued_by(directory: &TrustDirectory, authority: &[u8]) -> Result<bool, DirectoryError> {
     let pem = directory.read_identity()?;
     let certificate = CertificateDer::from_pem_slice(pem.as_bytes());
@@ -101,10 +101,10 @@ impl TlsConfigs {
     }
 }
 
-/// For a machine without a certificate that connects to a node, to join the cluster that its token pins.
+/// The TLS configuration for a machine without a certificate that joins the cluster that its token pins.
 ///
 /// # Errors
-/// [`PeerError::Protocol`]. It does not occur, because nothing depends on the arguments.
+/// [`PeerError::Protocol`]. It does not occur in practice, because the configuration is constant except for the pin.
 pub fn joining_client_config(pin: Fingerprint) -> Result<Arc<ClientConfig>, PeerError> {
     let builder =
         ClientConfig::builder_with_provider(crypto_provider()).with_protocol_versions(&[&rustls::version::TLS13]);
@@ -164,8 +164,9 @@ fn certified_key(
     Ok(Arc::new(SingleCertAndKey::from(certified)))
 }
 
-/// AES-128 is first, because every CPU of the last decade has instructions for it. The key exchange uses P-256 too. It costs
-/// 287 µs of CPU time per connection, both ends together; X25519 costs 310 µs (`farfork bench connect` reports rates).
+/// Selects the algorithms. AES-128 is first, because every CPU of the last decade has instructions for it. The key exchange
+/// uses P-256, like the keys. It costs 287 µs of CPU time per connection, both ends together; X25519 costs 310 µs (`farfork
+/// bench connect` reports rates).
 fn crypto_provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
         cipher_suites: vec![

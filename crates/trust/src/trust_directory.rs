@@ -1,6 +1,6 @@
 //! The trust directory: a member's private key and the roster that it trusts. Only its owner has access.
 //!
-//! Each file is written wholly or not at all. A concurrent reader gets the old file or the new one.
+//! Each file is replaced atomically: a concurrent reader gets the old file or the new one.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -86,8 +86,8 @@ pub enum DirectoryError {
 /// ```text
 /// TRUST/identity.pem       certificate and key of this member                         0600
 /// TRUST/roster             which members the cluster trusts, signed                   0600
-/// TRUST/authority.pem      certificate and key of the authority, where it is held     0600
-/// TRUST/authority.old.pem  of the authority before, during a rotation                 0600
+/// TRUST/authority.pem      certificate and key of the authority, on one member        0600
+/// TRUST/authority.old.pem  the same of the previous authority, during a rotation      0600
 /// TRUST/tokens.json        digests of the join tokens, next to the authority          0600
 /// TRUST/lock               held while any of these changes
 /// ```
@@ -294,7 +294,7 @@ fn decode_utf8(path: &Path, bytes: Zeroizing<Vec<u8>>) -> Result<Zeroizing<Strin
     text.map_err(|error| DirectoryError::InvalidContent { path: path.into(), cause: error.to_string() })
 }
 
-/// Makes an error from the cause, for `map_err`.
+/// Converts the I/O error of `action`, for `map_err`.
 pub(crate) fn io_error<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> DirectoryError + 'a {
     move |cause| DirectoryError::Io { action, path: path.into(), cause }
 }

@@ -1,5 +1,5 @@
-//! Connects to a control port. The server must prove that it is a node of the cluster, and the expected one if one is
-//! named.
+//! Connects to a control port. The server must prove that it is a node of the cluster, and that it is the expected node if
+//! one is given.
 
 use std::future::Future;
 use std::io;
@@ -32,7 +32,7 @@ pub enum TlsMode {
     Plaintext,
 }
 
-/// Makes the connections of a channel. Each uses the credentials that are current then.
+/// Makes the connections of a channel. Each connection uses the credentials at the time when it is made.
 #[derive(Debug, Clone)]
 pub struct MtlsConnector {
     address: SocketAddr,
@@ -42,7 +42,8 @@ pub struct MtlsConnector {
 }
 
 impl MtlsConnector {
-    /// Connects to `address` by the rules of `proof`. If `expected` is given, the server must be that node.
+    /// A connector to `address`. `proof` selects how each side proves its identity. If `expected` is given, the server must
+    /// be that node.
     pub fn new(address: SocketAddr, expected: Option<NodeName>, proof: TlsMode) -> Self {
         Self { address, expected, tls_mode: proof }
     }

@@ -1,7 +1,7 @@
 //! A control-port connection that lasts only as long as its peer is trusted. Requests of unlimited length (attach,
 //! logs, wait, tend) end with it.
 //!
-//! Each read and write checks the peer; a timer checks idle connections.
+//! Reads and writes check the peer once per interval. The interval's timer also wakes idle connections.
 
 use std::io;
 use std::pin::Pin;
@@ -15,8 +15,8 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::stream::ControlStream;
 
-/// Between two checks whether the peer is still trusted. Credentials are reread as often, so a shorter interval gains
-/// nothing. A peer that is not is disconnected within two intervals.
+/// Time between two checks of the peer's certificate. Credentials are reread at the same interval, so a shorter one gains
+/// nothing. A peer that is no longer trusted is disconnected within two intervals.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection, and the certificate that must stay valid.
@@ -52,12 +52,12 @@ impl RevalidatedStream {
         Self { stream, check: certificate_check }
     }
 
-    /// Never checks the peer.
+    /// A stream whose peer is never checked.
     pub fn unchecked(stream: ControlStream) -> Self {
         Self { stream, check: None }
     }
 
-    /// The stream, if the peer is still trusted.
+    /// Returns the stream if the peer is still trusted.
     fn check_peer(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut ControlStream>> {
         if let Some(certificate_check) = &mut self.check {
             while certificate_check.ticks.poll_tick(context).is_ready() {
@@ -94,7 +94,7 @@ impl AsyncWrite for RevalidatedStream {
         true
     }
 
-    /// Checks here too: writes to a peer that reads nothing wait in this function.
+    /// Checks the peer too: writes to a peer that reads nothing wait in this function.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check_peer(context)?.poll_flush(context)
     }

@@ -1,4 +1,4 @@
-//! A control-port connection: TLS, or plaintext on a node that trusts everyone. Replaces TLS errors by readable causes.
+//! A control-port connection: TLS, or plaintext on a node with `--insecure`. Replaces TLS errors by readable causes.
 
 use std::io;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tokio_rustls::TlsStream;
 /// A connection of the control port.
 #[derive(Debug)]
 pub enum ControlStream {
-    /// Both ends have proved their identity. A client that has not may only ask to join.
+    /// Encrypted. The server has proved its identity. A client that has not proved its own may only request to join.
     Tls(Box<TlsStream<TcpStream>>),
     /// As `Tls`, with the server's first bytes, which were read to learn whether it accepted this side.
     TlsConfirmed(Vec<u8>, Box<TlsStream<TcpStream>>),

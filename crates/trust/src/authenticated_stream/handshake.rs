@@ -19,7 +19,7 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         }
     }
 
-    /// Takes one step of the handshake with the received bytes. Returns whether there was one.
+    /// Takes one step of the handshake with the received bytes. Returns whether a step was possible.
     pub(super) fn advance(&mut self) -> io::Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(false) };
         match self.state {

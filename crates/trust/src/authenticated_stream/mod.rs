@@ -72,14 +72,15 @@ impl<P> std::fmt::Debug for AuthenticatedStream<P> {
 }
 
 impl<P: Read + Write> AuthenticatedStream<P> {
-    /// Starts a handshake as the client of a node's fabric: of the node `expected`, or of any node.
+    /// Starts a handshake as the client. The server must be the node `expected`, or any node of the cluster if that is
+    /// `None`.
     ///
     /// # Errors
-    /// When the credentials cannot be used for TLS.
+    /// If the credentials cannot be used for TLS.
     pub fn connect(credentials: &Credentials, pipe: P, expected: Option<&NodeName>) -> io::Result<Self> {
         let name = match expected {
             Some(node) => DnsName::try_from(node.as_str()).map(|name| ServerName::DnsName(name.to_owned())),
-            // An address that no node has instead of a name: the verifier then accepts any node of the cluster.
+            // An IP address in place of a name: the verifier then accepts any node of the cluster.
             None => Ok(ServerName::IpAddress(IpAddr::V4([0, 0, 0, 0].into()))),
         };
         let config = credentials.snapshot().fabric_client.clone();
@@ -90,7 +91,7 @@ impl<P: Read + Write> AuthenticatedStream<P> {
     /// Starts a handshake as the server.
     ///
     /// # Errors
-    /// When the credentials cannot be used for TLS.
+    /// If the credentials cannot be used for TLS.
     pub fn accept(credentials: &Credentials, pipe: P) -> io::Result<Self> {
         let config = credentials.snapshot().fabric_server.clone();
         let tls = ServerConnection::new(config).map_err(io::Error::other)?;
@@ -312,7 +313,7 @@ fn copy_out(mut bytes: &[u8], spaces: &mut [IoSliceMut<'_>]) -> usize {
     before - bytes.len()
 }
 
-/// `None` where the pipe would block.
+/// Returns `None` if the pipe would block.
 fn none_if_would_block(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
     match outcome {
         Ok(count) => Ok(Some(count)),

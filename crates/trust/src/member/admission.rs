@@ -1,4 +1,4 @@
-//! Serves other machines for the holder of the authority: admits those that join with a token, and renews certificates.
+//! The requests that other machines send to the member with the authority: joining with a token, and renewing a certificate.
 //!
 //! The files decide whether a request is granted. They are read under the lock under which they change, so that a revocation
 //! takes effect wholly before or wholly after a request.
@@ -13,7 +13,7 @@ use crate::join_token::JoinProof;
 use crate::trust_directory::TrustDirectory;
 use crate::{AuthenticatedPeer, Identity, Role};
 
-/// The answer to a machine that joins, or to a node that renews its certificate.
+/// The reply to a machine that joins, or to a node that renews its certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssuedCertificate {
     /// The certificate (DER).
@@ -22,8 +22,9 @@ pub struct IssuedCertificate {
     pub roster: Vec<u8>,
 }
 
-/// Admits a machine as a node, if it has a token of this cluster. `is_free` says whether the name is available. It is called
-/// after the proof was verified, so that a machine without a token learns no names. Calls of it are serialized.
+/// Admits a machine as a node, if it has a token of this cluster. `is_free` returns whether the name is available. It is
+/// called after the proof was verified, so that a machine without a token learns no names. The directory's lock serializes
+/// its calls.
 ///
 /// # Errors
 /// [`MemberError::Token`], [`MemberError::NameTaken`]; [`MemberError::Authority`] for an invalid request; errors of the

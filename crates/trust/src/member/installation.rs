@@ -13,7 +13,7 @@ use crate::trust_directory::{DirectoryError, TrustDirectory};
 use crate::verify::TrustAnchors;
 use crate::{Fingerprint, Identity, PeerError, Role};
 
-/// Completes a join as the node `name`: verifies the answer of the cluster, and installs it.
+/// Completes a join as the node `name`: verifies the certificate and the roster that the cluster sent, and installs them.
 ///
 /// # Errors
 /// [`MemberError::Roster`] if the pinned authority did not sign the roster; [`MemberError::InvalidCertificate`]; errors of

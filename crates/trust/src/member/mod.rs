@@ -30,19 +30,19 @@ pub const CLIENT_VALID: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Why an operation on a trust directory failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
-    /// The files of the directory.
+    /// A file of the directory cannot be used.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// The authority.
+    /// The authority cannot issue or sign.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// The roster.
+    /// The roster is invalid.
     #[error(transparent)]
     Roster(#[from] RosterError),
-    /// Creation of a key.
+    /// A key cannot be created.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// Random numbers for a token.
+    /// The system provides no random numbers.
     #[error("the system provides no random numbers: {0}")]
     Random(#[from] getrandom::Error),
     /// The join token is refused.
@@ -166,8 +166,8 @@ pub fn issue_client_directory(
 
 /// Revokes all certificates that were issued to a member until now.
 ///
-/// It also invalidates all join tokens, because the revoked member may have seen one. It does so first, so that a crash
-/// leaves no valid token. It reads the clock under the lock, so that all earlier certificates have earlier times of issue.
+/// Also invalidates all join tokens, because the revoked member may have seen one. This happens first, so that a crash
+/// leaves no valid token. The clock is read under the lock, so that all earlier certificates have earlier times of issue.
 ///
 /// # Errors
 /// [`DirectoryError::NoAuthority`], [`AuthorityError`].

@@ -1,5 +1,5 @@
-//! Verifies that a peer's certificate is one of the cluster's, and that its subject may connect: chain, expiry,
-//! cluster, role, name, revocation. rustls calls it, and itself proves that the peer has the key.
+//! Verifies that a peer's certificate is one of the cluster's, and that its subject may connect: chain, expiry, cluster,
+//! role, name, revocation. rustls calls the verifiers, and itself checks that the peer has the key.
 
 mod error;
 mod trust_anchors;

@@ -56,7 +56,7 @@ impl TrustAnchors {
     /// Prepares a roster.
     ///
     /// # Errors
-    /// When an authority's certificate is damaged.
+    /// If an authority's certificate is damaged.
     pub(crate) fn new(roster: &Roster) -> Result<Self, webpki::Error> {
         let anchor = |der: &Vec<u8>| {
             let der = CertificateDer::from(der.as_slice());

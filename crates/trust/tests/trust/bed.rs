@@ -10,7 +10,7 @@ use farfork_trust::{
 use farfork_wire::NodeName;
 use tempfile::TempDir;
 
-/// Far more turns than a handshake needs.
+/// Limit on turns, far above the number that a handshake needs.
 const TURNS_MAX: usize = 100;
 
 pub(crate) fn name(text: &str) -> NodeName {
@@ -66,7 +66,7 @@ pub(crate) fn sockets() -> (UnixStream, UnixStream) {
     (one, other)
 }
 
-/// Lets both ends take turns until both are open or one fails. Returns the outcome of each.
+/// Continues both handshakes in turn until each end is open or has failed. Returns the outcome of each.
 pub(crate) fn shake<P: Read + Write>(
     client: &mut AuthenticatedStream<P>,
     server: &mut AuthenticatedStream<P>,
@@ -94,7 +94,7 @@ pub(crate) fn shake<P: Read + Write>(
 pub(crate) fn found(outcome: io::Result<()>) -> PeerError {
     let error = outcome.expect_err("it is refused");
     let found = error.get_ref().and_then(|inner| inner.downcast_ref::<PeerError>());
-    found.unwrap_or_else(|| panic!("no reason but {error}")).clone()
+    found.unwrap_or_else(|| panic!("no PeerError in {error}")).clone()
 }
 
 /// Sends all bytes from one end to the other.

@@ -107,7 +107,7 @@ fn a_certificate_beside_another_cluster_s_roster_is_no_identity() {
     let stranger = other.issue(Role::Node, "n2");
     let victim = blue.issue(Role::Node, "n2");
     std::fs::copy(victim.roster_path(), stranger.roster_path()).unwrap();
-    assert!(Credentials::open(&stranger, Encryption::On).is_err(), "nobody that is trusted issued it");
+    assert!(Credentials::open(&stranger, Encryption::On).is_err(), "no trusted authority issued it");
 }
 
 #[test]
@@ -137,12 +137,12 @@ fn a_revoked_node_is_refused_until_it_joins_again() {
 
     member::revoke_identity(&bed.first, Role::Node, &name("n2"), SystemTime::now).unwrap();
     server.reload();
-    assert!(server.is_revoked(&peer), "connections that stand can be ended");
+    assert!(server.is_revoked(&peer), "an open connection can detect the revocation");
     let (mut one, mut other) = pair(&client, &server, None);
     let (one, other) = shake(&mut one, &mut other);
     assert!(matches!(found(other), PeerError::Revoked { subject } if subject.name == name("n2")));
     assert!(matches!(found(one), PeerError::RefusedByPeer(why) if why.contains("revoked")));
-    // As a server it is refused too, by peers that have the roster.
+    // Peers that have the roster also refuse it as a server.
     let (mut one, mut other) = pair(&server, &client, None);
     assert!(matches!(found(shake(&mut one, &mut other).0), PeerError::Revoked { .. }));
 

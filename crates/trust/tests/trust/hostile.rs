@@ -20,7 +20,7 @@ fn hears(bytes: &[u8], is_server: bool) -> PeerError {
     };
     theirs.write_all(bytes).unwrap();
     theirs.shutdown(Shutdown::Write).unwrap();
-    found(session.continue_handshake().map(|open| assert!(!open, "nobody has shown who they are")))
+    found(session.continue_handshake().map(|open| assert!(!open, "the peer has shown no certificate")))
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn a_machine_joins_with_a_token() {
     let proof = token.create_proof(&name("n2"), &request);
     let admit = |is_free, at| member::admit_node(&bed.first, &proof, &request, &name("n2"), || is_free, || at);
     let expired = admit(false, now + HOUR);
-    assert!(matches!(expired, Err(MemberError::Token(TokenRefusal::Expired))), "the name is not looked at");
+    assert!(matches!(expired, Err(MemberError::Token(TokenRefusal::Expired))), "the token is checked before the name");
     assert!(matches!(admit(false, now), Err(MemberError::NameTaken)));
     let IssuedCertificate { certificate, roster } = admit(true, now).unwrap();
     let scratch = tempfile::tempdir().unwrap();
@@ -140,14 +140,14 @@ fn an_authority_is_rotated_without_a_moment_without_trust() {
     member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
     assert!(matches!(member::begin_rotation(&bed.first, SystemTime::now()), Err(MemberError::RotationInProgress)));
     one.reload();
-    assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "before it has heard");
+    assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "before the new roster arrives");
 
     assert!(other.install_roster(&one.roster().1).unwrap());
-    assert!(!other.install_roster(&one.roster().1).unwrap(), "it is in force already");
+    assert!(!other.install_roster(&one.roster().1).unwrap(), "this roster is already in force");
     assert!(!other.is_issued_by_current_authority() && !one.is_issued_by_current_authority());
     renew(&bed, &bed.first, "n1");
     one.reload();
-    assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "one has a new certificate");
+    assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "one node has a new certificate");
     renew(&bed, &second, "n2");
     other.reload();
     assert!(other.is_issued_by_current_authority());
@@ -161,7 +161,7 @@ fn an_authority_is_rotated_without_a_moment_without_trust() {
     assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NoRotation)));
     one.reload();
     assert!(other.install_roster(&one.roster().1).unwrap());
-    assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "the old one is gone");
+    assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "the old authority is no longer trusted");
     assert!(know_each_other(&open(&late, Encryption::On), &one));
 }
 
@@ -174,14 +174,14 @@ fn a_rotation_that_was_interrupted_is_taken_up_and_loses_no_authority() {
     let new = Authority::create(&name("blue"), SystemTime::now()).unwrap();
     bed.first.write_authority(&new).unwrap();
     let between = open(&bed.issue(Role::Node, "n3"), Encryption::On);
-    assert!(know_each_other(&between, &second), "what is issued meanwhile counts");
+    assert!(know_each_other(&between, &second), "certificates issued during the interruption are accepted");
     assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NoRotation)));
 
     member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
     let (roster, bytes) = bed.first.read_roster().unwrap();
     assert_eq!(roster.authorities(), [new.certificate().to_vec(), original]);
-    assert!(second.install_roster(&bytes).unwrap(), "the original signed it");
-    assert!(know_each_other(&open(&bed.issue(Role::Node, "n4"), Encryption::On), &second), "the new one issues");
+    assert!(second.install_roster(&bytes).unwrap(), "the original authority signed it");
+    assert!(know_each_other(&open(&bed.issue(Role::Node, "n4"), Encryption::On), &second), "the new authority issues");
 }
 
 #[test]
