@@ -40,7 +40,7 @@ pub struct ComparisonReport {
 /// The signal mask of the restorer: all signals that can be blocked.
 const RESTORER_MASK: &str = "fffffffffffbfeff";
 
-/// A Unix socket's SO_DOMAIN.
+/// The value of SO_DOMAIN for a Unix socket: AF_UNIX.
 const UNIX: &str = "1";
 
 /// Compares a child with its parent.
@@ -68,7 +68,7 @@ pub fn compare(parent: &Observation, child: &Observation) -> ComparisonReport {
 struct ComparisonContext<'a> {
     parent: &'a Observation,
     child: &'a Observation,
-    /// Field prefixes of descriptors that are the child's own standard streams, up to and including the number.
+    /// Field prefixes, such as `7/fd/10/`, of descriptors that are the child's own standard streams.
     streams: BTreeSet<&'a str>,
     /// Processes that are paused before their first instruction.
     paused: BTreeSet<&'a str>,
@@ -93,22 +93,22 @@ impl<'a> ComparisonContext<'a> {
         all
     }
 
-    /// Another field of the child for the same descriptor.
+    /// Returns another field of the child for the same descriptor.
     fn descriptor_field(&self, difference: &Difference, other: &str) -> Option<&str> {
         let (process, field) = difference.field.split_once("/fd/")?;
         let number = field.split('/').next()?;
         self.child.get(&format!("{process}/fd/{number}/{other}")).map(String::as_str)
     }
 
-    /// Whether a descriptor refers to a pipe of which the parent has only write ends. A paused child has further copies of
-    /// it.
+    /// Whether a descriptor refers to a pipe of which the parent has only write ends. Only the parent is checked, because a
+    /// paused child has additional descriptors of the pipe.
     fn is_unread_pipe(&self, difference: &Difference) -> bool {
         const O_ACCMODE: u64 = 3;
         const O_WRONLY: u64 = 1;
         let Some(pipe) = self.descriptor_field(difference, "link").filter(|link| link.starts_with("pipe of ")) else {
             return false;
         };
-        // The flags of an open file are shown for one of its descriptors only.
+        // The flags of an open file are recorded for one of its descriptors only.
         let flags_of =
             |field: &str| self.parent.get(&format!("{field}fcntl/F_GETFL")).and_then(|flags| flags.parse::<u64>().ok());
         let ends = self.parent.iter().filter(|(_, value)| *value == pipe);
@@ -175,7 +175,7 @@ fn permits_values(policy: TolerancePolicy, difference: &Difference) -> bool {
     }
 }
 
-/// The parent's and the child's number. Octal numbers begin with 0.
+/// Parses the parent's and the child's value as numbers. Octal numbers begin with 0.
 fn parse_numbers(difference: &Difference) -> Option<(u64, u64)> {
     let number = |value: &Option<String>| {
         let value = value.as_deref()?;

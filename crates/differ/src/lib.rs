@@ -2,7 +2,7 @@
 //!
 //! [`observe`] reads without judging. [`compare`] and [`TOLERANCES`] are pure: the table has each permitted difference and
 //! its reason. Fields are read because the kernel shows them, not because farfork restores them: files of `/proc/PID` by its
-//! listing, socket options by number. Each reader has a table of what it leaves out.
+//! listing, socket options by number. Each reader has a table of the state that it omits, with reasons.
 #![forbid(unsafe_code)]
 
 mod comparison;

@@ -8,7 +8,7 @@ pub enum TolerancePolicy {
     AnyValue,
     /// The value changes by itself, in both processes.
     Volatile,
-    /// The values match these patterns, which are like those of fields.
+    /// The values match these patterns, in which `*` matches any text.
     ChangesTo {
         /// Pattern of the parent's value. A missing field counts as empty text.
         parent: &'static str,
@@ -19,7 +19,7 @@ pub enum TolerancePolicy {
     WithinDistance(u64),
     /// The values are numbers, and the child's has this additional bit. Octal numbers begin with 0.
     ExtraBit(u64),
-    /// The descriptor is a standard stream, which a child has of its own.
+    /// The descriptor is one of the child's own standard streams.
     StandardStream,
     /// The socket is connected.
     ConnectedSocket,
@@ -29,10 +29,10 @@ pub enum TolerancePolicy {
     UnixSocket,
     /// The parent has only write ends of the pipe.
     WriteOnlyPipe,
-    /// The child is paused before its first instruction, so the restorer's state is seen.
+    /// The child is paused before its first instruction, and only the child has the field: it is state of the restorer.
     RestorerState,
-    /// The child is paused before its first instruction, with which it gets the value. Until then its value matches this
-    /// pattern. A missing field counts as empty text.
+    /// The child is paused before its first instruction, and gets the parent's value only at that instruction. Until then,
+    /// its value matches this pattern. A missing field counts as empty text.
     UntilFirstStep {
         /// Pattern of the child's value.
         child: &'static str,
@@ -119,23 +119,23 @@ pub const TOLERANCES: &[Tolerance] = &[
         reason: "a child has standard streams of its own",
     },
     // The machine.
-    volatile("arch_status", "how long ago wide registers were used"),
-    volatile("stat/processor", "the CPU that it ran on last"),
-    volatile("stat/starttime", "its start time"),
+    volatile("arch_status", "the time since wide registers were last used"),
+    volatile("stat/processor", "the CPU on which the thread last ran"),
+    volatile("stat/starttime", "the start time of the process"),
     any_value("stat/flags", "the kernel's own flags: what a process did since its last exec(2)"),
     volatile("stat/state", "both are stopped to be read"),
     volatile("status/State", "both are stopped to be read"),
     volatile("status/TracerPid", "both are stopped to be read"),
-    any_value("status/FDSize", "how many descriptors the kernel has room for, which grows as they are opened"),
-    any_value("status/Cpus_allowed*", "those that the child's node has; `inspect` shows both"),
-    any_value("status/Mems_allowed*", "the control group's"),
-    volatile("status/SigQ", "a count of all of the user's processes"),
+    any_value("status/FDSize", "the size of the descriptor table, which grows as descriptors are opened"),
+    any_value("status/Cpus_allowed*", "the CPUs of the child's node; `inspect` shows both values"),
+    any_value("status/Mems_allowed*", "set by the control group"),
+    volatile("status/SigQ", "a count for all processes of the user"),
     volatile("status/*_switches", "a counter of past activity"),
     volatile("stat/*flt", "a counter of past activity"),
     volatile("stat/*time", "a counter of past activity"),
     volatile("stat/delayacct_blkio_ticks", "a counter of past activity"),
-    volatile("stat/kstkes*", "its current position"),
-    volatile("stat/kstkeip", "its current position"),
+    volatile("stat/kstkes*", "the current position on the stack"),
+    volatile("stat/kstkeip", "the current position in the code"),
     changes_to("stat/exit_code", "19", "0", "a process that SIGSTOP has stopped has running children"),
     changes_to(
         "fd/*/inode",
@@ -156,14 +156,14 @@ pub const TOLERANCES: &[Tolerance] = &[
         "000000000000000002000000000000000000000000000000",
         "a child that is paused before its first instruction gets its alternate stack with its registers",
     ),
-    // Memory that is fetched when it is touched.
+    // Memory: pages are fetched when they are touched.
     volatile("stat/rss", "pages are fetched when they are touched"),
     volatile("status/Rss*", "pages are fetched when they are touched"),
     volatile("status/VmRSS", "pages are fetched when they are touched"),
     volatile("status/VmHWM", "pages are fetched when they are touched"),
     volatile("status/VmPTE", "pages are fetched when they are touched"),
     volatile("status/VmSwap", "pages are fetched when they are touched"),
-    volatile("status/VmPeak", "its past maximum"),
+    volatile("status/VmPeak", "the past maximum of the address space"),
     any_value("stat/vsize", "the restorer's own pages stay"),
     any_value("status/VmSize", "the restorer's own pages stay"),
     any_value("status/VmData", "the restorer's own pages stay"),
@@ -258,7 +258,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         "*",
         "credentials of a process that a child does not have",
     ),
-    volatile("fd/*/option/SOL_SOCKET/SO_INCOMING_CPU", "where the last packet arrived"),
+    volatile("fd/*/option/SOL_SOCKET/SO_INCOMING_CPU", "the CPU at which the last packet arrived"),
     changes_to("fd/*/peer address", "*", "errno 107", "a connection to a process outside the tree is reset in a child"),
     changes_to(
         "fd/*/own address",
@@ -402,7 +402,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     known_gap("fd/*/option/SOL_IPV6/IPV6_V6ONLY", "for a connection to an IPv4 address: not carried"),
 ];
 
-/// open(2) sets it on a 64-bit kernel, where it has no effect.
+/// open(2) sets this flag on a 64-bit kernel, where the flag has no effect.
 const O_LARGEFILE: u64 = 0o100_000;
 
 const REASON_OPENED_BY_KERNEL: &str = "a child opens by path what the kernel opened for the parent (TIOCGPTPEER)";
@@ -417,5 +417,6 @@ const REASON_READ_ONLY_MEMORY: &str = "a shared mapping of a file that is a memo
 const REASON_FILTERED: &str =
     "a child that is paused before its first instruction is in the restorer, whose calls its filters may forbid";
 
-/// Tolerance for remaining times, in milliseconds: the two are read one after the other, on a machine that may be busy.
+/// Tolerance for remaining times, in milliseconds: parent and child are read one after the other, on a machine that may be
+/// busy.
 const NEAR_MS: u64 = 60_000;

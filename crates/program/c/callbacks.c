@@ -46,7 +46,7 @@ void callbacks_in_parent(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* OpenSSL detects a fork by a new process id, but a child of farfork keeps its parent's. Entropy that is added to the
+/* OpenSSL detects a fork by a new process id, but a child of farfork has its parent's process id. Adding entropy to the
 ** first generator makes all others reseed themselves. */
 static void reseed_openssl(void) {
     void (*add)(const void *, int, double) = (void (*)(const void *, int, double))dlsym(RTLD_DEFAULT, "RAND_add");

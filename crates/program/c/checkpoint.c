@@ -26,7 +26,7 @@ static int read_payload(int fd, struct farfork_outcome *outcome) {
     struct stat status;
     if (fstat(fd, &status) < 0) return -1;
     size_t bytes = (size_t)status.st_size, have = 0;
-    char *payload = malloc(bytes + 1); /* and a zero byte, so that it can be used as text */
+    char *payload = malloc(bytes + 1); /* one more for a zero byte, so that the payload can be used as text */
     if (!payload) return -1;
     while (have < bytes) {
         ssize_t count = pread(fd, payload + have, bytes - have, (off_t)have);
@@ -54,7 +54,7 @@ static int become_parent(const struct farfork_seed_reply *reply, struct farfork_
 static int become_child(const struct farfork_child_reply *reply, const int fds[FARFORK_FDS_MAX],
                         struct farfork_outcome *outcome) {
     if (fds[0] < 0 || (reply->has_payload && (fds[1] < 0 || read_payload(fds[1], outcome) < 0))) {
-        dprintf(STDERR_FILENO, "farfork: this child cannot read what it was given: %s\n", strerror(errno));
+        dprintf(STDERR_FILENO, "farfork: this child cannot read its payload or has no result descriptor: %s\n", strerror(errno));
         _exit(127);
     }
     if (fds[1] >= 0) close(fds[1]);
@@ -86,7 +86,7 @@ static int become(const union farfork_message *reply, const int fds[FARFORK_FDS_
     }
 }
 
-/* The callbacks for before the checkpoint have run. */
+/* Sends the request and waits for the reply. The `before` callbacks must have run. */
 static int request_checkpoint(int connection, struct farfork_checkpoint_request *request, struct farfork_outcome *outcome) {
     union farfork_message reply;
     int fds[FARFORK_FDS_MAX];
@@ -94,7 +94,7 @@ static int request_checkpoint(int connection, struct farfork_checkpoint_request 
     int failed = connection_send(connection, &request->header, sizeof *request) < 0 ||
                  connection_receive(connection, &reply, fds) < 0;
     int error = errno;
-    /* Also in a child: the stack of this thread is a copy of the parent's. */
+    /* A child gets here too, with a copy of this stack, and also unpins its thread. */
     processor_unpin(request->kept_thread);
     if (failed) {
         callbacks_in_parent();

@@ -17,8 +17,8 @@
 /* The daemon's own limit for a checkpoint is 120 s. A daemon that is silent for longer does not respond at all. */
 #define REPLY_MS_MAX 150000
 
-/* The first of these that is set, or exists: FARFORK_PROGRAM_SOCKET; program.sock in the directory of FARFORK_SOCKET;
-** program.sock in FARFORK_RUN_DIR or /run/farfork; program.sock of the first node that `farfork up` started there. */
+/* Writes the path of the first of these that is set or exists: FARFORK_PROGRAM_SOCKET; program.sock in the directory of
+** FARFORK_SOCKET; program.sock in FARFORK_RUN_DIR or /run/farfork; program.sock of node n1 below that run directory. */
 static int find_socket(char *path, size_t bytes) {
     const char *value = getenv("FARFORK_PROGRAM_SOCKET");
     if (value) return snprintf(path, bytes, "%s", value);
@@ -36,7 +36,7 @@ static int find_socket(char *path, size_t bytes) {
     return length;
 }
 
-/* Numbers 0 to 2 are the standard streams, whatever they refer to: children get other files there. */
+/* Moves a descriptor above 2. Descriptors 0 to 2 are standard streams, which a child has of its own. */
 static int move_above_stdio(int fd) {
     if (fd < 0 || fd > 2) return fd;
     int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3), error = errno;
@@ -84,7 +84,7 @@ static void take_descriptors(struct msghdr *message, int fds[FARFORK_FDS_MAX]) {
     }
 }
 
-/* In the parent and in each child, the process waits in one of the two calls here. */
+/* The parent and each child resume from a checkpoint in poll() or recvmsg() below. */
 int connection_receive(int connection, union farfork_message *reply, int fds[FARFORK_FDS_MAX]) {
     struct pollfd ready = {.fd = connection, .events = POLLIN};
     union {

@@ -11,13 +11,13 @@ HIDDEN int say_errno(int error, const char *format, ...) __attribute__((format(p
 /* Connects to the node's daemon. Returns a descriptor above the standard streams, or -1. */
 HIDDEN int connection_open(void);
 
-/* Sends a request, whose header has the kind already. Returns 0 or -1. */
+/* Sends a request. The caller has set the kind in its header. Returns 0 or -1. */
 HIDDEN int connection_send(int connection, struct farfork_header *request, size_t bytes);
 
-/* Waits for a reply and its descriptors; missing ones are -1. Returns 0 or -1. */
+/* Waits for a reply and its descriptors; missing descriptors are -1. Returns 0 or -1. */
 HIDDEN int connection_receive(int connection, union farfork_message *reply, int fds[FARFORK_FDS_MAX]);
 
-/* Offers pages of this program with a request, if they can be mapped. One thread at a time. */
+/* Offers pages of this program with a request, if they can be mapped. Not thread-safe. */
 HIDDEN void pages_offer(struct farfork_checkpoint_request *request);
 
 /* Pins the calling thread to its CPU if it may run on all. Returns its thread id, or 0 if nothing was changed. */

@@ -4,11 +4,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Enough for some fifty threads. Unused pages take no memory. */
+/* Enough for about 50 threads. Unused pages take no memory. */
 #define PAGES_BYTES (256u << 10)
 
-/* Maps the pages; MAP_FAILED if that is not allowed. They are never writable and executable at once: some programs must
-** not have such memory. */
+/* Maps the pages; returns MAP_FAILED if the kernel refuses. They are never writable and executable at once: some programs
+** are not allowed to have such memory. */
 static void *map_pages(size_t page_bytes) {
     char *pages = mmap(NULL, PAGES_BYTES, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) return MAP_FAILED;

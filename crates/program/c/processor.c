@@ -1,5 +1,5 @@
 /* Pins the calling thread to its CPU while it is captured. A thread of the daemon then runs on the same CPU, and a switch
-** between the two takes 3 us. Waking another CPU takes 15 us or more. The clone is also forked there. */
+** between the two takes 3 us. Waking another CPU takes 15 us or more. The template is also forked on this CPU. */
 #define _GNU_SOURCE
 
 #include "library.h"
@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* How many CPUs the kernel supports at most, numbered from 0; 0 if the kernel does not report it. */
+/* Returns the number of possible CPUs, or 0 if the kernel does not report it. */
 static int possible_processors(void) {
     static int count = -1;
     if (count >= 0) return count;
@@ -20,7 +20,7 @@ static int possible_processors(void) {
     ssize_t length = fd < 0 ? -1 : read(fd, list, sizeof list - 1);
     if (fd >= 0) close(fd);
     list[length > 0 ? length : 0] = 0;
-    /* `0-7`. A list with gaps has fewer CPUs than the last number suggests; then no thread may use that many. */
+    /* For example `0-7`. For a list with gaps the result is too large, so no thread is pinned. */
     const char *last = strrchr(list, '-');
     return count = length > 0 ? atoi(last ? last + 1 : list) + 1 : 0;
 }

@@ -1,4 +1,4 @@
-// A parent that has read a text into an index, and threads that wait; each child looks a word up.
+// A parent with an index of a text, and a thread that waits. Each child looks up a word.
 //
 //   crates/program/target/words < README.md > seed &
 //   echo fork | farfork fork $(cat seed) --to any --payload -
@@ -20,7 +20,7 @@ std::map<std::string, int> index_words(std::istream &text) {
     return index;
 }
 
-// Counts on a thread of its own, which is there in children too.
+// Counts in a thread of its own, which children have too.
 class Counter {
   public:
     Counter() : thread_(&Counter::run, this) { thread_.detach(); }

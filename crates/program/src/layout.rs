@@ -8,9 +8,9 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// The layout of a structure, for tests.
 #[derive(Debug)]
 pub struct StructLayout {
-    /// Its name in C, without the prefix `farfork_`.
+    /// The structure's name in C, without the prefix `farfork_`.
     pub name: &'static str,
-    /// Its size, in bytes.
+    /// The structure's size, in bytes.
     pub bytes: usize,
     /// Name, offset and size of each field.
     pub fields: &'static [(&'static str, usize, usize)],
@@ -26,7 +26,7 @@ macro_rules! structures {
             pub struct $name { $(pub $field: $type,)* }
         )*
 
-        /// Every structure.
+        /// The layouts of all structures.
         pub const LAYOUTS: &[StructLayout] = &[$(
             StructLayout {
                 name: $c_name,
@@ -235,7 +235,7 @@ pub(crate) fn encode_text<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     array
 }
 
-/// Decodes the text of such an array; `None` if it is not terminated or not UTF-8.
+/// Decodes a zero-terminated text in an array; `None` if it is not terminated or not UTF-8.
 pub(crate) fn decode_text(array: &[u8]) -> Option<&str> {
     let end = array.iter().position(|byte| *byte == 0)?;
     str::from_utf8(&array[..end]).ok()
@@ -249,8 +249,8 @@ mod tests {
     fn a_text_fits_with_its_end() {
         assert_eq!(decode_text(&encode_text::<8>("abc")), Some("abc"));
         assert_eq!(decode_text(&encode_text::<4>("abcdef")), Some("abc"));
-        assert_eq!(decode_text(&encode_text::<4>("abé")), Some("ab"), "no half of a character");
-        assert_eq!(decode_text(b"abc"), None, "no end");
-        assert_eq!(decode_text(&[0xff, 0]), None, "no UTF-8");
+        assert_eq!(decode_text(&encode_text::<4>("abé")), Some("ab"), "cut at a character boundary");
+        assert_eq!(decode_text(b"abc"), None, "not terminated");
+        assert_eq!(decode_text(&[0xff, 0]), None, "not UTF-8");
     }
 }

@@ -18,7 +18,7 @@ pub enum Reply<'a> {
     },
     /// The program is the parent of this seed.
     Seed {
-        /// Its id.
+        /// The seed's id.
         seed: &'a str,
         /// How long the program was stopped, in microseconds.
         pause_us: u64,
@@ -27,13 +27,13 @@ pub enum Reply<'a> {
     },
     /// The program is a child. The descriptors of its result file, then of its payload, if any, are sent with the message.
     Child {
-        /// Its id.
+        /// The child's id.
         child: &'a ChildId,
-        /// Its seed.
+        /// The child's seed.
         seed: &'a SeedId,
-        /// Its position among the children of its fork.
+        /// The child's position among the children of its fork.
         index: u32,
-        /// Whether it has a payload.
+        /// Whether the child has a payload.
         has_payload: bool,
     },
     /// A request failed, or a child did not start.
@@ -53,7 +53,7 @@ pub enum Reply<'a> {
         batch: u32,
         /// Index of the child in the batch.
         index: u32,
-        /// Its id.
+        /// The child's id.
         child: &'a str,
     },
     /// A child has ended.
@@ -62,9 +62,9 @@ pub enum Reply<'a> {
         batch: u32,
         /// Index of the child in the batch.
         index: u32,
-        /// How.
+        /// How the child ended.
         end: ChildEnd<'a>,
-        /// Whether a descriptor of its result is sent with the message.
+        /// Whether a descriptor of the child's result is sent with the message.
         has_result: bool,
     },
 }
@@ -72,13 +72,13 @@ pub enum Reply<'a> {
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChildEnd<'a> {
-    /// With this exit code.
+    /// The child exited with this code.
     Exit(u32),
-    /// By this signal.
+    /// A signal killed the child.
     Signal {
         /// The signal.
         signal: u32,
-        /// The limit for which it was killed, if any.
+        /// The limit for which the child was killed, if any.
         limit: Option<ExceededLimit>,
         /// The cause as a clause; may be empty.
         why: &'a str,

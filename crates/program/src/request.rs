@@ -28,7 +28,7 @@ pub enum ProtocolError {
         /// The version of the message.
         found: u16,
     },
-    /// The kind is not one of a program's requests.
+    /// Programs send no requests of this kind.
     #[error("request kind {found} is unknown; use libraries of the same release")]
     Kind {
         /// The kind of the message.
@@ -37,7 +37,7 @@ pub enum ProtocolError {
     /// The length does not match the kind.
     #[error("a request of kind {kind} with {found} bytes has the wrong length")]
     Length {
-        /// Its kind.
+        /// The kind of the message.
         kind: u16,
         /// The length of the message.
         found: usize,
@@ -92,9 +92,10 @@ pub enum RequestBody {
 /// A program's contribution to its capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaptureOffer {
-    /// Pages of the program for injected calls.
+    /// Addresses of pages of the program for injected calls.
     pub pages: Range<u64>,
-    /// The thread, by its own id, that is pinned to one CPU for the capture. Otherwise it may run on all.
+    /// Id, in the program's pid namespace, of the thread that is pinned to one CPU for the capture. Before and after, this
+    /// thread may run on all CPUs.
     pub pinned_thread: Option<u32>,
 }
 
@@ -117,7 +118,7 @@ pub struct ForkOptions {
     pub any_node: bool,
     /// Whether the seed ends with the connection.
     pub owns_seed: bool,
-    /// Whether children are untrusted: they are denied what could lead out of their containers.
+    /// Whether children are untrusted: they lack everything that could let them leave their containers.
     pub untrusted: bool,
     /// Whether children have their own user namespaces.
     pub user_namespace: bool,
@@ -125,7 +126,7 @@ pub struct ForkOptions {
     pub has_payload: bool,
     /// Whether each child has a channel to the program.
     pub has_channel: bool,
-    /// A child is killed when it has run for this time.
+    /// A child that has run for this time is killed.
     pub timeout: Option<Duration>,
     /// Memory limit of a child, in bytes; 0 for none.
     pub memory_bytes_max: u64,
@@ -192,13 +193,13 @@ impl Request {
     }
 }
 
-/// Each kind of message has one length.
+/// Reads a message. Each kind of message has one length.
 fn read_message<T: FromBytes>(bytes: &[u8], kind: u16) -> Result<T, ProtocolError> {
     T::read_from_bytes(bytes).map_err(|_| ProtocolError::Length { kind, found: bytes.len() })
 }
 
-/// Older libraries send the message without its last fields, which then count as zero. Its length is then one of
-/// `older_bytes`.
+/// Reads a message that older libraries send without its last fields. Missing fields are zero. `older_bytes` lists the
+/// lengths without them.
 fn read_zero_extended<T: FromBytes + IntoBytes>(
     bytes: &[u8],
     kind: u16,
@@ -358,7 +359,7 @@ mod tests {
         let offered = |kept_thread| Some(CaptureOffer { pages: 0x5000..0x8000, pinned_thread: kept_thread });
         assert_eq!(request_body(request.as_bytes()), expected(offered(Some(7))));
         let older = &request.as_bytes()[..offset_of!(CheckpointRequest, kept_thread)];
-        assert_eq!(request_body(older), expected(offered(None)), "an older library keeps no thread to a CPU");
+        assert_eq!(request_body(older), expected(offered(None)), "an older library pins no thread to a CPU");
         let older = &request.as_bytes()[..offset_of!(CheckpointRequest, pages)];
         assert_eq!(request_body(older), expected(None), "a still older one offers nothing");
         assert_eq!(request_body(CheckpointRequest { pages: 0, ..request }.as_bytes()), expected(None));

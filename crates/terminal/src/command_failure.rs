@@ -1,5 +1,5 @@
-//! Turns the outcome of a command into its exit status, and reports a failure: for people on standard error, for scripts
-//! on standard output too.
+//! Turns the outcome of a command into its exit status. Reports a failure on standard error, and for scripts as JSON on
+//! standard output.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,8 @@ use crate::output;
 /// The status that a shell reports for a program killed by SIGPIPE: the reader of its output has ended.
 const EXIT_SIGPIPE: u8 = 128 + 13;
 
-/// The exit status of a command that ended with `outcome`. Reports a failure, with `json` as a document too.
+/// Returns the exit status of a command that ended with `outcome`. Reports a failure; if `json` is set, also as a JSON
+/// document.
 pub fn exit_status(outcome: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     match outcome {
         Ok(_) if output::is_output_lost() => ExitCode::FAILURE,
@@ -23,7 +24,7 @@ pub fn exit_status(outcome: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     }
 }
 
-/// Reports a failure, with `json` as a document too. For a command whose failures have a status of their own.
+/// Reports a failure; if `json` is set, also as a JSON document. For commands whose failures have their own exit status.
 pub fn report_error(error: &anyhow::Error, json: bool) {
     let failure = error.downcast_ref::<Failure>();
     match failure {
@@ -36,7 +37,8 @@ pub fn report_error(error: &anyhow::Error, json: bool) {
     }
 }
 
-/// An error and its causes, each once: many an error repeats its cause in its own text.
+/// Joins the texts of an error and its causes. Omits a cause that the text already contains, because many errors repeat
+/// their cause.
 fn error_chain_text(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
         "" => cause,

@@ -1,5 +1,5 @@
-//! Detects a request to end this command: Ctrl-C, SIGTERM or SIGHUP. A command that has started something waits for it,
-//! and cleans up.
+//! Detects a request to end this command: Ctrl-C, SIGTERM or SIGHUP. A command that must clean up at its end waits for this
+//! request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,15 +20,15 @@ pub async fn wait_for_interrupt() {
     }
 }
 
-/// As `wait_for_interrupt`, for synchronous work, which polls the flag.
+/// A flag that is set when [`wait_for_interrupt`] returns. Synchronous work polls it.
 #[derive(Debug)]
 pub struct InterruptFlag(Arc<AtomicBool>);
 
 impl InterruptFlag {
-    /// Looks out from now on.
+    /// Starts a thread that waits for the signals and sets the flag.
     ///
     /// # Errors
-    /// There can be no thread for it.
+    /// The thread or its runtime cannot be created.
     pub fn watch() -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let flag = Arc::new(AtomicBool::new(false));
@@ -37,11 +37,11 @@ impl InterruptFlag {
             runtime.block_on(wait_for_interrupt());
             watched.store(true, Ordering::Relaxed);
         };
-        std::thread::Builder::new().spawn(watch).context("a thread that looks out for signals")?;
+        std::thread::Builder::new().spawn(watch).context("a thread that waits for signals")?;
         Ok(Self(flag))
     }
 
-    /// Whether a signal has asked this command to end.
+    /// Whether one of the signals was received.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -19,10 +19,10 @@ use farfork_api::run_dir::{DEFAULT_RUN_DIR, RunDir};
 /// The manual section for user commands.
 const SECTION: &str = "1";
 
-/// A part of the help below the options.
+/// A section of the help text below the options.
 #[derive(Debug, PartialEq, Eq)]
 struct HelpSection<'a> {
-    /// `Examples`, `Exit status`.
+    /// The heading, such as `Examples` or `Exit status`.
     heading: &'a str,
     /// The lines below the heading, as they were written.
     lines: Vec<&'a str>,
@@ -45,7 +45,8 @@ pub struct ManualArguments {
     pub output: Option<PathBuf>,
 }
 
-/// Prints the page of a command, given as `["bench", "fork"]`. Ends this process with a usage error if there is none.
+/// Prints the page of a command, given as `["bench", "fork"]`. Ends this process with a usage error if there is no such
+/// command.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -94,7 +95,7 @@ impl ManualPage<'_> {
         format!("{}.{SECTION}", self.name)
     }
 
-    /// Writes the page, in the language of man(7). `siblings` are all pages that it may refer to.
+    /// Writes the page, in the language of man(7). `siblings` are all pages to which it may refer.
     fn write(&self, siblings: &[ManualPage<'_>], out: &mut dyn Write) -> io::Result<()> {
         let version = self.command.get_version().unwrap_or_default();
         let man = Man::new(self.command.clone());
@@ -192,7 +193,7 @@ fn write_section(roff: &mut Roff, part: &HelpSection<'_>) {
     }
 }
 
-/// An indented line, which stays as it is.
+/// Whether a line is indented, so that it is printed as it is.
 fn is_code(line: &str) -> bool {
     line.starts_with("  ")
 }

@@ -12,7 +12,7 @@ pub fn print_json(document: &impl Serialize) {
     print_line(&text);
 }
 
-/// Prints a report: the document for scripts, if that is wanted, else the text.
+/// Prints a report: the document for scripts if `json` is set, otherwise the text.
 pub fn print_report<Document: Serialize>(
     json: bool,
     document: impl FnOnce() -> Document,
@@ -25,8 +25,8 @@ pub fn print_report<Document: Serialize>(
     }
 }
 
-/// Prints a line on standard output. A closed pipe is not an error: its reader wants no more. If the line is lost
-/// otherwise, as on a full disk, the command fails at its end ([`is_output_lost`]).
+/// Prints a line on standard output. A closed pipe is not an error: its reader needs no more output. If the line is lost for
+/// another reason, such as a full disk, the command fails at its end ([`is_output_lost`]).
 pub fn print_line(text: &str) {
     let mut stdout = io::stdout().lock();
     let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
@@ -34,19 +34,19 @@ pub fn print_line(text: &str) {
     if let Some(error) = lost
         && !OUTPUT_LOST.swap(true, Ordering::Relaxed)
     {
-        let _ = writeln!(io::stderr(), "farfork: standard output: {error}; what was to be printed is lost");
+        let _ = writeln!(io::stderr(), "farfork: standard output: {error}; the output is incomplete");
     }
 }
 
-/// Whether something that was to be printed was not.
+/// Whether a line was lost for another reason than a closed pipe.
 static OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Whether output was lost although its reader is still there.
+/// Whether output was lost for another reason than a closed pipe.
 pub fn is_output_lost() -> bool {
     OUTPUT_LOST.load(Ordering::Relaxed)
 }
 
-/// Writes bytes on standard output as they are, at once.
+/// Writes bytes to standard output unchanged, and flushes them.
 pub fn write_bytes(bytes: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(bytes).and_then(|()| stdout.flush());

@@ -3,7 +3,7 @@
 use farfork_api::failure::Failure;
 use tonic::Code;
 
-/// Fails unless this process is root's; `reason` completes "it needs root:".
+/// Fails unless the effective user is root. `reason` completes "it needs root:".
 pub fn require_root(reason: &str) -> Result<(), Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok(());

@@ -43,8 +43,8 @@ impl RevalidatedStream {
         stream: ControlStream,
     ) -> Self {
         let certificate_check = shown.map(|shown| {
-            // The handshake was the first check. A peer that is revoked before the next one gets the reason from
-            // `auth`.
+            // The handshake was the first check. If the peer is revoked before the next check, `auth` of `farfork-node`
+            // refuses its requests with the reason.
             let mut ticks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             CertificateCheck { credentials: credentials.clone(), certificate: shown, ticks }

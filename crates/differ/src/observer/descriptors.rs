@@ -11,11 +11,11 @@ use rustix::fs::{FileType, fstat};
 
 use super::{ObservationBuilder, ObserveError, bytes_text, sockets};
 
-/// Lines of `fdinfo` that are left out, with the reason.
+/// Lines of `fdinfo` that are not compared, with the reason.
 const FDINFO_SKIPPED: [(&str, &str); 3] = [
     ("mnt_id", "a mount of the process's own container; the link has the path"),
-    ("ino", "an inode's number; which open files are of one inode is in `inode`"),
-    ("eventfd-id", "the kernel's own number of it"),
+    ("ino", "an inode number; `inode` shows which open files have the same inode"),
+    ("eventfd-id", "the kernel's own number of the eventfd"),
 ];
 
 /// Queries that return process ids.
@@ -157,7 +157,7 @@ fn put_query_results(copy: BorrowedFd<'_>, field: &str, fields: &mut Observation
     }
 }
 
-/// Other devices may interpret these numbers as commands of their own.
+/// Whether the ioctl queries are safe: devices other than terminals may interpret their numbers as other commands.
 fn accepts_ioctl_queries(kind: FileType, copy: BorrowedFd<'_>) -> bool {
     match kind {
         FileType::CharacterDevice => rustix::termios::isatty(copy),
@@ -170,7 +170,7 @@ fn put_query_result(inquiry: FdQuery, answer: std::io::Result<Vec<u8>>, field: &
     let field = format!("{field}/{}", inquiry.name);
     let answer = answer.map(|bytes| match inquiry.name {
         name if ID_ANSWERS.contains(&name) => fields.names.translate_text(&bytes_text(&bytes)),
-        // Kind and id of the owner.
+        // `struct f_owner_ex`: kind and id of the owner.
         "F_GETOWN_EX" => {
             format!("{} {}", bytes_text(&bytes[..4]), fields.names.translate_text(&bytes_text(&bytes[4..])))
         }

@@ -19,7 +19,7 @@ pub(super) struct IdentifierMap {
     ids: HashMap<i32, u32>,
     /// The place where each object was first seen, by kind and number.
     first_seen: HashMap<(String, String), String>,
-    /// A descriptor of each open file, in the kernel's order of open files, with the place where the file was first seen.
+    /// A descriptor of each open file, in the order of kcmp(2), with the place where the file was first seen.
     open_files: Vec<((i32, u32), String)>,
 }
 
@@ -37,7 +37,7 @@ impl IdentifierMap {
         Ok(Self { ids, ..Self::default() })
     }
 
-    /// The id in its own pid namespace of a process or thread of this machine.
+    /// Returns the id of a process or thread in its own pid namespace, for its id on this machine.
     pub(super) fn inner_id_text(&self, id: i32) -> String {
         // −1 and 0 mean none. Other negative numbers are process groups, as in F_GETOWN.
         match id {

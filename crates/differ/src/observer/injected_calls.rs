@@ -27,7 +27,7 @@ const INTERVAL_TIMERS: [&str; 3] = ["ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PRO
 struct CallValue {
     name: &'static str,
     question: QueryCall,
-    /// Number of bytes that the kernel writes; 0 if the return value is the answer.
+    /// Number of bytes that the kernel writes; 0 if the return value is the result.
     bytes: usize,
 }
 
@@ -78,7 +78,7 @@ const CALL_VALUES: [CallValue; 29] = [
     written_value("sigaltstack", SIGALTSTACK, 0, 24),
     returned_value("membarrier MEMBARRIER_CMD_GET_REGISTRATIONS", MEMBARRIER, 1 << 9, 0),
     returned_value("brk", BRK, 0, 0),
-    // The first argument is the address of the answer, not an option.
+    // The first argument is the address of the result, not an option.
     CallValue {
         name: "get_mempolicy",
         question: QueryCall {

@@ -10,12 +10,12 @@ use farfork_sys::process::{self, MapEntry};
 
 use super::{ObservationBuilder, ObserveError};
 
-/// Flags of mappings that are left out, with the reason.
+/// Flags of mappings that are not compared, with the reason.
 const FLAGS_UNREAD: [(&str, &str); 10] = [
-    ("rd", "`protection` has it"),
-    ("wr", "`protection` has it"),
-    ("ex", "`protection` has it"),
-    ("sh", "`protection` has it"),
+    ("rd", "also in `protection`"),
+    ("wr", "also in `protection`"),
+    ("ex", "also in `protection`"),
+    ("sh", "also in `protection`"),
     ("um", "registered with the child's pager for missing pages"),
     ("uw", "registered with the child's pager for writes"),
     ("ui", "registered with the child's pager for minor faults"),
@@ -54,7 +54,8 @@ pub(super) fn read_mappings(pid: i32, fields: &mut ObservationBuilder) -> Result
     Ok(())
 }
 
-/// Whether fork(2) leaves it out (MADV_DONTFORK). Mappings of the kernel also have that flag, but are in children anyway.
+/// Whether fork(2) omits the mapping (MADV_DONTFORK). Mappings that the kernel made also have that flag, but children have
+/// them anyway.
 fn is_dont_fork(entry: &MapEntry) -> bool {
     entry.has_flag("dc") && !entry.has_flag("pf") && !entry.has_flag("io")
 }
@@ -71,7 +72,7 @@ fn mapping_properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Op
     properties.extend((!policy.is_empty()).then(|| ("policy".to_owned(), policy.to_owned(), None)));
     let is_left_out = |flag: &str| FLAGS_UNREAD.iter().any(|(unread, _)| *unread == flag);
     let flags = entry.flags().filter(|flag| !is_left_out(flag));
-    // Whether a shared mapping may become writable depends on its file, so it has an offset too.
+    // Whether a shared mapping may become writable (`mw`) depends on its file, so this flag has an offset too.
     let offset_of = |flag: &str| (flag == "mw" && entry.is_shared).then_some(entry.offset);
     properties.extend(flags.map(|flag| (format!("flag {flag}"), "set".to_owned(), offset_of(flag))));
     properties

@@ -31,7 +31,7 @@ pub enum ObserveError {
         /// The cause.
         source: io::Error,
     },
-    /// It has more descendants than the limit.
+    /// The process has more descendants than the limit.
     #[error("it has more than {0} descendants, which is the limit of a comparison")]
     TooManyProcesses(usize),
 }
@@ -42,8 +42,8 @@ impl ObserveError {
     }
 }
 
-/// Observes a process and all its descendants, which are stopped meanwhile. Blocks, and traces the processes: call it from a
-/// thread that ends afterwards.
+/// Observes a process and all its descendants, and stops them for this time. Blocks, and traces the processes with
+/// ptrace(2): call it from a thread that ends afterwards.
 ///
 /// # Errors
 /// [`ObserveError`]; all processes are resumed.

@@ -12,15 +12,15 @@ const FILES_SKIPPED: &[(&str, &str)] = &[
     ("fd", "`descriptors` reads it"),
     ("fdinfo", "`descriptors` reads it"),
     ("smaps", "`mappings` reads it"),
-    ("maps", "`smaps` has it"),
-    ("map_files", "`smaps` has it"),
+    ("maps", "also in `smaps`"),
+    ("map_files", "also in `smaps`"),
     ("numa_maps", "`mappings` reads it"),
     ("net", "describes the network, not the process"),
-    ("mounts", "`mountinfo` has it"),
-    ("mountstats", "`mountinfo` has it"),
+    ("mounts", "also in `mountinfo`"),
+    ("mountstats", "also in `mountinfo`"),
     ("mem", "contents of memory, which are fetched when they are touched"),
     ("pagemap", "present pages, which change as they are touched"),
-    ("clear_refs", "it cannot be read"),
+    ("clear_refs", "write-only"),
     ("smaps_rollup", "present pages"),
     ("statm", "present pages"),
     ("ksm_merging_pages", "present pages"),
@@ -28,14 +28,14 @@ const FILES_SKIPPED: &[(&str, &str)] = &[
     ("io", "a counter of past activity"),
     ("sched", "counters of past activity; `threads` reads the settings"),
     ("schedstat", "a counter of past activity"),
-    ("stack", "where it waits now"),
-    ("wchan", "where it waits now"),
-    ("syscall", "where it waits now"),
+    ("stack", "where the thread waits now"),
+    ("wchan", "where the thread waits now"),
+    ("syscall", "where the thread waits now"),
     ("oom_score", "it follows from memory in use and `oom_score_adj`"),
-    ("oom_adj", "`oom_score_adj` has it"),
+    ("oom_adj", "also in `oom_score_adj`"),
     ("latency", "a counter of past activity"),
     ("patch_state", "a live patch of the kernel"),
-    ("cpu_resctrl_groups", "the machine's"),
+    ("cpu_resctrl_groups", "state of the machine"),
     ("exe", "`links` reads it"),
 ];
 
@@ -108,8 +108,8 @@ const STAT_IDS: [&str; 4] = ["ppid", "pgrp", "session", "tpgid"];
 /// Lines of `status` with process ids.
 const STATUS_IDS: [&str; 8] = ["Tgid", "Pid", "PPid", "TracerPid", "NStgid", "NSpid", "NSpgid", "NSsid"];
 
-/// The ids of both files that every process has. The kernel shows 0 if the process with that id is in a pid namespace that
-/// the reader does not see (pid_namespaces(7)). An example is the session of a process that was started from outside a
+/// Ids in `stat` and `status` that every process has. The kernel shows 0 if the process with that id is in a pid namespace
+/// that the reader does not see (pid_namespaces(7)). An example is the session of a process that was started from outside a
 /// container.
 const IDS_ALWAYS_SET: [&str; 7] = ["ppid", "pgrp", "session", "tpgid", "PPid", "NSpgid", "NSsid"];
 
@@ -125,7 +125,7 @@ pub(super) fn read_process_files(pid: i32, fields: &mut ObservationBuilder) -> R
     Ok(())
 }
 
-/// Reads the files of a directory, of a process or a thread, that are not left out.
+/// Reads the files in a directory of a process or thread, except those in the tables of skipped files.
 pub(super) fn read_folder(folder: &str, prefix: &str, fields: &mut ObservationBuilder) -> Result<(), ObserveError> {
     let entries = fs::read_dir(folder).map_err(ObserveError::read(folder))?;
     for entry in entries.flatten() {
@@ -192,7 +192,7 @@ fn translate_line_ids(name: &str, id: &str, names: &IdentifierMap) -> String {
     if id == "0" && IDS_ALWAYS_SET.contains(&name) { OUTSIDE.to_owned() } else { names.translate_text(id) }
 }
 
-/// Columns: name, soft limit, hard limit, unit; separated by two spaces or more.
+/// Reads `limits`. Columns: name, soft limit, hard limit, unit; separated by two spaces or more.
 fn read_limits(text: &str, field: &str, fields: &mut ObservationBuilder) {
     for line in text.lines().skip(1) {
         let (name, value) = line.split_once("  ").unwrap_or((line, ""));
@@ -200,7 +200,7 @@ fn read_limits(text: &str, field: &str, fields: &mut ObservationBuilder) {
     }
 }
 
-/// `notify: signal/tid.4711` has the id of a thread or process of this machine.
+/// Reads `timers`. A line such as `notify: signal/tid.4711` has the id of a thread or process on this machine.
 fn read_timers(text: &str, field: &str, fields: &mut ObservationBuilder) {
     let named = |line: &str| match line.rsplit_once('.') {
         Some((before, id)) if line.starts_with("notify:") => format!("{before}.{}", fields.names.translate_text(id)),

@@ -24,7 +24,7 @@ pub(super) fn read_threads(pid: i32, fields: &mut ObservationBuilder) -> Result<
     for tid in process::thread_ids(pid).map_err(ObserveError::read(format!("/proc/{pid}/task")))? {
         let field = format!("thread/{}", fields.names.inner_id_text(tid));
         process_files::read_folder(&format!("/proc/{pid}/task/{tid}"), &format!("{field}/"), fields)?;
-        // Only `/proc/PID` has this file, and there the id of a thread is accepted.
+        // This file exists in /proc/PID only, but /proc also accepts the id of a thread as PID.
         let slack = std::fs::read_to_string(format!("/proc/{tid}/timerslack_ns"));
         fields.put_result(&format!("{field}/timerslack_ns"), slack.map(|slack| slack.trim().to_owned()));
         put_scheduling(tid, &field, fields);

@@ -11,7 +11,7 @@ use super::ObserveError;
 /// Limit on the time until a process has stopped, as for a capture.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// Far above any tree that can be captured, so that the stop is bounded.
+/// Limit on the processes of a tree, so that the stop is bounded. It is far above any tree that can be captured.
 const PROCESSES_MAX: usize = 10_000;
 
 /// A process of a tree.
@@ -45,7 +45,7 @@ impl StoppedTree {
             awaited.extend(child_pids(pid)?);
             stopped.push(TreeProcess { pid, inner_id, standstill });
         }
-        // In an order that is the same in a child, so that a shared object is named after the same process.
+        // Parent and child have the same order of inner ids, so a shared object is named after the same process in both.
         stopped.sort_by_key(|process| process.inner_id);
         Ok(Self(stopped))
     }
@@ -67,7 +67,8 @@ pub(super) fn inner_id(id: i32) -> std::io::Result<u32> {
     last.ok_or_else(|| std::io::Error::other("its /proc/PID/status has no line NSpid"))
 }
 
-/// Whether a process is the template of a seed, which holds memory and never runs, or has ended meanwhile.
+/// Whether a process is the template of a seed, which holds memory and never runs. Also true for a process that no longer
+/// exists.
 fn is_template(pid: i32) -> bool {
     let Ok(stat) = ProcStat::read(pid) else { return true };
     stat.exit_signal == 0 && (stat.state == 'Z' || ProcStatus::read(pid).is_ok_and(|status| status.tracer != 0))
