@@ -119,7 +119,7 @@ fn transport_cause(status: &Status) -> String {
     status.source().map_or_else(|| status.message().to_owned(), |error| innermost_error(error).to_string())
 }
 
-/// The innermost error, which alone names the cause (`Connection refused`).
+/// Returns the innermost error, which alone names the cause (such as `Connection refused`).
 pub fn innermost_error<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
@@ -184,7 +184,7 @@ impl Failure {
     }
 }
 
-/// The beginning of a text that is too long, and how many bytes are missing.
+/// Cuts a text that is too long, and appends the number of missing bytes.
 fn truncate_text(mut text: String, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text;

@@ -73,7 +73,7 @@ pub enum RunDirError {
 /// RUN/lock             held by the daemon
 /// RUN/node.sock        its API
 /// RUN/program.sock     where programs request their own checkpoint
-/// RUN/volumes.sock     where `farfork volume` learns where the volumes are
+/// RUN/volumes.sock     where `farfork volume` requests the locations of volumes
 /// RUN/fabric.sock      the memory of its seeds, for this host
 /// RUN/members.json     the addresses of the nodes that it knows
 /// RUN/pager.log        the pager's log
@@ -244,7 +244,7 @@ impl RunDir {
     }
 }
 
-/// Which users except root and the caller can write to a directory, as a clause.
+/// Returns which users except root and the caller can write to a directory, as a clause; `None` if there are none.
 fn describe_writers(directory: &Metadata) -> Option<String> {
     const OTHERS_WRITE: u32 = 0o022;
     const STICKY: u32 = 0o1000;

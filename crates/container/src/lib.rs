@@ -1,8 +1,8 @@
 //! Lean containers: a pid, mount, UTS, IPC and optional network namespace, a control group and a root file system. They
 //! are built ahead of need and handed out from a [`ContainerPool`].
 //!
-//! A container starts with one process, its init: a program that the caller supplies, which waits on a socket for
-//! requests. The contents of a container, and its time namespace, are left to init and to the crate above.
+//! A container starts with one process, its init: a program that the caller supplies, which waits on a socket for requests.
+//! The contents of a container, and its time namespace, are left to init and to `farfork-fork`.
 #![forbid(unsafe_code)]
 
 //            a thread of the pool, outside the node's namespaces

@@ -153,7 +153,7 @@ fn permits_values(policy: TolerancePolicy, difference: &Difference) -> bool {
     let (parent, child) = (difference.parent.as_deref(), difference.child.as_deref());
     match policy {
         TolerancePolicy::AnyValue | TolerancePolicy::Volatile | TolerancePolicy::KnownGap => true,
-        // These depend on other fields.
+        // These depend on other fields: `ComparisonContext::permits` decides.
         TolerancePolicy::StandardStream
         | TolerancePolicy::ConnectedSocket
         | TolerancePolicy::NonListeningSocket

@@ -54,7 +54,7 @@ static int become_parent(const struct farfork_seed_reply *reply, struct farfork_
 static int become_child(const struct farfork_child_reply *reply, const int fds[FARFORK_FDS_MAX],
                         struct farfork_outcome *outcome) {
     if (fds[0] < 0 || (reply->has_payload && (fds[1] < 0 || read_payload(fds[1], outcome) < 0))) {
-        dprintf(STDERR_FILENO, "farfork: this child cannot read its payload or has no result descriptor: %s\n", strerror(errno));
+        dprintf(STDERR_FILENO, "farfork: this child lacks its payload or its result file: %s\n", strerror(errno));
         _exit(127);
     }
     if (fds[1] >= 0) close(fds[1]);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Why a local cluster cannot be made, changed or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// The cluster's name cannot be part of other names.
+    /// The cluster's name is invalid.
     #[error("`{name}` is not a valid cluster name: {cause}")]
     InvalidName {
         /// The given name.
@@ -163,7 +163,7 @@ pub enum LocalError {
         "processes {pids:?} of the cluster still exist {waited_ms} ms after they were killed; see /proc/PID/stack for what they wait for"
     )]
     KillTimeout {
-        /// Their ids.
+        /// The process ids.
         pids: Vec<i32>,
         /// The time waited, in milliseconds.
         waited_ms: u64,

@@ -67,7 +67,7 @@ pub enum UpProgress<'a> {
 /// RUN/NODE/node.log      its daemon's log
 /// RUN/NODE/trust/        its identity in the cluster
 /// RUN/NODE/volumes/      its replicas of volumes
-/// RUN/volumes/catalog    what the nodes agree on about volumes
+/// RUN/volumes/catalog    the catalog of volumes, which all nodes share
 /// RUN/client/            an identity for commands that connect to a node over the network
 /// ```
 #[derive(Debug)]

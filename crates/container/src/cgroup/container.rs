@@ -18,7 +18,7 @@ const REMOVE_MS_MAX: u64 = 2_000;
 #[derive(Debug, Clone)]
 pub struct ContainerCgroup {
     pub(super) directories: Vec<CgroupDirectory>,
-    /// The common group of its processes in version 1 hierarchies, if it has no group of its own there.
+    /// The common group of unlimited containers in version 1 hierarchies, if the container has no group of its own in them.
     pub(super) unlimited: Option<UnlimitedGroup>,
 }
 

@@ -29,8 +29,8 @@ pub(crate) fn group_name(container: &str) -> String {
 //
 // OWN is the group in which the daemon was started, so limits of the daemon also apply to what it starts.
 //
-// In a version 1 hierarchy, a process can only be created in its parent's group, and a group without limits has no use. So a
-// container has a group there only if it was built to have limits.
+// In a version 1 hierarchy, a process can only be created in its parent's group, and a group without limits has no use. So
+// next to the unified hierarchy, a container has a version 1 group only if it was built to have limits.
 
 /// The directory of a group in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -37,7 +37,7 @@ const QUIET_PERIOD: Duration = Duration::from_millis(20);
 /// container's first process.
 const FILLER_THREADS: usize = 4;
 
-/// The ready containers. Dropping the pool ends those that were not taken.
+/// The ready containers, and the threads that build them. Dropping the pool ends containers that were not taken.
 #[derive(Debug)]
 pub struct ContainerPool {
     shared: Arc<PoolShared>,
@@ -60,7 +60,7 @@ struct PoolState {
     by_spec: BTreeMap<ContainerSpec, SpecPool>,
     /// Roots of ended containers, for reuse.
     root_cache: RootCache,
-    /// When a container was last taken.
+    /// Time when a container was last taken.
     last_taken: Option<Instant>,
     /// Outdated containers and unused roots, which a filler will end.
     discarded: DiscardedEntries,
@@ -308,7 +308,7 @@ impl PoolState {
         (missing_count(spec_pool) > 0).then_some(*kind)
     }
 
-    /// Takes the container that has been ready longest and shows the current mounts.
+    /// Takes the container that has been ready longest. Discards containers that do not show the current mounts.
     fn take_current(&mut self, kind: ContainerSpec) -> Option<Container> {
         loop {
             match self.spec_pool(kind).ready.pop_front()? {

@@ -43,8 +43,8 @@ pub(crate) struct RootBlueprint {
     pub(super) served: Arc<BTreeSet<ServedMount>>,
 }
 
-/// The current blueprint. Reading the mount table takes a tenth of a millisecond; checking it for changes takes a
-/// microsecond. Containers are built and taken more often than file systems are mounted.
+/// The cached blueprint. Reading the mount table takes 100 µs; checking it for changes takes 1 µs. Containers are built and
+/// taken more often than file systems are mounted.
 #[derive(Debug)]
 pub(crate) struct BlueprintCache {
     watch: MountWatch,
@@ -53,7 +53,7 @@ pub(crate) struct BlueprintCache {
     unmounted: BTreeSet<ServedMount>,
 }
 
-/// The steps for the node's mounts, and the mounts that need attention.
+/// The blueprint for the node's mounts, the mounts to probe, and the unresponsive ones.
 #[derive(Debug)]
 pub(crate) struct NodePlan {
     pub(crate) blueprint: RootBlueprint,

@@ -51,7 +51,8 @@ pub(super) fn read_descriptors(pid: i32, fields: &mut ObservationBuilder) -> Res
     Ok(())
 }
 
-/// `pipe:[4711]` and `socket:[4711]` are named after the place where they were first seen.
+/// Records the target of a descriptor's link. Targets such as `pipe:[4711]` and `socket:[4711]` are named after the place
+/// where they were first seen.
 fn put_link(link: &str, field: &str, fields: &mut ObservationBuilder) {
     let value = match link.strip_suffix(']').and_then(|link| link.split_once(":[")) {
         Some((kind, number)) if number.parse::<u64>().is_ok() => {

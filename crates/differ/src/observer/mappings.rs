@@ -60,7 +60,7 @@ fn is_dont_fork(entry: &MapEntry) -> bool {
     entry.has_flag("dc") && !entry.has_flag("pf") && !entry.has_flag("io")
 }
 
-/// Name, value and offset of each property of a mapping.
+/// Returns name, value and offset of each property of a mapping.
 fn mapping_properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Option<u64>)> {
     let sharing = if entry.is_shared { "shared" } else { "private" };
     let mut properties = vec![("protection".to_owned(), format!("{sharing} {}", entry.protection), None)];

@@ -28,11 +28,11 @@ const UNSENT_BYTES_MAX: usize = 256 << 10;
 ///    AwaitingAccept ── certificate, signature, Finished ────────────▶ (checks) ─┐
 ///       │ may send from here                                                    │
 ///       ◀─────────────────── ACCEPT_BYTE, one byte in a record ────────────── Open
-///    Open    records, or the same pipe in clear where both sides agreed on that
+///    Open    records, or the same pipe in clear if both sides agreed on that
 /// ```
 ///
 /// `ACCEPT_BYTE` means that the server has accepted the client. Until then the client reads single records, so that it does
-/// not take a byte in clear for a part of a record. If the server refuses the client, it sends an alert instead.
+/// not mistake a byte in clear for a part of a record. If the server refuses the client, it sends an alert instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HandshakeState {
     /// The TLS handshake is running.
@@ -159,7 +159,8 @@ impl<P: Read + Write> AuthenticatedStream<P> {
 
     fn run_handshake(&mut self) -> io::Result<bool> {
         while self.state != HandshakeState::Open {
-            // A peer that refused may have closed the pipe. Its alert arrived before that, and is the error to report.
+            // A peer that refuses this side sends an alert, and may then close the pipe. Report the alert, not the error of
+            // this flush.
             let flushed = self.flush();
             if self.advance()? || self.fill()? {
                 continue;
