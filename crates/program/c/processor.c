@@ -29,7 +29,7 @@ uint64_t processor_pin(void) {
     cpu_set_t before, only;
     int current = sched_getcpu();
     if (current < 0 || current >= CPU_SETSIZE || sched_getaffinity(0, sizeof before, &before) < 0) return 0;
-    /* A thread that may use all CPUs has no affinity of its own. Another affinity could not be restored without storing it. */
+    /* Pin only a thread that may use all CPUs. Another affinity could not be restored without storing it. */
     if (CPU_COUNT(&before) != possible_processors()) return 0;
     CPU_ZERO(&only);
     CPU_SET(current, &only);

@@ -62,7 +62,7 @@ pub enum RosterError {
 pub struct Revocation {
     /// The member, as a URI.
     pub subject: String,
-    /// Certificates issued before this time are revoked, in microseconds since 1970.
+    /// Certificates issued until this time are revoked, in microseconds since 1970.
     pub issued_before_us: u64,
 }
 

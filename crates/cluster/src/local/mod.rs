@@ -116,7 +116,7 @@ impl LocalCluster {
             Ok(()) => Ok(cluster),
             Err(error) => {
                 if let Err(second) = cluster.tear_down() {
-                    tracing::warn!(error = %second, "a cluster that did not come up is not removed completely");
+                    tracing::warn!(error = %second, "a cluster that could not be made is not removed completely");
                 }
                 Err(error)
             }

@@ -47,7 +47,7 @@ impl ContainerCgroup {
     /// Lets killed tasks end: the version 1 freezer blocks even SIGKILL.
     pub(crate) fn thaw_killed(&self) {
         if self.freezer().is_ok_and(|directory| directory.version == CgroupVersion::V1) && self.is_frozen() {
-            // If a task stays frozen, the caller's wait for its end fails later.
+            // If a task stays frozen, the later wait for its end reports a timeout.
             let _ = self.thaw();
         }
     }

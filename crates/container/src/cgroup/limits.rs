@@ -123,7 +123,7 @@ fn has_met_limit(directory: &CgroupDirectory) -> bool {
             let (peak, limit) = (read("memory.max_usage_in_bytes"), read("memory.limit_in_bytes"));
             peak.is_ok_and(|peak| limit.is_ok_and(|limit| peak + CHARGE_BYTES_MAX >= limit))
         }
-        // `oom` counts only for the group's own limit: groups above have their own files.
+        // `oom` counts only hits of the group's own limit: groups above have their own files.
         CgroupVersion::V2 => {
             cgroup::read_keyed_number(&directory.path, "memory.events", "oom").is_ok_and(|times| times > 0)
         }

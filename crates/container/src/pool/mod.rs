@@ -405,7 +405,7 @@ impl PoolShared {
             tracing::warn!(%error, "cannot enter the common control group; each container's init is moved");
         }
         let home = HomeNamespaces::of_this_thread();
-        let home = home.inspect_err(|error| tracing::warn!(%error, "each container is built by a new thread")).ok();
+        let home = home.inspect_err(|error| tracing::warn!(%error, "cannot open this thread's namespaces; each container is built by a new thread")).ok();
         let mut state = self.lock();
         while !state.stopping {
             let next = state.evict_unused(Instant::now());

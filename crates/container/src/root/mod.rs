@@ -147,7 +147,7 @@ fn apply_step(
         MountStep::Overlay { attributes, .. } => {
             return match make_overlay(point, &target, layers, *attributes, mask_options) {
                 Err(error) if point != Path::new("/") => {
-                    tracing::warn!(point = %point.display(), %error, "cannot be overlaid: read-only in containers");
+                    tracing::warn!(point = %point.display(), %error, "this mount cannot have an overlay: it is read-only in containers");
                     bind_read_only(point, &target, *attributes).map_err(mount_error("a read-only copy", point))?;
                     Ok(None)
                 }

@@ -57,7 +57,7 @@ impl MountStep {
 /// are left out. So is each mount in `unresponsive`, with all mounts below it, because calls to it do not return.
 pub(super) fn plan_steps(mounts: &[Mount], masked: &[PathBuf], unresponsive: &BTreeSet<u32>) -> Vec<MountStep> {
     let mut visible = table::visible_mounts(mounts);
-    // The table is in the order of mounting, which may differ from the order of directories.
+    // The mount table has the order of mounting. A mount must be made after the mounts above it.
     visible.sort_by_key(|mount| mount.point.components().count());
     let subtrees: Vec<&Path> = visible.iter().filter(|m| takes_subtree(m)).map(|m| m.point.as_path()).collect();
     let silent: Vec<&Path> =
@@ -113,7 +113,7 @@ fn takes_subtree(mount: &Mount) -> bool {
 fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
     let (point, attributes) = (mount.point.clone(), mount.attributes);
     match mount.filesystem.as_str() {
-        // It shows a pid namespace other than the container's.
+        // The node's `/proc` shows another pid namespace than the container's. Init mounts `/proc`.
         "proc" => None,
         // It refers to a namespace. A copy would keep that namespace alive as long as the container.
         "nsfs" => None,
@@ -125,7 +125,7 @@ fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
             Some(MountStep::Bind { point, depth: MountDepth::Single })
         }
         _ if is_bound_on_itself(mount, visible) => None,
-        // It is read-only, so it needs no layer.
+        // A read-only mount needs no overlay.
         _ if attributes.contains(Attributes::MOUNT_ATTR_RDONLY) && point != *"/" => {
             Some(MountStep::Bind { point, depth: MountDepth::Single })
         }

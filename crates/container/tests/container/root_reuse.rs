@@ -125,7 +125,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
     assert_eq!(root_of(&next), root);
     assert_ne!(next.id(), id);
     assert_eq!(ask(&next, "L/proc/self/cwd"), "/");
-    assert!(namespaces(&next).iter().zip(&before).all(|(now, before)| now != before), "the other namespaces are not new");
+    assert!(namespaces(&next).iter().zip(&before).all(|(now, before)| now != before), "a namespace is not new");
     assert!(ask(&next, "R/proc/self/stat").starts_with("1 ("));
     assert_eq!(ask(&next, "T"), "", "a connection over 127.0.0.1 failed");
     assert!(end(&pool, next));
