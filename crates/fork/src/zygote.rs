@@ -46,7 +46,7 @@ impl Zygote {
         (pager, limit): (&PagerClient, Duration),
     ) -> Result<Self, ResumeError> {
         let until = Instant::now() + limit;
-        let planned = PlannedZygote::new(&source.descriptor, node, (process.pid(), process.control()))?;
+        let planned = PlannedZygote::new(&source.descriptor, node, process.pid(), process.control())?;
         let registered = planned.userfaultfd_ranges();
         let plan = MemoryPlan::from_descriptor(
             &source.descriptor,
