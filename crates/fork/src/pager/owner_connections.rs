@@ -63,7 +63,9 @@ pub(super) struct AddressSpaceSource {
 /// A read from a seed, for other purposes than a child's pages.
 #[derive(Debug)]
 pub(super) struct SeedRead<'a> {
+    /// Id and token of the seed.
     pub(super) key: &'a Arc<SeedKey>,
+    /// How a range that reaches beyond the end of its extent is handled.
     pub(super) mode: ReadMode,
     /// The ranges to read.
     pub(super) spans: Vec<Span>,

@@ -85,6 +85,7 @@ pub(super) struct PlanInputs<'a> {
     pub(super) node: &'a LocalNode,
     /// Memory map of the stub that becomes the process.
     pub(super) stub: &'a StubMap,
+    /// Objects that the daemon passes to the stub.
     pub(super) objects: &'a PassedObjects,
     pub(super) plan_options: &'a PlanOptions<'a>,
     pub(super) position: &'a TreePosition<'a>,

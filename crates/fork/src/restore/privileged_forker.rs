@@ -23,6 +23,7 @@ pub struct ContainerInit<'a> {
 /// A request that a container's init wait for the end of a child that it has not forked.
 #[derive(Debug)]
 pub(super) struct InitWaitRequest<'a> {
+    /// The init of the container.
     pub(super) init: ContainerInit<'a>,
     /// The file into which init writes the wait status.
     pub(super) status_file: BorrowedFd<'a>,

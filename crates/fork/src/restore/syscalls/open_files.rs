@@ -31,7 +31,9 @@ pub(super) struct OpenFileBuilder<'s, 'w> {
 /// A socket, and the index of its open file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SocketOpenFile<'a> {
+    /// Index of the open file.
     pub(super) index: u32,
+    /// The socket's state.
     pub(super) socket: &'a Socket,
 }
 

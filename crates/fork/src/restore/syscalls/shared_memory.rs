@@ -21,15 +21,20 @@ const COPY_BYTES_MAX: u64 = 0x7fff_f000;
 /// A passed memfd with the contents of named shared memory.
 #[derive(Debug, Clone, Copy)]
 struct ContentsMemfd {
+    /// Its descriptor in the child during the restore.
     fd: u32,
+    /// Length of the contents.
     bytes: u64,
 }
 
 /// The properties of a System V segment.
 #[derive(Debug, Clone, Copy)]
 struct SegmentProperties {
+    /// The key of shmget(2).
     key: u32,
+    /// The id that the child knows.
     id: u32,
+    /// Mode and owner.
     status: FileStatus,
 }
 

@@ -87,8 +87,7 @@ pub(super) fn create_sockets(
     }
     reuse_port::clear_reuse_port(open_file_builder, descriptor)?;
     unix_datagram::connect_datagram_sockets(open_file_builder, descriptor)?;
-    for open_socket in SocketOpenFile::all(descriptor) {
-        let SocketOpenFile { index, socket } = open_socket;
+    for open_socket @ SocketOpenFile { index, socket } in SocketOpenFile::all(descriptor) {
         let SocketState::UnixPaired { pair, end: 0, through, .. } = &socket.state else { continue };
         let is_other = |other: &Socket| matches!(other.state, SocketState::UnixPaired { pair: theirs, end: 1, .. } if theirs == *pair);
         let other_end = SocketOpenFile::all(descriptor)
@@ -140,7 +139,7 @@ fn create_idle_socket(
     peer: &[u8],
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
-    let SocketOpenFile { socket, .. } = open_socket;
+    let socket = open_socket.socket;
     create_socket(syscall_builder, socket)?;
     bind_socket(syscall_builder, open_socket, around)?;
     if peer.is_empty() {
@@ -199,7 +198,7 @@ pub(super) fn bind_socket(
     open_socket: SocketOpenFile<'_>,
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
-    let SocketOpenFile { socket, .. } = open_socket;
+    let socket = open_socket.socket;
     let address = socket.bind_address();
     if address.is_empty() {
         return Ok(());
@@ -233,8 +232,7 @@ fn connect_pair(
     through: &[u8],
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
-    let [open_socket, SocketOpenFile { socket: other, .. }] = ends;
-    let SocketOpenFile { socket, .. } = open_socket;
+    let [open_socket @ SocketOpenFile { socket, .. }, SocketOpenFile { socket: other, .. }] = ends;
     let kind = socket.kind | SOCK_CLOEXEC;
     let listener = find_listener(open_file_builder, descriptor, socket.kind, through);
     let through = socket_file::resolve_socket_address(descriptor, socket.kind, through);

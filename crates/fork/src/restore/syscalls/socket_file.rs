@@ -19,6 +19,7 @@ pub(super) struct FileBoundSocket<'a> {
     open_socket: SocketOpenFile<'a>,
     /// The path to which the socket is bound.
     name: &'a [u8],
+    /// The file at capture.
     file: &'a SocketFile,
 }
 
