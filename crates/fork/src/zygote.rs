@@ -33,20 +33,30 @@ pub struct Zygote {
     copy_lock: Mutex<()>,
 }
 
+/// A request for a zygote.
+#[derive(Debug)]
+pub struct ZygoteRequest<'a> {
+    /// The zygote's own id.
+    pub id: ChildId,
+    /// Its directory, for the pager's files.
+    pub directory: &'a Path,
+    /// The process that becomes the zygote.
+    pub process: HostInit,
+    /// Its seed.
+    pub source: &'a SeedSource,
+    /// Limit for the whole start.
+    pub limit: Duration,
+}
+
 impl Zygote {
-    /// Makes `process` a zygote of a seed. `id` is its own name, and `directory` is for the pager's files.
+    /// Makes a process a zygote of a seed.
     ///
     /// # Errors
     /// [`ResumeError`]; the caller then tells the pager to release the zygote.
-    pub fn start(
-        (id, directory): (ChildId, &Path),
-        process: HostInit,
-        source: &SeedSource,
-        node: &LocalNode,
-        (pager, limit): (&PagerClient, Duration),
-    ) -> Result<Self, ResumeError> {
+    pub fn start(request: ZygoteRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Self, ResumeError> {
+        let ZygoteRequest { id, directory, process, source, limit } = request;
         let until = Instant::now() + limit;
-        let planned = PlannedZygote::new(&source.descriptor, node, (process.pid(), process.control()))?;
+        let planned = PlannedZygote::new(&source.descriptor, node, process.pid(), process.control())?;
         let registered = planned.userfaultfd_ranges();
         let plan = MemoryPlan::from_descriptor(
             &source.descriptor,
@@ -190,7 +200,7 @@ pub fn resume_from_zygote(
     let left = deadline.saturating_duration_since(Instant::now());
     let started = phase!("resume.zygote", prepared.start_from_zygote(zygote.process.control(), copy_destination, left));
     let (restored, control) = started?;
-    phase!("resume.transfer", pager.transfer(&zygote.id, (child, directory, restored.pid), keep.as_fd()))?;
+    phase!("resume.transfer", pager.transfer(&zygote.id, child, directory, restored.pid, keep.as_fd()))?;
     drop(copy_guard);
     prepared.assign_to_init(status_file.as_fd(), keep.as_fd())?;
     Ok((restored, control))

@@ -47,9 +47,12 @@ impl ImageProgress {
     }
 }
 
-/// Removes the file, unless it was finished.
+/// An unfinished image. Removes the file when it is dropped, unless the image was finished.
 struct TemporaryImage<'a> {
     path: &'a Path,
+    /// The path of the finished image.
+    final_path: &'a Path,
+    layout: ImageLayout,
     file: File,
     is_finished: bool,
 }
@@ -84,10 +87,11 @@ pub(crate) fn write_image(
     progress.total_bytes.store(pages.slot_count() * PAGE_SIZE, Ordering::Relaxed);
     let aside = PathBuf::from(format!("{}.{TEMPORARY_SUFFIX}", path.display()));
     let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside);
-    let mut temporary_image = TemporaryImage { path: &aside, file: opened.map_err(failed)?, is_finished: false };
+    let file = opened.map_err(failed)?;
+    let mut temporary_image = TemporaryImage { path: &aside, final_path: path, layout, file, is_finished: false };
     reserve_space(&temporary_image.file, layout.file_bytes(), path)?;
 
-    let checksums = copy_pages(read, &pages, layout, &temporary_image.file, (path, progress))?;
+    let checksums = copy_pages(read, &pages, &temporary_image, progress)?;
     temporary_image.file.write_all_at(&encode_index(&head, &checksums), 0).map_err(failed)?;
     temporary_image.file.sync_data().map_err(failed)?;
     fs::rename(&aside, path).map_err(failed)?;
@@ -101,22 +105,22 @@ pub(crate) fn write_image(
 fn copy_pages(
     read: MemoryReader<'_>,
     pages: &PageIndex,
-    layout: ImageLayout,
-    file: &File,
-    (path, progress): (&Path, &ImageProgress),
+    image: &TemporaryImage<'_>,
+    progress: &ImageProgress,
 ) -> Result<Vec<u32>, ImageError> {
+    let TemporaryImage { final_path, layout, file, .. } = image;
     let mut checksums = Vec::with_capacity(pages.slot_count() as usize);
     let mut buffer = vec![0; (CHUNK_PAGES * PAGE_SIZE) as usize];
     for run in pages.runs() {
         for done in (0..run.count).step_by(CHUNK_PAGES as usize) {
             if progress.is_cancelled.load(Ordering::Relaxed) {
-                return Err(ImageError::Cancelled { path: path.to_owned() });
+                return Err(ImageError::Cancelled { path: final_path.to_path_buf() });
             }
             let chunk = &mut buffer[..(CHUNK_PAGES.min(run.count - done) * PAGE_SIZE) as usize];
             read(run.extent, (run.first_page + done) * PAGE_SIZE, chunk)?;
             checksums.extend(chunk.chunks_exact(PAGE_SIZE as usize).map(crc32c::crc32c));
             let written = file.write_all_at(chunk, layout.page_offset(run.first_slot + done));
-            written.map_err(|source| ImageError::Write { path: path.to_owned(), source })?;
+            written.map_err(|source| ImageError::Write { path: final_path.to_path_buf(), source })?;
             progress.done_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
         }
     }

@@ -49,6 +49,28 @@ pub(super) enum Lane {
 /// An owner's key in [`OwnerConnections`].
 pub(super) type OwnerKey = u64;
 
+/// The pages of an address space that have one source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AddressSpaceSource {
+    /// The child.
+    pub(super) child: u64,
+    /// The address space.
+    pub(super) space: AddressSpaceId,
+    /// Index of the source in the child's plan.
+    pub(super) source: usize,
+}
+
+/// A read from a seed, for other purposes than a child's pages.
+#[derive(Debug)]
+pub(super) struct SeedRead<'a> {
+    /// Id and token of the seed.
+    pub(super) key: &'a Arc<SeedKey>,
+    /// How a range that reaches beyond the end of its extent is handled.
+    pub(super) mode: ReadMode,
+    /// The ranges to read.
+    pub(super) spans: Vec<Span>,
+}
+
 /// Slots of an address space to prefetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PrefetchRequest {
@@ -65,6 +87,10 @@ pub(super) struct PrefetchRequest {
 }
 
 impl PrefetchRequest {
+    fn address_space_source(&self) -> AddressSpaceSource {
+        AddressSpaceSource { child: self.child, space: self.space, source: self.source }
+    }
+
     /// Moves a slot to the front, and the slots before it to the end. Returns whether the slot is part of the request.
     fn rotate_to(&mut self, slot: u64) -> bool {
         let Some(at) = self.slots.iter().position(|slots| slots.contains(&slot)) else { return false };
@@ -288,11 +314,12 @@ impl OwnerConnections {
     pub(super) fn submit_auxiliary(
         &mut self,
         key: OwnerKey,
-        (seed, mode, spans): (&Arc<SeedKey>, ReadMode, Vec<Span>),
+        read: SeedRead<'_>,
         deadline: Instant,
         auxiliary_request: AuxiliaryRequest,
     ) -> bool {
         let Some(owner) = self.owners.get_mut(&key) else { return false };
+        let SeedRead { key: seed, mode, spans } = read;
         let tag = self.next_tag;
         if owner.bulk.submit_read(ReadRequest { tag, key: seed.clone(), mode, spans, deadline }).is_err() {
             return false;
@@ -331,13 +358,12 @@ impl OwnerConnections {
     pub(super) fn advance_prefetch(
         &mut self,
         key: OwnerKey,
-        (child, space, source): (u64, AddressSpaceId, usize),
+        target: AddressSpaceSource,
         slot: u64,
     ) -> Option<&mut PrefetchRequest> {
         let queue = &mut self.owners.get_mut(&key)?.queue;
         let is_meant = |prefetch_request: &&mut PrefetchRequest| {
-            prefetch_request.is_from_set
-                && (prefetch_request.child, prefetch_request.space, prefetch_request.source) == (child, space, source)
+            prefetch_request.is_from_set && prefetch_request.address_space_source() == target
         };
         queue
             .iter_mut()

@@ -32,7 +32,8 @@ pub struct SimulatedPager<'a> {
 /// As for a real pager.
 pub fn run_simulated_pager<T>(
     run_dir: &Path,
-    (world, node): (&World, NodeId),
+    world: &World,
+    node: NodeId,
     scenario: impl FnOnce(&mut SimulatedPager<'_>) -> T,
 ) -> Result<T, PagerError> {
     let config = PagerConfig { run_dir: run_dir.to_owned(), credentials: None };

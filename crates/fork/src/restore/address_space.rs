@@ -7,7 +7,7 @@ use farfork_wire::descriptor::{Backing, ExtentId, MappedFile, Mapping, PageRun, 
 use farfork_wire::{Descriptor, PAGE_SIZE};
 use rustix::fs::OFlags;
 
-use super::passed_objects::PassedObjects;
+use super::plan::{PlanInputs, PlanOptions};
 use super::plan_layout::{
     MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_DONT_FORK, MAPPING_DROPPABLE, MAPPING_FILE, MAPPING_GROWS_DOWN,
     MAPPING_HUGE_PAGE, MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM,
@@ -51,6 +51,17 @@ pub(super) enum PlanScope {
     },
 }
 
+/// The part of a shared object that a mapping shows.
+#[derive(Debug, Clone, Copy)]
+struct MappedObjectPart {
+    /// Index of the shared object.
+    object: u32,
+    /// Offset of the mapping's first byte in the object.
+    offset: u64,
+    /// MAPPING_SHARED, or 0 for a private mapping.
+    flags: u16,
+}
+
 /// Whether each mapped file of the descriptor is the same file on this node.
 pub(super) fn find_matching_files(descriptor: &Descriptor, node: &LocalNode) -> Vec<bool> {
     let same_boot = node.is_origin_machine(&descriptor.origin);
@@ -62,12 +73,11 @@ pub(super) fn find_matching_files(descriptor: &Descriptor, node: &LocalNode) -> 
 impl AddressSpacePlan {
     /// Decides for each mapping where its contents come from.
     pub(super) fn compile(
-        descriptor: &Descriptor,
+        inputs: &PlanInputs<'_>,
         is_here: &[bool],
-        objects: &PassedObjects,
-        (stub, bridge, scope): (&StubMap, Option<&VdsoBridge>, PlanScope),
         writer: &mut PlanWriter,
     ) -> Result<Self, RestoreError> {
+        let PlanInputs { descriptor, stub, plan_options: &PlanOptions { bridge, scope, .. }, .. } = *inputs;
         let mut space = Self::default();
         if let Some(bridge) = bridge {
             let placed = bridge.place(descriptor, stub)?;
@@ -111,15 +121,12 @@ impl AddressSpacePlan {
                     space.add_mapping(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
                 }
                 Backing::SharedMemory { object, offset } => {
-                    space.add_shared_object(
-                        mapping,
-                        (object, offset, MAPPING_SHARED),
-                        (descriptor, objects),
-                        writer,
-                    )?;
+                    let part = MappedObjectPart { object, offset, flags: MAPPING_SHARED };
+                    space.add_shared_object(mapping, part, inputs, writer)?;
                 }
                 Backing::PrivateObject { object, offset, .. } => {
-                    space.add_shared_object(mapping, (object, offset, 0), (descriptor, objects), writer)?;
+                    let part = MappedObjectPart { object, offset, flags: 0 };
+                    space.add_shared_object(mapping, part, inputs, writer)?;
                     space.overlaid_mappings.insert(mapping.start);
                 }
                 Backing::Special(kind) => match bridge {
@@ -147,23 +154,27 @@ impl AddressSpacePlan {
         });
     }
 
-    /// Adds a mapping of a shared object, shared or private by `flags`. A private mapping of a System V segment maps the
+    /// Adds a mapping of a shared object. A private mapping of a System V segment maps the
     /// memfd that fills the segment, because the segment itself has no descriptor.
     fn add_shared_object(
         &mut self,
         mapping: &Mapping,
-        (object, offset, flags): (u32, u64, u16),
-        (descriptor, objects): (&Descriptor, &PassedObjects),
+        part: MappedObjectPart,
+        inputs: &PlanInputs<'_>,
         writer: &mut PlanWriter,
     ) -> Result<(), RestoreError> {
-        match &descriptor.shared_objects[object as usize].kind {
+        let MappedObjectPart { object, offset, flags } = part;
+        match &inputs.descriptor.shared_objects[object as usize].kind {
             kind if is_mapped_by_shmat(kind) && flags & MAPPING_SHARED != 0 => {}
             SharedObjectKind::PosixShm { path, .. } => {
                 // Open for writing: mprotect(2) may later make a read-only mapping writable, as with memfds.
                 let source = self.add_file(path, OFlags::RDWR, writer)?;
                 self.add_mapping(mapping, MAPPING_FILE, source, offset, flags);
             }
-            _ => self.add_mapping(mapping, MAPPING_PASSED, objects.slot_of_shared_object(object), offset, flags),
+            _ => {
+                let slot = inputs.objects.slot_of_shared_object(object);
+                self.add_mapping(mapping, MAPPING_PASSED, slot, offset, flags);
+            }
         }
         Ok(())
     }

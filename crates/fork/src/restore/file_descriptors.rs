@@ -9,13 +9,12 @@ use farfork_wire::descriptor::{OpenFile, SharedObjectKind};
 use rustix::fs::OFlags;
 
 use super::RestoreError;
-use super::passed_objects::PassedObjects;
+use super::plan::PlanInputs;
 use super::plan_layout::{
     DESCRIPTOR_DUPLICATE, DESCRIPTOR_EPOLL, DESCRIPTOR_FROM_PROCESS, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED,
     PlanEpollEntry, PlanFileDescriptor,
 };
 use super::plan_writer::PlanWriter;
-use super::process_tree::TreePosition;
 use super::syscalls::{CreatedFiles, O_ASYNC};
 
 /// Flags of the open(2) call that are not flags of the open file; and O_ASYNC, which open(2) ignores.
@@ -33,11 +32,11 @@ pub const PAYLOAD_FD: u32 = 1000;
 
 /// The tables of descriptors, in ascending order, and of epoll registrations.
 pub(super) fn build_fd_tables(
-    descriptor: &Descriptor,
-    (objects, created_files, place): (&PassedObjects, &CreatedFiles, &TreePosition<'_>),
-    payload: Option<&Path>,
+    inputs: &PlanInputs<'_>,
+    created_files: &CreatedFiles,
     writer: &mut PlanWriter,
 ) -> Result<(Vec<PlanFileDescriptor>, Vec<PlanEpollEntry>), RestoreError> {
+    let PlanInputs { descriptor, objects, position, .. } = *inputs;
     let mut first_of: HashMap<u32, u32> = HashMap::new();
     let (mut descriptors, mut epolls) = (Vec::new(), Vec::new());
     for entry in &descriptor.file_descriptors {
@@ -53,7 +52,7 @@ pub(super) fn build_fd_tables(
         if let Some(first) = first_of.get(&entry.open_file) {
             planned.source = *first;
         } else if let Some((pid, number)) =
-            place.fd_source(entry.open_file).filter(|_| objects.slot_of_open_file(entry.open_file).is_none())
+            position.fd_source(entry.open_file).filter(|_| objects.slot_of_open_file(entry.open_file).is_none())
         {
             planned.kind = DESCRIPTOR_FROM_PROCESS;
             planned.source = pid;
@@ -62,7 +61,7 @@ pub(super) fn build_fd_tables(
             first_of.insert(entry.open_file, entry.number);
             let file = &descriptor.open_files[entry.open_file as usize];
             let aside = objects.slot_of_open_file(entry.open_file).or(created_files.slot_of_open_file(entry.open_file));
-            fill_fd_row(&mut planned, (descriptor, file), aside, writer)?;
+            fill_fd_row(&mut planned, descriptor, file, aside, writer)?;
             if let OpenFile::Epoll { targets, .. } = file {
                 epolls.extend(targets.iter().map(|target| PlanEpollEntry {
                     epoll: entry.number,
@@ -75,7 +74,7 @@ pub(super) fn build_fd_tables(
         }
         descriptors.push(planned);
     }
-    if let Some(path) = payload {
+    if let Some(path) = inputs.plan_options.payload {
         add_payload(&mut descriptors, descriptor, path, writer)?;
     }
     Ok((descriptors, epolls))
@@ -117,7 +116,8 @@ fn has_payload_open(descriptor: &Descriptor) -> bool {
 
 fn fill_fd_row(
     planned: &mut PlanFileDescriptor,
-    (descriptor, file): (&Descriptor, &OpenFile),
+    descriptor: &Descriptor,
+    file: &OpenFile,
     aside: Option<u32>,
     writer: &mut PlanWriter,
 ) -> Result<(), RestoreError> {

@@ -77,6 +77,27 @@ pub(super) struct UserNamespaceTarget {
     pub(super) id_map: IdRange,
 }
 
+/// All that determines the plan of one process.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlanInputs<'a> {
+    /// The process's state.
+    pub(super) descriptor: &'a Descriptor,
+    pub(super) node: &'a LocalNode,
+    /// Memory map of the stub that becomes the process.
+    pub(super) stub: &'a StubMap,
+    /// Objects that the daemon passes to the stub.
+    pub(super) objects: &'a PassedObjects,
+    pub(super) plan_options: &'a PlanOptions<'a>,
+    pub(super) position: &'a TreePosition<'a>,
+}
+
+impl PlanInputs<'_> {
+    /// Whether the process is forked from a zygote, which already has the memory that is private to a process.
+    pub(super) fn is_zygote_copy(&self) -> bool {
+        matches!(self.plan_options.scope, PlanScope::ZygoteCopy { .. })
+    }
+}
+
 /// The place of each table. The header is written last, when the region is known.
 struct PlanTables {
     address_space: AddressSpacePlan,
@@ -102,17 +123,12 @@ struct PlanTables {
     cwd: u32,
 }
 
-/// Compiles the plan of `descriptor`, a process at its `position` in a tree, for the stub whose map is `stub`.
-pub(super) fn compile(
-    descriptor: &Descriptor,
-    node: &LocalNode,
-    stub: &StubMap,
-    objects: &PassedObjects,
-    (plan_options, position): (&PlanOptions<'_>, &TreePosition<'_>),
-) -> Result<ProcessPlan, RestoreError> {
+/// Compiles the plan of one process.
+pub(super) fn compile(inputs: &PlanInputs<'_>) -> Result<ProcessPlan, RestoreError> {
+    let PlanInputs { descriptor, node, objects, .. } = *inputs;
     let mut writer = PlanWriter::new();
     let (credentials, credential_index) = collect_credentials(descriptor, node);
-    let tables = write_tables(descriptor, node, stub, objects, &credentials, (plan_options, position), &mut writer)?;
+    let tables = write_tables(inputs, &credentials, &mut writer)?;
     let mut threads = build_thread_table(descriptor, &credential_index, &mut writer)?;
 
     let frame_bytes = signal_frame::frame_bytes(descriptor.threads.iter().map(|t| t.xstate.len()).max().unwrap_or(0));
@@ -121,7 +137,7 @@ pub(super) fn compile(
     let frames_bytes = frame_bytes * threads.len() as u64;
     let frames = writer.write_bytes(&vec![0; (frames_bytes + filter_bytes.next_multiple_of(PAGE_SIZE)) as usize])?;
     let staging_bytes = tables.address_space.special_mappings.iter().map(|special| special.bytes).sum();
-    let mut occupied = occupied_ranges(descriptor, stub, &tables.address_space.special_mappings, position);
+    let mut occupied = occupied_ranges(inputs, &tables.address_space.special_mappings);
     let region = RestorerRegion::lay_out(
         threads.len() as u64,
         (frame_bytes, filter_bytes),
@@ -146,14 +162,14 @@ pub(super) fn compile(
     }
     writer.overwrite(threads_span.offset, threads.as_bytes());
     let process = ProcessContext {
-        position,
+        threads: threads_span,
+        frames,
         barrier: objects.barrier(),
         confinement_filters: filters.confinement_list,
         controlling_terminal: objects.controlling_terminal(descriptor.process.pid),
         plan_file: tables.fd_base + PASSED_RESERVED_COUNT + objects.count() as u32,
     };
-    let header =
-        build_header(descriptor, &tables, &region, (threads_span, frames), writer.len(), plan_options, process);
+    let header = build_header(inputs, &tables, &region, writer.len(), process);
     let userfaultfd_ranges =
         tables.address_space.userfaultfd_ranges.iter().map(|range| range.start..range.start + range.bytes).collect();
     let created_fds = tables.created_files.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
@@ -170,54 +186,34 @@ pub(super) fn compile(
     })
 }
 
-fn occupied_ranges(
-    descriptor: &Descriptor,
-    stub: &StubMap,
-    specials: &[PlanSpecialMapping],
-    position: &TreePosition<'_>,
-) -> Vec<(u64, u64)> {
-    let future = descriptor.mappings.iter().map(|mapping| (mapping.start, mapping.end));
+fn occupied_ranges(inputs: &PlanInputs<'_>, specials: &[PlanSpecialMapping]) -> Vec<(u64, u64)> {
+    let PlanInputs { stub, position, .. } = *inputs;
+    let future = inputs.descriptor.mappings.iter().map(|mapping| (mapping.start, mapping.end));
     let moved = specials.iter().map(|special| (special.to, special.to + special.bytes));
     future.chain(stub.ranges()).chain(moved).chain(position.occupied.iter().copied()).collect()
 }
 
 fn write_tables(
-    descriptor: &Descriptor,
-    node: &LocalNode,
-    stub: &StubMap,
-    objects: &PassedObjects,
+    inputs: &PlanInputs<'_>,
     credentials: &[Credentials],
-    (plan_options, position): (&PlanOptions<'_>, &TreePosition<'_>),
     writer: &mut PlanWriter,
 ) -> Result<PlanTables, RestoreError> {
+    let PlanInputs { descriptor, node, objects, plan_options, position, .. } = *inputs;
     let process = &descriptor.process;
-    let has_memory = matches!(plan_options.scope, PlanScope::ZygoteCopy { .. });
+    let has_memory = inputs.is_zygote_copy();
     // A copy of a zygote maps shared files only, and those are always this node's.
     let matching_files =
         if has_memory { Vec::new() } else { super::address_space::find_matching_files(descriptor, node) };
-    let address_space = AddressSpacePlan::compile(
-        descriptor,
-        &matching_files,
-        objects,
-        (stub, plan_options.bridge, plan_options.scope),
-        writer,
-    )?;
-    let fd_base = position.fd_base;
+    let address_space = AddressSpacePlan::compile(inputs, &matching_files, writer)?;
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
     let mapped_credentials =
         plan_options.user_namespace.and_then(|users| Some(confinement::map_credentials(owner?, users.id_map)));
     let stub_groups = &node.credentials.groups;
     let owner = mapped_credentials.as_ref().or(owner).map(|credentials| SocketOwner { credentials, stub_groups });
     let vdso_range = address_space.bridge_image.as_ref().and_then(|_| vdso::parent_vdso_range(descriptor));
-    let makes_shared = position.process_index == 0 && plan_options.scope != PlanScope::Zygote;
-    let protection = (plan_options.untrusted, plan_options.user_namespace.is_some());
     let memory = PatchedMemory { vdso_range: vdso_range.clone(), overlaid_mappings: &address_space.overlaid_mappings };
-    let syscall_options = (makes_shared, memory, has_memory, protection);
-    let (syscalls, created_files) =
-        SyscallLists::compile(descriptor, (objects, fd_base), owner, syscall_options, position, writer)?;
-    let files = (objects, &created_files, position);
-    let (planned_descriptors, epolls) =
-        file_descriptors::build_fd_tables(descriptor, files, plan_options.payload, writer)?;
+    let (syscalls, created_files) = SyscallLists::compile(inputs, owner, memory, writer)?;
+    let (planned_descriptors, epolls) = file_descriptors::build_fd_tables(inputs, &created_files, writer)?;
     let mut eager = if has_memory { Vec::new() } else { build_eager_table(descriptor, writer)? };
     if let (Some(image), Some(range)) = (&address_space.bridge_image, vdso_range) {
         eager.push(PlanEagerBytes {
@@ -261,7 +257,7 @@ fn write_tables(
         children: writer.write_table(&position.build_child_table())?,
         syscalls,
         created_files,
-        fd_base,
+        fd_base: position.fd_base,
         exe: match process.exe_object {
             Some(object) => objects.slot_of_shared_object(object),
             None => writer.write_text(&process.exe)?,
@@ -387,8 +383,11 @@ fn write_sched_attr(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, Res
 }
 
 /// The values of the header that are in no table of the process.
-struct ProcessContext<'a> {
-    position: &'a TreePosition<'a>,
+struct ProcessContext {
+    /// The table of threads.
+    threads: PlanSpan,
+    /// Offset of the signal frames.
+    frames: u32,
     barrier: Option<u32>,
     /// Index of the terminal that controls its session, if it leads one.
     controlling_terminal: Option<u32>,
@@ -412,15 +411,14 @@ fn plan_flags(process: &Process, plan_options: &PlanOptions<'_>, position: &Tree
 }
 
 fn build_header(
-    descriptor: &Descriptor,
+    inputs: &PlanInputs<'_>,
     tables: &PlanTables,
     region: &RestorerRegion,
-    (threads, frames): (PlanSpan, u32),
     plan_bytes: u64,
-    plan_options: &PlanOptions<'_>,
-    context: ProcessContext<'_>,
+    context: ProcessContext,
 ) -> PlanHeader {
-    let ProcessContext { position, barrier, controlling_terminal, plan_file, confinement_filters } = context;
+    let PlanInputs { descriptor, plan_options, position, .. } = *inputs;
+    let ProcessContext { threads, frames, barrier, controlling_terminal, plan_file, confinement_filters } = context;
     let process = &descriptor.process;
     let (flags, zygote_region) = plan_flags(process, plan_options, position);
     PlanHeader {

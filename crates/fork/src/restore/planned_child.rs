@@ -18,7 +18,7 @@ use super::clocks;
 use super::kernel_compatibility;
 use super::passed_objects::{PassedObjects, RootPaths, SharedContents, StandardStreams};
 use super::plan::{PlanOptions, UserNamespaceTarget};
-use super::privileged_forker::ContainerInit;
+use super::privileged_forker::{ContainerInit, InitWaitRequest};
 use super::process_tree::{self, TreePlan};
 use super::processor_compatibility;
 use super::report;
@@ -162,18 +162,19 @@ impl<'a> PlannedChild<'a> {
         };
         fd_passing::enable_sender_pid(self.control).map_err(RestoreError::StubIo)?;
         let (requested_ns, deadline) = (realtime_ns(), Instant::now() + limit);
-        let init_and_queue = match self.container_init {
-            Some(init) => Some((
-                init,
-                privileged_forker::send_forker_request(self.control, init, (request, self.descriptor), limit)?,
-            )),
+        let init_wait = match self.container_init {
+            Some(init) => {
+                let (control, descriptor) = (self.control, self.descriptor);
+                let queue = privileged_forker::send_forker_request(control, init, request, descriptor, limit)?;
+                Some(InitWaitRequest { init, status_file, queue })
+            }
             None => stub::send_request(self.control, &request, self.descriptor).map(|()| None)?,
         };
         drop(plan);
         // Closes the daemon's copies: a pipe end that stays open here would be visible to the child.
         self.objects = PassedObjects::empty();
         let Self { descriptor, control, stub_pid, .. } = *self;
-        Ok(PendingRestore { descriptor, control, stub_pid, init_and_queue, status_file, requested_ns, deadline })
+        Ok(PendingRestore { descriptor, control, stub_pid, init_wait, requested_ns, deadline })
     }
 }
 
@@ -183,8 +184,8 @@ pub struct PendingRestore<'a> {
     descriptor: &'a Descriptor,
     control: BorrowedFd<'a>,
     stub_pid: i32,
-    init_and_queue: Option<(ContainerInit<'a>, OwnedFd)>,
-    status_file: BorrowedFd<'a>,
+    /// For a child that a privileged forker forks.
+    init_wait: Option<InitWaitRequest<'a>>,
     requested_ns: u64,
     deadline: Instant,
 }
@@ -196,10 +197,8 @@ impl PendingRestore<'_> {
     /// The step that the restorer could not carry out. The container cannot be used any more.
     pub fn wait_restored(self) -> Result<RestoredProcess, RestoreError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let started = match self.init_and_queue {
-            Some((init, queue)) => {
-                privileged_forker::finish_start(self.control, (init, self.status_file, queue), self.descriptor, left)?
-            }
+        let started = match self.init_wait {
+            Some(request) => privileged_forker::finish_start(self.control, request, self.descriptor, left)?,
             None => stub::wait_restored_or_stopped(self.stub_pid, self.control, left, self.descriptor)?,
         };
         report::trace_phases(self.requested_ns, &started.marks_ns, started.realtime_ns);

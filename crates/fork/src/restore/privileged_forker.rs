@@ -20,6 +20,17 @@ pub struct ContainerInit<'a> {
     pub control: BorrowedFd<'a>,
 }
 
+/// A request that a container's init wait for the end of a child that it has not forked.
+#[derive(Debug)]
+pub(super) struct InitWaitRequest<'a> {
+    /// The init of the container.
+    pub(super) init: ContainerInit<'a>,
+    /// The file into which init writes the wait status.
+    pub(super) status_file: BorrowedFd<'a>,
+    /// The userfaultfd queue, which init must hold.
+    pub(super) queue: OwnedFd,
+}
+
 //  daemon                               privileged forker           container's init         child
 //    │ request: plan, socket, … ─────────▶│ an intermediate forks it ────┼──────────────────────▶│ restores itself
 //    │                                    │ ends                         │                       │ enters its user
@@ -29,7 +40,8 @@ pub struct ContainerInit<'a> {
 pub(super) fn send_forker_request(
     control: BorrowedFd<'_>,
     init: ContainerInit<'_>,
-    (request, descriptor): (RestoreRequest<'_>, &Descriptor),
+    request: RestoreRequest<'_>,
+    descriptor: &Descriptor,
     limit: Duration,
 ) -> Result<OwnedFd, RestoreError> {
     let queue = fd_passing::self_connected_socket()
@@ -40,14 +52,15 @@ pub(super) fn send_forker_request(
     Ok(queue)
 }
 
-/// Waits, at most `limit`, until the child is restored, and has `init` wait for its end. The child is init's child before it
-/// can report anything.
+/// Waits, at most `limit`, until the child is restored, and has its init wait for its end. The child is init's child before
+/// it can report anything.
 pub(super) fn finish_start(
     control: BorrowedFd<'_>,
-    (init, status_file, queue): (ContainerInit<'_>, BorrowedFd<'_>, OwnedFd),
+    request: InitWaitRequest<'_>,
     descriptor: &Descriptor,
     limit: Duration,
 ) -> Result<RestoreReport, RestoreError> {
+    let InitWaitRequest { init, status_file, queue } = request;
     let deadline = Instant::now() + limit;
     let restored = stub::wait_restored(control, limit, descriptor);
     let has_died = matches!(restored, Err(RestoreError::StubExited));

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use super::file_descriptors::PAYLOAD_FD;
 use super::passed_objects::PassedObjects;
-use super::plan::{self, PlanOptions, ProcessPlan};
+use super::plan::{self, PlanInputs, PlanOptions, ProcessPlan};
 use super::plan_layout::{
     CHILD_AFTER_SESSION, CHILD_CORE_DUMPED, CHILD_GROUP_LEADER, CHILD_REAPED, CHILD_REPARENTED, CHILD_SESSION_LEADER,
     CHILD_SHARES_DIRECTORY, CHILD_SHARES_FILES, CHILD_SHARES_HANDLERS, CHILD_SHARES_MEMORY, CHILD_STOP_UNREPORTED,
@@ -74,7 +74,7 @@ pub(super) fn compile(
     let no_fds = HashMap::new();
     let fd_base = reserved_fd_base(descriptor, plan_options.payload.is_some(), objects.count() as u32);
     let position = TreePosition { process_index: 0, fd_base, tree: descriptor, created_fds: &no_fds, occupied: &[] };
-    let mut first = plan::compile(descriptor, node, stub, objects, (plan_options, &position))?;
+    let mut first = plan::compile(&PlanInputs { descriptor, node, stub, objects, plan_options, position: &position })?;
     let created_fds = std::mem::take(&mut first.created_fds);
     let mut plans = vec![first];
     // Only the first process gets the payload.
@@ -87,7 +87,14 @@ pub(super) fn compile(
             TreePosition { process_index: number, fd_base, tree: descriptor, created_fds: &created_fds, occupied };
         // The vdso bridge belongs to the process that builds the address space.
         let plan_options = PlanOptions { bridge: plan_options.bridge.filter(|_| has_own_memory), ..plan_options };
-        let plan = plan::compile(&descriptor.rooted_at(member), node, stub, objects, (&plan_options, &position))?;
+        let plan = plan::compile(&PlanInputs {
+            descriptor: &descriptor.rooted_at(member),
+            node,
+            stub,
+            objects,
+            plan_options: &plan_options,
+            position: &position,
+        })?;
         if !has_own_memory {
             let (start, bytes) = plan.region;
             plans[owner as usize].occupied.push((start, start + bytes));

@@ -91,7 +91,8 @@ impl<'a> PlannedZygote<'a> {
     pub fn new(
         descriptor: &'a Descriptor,
         node: &'a LocalNode,
-        (stub_pid, control): (i32, BorrowedFd<'_>),
+        stub_pid: i32,
+        control: BorrowedFd<'_>,
     ) -> Result<Self, RestoreError> {
         processor_compatibility::check_processor(&descriptor.origin, node)?;
         kernel_compatibility::build_bridge_if_needed(&descriptor.origin, node)?;

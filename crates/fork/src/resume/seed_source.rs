@@ -114,7 +114,7 @@ impl SeedSource {
     ) -> Result<Self, ResumeError> {
         let owner = own.resolve_address(&key.seed, address);
         if let Some(descriptor) = phase!("descriptor.read", own.find_descriptor(&key)) {
-            return Ok(Self::new((key, descriptor), owner, links, own));
+            return Ok(Self::new(key, descriptor, owner, links, own));
         }
         let extent = ExtentId::DESCRIPTOR;
         let read = |connection: &mut dyn Connection| {
@@ -123,11 +123,12 @@ impl SeedSource {
         };
         let bytes = phase!("descriptor.read", links.with_connection(&owner, key.seed.node(), read))?;
         let descriptor = Arc::new(phase!("descriptor.decode", farfork_wire::descriptor::decode(&bytes))?);
-        Ok(Self::new((key, descriptor), owner, links, own))
+        Ok(Self::new(key, descriptor, owner, links, own))
     }
 
     fn new(
-        (key, descriptor): (Arc<SeedKey>, Arc<Descriptor>),
+        key: Arc<SeedKey>,
+        descriptor: Arc<Descriptor>,
         owner: Address,
         links: &Arc<OwnerConnectionPool>,
         own: LocalSeeds,

@@ -44,13 +44,13 @@ impl Seed {
                 digest: file.identity.digest.filter(|_| !file.has_written_pages),
                 ..file.identity.clone()
             };
-            file_state((&then, file_identity::stat_path_identity(Path::new(&link))), || File::open(&link))
+            file_state(&then, file_identity::stat_path_identity(Path::new(&link)), || File::open(&link))
         });
         let files = seed_template.read_held_files();
         let versions = (0..).zip(&self.descriptor.file_versions).map(|(index, version)| {
             let holder = version.extent.and_then(|extent| self.version_of_extent(extent)).unwrap_or(index);
             match &files[holder as usize] {
-                Some(file) => file_state((&version.identity, file_identity::stat_identity(file)), || file.reopen()),
+                Some(file) => file_state(&version.identity, file_identity::stat_identity(file), || file.reopen()),
                 None => FileState::NotHeld,
             }
         });
@@ -115,7 +115,8 @@ impl SeedTemplate {
         &self,
         version: &FileVersion,
         index: u32,
-        (offset, into): (u64, &mut [u8]),
+        offset: u64,
+        into: &mut [u8],
     ) -> io::Result<()> {
         let files = self.read_held_files();
         let file = files[index as usize].as_ref().ok_or(io::ErrorKind::NotFound)?;
@@ -123,18 +124,15 @@ impl SeedTemplate {
         let length = version.identity.bytes.saturating_sub(offset).min(into.len() as u64) as usize;
         opened.read_exact_at(&mut into[..length], offset)?;
         into[length..].fill(0);
-        match file_state((&version.identity, file_identity::stat_identity(file)), || file.reopen()) {
+        match file_state(&version.identity, file_identity::stat_identity(file), || file.reopen()) {
             FileState::Unchanged => Ok(()),
             _ => Err(io::Error::other("a held file was changed in place")),
         }
     }
 }
 
-/// The state of a file, judged by `now`; if that is not enough, by its contents.
-fn file_state(
-    (then, now): (&FileIdentity, io::Result<FileIdentity>),
-    open: impl Fn() -> io::Result<File>,
-) -> FileState {
+/// The state of a file that was `then`, judged by `now`; if that is not enough, by its contents.
+fn file_state(then: &FileIdentity, now: io::Result<FileIdentity>, open: impl Fn() -> io::Result<File>) -> FileState {
     match now {
         Err(_) => FileState::NotHeld,
         Ok(now) if file_identity::has_same_content(then, &now) => FileState::Unchanged,

@@ -279,7 +279,7 @@ impl Region for Seed {
                 Ok(())
             }
             ExtentSource::File { version } => {
-                seed_template.read_held_file(&self.descriptor.file_versions[version as usize], version, (offset, into))
+                seed_template.read_held_file(&self.descriptor.file_versions[version as usize], version, offset, into)
             }
         }
     }
@@ -317,7 +317,7 @@ impl SeedTable {
     /// Adds a seed of a process of this machine. Its children get the working set of the process's previous seed at once.
     /// Returns the key of that seed, which may have been dropped.
     pub fn insert_successor(&self, process: ProcessIdentity, seed: Arc<Seed>) -> Option<Arc<SeedKey>> {
-        let before = self.lock_habits().add_seed(process, (&seed.key, &seed.descriptor), &seed.working_set);
+        let before = self.lock_habits().add_seed(process, &seed.key, &seed.descriptor, &seed.working_set);
         self.insert(seed);
         before
     }

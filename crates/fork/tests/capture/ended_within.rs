@@ -65,11 +65,11 @@ fn end_within_each_call(killed: Killed, offers: bool) {
     let pages = if offers { parent.reported("pages").to_string() } else { String::new() };
     let whole = Wholeness::of(parent.pid());
     assert_eq!(whole.kept_from_fork, PLACES);
-    let count = end_before((usize::MAX, killed), &mut parent, &pages);
+    let count = end_before(usize::MAX, killed, &mut parent, &pages);
     assert!(count > 50, "a capture changes more than {count} things");
     // In descending order: changes that an early end leaves on the offered pages must not help a later one.
     for calls in (0..count).rev() {
-        end_before((calls, killed), &mut parent, &pages);
+        end_before(calls, killed, &mut parent, &pages);
         whole.require(parent.pid(), calls);
         // A report of the parent takes a while.
         if calls % 16 == 0 {
@@ -83,7 +83,7 @@ fn end_within_each_call(killed: Killed, offers: bool) {
 //  this test ── traces ──▶ the victim ──▶ its tracer ── captures ──▶ the parent
 //              counts the tracer's calls of ptrace(2) and its writes to memory; SIGKILL before the one it is at
 /// Has a victim capture the parent, and kills it before the call after `calls` others. Returns how many calls it made.
-fn end_before(end: (usize, Killed), parent: &mut Parent, pages: &str) -> usize {
+fn end_before(calls: usize, killed: Killed, parent: &mut Parent, pages: &str) -> usize {
     let mut victim = Command::new(env::current_exe().unwrap())
         .args(["--ignored", "--exact", "ended_within::captures_once"])
         .env(PARENT, parent.pid().to_string())
@@ -95,8 +95,9 @@ fn end_before(end: (usize, Killed), parent: &mut Parent, pages: &str) -> usize {
     let pid = victim.id() as i32;
     seize_all(pid);
     victim.stdin.take().unwrap().write_all(b"!").unwrap();
-    let made = follow(pid, parent.pid(), end).unwrap_or_else(|| {
-        panic!("the parent ended while {end:?} was awaited: {}", parent.say_how_it_ended());
+    let made = follow(pid, parent.pid(), calls, killed).unwrap_or_else(|| {
+        let end = parent.say_how_it_ended();
+        panic!("the parent ended before call {calls} (killed: {killed:?}): {end}");
     });
     // Reaps the victim. Its end is also reported to this process as its tracer.
     let _ = victim.wait();
@@ -121,7 +122,7 @@ fn seize_all(pid: i32) {
 }
 
 /// Counts the calls of the victim and its tracer; `None` if the parent has ended.
-fn follow(victim: i32, parent: i32, (calls, killed): (usize, Killed)) -> Option<usize> {
+fn follow(victim: i32, parent: i32, calls: usize, killed: Killed) -> Option<usize> {
     let (mut made, mut tracer) = (0, None);
     let mut is_owner_there = true;
     loop {

@@ -144,13 +144,11 @@ impl Bed {
 
     /// Starts a program with this plan. The pager adopts it before it starts.
     pub(crate) fn start(&self, scenario: &str, pages: u64, plan: &MemoryPlan) -> Program {
-        let (child, programs_end) = self.adopt(plan);
-        Program::begin(scenario, pages, child, programs_end)
+        Program::begin(scenario, pages, self.adopt(plan))
     }
 
-    /// Has the pager adopt a child that is not started yet. Returns the child, and the socket over which its userfaultfd
-    /// must be sent.
-    pub(crate) fn adopt(&self, plan: &MemoryPlan) -> ((ChildId, PathBuf), OwnedFd) {
+    /// Has the pager adopt a child that is not started yet.
+    pub(crate) fn adopt(&self, plan: &MemoryPlan) -> AdoptedProgram {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let id = ChildId::new(NodeName::new("n2").unwrap(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let dir = self.dir.path().join(id.to_string());
@@ -161,7 +159,7 @@ impl Bed {
         }
         let (pagers_end, programs_end) = fd_passing::seqpacket_pair().unwrap();
         self.client.adopt(&id, &dir, pagers_end).unwrap();
-        ((id, dir), programs_end)
+        AdoptedProgram { id, dir, uffd_socket: programs_end }
     }
 
     pub(crate) fn stats(&self, program: &Program) -> PagerStats {
@@ -203,6 +201,14 @@ impl Drop for Bed {
     }
 }
 
+/// A program that the pager has adopted, and that is not started yet.
+pub(crate) struct AdoptedProgram {
+    pub(crate) id: ChildId,
+    pub(crate) dir: PathBuf,
+    /// The socket over which its userfaultfd must be sent.
+    pub(crate) uffd_socket: OwnedFd,
+}
+
 /// A program with paged memory, killed on drop.
 pub(crate) struct Program {
     pub(crate) id: ChildId,
@@ -214,8 +220,9 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts a program that is adopted already. It sends its userfaultfd over `uffd_socket`.
-    pub(crate) fn begin(scenario: &str, pages: u64, (id, dir): (ChildId, PathBuf), uffd_socket: OwnedFd) -> Self {
+    /// Starts a program that is adopted already.
+    pub(crate) fn begin(scenario: &str, pages: u64, adopted: AdoptedProgram) -> Self {
+        let AdoptedProgram { id, dir, uffd_socket } = adopted;
         let (channel, programs_channel) = UnixStream::pair().unwrap();
         channel.set_read_timeout(Some(PROGRAM_LIMIT)).unwrap();
         let process = Command::new(program())

@@ -118,9 +118,10 @@ fn a_holder_is_replaced() {
 
 /// Starts a program whose userfaultfd is also in a queue, as in a container's stub. The pager adds those of its forks.
 fn start_with_stub(bed: &Bed, owner: &Owner, seed: &TestSeed, scenario: &str) -> (Program, OwnedFd) {
-    let (child, to_pager) = bed.adopt(&seed.plan(owner.address(), one_by_one()));
+    let mut adopted = bed.adopt(&seed.plan(owner.address(), one_by_one()));
     let (ours, programs) = fd_passing::seqpacket_pair().unwrap();
-    let program = Program::begin(scenario, PAGES, child, programs);
+    let to_pager = std::mem::replace(&mut adopted.uffd_socket, programs);
+    let program = Program::begin(scenario, PAGES, adopted);
     let mut word = [0; 16];
     let (_, uffd) = fd_passing::receive(ours.as_fd(), &mut word, 1).unwrap();
     let queue = fd_passing::self_connected_socket().unwrap();

@@ -1,14 +1,12 @@
 //! Children of a seed that has a working set of earlier children. Each test is one scenario.
 
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use farfork_fork::pager::{MemoryPlan, PagerCounters, PagingMode, PagingStrategy, PrewarmProgress, PrewarmState};
-use farfork_wire::{ChildId, PAGE_SIZE};
+use farfork_wire::PAGE_SIZE;
 
-use crate::bed::{Bed, Program, soon};
+use crate::bed::{AdoptedProgram, Bed, Program, soon};
 use crate::seed::start_on_host;
 use crate::series::Series;
 
@@ -107,18 +105,18 @@ impl Series {
     }
 
     /// Has the pager adopt a child with a known set, and waits until its first pages have arrived.
-    fn adopt_early(&self) -> ((ChildId, PathBuf), OwnedFd) {
-        let (child, programs_end) = self.bed.adopt(&self.plan(PagingStrategy::default()));
+    fn adopt_early(&self) -> AdoptedProgram {
+        let adopted = self.bed.adopt(&self.plan(PagingStrategy::default()));
         soon("the first pages", || {
-            let counters = self.bed.client.stats(&child.0).expect("the pager knows it").counters;
+            let counters = self.bed.client.stats(&adopted.id).expect("the pager knows it").counters;
             (counters.bytes_fetched >= EARLY_PAGES * PAGE_SIZE).then_some(())
         });
-        (child, programs_end)
+        adopted
     }
 
     /// Starts a program when the first pages of its set have arrived, and runs it to its end. It waits for no other pages.
-    fn run_at_once(&self, (child, programs_end): ((ChildId, PathBuf), OwnedFd)) -> PagerCounters {
-        let mut program = Program::begin("touch_sparsely", PAGES, child, programs_end);
+    fn run_at_once(&self, adopted: AdoptedProgram) -> PagerCounters {
+        let mut program = Program::begin("touch_sparsely", PAGES, adopted);
         program.meet();
         program.let_go();
         self.end(program)
@@ -129,7 +127,7 @@ fn first_pages_come_before_their_child() {
     let series = Series::new(PAGES);
     series.run_for_whole_set(one_by_one());
     let child = series.adopt_early();
-    let early = series.bed.client.stats(&child.0.0).expect("the pager knows it").counters;
+    let early = series.bed.client.stats(&child.id).expect("the pager knows it").counters;
     assert_eq!((early.pages_fetched, early.bytes_fetched), (0, EARLY_PAGES * PAGE_SIZE), "and no more: {early:?}");
     series.run_at_once(child);
     series.bed.end();
@@ -138,8 +136,8 @@ fn first_pages_come_before_their_child() {
 fn pages_come_and_their_child_does_not() {
     let series = Series::new(PAGES);
     series.run_for_whole_set(one_by_one());
-    let (_, programs_end) = series.adopt_early();
-    drop(programs_end);
+    // Closes its socket.
+    drop(series.adopt_early());
     let children = || series.bed.client.list_children().expect("the pager answers");
     soon("the end of a child that never started", || children().is_empty().then_some(()));
     series.run("touch_sparsely", PagingStrategy::default());
@@ -164,12 +162,12 @@ fn who_is_like_the_first_gets_none() {
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
     assert_eq!(series.seed.set_pages(), first.faults_missing, "a child that touched all of its set sends no report");
     // Pages of a set arrive before the first fault, and no others do.
-    let (child, programs_end) =
+    let child =
         series.bed.adopt(&series.plan(PagingStrategy { ignores_working_set: true, ..PagingStrategy::default() }));
     thread::sleep(SET_INTERVAL);
-    let early = series.bed.client.stats(&child.0).expect("the pager knows it").counters;
+    let early = series.bed.client.stats(&child.id).expect("the pager knows it").counters;
     assert_eq!(early.bytes_fetched, 0, "it is sent no set: {early:?}");
-    series.run_at_once((child, programs_end));
+    series.run_at_once(child);
     series.bed.end();
 }
 

@@ -17,7 +17,7 @@ use farfork_sys::fd_passing;
 use farfork_wire::{ChildId, NodeName, PAGE_SIZE, SeedId, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::bed::Program;
+use crate::bed::{AdoptedProgram, Program};
 use crate::seed::{AREA, TestSeed, is_populated};
 
 pub(crate) const ALL: &[(&str, fn())] = &[
@@ -126,7 +126,7 @@ impl PagingScenario {
     }
 
     /// Gives the program an order, and waits for its answer.
-    fn order(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program, (what, page): (char, u64)) -> u8 {
+    fn order(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program, what: char, page: u64) -> u8 {
         program.order(what, page);
         let limit = if self.chaos.is_some() { PAGE_LIMIT } else { CALM_LIMIT };
         let deadline = self.world.now() + limit;
@@ -152,7 +152,7 @@ impl PagingScenario {
         let mut next = self.world.random_below(PAGES);
         for _ in 0..ORDERS {
             let what = if self.world.random_bool(0.1) { 'd' } else { 't' };
-            let answer = self.order(pager, program, (what, next));
+            let answer = self.order(pager, program, what, next);
             if answer == b'!' {
                 self.check_loss(pager.loss_reason(&program.id), next);
             }
@@ -186,7 +186,7 @@ impl PagingScenario {
         self.work(pager, program);
         for page in 0..PAGES {
             let lost_before = pager.loss_reason(&program.id).is_some();
-            let answer = self.order(pager, program, ('t', page));
+            let answer = self.order(pager, program, 't', page);
             assert!(answer == b'=' || lost_before, "page {page} was lost while nothing was wrong");
         }
     }
@@ -226,14 +226,15 @@ fn run(seed: u64) -> Vec<(u8, Duration)> {
     let (mut scene, pages) = PagingScenario::new(seed);
     let (world, node, dir) = (scene.world.clone(), scene.nodes[1], tempfile::tempdir().unwrap());
     run_scenario(&world, seed, "-p farfork-fork --test pager -- simulated", || {
-        let played = run_simulated_pager(dir.path(), (&world, node), |pager| {
+        let played = run_simulated_pager(dir.path(), &world, node, |pager| {
             let id = ChildId::new(NodeName::new("n2").unwrap(), seed + 1);
             let child_dir = dir.path().join("child");
             fs::create_dir(&child_dir).unwrap();
             pages.plan(Address::Sim(scene.owner_address), scene.strategy).write(&child_dir).unwrap();
             let (pagers_end, programs_end) = fd_passing::seqpacket_pair().unwrap();
             pager.adopt(id.clone(), &child_dir, pagers_end).unwrap();
-            let mut program = Program::begin("obey", PAGES, (id.clone(), child_dir), programs_end);
+            let adopted = AdoptedProgram { id: id.clone(), dir: child_dir, uffd_socket: programs_end };
+            let mut program = Program::begin("obey", PAGES, adopted);
             scene.run(pager, &mut program);
             program.order('e', 0);
             program.expect_success();

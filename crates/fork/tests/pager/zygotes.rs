@@ -30,7 +30,7 @@ fn transfer(bed: &Bed, zygote: &Program, child: &ChildId, plan: Option<&MemoryPl
     }
     let (keep, kept) = fd_passing::seqpacket_pair().unwrap();
     let pid = zygote.process.id() as i32;
-    bed.client.transfer(&zygote.id, (child, &dir, pid), keep.as_fd())?;
+    bed.client.transfer(&zygote.id, child, &dir, pid, keep.as_fd())?;
     Ok(fd_passing::receive(kept.as_fd(), &mut [0; 4], 1).unwrap().1.len())
 }
 

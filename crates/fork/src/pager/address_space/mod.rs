@@ -230,7 +230,8 @@ impl AddressSpace {
     /// As `missing_slots_in`, but only slots of one source.
     pub(super) fn missing_slots_from(
         &self,
-        (source, populated): (usize, &SlotIndex),
+        source: usize,
+        populated: &SlotIndex,
         range: Range<u64>,
         slots_max: u64,
     ) -> (Vec<Range<u64>>, Range<u64>) {
@@ -240,7 +241,8 @@ impl AddressSpace {
     /// Takes from `slots` the first, at most `slots_max`, that belong to one source and are neither installed nor in flight.
     pub(super) fn take_missing_slots(
         &self,
-        (source, populated): (usize, &SlotIndex),
+        source: usize,
+        populated: &SlotIndex,
         slots: &mut VecDeque<Range<u64>>,
         slots_max: u64,
     ) -> Vec<Range<u64>> {
@@ -248,7 +250,7 @@ impl AddressSpace {
         while room > 0
             && let Some(range) = slots.pop_front()
         {
-            let (some, rest) = self.missing_slots_from((source, populated), range, room);
+            let (some, rest) = self.missing_slots_from(source, populated, range, room);
             room -= some.iter().map(|run| run.end - run.start).sum::<u64>();
             wanted.extend(some);
             if !rest.is_empty() {

@@ -25,8 +25,8 @@ use slab_allocator::{Eviction, Frame, SLAB_PAGES, SlabAllocator};
 /// A page of a seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PageKey {
-    extent: ExtentId,
-    page: u64,
+    pub(super) extent: ExtentId,
+    pub(super) page: u64,
 }
 
 /// The contents of a cache, and its counters since the pager started.
@@ -115,17 +115,10 @@ impl PageCache {
         self.seeds.get(seed).is_some_and(|seed| seed.is_shared)
     }
 
-    /// Stores consecutive pages of a seed that its owner sent. Pages that are already cached are kept.
-    pub(super) fn insert(
-        &mut self,
-        key: &Arc<SeedKey>,
-        owner: &Address,
-        (extent, first_page): (ExtentId, u64),
-        data: &[u8],
-        now: Instant,
-    ) {
-        for (page, data) in (first_page..).zip(data.chunks_exact(PAGE_SIZE as usize)) {
-            let page = PageKey { extent, page };
+    /// Stores consecutive pages of a seed, from `first` on, that its owner sent. Pages that are already cached are kept.
+    pub(super) fn insert(&mut self, key: &Arc<SeedKey>, owner: &Address, first: PageKey, data: &[u8], now: Instant) {
+        for (page, data) in (first.page..).zip(data.chunks_exact(PAGE_SIZE as usize)) {
+            let page = PageKey { page, ..first };
             let Some(seed) = self.seed_entry(key, owner, now) else { return };
             seed.checked_at = now;
             if seed.frames.contains_key(&page) {

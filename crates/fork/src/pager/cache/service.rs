@@ -11,13 +11,15 @@ use farfork_fabric::{Address, Completion, FabricError, ReadMode, Refusal, SeedKe
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::ExtentId;
 
-use super::PageCache;
 use super::revalidation::RevalidationAction;
+use super::{PageCache, PageKey};
 use crate::pager::address_space::install::InstallOutcome;
 use crate::pager::child::{Child, ChildSource};
 use crate::pager::faults::retry_queue::{PAUSED_TRIES_MAX, RetryTask};
 use crate::pager::journal::AddressSpaceId;
-use crate::pager::owner_connections::{AuxiliaryRequest, Lane, PageRead, PrefetchRequest};
+use crate::pager::owner_connections::{
+    AddressSpaceSource, AuxiliaryRequest, Lane, PageRead, PrefetchRequest, SeedRead,
+};
 use crate::pager::server::PagerServer;
 
 /// Most slots that are installed from the cache before the pager polls for faults again. They take about 100 µs, for which a
@@ -72,9 +74,10 @@ impl PagerServer<'_> {
     /// Installs those of the wanted slots that are cached. Returns the others, which must be requested.
     pub(in crate::pager) fn install_cached_slots(
         &mut self,
-        (child, space, source): (u64, AddressSpaceId, usize),
+        target: AddressSpaceSource,
         wanted: Vec<Range<u64>>,
     ) -> Vec<Range<u64>> {
+        let AddressSpaceSource { child, space, source } = target;
         let mut rest: Vec<Range<u64>> = Vec::new();
         for mut slots in wanted {
             while !slots.is_empty() {
@@ -125,7 +128,7 @@ impl PagerServer<'_> {
             data = rest;
             if child.uses_cache(&self.cache, source) {
                 self.cache.count_misses(run.count);
-                let first = (run.origin.extent, run.origin.page);
+                let first = PageKey { extent: run.origin.extent, page: run.origin.page };
                 self.cache.insert(&source.key, &source.owner, first, pages, self.now);
             }
         }
@@ -158,7 +161,8 @@ impl PagerServer<'_> {
         let Ok(owner) = attached else { return };
         let (request, extent) = (AuxiliaryRequest::SeedExists(key.seed.clone()), ExtentId::DESCRIPTOR);
         let spans = vec![Span { extent, offset: 0, bytes: 1 }];
-        self.owners.submit_auxiliary(owner, (&key, ReadMode::Exact, spans), self.now + SEED_CHECK_TIMEOUT, request);
+        let read = SeedRead { key: &key, mode: ReadMode::Exact, spans };
+        self.owners.submit_auxiliary(owner, read, self.now + SEED_CHECK_TIMEOUT, request);
         self.lanes_to_poll.insert((owner, Lane::Bulk));
         self.owners.detach(owner, self.now);
     }

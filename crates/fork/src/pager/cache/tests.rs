@@ -33,7 +33,7 @@ fn page_bytes(seed: &SeedKey, extent: u32, number: u64) -> Vec<u8> {
 
 fn insert_pages(cache: &mut PageCache, key: &Arc<SeedKey>, extent: u32, pages: std::ops::Range<u64>, now: Instant) {
     let data: Vec<u8> = pages.clone().flat_map(|number| page_bytes(key, extent, number)).collect();
-    cache.insert(key, &owner(), (ExtentId(extent), pages.start), &data, now);
+    cache.insert(key, &owner(), PageKey { extent: ExtentId(extent), page: pages.start }, &data, now);
 }
 
 /// No pages.

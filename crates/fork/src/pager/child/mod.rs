@@ -370,7 +370,8 @@ impl Child {
         &mut self,
         read: &PageRead,
         outcome: &InstallOutcome,
-        (began, fetched): (Instant, u64),
+        began: Instant,
+        fetched: u64,
     ) {
         let now = Instant::now();
         let micros = |since: Instant| now.saturating_duration_since(since).as_micros() as u64;

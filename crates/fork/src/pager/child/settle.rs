@@ -17,7 +17,7 @@ use super::Child;
 use crate::pager::control::protocol::{PagerReply, SettleProgress, SettleState};
 use crate::pager::disk_space_hint;
 use crate::pager::journal::AddressSpaceId;
-use crate::pager::owner_connections::{BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
+use crate::pager::owner_connections::{AddressSpaceSource, BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::server::PagerServer;
 
 /// Name of the file in the child's directory that says that it settles.
@@ -304,7 +304,7 @@ impl PagerServer<'_> {
         match child.next_settle_slots() {
             Some((space, source, slots)) => {
                 let (owner, lane) = (owners[source], Lane::Bulk);
-                let slots = self.install_cached_slots((key, space, source), slots);
+                let slots = self.install_cached_slots(AddressSpaceSource { child: key, space, source }, slots);
                 if slots.is_empty() {
                     return SettleStep::Requested;
                 }

@@ -207,12 +207,14 @@ impl PagerServer<'_> {
     pub(in crate::pager) fn handle_transfer(
         &mut self,
         zygote: &ChildId,
-        (id, dir, pid): (&ChildId, &Path, i32),
+        id: &ChildId,
+        dir: &Path,
+        pid: i32,
         stub_queue: Option<OwnedFd>,
     ) -> PagerReply {
         // If the child is known, the request was repeated because a reply was lost.
         if self.child_key(id).is_none()
-            && let Err(reason) = self.adopt_copy(zygote, (id, dir, pid))
+            && let Err(reason) = self.adopt_copy(zygote, id, dir, pid)
         {
             return PagerReply::Refused(format!("child {id} is not served: {reason}"));
         }
@@ -230,7 +232,7 @@ impl PagerServer<'_> {
         }
     }
 
-    fn adopt_copy(&mut self, zygote: &ChildId, (id, dir, pid): (&ChildId, &Path, i32)) -> Result<(), String> {
+    fn adopt_copy(&mut self, zygote: &ChildId, id: &ChildId, dir: &Path, pid: i32) -> Result<(), String> {
         let key = self.child_key(zygote).ok_or_else(|| format!("its zygote {zygote} is not known to the pager"))?;
         let Some(served) = self.children.get(&key) else { return Err("its zygote is gone".to_owned()) };
         if let Some(lost) = &served.child.loss_reason {

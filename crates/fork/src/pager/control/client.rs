@@ -109,7 +109,9 @@ impl PagerClient {
     pub fn transfer(
         &self,
         zygote: &ChildId,
-        (child, child_dir, pid): (&ChildId, &Path, i32),
+        child: &ChildId,
+        child_dir: &Path,
+        pid: i32,
         stub_queue: BorrowedFd<'_>,
     ) -> Result<(), ClientError> {
         let (zygote, child, dir) = (zygote.clone(), child.clone(), child_dir.to_owned());

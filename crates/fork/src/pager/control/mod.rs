@@ -102,9 +102,7 @@ impl PagerServer<'_> {
                 PagerReply::Done
             }
             PagerRequest::Adopt { child, dir } => self.handle_adopt(child, &dir, fd),
-            PagerRequest::Transfer { zygote, child, dir, pid } => {
-                self.handle_transfer(&zygote, (&child, &dir, pid), fd)
-            }
+            PagerRequest::Transfer { zygote, child, dir, pid } => self.handle_transfer(&zygote, &child, &dir, pid, fd),
             PagerRequest::IsZygoteFilling { zygote } => match self.child_key(&zygote) {
                 Some(key) => PagerReply::ZygoteFilling(self.is_zygote_filling(key)),
                 None => PagerReply::Refused(format!("zygote {zygote} is not known to the pager")),

@@ -25,7 +25,9 @@ use super::address_space::install::InstallOutcome;
 use super::cache::CACHED_SLOTS_PER_ROUND_MAX;
 use super::child::Child;
 use super::journal::AddressSpaceId;
-use super::owner_connections::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, PageRead, PrefetchRequest};
+use super::owner_connections::{
+    AddressSpaceSource, BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, PageRead, PrefetchRequest,
+};
 use super::readahead::PrefetchRanges;
 use super::server::event_poller::EventSource;
 use super::server::{DemandRequest, FD_TABLE_FULL_BACKOFF, PagerServer, ServedChild};
@@ -127,7 +129,7 @@ impl PagerServer<'_> {
                     child.counters.faults += 1;
                     child.counters.faults_write += u64::from(write);
                 }
-                self.handle_fault(PageFault::new((key, space), (address, thread), self.now), 0);
+                self.handle_fault(PageFault::new(key, space, address, thread, self.now), 0);
             }
         }
         self.messages = messages;
@@ -255,16 +257,16 @@ impl PagerServer<'_> {
         let pid = served.child.pid.filter(|_| fault.space == 0);
         let source = served.child.populated.source_of(slot);
         let owner = served.owners[source];
-        let set_slots = if is_expected { self.take_set_slots_from(fault, slot, (source, owner)) } else { Vec::new() };
+        let set_slots = if is_expected { self.take_set_slots_from(fault, slot, source, owner) } else { Vec::new() };
         let (slots, ahead, is_alone) = if set_slots.is_empty() {
             let is_alone = ahead.fault_around.end - ahead.fault_around.start <= 1;
-            (self.fault_around_slots(fault, slot, (source, ahead.fault_around.clone())), ahead, is_alone)
+            (self.fault_around_slots(fault, slot, source, ahead.fault_around.clone()), ahead, is_alone)
         } else {
-            self.queue_set_range(fault, (source, owner), ahead.window);
+            self.queue_set_range(fault, source, owner, ahead.window);
             (set_slots, PrefetchRanges { stream: ahead.stream, ..PrefetchRanges::NONE }, false)
         };
         self.single_fault_at = is_alone.then_some(self.now).or(self.single_fault_at);
-        self.submit_demand_read(fault, slots, (source, owner));
+        self.submit_demand_read(fault, slots, source, owner);
         self.demand_request = Some(DemandRequest { child: fault.child, pid, owner, is_single: is_alone });
         ahead
     }
@@ -274,7 +276,8 @@ impl PagerServer<'_> {
         &mut self,
         fault: PageFault,
         slot: u64,
-        (source, fault_around): (usize, Range<u64>),
+        source: usize,
+        fault_around: Range<u64>,
     ) -> Vec<Range<u64>> {
         let PageFault { child, space, .. } = fault;
         let alone = iter::once(slot..slot + 1).collect();
@@ -283,13 +286,13 @@ impl PagerServer<'_> {
         };
         let Child { spaces, populated, trace, .. } = &mut served.child;
         let Some(address_space) = spaces.get(&space) else { return alone };
-        let (wanted, _) = address_space.missing_slots_from((source, populated), fault_around, BULK_SLOTS);
+        let (wanted, _) = address_space.missing_slots_from(source, populated, fault_around, BULK_SLOTS);
         trace.record_fetched(&wanted);
-        self.install_cached_slots((child, space, source), wanted)
+        self.install_cached_slots(AddressSpaceSource { child, space, source }, wanted)
     }
 
     /// Requests a page that a thread waits for, and the slots along with it.
-    fn submit_demand_read(&mut self, fault: PageFault, slots: Vec<Range<u64>>, (source, owner): (usize, OwnerKey)) {
+    fn submit_demand_read(&mut self, fault: PageFault, slots: Vec<Range<u64>>, source: usize, owner: OwnerKey) {
         let PageFault { child, space, .. } = fault;
         if !self.submit_read(PageRead {
             child,
@@ -375,14 +378,14 @@ impl PagerServer<'_> {
         };
         let Child { spaces, populated, trace, .. } = &mut served.child;
         let Some(address_space) = spaces.get(&space) else { return };
-        let wanted = address_space.take_missing_slots((source, populated), &mut slots, BULK_SLOTS);
+        let wanted = address_space.take_missing_slots(source, populated, &mut slots, BULK_SLOTS);
         if !is_from_set {
             trace.record_fetched(&wanted);
         }
         if !slots.is_empty() {
             self.owners.queue_prefetch(owner, PrefetchRequest { child, space, source, slots, is_from_set });
         }
-        let wanted = self.install_cached_slots((child, space, source), wanted);
+        let wanted = self.install_cached_slots(AddressSpaceSource { child, space, source }, wanted);
         if !wanted.is_empty() {
             self.submit_read(PageRead {
                 child,
@@ -429,10 +432,10 @@ impl PagerServer<'_> {
         let (key, space) = (completed_read.read.child, completed_read.read.space);
         let outcome = match self.children.get_mut(&key) {
             Some(served) => {
-                let began = (Instant::now(), served.child.counters.pages_fetched);
+                let (began, fetched) = (Instant::now(), served.child.counters.pages_fetched);
                 let slots_max = if completed_read.read.lane == Lane::Bulk { BULK_INSTALL_SLOTS_MAX } else { u64::MAX };
                 let outcome = served.child.install_pages(&mut completed_read, slots_max);
-                served.child.count_installed_pages(&completed_read.read, &outcome, began);
+                served.child.count_installed_pages(&completed_read.read, &outcome, began, fetched);
                 outcome
             }
             None => InstallOutcome::ProcessGone,

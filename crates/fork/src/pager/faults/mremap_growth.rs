@@ -78,7 +78,7 @@ impl MremapGrowth {
 
 impl PageFault {
     /// A fault of an address space that was just read: its address and its thread.
-    pub(super) fn new((child, space): (u64, AddressSpaceId), (address, thread): (u64, u32), now: Instant) -> Self {
+    pub(super) fn new(child: u64, space: AddressSpaceId, address: u64, thread: u32, now: Instant) -> Self {
         Self {
             child,
             space,

@@ -66,7 +66,8 @@ enum PresenceExpectation {
 /// against expectation. Pages are probed only if several numbers are possible. A result may rule out the numbers for which
 /// another page must not be probed. Then that page is probed, too.
 pub(super) fn probe_pages<W: ForkMapCheck>(
-    (links, read_before): (&[ChainLink<'_>], usize),
+    links: &[ChainLink<'_>],
+    read_before: usize,
     base: &PageMap,
     check: &mut W,
     costs: &mut [u32],
@@ -76,7 +77,7 @@ pub(super) fn probe_pages<W: ForkMapCheck>(
         check
             .first_installed(moved_segments)
             .into_iter()
-            .chain(check.first_installed(&applied.removed))
+            .chain(check.first_installed(&applied.removed.segments))
             .collect::<Vec<u64>>()
     };
     let mut addresses: BTreeSet<u64> = links.iter().flat_map(installed_addresses).collect();

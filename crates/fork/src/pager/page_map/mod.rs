@@ -66,13 +66,20 @@ pub(super) struct PageMap {
     late_events: LateEvents,
 }
 
-/// The segments that a page map lost by a change, and the data to undo it.
+/// The contents of a range that was removed from a page map.
+#[derive(Debug, Clone, Default)]
+pub(super) struct RemovedContents {
+    /// The segments, clipped to the range.
+    pub(super) segments: Vec<MapSegment>,
+    /// Parts of the range that had been discarded.
+    discarded: Vec<Range<u64>>,
+}
+
+/// The contents that a page map lost by a change, and the data to undo it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AppliedChange {
-    /// Segments that are not mapped any more.
-    pub(super) removed: Vec<MapSegment>,
-    /// Parts of the range that were discarded before the change.
-    was_discarded: Vec<Range<u64>>,
+    /// Contents that are not mapped any more.
+    pub(super) removed: RemovedContents,
     /// Whether the change was known already, from a move.
     pub(super) was_expected: bool,
     /// The map before the change, if changes were read out of order.
@@ -137,13 +144,13 @@ impl PageMap {
             UffdEvent::Unmap { start, end } => {
                 applied.was_expected = self.late_events.take_expected_unmap(start..end);
                 if !applied.was_expected {
-                    (applied.removed, applied.was_discarded) = self.remove_left_range(start, end);
+                    applied.removed = self.remove_left_range(start, end);
                 }
             }
             // Discards apply to the current contents: the thread that discards owns the range, and waits until its message
             // is read.
             UffdEvent::Remove { start, end } => {
-                (applied.removed, applied.was_discarded) = self.remove_range(start, end);
+                applied.removed = self.remove_range(start, end);
                 self.discarded.insert(start..end);
             }
             UffdEvent::Fault { .. } | UffdEvent::Fork { .. } => {}
@@ -180,7 +187,7 @@ impl PageMap {
                 } else {
                     self.discarded.remove(start..end);
                 }
-                self.insert_moved((applied.removed.clone(), applied.was_discarded.clone()), start, start);
+                self.insert_moved(applied.removed.clone(), start, start);
             }
             (None, UffdEvent::Fault { .. } | UffdEvent::Fork { .. }) => {}
         }
@@ -210,38 +217,41 @@ impl PageMap {
     fn apply_remap(&mut self, from: u64, to: u64, bytes: u64) {
         let moved = self.remove_left_range(from, from + bytes);
         if self.has_any_in(to..to + bytes) {
-            let (displaced, _) = self.remove_range(to, to + bytes);
-            self.late_events.add_displaced(to..to + bytes, displaced);
+            let displaced = self.remove_range(to, to + bytes);
+            self.late_events.add_displaced(to..to + bytes, displaced.segments);
         }
         self.late_events.expect_unmap(from..from + bytes);
         self.insert_moved(moved, from, to);
     }
 
-    fn insert_moved(&mut self, (segments, emptied): (Vec<MapSegment>, Vec<Range<u64>>), from: u64, to: u64) {
-        for segment in segments {
+    /// Inserts contents of the range at `from` at `to`.
+    fn insert_moved(&mut self, moved: RemovedContents, from: u64, to: u64) {
+        for segment in moved.segments {
             let (start, end) = (segment.start - from + to, segment.end - from + to);
             self.insert(MapSegment { start, end, ..segment });
         }
-        emptied.into_iter().for_each(|range| self.discarded.insert(range.start - from + to..range.end - from + to));
+        for range in moved.discarded {
+            self.discarded.insert(range.start - from + to..range.end - from + to);
+        }
     }
 
     /// Removes what leaves a range: contents that were displaced there, before the current ones.
-    fn remove_left_range(&mut self, start: u64, end: u64) -> (Vec<MapSegment>, Vec<Range<u64>>) {
+    fn remove_left_range(&mut self, start: u64, end: u64) -> RemovedContents {
         if start >= end {
-            return Default::default();
+            return RemovedContents::default();
         }
-        let Some((range, mut left)) = self.late_events.take_displaced(start..end) else {
+        let Some((range, mut segments)) = self.late_events.take_displaced(start..end) else {
             return self.remove_range(start, end);
         };
-        let (below, mut emptied) = self.remove_left_range(start, range.start);
-        let (above, emptied_above) = self.remove_left_range(range.end, end);
-        left.extend(below.into_iter().chain(above));
-        emptied.extend(emptied_above);
-        (left, emptied)
+        let RemovedContents { segments: below, mut discarded } = self.remove_left_range(start, range.start);
+        let above = self.remove_left_range(range.end, end);
+        segments.extend(below.into_iter().chain(above.segments));
+        discarded.extend(above.discarded);
+        RemovedContents { segments, discarded }
     }
 
-    /// Removes a range. Returns its segments, and the parts of it that had been discarded.
-    fn remove_range(&mut self, start: u64, end: u64) -> (Vec<MapSegment>, Vec<Range<u64>>) {
+    /// Removes a range, and returns its contents.
+    fn remove_range(&mut self, start: u64, end: u64) -> RemovedContents {
         let first = self.segment_at(start).map_or(start, |segment| segment.start);
         let touched: Vec<MapSegment> =
             self.segments.range(first..end.max(first)).map(|(_, segment)| *segment).collect();
@@ -252,7 +262,7 @@ impl PageMap {
             outside.into_iter().flatten().for_each(|rest| self.insert(rest));
         }
         let taken = touched.iter().filter_map(|segment| segment.clipped(start, end)).collect();
-        (taken, self.discarded.remove(start..end))
+        RemovedContents { segments: taken, discarded: self.discarded.remove(start..end) }
     }
 
     fn insert(&mut self, segment: MapSegment) {

@@ -11,9 +11,10 @@ use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{PAGE_SIZE, SeedId};
 
 use super::{MarkedRun, SET_PAGES_MAX, decode_set};
+use crate::pager::cache::PageKey;
 use crate::pager::child::ChildSource;
 use crate::pager::control::protocol::{PagerReply, PrewarmProgress, PrewarmState};
-use crate::pager::owner_connections::{AuxiliaryRequest, BULK_SLOTS, Lane, OwnerKey};
+use crate::pager::owner_connections::{AuxiliaryRequest, BULK_SLOTS, Lane, OwnerKey, SeedRead};
 use crate::pager::plan::MemoryPlan;
 use crate::pager::plan::slot_index::SlotIndex;
 use crate::pager::server::PagerServer;
@@ -83,7 +84,8 @@ impl PagerServer<'_> {
             PrewarmJob { sources, owners, populated, pending_batches: VecDeque::new(), reads_in_flight: 0, progress };
         self.prewarm_jobs.insert(seed.clone(), job);
         let auxiliary_request = AuxiliaryRequest::PrewarmWorkingSet(seed.clone());
-        self.submit_prewarm_read(seed, owner, (&key, ReadMode::Clip, vec![span]), auxiliary_request);
+        let read = SeedRead { key: &key, mode: ReadMode::Clip, spans: vec![span] };
+        self.submit_prewarm_read(seed, owner, read, auxiliary_request);
         Ok(())
     }
 
@@ -91,7 +93,7 @@ impl PagerServer<'_> {
         &mut self,
         seed: &SeedId,
         owner: OwnerKey,
-        read: (&std::sync::Arc<farfork_fabric::SeedKey>, ReadMode, Vec<Span>),
+        read: SeedRead<'_>,
         auxiliary_request: AuxiliaryRequest,
     ) {
         if self.owners.submit_auxiliary(owner, read, self.now + PREWARM_READ_TIMEOUT, auxiliary_request) {
@@ -154,7 +156,8 @@ impl PagerServer<'_> {
         for run in batch.slots.iter().flat_map(|slots| job.populated.runs_of(slots.clone())) {
             let Some((pages, rest)) = data.split_at_checked((run.count * PAGE_SIZE) as usize) else { break };
             data = rest;
-            self.cache.insert(&source.key, &source.owner, (run.origin.extent, run.origin.page), pages, self.now);
+            let first = PageKey { extent: run.origin.extent, page: run.origin.page };
+            self.cache.insert(&source.key, &source.owner, first, pages, self.now);
             job.progress.cached_pages += run.count;
         }
         self.continue_prewarm(seed);
@@ -183,7 +186,7 @@ impl PagerServer<'_> {
             self.submit_prewarm_read(
                 seed,
                 owner,
-                (&key, ReadMode::Exact, spans),
+                SeedRead { key: &key, mode: ReadMode::Exact, spans },
                 AuxiliaryRequest::PrewarmPages(seed.clone(), batch),
             );
         }

@@ -37,7 +37,8 @@ impl ProcessHistory {
     pub fn add_seed(
         &mut self,
         process: ProcessIdentity,
-        (seed, descriptor): (&Arc<SeedKey>, &Descriptor),
+        seed: &Arc<SeedKey>,
+        descriptor: &Descriptor,
         set: &Arc<SharedWorkingSet>,
     ) -> Option<Arc<SeedKey>> {
         self.insert_seed(process, seed, ExtentLayout::from_descriptor(descriptor), set)

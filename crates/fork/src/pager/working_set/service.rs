@@ -14,7 +14,9 @@ use super::codec::{AccessReport, REPORT_RUNS_MAX};
 use super::{MarkedRun, SET_PAGES_MAX, TRIAL_FRACTION, decode_set, zygote_subset};
 use crate::pager::child::Child;
 use crate::pager::faults::retry_queue::PageFault;
-use crate::pager::owner_connections::{AuxiliaryRequest, BULK_SLOTS, Lane, OwnerKey, PrefetchRequest};
+use crate::pager::owner_connections::{
+    AddressSpaceSource, AuxiliaryRequest, BULK_SLOTS, Lane, OwnerKey, PrefetchRequest, SeedRead,
+};
 use crate::pager::plan::strategy::PagingMode;
 use crate::pager::server::PagerServer;
 
@@ -123,7 +125,8 @@ impl PagerServer<'_> {
         } else {
             let span = Span { extent: ExtentId::WORKING_SET, offset: 0, bytes: READ_BYTES_MAX as u32 };
             let (request, deadline) = (AuxiliaryRequest::ChildWorkingSet(key), self.now + OWNER_REPLY_TIMEOUT);
-            self.owners.submit_auxiliary(*owner, (&source.key, ReadMode::Clip, vec![span]), deadline, request);
+            let read = SeedRead { key: &source.key, mode: ReadMode::Clip, spans: vec![span] };
+            self.owners.submit_auxiliary(*owner, read, deadline, request);
             self.lanes_to_poll.insert((*owner, Lane::Bulk));
         }
     }
@@ -175,24 +178,27 @@ impl PagerServer<'_> {
         &mut self,
         fault: PageFault,
         slot: u64,
-        (source, owner): (usize, OwnerKey),
+        source: usize,
+        owner: OwnerKey,
     ) -> Vec<Range<u64>> {
         let PageFault { child, space, .. } = fault;
-        let Some(prefetch_request) = self.owners.advance_prefetch(owner, (child, space, source), slot) else {
+        let target = AddressSpaceSource { child, space, source };
+        let Some(prefetch_request) = self.owners.advance_prefetch(owner, target, slot) else {
             return Vec::new();
         };
         let Some(served) = self.children.get(&child) else { return Vec::new() };
         let Child { spaces, populated, .. } = &served.child;
         let Some(address_space) = spaces.get(&space) else { return Vec::new() };
-        let wanted = address_space.take_missing_slots((source, populated), &mut prefetch_request.slots, BULK_SLOTS);
-        self.install_cached_slots((child, space, source), wanted)
+        let wanted = address_space.take_missing_slots(source, populated, &mut prefetch_request.slots, BULK_SLOTS);
+        self.install_cached_slots(target, wanted)
     }
 
     /// Queues the pages of a range that are in the child's set.
     pub(in crate::pager) fn queue_set_range(
         &mut self,
         fault: PageFault,
-        (source, owner): (usize, OwnerKey),
+        source: usize,
+        owner: OwnerKey,
         range: Range<u64>,
     ) {
         let Some(served) = self.children.get(&fault.child).filter(|_| range.end - range.start > 1) else { return };

@@ -3,11 +3,11 @@
 
 use farfork_sys::socket_abi::{AF_UNIX, IPPROTO_TCP, TCP_REPAIR};
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
+use farfork_wire::descriptor::{Socket, SocketState};
 
 use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
-use super::open_files::OpenFileBuilder;
+use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket::{self, SOCK_CLOEXEC, SocketContext, run_as_owner};
 use super::{abi, socket_file, value};
 
@@ -21,18 +21,17 @@ pub(super) fn connect_unaccepted(
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
     let mut waiting = Vec::new();
-    for (index, file) in descriptor.open_files.iter().enumerate() {
-        if let OpenFile::Socket(socket) = file
-            && let SocketState::PendingAccept { through, turn, .. } = &socket.state
-        {
-            waiting.push((*turn, index as u32, socket, through.as_slice()));
+    for open_socket in SocketOpenFile::all(descriptor) {
+        if let SocketState::PendingAccept { through, turn, .. } = &open_socket.socket.state {
+            waiting.push((*turn, open_socket, through.as_slice()));
         }
     }
-    waiting.sort_by_key(|(turn, index, ..)| (*turn, *index));
-    for (_, index, socket, through) in waiting {
+    waiting.sort_by_key(|(turn, open_socket, _)| (*turn, open_socket.index));
+    for (_, open_socket, through) in waiting {
+        let SocketOpenFile { index, socket } = open_socket;
         open_file_builder.set_step(STEP_SOCKET, index);
         let through = socket_file::resolve_socket_address(descriptor, socket.kind, through);
-        connect_one(open_file_builder, (index, socket), &through, around)?;
+        connect_one(open_file_builder, open_socket, &through, around)?;
         socket::shutdown_socket(open_file_builder.syscalls, 0, socket);
         socket::set_nonblocking(open_file_builder.syscalls, 0, socket);
         open_file_builder.store_open_file(0, index);
@@ -43,10 +42,11 @@ pub(super) fn connect_unaccepted(
 /// Connects one of them, as descriptor 0.
 fn connect_one(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
-    (index, socket): (u32, &Socket),
+    open_socket: SocketOpenFile<'_>,
     through: &[u8],
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
+    let socket = open_socket.socket;
     let Socket { family, kind, protocol, .. } = socket;
     let socket_arguments = [value(*family), value(kind | SOCK_CLOEXEC), value(*protocol)];
     let owner = around.owner.filter(|_| *family == AF_UNIX);
@@ -56,7 +56,7 @@ fn connect_one(
     })?;
     socket::set_options(open_file_builder.syscalls, 0, socket, |_| true)?;
     if *family == AF_UNIX {
-        socket::bind_socket(open_file_builder.syscalls, (index, socket), around)?;
+        socket::bind_socket(open_file_builder.syscalls, open_socket, around)?;
     } else {
         bind_in_repair(open_file_builder.syscalls, socket.bind_address())?;
     }

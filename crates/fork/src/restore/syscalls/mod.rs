@@ -25,13 +25,11 @@ mod unix_datagram;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-use farfork_wire::Descriptor;
-
 use super::RestoreError;
-use super::passed_objects::PassedObjects;
+use super::address_space::PlanScope;
+use super::plan::PlanInputs;
 use super::plan_layout::{PASSED_RESERVED_COUNT, PlanSpan, PlanSyscall, SYSCALL_ANY_RESULT, SYSCALL_MAY_FAIL};
 use super::plan_writer::PlanWriter;
-use super::process_tree::TreePosition;
 
 use file_locks::RestorerFiles;
 use socket::SocketContext;
@@ -88,23 +86,23 @@ impl CreatedFiles {
 }
 
 impl SyscallLists {
-    /// The calls for a child whose passed `objects` begin at descriptor `fd_base`. `owner`: the child's credentials, if they
-    /// are not the stub's. `is_first`: the first process of a tree, which creates what all share. `memory`: a bridged vdso,
-    /// and private file mappings with written pages. `is_copy`: forked from a zygote. `untrusted`: cannot write to /proc.
-    /// `has_users`: enters a user namespace of its own, after the calls before files.
+    /// The calls for one process. `owner`: the child's credentials, if they are not the stub's. `memory`: a bridged vdso, and
+    /// private file mappings with written pages.
     pub(super) fn compile(
-        descriptor: &Descriptor,
-        (objects, fd_base): (&PassedObjects, u32),
+        inputs: &PlanInputs<'_>,
         owner: Option<SocketOwner<'_>>,
-        (is_first, memory, is_copy, (untrusted, has_users)): (bool, PatchedMemory<'_>, bool, (bool, bool)),
-        place: &TreePosition<'_>,
+        memory: PatchedMemory<'_>,
         writer: &mut PlanWriter,
     ) -> Result<(Self, CreatedFiles), RestoreError> {
+        let PlanInputs { descriptor, objects, plan_options, position: place, .. } = *inputs;
+        let fd_base = place.fd_base;
+        // The first process of a tree creates what all share. A zygote has no such state.
+        let is_first = place.process_index == 0 && plan_options.scope != PlanScope::Zygote;
         let passed = PASSED_RESERVED_COUNT + objects.count() as u32;
         let mut syscall_builder = SyscallBuilder::new(writer);
         process_settings::disable_huge_pages(descriptor, &mut syscall_builder);
         if is_first {
-            shared_memory::create_shared_memory(descriptor, (objects, fd_base), place, &mut syscall_builder)?;
+            shared_memory::create_shared_memory(descriptor, objects, place, &mut syscall_builder)?;
         } else if place.process_index > 0 {
             shared_memory::attach_segments(descriptor, place, &mut syscall_builder);
         }
@@ -114,14 +112,14 @@ impl SyscallLists {
         if let Some(place) = vdso {
             shared_memory::protect_vdso_code(&place, &mut syscall_builder);
         }
-        shared_memory::write_private_pages((objects, fd_base), place, overlaid, &mut syscall_builder);
+        shared_memory::write_private_pages(objects, place, overlaid, &mut syscall_builder);
         if is_first {
-            shared_memory::add_deferred_seals(descriptor, (objects, fd_base), &mut syscall_builder);
-            shared_memory::set_times(descriptor, (objects, fd_base), &mut syscall_builder)?;
+            shared_memory::add_deferred_seals(descriptor, objects, fd_base, &mut syscall_builder);
+            shared_memory::set_times(descriptor, objects, fd_base, &mut syscall_builder)?;
         }
         // A process that shares another's descriptor table leaves opening files to the table's owner.
         if place.fd_table_owner() == place.process_index {
-            process_settings::set_oom_scores(descriptor, place, is_copy, &mut syscall_builder)?;
+            process_settings::set_oom_scores(descriptor, place, inputs.is_zygote_copy(), &mut syscall_builder)?;
         }
         deleted_directory::enter_deleted_directory(descriptor, &mut syscall_builder)?;
         let made = match is_first {
@@ -137,10 +135,11 @@ impl SyscallLists {
             }
             false => CreatedFiles { slots: HashMap::new(), next_slot: passed },
         };
-        if is_first && untrusted {
+        if is_first && plan_options.untrusted {
             process_settings::make_proc_read_only(&mut syscall_builder)?;
         }
-        if has_users {
+        // The child enters a user namespace of its own after these calls.
+        if plan_options.user_namespace.is_some() {
             process_settings::raise_scheduling_limits(descriptor, &mut syscall_builder)?;
         }
         let before_files = syscall_builder.finish()?;
@@ -155,12 +154,7 @@ impl SyscallLists {
         process_settings::register_membarriers(descriptor, &mut syscall_builder);
         process_settings::set_cpu_affinity(descriptor, &mut syscall_builder)?;
         timers::create_timers(descriptor, &mut syscall_builder)?;
-        terminal_settings::set_foreground_group(
-            place.tree_descriptor(),
-            (objects, fd_base),
-            descriptor.process.pid,
-            &mut syscall_builder,
-        )?;
+        terminal_settings::set_foreground_group(place, objects, descriptor.process.pid, &mut syscall_builder)?;
         Ok((Self { before_mappings, before_files, after_paths, before_start: syscall_builder.finish()? }, made))
     }
 }

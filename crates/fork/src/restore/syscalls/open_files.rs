@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use farfork_sys::clock::realtime_ns;
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, TimerSpec};
+use farfork_wire::descriptor::{OpenFile, Socket, TimerSpec};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
@@ -26,6 +26,25 @@ pub(super) struct OpenFileBuilder<'s, 'w> {
     slots: HashMap<u32, u32>,
     /// The first descriptor of each open file.
     first_fds: HashMap<u32, u32>,
+}
+
+/// A socket, and the index of its open file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SocketOpenFile<'a> {
+    /// Index of the open file.
+    pub(super) index: u32,
+    /// The socket's state.
+    pub(super) socket: &'a Socket,
+}
+
+impl<'a> SocketOpenFile<'a> {
+    /// All sockets of a process, in the order of its open files.
+    pub(super) fn all(descriptor: &'a Descriptor) -> impl Iterator<Item = Self> {
+        descriptor.open_files.iter().zip(0..).filter_map(|(file, index)| match file {
+            OpenFile::Socket(socket) => Some(Self { index, socket }),
+            _ => None,
+        })
+    }
 }
 
 impl OpenFileBuilder<'_, '_> {

@@ -3,21 +3,22 @@
 
 use farfork_sys::socket_abi::{SO_REUSEPORT, SOL_SOCKET};
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
+use farfork_wire::descriptor::SocketState;
 
 use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
-use super::open_files::OpenFileBuilder;
+use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::{SyscallBuilder, abi, value};
 
 /// Whether a listening socket needs SO_REUSEPORT to be bound, and does not have it.
-pub(super) fn needs_reuse_port(descriptor: &Descriptor, (index, socket): (u32, &Socket)) -> bool {
+pub(super) fn needs_reuse_port(descriptor: &Descriptor, open_socket: SocketOpenFile<'_>) -> bool {
+    let SocketOpenFile { index, socket } = open_socket;
     let has_option = socket.options.iter().any(|option| (option.level, option.name) == (SOL_SOCKET, SO_REUSEPORT));
     let Some(port) = socket.internet_bind_address().map(|address| address.port()).filter(|_| !has_option) else {
         return false;
     };
-    listening_sockets(descriptor).any(|(other, socket)| {
-        other != index && socket.internet_bind_address().is_some_and(|address| address.port() == port)
+    listening_sockets(descriptor).any(|other| {
+        other.index != index && other.socket.internet_bind_address().is_some_and(|address| address.port() == port)
     })
 }
 
@@ -38,8 +39,9 @@ pub(super) fn clear_reuse_port(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
-    for (index, socket) in listening_sockets(descriptor) {
-        if needs_reuse_port(descriptor, (index, socket)) {
+    for open_socket in listening_sockets(descriptor) {
+        let index = open_socket.index;
+        if needs_reuse_port(descriptor, open_socket) {
             open_file_builder.set_step(STEP_SOCKET, index);
             let place = open_file_builder
                 .slot_fd(index)
@@ -50,9 +52,6 @@ pub(super) fn clear_reuse_port(
     Ok(())
 }
 
-fn listening_sockets(descriptor: &Descriptor) -> impl Iterator<Item = (u32, &Socket)> {
-    descriptor.open_files.iter().zip(0..).filter_map(|(file, index)| match file {
-        OpenFile::Socket(socket) if matches!(socket.state, SocketState::Listening { .. }) => Some((index, socket)),
-        _ => None,
-    })
+fn listening_sockets(descriptor: &Descriptor) -> impl Iterator<Item = SocketOpenFile<'_>> {
+    SocketOpenFile::all(descriptor).filter(|one| matches!(one.socket.state, SocketState::Listening { .. }))
 }

@@ -18,26 +18,48 @@ use super::{SyscallBuilder, abi, value};
 /// Most bytes that one system call copies: the kernel's MAX_RW_COUNT.
 const COPY_BYTES_MAX: u64 = 0x7fff_f000;
 
-/// Creates all named shared memory, in the first process of a tree. `fd_base` is the first passed descriptor.
+/// A passed memfd with the contents of named shared memory.
+#[derive(Debug, Clone, Copy)]
+struct ContentsMemfd {
+    /// Its descriptor in the child during the restore.
+    fd: u32,
+    /// Length of the contents.
+    bytes: u64,
+}
+
+/// The properties of a System V segment.
+#[derive(Debug, Clone, Copy)]
+struct SegmentProperties {
+    /// The key of shmget(2).
+    key: u32,
+    /// The id that the child knows.
+    id: u32,
+    /// Mode and owner.
+    status: FileStatus,
+}
+
+/// Creates all named shared memory, in the first process of a tree.
 pub(super) fn create_shared_memory(
     descriptor: &Descriptor,
-    (objects, fd_base): (&PassedObjects, u32),
+    objects: &PassedObjects,
     place: &TreePosition<'_>,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     for (index, object) in descriptor.shared_objects.iter().enumerate() {
         syscall_builder.set_step(STEP_SHARED_MEMORY, index as u32);
-        let source = (fd_base + objects.slot_of_shared_object(index as u32), object.bytes);
+        let fd = place.fd_base + objects.slot_of_shared_object(index as u32);
+        let memfd = ContentsMemfd { fd, bytes: object.bytes };
         match &object.kind {
             SharedObjectKind::Anonymous | SharedObjectKind::MemFd(_) | SharedObjectKind::DeletedFile(_) => {}
             SharedObjectKind::PosixShm { path, status } => {
                 if objects.is_private_path(path) {
-                    fill_shared_file(source, (path, *status, object.times), syscall_builder)?;
+                    fill_shared_file(memfd, path, *status, object.times, syscall_builder)?;
                 }
             }
             SharedObjectKind::SystemV { key, id, status, .. } => {
                 let attached = segment_mappings(descriptor, index as u32);
-                create_segment(source, (*key, *id, *status), &attached, syscall_builder)?;
+                let segment = SegmentProperties { key: *key, id: *id, status: *status };
+                create_segment(memfd, segment, &attached, syscall_builder)?;
             }
         }
     }
@@ -71,7 +93,7 @@ pub(super) fn attach_segments(
 /// Copies the pages that a process had written through private mappings of files. No other process sees them, because the
 /// kernel copies a private page when it is written.
 pub(super) fn write_private_pages(
-    (objects, fd_base): (&PassedObjects, u32),
+    objects: &PassedObjects,
     place: &TreePosition<'_>,
     overlaid: &BTreeSet<u64>,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -79,7 +101,7 @@ pub(super) fn write_private_pages(
     const PROT_READ_WRITE: u8 = 3;
     let Some((passed, runs)) = objects.written_pages(place.process_index) else { return };
     syscall_builder.set_step(STEP_WRITTEN_PAGES, 0);
-    let source = fd_base + passed;
+    let source = place.fd_base + passed;
     for run in runs.filter(|run| overlaid.contains(&run.mapping.0)) {
         let (start, end) = run.mapping;
         // Changes the whole mapping: a writable mapping stays accounted (VM_ACCOUNT), and differently accounted parts are
@@ -114,7 +136,8 @@ pub(super) fn protect_vdso_code(place: &Range<u64>, syscall_builder: &mut Syscal
 /// Adds the seals from which existing mappings are exempt.
 pub(super) fn add_deferred_seals(
     descriptor: &Descriptor,
-    (objects, fd_base): (&PassedObjects, u32),
+    objects: &PassedObjects,
+    fd_base: u32,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) {
     for (index, object) in descriptor.shared_objects.iter().enumerate() {
@@ -128,10 +151,13 @@ pub(super) fn add_deferred_seals(
 
 /// Fills the file at `path`. If the node has a file there, the child's is another one, in its own layer.
 fn fill_shared_file(
-    (source, bytes): (u32, u64),
-    (path, status, times): (&str, FileStatus, FileTimes),
+    memfd: ContentsMemfd,
+    path: &str,
+    status: FileStatus,
+    times: FileTimes,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
+    let ContentsMemfd { fd: source, bytes } = memfd;
     let path = syscall_builder.text_argument(path)?;
     let flags = (OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW).bits();
     syscall_builder.call_expecting(0, abi::OPEN, &[path, value(flags), value(status.mode)]);
@@ -149,7 +175,8 @@ fn fill_shared_file(
 /// Sets the times after all that changes them: mapping a file sets its access time.
 pub(super) fn set_times(
     descriptor: &Descriptor,
-    (objects, fd_base): (&PassedObjects, u32),
+    objects: &PassedObjects,
+    fd_base: u32,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     for (index, object) in descriptor.shared_objects.iter().enumerate() {
@@ -189,11 +216,13 @@ pub(super) const IPC_SET: u32 = 1;
 const SEGMENT_FILL_ADDRESS: u64 = 0x4000_0000_0000;
 
 fn create_segment(
-    (source, bytes): (u32, u64),
-    (key, id, status): (u32, u32, FileStatus),
+    memfd: ContentsMemfd,
+    segment: SegmentProperties,
     attached: &[&Mapping],
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
+    let ContentsMemfd { fd: source, bytes } = memfd;
+    let SegmentProperties { key, id, status } = segment;
     set_next_ipc_id("/proc/sys/kernel/shm_next_id", id, syscall_builder)?;
     let flags = status.mode | IPC_CREAT | IPC_EXCL;
     syscall_builder.call_expecting(id.into(), abi::SHMGET, &[value(key), value(bytes), value(flags)]);

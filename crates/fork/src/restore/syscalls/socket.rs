@@ -13,7 +13,8 @@ use super::super::RestoreError;
 use super::super::passed_objects::PassedObjects;
 use super::super::plan_layout::STEP_SOCKET;
 use super::ancillary_messages::{self, DeferredPair, has_ancillary_messages};
-use super::open_files::OpenFileBuilder;
+use super::open_files::{OpenFileBuilder, SocketOpenFile};
+use super::socket_file::FileBoundSocket;
 use super::{
     SyscallArgument, SyscallBuilder, abi, accept_queue, reuse_port, socket_file, tcp_connection, unix_datagram, value,
 };
@@ -47,33 +48,28 @@ pub(super) fn create_sockets(
     descriptor: &Descriptor,
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
-    let sockets = || {
-        descriptor.open_files.iter().enumerate().filter_map(|(index, file)| match file {
-            OpenFile::Socket(socket) => Some((index as u32, socket)),
-            _ => None,
-        })
-    };
     let mut late = Vec::new();
-    for (index, socket) in sockets().filter(|(_, socket)| !is_connection(socket)) {
+    for open_socket in SocketOpenFile::all(descriptor).filter(|one| !is_connection(one.socket)) {
+        let SocketOpenFile { index, socket } = open_socket;
         open_file_builder.set_step(STEP_SOCKET, index);
         match &socket.state {
             // Its peer may not exist yet.
             SocketState::Unconnected { peer, .. } if socket.family == AF_UNIX => {
-                create_idle_socket(open_file_builder.syscalls, (index, socket), &[], around)?;
+                create_idle_socket(open_file_builder.syscalls, open_socket, &[], around)?;
                 if peer.is_empty() {
                     shutdown_socket(open_file_builder.syscalls, 0, socket);
                 }
             }
             SocketState::Unconnected { peer, .. } => {
-                create_idle_socket(open_file_builder.syscalls, (index, socket), peer, around)?
+                create_idle_socket(open_file_builder.syscalls, open_socket, peer, around)?
             }
             SocketState::Listening { backlog, .. } => {
-                let shares_port = reuse_port::needs_reuse_port(descriptor, (index, socket));
+                let shares_port = reuse_port::needs_reuse_port(descriptor, open_socket);
                 create_socket(open_file_builder.syscalls, socket)?;
                 if shares_port {
                     reuse_port::set_reuse_port(open_file_builder.syscalls, 0, true)?;
                 }
-                bind_socket(open_file_builder.syscalls, (index, socket), around)?;
+                bind_socket(open_file_builder.syscalls, open_socket, around)?;
                 run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
                     syscall_builder.call_expecting(0, abi::LISTEN, &[value(0_u32), value(*backlog)]);
                     Ok(())
@@ -91,14 +87,15 @@ pub(super) fn create_sockets(
     }
     reuse_port::clear_reuse_port(open_file_builder, descriptor)?;
     unix_datagram::connect_datagram_sockets(open_file_builder, descriptor)?;
-    for (index, socket) in sockets() {
+    for open_socket @ SocketOpenFile { index, socket } in SocketOpenFile::all(descriptor) {
         let SocketState::UnixPaired { pair, end: 0, through, .. } = &socket.state else { continue };
         let is_other = |other: &Socket| matches!(other.state, SocketState::UnixPaired { pair: theirs, end: 1, .. } if theirs == *pair);
-        let (other_index, other) = sockets()
-            .find(|(_, other)| is_other(other))
+        let other_end = SocketOpenFile::all(descriptor)
+            .find(|one| is_other(one.socket))
             .ok_or(RestoreError::UnsupportedOpenFile { number: open_file_builder.first_fd(index) })?;
+        let SocketOpenFile { index: other_index, socket: other } = other_end;
         open_file_builder.set_step(STEP_SOCKET, index);
-        connect_pair(open_file_builder, descriptor, (index, socket, other), through, around)?;
+        connect_pair(open_file_builder, descriptor, [open_socket, other_end], through, around)?;
         let sends_later = has_ancillary_messages(socket) || has_ancillary_messages(other);
         for (fd, socket) in [(0, socket), (1, other)] {
             if !sends_later {
@@ -107,7 +104,7 @@ pub(super) fn create_sockets(
             set_nonblocking(open_file_builder.syscalls, fd, socket);
         }
         if through.is_empty() {
-            bind_socket(open_file_builder.syscalls, (index, socket), around)?;
+            bind_socket(open_file_builder.syscalls, open_socket, around)?;
         }
         open_file_builder.store_open_file(0, index);
         if other.bind_address().is_empty() {
@@ -115,7 +112,7 @@ pub(super) fn create_sockets(
         } else {
             open_file_builder.syscalls.call_expecting(0, abi::DUP3, &[value(1_u32), value(0_u32), value(SOCK_CLOEXEC)]);
             open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
-            bind_socket(open_file_builder.syscalls, (other_index, other), around)?;
+            bind_socket(open_file_builder.syscalls, other_end, around)?;
             open_file_builder.store_open_file(0, other_index);
         }
         let places = (open_file_builder.slot_fd(index), open_file_builder.slot_fd(other_index));
@@ -138,12 +135,13 @@ fn is_connection(socket: &Socket) -> bool {
 /// Creates a socket as descriptor 0, with its options, and binds and connects it.
 fn create_idle_socket(
     syscall_builder: &mut SyscallBuilder<'_>,
-    (index, socket): (u32, &Socket),
+    open_socket: SocketOpenFile<'_>,
     peer: &[u8],
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
+    let socket = open_socket.socket;
     create_socket(syscall_builder, socket)?;
-    bind_socket(syscall_builder, (index, socket), around)?;
+    bind_socket(syscall_builder, open_socket, around)?;
     if peer.is_empty() {
         return Ok(());
     }
@@ -197,17 +195,18 @@ fn connect_without_route(
 /// Binds a socket to its address, if it has one.
 pub(super) fn bind_socket(
     syscall_builder: &mut SyscallBuilder<'_>,
-    (index, socket): (u32, &Socket),
+    open_socket: SocketOpenFile<'_>,
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
+    let socket = open_socket.socket;
     let address = socket.bind_address();
     if address.is_empty() {
         return Ok(());
     }
     let (bytes, length) = (syscall_builder.bytes_argument(address)?, address.len() as u64);
     let bound = [value(0_u32), bytes, value(length)];
-    if let (Some(path), Some(file)) = (socket.bind_path(), &socket.file) {
-        return socket_file::bind_socket_file(syscall_builder, (index, path, file), &bound, around.objects);
+    if let Some(bound_socket) = FileBoundSocket::new(open_socket) {
+        return socket_file::bind_socket_file(syscall_builder, &bound_socket, &bound, around.objects);
     }
     if matches!(socket.family, AF_UNIX | AF_NETLINK) {
         syscall_builder.call_expecting(0, abi::BIND, &bound);
@@ -229,12 +228,13 @@ pub(super) fn bind_socket(
 fn connect_pair(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
-    (index, socket, other): (u32, &Socket, &Socket),
+    ends: [SocketOpenFile<'_>; 2],
     through: &[u8],
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
+    let [open_socket @ SocketOpenFile { socket, .. }, SocketOpenFile { socket: other, .. }] = ends;
     let kind = socket.kind | SOCK_CLOEXEC;
-    let listener = find_listener(open_file_builder, descriptor, (socket.kind, through));
+    let listener = find_listener(open_file_builder, descriptor, socket.kind, through);
     let through = socket_file::resolve_socket_address(descriptor, socket.kind, through);
     if let Some(listener) = listener {
         run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
@@ -246,7 +246,7 @@ fn connect_pair(
             Ok(())
         })?;
         // Bound with the stub's credentials: the child may not own the socket's file.
-        bind_socket(open_file_builder.syscalls, (index, socket), around)?;
+        bind_socket(open_file_builder.syscalls, open_socket, around)?;
         run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
             let (bytes, length) = (syscall_builder.bytes_argument(&through)?, through.len() as u64);
             syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)]);
@@ -288,7 +288,8 @@ fn create_pair(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket, kind: 
 fn find_listener(
     open_file_builder: &OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
-    (wanted, through): (u32, &[u8]),
+    wanted: u32,
+    through: &[u8],
 ) -> Option<u32> {
     let is_it = |file: &OpenFile| matches!(file, OpenFile::Socket(Socket { kind, state: SocketState::Listening { address, .. }, .. }) if *kind == wanted && address == through);
     let index = descriptor.open_files.iter().position(is_it).filter(|_| !through.is_empty())?;

@@ -2,26 +2,51 @@
 //! The file is then renamed to its path at capture, as the program did: another file may have the socket's name by now.
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, Socket, SocketFile, SocketState};
+use farfork_wire::descriptor::{Socket, SocketFile, SocketState};
 
 use super::super::RestoreError;
 use super::super::passed_objects::PassedObjects;
 use super::super::plan_layout::STEP_SOCKET;
-use super::open_files::OpenFileBuilder;
+use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::{SyscallArgument, SyscallBuilder, abi, value};
 
 const AT_FDCWD: SyscallArgument = SyscallArgument::Value((-100_i32).cast_unsigned() as u64);
 const RENAME_NOREPLACE: SyscallArgument = SyscallArgument::Value(1);
 
-/// Binds descriptor 0, the socket of open file `index`, by the arguments `bound`.
+/// A socket that has a file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FileBoundSocket<'a> {
+    open_socket: SocketOpenFile<'a>,
+    /// The path to which the socket is bound.
+    name: &'a [u8],
+    /// The file at capture.
+    file: &'a SocketFile,
+}
+
+impl<'a> FileBoundSocket<'a> {
+    /// `None` if the socket has no file.
+    pub(super) fn new(open_socket: SocketOpenFile<'a>) -> Option<Self> {
+        let SocketOpenFile { socket, .. } = open_socket;
+        Some(Self { open_socket, name: socket.bind_path()?, file: socket.file.as_ref()? })
+    }
+
+    /// The path of the file during the restore: its path at capture, or a temporary name if the parent had removed it.
+    fn current_path(&self) -> String {
+        let temporary = || sibling_path(&String::from_utf8_lossy(self.name), &self.open_socket.index.to_string());
+        self.file.path.clone().unwrap_or_else(temporary)
+    }
+}
+
+/// Binds descriptor 0, a socket that has a file, by the arguments `bound`.
 pub(super) fn bind_socket_file(
     syscall_builder: &mut SyscallBuilder<'_>,
-    (index, path, file): (u32, &[u8], &SocketFile),
+    bound_socket: &FileBoundSocket<'_>,
     bound: &[SyscallArgument],
     objects: &PassedObjects,
 ) -> Result<(), RestoreError> {
-    let name = str::from_utf8(path).map_err(|error| RestoreError::InvalidPath { path: error.to_string() })?;
-    let place = current_path(index, name, file);
+    let FileBoundSocket { name, file, .. } = *bound_socket;
+    let name = str::from_utf8(name).map_err(|error| RestoreError::InvalidPath { path: error.to_string() })?;
+    let place = bound_socket.current_path();
     for path in [name, &place] {
         if !path.starts_with('/') || !objects.is_private_path(path) {
             return Err(RestoreError::SharedSocketPath { path: path.to_owned() });
@@ -49,14 +74,13 @@ pub(super) fn bind_socket_file(
 /// The address of a socket of this kind during the restore: the current path of its file, if it has one.
 pub(super) fn resolve_socket_address(descriptor: &Descriptor, kind: u32, address: &[u8]) -> Vec<u8> {
     let is_it = |socket: &Socket| socket.kind == kind && socket.bind_address() == address;
-    let found = || socket_files(descriptor).filter(|(_, socket, ..)| is_it(socket));
-    let listens = |socket: &Socket| matches!(socket.state, SocketState::Listening { .. });
-    let Some((index, _, name, file)) = found().find(|(_, socket, ..)| listens(socket)).or_else(|| found().next())
-    else {
+    let found = || file_bound_sockets(descriptor).filter(|one| is_it(one.open_socket.socket));
+    let listens = |one: &FileBoundSocket<'_>| matches!(one.open_socket.socket.state, SocketState::Listening { .. });
+    let Some(bound_socket) = found().find(listens).or_else(|| found().next()) else {
         return address.to_vec();
     };
-    let place = current_path(index, &String::from_utf8_lossy(name), file);
-    if place.as_bytes() == name { address.to_vec() } else { [&address[..2], place.as_bytes()].concat() }
+    let place = bound_socket.current_path();
+    if place.as_bytes() == bound_socket.name { address.to_vec() } else { [&address[..2], place.as_bytes()].concat() }
 }
 
 /// Removes the files that the parent had removed, after all connections through them exist.
@@ -64,26 +88,16 @@ pub(super) fn remove_unlinked_files(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
-    for (index, _, name, file) in socket_files(descriptor).filter(|(.., file)| file.path.is_none()) {
-        open_file_builder.set_step(STEP_SOCKET, index);
-        let place =
-            open_file_builder.syscalls.text_argument(&current_path(index, &String::from_utf8_lossy(name), file))?;
+    for bound_socket in file_bound_sockets(descriptor).filter(|one| one.file.path.is_none()) {
+        open_file_builder.set_step(STEP_SOCKET, bound_socket.open_socket.index);
+        let place = open_file_builder.syscalls.text_argument(&bound_socket.current_path())?;
         open_file_builder.syscalls.call_expecting(0, abi::UNLINK, &[place]);
     }
     Ok(())
 }
 
-/// Sockets with files: index of the open file, socket, name, file.
-fn socket_files(descriptor: &Descriptor) -> impl Iterator<Item = (u32, &Socket, &[u8], &SocketFile)> {
-    descriptor.open_files.iter().zip(0..).filter_map(|(file, index)| match file {
-        OpenFile::Socket(socket) => Some((index, socket, socket.bind_path()?, socket.file.as_ref()?)),
-        _ => None,
-    })
-}
-
-/// The path of a file during the restore: its path at capture, or a temporary name if the parent had removed it.
-fn current_path(index: u32, name: &str, file: &SocketFile) -> String {
-    file.path.clone().unwrap_or_else(|| sibling_path(name, &index.to_string()))
+fn file_bound_sockets(descriptor: &Descriptor) -> impl Iterator<Item = FileBoundSocket<'_>> {
+    SocketOpenFile::all(descriptor).filter_map(FileBoundSocket::new)
 }
 
 /// A path in the same directory, so that the file can be renamed.

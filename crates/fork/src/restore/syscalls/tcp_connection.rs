@@ -9,13 +9,13 @@ use farfork_sys::socket_abi::{
     TCP_RECV_QUEUE, TCP_REPAIR, TCP_REPAIR_OPTIONS, TCP_REPAIR_QUEUE, TCP_REPAIR_WINDOW, TCP_SEND_QUEUE,
 };
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, Socket, SocketOption, SocketState, parse_internet_address};
+use farfork_wire::descriptor::{Socket, SocketOption, SocketState, parse_internet_address};
 use rustix::fs::OFlags;
 use zerocopy::IntoBytes;
 
 use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
-use super::open_files::OpenFileBuilder;
+use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket::{MAXSEG_OPTION, loopback_address, send_received, set_nonblocking, set_options, shutdown_socket};
 use super::{SyscallBuilder, abi, value};
 
@@ -90,7 +90,7 @@ fn create_closed_connections(
 ) -> Result<(), RestoreError> {
     let mut ports = free_ports(descriptor);
     let mut free_port = |index| ports.next().ok_or(RestoreError::UnsupportedOpenFile { number: index });
-    for (index, socket) in sockets(descriptor) {
+    for SocketOpenFile { index, socket } in SocketOpenFile::all(descriptor) {
         let SocketState::ShutDown { address } = &socket.state else { continue };
         open_file_builder.set_step(STEP_SOCKET, index);
         let address = match parse_internet_address(address).filter(|own| own.ip().is_loopback() && own.port() != 0) {
@@ -129,7 +129,7 @@ const INITIAL_SEQUENCE: u32 = 1;
 /// Ports above the kernel's ephemeral range that no socket of the descriptor uses.
 fn free_ports(descriptor: &Descriptor) -> impl Iterator<Item = u16> {
     const PORT_MIN: u16 = 61_000;
-    let addresses = sockets(descriptor).flat_map(|(_, socket)| match &socket.state {
+    let addresses = SocketOpenFile::all(descriptor).flat_map(|one| match &one.socket.state {
         SocketState::Unconnected { address, peer } | SocketState::TcpPaired { address, peer, .. } => {
             vec![address, peer]
         }
@@ -149,16 +149,9 @@ fn with_port(address: &[u8], port: u16) -> Vec<u8> {
     address
 }
 
-fn sockets(descriptor: &Descriptor) -> impl Iterator<Item = (u32, &Socket)> {
-    descriptor.open_files.iter().enumerate().filter_map(|(index, file)| match file {
-        OpenFile::Socket(socket) => Some((index as u32, socket)),
-        _ => None,
-    })
-}
-
 /// The first or second ends of all connections.
 fn connection_ends(descriptor: &Descriptor, wanted: u32) -> impl Iterator<Item = (u32, TcpEnd<'_>)> {
-    sockets(descriptor).filter_map(move |(index, socket)| match &socket.state {
+    SocketOpenFile::all(descriptor).filter_map(move |SocketOpenFile { index, socket }| match &socket.state {
         SocketState::TcpPaired { pair, end, address, peer } if *end == wanted => {
             Some((*pair, TcpEnd { index, socket, address, peer }))
         }

@@ -8,6 +8,7 @@ use rustix::fs::OFlags;
 use super::super::RestoreError;
 use super::super::passed_objects::PassedObjects;
 use super::super::plan_layout::STEP_TERMINAL;
+use super::super::process_tree::TreePosition;
 use super::super::pseudo_terminals::{PTS_DIRECTORY, open_flags};
 use super::open_files::OpenFileBuilder;
 use super::{SyscallBuilder, abi, value};
@@ -38,16 +39,16 @@ pub(super) fn configure_terminals(
 
 /// Sets the foreground process group of a controlling terminal. Runs in the session's leader, when all groups exist.
 pub(super) fn set_foreground_group(
-    descriptor: &Descriptor,
-    (objects, fd_base): (&PassedObjects, u32),
+    place: &TreePosition<'_>,
+    objects: &PassedObjects,
     process: u32,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     let Some(slot) = objects.controlling_terminal(process) else { return Ok(()) };
-    let sessions = descriptor.terminals.iter().filter_map(|terminal| terminal.session);
+    let sessions = place.tree_descriptor().terminals.iter().filter_map(|terminal| terminal.session);
     for session in sessions.filter(|session| session.leader == process && session.foreground != process) {
         syscall_builder.set_step(STEP_TERMINAL, 0);
-        ioctl_u32(syscall_builder, fd_base + slot, TIOCSPGRP, session.foreground)?;
+        ioctl_u32(syscall_builder, place.fd_base + slot, TIOCSPGRP, session.foreground)?;
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ use farfork_fork::huge_pages::HugePageCollapser;
 use farfork_fork::pager::PagingMode;
 use farfork_fork::restore::{LocalNode, find_zygote_obstacle, has_bound_sockets};
 use farfork_fork::resume::SeedSource;
-use farfork_fork::zygote::{Zygote, is_late};
+use farfork_fork::zygote::{Zygote, ZygoteRequest, is_late};
 use farfork_sys::process_identity::ProcessIdentity;
 use farfork_wire::{ChildId, NodeName, SeedId};
 use tokio::sync::Notify;
@@ -310,8 +310,9 @@ impl ZygoteCache {
         let directory = self.run_dir.zygotes_dir().join(id.to_string());
         DirBuilder::new().mode(0o700).create(&directory)?;
         let made = pool.start_host_init().map_err(Into::into).and_then(|process| {
-            let pager = (self.pager.client(), START_TIMEOUT);
-            Zygote::start((id.clone(), &directory), process, source, node, pager).map_err(Into::into)
+            let (id, limit) = (id.clone(), START_TIMEOUT);
+            let request = ZygoteRequest { id, directory: &directory, process, source, limit };
+            Zygote::start(request, node, self.pager.client()).map_err(Into::into)
         });
         if made.is_err() {
             release_zygote(&self.pager, &id, &directory);

@@ -41,7 +41,7 @@ impl MapChange {
         let is_source_unknown =
             matches!(message, UffdEvent::Remap { from, bytes, .. } if !map.has_any_in(from..from + bytes));
         let applied = map.apply_event(&message);
-        let left = applied.removed.first().map(|segment| segment.start);
+        let left = applied.removed.segments.first().map(|segment| segment.start);
         let probe_address = match message {
             UffdEvent::Remap { to, bytes, .. } => map.first_mapped_in(to, to + bytes).or(left).or(Some(to)),
             _ => left,
@@ -106,7 +106,7 @@ impl MapChange {
             )),
             UffdEvent::Unmap { start, end } if (start..end).contains(&address) => {
                 let was_seen =
-                    self.applied.removed.iter().any(|segment| (segment.start..segment.end).contains(&address));
+                    self.applied.removed.segments.iter().any(|segment| (segment.start..segment.end).contains(&address));
                 Some((if was_seen { ExpectedRegistration::Registered } else { ExpectedRegistration::Unknown }, left))
             }
             _ => None,
@@ -373,7 +373,7 @@ fn check_discarded_pages<W: ForkMapCheck>(
     if (discard + 1..changes.len()).any(|later| is_moved(later) && events_overlap(&changes[later].message, message)) {
         return Ok(None);
     }
-    check.has_discarded_pages(&applied.removed)
+    check.has_discarded_pages(&applied.removed.segments)
 }
 
 /// Marks a discard as not made, together with later discards and unmaps of the same memory.
@@ -423,7 +423,7 @@ fn count_made_links<W: ForkMapCheck>(
         before.zip(after).is_some_and(|(before, after)| after.is_preceded_by_own_unmap(before))
     };
     (0..).zip(&mut costs).for_each(|(made, cost)| *cost += u32::from(is_within_call(made)));
-    probe_pages((links, read_before), base, check, &mut costs)?;
+    probe_pages(links, read_before, base, check, &mut costs)?;
     let least = costs.iter().min().copied().unwrap_or_default();
     let is_possible =
         |made: usize| costs.get(made).is_some_and(|cost| cost / CONTRADICTION_COST == least / CONTRADICTION_COST);
