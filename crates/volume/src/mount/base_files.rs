@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fuser::BackingId;
 
 use crate::publish::SharedTree;
 use crate::record::InodeNumber;
@@ -12,6 +15,8 @@ use crate::record::InodeNumber;
 #[derive(Debug, Default)]
 pub(super) struct BaseFiles {
     files: Mutex<HashMap<InodeNumber, BaseFile>>,
+    /// Number of inodes that are open for passthrough.
+    passthrough_inodes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -21,53 +26,110 @@ struct BaseFile {
     appender_count: u64,
     /// None until it is read, or published.
     file: Option<Arc<File>>,
+    /// Some while the inode is open for passthrough.
+    passthrough: Option<PassthroughFiles>,
+}
+
+/// Open files of an inode that is open for passthrough.
+#[derive(Debug)]
+struct PassthroughFiles {
+    count: u64,
+    /// The kernel accepts only one registration of an inode at a time.
+    backing: Arc<BackingId>,
 }
 
 impl BaseFiles {
+    fn lock(&self) -> MutexGuard<'_, HashMap<InodeNumber, BaseFile>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn open(&self, inode: InodeNumber) {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).entry(inode).or_default().open_count += 1;
+        self.lock().entry(inode).or_default().open_count += 1;
     }
 
     /// As `open`, for a file whose data may be gone from the shared tree by now.
     pub(super) fn open_with(&self, inode: InodeNumber, data: Arc<File>) {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.lock();
         let base = files.entry(inode).or_default();
         base.open_count += 1;
         base.file.get_or_insert(data);
     }
 
     pub(super) fn is_open(&self, inode: InodeNumber) -> bool {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&inode)
+        self.lock().contains_key(&inode)
     }
 
     /// An open file appends.
     pub(super) fn add_appender(&self, inode: InodeNumber) {
-        if let Some(base) = self.files.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&inode) {
+        if let Some(base) = self.lock().get_mut(&inode) {
             base.appender_count += 1;
         }
     }
 
     /// Whether an open file of an inode appends.
     pub(super) fn has_appender(&self, inode: InodeNumber) -> bool {
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.lock();
         files.get(&inode).is_some_and(|base| base.appender_count > 0)
     }
 
     /// An open file that appends is about to be released.
     pub(super) fn remove_appender(&self, inode: InodeNumber) {
-        if let Some(base) = self.files.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&inode) {
+        if let Some(base) = self.lock().get_mut(&inode) {
             base.appender_count -= 1;
+        }
+    }
+
+    /// Starts passthrough for an inode: `register` registers the shared tree's file with the kernel. Returns None if that fails,
+    /// or if the inode has another open file, because the kernel would then fail this open(2) with EIO.
+    pub(super) fn start_passthrough(
+        &self,
+        inode: InodeNumber,
+        register: impl FnOnce() -> io::Result<BackingId>,
+    ) -> Option<Arc<BackingId>> {
+        let mut files = self.lock();
+        let base = files.get_mut(&inode).filter(|base| base.open_count == 1)?;
+        let registered =
+            register().inspect_err(|error| tracing::debug!(%error, ?inode, "passthrough is not available"));
+        let backing = Arc::new(registered.ok()?);
+        base.passthrough = Some(PassthroughFiles { count: 1, backing: Arc::clone(&backing) });
+        self.passthrough_inodes.fetch_add(1, Ordering::Relaxed);
+        Some(backing)
+    }
+
+    /// Counts one more open file of an inode with passthrough. Returns None if passthrough has just ended.
+    pub(super) fn add_passthrough(&self, inode: InodeNumber) -> Option<Arc<BackingId>> {
+        let mut files = self.lock();
+        let passthrough = files.get_mut(&inode)?.passthrough.as_mut()?;
+        passthrough.count += 1;
+        Some(Arc::clone(&passthrough.backing))
+    }
+
+    /// Whether the kernel reads the data of an inode by itself.
+    pub(super) fn has_passthrough(&self, inode: InodeNumber) -> bool {
+        self.passthrough_inodes.load(Ordering::Relaxed) > 0
+            && self.lock().get(&inode).is_some_and(|base| base.passthrough.is_some())
+    }
+
+    /// Counts an open file of an inode with passthrough less.
+    pub(super) fn remove_passthrough(&self, inode: InodeNumber) {
+        let mut files = self.lock();
+        let Some(base) = files.get_mut(&inode) else { return };
+        let Some(passthrough) = &mut base.passthrough else { return };
+        passthrough.count -= 1;
+        if passthrough.count == 0 {
+            base.passthrough = None;
+            self.passthrough_inodes.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Whether an inode is open more than once.
     pub(super) fn is_shared(&self, inode: InodeNumber) -> bool {
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.lock();
         files.get(&inode).is_some_and(|base| base.open_count > 1)
     }
 
     pub(super) fn release(&self, inode: InodeNumber) {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.lock();
         let Some(base) = files.get_mut(&inode) else { return };
         base.open_count -= 1;
         if base.open_count == 0 {
@@ -77,7 +139,7 @@ impl BaseFiles {
 
     /// The file's data as it is published; none before it is.
     pub(super) fn get(&self, shared: &SharedTree, inode: InodeNumber) -> io::Result<Option<Arc<File>>> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.lock();
         if let Some(file) = files.get(&inode).and_then(|base| base.file.clone()) {
             return Ok(Some(file));
         }

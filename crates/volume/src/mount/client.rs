@@ -12,6 +12,7 @@ use super::group_commit::GroupCommit;
 use super::invalidation::{DeferredAnswer, KernelCaches};
 use super::offload_link::{OffloadLink, OffloadRequest};
 use super::open_retry::OpenRetries;
+use super::passthrough::PublishedAnswers;
 use super::refresh::RefreshRequests;
 use super::space::SpaceEstimate;
 use super::unused_inodes::UnusedInodes;
@@ -21,9 +22,17 @@ use crate::log::{LogAppender, LogFile, LogPoint};
 use crate::publish::{PublishedMark, SharedTree};
 use crate::view::VolumeNamespace;
 
+/// Options of a mount.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MountOptions {
+    /// The kernel reads published data from the shared tree by itself.
+    pub read_passthrough: bool,
+}
+
 /// A mounted volume.
 #[derive(Debug)]
 pub struct VolumeClient {
+    pub(super) options: MountOptions,
     /// The number of this client, and of its log.
     number: u16,
     pub(super) shared: SharedTree,
@@ -51,6 +60,7 @@ pub(super) struct ClientState {
     /// How far the view has the log of each client, by number.
     pub(super) applied: Vec<LogPoint>,
     pub(super) space: SpaceEstimate,
+    pub(super) published_answers: PublishedAnswers,
 }
 
 impl VolumeClient {
@@ -62,6 +72,7 @@ impl VolumeClient {
         log: LogFile,
         marks: &[PublishedMark],
         link: Arc<dyn OffloadLink>,
+        options: MountOptions,
     ) -> Self {
         let start = marks[usize::from(number)].point;
         let ring_bytes = log.header().ring_bytes;
@@ -72,8 +83,10 @@ impl VolumeClient {
             waiting: WaitingOperations::default(),
             applied: marks.iter().map(|mark| mark.point).collect(),
             space: SpaceEstimate::default(),
+            published_answers: PublishedAnswers::default(),
         };
         Self {
+            options,
             number,
             shared,
             base_files: BaseFiles::default(),
@@ -118,8 +131,10 @@ impl VolumeClient {
         state.log.advance_tail(point);
         state.namespace.release_published(point.sequence);
         state.space.advance_published(point);
+        let answers = state.published_answers.take_published(point);
         // The log has room.
         self.execute_waiting(state);
+        answers.into_iter().for_each(|answer| answer());
         // Published records are on each live replica.
         self.acknowledge_commit(point);
     }

@@ -15,7 +15,7 @@ use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
 use super::space::SpaceDecision;
 use crate::chain::TreeSpace;
-use crate::log::RingError;
+use crate::log::{LogPoint, RingError};
 use crate::record::RecordEffect;
 use crate::view::VolumeNamespace;
 
@@ -30,6 +30,19 @@ pub(super) struct PlannedOperation<T> {
 impl<T> PlannedOperation<T> {
     pub(super) fn new(effects: Vec<RecordEffect>, result: T) -> Self {
         Self { effects, result, allocated_bytes: 0 }
+    }
+}
+
+/// An executed operation.
+struct Execution<T> {
+    result: Result<T, Errno>,
+    /// The end of its record, if its caller gets the result only when the record is published.
+    answer_when_published: Option<LogPoint>,
+}
+
+impl<T> Execution<T> {
+    fn failed(error: Errno) -> Self {
+        Self { result: Err(error), answer_when_published: None }
     }
 }
 
@@ -57,19 +70,25 @@ impl VolumeClient {
         let mut state = self.lock();
         if state.permission.term().is_some()
             && state.waiting.0.is_empty()
-            && let Some(result) = self.try_execute(&mut state, data, &plan)
+            && let Some(Execution { result, answer_when_published }) = self.try_execute(&mut state, data, &plan)
         {
+            if let Some(end) = answer_when_published {
+                return state.published_answers.add(end, Box::new(move || answer(result)));
+            }
             drop(state);
             return answer(result);
         }
         let (data, mut answer) = (data.to_vec(), Some(answer));
         state.waiting.0.push_back(Box::new(move |client, state, refusal| {
-            let result = match refusal {
-                Some(error) => Err(error),
+            let Execution { result, answer_when_published } = match refusal {
+                Some(error) => Execution::failed(error),
                 None => client.try_execute(state, &data, &plan)?,
             };
             let answer = answer.take()?;
-            Some(Box::new(move || answer(result)))
+            let answer: DeferredAnswer = Box::new(move || answer(result));
+            let Some(end) = answer_when_published else { return Some(answer) };
+            state.published_answers.add(end, answer);
+            Some(Box::new(|| {}))
         }));
         state.permission.request(&*self.link);
         if state.permission.term().is_some() {
@@ -102,11 +121,13 @@ impl VolumeClient {
         state: &mut ClientState,
         data: &[u8],
         plan: impl Fn(&VolumeNamespace) -> Result<PlannedOperation<T>, Errno>,
-    ) -> Option<Result<T, Errno>> {
+    ) -> Option<Execution<T>> {
         let planned = match plan(&state.namespace) {
-            Ok(planned) if planned.effects.is_empty() => return Some(Ok(planned.result)),
+            Ok(PlannedOperation { effects, result, .. }) if effects.is_empty() => {
+                return Some(Execution { result: Ok(result), answer_when_published: None });
+            }
             Ok(planned) => planned,
-            Err(error) => return Some(Err(error)),
+            Err(error) => return Some(Execution::failed(error)),
         };
         let bytes = planned.allocated_bytes.saturating_add(data.len() as u64);
         let takes_space = takes_space(&planned.effects);
@@ -114,7 +135,7 @@ impl VolumeClient {
             match state.space.decide(bytes, state.log.ring().used_bytes() > 0) {
                 SpaceDecision::Fits => {}
                 SpaceDecision::Unknown => return None,
-                SpaceDecision::Refused => return Some(Err(Errno::NOSPC)),
+                SpaceDecision::Refused => return Some(Execution::failed(Errno::NOSPC)),
             }
         }
         match state.log.append(&planned.effects, data) {
@@ -127,11 +148,12 @@ impl VolumeClient {
                     caches.invalidate_changed(&planned.effects);
                 }
                 self.appended.notify_one();
-                Some(Ok(planned.result))
+                let answer_when_published = self.changes_passthrough_data(&planned.effects).then_some(record.end);
+                Some(Execution { result: Ok(planned.result), answer_when_published })
             }
-            Err(RingError::TooLarge) => Some(Err(Errno::NOSPC)),
+            Err(RingError::TooLarge) => Some(Execution::failed(Errno::NOSPC)),
             // The log has no room before space is free on the replica.
-            Err(RingError::Full) if state.space.is_full() => Some(Err(Errno::NOSPC)),
+            Err(RingError::Full) if state.space.is_full() => Some(Execution::failed(Errno::NOSPC)),
             Err(RingError::Full) => None,
         }
     }

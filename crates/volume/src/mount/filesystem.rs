@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig,
-    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{OFlags, fstatvfs};
 use rustix::io::Errno;
@@ -20,9 +20,11 @@ use super::client::VolumeClient;
 use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time};
 use super::data::SeekTarget;
 use super::execution::PlannedOperation;
+use super::open_modes::is_appending;
 use super::operations::{LookupRequest, WritePlace, WriteRequest, check_path};
+use super::passthrough::enable_passthrough;
 use crate::publish::available_bytes;
-use crate::record::{EntryKey, FileKind, InodeNumber};
+use crate::record::{EntryKey, FileKind};
 use crate::view::{
     AttributeChange, Inode, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, VolumeNamespace, XattrMode,
 };
@@ -30,10 +32,6 @@ use crate::view::{
 /// Largest write: half of what a record holds.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
 
-/// O_APPEND of open(2).
-const APPENDING: i32 = OFlags::APPEND.bits() as i32;
-/// The handle of open files that append. The flags of release(2) are other ones after fcntl(2).
-const APPENDING_HANDLE: FileHandle = FileHandle(1);
 /// O_EXCL of open(2).
 const EXCLUSIVE_CREATION: i32 = OFlags::EXCL.bits() as i32;
 
@@ -58,6 +56,9 @@ impl Filesystem for VolumeFilesystem {
         // Files that are opened with O_APPEND can be mapped.
         let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         let _ = config.set_max_write(WRITE_BYTES_MAX);
+        if self.client.options.read_passthrough {
+            enable_passthrough(config);
+        }
         Ok(())
     }
 
@@ -206,10 +207,7 @@ impl Filesystem for VolumeFilesystem {
         let (inode, thread) = (number_of(inode), request.pid());
         let watch = self.client.watch_path(inode);
         self.answer_opening(move |client| match client.open_file(inode, thread, watch.as_ref()) {
-            Ok(()) => {
-                let (handle, cache_use) = begin_use(client, inode, flags.0);
-                reply.opened(handle, cache_use);
-            }
+            Ok(()) => client.answer_opened(inode, flags.0, reply),
             Err(error) => reply.error(error_of(error)),
         });
     }
@@ -249,7 +247,7 @@ impl Filesystem for VolumeFilesystem {
     ) {
         let keeps_privileges = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         // Pages of a mapping have their place.
-        let appends = flags.0 & APPENDING != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = is_appending(flags.0) && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let place = if appends { WritePlace::End { assumed: offset } } else { WritePlace::Offset(offset) };
         self.write_data(request, WriteRequest { inode, place, keeps_privileges }, data, reply);
     }
@@ -269,10 +267,7 @@ impl Filesystem for VolumeFilesystem {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        if handle == APPENDING_HANDLE {
-            self.client.base_files.remove_appender(number_of(inode));
-        }
-        self.client.base_files.release(number_of(inode));
+        self.client.release_file(number_of(inode), handle);
         reply.ok();
     }
 
@@ -374,7 +369,7 @@ impl Filesystem for VolumeFilesystem {
             Ok(attributes) => {
                 let inode = number_of(attributes.ino);
                 client.base_files.open(inode);
-                let (handle, cache_use) = begin_use(&client, inode, flags);
+                let (handle, cache_use) = client.choose_cache_use(inode, flags);
                 reply.created(&CACHE_TIME, &attributes, GENERATION, handle, cache_use);
             }
             // Another client has created it since the kernel looked. With ESTALE the kernel looks again, and opens it.
@@ -463,22 +458,6 @@ impl Filesystem for VolumeFilesystem {
             Err(error) => reply.error(error_of(error)),
         }
     }
-}
-
-/// The handle of a file that was opened, and how the kernel uses its cache for it, by the flags of open(2).
-///
-/// The kernel would divide a buffered write that crosses a page, and another node could append between the parts. So it writes past
-/// its cache for a file that appends. While there is one, it also reads past its cache: a reader could have the last page from before
-/// an append and the size from after it, and would get zeros.
-fn begin_use(client: &VolumeClient, inode: InodeNumber, flags: i32) -> (FileHandle, FopenFlags) {
-    let appends = flags & APPENDING != 0;
-    if appends {
-        client.base_files.add_appender(inode);
-    }
-    let cached = FopenFlags::FOPEN_KEEP_CACHE;
-    let is_uncached = client.base_files.has_appender(inode);
-    let cache_use = if is_uncached { cached | FopenFlags::FOPEN_DIRECT_IO } else { cached };
-    (if appends { APPENDING_HANDLE } else { FileHandle(0) }, cache_use)
 }
 
 /// The mode bits of fallocate(2).

@@ -14,15 +14,17 @@ mod filesystem;
 mod group_commit;
 mod invalidation;
 mod offload_link;
+mod open_modes;
 mod open_retry;
 mod operations;
+mod passthrough;
 mod refresh;
 mod space;
 mod stale_entries;
 mod unused_inodes;
 mod write_permission;
 
-pub use client::VolumeClient;
+pub use client::{MountOptions, VolumeClient};
 pub use device::{MountPoint, abort_mount, detach_dead_mounts, has_volume_mount, mount_volume};
 pub use filesystem::VolumeFilesystem;
 pub use offload_link::{OffloadLink, OffloadRequest};

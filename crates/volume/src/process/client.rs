@@ -16,7 +16,7 @@ use super::channel::MessageChannel;
 use super::message::{AttachedClient, ClientMessage, OffloadMessage};
 use super::store::VolumeStore;
 use crate::log::{LogFile, LogFileError, LogPoint};
-use crate::mount::{OffloadLink, OffloadRequest, VolumeClient, VolumeFilesystem, mount_volume};
+use crate::mount::{MountOptions, OffloadLink, OffloadRequest, VolumeClient, VolumeFilesystem, mount_volume};
 use crate::publish::load_namespace;
 use crate::record::InodeNumber;
 
@@ -79,6 +79,7 @@ pub fn run_client(
     store: &VolumeStore,
     name: &str,
     mount_point: &Path,
+    options: MountOptions,
     ready: impl FnOnce(),
 ) -> Result<(), ClientRunError> {
     let volume = store.volume(name);
@@ -96,7 +97,7 @@ pub fn run_client(
     let link: Arc<dyn OffloadLink> = Arc::clone(&connection.sender) as Arc<dyn OffloadLink>;
     let sender = Arc::clone(&connection.sender);
     let log = LogFile::open(&log_path)?;
-    let client = Arc::new(VolumeClient::start(number, shared, namespace, log, &marks, link));
+    let client = Arc::new(VolumeClient::start(number, shared, namespace, log, &marks, link, options));
     start_threads(&client, connection, channel, number, unlinked).map_err(ClientRunError::Thread)?;
 
     let failed = |source| ClientRunError::Mount { path: mount_point.display().to_string(), source };

@@ -10,6 +10,7 @@ mod full_disk;
 mod model;
 mod mounted_volume;
 mod programs;
+mod read_passthrough;
 mod real_programs;
 mod replaced_paths;
 mod replica_check;
@@ -24,6 +25,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use farfork_volume::mount::MountOptions;
 use farfork_volume::process::{
     CopyMethod, OffloadMode, OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker,
 };
@@ -32,6 +34,8 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 /// All tests run while replicas are compared all the time, except in release builds, which measure.
 const SCRUB_INTERVAL: Duration = if cfg!(debug_assertions) { Duration::from_secs(2) } else { Duration::ZERO };
+/// The argument of a client whose mount has passthrough.
+pub(crate) const READ_PASSTHROUGH: &str = "read-passthrough";
 /// The first argument of a process of a volume.
 const PROCESS: &str = "process";
 
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         basic_calls::TESTS,
         chain::TESTS,
         replaced_paths::TESTS,
+        read_passthrough::TESTS,
         several_clients::TESTS,
         replica_check::TESTS,
         model::TESTS,
@@ -83,7 +88,7 @@ fn trial(name: &str, test: fn()) -> Trial {
 }
 
 /// Role and store; of the offload process also catalog, name of the node, time of failure detection and address; of the
-/// client also the mount point. Processes of `real_programs` have other arguments.
+/// client also the mount point, and `READ_PASSTHROUGH`. Processes of `real_programs` have other arguments.
 fn run_process(arguments: &[String]) -> ExitCode {
     let (role, store) = (arguments[0].as_str(), VolumeStore::new(arguments[1].as_ref()));
     end_with_supervisor().expect("prctl");
@@ -98,7 +103,8 @@ fn run_process(arguments: &[String]) -> ExitCode {
                 println!("mounted");
                 std::io::stdout().flush().expect("the supervisor reads");
             };
-            run_client(&store, test_node::VOLUME, arguments[2].as_ref(), ready).map_err(|e| e.to_string())
+            let options = MountOptions { read_passthrough: arguments.iter().any(|name| name == READ_PASSTHROUGH) };
+            run_client(&store, test_node::VOLUME, arguments[2].as_ref(), options, ready).map_err(|e| e.to_string())
         }
         "offload" => run_offload(&offload_options(arguments)).map_err(|e| e.to_string()),
         _ => run_worker(&store, copy_method()).map_err(|e| e.to_string()),

@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farfork_sys::pidfd;
+use farfork_volume::mount::MountOptions;
 use farfork_volume::process::{
     ControlAnswer, ControlRequest, MountSupervisor, NodeSupervisor, ProcessRole, VolumeStatus, send_control_request,
 };
@@ -124,13 +125,20 @@ impl TestNode {
         }
     }
 
-    /// Mounts the volume.
+    /// Mounts the volume. All tests run with passthrough if FARFORK_VOLUME_READ_PASSTHROUGH is set.
     pub(crate) fn mount(&mut self) {
+        let read_passthrough = std::env::var_os("FARFORK_VOLUME_READ_PASSTHROUGH").is_some();
+        self.mount_with(MountOptions { read_passthrough });
+    }
+
+    /// Mounts the volume with options.
+    pub(crate) fn mount_with(&mut self, options: MountOptions) {
         let (store, mount_point) = (self.store(), self.path());
         self.mount = Some(SupervisorThread::start(move |report| {
             let command = |role: ProcessRole| {
                 let mut command = process_command(role.name());
                 command.arg(&store).arg(&mount_point);
+                command.args(options.read_passthrough.then_some(super::READ_PASSTHROUGH));
                 command
             };
             let mut supervisor = MountSupervisor::start(&mount_point, command).unwrap();

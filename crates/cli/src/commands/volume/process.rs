@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_sys::affinity::restrict_to_cpus;
 use farfork_trust::{Credentials, Encryption};
+use farfork_volume::mount::MountOptions;
 use farfork_volume::process::{
     CopyMethod, OffloadMode, OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker,
 };
@@ -29,6 +30,9 @@ pub(crate) struct ClientArguments {
     volume: String,
     /// Where to mount it.
     directory: PathBuf,
+    /// Let the kernel read published data from the shared tree by itself.
+    #[arg(long)]
+    read_passthrough: bool,
     #[command(flatten)]
     log: LogOptions,
 }
@@ -89,7 +93,8 @@ impl ClientArguments {
             let _ = output.write_all(b"mounted\n").and_then(|()| output.flush());
         };
         let store = VolumeStore::new(&self.store);
-        run_client(&store, &self.volume, &self.directory, ready)
+        let options = MountOptions { read_passthrough: self.read_passthrough };
+        run_client(&store, &self.volume, &self.directory, options, ready)
             .with_context(|| format!("client of volume {}", self.volume))?;
         Ok(ExitCode::SUCCESS)
     }
