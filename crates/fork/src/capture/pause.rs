@@ -1,7 +1,8 @@
 //! The pause of one process, from its stop to its release. It does as little as possible, and as much as possible at the
 //! same time.
 //!
-//! `tree_pause` calls `run_pause`. Results that can be checked later are returned unchecked (`PauseOutcome`).
+//! `tree` calls `PreparedProcess::prepare` before the stop, and `tree_pause` calls `run_pause`. Results that can be checked
+//! later are returned unchecked (`PauseOutcome`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
