@@ -12,25 +12,26 @@ use farfork_sys::priority::RealTimeGuard;
 use farfork_sys::process;
 use farfork_wire::descriptor::PosixTimer;
 
-use super::error::{CaptureError, Refusal};
-use super::files::tree_files::TreeFiles;
+use super::error::CaptureError;
+use super::files::tree_files::{ProcessFileState, TreeFiles};
 use super::files::versions::HeldFileMap;
-use super::files::{DaemonSockets, OpenFileTable, ProcessFiles, TreeStreams};
+use super::files::{OpenFileTable, ProcessFiles};
 use super::inheritance::InheritedPages;
 use super::injection::injector::Injector;
 use super::injection::pages::InjectionPages;
-use super::injection::sigreturn_frame::Gadgets;
+use super::injection::script_runner::{InjectionTarget, ScriptRunner};
+use super::injection::sigreturn_frame::RescueFrame;
 use super::injection::thread_queries::ThreadAnswers;
 use super::memory::TemplateMemory;
 use super::memory::seals::SealProbes;
 use super::pause::{PauseOutcome, PreparedProcess};
-use super::shared::{SharedCopies, SharedSources};
+use super::shared::SharedCopies;
 use super::state;
-use super::state::inherited_state::{InjectionTarget, SessionDetach};
+use super::state::inherited_state::SessionDetach;
 use super::state::process_root::ProcessRoot;
 use super::state::seccomp::SeccompFilters;
 use super::stop::stop_guard::{ProcessSnapshot, StopGuard};
-use super::survey::{Survey, SurveyDepth};
+use super::survey::Survey;
 use super::template::TemplateClone;
 use super::tracer::cpu_pin::CpuPin;
 use super::tracer::deadline::Deadline;
@@ -76,11 +77,10 @@ impl TemplateProcess {
         survey: &Survey,
         mem: &'a File,
     ) -> InjectionTarget<'a> {
-        let (registers, inner_id) = match self {
-            Self::Clone(clone) => (&clone.registers, clone.inner_id()),
-            Self::Parent(_) => (&snapshot.leader().registers, survey.inner_id()),
-        };
-        InjectionTarget { pid: self.pid(), registers, inner_id, mem }
+        match self {
+            Self::Clone(clone) => clone.injection_target(mem),
+            Self::Parent(_) => InjectionTarget::leader(snapshot, survey, mem),
+        }
     }
 
     /// The clone; `None` for a stopped parent.
@@ -112,8 +112,10 @@ impl TemplateProcess {
             let deadline = Deadline::after(ABORT_UNMAP_LIMIT);
             let mut injector = Injector::new(pid, syscall_at, &deadline);
             let registers = &stopped.snapshot.leader().registers;
-            let unmapped = open_memory(pid)
-                .and_then(|mem| run_ready(injection_pages.unmap((pid, registers), (None, &mem), &mut injector)));
+            let unmapped = open_memory(pid).and_then(|mem| {
+                let rescue = RescueFrame::without_frame(&mem);
+                run_ready(injection_pages.unmap(pid, registers, rescue, &mut injector))
+            });
             if let Err(error) = unmapped {
                 tracing::warn!(pid, %error, "pages that were mapped for its capture stay in a process");
             }
@@ -208,10 +210,7 @@ pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<Capture
 //  └ running                     template: map ─ own session, probes for sealed mappings
 fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -> Result<CaptureAttempt, CaptureError> {
     let started_at = Instant::now();
-    let prepare = |pid: i32, sockets: &DaemonSockets, streams: Option<&TreeStreams>| {
-        prepare_process(pid, options, sockets, streams)
-    };
-    let mut tree = phase!("prepare.survey", ProcessTree::survey(pid, options, prepare))?;
+    let mut tree = phase!("prepare.survey", ProcessTree::survey(pid, options))?;
     let mut times = CaptureTimes { survey: started_at.elapsed(), ..CaptureTimes::default() };
 
     // The limit starts here: the process is not stopped during the survey, which may take long on a busy machine.
@@ -223,12 +222,12 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
     let asks_itself = options.daemon_sockets.caller.is_some();
     let mut cpu_pin = if asks_itself { CpuPin::pin_to(&tree.processes[0].prepared.survey.stat) } else { None };
     let paused_at = Instant::now();
-    let tids = phase!("prepare.stop", tree.stop(options, &deadline, prepare))?;
+    let tids = phase!("prepare.stop", tree.stop(options, &deadline))?;
     times.stop = paused_at.elapsed();
     let stopped_ns = clock::file_time_ns();
     cpu_pin = cpu_pin.or_else(|| CpuPin::pin_to_busy(pid, times.stop / tree.processes.len() as u32));
     let mut paused_processes = pause_tree(&mut tree, &tids, options, &deadline, trace_lock, &mut times)?;
-    let files = phase!("prepare.files", TreeFiles::read(&tree, &mut paused_processes));
+    let files = phase!("prepare.files", TreeFiles::read(&tree, &mut paused_processes, stopped_ns));
     let released = paused_processes.into_iter().map(PausedProcess::release);
     let (templates, mut released): (Vec<TemplateProcess>, Vec<ReleasedProcess>) =
         phase!("prepare.release", released.unzip());
@@ -242,10 +241,10 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
 
     released
         .iter_mut()
-        .filter_map(|(paused, _)| paused.cloned.discarded.take())
+        .filter_map(|one| one.outcome.cloned.discarded.take())
         .for_each(|mut clone| clone.kill(Some(trace_lock)));
     let mut rollback = CaptureRollback { templates, pages: injection_pages(&tree, &released), lock: trace_lock };
-    let (processes, shared) = read_templates(tree, released, (&rollback.templates, files?), stopped_ns, &deadline)?;
+    let (processes, shared) = read_templates(tree, released, &rollback.templates, files?, &deadline)?;
     times.threads = processes.iter().map(|captured_process| captured_process.snapshot.threads.len()).sum();
     times.total = started_at.elapsed();
     Ok(CaptureAttempt { templates: std::mem::take(&mut rollback.templates), processes, shared, times })
@@ -269,36 +268,31 @@ impl Drop for CaptureRollback<'_> {
 
 fn injection_pages(tree: &ProcessTree, released: &[ReleasedProcess]) -> Vec<(InjectionPages, u64)> {
     let syscalls = tree.processes.iter().map(|one| one.prepared.survey.syscall_address);
-    released.iter().map(|(paused, _)| paused.pages.clone()).zip(syscalls).collect()
+    released.iter().map(|one| one.outcome.pages.clone()).zip(syscalls).collect()
 }
 
 /// Reads from all templates what can still be refused, before the answer.
 fn read_templates(
     tree: ProcessTree,
     released: Vec<ReleasedProcess>,
-    (templates, files): (&[TemplateProcess], TreeFiles),
-    stopped_ns: i64,
+    templates: &[TemplateProcess],
+    files: TreeFiles,
     deadline: &Deadline,
 ) -> Result<(Vec<CapturedProcess>, SharedTreeState), CaptureError> {
-    let TreeFiles { processes: file_tables, table: open_files, shared_copies, relations } = files;
-    let (mut processes, mut held_files) = (Vec::with_capacity(templates.len()), HeldFileMap::default());
-    let members = tree.processes.into_iter().zip(released).zip(templates).zip(file_tables);
-    for (((tree_process, (paused, snapshot)), template), file_table) in members {
-        let mut injector = Injector::new(snapshot.pid, tree_process.prepared.survey.syscall_address, deadline);
+    let TreeFiles { processes: file_states, mut shared } = files;
+    let mut processes = Vec::with_capacity(templates.len());
+    let members = tree.processes.into_iter().zip(released).zip(templates).zip(file_states);
+    for (((tree_process, released), template), file_state) in members {
         let mut prepared = tree_process.prepared;
-        held_files.merge(std::mem::take(&mut prepared.held_files));
-        processes.push(read_template(
-            prepared,
-            paused,
-            snapshot,
-            (template, &mut injector),
-            (&shared_copies, file_table),
-        )?);
+        shared.held_files.merge(std::mem::take(&mut prepared.held_files));
+        let reader = TemplateReader { template, shared_copies: &shared.shared_copies, deadline };
+        processes.push(reader.read(prepared, released, file_state)?);
     }
-    relations
+    shared
+        .relations
         .check_reapers(&list_reapers(&processes))
         .map_err(|refusals| CaptureError::refused(processes[0].survey.pid, refusals))?;
-    Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations, stopped_ns }))
+    Ok((processes, shared))
 }
 
 /// For each process its id, and whether it adopts orphaned descendants (a subreaper, or pid 1).
@@ -307,139 +301,114 @@ fn list_reapers(processes: &[CapturedProcess]) -> Vec<(u32, bool)> {
     processes.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
 }
 
-fn prepare_process(
-    pid: i32,
-    options: &CaptureOptions,
-    sockets: &DaemonSockets,
-    streams: Option<&TreeStreams>,
-) -> Result<PreparedProcess, CaptureError> {
-    let mut survey = Survey::read(pid, SurveyDepth::Quick, sockets, streams)?;
-    let kept_thread = options.offered_pages.as_ref().and_then(|offer| offer.pinned_thread);
-    if let (Some(thread), None) = (kept_thread, streams) {
-        survey.clear_pinning(thread);
-    }
-    // A child of a seed is in the same kind of container as its own children will be.
-    if options.serving_pager.is_none() {
-        survey.compare_namespaces(streams.is_none(), options.namespaces)?;
-    }
-    let mut refusals = std::mem::take(&mut survey.refusals);
-    if options.freeze && options.serving_pager.is_some() {
-        let reason = "it is a child of a seed with missing pages, which cannot be frozen; drop `--freeze`";
-        refusals.push(Refusal::new(format!("pid {pid}"), reason));
-    }
-    if !refusals.is_empty() {
-        return Err(CaptureError::refused(pid, refusals));
-    }
-    let shared = SharedSources::open(&survey)?;
-    let mem = open_memory(pid)?;
-    let search = options.serving_pager.as_ref().map(|lineage| lineage.start_search(pid)).transpose()?;
-    // The pager identifies a clone of a child by pages that no other process has.
-    let offer = options.offered_pages.clone().filter(|_| search.is_none() && streams.is_none());
-    let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
-    let held_files = phase!("prepare.hold", HeldFileMap::open(pid, &survey.fds));
-    Ok(PreparedProcess {
-        survey,
-        shared_sources: shared,
-        mem,
-        daemon_sockets: sockets.clone(),
-        offered_pages: offer,
-        gadgets,
-        held_files,
-        template_search: search,
-    })
+/// Reads from a template, before the answer, what can still be refused.
+struct TemplateReader<'a> {
+    template: &'a TemplateProcess,
+    shared_copies: &'a SharedCopies,
+    deadline: &'a Deadline,
 }
 
-/// Reads from a template, before the answer, what can still be refused: the answers of its threads, and mappings that are
-/// new since the survey. Also reads how much memory there is. The template is detached afterwards.
-fn read_template(
-    prepared: PreparedProcess,
-    paused: PauseOutcome,
-    snapshot: ProcessSnapshot,
-    (template_process, injector): (&TemplateProcess, &mut Injector<'_>),
-    (copies, (files, root)): (&SharedCopies, (ProcessFiles, ProcessRoot)),
-) -> Result<CapturedProcess, CaptureError> {
-    let (pid, subject) = (snapshot.pid, template_process.pid());
-    let PreparedProcess { mut survey, template_search: search, .. } = prepared;
-    let (answers, mem) = (paused.parse_answers(&snapshot)?, open_memory(subject)?);
-    let mut leftovers = paused.pages.final_contents(paused.slots(), (pid, &mem))?;
-    if let (Some(saved_slots), false) = (&paused.cloned.saved_slots, leftovers.is_empty()) {
-        leftovers[..saved_slots.len()].copy_from_slice(saved_slots);
-    }
-    let PauseOutcome {
-        extended_states,
-        pages,
-        clocks,
-        posix_timers: timers,
-        filters,
-        cloned,
-        unmap_result: unmapped,
-        ..
-    } = paused;
-    let dontfork_ranges = unmapped.and(cloned.dontfork_ranges)?;
-    // First take the template out of the pager, so that all later steps see an ordinary process.
-    let missing_pages = match (search, cloned.address_space?) {
-        (Some(search), Some(space)) => Some(phase!("prepare.leave", search.release_address_space(space))?),
-        _ => None,
-    };
-    let posix_timers = timers?;
-    let personality = answers[0].personality;
-    let known = (copies, &mut survey.file_systems);
-    let mut space = TemplateMemory::read((pid, subject), pages.mapped_range(), known)?;
-    let arguments = state::read_arguments(pid, subject)?;
-    let injection_target = template_process.injection_target(&snapshot, &survey, &mem);
-    let apart = (&mut space, personality, anonymous_bytes(&survey));
-    phase!("prepare.apart", detach_template(template_process, &injection_target, apart, (&pages, injector)))?;
-    let inherited = match missing_pages {
-        Some(missing_pages) => {
-            phase!("prepare.scan", space.ensure_scanned())?;
-            missing_pages.inherited_pages(pid, &space)?
+impl TemplateReader<'_> {
+    /// Reads the answers of its threads, mappings that are new since the survey, and how much memory there is. The template
+    /// is detached afterwards.
+    fn read(
+        &self,
+        prepared: PreparedProcess,
+        released: ReleasedProcess,
+        file_state: ProcessFileState,
+    ) -> Result<CapturedProcess, CaptureError> {
+        let ReleasedProcess { outcome: paused, snapshot } = released;
+        let (pid, subject) = (snapshot.pid, self.template.pid());
+        let PreparedProcess { mut survey, template_search: search, .. } = prepared;
+        let (answers, mem) = (paused.parse_answers(&snapshot)?, open_memory(subject)?);
+        let mut leftovers = paused.pages.final_contents(paused.slots(), pid, &mem)?;
+        if let (Some(saved_slots), false) = (&paused.cloned.saved_slots, leftovers.is_empty()) {
+            leftovers[..saved_slots.len()].copy_from_slice(saved_slots);
         }
-        None => InheritedPages::default(),
-    };
-    Ok(CapturedProcess {
-        snapshot,
-        survey,
-        clocks,
-        extended_states,
-        answers,
-        pages,
-        dontfork_ranges,
-        offered_contents: leftovers,
-        mem,
-        root,
-        arguments,
-        files,
-        posix_timers,
-        filters,
-        memory: space,
-        inherited,
-    })
+        let PauseOutcome {
+            extended_states,
+            pages,
+            clocks,
+            posix_timers: timers,
+            filters,
+            cloned,
+            unmap_result: unmapped,
+            ..
+        } = paused;
+        let dontfork_ranges = unmapped.and(cloned.dontfork_ranges)?;
+        // First take the template out of the pager, so that all later steps see an ordinary process.
+        let missing_pages = match (search, cloned.address_space?) {
+            (Some(search), Some(space)) => Some(phase!("prepare.leave", search.release_address_space(space))?),
+            _ => None,
+        };
+        let posix_timers = timers?;
+        let file_systems = &mut survey.file_systems;
+        let mut space = TemplateMemory::read(pid, subject, pages.mapped_range(), self.shared_copies, file_systems)?;
+        let arguments = state::read_arguments(pid, subject)?;
+        let injection_target = self.template.injection_target(&snapshot, &survey, &mem);
+        let personality = answers[0].personality;
+        let mut injector = Injector::new(pid, survey.syscall_address, self.deadline);
+        let mut runner = ScriptRunner { pages: &pages, injector: &mut injector };
+        phase!(
+            "prepare.apart",
+            match self.template {
+                TemplateProcess::Clone(_) => {
+                    let is_small = anonymous_bytes(&survey) <= EARLY_SCAN_BYTES_MAX;
+                    detach_clone(&injection_target, &mut space, personality, is_small, &mut runner)
+                }
+                TemplateProcess::Parent(_) => apply_parent_flags(&mut space),
+            }
+        )?;
+        let inherited = match missing_pages {
+            Some(missing_pages) => {
+                phase!("prepare.scan", space.ensure_scanned())?;
+                missing_pages.inherited_pages(pid, &space)?
+            }
+            None => InheritedPages::default(),
+        };
+        Ok(CapturedProcess {
+            snapshot,
+            survey,
+            clocks,
+            extended_states,
+            answers,
+            pages,
+            dontfork_ranges,
+            offered_contents: leftovers,
+            mem,
+            root: file_state.root,
+            arguments,
+            files: file_state.files,
+            posix_timers,
+            filters,
+            memory: space,
+            inherited,
+        })
+    }
 }
 
-/// Detaches a clone, and asks it whether mappings are sealed. Reads the mapping flags of a stopped parent instead. While the
-/// clone works, its pages are scanned if they are few: otherwise the answer would wait for the scan.
-fn detach_template(
-    template_process: &TemplateProcess,
+/// Detaches a clone, and asks it whether mappings are sealed. While the clone works, its pages are scanned if `is_small`:
+/// otherwise the answer would wait for the scan.
+fn detach_clone(
     injection_target: &InjectionTarget<'_>,
-    (space, personality, written_bytes): (&mut TemplateMemory, u32, u64),
-    (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
+    space: &mut TemplateMemory,
+    personality: u32,
+    is_small: bool,
+    runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<(), CaptureError> {
+    let probes = SealProbes::for_mappings(personality, space.mappings());
+    let session_detach = SessionDetach::start(injection_target, probes.first_calls(), runner)?;
+    let found = is_small.then(|| phase!("prepare.scan", space.scan_pages()));
+    let results = session_detach.finish(injection_target, runner)?;
+    probes.run(space.pid(), injection_target, results, runner)?;
+    // If the scan failed, it is repeated later.
+    found.into_iter().flatten().for_each(|found| space.set_regions(found));
+    Ok(())
+}
+
+/// Reads the mapping flags of a stopped parent.
+fn apply_parent_flags(space: &mut TemplateMemory) -> Result<(), CaptureError> {
     let pid = space.pid();
-    match template_process {
-        TemplateProcess::Clone(_) => {
-            let probes = SealProbes::for_mappings(personality, space.mappings());
-            let session_detach =
-                SessionDetach::start(injection_target, probes.first_calls(), (injection_pages, injector))?;
-            let found = (written_bytes <= EARLY_SCAN_BYTES_MAX).then(|| phase!("prepare.scan", space.scan_pages()));
-            let results = session_detach.finish(injection_target, (injection_pages, injector))?;
-            probes.run(pid, injection_target, results, (injection_pages, injector))?;
-            // If the scan failed, it is repeated later.
-            found.into_iter().flatten().for_each(|found| space.set_regions(found));
-            Ok(())
-        }
-        TemplateProcess::Parent(_) => {
-            let areas = process::read_smaps(pid).map_err(CaptureError::reading(pid, "the memory map"))?;
-            space.apply_flags(&areas, &[])
-        }
-    }
+    let areas = process::read_smaps(pid).map_err(CaptureError::reading(pid, "the memory map"))?;
+    space.apply_flags(&areas, &[])
 }

@@ -74,12 +74,12 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     };
     let processes = tree::list_tree(pid)?;
     let streams = TreeStreams::from_fds(pid, &survey.fds).resolve_inner_pipes(|| Ok(processes.clone()))?;
-    let mut looked_at = RunningFileCheck::default();
-    report.refusals.extend(running_refusals(&survey, pid, &mut looked_at)?);
+    let mut tree_check = TreeCheck { options, streams: &streams, open_files: RunningFileCheck::default() };
+    report.refusals.extend(running_refusals(&survey, pid, &mut tree_check.open_files)?);
     let mut files = vec![report.add_survey(survey)?];
     let descendants = &processes[1..];
     for (index, descendant) in descendants.iter().enumerate() {
-        let mut add = || report.add_descendant((*descendant, &processes[..=index]), options, &streams, &mut looked_at);
+        let mut add = || report.add_descendant(*descendant, &processes[..=index], &mut tree_check);
         match retry_unstable(deadline, &mut add) {
             Ok(of_one) => files.extend(of_one),
             // The descendant has ended, or a process that it was compared with.
@@ -97,6 +97,14 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
         report.notes.insert(0, format!("its {} living descendants are carried with it", descendants.len()));
     }
     Ok(report)
+}
+
+/// The check of a tree, as far as its processes share state.
+struct TreeCheck<'a> {
+    options: CheckOptions,
+    streams: &'a TreeStreams,
+    /// The open files that were checked.
+    open_files: RunningFileCheck,
 }
 
 /// Calls `look` until the process does not change during the call, or until the deadline.
@@ -146,14 +154,13 @@ impl CheckReport {
     /// A descendant that has ended meanwhile adds no refusals.
     fn add_descendant(
         &mut self,
-        (pid, others): (i32, &[i32]),
-        options: CheckOptions,
-        streams: &TreeStreams,
-        looked_at: &mut RunningFileCheck,
+        pid: i32,
+        others: &[i32],
+        tree_check: &mut TreeCheck<'_>,
     ) -> Result<Option<(i32, Vec<OpenFd>)>, CaptureError> {
-        let survey = survey_process(pid, options, Some(streams));
+        let survey = survey_process(pid, tree_check.options, Some(tree_check.streams));
         let of_running = match &survey {
-            Ok(survey) => running_refusals(survey, others[0], looked_at),
+            Ok(survey) => running_refusals(survey, others[0], &mut tree_check.open_files),
             Err(_) => Ok(Vec::new()),
         };
         let refusals = tree::refuse_unsupported_sharing(pid, others);

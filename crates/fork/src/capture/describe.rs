@@ -14,8 +14,11 @@ use super::error::CaptureError;
 use super::files::versions::{HeldFile, VersionCompletion};
 use super::injection::injector::{InjectedCall, Injector};
 use super::injection::pages::InjectionPages;
+use super::injection::script_runner::ScriptRunner;
+use super::injection::sigreturn_frame::RescueFrame;
 use super::memory::{self, MemoryMap, TemplateMemory, WrittenMappings, eager};
 use super::shared::{SharedCopies, SharedCopy};
+use super::state::ProcessWideState;
 use super::state::inherited_state::InheritedStateQuery;
 use super::state::tree_root::TreeRoot;
 use super::survey::Survey;
@@ -45,8 +48,10 @@ impl LeftoverPages {
             templates.iter().zip(&self.0).filter_map(|(template, one)| Some((template.as_clone()?, one)))
         {
             let mut injector = Injector::new(clone.pid, *syscall_at, deadline);
-            let unmapped = open_memory(clone.pid)
-                .and_then(|mem| run_ready(pages.unmap((clone.pid, &clone.registers), (None, &mem), &mut injector)));
+            let unmapped = open_memory(clone.pid).and_then(|mem| {
+                let rescue = RescueFrame::without_frame(&mem);
+                run_ready(pages.unmap(clone.pid, &clone.registers, rescue, &mut injector))
+            });
             if let Err(error) = unmapped {
                 tracing::debug!(template = clone.pid, %error, "pages that were mapped for a capture stay in a template");
             }
@@ -72,12 +77,11 @@ pub(super) fn describe_tree(
         descriptors.push(descriptor);
         written.push(its);
     }
-    let mut extents = Vec::new();
-    let objects = copies.build_objects(&mut extents);
+    let shared_objects = copies.build_objects();
     let first = descriptors.remove(0);
     let (semaphore_sets, message_queues) = copies.take_sysv_ipc();
     let first = Descriptor { semaphore_sets, message_queues, ..first };
-    let mut descriptor = tree::merge_descriptors(first, descriptors, relations, open_files, (objects, extents));
+    let mut descriptor = tree::merge_descriptors(first, descriptors, relations, open_files, shared_objects);
     let completion = VersionCompletion { held_files, templates: &template_pids, stopped_ns };
     let held_files = phase!("prepare.versions", completion.add_versions(&mut descriptor));
     memory::link_writable_files(&mut descriptor, written);
@@ -108,11 +112,12 @@ fn describe_process(
     let injection_target =
         template_process.injection_target(&captured_process.snapshot, &captured_process.survey, &captured_process.mem);
     let is_clone = template_process.as_clone().is_some();
-    let query = InheritedStateQuery::start(&injection_target, is_clone, (&captured_process.pages, &injector));
+    let mut runner = ScriptRunner { pages: &captured_process.pages, injector: &mut injector };
+    let query = InheritedStateQuery::start(&injection_target, is_clone, &runner);
     // Done while the query runs.
     let small_flags = phase!("prepare.scan", captured_process.memory.ensure_scanned())
         .and_then(|()| read_small_flags(template_process, &captured_process.memory));
-    let answer = |query: InheritedStateQuery| query.finish(&injection_target, (&captured_process.pages, &mut injector));
+    let answer = |query: InheritedStateQuery| query.finish(&injection_target, &mut runner);
     let inherited = phase!("prepare.inherited", query.and_then(answer));
     let flagged = small_flags.and_then(|small_flags| {
         phase!(
@@ -146,12 +151,27 @@ fn describe_process(
     unmap_uninherited(template_process, &not_its_own, &mut injector)?;
     let entered = phase!("prepare.state");
     let mut filters = captured_process.filters;
-    let timers = (answers[0].interval_timers.clone(), captured_process.posix_timers, filters.table);
-    let filters = &mut filters.thread_filters;
-    let threads =
-        state::build_threads(&snapshot, extended_states, &answers, &survey.profiles, filters, inherited.securebits)?;
-    let (is_subreaper, known) = (answers[0].is_subreaper, (subject, root, arguments));
-    let mut process = state::build_process(&survey, &snapshot, known, inherited, timers, is_subreaper, oom_score_adj)?;
+    let securebits = inherited.securebits;
+    let threads = state::build_threads(
+        &snapshot,
+        extended_states,
+        &answers,
+        &survey.profiles,
+        &mut filters.thread_filters,
+        securebits,
+    )?;
+    let process_state = ProcessWideState {
+        pid: subject,
+        root,
+        arguments,
+        inherited,
+        interval_timers: answers[0].interval_timers.clone(),
+        posix_timers: captured_process.posix_timers,
+        seccomp_filters: filters.table,
+        is_subreaper: answers[0].is_subreaper,
+        oom_score_adj,
+    };
+    let mut process = process_state.build_process(&survey, &snapshot)?;
     process.exe_object = copies.executable_index(subject).map_err(CaptureError::reading(pid, "its executable"))?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::reading(pid, "the time namespace"))?;
     drop(entered);
@@ -222,7 +242,8 @@ fn apply_mapping_flags(
     if areas.is_none() {
         let large = captured_process.memory.large_mappings(flag_probe::LARGE_MAPPINGS_MAX);
         marked = large.iter().map(|entry| entry.start).collect();
-        let probed = flag_probe::read_flags(clone, &large, (&captured_process.pages, &captured_process.mem), injector);
+        let mut runner = ScriptRunner { pages: &captured_process.pages, injector };
+        let probed = flag_probe::read_flags(clone, &large, &captured_process.mem, &mut runner);
         let unknown = |error| tracing::debug!(template = clone.pid, %error, "cannot probe a template's mapping flags");
         areas = probed.map_err(unknown).ok().filter(|areas| captured_process.memory.is_covered_by(areas));
     }
@@ -249,11 +270,8 @@ fn restore_offered_pages(
         TemplateProcess::Clone(clone) => clone.raise_oom_score(),
         TemplateProcess::Parent(_) => {
             let registers = &captured_process.snapshot.leader().registers;
-            run_ready(captured_process.pages.unmap(
-                (template_process.pid(), registers),
-                (None, &captured_process.mem),
-                injector,
-            ))
+            let rescue = RescueFrame::without_frame(&captured_process.mem);
+            run_ready(captured_process.pages.unmap(template_process.pid(), registers, rescue, injector))
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The pause of one process, from its stop to its release. It does as little as possible, and as much as possible at the
 //! same time.
 //!
-//! `tree_pause` calls `run_pause`. Results that can be checked later are returned unchecked (`PauseOutcome`).
+//! `tree` calls `PreparedProcess::prepare` before the stop, and `tree_pause` calls `run_pause`. Results that can be checked
+//! later are returned unchecked (`PauseOutcome`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,15 +11,15 @@ use std::time::{Duration, Instant};
 use farfork_sys::clock::Clocks;
 use farfork_wire::descriptor::PosixTimer;
 
-use super::CaptureTimes;
 use super::error::{CaptureError, Refusal};
 use super::files::versions::HeldFileMap;
-use super::files::{DaemonSockets, OpenFileStates};
+use super::files::{DaemonSockets, OpenFileStates, TreeStreams};
 use super::inheritance::TemplateSearch;
 use super::injection::injector::Injector;
 use super::injection::pages::{InjectionLayout, InjectionPages, OfferedPages, ThreadScript};
 use super::injection::script::{self, EndSignal, RunningScript};
-use super::injection::sigreturn_frame::{self, Gadgets, SigreturnFrame};
+use super::injection::script_runner::{InjectionTarget, ScriptRunner};
+use super::injection::sigreturn_frame::{Gadgets, RescueFrame, SigreturnFrame};
 use super::injection::thread_queries::{self, ThreadAnswers};
 use super::shared::{SharedCopies, SharedSources};
 use super::state::ThreadExtendedState;
@@ -27,10 +28,11 @@ use super::state::seccomp::{self, SeccompFilters};
 use super::state::timers::{self, ListedTimer};
 use super::state::unshared_threads;
 use super::stop::stop_guard::{ProcessSnapshot, StopGuard};
-use super::survey::{Survey, ThreadProfile};
+use super::survey::{Survey, SurveyDepth, ThreadProfile};
 use super::template::clone_call;
 use super::template::cloning::CloneOutcome;
 use super::tracer::deadline::Deadline;
+use super::{CaptureOptions, CaptureTimes, open_memory};
 use crate::phase;
 
 /// State that was prepared before the pause.
@@ -51,6 +53,49 @@ pub(super) struct PreparedProcess {
 }
 
 impl PreparedProcess {
+    /// Surveys a process, and prepares its pause. `streams`: the standard streams of its tree, unless it is the first process.
+    pub(super) fn prepare(
+        pid: i32,
+        options: &CaptureOptions,
+        sockets: &DaemonSockets,
+        streams: Option<&TreeStreams>,
+    ) -> Result<Self, CaptureError> {
+        let mut survey = Survey::read(pid, SurveyDepth::Quick, sockets, streams)?;
+        let kept_thread = options.offered_pages.as_ref().and_then(|offer| offer.pinned_thread);
+        if let (Some(thread), None) = (kept_thread, streams) {
+            survey.clear_pinning(thread);
+        }
+        // A child of a seed is in the same kind of container as its own children will be.
+        if options.serving_pager.is_none() {
+            survey.compare_namespaces(streams.is_none(), options.namespaces)?;
+        }
+        let mut refusals = std::mem::take(&mut survey.refusals);
+        if options.freeze && options.serving_pager.is_some() {
+            let reason = "it is a child of a seed with missing pages, which cannot be frozen; drop `--freeze`";
+            refusals.push(Refusal::new(format!("pid {pid}"), reason));
+        }
+        if !refusals.is_empty() {
+            return Err(CaptureError::refused(pid, refusals));
+        }
+        let shared = SharedSources::open(&survey)?;
+        let mem = open_memory(pid)?;
+        let search = options.serving_pager.as_ref().map(|lineage| lineage.start_search(pid)).transpose()?;
+        // The pager identifies a clone of a child by pages that no other process has.
+        let offer = options.offered_pages.clone().filter(|_| search.is_none() && streams.is_none());
+        let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
+        let held_files = phase!("prepare.hold", HeldFileMap::open(pid, &survey.fds));
+        Ok(Self {
+            survey,
+            shared_sources: shared,
+            mem,
+            daemon_sockets: sockets.clone(),
+            offered_pages: offer,
+            gadgets,
+            held_files,
+            template_search: search,
+        })
+    }
+
     /// Whether this is still valid for the stopped process, which may have executed another program.
     pub(super) fn is_current(&self) -> Result<bool, CaptureError> {
         let Survey { pid, program, syscall_address: syscall_at, .. } = &self.survey;
@@ -126,17 +171,21 @@ pub(super) async fn run_pause(
     let filters = suspend_filters(&stopped.snapshot, &prepared.survey)?;
     let end = choose_end_signal(&stopped.snapshot, &prepared.survey)?;
     times.registers = started_at.elapsed();
-    let (pages, rescue) = phase!(await "prepare.lifeline", map_injection_pages(&stopped.snapshot, prepared, &extended_states, end, injector))?;
-    let reached = (&pages, rescue.as_ref());
-    let worked =
-        run_work(stopped, prepared, (&extended_states, reached, end, started_at), injector, freeze, times).await;
+    let (pages, frame) = phase!(await "prepare.lifeline", map_injection_pages(&stopped.snapshot, prepared, &extended_states, end, injector))?;
+    let setup = InjectionSetup {
+        extended_states: &extended_states,
+        pages: &pages,
+        frame: frame.as_ref(),
+        started_at,
+        makes_clone: !freeze,
+    };
+    let worked = run_work(stopped, prepared, &setup, injector, times).await;
     let mut unmapped = Ok(());
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
-        let thread = (leader.tid, &leader.registers);
-        let rescued = (rescue.as_ref(), &prepared.mem);
-        unmapped = phase!(await "prepare.unmap", pages.unmap(thread, rescued, injector));
-        sigreturn_frame::disarm_leader(leader, rescued);
+        let rescue = RescueFrame { frame: frame.as_ref(), mem: &prepared.mem };
+        unmapped = phase!(await "prepare.unmap", pages.unmap(leader.tid, &leader.registers, rescue, injector));
+        rescue.disarm_leader(leader);
         stopped.mark_leader_restored();
     }
     let PauseWork { results, file_states, shared_copies, root, cloned, posix_timers } = worked?;
@@ -166,22 +215,20 @@ async fn map_injection_pages(
 ) -> Result<(InjectionPages, Option<SigreturnFrame>), CaptureError> {
     let PreparedProcess { survey, mem, offered_pages: offer, .. } = prepared;
     let layout = InjectionLayout::for_threads(extended_states);
-    let offered =
-        offer.as_ref().and_then(|offer| InjectionPages::from_offer(offer, layout, end, (snapshot, &survey.maps, mem)));
-    if let Some(injection_pages) = offered {
-        return Ok((injection_pages, None));
+    if let Some(offer) = offer.as_ref().filter(|offer| offer.is_usable(layout, snapshot, &survey.maps, mem)) {
+        return Ok((InjectionPages::from_offer(offer, layout, end), None));
     }
     let gadgets = prepared.gadgets.or_else(|| Gadgets::find(survey.pid, &survey.maps));
-    let rescue = SigreturnFrame::prepare(snapshot.leader(), &extended_states[0], gadgets, &survey.maps, mem);
-    let rescued = (rescue.as_ref(), mem);
-    let mapped = match sigreturn_frame::arm_leader(snapshot.leader(), end, rescued) {
-        Ok(()) => InjectionPages::map(snapshot, layout, end, rescued, injector).await,
+    let frame = SigreturnFrame::prepare(snapshot.leader(), &extended_states[0], gadgets, &survey.maps, mem);
+    let rescue = RescueFrame { frame: frame.as_ref(), mem };
+    let mapped = match rescue.arm_leader(snapshot.leader(), end) {
+        Ok(()) => InjectionPages::map(snapshot, layout, end, rescue, injector).await,
         Err(error) => Err(error),
     };
     if mapped.is_err() {
-        sigreturn_frame::disarm_leader(snapshot.leader(), rescued);
+        rescue.disarm_leader(snapshot.leader());
     }
-    mapped.map(|injection_pages| (injection_pages, rescue))
+    mapped.map(|injection_pages| (injection_pages, frame))
 }
 
 /// Reads the profiles of threads that are new since the survey.
@@ -215,6 +262,19 @@ fn choose_end_signal(snapshot: &ProcessSnapshot, survey: &Survey) -> Result<EndS
     Ok(EndSignal::choose(&leader.status, snapshot))
 }
 
+/// The state with which the threads of a stopped process run their scripts.
+struct InjectionSetup<'a> {
+    /// Of each thread, the leader first.
+    extended_states: &'a [ThreadExtendedState],
+    pages: &'a InjectionPages,
+    /// The frame that protects the leader until its script starts.
+    frame: Option<&'a SigreturnFrame>,
+    /// When the pause started.
+    started_at: Instant,
+    /// Whether the leader clones itself. Not in freeze mode.
+    makes_clone: bool,
+}
+
 struct PauseWork {
     results: ThreadResults,
     file_states: Result<OpenFileStates, CaptureError>,
@@ -228,24 +288,18 @@ struct PauseWork {
 async fn run_work(
     stopped: &mut StopGuard,
     prepared: &mut PreparedProcess,
-    (extended_states, (injection_pages, rescue), end, started_at): (
-        &[ThreadExtendedState],
-        (&InjectionPages, Option<&SigreturnFrame>),
-        EndSignal,
-        Instant,
-    ),
+    setup: &InjectionSetup<'_>,
     injector: &mut Injector<'_>,
-    freeze: bool,
     times: &mut CaptureTimes,
 ) -> Result<PauseWork, CaptureError> {
     let mut lap = Stopwatch::start();
-    let pid = stopped.snapshot.pid;
+    let (pid, pages) = (stopped.snapshot.pid, setup.pages);
     let (mut scripts, tid_addresses) =
-        thread_queries::build_scripts(&stopped.snapshot, extended_states, &prepared.survey, injection_pages);
-    scripts[0].calls.extend((!freeze).then(clone_call));
-    injection_pages.write(&stopped.snapshot, extended_states, &scripts, &prepared.mem)?;
-    let mut running =
-        start_scripts(&stopped.snapshot, &scripts, injection_pages, (rescue, &prepared.mem), end, injector)?;
+        thread_queries::build_scripts(&stopped.snapshot, setup.extended_states, &prepared.survey, pages);
+    scripts[0].calls.extend(setup.makes_clone.then(clone_call));
+    pages.write(&stopped.snapshot, setup.extended_states, &scripts, &prepared.mem)?;
+    let rescue = RescueFrame { frame: setup.frame, mem: &prepared.mem };
+    let mut running = start_scripts(&stopped.snapshot, &scripts, pages, rescue, injector)?;
     injector.wait_scripts(&mut running, |one| one.tid() != pid).await?;
     stopped.restore_others();
     times.queries = lap.lap();
@@ -254,25 +308,25 @@ async fn run_work(
         .filter_map(|one| unshared_threads::refuse_unshared_table(pid, one.tid))
         .collect();
     let Survey { fds, diagnosis, .. } = &prepared.survey;
-    let file_states = OpenFileStates::read(pid, (fds, &prepared.daemon_sockets), diagnosis.as_ref());
+    let file_states = OpenFileStates::read(pid, fds, &prepared.daemon_sockets, diagnosis.as_ref());
     let shared_copies = copy_shared(prepared, file_states.as_ref().ok(), injector.deadline());
     let listed = timers::list_timers(pid);
     times.shared = lap.lap();
     let root = ProcessRoot::read(pid);
     injector.wait_scripts(&mut running, |_| true).await?;
-    let slots = injection_pages
+    let slots = pages
         .read_slots(scripts.len(), &prepared.mem)
         .map_err(CaptureError::reading(pid, "the answers of its threads"))?;
-    let (leader, made) = (stopped.snapshot.leader(), (&scripts[0], slots[0].0.as_slice()));
-    let cloned = if freeze {
-        CloneOutcome::without_dontfork(None)
+    let mut runner = ScriptRunner { pages, injector };
+    let cloned = if setup.makes_clone {
+        CloneOutcome::finish_clone(&scripts[0], &slots[0].0, &stopped.snapshot, prepared, &mut runner).await?
     } else {
-        CloneOutcome::finish_clone(made, leader, prepared, injection_pages, injector).await?
+        CloneOutcome::without_dontfork(None)
     };
     times.clone = lap.lap();
     let timers = match listed {
         _ if !apart.is_empty() => Err(CaptureError::refused(pid, apart)),
-        Ok(listed) => read_posix_timers(stopped, prepared, &listed, (injection_pages, started_at), injector).await,
+        Ok(listed) => read_posix_timers(stopped, prepared, &listed, setup.started_at, &mut runner).await,
         Err(error) => Err(error),
     };
     Ok(PauseWork {
@@ -304,8 +358,8 @@ async fn read_posix_timers(
     stopped: &mut StopGuard,
     prepared: &PreparedProcess,
     listed: &[ListedTimer],
-    (pages, started_at): (&InjectionPages, Instant),
-    injector: &mut Injector<'_>,
+    started_at: Instant,
+    runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let survey = &prepared.survey;
     let refusals = timers::refusals(survey.pid, listed, &survey.inner_ids());
@@ -313,8 +367,8 @@ async fn read_posix_timers(
         return Err(CaptureError::refused(survey.pid, refusals));
     }
     let inner_id = |tid: i32| survey.profiles.get(&tid).map(ThreadProfile::inner_id);
-    let leader = (stopped.snapshot.leader(), survey.inner_id());
-    let timers = timers::read_remaining(leader, listed, inner_id, (pages, &prepared.mem, started_at), injector).await?;
+    let leader = InjectionTarget::leader(&stopped.snapshot, survey, &prepared.mem);
+    let timers = timers::read_remaining(&leader, listed, inner_id, started_at, runner).await?;
     stopped.read_late_signals()?;
     Ok(timers)
 }
@@ -324,8 +378,7 @@ fn start_scripts(
     snapshot: &ProcessSnapshot,
     scripts: &[ThreadScript],
     injection_pages: &InjectionPages,
-    (rescue, mem): (Option<&SigreturnFrame>, &File),
-    end: EndSignal,
+    rescue: RescueFrame<'_>,
     injector: &Injector<'_>,
 ) -> Result<Vec<RunningScript>, CaptureError> {
     let mut all = Vec::with_capacity(scripts.len());
@@ -333,12 +386,10 @@ fn start_scripts(
         let running = injection_pages.script_of(index, thread.tid, task.calls.len());
         injector.point_to_script(&running, &thread.registers)?;
         // Only now: if this process dies, the thread's script unblocks them.
-        thread.block_signals(end)?;
+        thread.block_signals(injection_pages.end_signal())?;
         // Its clone would inherit the armed frame.
-        if index == 0
-            && let Some(rescue) = rescue
-        {
-            rescue.disarm(mem);
+        if index == 0 {
+            rescue.disarm();
         }
         injector.resume(&running)?;
         all.push(running);

@@ -78,6 +78,14 @@ pub(super) struct Survey {
     pub(super) notes: Vec<String>,
 }
 
+/// A program that a process runs, and the state of the process meanwhile.
+struct ExecutedProgram {
+    /// Differs for each execve(2).
+    auxiliary_vector: AuxiliaryVector,
+    stat: ProcStat,
+    status: ProcStatus,
+}
+
 /// Most surveys of a process that executes another program meanwhile.
 const PROGRAMS_MAX: usize = 8;
 
@@ -110,7 +118,8 @@ impl Survey {
                 return Err(CaptureError::refused(pid, out_of_question));
             }
             let program = AuxiliaryVector::read(pid)?;
-            let survey = Self::read_program(program.clone(), (stat, status), depth, sockets, streams);
+            let executed = ExecutedProgram { auxiliary_vector: program.clone(), stat, status };
+            let survey = Self::read_program(executed, depth, sockets, streams);
             if program.matches(pid)? {
                 return survey;
             }
@@ -118,14 +127,14 @@ impl Survey {
         Err(AuxiliaryVector::changed_error(pid))
     }
 
-    /// Surveys a process that runs `program`. The result is invalid if the process runs another program afterwards.
+    /// Surveys a process that runs this program. The result is invalid if the process runs another program afterwards.
     fn read_program(
-        program: AuxiliaryVector,
-        (stat, status): (ProcStat, ProcStatus),
+        executed: ExecutedProgram,
         depth: SurveyDepth,
         sockets: &DaemonSockets,
         streams: Option<&TreeStreams>,
     ) -> Result<Self, CaptureError> {
+        let ExecutedProgram { auxiliary_vector: program, stat, status } = executed;
         let pid = status.process;
         let maps = match depth {
             SurveyDepth::Quick => process::read_maps(pid),
@@ -162,7 +171,7 @@ impl Survey {
         let root = TreeRoot::find(streams.map_or(pid, TreeStreams::root_pid))?;
         survey.refusals.extend(root.refusal(pid, &read_proc_link(pid, pid, "root")?));
         survey.refusals.extend(tree_root::refuse_current_directory(pid));
-        survey.refusals.extend(files::refuse_open_files((pid, root), &survey.fds)?);
+        survey.refusals.extend(files::refuse_open_files(pid, root, &survey.fds)?);
         survey.refusals.extend(volume_objects::refuse_removed_mappings(pid, root, &survey.maps)?);
         survey.refusals.extend(files::refuse_foreign_pidfds(
             streams.map_or(pid, TreeStreams::root_pid),
@@ -174,7 +183,7 @@ impl Survey {
         if depth != SurveyDepth::Quick || sockets.caller.is_none() {
             survey.refusals.extend(timers::refusals(pid, &timers::list_timers(pid)?, &survey.inner_ids()));
         }
-        survey.notes.extend(memory::stale_mappings::note_stale_mappings((pid, &survey.fds), &survey.maps));
+        survey.notes.extend(memory::stale_mappings::note_stale_mappings(pid, &survey.fds, &survey.maps));
         if depth == SurveyDepth::Quick {
             survey.profiles.keys().for_each(|tid| interrupted_calls::observe_thread(*tid));
         } else {
@@ -299,7 +308,7 @@ impl Survey {
                     .to_owned(),
             );
         }
-        self.notes.extend(files::versions::note_unverifiable_files((self.pid, &self.fds), &self.maps));
+        self.notes.extend(files::versions::note_unverifiable_files(self.pid, &self.fds, &self.maps));
         if self.stat.state == 'T' {
             self.notes.push("it is stopped by a signal; its children will run".to_owned());
         }

@@ -22,8 +22,11 @@ pub(super) struct PausedProcess {
     outcome: PauseOutcome,
 }
 
-/// The results of a process that runs again.
-pub(super) type ReleasedProcess = (PauseOutcome, ProcessSnapshot);
+/// The results of a process that runs again, or stays stopped in freeze mode.
+pub(super) struct ReleasedProcess {
+    pub(super) outcome: PauseOutcome,
+    pub(super) snapshot: ProcessSnapshot,
+}
 
 impl PausedProcess {
     /// Takes what was read of its files. Call it once.
@@ -45,10 +48,13 @@ impl PausedProcess {
     /// Releases the process. In freeze mode it stays stopped.
     pub(super) fn release(mut self) -> (TemplateProcess, ReleasedProcess) {
         match self.outcome.cloned.clone.take() {
-            Some(clone) => (TemplateProcess::Clone(clone), (self.outcome, self.guard.release())),
+            Some(clone) => {
+                let snapshot = self.guard.release();
+                (TemplateProcess::Clone(clone), ReleasedProcess { outcome: self.outcome, snapshot })
+            }
             None => {
                 let snapshot = self.guard.snapshot.clone();
-                (TemplateProcess::Parent(self.guard), (self.outcome, snapshot))
+                (TemplateProcess::Parent(self.guard), ReleasedProcess { outcome: self.outcome, snapshot })
             }
         }
     }

@@ -15,7 +15,7 @@ use farfork_wire::descriptor::{
 };
 
 use super::anon_inode::LockHolder;
-use super::open_file_index::OpenFileIndex;
+use super::open_file_index::{KnownOpenFile, OpenFileIndex};
 use super::sockets::{self, SocketDefaultsCache, SocketTable};
 use super::states::{OpenFileStates, PipeState};
 use super::terminal::TerminalEnd;
@@ -112,46 +112,20 @@ pub(super) struct FileTableBuilder<'a> {
     pub(super) are_inflight: bool,
 }
 
-impl ProcessFiles {
-    /// Builds the files of a stopped process. Open files that no earlier process has are added to `all`. `infos` belong to
-    /// `fds`. The first process must be built first.
-    pub(crate) fn build(
-        pid: i32,
-        root: TreeRoot,
-        (fds, infos): (&[OpenFd], &[FdInfo]),
-        (contents, pool): (&OpenFileStates, &OpenFileStates),
-        shared: &SharedCopies,
-        threads: PidTranslation<'_>,
-        all: &mut OpenFileTable,
-    ) -> Result<Self, CaptureError> {
-        let (files, refusals) = (Self::default(), Vec::new());
-        let are_on_their_way = false;
-        let mut builder = FileTableBuilder {
-            pid,
-            fd_pid: pid,
-            root,
-            fds,
-            file_states: contents,
-            tree_states: pool,
-            shared_copies: shared,
-            pids: threads,
-            process_files: files,
-            table: all,
-            refusals,
-            are_inflight: are_on_their_way,
-        };
-        for (fd, info) in fds.iter().zip(infos) {
-            builder.add_fd(fd, info)?;
+impl FileTableBuilder<'_> {
+    /// Builds the files of a stopped process. `infos` belong to its descriptors. Open files that no earlier process has are
+    /// added to the table. The first process must be built first.
+    pub(super) fn build_process_files(mut self, infos: &[FdInfo]) -> Result<ProcessFiles, CaptureError> {
+        for (fd, info) in self.fds.iter().zip(infos) {
+            self.add_fd(fd, info)?;
         }
-        if builder.refusals.is_empty() {
-            Ok(builder.process_files)
+        if self.refusals.is_empty() {
+            Ok(self.process_files)
         } else {
-            Err(CaptureError::refused(pid, builder.refusals))
+            Err(CaptureError::refused(self.pid, self.refusals))
         }
     }
-}
 
-impl FileTableBuilder<'_> {
     fn add_fd(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<(), CaptureError> {
         let open_file = self.index_of(fd, now)?;
         let close_on_exec = self.fdinfo_of(fd, now)?.flags & O_CLOEXEC != 0;
@@ -176,7 +150,7 @@ impl FileTableBuilder<'_> {
         let known =
             if fd.is_standard_stream { Err(None) } else { self.table.index.find(identity, descriptor).map_err(Some) };
         Ok(match known {
-            Ok(((first, _), index)) => {
+            Ok(KnownOpenFile { first: (first, _), index }) => {
                 let is_own = first == self.fd_pid;
                 let is_duplicate =
                     is_own || self.process_files.descriptors.iter().any(|known| known.open_file == index);
@@ -194,7 +168,7 @@ impl FileTableBuilder<'_> {
                     if !self.are_inflight {
                         self.add_locks_and_owner(fd, info);
                     }
-                    self.table.index.insert(identity, position, (descriptor, index));
+                    self.table.index.insert(identity, position, KnownOpenFile { first: descriptor, index });
                 }
                 index
             }
@@ -291,7 +265,7 @@ impl FileTableBuilder<'_> {
 
     fn build_socket(&mut self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let Some(contents) = self.tree_states.sockets.get(&fd.inode) else { return Err(self.changed_error(fd)) };
-        let mut socket = match SocketTable(&self.tree_states.sockets).build_socket((fd.inode, contents), flags) {
+        let mut socket = match SocketTable(&self.tree_states.sockets).build_socket(fd.inode, contents, flags) {
             Ok(socket) => socket,
             Err(reason) => return self.or_refusal(fd, Err(reason)),
         };

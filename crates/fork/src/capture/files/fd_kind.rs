@@ -90,14 +90,14 @@ pub(super) struct Inode {
 
 impl Inode {
     /// Reads the inode that a link of a process refers to. `link` is the text of the link.
-    pub(super) fn read((links, name): (&FdDirectory, &str), link: &[u8]) -> io::Result<Self> {
+    pub(super) fn read(links: &FdDirectory, name: &str, link: &[u8]) -> io::Result<Self> {
         let found = statx(links, name, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
         let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
         let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
         Ok(Self {
             is_absent_on_node: is_file
                 && !links.shares_mount_namespace()
-                && path_identity::is_absent_on_node(link, &found, (links.as_fd(), "../mountinfo", is_its)),
+                && path_identity::is_absent_on_node(link, &found, links.as_fd(), "../mountinfo", is_its),
             statx: found,
             device: makedev(found.stx_dev_major, found.stx_dev_minor),
             number: found.stx_ino,
@@ -167,7 +167,7 @@ pub(super) fn pseudo_file_kind(links: &FdDirectory, number: &str, link: &[u8]) -
 }
 
 /// The kind of a descriptor; `number` is its link in `links`.
-pub(super) fn detect_kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &Inode) -> FdKind {
+pub(super) fn detect_kind(links: &FdDirectory, number: &str, link: &[u8], inode: &Inode) -> FdKind {
     let name = || String::from_utf8_lossy(link).into_owned();
     let file_type = FileType::from_raw_mode(inode.mode.into());
     if let Some(anonymous) = link.strip_prefix(b"anon_inode:") {

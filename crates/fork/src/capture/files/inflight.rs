@@ -11,6 +11,7 @@ use farfork_sys::sock_diag::SockDiag;
 use farfork_wire::descriptor::OpenFile;
 
 use super::builder::{FileTableBuilder, OpenFileTable, PidTranslation};
+use super::states::FdStateSource;
 use super::{FdKind, OpenFd, OpenFileStates, ProcessFiles, fd_object};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
@@ -54,6 +55,7 @@ impl OpenFileStates {
         while known < self.inflight_fds().len() {
             let own = std::process::id().cast_signed();
             let (links, infos) = (FdDirectory::open_links(own)?, FdDirectory::open_infos(own)?);
+            let source = FdStateSource { pid: own, infos: &infos, diagnosis };
             let numbers = self.inflight_fds();
             known = numbers.len();
             let mut contents = self.inflight.file_states.take().unwrap_or_default();
@@ -67,7 +69,7 @@ impl OpenFileStates {
                 // A terminal is carried only as a standard stream, so its state is not read.
                 if !matches!(fd.kind, FdKind::Terminal | FdKind::TerminalMaster) {
                     let info = infos.info(number)?;
-                    contents.read_fd(own, &infos, (&fd, info), diagnosis)?;
+                    contents.read_fd(&source, &fd, info)?;
                 }
                 contents.inflight.fds.insert(number, fd);
             }
@@ -85,10 +87,10 @@ impl OpenFileStates {
 
 impl OpenFileTable {
     /// Adds files in flight in the sockets of all processes, and links each message to its files. Call it when all files
-    /// with descriptors are known. `pid` and its threads are those of the first process.
+    /// with descriptors are known. `threads` are those of the first process.
     pub(crate) fn add_inflight(
         &mut self,
-        (pid, root): (i32, TreeRoot),
+        root: TreeRoot,
         pool: &OpenFileStates,
         shared: &SharedCopies,
         threads: PidTranslation<'_>,
@@ -97,9 +99,8 @@ impl OpenFileTable {
         let own = std::process::id().cast_signed();
         let infos = FdDirectory::open_infos(own).map_err(CaptureError::reading(own, "the open files"))?;
         let fds = self.mark_inflight_streams(pool, own);
-        let (files, refusals) = (ProcessFiles::default(), Vec::new());
         let mut builder = FileTableBuilder {
-            pid,
+            pid: threads.pid,
             fd_pid: own,
             root,
             fds: &fds,
@@ -107,9 +108,9 @@ impl OpenFileTable {
             tree_states: pool,
             shared_copies: shared,
             pids: threads,
-            process_files: files,
+            process_files: ProcessFiles::default(),
             table: self,
-            refusals,
+            refusals: Vec::new(),
             are_inflight: true,
         };
         let mut index = 0;
@@ -119,7 +120,7 @@ impl OpenFileTable {
             }
             index += 1;
         }
-        if builder.refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(pid, builder.refusals)) }
+        if builder.refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(builder.pid, builder.refusals)) }
     }
 
     /// Copies of the files in flight, marked if they lead to a standard stream.

@@ -42,6 +42,7 @@ use super::error::{CaptureError, Refusal};
 use super::state::tree_root::TreeRoot;
 use super::volume_objects;
 use fd_kind::Inode;
+use states::LazyFdLinks;
 
 /// Most links of `/proc` are shorter, in bytes. Longer ones are read a second time.
 const LINK_BYTES_GUESS: usize = 128;
@@ -137,11 +138,11 @@ impl OpenFd {
     fn read_known(links: &FdDirectory, number: u32, known: Option<&Self>) -> io::Result<Self> {
         let name = number.to_string();
         let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES_GUESS))?.into_bytes();
-        let inode = Inode::read((links, &name), &link)?;
+        let inode = Inode::read(links, &name, &link)?;
         let is_known = |known: &&Self| {
             (known.device, known.inode, known.mount, &known.link) == (inode.device, inode.number, inode.mount, &link)
         };
-        let mut kind = fd_kind::detect_kind((links, &name), &link, &inode);
+        let mut kind = fd_kind::detect_kind(links, &name, &link, &inode);
         match known.filter(is_known) {
             Some(known) if kind.has_path() => kind = known.kind.clone(),
             _ => kind = fd_kind::kind_without_path(&kind, links, &link, &inode).unwrap_or(kind),
@@ -165,18 +166,16 @@ impl OpenFd {
     /// Reads a descriptor of a stopped process, whose `fdinfo` is `info`. Uses `known`, from shortly before, if the file
     /// cannot have changed; otherwise opens `links`, which the caller keeps.
     fn reuse_known(
-        (pid, number): (i32, u32),
+        number: u32,
         known: Option<&Self>,
         info: &FdInfo,
-        (sockets, links): (&DaemonSockets, &mut Option<FdDirectory>),
+        sockets: &DaemonSockets,
+        links: &mut LazyFdLinks,
     ) -> io::Result<Self> {
         if let Some(known) = known.filter(|known| known.matches_fdinfo(info)) {
             return Ok(known.clone());
         }
-        let links = match links {
-            Some(links) => links,
-            None => links.insert(FdDirectory::open_links(pid)?),
-        };
+        let links = links.open()?;
         let fd = Self::read_known(links, number, known)?;
         let is_standard = known.is_some_and(|known| known.is_standard_stream && known.has_same_inode(&fd));
         Ok(Self { kind: sockets.override_kind(&fd, links).unwrap_or(fd.kind), is_standard_stream: is_standard, ..fd })
@@ -270,14 +269,14 @@ impl OpenFd {
 }
 
 /// Open files that cannot be carried, with reasons. `root` shows the tree's files.
-pub(super) fn refuse_open_files((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+pub(super) fn refuse_open_files(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds {
         refusals.extend(fd.refusal().map(|reason| Refusal::new(fd_object(pid, fd.number), reason)));
     }
     refusals.extend(refuse_removed_from_volumes(pid, root, fds)?);
     refusals.extend(refuse_unsupported_sockets(pid, fds)?);
-    refusals.extend(terminal::refuse_terminals((pid, root), fds)?);
+    refusals.extend(terminal::refuse_terminals(pid, root, fds)?);
     Ok(refusals)
 }
 

@@ -16,9 +16,18 @@ pub(super) type ProcessFd = (i32, u32);
 /// Key of an open file, equal for all its descriptors: device, inode, and the number of an eventfd.
 pub(super) type OpenFileKey = (u64, u64, Option<u32>);
 
-/// For each open file its first known descriptor and its index. Files with the same key are in the order of kcmp(2).
+/// An open file that was found before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct KnownOpenFile {
+    /// Its first known descriptor.
+    pub(super) first: ProcessFd,
+    /// Its index among the open files.
+    pub(super) index: u32,
+}
+
+/// The known open files. Those with the same key are in the order of kcmp(2).
 #[derive(Debug, Default)]
-pub(super) struct OpenFileIndex(BTreeMap<OpenFileKey, Vec<(ProcessFd, u32)>>);
+pub(super) struct OpenFileIndex(BTreeMap<OpenFileKey, Vec<KnownOpenFile>>);
 
 impl OpenFd {
     /// The key that it shares with all descriptors of its open file.
@@ -28,18 +37,17 @@ impl OpenFd {
 }
 
 impl OpenFileIndex {
-    /// Finds the open file of a descriptor: its first known descriptor and its index. Otherwise returns the position for a
-    /// new one. All processes must be stopped. If kcmp(2) fails, because a process was killed for example, the files count
-    /// as different.
-    pub(super) fn find(&self, identity: OpenFileKey, descriptor: ProcessFd) -> Result<(ProcessFd, u32), usize> {
+    /// Finds the open file of a descriptor. Otherwise returns the position for a new one. All processes must be stopped. If
+    /// kcmp(2) fails, because a process was killed for example, the files count as different.
+    pub(super) fn find(&self, identity: OpenFileKey, descriptor: ProcessFd) -> Result<KnownOpenFile, usize> {
         let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
         let order = |first| process::compare_open_files(first, descriptor).unwrap_or(Ordering::Less);
-        alike.binary_search_by(|(first, _)| order(*first)).map(|position| alike[position])
+        alike.binary_search_by(|known| order(known.first)).map(|position| alike[position])
     }
 
-    /// Adds an open file at its position, with its first descriptor.
-    pub(super) fn insert(&mut self, identity: OpenFileKey, position: usize, first: (ProcessFd, u32)) {
-        self.0.entry(identity).or_default().insert(position, first);
+    /// Adds an open file at its position.
+    pub(super) fn insert(&mut self, identity: OpenFileKey, position: usize, open_file: KnownOpenFile) {
+        self.0.entry(identity).or_default().insert(position, open_file);
     }
 }
 
@@ -49,7 +57,7 @@ mod tests {
 
     use rustix::event::{EventfdFlags, eventfd};
 
-    use super::OpenFileIndex;
+    use super::{KnownOpenFile, OpenFileIndex};
 
     #[test]
     fn each_duplicate_is_found_among_many_of_one_inode() {
@@ -60,10 +68,11 @@ mod tests {
         let (mut firsts, identity) = (OpenFileIndex::default(), (0, 0, None));
         for (index, file) in files.iter().enumerate() {
             let position = firsts.find(identity, descriptor(file)).expect_err("none of those before is it");
-            firsts.insert(identity, position, (descriptor(file), index as u32));
+            firsts.insert(identity, position, KnownOpenFile { first: descriptor(file), index: index as u32 });
         }
         for (index, (file, duplicate)) in files.iter().zip(&duplicates).enumerate() {
-            assert_eq!(firsts.find(identity, descriptor(duplicate)), Ok((descriptor(file), index as u32)));
+            let known = KnownOpenFile { first: descriptor(file), index: index as u32 };
+            assert_eq!(firsts.find(identity, descriptor(duplicate)), Ok(known));
         }
         assert_eq!(firsts.find((0, 1, None), descriptor(&files[0])), Err(0), "another inode");
     }

@@ -14,14 +14,16 @@ use farfork_sys::mount::table::{self, Mount};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, openat, statx};
 use rustix::io::Errno;
 
-/// Whether a process with its own mounts has another file at `path` than this node. `found`: its statx(2) result. `mounts`:
-/// the directory and the path below it of the process's mount table, and a predicate for the file's mount.
+/// Whether a process with its own mounts has another file at `path` than this node. `found`: its statx(2) result.
+/// `mount_table`: the process's mount table, a path relative to `directory`. `is_its` selects the file's mount.
 pub(in crate::capture) fn is_absent_on_node(
     path: &[u8],
     found: &Statx,
-    mounts: (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool),
+    directory: BorrowedFd<'_>,
+    mount_table: &str,
+    is_its: impl Fn(&Mount) -> bool,
 ) -> bool {
-    !has_same_times(path, found) && is_not_bind_mount(mounts).unwrap_or(true)
+    !has_same_times(path, found) && is_not_bind_mount(directory, mount_table, is_its).unwrap_or(true)
 }
 
 /// Whether a path still leads to the file that a process with the same mounts has open. `found`: its statx(2) result. It
@@ -57,9 +59,13 @@ fn has_same_times(path: &[u8], found: &Statx) -> bool {
 
 /// In a container made by farfork, only files on mounts that were made for it are its own. Mounts that the user has bound
 /// are for its children, too.
-fn is_not_bind_mount((directory, name, is_its): (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool)) -> io::Result<bool> {
+fn is_not_bind_mount(
+    directory: BorrowedFd<'_>,
+    mount_table: &str,
+    is_its: impl Fn(&Mount) -> bool,
+) -> io::Result<bool> {
     let mut text = Vec::new();
-    let mounts = openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mounts = openat(directory, mount_table, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     File::from(mounts).read_to_end(&mut text)?;
     let mounts = table::parse(&text)?;
     let is_made = |mount: &Mount| mount.source == mount::SOURCE;

@@ -11,7 +11,7 @@ use rustix::time::timerfd_gettime;
 
 use super::anon_inode::LockHolder;
 use super::builder::{FOREIGN_OWNER_REASON, PidTranslation};
-use super::open_file_index::OpenFileIndex;
+use super::open_file_index::{KnownOpenFile, OpenFileIndex};
 use super::states::O_ASYNC;
 use super::{FdKind, OpenFd, anon_inode, fd_object, fd_read_error};
 use crate::capture::error::{CaptureError, Refusal};
@@ -35,17 +35,31 @@ pub(in crate::capture) struct CheckedProcess<'a> {
     pub(in crate::capture) profiles: &'a BTreeMap<i32, ThreadProfile>,
 }
 
+/// A running process whose open files can be inspected.
+#[derive(Debug)]
+struct ProcessHandles {
+    infos: FdDirectory,
+    links: FdDirectory,
+    /// A pidfd.
+    process: OwnedFd,
+}
+
+impl ProcessHandles {
+    fn open(pid: i32) -> io::Result<Self> {
+        let (infos, links) = (FdDirectory::open_infos(pid)?, FdDirectory::open_links(pid)?);
+        Ok(Self { infos, links, process: pidfd::open(pid)? })
+    }
+}
+
 impl RunningFileCheck {
     /// Checks the files of one more process.
     pub(in crate::capture) fn refusals(&mut self, of: CheckedProcess<'_>) -> Result<Vec<Refusal>, CaptureError> {
         let pid = of.pid;
-        let infos = FdDirectory::open_infos(pid).map_err(CaptureError::reading(pid, "the open files"))?;
-        let links = FdDirectory::open_links(pid).map_err(CaptureError::reading(pid, "the open files"))?;
-        let process = pidfd::open(pid).map_err(CaptureError::reading(pid, "the open files"))?;
+        let handles = ProcessHandles::open(pid).map_err(CaptureError::reading(pid, "the open files"))?;
         let mut refusals = Vec::new();
         for fd in of.fds.iter().filter(|fd| !fd.is_standard_stream) {
-            let reasons = match infos.info(fd.number) {
-                Ok(info) => self.fd_refusals((of, fd), info, (&infos, &links, &process)),
+            let reasons = match handles.infos.info(fd.number) {
+                Ok(info) => self.fd_refusals(of, fd, info, &handles),
                 Err(error) => Err(error),
             };
             match reasons {
@@ -62,14 +76,16 @@ impl RunningFileCheck {
 
     fn fd_refusals(
         &mut self,
-        (of, fd): (CheckedProcess<'_>, &OpenFd),
+        of: CheckedProcess<'_>,
+        fd: &OpenFd,
         mut info: FdInfo,
-        (infos, links, process): (&FdDirectory, &FdDirectory, &OwnedFd),
+        handles: &ProcessHandles,
     ) -> io::Result<Vec<String>> {
+        let ProcessHandles { infos, links, process } = handles;
         let (identity, descriptor) = (fd.open_file_key(&info), (of.pid, fd.number));
         match self.index.find(identity, descriptor) {
             Ok(_) => return Ok(Vec::new()),
-            Err(position) => self.index.insert(identity, position, (descriptor, 0)),
+            Err(position) => self.index.insert(identity, position, KnownOpenFile { first: descriptor, index: 0 }),
         }
         let holder = LockHolder::new(of.pid, of.profiles);
         let mut reasons: Vec<String> =

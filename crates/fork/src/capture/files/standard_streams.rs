@@ -28,9 +28,16 @@ pub(in crate::capture) struct TreeStreams {
 struct TreeStream {
     /// The descriptor of the first process.
     inner: OpenFd,
-    /// The process and descriptor that have the stream, under the same number: the first process's own, if it leads out of
-    /// the tree. `None` if it leads to other processes, and none of them has the stream any more.
-    outer: Option<(i32, OpenFd)>,
+    /// The process that has the stream, under the same number: the first process itself, if the stream leads out of the
+    /// tree. `None` if it leads to other processes, and none of them has the stream any more.
+    outer: Option<StreamHolder>,
+}
+
+/// A process that has a standard stream of the tree.
+#[derive(Debug, Clone)]
+struct StreamHolder {
+    pid: i32,
+    fd: OpenFd,
 }
 
 /// An end of a pipe.
@@ -47,7 +54,9 @@ impl TreeStreams {
         let own = fds.iter().filter(|fd| fd.number <= STREAM_FD_MAX && !fd.is_self_made(pid)).cloned();
         Self {
             root_pid: pid,
-            streams: own.map(|own| TreeStream { outer: Some((pid, own.clone())), inner: own }).collect(),
+            streams: own
+                .map(|own| TreeStream { outer: Some(StreamHolder { pid, fd: own.clone() }), inner: own })
+                .collect(),
         }
     }
 
@@ -69,10 +78,9 @@ impl TreeStreams {
             }
         }
         for TreeStream { inner, outer } in &mut self.streams {
-            let holder = find_outer_holder((self.root_pid, inner.number), &ends);
+            let holder = find_outer_holder(self.root_pid, inner.number, &ends);
             if holder != Some(self.root_pid) {
-                let read = |pid: i32| OpenFd::read(&FdDirectory::open_links(pid)?, inner.number).map(|fd| (pid, fd));
-                *outer = holder.and_then(|pid| read(pid).ok());
+                *outer = holder.and_then(|pid| StreamHolder::read(pid, inner.number).ok());
             }
         }
         Ok(self)
@@ -103,9 +111,7 @@ impl TreeStreams {
     /// The streams that a descriptor of a process leads to.
     pub(super) fn matching_streams(&self, pid: i32, fd: &OpenFd) -> impl Iterator<Item = u32> {
         let outer = self.streams.iter().filter_map(|stream| stream.outer.as_ref());
-        outer
-            .filter(move |(holder, stream)| is_same_stream((pid, fd), (*holder, stream)))
-            .map(|(_, stream)| stream.number)
+        outer.filter(move |holder| holder.has_same_stream(pid, fd)).map(|holder| holder.fd.number)
     }
 
     /// Marks standard streams. Descriptors 0, 1 and 2 always are: a parent that was started in the background has
@@ -121,7 +127,26 @@ impl TreeStreams {
 
 impl TreeStream {
     fn is_inner(&self, first: i32) -> bool {
-        self.outer.as_ref().is_none_or(|(holder, _)| *holder != first)
+        self.outer.as_ref().is_none_or(|holder| holder.pid != first)
+    }
+}
+
+impl StreamHolder {
+    fn read(pid: i32, number: u32) -> io::Result<Self> {
+        Ok(Self { pid, fd: OpenFd::read(&FdDirectory::open_links(pid)?, number)? })
+    }
+
+    /// Whether a descriptor of process `pid` leads where the stream does.
+    fn has_same_stream(&self, pid: i32, fd: &OpenFd) -> bool {
+        let (holder, stream) = (self.pid, &self.fd);
+        if (pid, fd.number) == (holder, stream.number) {
+            return true;
+        }
+        // `/dev/null` under another number is a file of its own, even if it is the same open file.
+        let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
+        let is_same_file =
+            || process::is_same_open_file_across((pid, fd.number), (holder, stream.number)).unwrap_or(false);
+        is_same_inode && (fd.has_one_stream_per_inode() || is_same_file())
     }
 }
 
@@ -153,17 +178,6 @@ impl OpenFd {
     }
 }
 
-/// Whether a descriptor leads where a standard stream does. Each is given with its process.
-fn is_same_stream((pid, fd): (i32, &OpenFd), (of, stream): (i32, &OpenFd)) -> bool {
-    if (pid, fd.number) == (of, stream.number) {
-        return true;
-    }
-    // `/dev/null` under another number is a file of its own, even if it is the same open file.
-    let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
-    let is_same_file = || process::is_same_open_file_across((pid, fd.number), (of, stream.number)).unwrap_or(false);
-    is_same_inode && (fd.has_one_stream_per_inode() || is_same_file())
-}
-
 /// The pipe ends of a process.
 fn list_pipe_ends(pid: i32) -> io::Result<Vec<PipeEnd>> {
     let (links, infos) = (FdDirectory::open_links(pid)?, FdDirectory::open_infos(pid)?);
@@ -181,8 +195,8 @@ fn list_pipe_ends(pid: i32) -> io::Result<Vec<PipeEnd>> {
 
 /// The process that has the stream which a descriptor of the first process was, before it was redirected into the tree. The
 /// first process itself, if it was not redirected; `None` if no process has the stream any more.
-fn find_outer_holder(start: (i32, u32), ends: &[PipeEnd]) -> Option<i32> {
-    let (mut pid, number) = start;
+fn find_outer_holder(first: i32, number: u32, ends: &[PipeEnd]) -> Option<i32> {
+    let mut pid = first;
     let mut seen = vec![pid];
     loop {
         let end = ends.iter().find(|end| (end.pid, end.number) == (pid, number));
@@ -216,28 +230,28 @@ mod tests {
     #[test]
     fn a_stream_is_followed_through_the_tree() {
         let out = [end(1, 1, 7, O_WRONLY), end(1, 0, 5, O_RDONLY)];
-        assert_eq!(find_outer_holder((1, 1), &out), Some(1), "nobody of the tree reads it");
+        assert_eq!(find_outer_holder(1, 1, &out), Some(1), "nobody of the tree reads it");
         let one = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY)];
-        assert_eq!(find_outer_holder((1, 1), &one), Some(2));
+        assert_eq!(find_outer_holder(1, 1, &one), Some(2));
         let two = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY), end(3, 0, 8, O_RDONLY)];
-        assert_eq!(find_outer_holder((1, 1), &two), Some(3));
+        assert_eq!(find_outer_holder(1, 1, &two), Some(3));
         let input = [end(1, 0, 7, O_RDONLY), end(2, 1, 7, O_WRONLY)];
-        assert_eq!(find_outer_holder((1, 0), &input), Some(2));
+        assert_eq!(find_outer_holder(1, 0, &input), Some(2));
     }
 
     #[test]
     fn a_stream_that_leads_back_is_no_stream() {
         let own = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY)];
-        assert_eq!(find_outer_holder((1, 1), &own), None);
+        assert_eq!(find_outer_holder(1, 1, &own), None);
         let round = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY), end(1, 5, 8, O_RDONLY)];
-        assert_eq!(find_outer_holder((1, 1), &round), None);
+        assert_eq!(find_outer_holder(1, 1, &round), None);
         let both = [end(1, 1, 7, O_RDWR), end(2, 0, 7, O_RDONLY)];
-        assert_eq!(find_outer_holder((1, 1), &both), Some(1), "open in both directions");
+        assert_eq!(find_outer_holder(1, 1, &both), Some(1), "open in both directions");
     }
 
     #[test]
     fn who_reads_is_preferred_to_who_merely_has_an_end() {
         let ends = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY), end(4, 8, 7, O_RDONLY), end(3, 0, 7, O_RDONLY)];
-        assert_eq!(find_outer_holder((1, 1), &ends), Some(3));
+        assert_eq!(find_outer_holder(1, 1, &ends), Some(3));
     }
 }

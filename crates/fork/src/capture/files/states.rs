@@ -30,9 +30,9 @@ pub(crate) struct PipeState {
 /// The shared state of a process's open files in the pause.
 #[derive(Debug, Default)]
 pub(crate) struct OpenFileStates {
-    /// All descriptors of the process, ascending, with their `fdinfo`.
-    fds: Vec<(OpenFd, FdInfo)>,
-    /// `fdinfo` of the descriptors whose state was read, by number.
+    /// All descriptors of the process.
+    fd_table: ProcessFdTable,
+    /// `fdinfo` of those whose state was read, by descriptor number.
     pub(super) fdinfo: BTreeMap<u32, FdInfo>,
     /// By inode.
     pub(super) pipes: BTreeMap<u64, PipeState>,
@@ -50,6 +50,46 @@ pub(crate) struct OpenFileStates {
     pidfd: Option<OwnedFd>,
 }
 
+/// The descriptors of a process.
+#[derive(Debug, Default)]
+pub(super) struct ProcessFdTable {
+    /// Ascending.
+    pub(super) fds: Vec<OpenFd>,
+    /// The `fdinfo` of each.
+    pub(super) infos: Vec<FdInfo>,
+}
+
+/// A process whose descriptors are read, in the pause.
+#[derive(Debug)]
+pub(super) struct FdStateSource<'a> {
+    pub(super) pid: i32,
+    /// Its `fdinfo` directory.
+    pub(super) infos: &'a FdDirectory,
+    /// Set if it has sockets whose peers only the kernel knows.
+    pub(super) diagnosis: Option<&'a SockDiag>,
+}
+
+/// The links to a process's open files, opened when first needed.
+#[derive(Debug)]
+pub(super) struct LazyFdLinks {
+    pid: i32,
+    links: Option<FdDirectory>,
+}
+
+impl LazyFdLinks {
+    fn new(pid: i32) -> Self {
+        Self { pid, links: None }
+    }
+
+    /// The directory of the links.
+    pub(super) fn open(&mut self) -> io::Result<&FdDirectory> {
+        match &mut self.links {
+            Some(links) => Ok(links),
+            unopened => Ok(unopened.insert(FdDirectory::open_links(self.pid)?)),
+        }
+    }
+}
+
 impl PipeState {
     /// A pipe as pipe(2) makes it: 16 pages.
     pub(crate) const EMPTY: Self = Self { capacity: 65_536, content: Vec::new(), packets: Vec::new() };
@@ -60,45 +100,43 @@ impl OpenFileStates {
     /// reused numbers are read in full. `sockets` are its connections to the daemon.
     pub(crate) fn read(
         pid: i32,
-        (surveyed, sockets): (&[OpenFd], &DaemonSockets),
+        surveyed: &[OpenFd],
+        sockets: &DaemonSockets,
         diagnosis: Option<&SockDiag>,
     ) -> Result<Self, CaptureError> {
         let mut contents = Self::default();
         let unread = || CaptureError::reading(pid, "the open files");
         let infos = FdDirectory::open_infos(pid).map_err(unread())?;
         let numbers = infos.numbers().map_err(unread())?;
-        // Opened when first needed.
-        let mut links = None;
+        let source = FdStateSource { pid, infos: &infos, diagnosis };
+        let mut links = LazyFdLinks::new(pid);
         for number in numbers {
             let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
             let found = infos.info(number).and_then(|info| {
-                let fd = OpenFd::reuse_known((pid, number), known, &info, (sockets, &mut links))?;
-                let info = contents.read_fd(pid, &infos, (&fd, info), diagnosis)?;
+                let fd = OpenFd::reuse_known(number, known, &info, sockets, &mut links)?;
+                let info = contents.read_fd(&source, &fd, info)?;
                 Ok((fd, info))
             });
-            contents.fds.push(found.map_err(|error| {
-                // If the number was reused since the survey, the error concerns another file: survey again.
+            let (fd, info) = found.map_err(|error| {
+                // Errors for a number that was reused since the survey depend on its new file.
                 let is_another = known.is_some_and(|known| !known.is_unchanged(pid));
                 super::fd_read_error(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
-            })?);
+            })?;
+            contents.fd_table.fds.push(fd);
+            contents.fd_table.infos.push(info);
         }
         contents.read_inflight(diagnosis).map_err(CaptureError::reading(pid, "the files in flight in its sockets"))?;
         Ok(contents)
     }
 
-    /// Takes all descriptors of the process, with their `fdinfo`. Call it once.
-    pub(crate) fn take_fds(&mut self) -> (Vec<OpenFd>, Vec<FdInfo>) {
-        std::mem::take(&mut self.fds).into_iter().unzip()
+    /// Takes all descriptors of the process. Call it once.
+    pub(super) fn take_fds(&mut self) -> ProcessFdTable {
+        std::mem::take(&mut self.fd_table)
     }
 
     /// Reads the state of a file. `info` was read just before. Returns the `fdinfo` that belongs to the state.
-    pub(super) fn read_fd(
-        &mut self,
-        pid: i32,
-        infos: &FdDirectory,
-        (fd, mut info): (&OpenFd, FdInfo),
-        diagnosis: Option<&SockDiag>,
-    ) -> io::Result<FdInfo> {
+    pub(super) fn read_fd(&mut self, source: &FdStateSource<'_>, fd: &OpenFd, mut info: FdInfo) -> io::Result<FdInfo> {
+        let FdStateSource { pid, infos, diagnosis } = *source;
         if !fd.has_shared_state() {
             return Ok(info);
         }
@@ -230,17 +268,17 @@ mod tests {
         let outcome_if_it_was = |kind: FdKind| {
             let link = format!("{kind:?}").into_bytes();
             let before = [OpenFd { link, kind, inode: now.inode + 1, ..now.clone() }];
-            let refusals = super::super::refuse_open_files((pid, TreeRoot::find(pid).unwrap()), &before);
-            (OpenFileStates::read(pid, (&before, &DaemonSockets::default()), None), refusals)
+            let refusals = super::super::refuse_open_files(pid, TreeRoot::find(pid).unwrap(), &before);
+            (OpenFileStates::read(pid, &before, &DaemonSockets::default(), None), refusals)
         };
         let outcomes = [FdKind::Pipe, FdKind::Socket, FdKind::TimerFd, FdKind::TerminalMaster].map(outcome_if_it_was);
-        let known = OpenFileStates::read(pid, (std::slice::from_ref(&now), &DaemonSockets::default()), None);
+        let known = OpenFileStates::read(pid, std::slice::from_ref(&now), &DaemonSockets::default(), None);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         for (read, refusals) in outcomes.into_iter().chain([(known, Ok(Vec::new()))]) {
             let mut contents = read.unwrap();
             assert_eq!(contents.pipes.keys().copied().collect::<Vec<_>>(), [now.inode]);
-            assert_eq!(contents.take_fds().0[0], now);
+            assert_eq!(contents.take_fds().fds[0], now);
             assert!(refusals.as_ref().is_ok_and(Vec::is_empty), "{refusals:?}");
         }
     }

@@ -90,7 +90,7 @@ fn terminal_ends(fds: &[OpenFd]) -> impl Iterator<Item = &OpenFd> {
 
 /// Refuses ends that cannot be carried, no matter which process has the other ends. `root` shows which terminals are the
 /// tree's.
-pub(super) fn refuse_terminals((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+pub(super) fn refuse_terminals(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     if terminal_ends(fds).next().is_none() {
         return Ok(Vec::new());
     }
@@ -101,8 +101,7 @@ pub(super) fn refuse_terminals((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> 
         let Ok(copy) = fd.duplicate(&process) else { continue };
         let master =
             terminal::read_master(copy.as_fd()).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
-        refusals
-            .extend(refuse_master((pid, root), fd, &master).map(|why| Refusal::new(fd_object(pid, fd.number), why)));
+        refusals.extend(refuse_master(pid, root, fd, &master).map(|why| Refusal::new(fd_object(pid, fd.number), why)));
     }
     for fd in terminal_ends(fds).filter(|fd| fd.kind == FdKind::Terminal) {
         if !is_on_tree_devpts(root, fd) {
@@ -179,9 +178,9 @@ fn is_on_tree_devpts(root: TreeRoot, fd: &OpenFd) -> bool {
 }
 
 /// Why a master cannot be carried, no matter which data is queued.
-fn refuse_master(process: (i32, TreeRoot), fd: &OpenFd, master: &PtyMaster) -> Option<String> {
+fn refuse_master(pid: i32, root: TreeRoot, fd: &OpenFd, master: &PtyMaster) -> Option<String> {
     let number = master.number;
-    if !is_ptmx_of_mounts(process, fd) {
+    if !is_ptmx_of_mounts(pid, root, fd) {
         return Some(
             "it is the master of a terminal of another mount namespace, which is not carried; close it first"
                 .to_owned(),
@@ -203,7 +202,7 @@ fn refuse_master(process: (i32, TreeRoot), fd: &OpenFd, master: &PtyMaster) -> O
 }
 
 /// Whether it was opened in the mount namespace of the process, where `/dev/ptmx` leads to its own `/dev/pts`.
-fn is_ptmx_of_mounts((pid, root): (i32, TreeRoot), fd: &OpenFd) -> bool {
+fn is_ptmx_of_mounts(pid: i32, root: TreeRoot, fd: &OpenFd) -> bool {
     let mounts = fs::read(format!("/proc/{}/mountinfo", root.pid)).and_then(|text| table::parse(&text));
     let opened = FdInfo::read(pid, fd.number);
     let (Ok(mounts), Ok(opened)) = (mounts, opened) else { return false };

@@ -4,10 +4,12 @@
 //! under a number that is another file's by now (epoll(7)). Its peer sees no end of file, its port and locks stay taken, and
 //! a program that was written to it cannot be executed.
 
-use farfork_sys::process::FdInfo;
-
+use super::builder::FileTableBuilder;
+use super::states::ProcessFdTable;
+use super::versions::HeldFileMap;
+use crate::capture::attempt::SharedTreeState;
 use crate::capture::error::CaptureError;
-use crate::capture::files::{self, OpenFd, OpenFileStates, OpenFileTable, PidTranslation, ProcessFiles};
+use crate::capture::files::{self, OpenFileStates, OpenFileTable, PidTranslation, ProcessFiles};
 use crate::capture::shared::SharedCopies;
 use crate::capture::state::process_root::ProcessRoot;
 use crate::capture::state::tree_root::TreeRoot;
@@ -17,11 +19,16 @@ use crate::capture::tree_pause::PausedProcess;
 
 /// The open files of a tree, with the state that they depend on.
 pub(in crate::capture) struct TreeFiles {
-    /// For each process, the first one first: its files and its root.
-    pub(in crate::capture) processes: Vec<(ProcessFiles, ProcessRoot)>,
-    pub(in crate::capture) table: OpenFileTable,
-    pub(in crate::capture) shared_copies: SharedCopies,
-    pub(in crate::capture) relations: TreeRelations,
+    /// Of each process, the first one first.
+    pub(in crate::capture) processes: Vec<ProcessFileState>,
+    /// Without the held files.
+    pub(in crate::capture) shared: SharedTreeState,
+}
+
+/// The files and the root directory of one process.
+pub(in crate::capture) struct ProcessFileState {
+    pub(in crate::capture) files: ProcessFiles,
+    pub(in crate::capture) root: ProcessRoot,
 }
 
 /// State of the whole tree.
@@ -35,10 +42,11 @@ struct TreeContext<'a> {
 }
 
 impl TreeFiles {
-    /// Reads the files of all processes, which are stopped.
+    /// Reads the files of all processes, which are stopped since `stopped_ns`.
     pub(in crate::capture) fn read(
         tree: &ProcessTree,
         paused_processes: &mut [PausedProcess],
+        stopped_ns: i64,
     ) -> Result<Self, CaptureError> {
         let first = &tree.processes[0].prepared.survey;
         let refused = |refusals| CaptureError::refused(first.pid, refusals);
@@ -70,13 +78,20 @@ impl TreeFiles {
             if let Some(refusal) = root.refusal(survey.pid, &process_root.root) {
                 return Err(refused(vec![refusal]));
             }
-            let files = known.build_process_files(survey, (contents, table), &mut all)?;
-            own.push((files, process_root));
+            let files = known.build_process_files(survey, contents, table, &mut all)?;
+            own.push(ProcessFileState { files, root: process_root });
         }
         let threads =
             PidTranslation { pid: first.pid, profiles: &first.profiles, inner_ids: &tree_relations.inner_ids };
-        all.add_inflight((first.pid, root), &tree_states, &copies, threads)?;
-        Ok(Self { processes: own, table: all, shared_copies: copies, relations: tree_relations })
+        all.add_inflight(root, &tree_states, &copies, threads)?;
+        let shared = SharedTreeState {
+            shared_copies: copies,
+            open_files: all,
+            held_files: HeldFileMap::default(),
+            relations: tree_relations,
+            stopped_ns,
+        };
+        Ok(Self { processes: own, shared })
     }
 }
 
@@ -86,10 +101,11 @@ impl TreeContext<'_> {
     fn build_process_files(
         &self,
         survey: &Survey,
-        (contents, (mut fds, infos)): (&OpenFileStates, (Vec<OpenFd>, Vec<FdInfo>)),
+        contents: &OpenFileStates,
+        fd_table: ProcessFdTable,
         all: &mut OpenFileTable,
     ) -> Result<ProcessFiles, CaptureError> {
-        let pid = survey.pid;
+        let (pid, ProcessFdTable { mut fds, infos }) = (survey.pid, fd_table);
         if all.streams().is_none() {
             let streams = self.tree.streams.refresh(&fds);
             all.set_streams(
@@ -99,19 +115,24 @@ impl TreeContext<'_> {
         if let Some(streams) = all.streams() {
             streams.mark_standard(pid, &mut fds);
         }
-        let refusals = files::refuse_open_files((pid, self.root), &fds)?;
+        let refusals = files::refuse_open_files(pid, self.root, &fds)?;
         if !refusals.is_empty() {
             return Err(CaptureError::refused(pid, refusals));
         }
-        let threads = PidTranslation { pid, profiles: &survey.profiles, inner_ids: &self.relations.inner_ids };
-        ProcessFiles::build(
+        let builder = FileTableBuilder {
             pid,
-            self.root,
-            (&fds, &infos),
-            (contents, self.tree_states),
-            self.shared_copies,
-            threads,
-            all,
-        )
+            fd_pid: pid,
+            root: self.root,
+            fds: &fds,
+            file_states: contents,
+            tree_states: self.tree_states,
+            shared_copies: self.shared_copies,
+            pids: PidTranslation { pid, profiles: &survey.profiles, inner_ids: &self.relations.inner_ids },
+            process_files: ProcessFiles::default(),
+            table: all,
+            refusals: Vec::new(),
+            are_inflight: false,
+        };
+        builder.build_process_files(&infos)
     }
 }

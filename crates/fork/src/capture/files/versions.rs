@@ -117,7 +117,7 @@ fn is_pseudo_path(path: &[u8]) -> bool {
 }
 
 /// A note about files that a process may write to: a change between prepare and fork cannot be excluded.
-pub(in crate::capture) fn note_unverifiable_files((pid, fds): (i32, &[OpenFd]), maps: &[MapEntry]) -> Option<String> {
+pub(in crate::capture) fn note_unverifiable_files(pid: i32, fds: &[OpenFd], maps: &[MapEntry]) -> Option<String> {
     const OWNER_MAY_WRITE: u32 = 0o200;
     let links = FdDirectory::open_links(pid).ok()?;
     let can_write = |fd: &&OpenFd| {

@@ -4,7 +4,6 @@
 //! If it outlasts the deadline (fork of a huge process, a freezer), the injector still waits for it, and the attempt
 //! fails afterwards. `owner_thread` reports the timeout to the caller in time.
 
-use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +13,7 @@ use farfork_sys::ptrace::{self, EVENT_STOP, Registers, TraceeEvent};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::script::RunningScript;
-use super::sigreturn_frame::SigreturnFrame;
+use super::sigreturn_frame::RescueFrame;
 use crate::capture::error::CaptureError;
 use crate::capture::tracer::deadline::{Deadline, WaitError};
 use crate::capture::tracer::executor::PauseExecutor;
@@ -131,15 +130,15 @@ impl<'a> Injector<'a> {
     /// The registers still lead to the frame afterwards. The caller disarms it when they no longer do.
     pub(in crate::capture) async fn call_with_frame(
         &mut self,
-        (tid, base): (i32, &Registers),
+        tid: i32,
+        base: &Registers,
         call: InjectedCall,
-        rescue: Option<&SigreturnFrame>,
-        mem: &File,
+        rescue: RescueFrame<'_>,
     ) -> Result<u64, CaptureError> {
-        let Some(rescue) = rescue.filter(|rescue| rescue.arm(mem)) else {
+        let Some(frame) = rescue.arm() else {
             return self.call(tid, base, call).await;
         };
-        let registers = rescue.redirect_call(call.registers(base, self.syscall_address));
+        let registers = frame.redirect_call(call.registers(base, self.syscall_address));
         self.execute(tid, &registers, call).await
     }
 

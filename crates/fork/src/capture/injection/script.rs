@@ -98,28 +98,19 @@ pub(in crate::capture) fn read_word(bytes: &[u8], at: usize) -> u64 {
 /// A script that runs.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::capture) struct RunningScript {
-    tid: i32,
-    code: u64,
-    script: u64,
+    pub(super) tid: i32,
+    /// Address of [`CODE`].
+    pub(super) code: u64,
+    /// Address of the first call.
+    pub(super) script: u64,
     /// Address of the entry that ends it.
-    end_call_address: u64,
+    pub(super) end_call_address: u64,
     /// Address of the word that is read after each call; that is a signal frame, if there is one.
-    rsp: u64,
-    end_signal: EndSignal,
+    pub(super) rsp: u64,
+    pub(super) end_signal: EndSignal,
 }
 
 impl RunningScript {
-    /// Thread `tid` with a script of `count` own calls at `script`.
-    pub(in crate::capture) fn new(
-        tid: i32,
-        code: u64,
-        (script, count): (u64, usize),
-        rsp: u64,
-        end: EndSignal,
-    ) -> Self {
-        Self { tid, code, script, end_call_address: script + (count * ENTRY_BYTES) as u64, rsp, end_signal: end }
-    }
-
     pub(in crate::capture) fn tid(&self) -> i32 {
         self.tid
     }

@@ -140,7 +140,7 @@ impl SigreturnFrame {
     }
 
     /// Writes the frame onto the stack. Not while a clone is made, which would inherit it.
-    pub(in crate::capture) fn arm(&self, mem: &File) -> bool {
+    fn arm(&self, mem: &File) -> bool {
         if !self.is_armed.get() {
             self.is_armed.set(mem.write_all_at(&self.frame, self.stack_address).is_ok());
         }
@@ -148,7 +148,7 @@ impl SigreturnFrame {
     }
 
     /// Restores the contents of the stack. Not while the thread's registers lead to the frame.
-    pub(in crate::capture) fn disarm(&self, mem: &File) {
+    fn disarm(&self, mem: &File) {
         // It fails only if the process was killed: nothing is left to restore.
         let _ = mem.write_all_at(&self.saved_stack, self.stack_address);
         self.is_armed.set(false);
@@ -167,26 +167,48 @@ impl SigreturnFrame {
     }
 }
 
-/// Points the leader's registers to its frame, and then blocks its signals. If this process is killed in between, the frame
-/// still unblocks them. Must be followed by [`disarm_leader`], even after an error.
-pub(in crate::capture) fn arm_leader(
-    leader: &StoppedThread,
-    end: EndSignal,
-    (rescue, mem): (Option<&SigreturnFrame>, &File),
-) -> Result<(), CaptureError> {
-    if let Some(rescue) = rescue.filter(|rescue| rescue.arm(mem)) {
-        let home = rescue.sigreturn_registers(&leader.registers);
-        ptrace::write_registers(leader.tid, &home)
-            .map_err(CaptureError::tracing("set the registers of", leader.tid))?;
-    }
-    leader.block_signals(end)
+/// The frame of a process's main thread, if it has one, with the memory that the frame is written to.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::capture) struct RescueFrame<'a> {
+    /// `None` if the program lacks the code or the stack for a frame.
+    pub(in crate::capture) frame: Option<&'a SigreturnFrame>,
+    /// The memory of the process.
+    pub(in crate::capture) mem: &'a File,
 }
 
-/// Restores the leader's registers, and then removes its frame from the stack.
-pub(in crate::capture) fn disarm_leader(leader: &StoppedThread, (rescue, mem): (Option<&SigreturnFrame>, &File)) {
-    leader.restore();
-    if let Some(rescue) = rescue {
-        rescue.disarm(mem);
+impl<'a> RescueFrame<'a> {
+    /// No frame: the calls are not protected.
+    pub(in crate::capture) fn without_frame(mem: &'a File) -> Self {
+        Self { frame: None, mem }
+    }
+
+    /// Writes the frame onto the stack; `None` if there is no frame. Not while a clone is made, which would inherit it.
+    pub(in crate::capture) fn arm(self) -> Option<&'a SigreturnFrame> {
+        self.frame.filter(|frame| frame.arm(self.mem))
+    }
+
+    /// Restores the contents of the stack. Not while the thread's registers lead to the frame.
+    pub(in crate::capture) fn disarm(self) {
+        if let Some(frame) = self.frame {
+            frame.disarm(self.mem);
+        }
+    }
+
+    /// Points the leader's registers to its frame, and then blocks its signals. If this process is killed in between, the
+    /// frame still unblocks them. Must be followed by [`RescueFrame::disarm_leader`], even after an error.
+    pub(in crate::capture) fn arm_leader(self, leader: &StoppedThread, end: EndSignal) -> Result<(), CaptureError> {
+        if let Some(frame) = self.arm() {
+            let home = frame.sigreturn_registers(&leader.registers);
+            ptrace::write_registers(leader.tid, &home)
+                .map_err(CaptureError::tracing("set the registers of", leader.tid))?;
+        }
+        leader.block_signals(end)
+    }
+
+    /// Restores the leader's registers, and then removes its frame from the stack.
+    pub(in crate::capture) fn disarm_leader(self, leader: &StoppedThread) {
+        leader.restore();
+        self.disarm();
     }
 }
 

@@ -101,7 +101,7 @@ fn is_absent_on_node(pid: i32, entry: &MapEntry) -> bool {
     let device = format!("{}:{}", major(entry.device), minor(entry.device));
     let is_its = |mount: &Mount| mount.device == device;
     found.is_ok_and(|found| {
-        is_regular_file(&found) && path_identity::is_absent_on_node(&entry.path, &found, (CWD, &mounts, is_its))
+        is_regular_file(&found) && path_identity::is_absent_on_node(&entry.path, &found, CWD, &mounts, is_its)
     })
 }
 

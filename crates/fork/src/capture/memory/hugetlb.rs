@@ -17,7 +17,9 @@ use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::USER_SPACE_END;
 
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::injection::injector::{InjectedCall, Injector};
+use crate::capture::injection::injector::InjectedCall;
+use crate::capture::injection::script_runner::ScriptRunner;
+use crate::capture::pause::PreparedProcess;
 use crate::capture::survey::Survey;
 use crate::capture::template::TemplateClone;
 use crate::capture::tracer::deadline::Deadline;
@@ -31,15 +33,17 @@ const MUNMAP: u64 = 11;
 const MADVISE: u64 = 28;
 
 //  clone   mmap(MAP_FIXED) over each mapping ─ madvise(MADV_HUGEPAGE) ─ contents, from the parent
-/// Replaces hugetlbfs memory of a clone of a stopped process, which has `mapped_bytes` mapped and the injection pages in
-/// `injection_range`. An earlier, `discarded` clone only loses it.
+/// Replaces hugetlbfs memory of a clone of a stopped process, which has `mapped_bytes` mapped, with the injection pages. An
+/// earlier, `discarded` clone only loses it.
 pub(in crate::capture) async fn replace_hugetlb(
-    (survey, mem): (&Survey, &File),
-    (mapped_bytes, injection_range): (u64, Range<u64>),
-    (clone, discarded): (&TemplateClone, Option<&TemplateClone>),
-    injector: &mut Injector<'_>,
+    process: &PreparedProcess,
+    mapped_bytes: u64,
+    clone: &TemplateClone,
+    discarded: Option<&TemplateClone>,
+    runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<(), CaptureError> {
-    if !may_have_hugetlb(survey, (mapped_bytes, injection_range)) {
+    let (survey, injector) = (&process.survey, &mut *runner.injector);
+    if !may_have_hugetlb(survey, mapped_bytes, runner.pages.mapped_range()) {
         return Ok(());
     }
     let mut maps = process::read_maps(clone.pid).map_err(CaptureError::reading(survey.pid, "the memory map"))?;
@@ -63,12 +67,12 @@ pub(in crate::capture) async fn replace_hugetlb(
             Err(error) => return Err(error),
         }
     }
-    let mut copy = HugePageCopier::new((survey.pid, mem), clone.pid, injector.deadline())?;
+    let mut copy = HugePageCopier::new(survey.pid, &process.mem, clone.pid, injector.deadline())?;
     mappings.into_iter().try_for_each(|mapping| copy.copy_mapping(mapping))
 }
 
 /// Whether the process may have hugetlbfs memory: the survey found some, or mappings have changed since.
-fn may_have_hugetlb(survey: &Survey, (mapped_bytes, injection_range): (u64, Range<u64>)) -> bool {
+fn may_have_hugetlb(survey: &Survey, mapped_bytes: u64, injection_range: Range<u64>) -> bool {
     let own = survey.maps.iter().filter(|entry| entry.start < USER_SPACE_END);
     let surveyed: u64 = own.map(MapEntry::bytes).sum();
     !survey.hugetlb.is_empty() || surveyed + (injection_range.end - injection_range.start) != mapped_bytes
@@ -118,7 +122,7 @@ struct HugePageCopier<'a> {
 }
 
 impl<'a> HugePageCopier<'a> {
-    fn new((pid, mem): (i32, &'a File), clone: i32, deadline: &'a Deadline) -> Result<Self, CaptureError> {
+    fn new(pid: i32, mem: &'a File, clone: i32, deadline: &'a Deadline) -> Result<Self, CaptureError> {
         let tables = PageTables::open(pid).map_err(CaptureError::reading(pid, "the page map"))?;
         Ok(Self {
             pid,

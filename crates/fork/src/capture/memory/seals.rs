@@ -7,10 +7,10 @@
 use farfork_sys::process::MapEntry;
 
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::injection::injector::{InjectedCall, Injector};
-use crate::capture::injection::pages::InjectionPages;
+use crate::capture::injection::injector::InjectedCall;
 use crate::capture::injection::script;
-use crate::capture::state::inherited_state::{InjectionTarget, PROBES_MAX};
+use crate::capture::injection::script_runner::{InjectionTarget, ScriptRunner};
+use crate::capture::state::inherited_state::PROBES_MAX;
 
 /// The mappings to probe, and the calls that probe them.
 #[derive(Debug, Default)]
@@ -43,10 +43,10 @@ impl<'a> SealProbes<'a> {
         pid: i32,
         injection_target: &InjectionTarget<'_>,
         mut results: Vec<u64>,
-        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
+        runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<(), CaptureError> {
         for calls in self.calls[results.len()..].chunks(PROBES_MAX) {
-            let slot = injection_target.run_script(calls, injection_pages, injector)?;
+            let slot = injection_target.run_script(calls, runner)?;
             results.extend((0..calls.len()).map(|index| script::result_of(&slot, index)));
         }
         let sealed = self.mappings.iter().zip(&results).filter(|(_, result)| is_sealed(**result));

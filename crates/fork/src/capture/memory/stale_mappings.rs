@@ -16,7 +16,7 @@ const STALE_NAMES_MAX: usize = 5;
 
 /// Lists files that a process maps privately and may write to, by a shared mapping or an open file, and of which a child has
 /// a copy. A child has the contents of huge pages in ordinary ones, and a copy of the contents of a System V segment.
-pub(in crate::capture) fn note_stale_mappings((pid, fds): (i32, &[OpenFd]), maps: &[MapEntry]) -> Option<String> {
+pub(in crate::capture) fn note_stale_mappings(pid: i32, fds: &[OpenFd], maps: &[MapEntry]) -> Option<String> {
     const OWNER_MAY_WRITE: u32 = 0o200;
     const PROT_WRITE: u8 = 2;
     let can_write = |fd: &&OpenFd| {

@@ -42,9 +42,11 @@ pub(crate) struct TemplateMemory {
 impl TemplateMemory {
     /// Reads the memory of `subject`, which is a template of `pid` or `pid` itself, without `injection_range`.
     pub(crate) fn read(
-        (pid, subject): (i32, i32),
+        pid: i32,
+        subject: i32,
         injection_range: Range<u64>,
-        (shared, file_systems): (&SharedCopies, &mut FileSystemCache),
+        shared: &SharedCopies,
+        file_systems: &mut FileSystemCache,
     ) -> Result<Self, CaptureError> {
         let map =
             phase!("prepare.map", process::read_maps(subject)).map_err(CaptureError::reading(pid, "the memory map"));

@@ -40,7 +40,7 @@ pub(crate) fn link_writable_files(descriptor: &mut Descriptor, written: Vec<Writ
         for mapping in mappings {
             let pages = written.remove(&mapping.start);
             let pages = pages.map(|pages| WrittenMapping { file: pages.file + files_before, ..pages });
-            link_mapping(mapping, (process, pages), &writable, extents);
+            link_mapping(mapping, process, pages, &writable, extents);
         }
         files_before += mapped_files.iter().filter(|file| file.owner_range.process == process).count() as u32;
     }
@@ -48,7 +48,8 @@ pub(crate) fn link_writable_files(descriptor: &mut Descriptor, written: Vec<Writ
 
 fn link_mapping(
     mapping: &mut Mapping,
-    (process, pages): (u32, Option<WrittenMapping>),
+    process: u32,
+    pages: Option<WrittenMapping>,
     writable: &[bool],
     extents: &mut Vec<Extent>,
 ) {

@@ -3,6 +3,7 @@
 //! Before the pause, the objects are found and opened, and buffers of their present size are allocated and touched. So the
 //! pause costs one copy and no page faults.
 
+mod executable;
 mod sysv_sem_msg;
 mod sysv_shm;
 
@@ -12,18 +13,16 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use farfork_sys::hugetlbfs;
-use farfork_sys::mount::table::Mount;
-use farfork_sys::namespace;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
     Extent, ExtentId, ExtentSource, FileStatus, FileTimes, MessageQueue, PageRun, SemaphoreSet, SharedObject,
     SharedObjectKind,
 };
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, SealFlags, SeekFrom, StatxFlags, fcntl_get_seals, readlink, seek, statx};
+use rustix::fs::{Mode, OFlags, SealFlags, SeekFrom, fcntl_get_seals, seek};
 use rustix::io::Errno;
 
 use super::error::{CaptureError, Refusal};
-use super::files::{DELETED_SUFFIX, FdKind, InflightFiles, SHARED_MEMORY_PREFIX, path_identity};
+use super::files::{DELETED_SUFFIX, FdKind, InflightFiles, SHARED_MEMORY_PREFIX};
 use super::survey::Survey;
 use super::tracer::deadline::Deadline;
 use sysv_shm::SysvSegment;
@@ -137,7 +136,7 @@ impl SharedSources {
         let opened = opened.map(|fd| (format!("/proc/{pid}/fd/{}", fd.number), &fd.link));
         let mut sources: BTreeMap<ObjectKey, SharedSource> = BTreeMap::new();
         let (segments, made) = sysv_shm::list_segments(pid, &attached_segments(survey))?;
-        let executed = open_executable(survey).map_err(CaptureError::reading(pid, "its executable"))?;
+        let executed = executable::open_executable(survey).map_err(CaptureError::reading(pid, "its executable"))?;
         sources.extend(executed.map(|source| (source.key, source)));
         for (path, link) in opened.chain(mapped) {
             let source = SharedSource::open(&path, link, &segments).map_err(|source| match source.kind() {
@@ -224,7 +223,7 @@ impl SharedSources {
             let seals = fcntl_get_seals(&source.file).ok().filter(|seals| *seals != SealFlags::SEAL);
             let now = source.file.metadata().map_err(CaptureError::reading(pid, "shared memory"))?;
             let kind = set_status(source.kind.clone(), file_status(&now));
-            let copy = source.copy_data((pid, now.len()), deadline)?;
+            let copy = source.copy_data(pid, now.len(), deadline)?;
             copies.keys.push(key);
             copies.attributes.push(SharedAttributes {
                 name,
@@ -307,7 +306,7 @@ impl SharedSource {
     }
 
     /// Copies the contents of an object of `bytes` bytes.
-    fn copy_data(mut self, (pid, bytes): (i32, u64), deadline: &Deadline) -> Result<SharedCopy, CaptureError> {
+    fn copy_data(mut self, pid: i32, bytes: u64, deadline: &Deadline) -> Result<SharedCopy, CaptureError> {
         let failed = |source| CaptureError::Read { pid, what: "shared memory".to_owned(), source };
         if self.is_immutable && !self.buffers.is_empty() {
             return Ok(SharedCopy { bytes, runs: self.buffers });
@@ -365,32 +364,6 @@ fn set_status(kind: SharedObjectKind, now: FileStatus) -> SharedObjectKind {
     }
 }
 
-/// The executable of a process, if it was deleted or replaced, or is not a file of the node: other nodes lack it, or have
-/// another.
-fn open_executable(survey: &Survey) -> io::Result<Option<SharedSource>> {
-    let exe = format!("/proc/{}/exe", survey.pid);
-    let link = match readlink(&exe, Vec::new()) {
-        Ok(link) => link.into_bytes(),
-        // The process has ended; a later step reports it.
-        Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let is_without_path = link.ends_with(DELETED_SUFFIX) || is_absent_on_node(survey.pid, &exe, &link)?;
-    let source = is_without_path.then(|| SharedSource::open(&exe, &link, &[])).transpose()?;
-    Ok(source.map(|source| SharedSource { is_immutable: true, ..source }))
-}
-
-/// Whether the node has another file, or none, at the path of a process's executable.
-fn is_absent_on_node(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
-    let found = statx(CWD, exe, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
-    if namespace::is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/mnt")) {
-        return Ok(!path_identity::is_at_path(link, &found));
-    }
-    let mounts = format!("/proc/{pid}/mountinfo");
-    let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
-    Ok(path_identity::is_absent_on_node(link, &found, (CWD, &mounts, is_its)))
-}
-
 /// The shared objects of a process, copied.
 #[derive(Debug, Default)]
 pub(super) struct SharedCopies {
@@ -408,6 +381,13 @@ struct SharedAttributes {
     seals: Option<u32>,
     kind: SharedObjectKind,
     times: FileTimes,
+}
+
+/// The shared objects of a descriptor.
+pub(super) struct SharedObjectTable {
+    pub(super) objects: Vec<SharedObject>,
+    /// The extents that the objects refer to, and no others.
+    pub(super) extents: Vec<Extent>,
 }
 
 impl SharedCopies {
@@ -441,9 +421,9 @@ impl SharedCopies {
         Ok(self.index_of(executed.dev(), executed.ino()))
     }
 
-    /// Builds the objects of the descriptor; appends their extents to `extents`.
-    pub(super) fn build_objects(&self, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
-        let mut objects = Vec::with_capacity(self.copies.len());
+    /// Builds the objects of the descriptor.
+    pub(super) fn build_objects(&self) -> SharedObjectTable {
+        let (mut objects, mut extents) = (Vec::with_capacity(self.copies.len()), Vec::new());
         for (index, (copy, named)) in self.copies.iter().zip(&self.attributes).enumerate() {
             let extent = ExtentId(extents.len() as u32);
             extents.push(Extent {
@@ -461,7 +441,7 @@ impl SharedCopies {
                 extent,
             });
         }
-        objects
+        SharedObjectTable { objects, extents }
     }
 
     /// Takes the semaphores and message queues.

@@ -4,20 +4,16 @@
 //! same script probes for sealed mappings (`memory::seals`). After the answer, the template first leaves the descriptor
 //! table that it shares with the parent.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
-use farfork_sys::ptrace::Registers;
 use farfork_wire::descriptor::{AltStack, SignalAction};
 
 use crate::capture::error::CaptureError;
-use crate::capture::injection::injector::{InjectedCall, Injector};
-use crate::capture::injection::pages::{InjectionPages, SLOTS_BYTES_MIN};
+use crate::capture::injection::injector::InjectedCall;
+use crate::capture::injection::pages::SLOTS_BYTES_MIN;
 use crate::capture::injection::script::{self, ENTRY_BYTES, RunningScript, TRAILER_ENTRIES, read_word};
+use crate::capture::injection::script_runner::{InjectionTarget, ScriptRunner};
 use crate::capture::injection::thread_queries::{
     PRCTL, alt_stack_call, parse_alt_stack, parse_tsc_forbidden, securebits_call, tsc_mode_call,
 };
-use crate::capture::tracer::executor::run_ready;
 
 /// Calls other than those for signals.
 const FIXED_CALLS: usize = 7;
@@ -43,16 +39,6 @@ const ACTION_BYTES: u64 = 32;
 const SIGNALS: u64 = 64;
 
 const _: () = assert!(ANSWERS_OFFSET + ACTIONS_OFFSET + SIGNALS * ACTION_BYTES <= SLOTS_BYTES_MIN);
-
-/// The process that holds the parent's state after the pause: its template, or the parent itself in freeze mode.
-pub(in crate::capture) struct InjectionTarget<'a> {
-    pub(in crate::capture) pid: i32,
-    /// Registers for injected calls.
-    pub(in crate::capture) registers: &'a Registers,
-    /// Its id in its pid namespace.
-    pub(in crate::capture) inner_id: u32,
-    pub(in crate::capture) mem: &'a File,
-}
 
 /// Answers to the calls that are injected into the target.
 #[derive(Debug, Default)]
@@ -82,20 +68,20 @@ impl InheritedStateQuery {
     pub(in crate::capture) fn start(
         injection_target: &InjectionTarget<'_>,
         is_clone: bool,
-        (injection_pages, injector): (&InjectionPages, &Injector<'_>),
+        runner: &ScriptRunner<'_, '_>,
     ) -> Result<Self, CaptureError> {
-        let calls = query_calls(injection_pages.slot_address(0) + ANSWERS_OFFSET, is_clone);
-        Ok(Self { running: injection_target.start_script(&calls, injection_pages, injector)?, calls })
+        let calls = query_calls(runner.pages.slot_address(0) + ANSWERS_OFFSET, is_clone);
+        Ok(Self { running: injection_target.start_script(&calls, runner)?, calls })
     }
 
     /// Waits for the answers.
     pub(in crate::capture) fn finish(
         self,
         injection_target: &InjectionTarget<'_>,
-        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
+        runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<InheritedState, CaptureError> {
         let Self { running, calls } = self;
-        let slot = injection_target.finish_script(running, SLOTS_BYTES_MIN as usize, injection_pages, injector)?;
+        let slot = injection_target.finish_script(running, SLOTS_BYTES_MIN as usize, runner)?;
         let answers = &slot[ANSWERS_OFFSET as usize..];
         let result = |index: usize| calls[index].check_result(injection_target.pid, script::result_of(&slot, index));
         for index in (0..calls.len()).filter(|index| *index != MEMBARRIER_INDEX) {
@@ -125,66 +111,24 @@ impl SessionDetach {
     pub(in crate::capture) fn start(
         template: &InjectionTarget<'_>,
         probes: &[InjectedCall],
-        (injection_pages, injector): (&InjectionPages, &Injector<'_>),
+        runner: &ScriptRunner<'_, '_>,
     ) -> Result<Self, CaptureError> {
         const SETSID: u64 = 112;
         debug_assert!(probes.len() <= PROBES_MAX);
         let calls: Vec<InjectedCall> =
             [InjectedCall::new("setsid", SETSID, [])].into_iter().chain(probes.iter().copied()).collect();
-        Ok(Self { running: template.start_script(&calls, injection_pages, injector)?, calls })
+        Ok(Self { running: template.start_script(&calls, runner)?, calls })
     }
 
     /// Waits for the calls. Returns the results of the probes.
     pub(in crate::capture) fn finish(
         self,
         template: &InjectionTarget<'_>,
-        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
+        runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<Vec<u64>, CaptureError> {
-        let slot = template.finish_script(self.running, self.calls.len() * ENTRY_BYTES, injection_pages, injector)?;
+        let slot = template.finish_script(self.running, self.calls.len() * ENTRY_BYTES, runner)?;
         self.calls[0].check_result(template.pid, script::result_of(&slot, 0))?;
         Ok((1..self.calls.len()).map(|index| script::result_of(&slot, index)).collect())
-    }
-}
-
-impl InjectionTarget<'_> {
-    /// Runs calls in the target, and returns the contents of its slot afterwards.
-    pub(in crate::capture) fn run_script(
-        &self,
-        calls: &[InjectedCall],
-        injection_pages: &InjectionPages,
-        injector: &mut Injector<'_>,
-    ) -> Result<Vec<u8>, CaptureError> {
-        let running = self.start_script(calls, injection_pages, injector)?;
-        self.finish_script(running, SLOTS_BYTES_MIN as usize, injection_pages, injector)
-    }
-
-    fn start_script(
-        &self,
-        calls: &[InjectedCall],
-        injection_pages: &InjectionPages,
-        injector: &Injector<'_>,
-    ) -> Result<RunningScript, CaptureError> {
-        let script = script::encode(calls, (self.inner_id, self.inner_id), injection_pages.end_signal());
-        let written = self.mem.write_all_at(&script, injection_pages.slot_address(0));
-        written.map_err(CaptureError::tracing("write the calls of", self.pid))?;
-        let running = injection_pages.script_of(0, self.pid, calls.len());
-        injector.start_script(&running, self.registers)?;
-        Ok(running)
-    }
-
-    fn finish_script(
-        &self,
-        running: RunningScript,
-        bytes: usize,
-        injection_pages: &InjectionPages,
-        injector: &mut Injector<'_>,
-    ) -> Result<Vec<u8>, CaptureError> {
-        run_ready(injector.wait_scripts(&mut vec![running], |_| true))?;
-        let mut slot = vec![0; bytes];
-        self.mem
-            .read_exact_at(&mut slot, injection_pages.slot_address(0))
-            .map_err(CaptureError::tracing("read the answers of", self.pid))?;
-        Ok(slot)
     }
 }
 

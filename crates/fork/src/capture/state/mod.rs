@@ -107,8 +107,9 @@ pub(super) fn build_threads(
     {
         let profile = profile_of(profiles, snapshot.pid, thread.tid)?;
         let filters = std::mem::take(filters);
-        let described = build_thread(thread, extended_state, answers, profile, (&leader, filters), securebits);
-        threads.push(Thread { cpus: restricted_cpus(&profile.status.cpus, offered.as_deref()), ..described });
+        let described = build_thread(thread, extended_state, answers, profile, &leader);
+        let cpus = restricted_cpus(&profile.status.cpus, offered.as_deref());
+        threads.push(Thread { cpus, seccomp_filters: filters, ..described });
     }
     Ok(threads)
 }
@@ -126,15 +127,15 @@ fn profile_of(profiles: &BTreeMap<i32, ThreadProfile>, pid: i32, tid: i32) -> Re
     profiles.get(&tid).ok_or_else(|| CaptureError::Unstable { pid, what: format!("thread {tid}") })
 }
 
+/// A thread, without its CPU affinity and its seccomp filters. `leader`: the credentials of the main thread.
 fn build_thread(
     thread: &StoppedThread,
     thread_extended_state: ThreadExtendedState,
     answers: &ThreadAnswers,
     profile: &ThreadProfile,
-    (leader, filters): (&Credentials, Vec<u32>),
-    securebits: u32,
+    leader: &Credentials,
 ) -> Thread {
-    let own = build_credentials(&profile.status, answers.securebits.unwrap_or(securebits));
+    let own = build_credentials(&profile.status, answers.securebits.unwrap_or(leader.securebits));
     let (registers, pending_call) = thread.child_state();
     Thread {
         tid: profile.inner_id(),
@@ -160,7 +161,7 @@ fn build_thread(
         parent_death_signal: answers.parent_death_signal,
         timer_slack_ns: profile.timer_slack_ns.unwrap_or(answers.timer_slack_ns),
         cpus: Vec::new(),
-        seccomp_filters: filters,
+        seccomp_filters: Vec::new(),
         interrupted_call: pending_call,
     }
 }
@@ -190,48 +191,62 @@ fn build_pending_signals(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<Pending
     signals.iter().map(|info| PendingSignal { siginfo: info.to_vec() }).collect()
 }
 
-/// Builds the process-wide state: ids and OOM score of the parent, its root directory, the rest from the template. Does not
-/// set the shared object that it executes.
-pub(super) fn build_process(
-    survey: &Survey,
-    snapshot: &ProcessSnapshot,
-    (subject, root, arguments): (i32, ProcessRoot, Vec<String>),
-    inherited: InheritedState,
-    (interval_timers, posix_timers, seccomp_filters): (Vec<IntervalTimer>, Vec<PosixTimer>, Vec<SeccompFilter>),
-    is_subreaper: bool,
-    oom_score_adj: i32,
-) -> Result<Process, CaptureError> {
-    let pid = survey.pid;
-    let read = |what: &'static str| CaptureError::reading(pid, what);
-    let status = ProcStatus::read(subject).map_err(read("status"))?;
-    let leader = profile_of(&survey.profiles, pid, pid)?;
-    let limits = process::read_limits(subject).map_err(read("limits"))?;
-    let limit = |(resource, (soft, hard)): (usize, (u64, u64))| ResourceLimit { resource: resource as u32, soft, hard };
-    Ok(Process {
-        pid: leader.inner_id(),
-        is_group_leader: survey.stat.group == pid,
-        is_session_leader: survey.stat.session == pid,
-        exe: read_proc_link(pid, subject, "exe")?,
-        exe_object: None,
-        cwd: read_proc_link(pid, subject, "cwd")?,
-        root: Some(root.root).filter(|root| root != tree_root::ROOT_PATH),
-        deleted_cwd: deleted_directory_status(subject, "cwd").map_err(read("cwd"))?,
-        arguments,
-        umask: status.umask,
-        dumpable: inherited.dumpable,
-        oom_score_adj,
-        credentials: build_credentials(&leader.status, inherited.securebits),
-        limits: limits.into_iter().enumerate().map(limit).collect(),
-        signal_actions: inherited.signal_actions,
-        pending_signals: build_pending_signals(&snapshot.pending_signals),
-        mm: read_mm(pid, subject, inherited.brk)?,
-        interval_timers,
-        posix_timers,
-        seccomp_filters,
-        membarrier_registrations: inherited.memory_barriers,
-        is_thp_disabled: status.is_thp_disabled,
-        is_subreaper,
-    })
+/// The state of a whole process that is not in its survey.
+pub(super) struct ProcessWideState {
+    /// The process that holds the state: the template, or the parent in freeze mode.
+    pub(super) pid: i32,
+    pub(super) root: ProcessRoot,
+    /// Program and arguments.
+    pub(super) arguments: Vec<String>,
+    pub(super) inherited: InheritedState,
+    /// Those that are armed.
+    pub(super) interval_timers: Vec<IntervalTimer>,
+    pub(super) posix_timers: Vec<PosixTimer>,
+    /// The filters of all threads.
+    pub(super) seccomp_filters: Vec<SeccompFilter>,
+    pub(super) is_subreaper: bool,
+    /// Of the parent.
+    pub(super) oom_score_adj: i32,
+}
+
+impl ProcessWideState {
+    /// Builds the process: its ids are the parent's, and the rest is the template's. Does not set the shared object that it
+    /// executes.
+    pub(super) fn build_process(self, survey: &Survey, snapshot: &ProcessSnapshot) -> Result<Process, CaptureError> {
+        let Self { pid: subject, inherited, .. } = self;
+        let pid = survey.pid;
+        let read = |what: &'static str| CaptureError::reading(pid, what);
+        let status = ProcStatus::read(subject).map_err(read("status"))?;
+        let leader = profile_of(&survey.profiles, pid, pid)?;
+        let limits = process::read_limits(subject).map_err(read("limits"))?;
+        let limit =
+            |(resource, (soft, hard)): (usize, (u64, u64))| ResourceLimit { resource: resource as u32, soft, hard };
+        Ok(Process {
+            pid: leader.inner_id(),
+            is_group_leader: survey.stat.group == pid,
+            is_session_leader: survey.stat.session == pid,
+            exe: read_proc_link(pid, subject, "exe")?,
+            exe_object: None,
+            cwd: read_proc_link(pid, subject, "cwd")?,
+            root: Some(self.root.root).filter(|root| root != tree_root::ROOT_PATH),
+            deleted_cwd: deleted_directory_status(subject, "cwd").map_err(read("cwd"))?,
+            arguments: self.arguments,
+            umask: status.umask,
+            dumpable: inherited.dumpable,
+            oom_score_adj: self.oom_score_adj,
+            credentials: build_credentials(&leader.status, inherited.securebits),
+            limits: limits.into_iter().enumerate().map(limit).collect(),
+            signal_actions: inherited.signal_actions,
+            pending_signals: build_pending_signals(&snapshot.pending_signals),
+            mm: read_mm(pid, subject, inherited.brk)?,
+            interval_timers: self.interval_timers,
+            posix_timers: self.posix_timers,
+            seccomp_filters: self.seccomp_filters,
+            membarrier_registrations: inherited.memory_barriers,
+            is_thp_disabled: status.is_thp_disabled,
+            is_subreaper: self.is_subreaper,
+        })
+    }
 }
 
 /// Program and arguments of the process.

@@ -1,7 +1,6 @@
 //! Timers of a process, which only the process itself can query. Interval timers are among the first calls of the pause
 //! (`injection::thread_queries`). POSIX timers take calls of their own, if `/proc` lists any.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
@@ -9,10 +8,10 @@ use farfork_sys::process;
 use farfork_wire::descriptor::{IntervalTimer, PosixTimer, RESTORED_NUMBER_MAX, TimerSpec};
 
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::injection::injector::{InjectedCall, Injector};
-use crate::capture::injection::pages::{InjectionPages, SLOTS_BYTES_MIN};
+use crate::capture::injection::injector::InjectedCall;
+use crate::capture::injection::pages::SLOTS_BYTES_MIN;
 use crate::capture::injection::script::{self, ENTRY_BYTES, TRAILER_ENTRIES, read_word};
-use crate::capture::stop::stop_guard::StoppedThread;
+use crate::capture::injection::script_runner::{InjectionTarget, ScriptRunner};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
@@ -136,17 +135,17 @@ impl ListedTimer {
 /// Queries the time left of each timer. The process has been stopped since `since`, and the leader has made its other calls.
 /// `inner_id` translates a thread's id to the process's own namespace.
 pub(in crate::capture) async fn read_remaining(
-    (leader, leader_id): (&StoppedThread, u32),
+    leader: &InjectionTarget<'_>,
     listed: &[ListedTimer],
     inner_id: impl Fn(i32) -> Option<u32>,
-    (pages, mem, since): (&InjectionPages, &File, Instant),
-    injector: &mut Injector<'_>,
+    since: Instant,
+    runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let mut timers = Vec::with_capacity(listed.len());
     for some in listed.chunks(TIMERS_PER_SCRIPT) {
-        let (slot, passed_ns) = run_query_script((leader, leader_id), some, (pages, mem, since), injector).await?;
+        let (slot, passed_ns) = run_query_script(leader, some, since, runner).await?;
         for (index, timer) in some.iter().enumerate() {
-            let changed = || CaptureError::Unstable { pid: leader.tid, what: format!("POSIX timer {}", timer.id) };
+            let changed = || CaptureError::Unstable { pid: leader.pid, what: format!("POSIX timer {}", timer.id) };
             if script::result_of(&slot, index) != 0 {
                 return Err(changed());
             }
@@ -164,25 +163,26 @@ pub(in crate::capture) async fn read_remaining(
 
 /// Runs one script in the leader's slot. Returns the contents of the slot, and how long the process had been stopped.
 async fn run_query_script(
-    (leader, leader_id): (&StoppedThread, u32),
+    leader: &InjectionTarget<'_>,
     timers: &[ListedTimer],
-    (pages, mem, since): (&InjectionPages, &File, Instant),
-    injector: &mut Injector<'_>,
+    since: Instant,
+    runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<(Vec<u8>, u64), CaptureError> {
     const TIMER_GETTIME: u64 = 224;
+    let (pages, mem) = (runner.pages, leader.mem);
     let answer = |index: usize| pages.slot_address(0) + (TIMER_ANSWERS_OFFSET + index * TIME_BYTES) as u64;
     let call = |(index, timer): (usize, &ListedTimer)| {
         InjectedCall::new("timer_gettime", TIMER_GETTIME, [u64::from(timer.id), answer(index)])
     };
     let calls: Vec<InjectedCall> = timers.iter().enumerate().map(call).collect();
-    let failed = |operation| CaptureError::tracing(operation, leader.tid);
-    let script = script::encode(&calls, (leader_id, leader_id), pages.end_signal());
+    let failed = |operation| CaptureError::tracing(operation, leader.pid);
+    let script = script::encode(&calls, (leader.inner_id, leader.inner_id), pages.end_signal());
     let before = pages.save_slots(mem).map_err(failed("read the calls of"))?;
     mem.write_all_at(&script, pages.slot_address(0)).map_err(failed("write the calls of"))?;
-    let running = pages.script_of(0, leader.tid, calls.len());
+    let running = pages.script_of(0, leader.pid, calls.len());
     let passed_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    injector.start_script(&running, &leader.registers)?;
-    injector.wait_scripts(&mut vec![running], |_| true).await?;
+    runner.injector.start_script(&running, leader.registers)?;
+    runner.injector.wait_scripts(&mut vec![running], |_| true).await?;
     let mut slot = vec![0; SLOTS_BYTES_MIN as usize];
     mem.read_exact_at(&mut slot, pages.slot_address(0)).map_err(failed("read the answers of"))?;
     pages.restore_slots(&before, mem).map_err(failed("write the calls of"))?;

@@ -25,7 +25,7 @@ pub(in crate::capture) fn refuse_unshared_threads(pid: i32, tids: impl Iterator<
     }
     let common = read_namespaces(pid);
     others
-        .filter_map(|tid| refuse_unshared_table(pid, tid).or_else(|| refuse_own_namespace((pid, &common), tid)))
+        .filter_map(|tid| refuse_unshared_table(pid, tid).or_else(|| refuse_own_namespace(pid, &common, tid)))
         .collect()
 }
 
@@ -36,7 +36,7 @@ pub(in crate::capture) fn refuse_unshared_table(pid: i32, tid: i32) -> Option<Re
     Some(thread_refusal(pid, tid, reason))
 }
 
-fn refuse_own_namespace((pid, common): (i32, &[Option<PathBuf>]), tid: i32) -> Option<Refusal> {
+fn refuse_own_namespace(pid: i32, common: &[Option<PathBuf>], tid: i32) -> Option<Refusal> {
     let own = read_namespaces(tid);
     let is_own = |at: &usize| matches!((&common[*at], &own[*at]), (Some(all), Some(own)) if all != own);
     let name = NAMESPACES[(0..NAMESPACES.len()).find(is_own)?];

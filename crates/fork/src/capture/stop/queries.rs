@@ -1,7 +1,6 @@
 //! Queries that only a stopped process itself can make: read-only system calls, in one thread after the other.
 //! The calls run in pages that are mapped for them, as for a capture. The differ calls `StoppedProcess::run_queries`.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
@@ -13,7 +12,8 @@ use crate::capture::error::CaptureError;
 use crate::capture::injection::injector::{self, InjectedCall, Injector};
 use crate::capture::injection::pages::{InjectionLayout, InjectionPages, SLOTS_BYTES_MIN, ThreadScript};
 use crate::capture::injection::script::{self, ENTRY_BYTES, EndSignal, TRAILER_ENTRIES};
-use crate::capture::injection::sigreturn_frame::{self, Gadgets, SigreturnFrame};
+use crate::capture::injection::script_runner::ScriptRunner;
+use crate::capture::injection::sigreturn_frame::{Gadgets, RescueFrame, SigreturnFrame};
 use crate::capture::open_memory;
 use crate::capture::state::{ThreadExtendedState, seccomp};
 use crate::capture::survey::ThreadProfile;
@@ -88,14 +88,13 @@ impl StoppedProcess {
             snapshot.threads.iter().map(|one| ThreadExtendedState::read(one.tid)).collect();
         let thread_extended_state = thread_extended_state?;
         let gadgets = Gadgets::find(pid, &maps);
-        let rescue = SigreturnFrame::prepare(snapshot.leader(), &thread_extended_state[0], gadgets, &maps, &mem);
+        let frame = SigreturnFrame::prepare(snapshot.leader(), &thread_extended_state[0], gadgets, &maps, &mem);
         let deadline = Deadline::after(QUERIES_TIMEOUT);
         let mut injector = Injector::new(pid, syscall_at, &deadline);
         let questioning = QuerySession {
             snapshot: &snapshot,
             extended_states: &thread_extended_state,
-            frame: rescue.as_ref(),
-            mem: &mem,
+            rescue: RescueFrame { frame: frame.as_ref(), mem: &mem },
         };
         let answers = questioning.run(thread_selection, questions, &mut injector);
         stopped.add_withheld(&mut injector.withheld_signals);
@@ -107,8 +106,8 @@ impl StoppedProcess {
 struct QuerySession<'a> {
     snapshot: &'a ProcessSnapshot,
     extended_states: &'a [ThreadExtendedState],
-    frame: Option<&'a SigreturnFrame>,
-    mem: &'a File,
+    /// Restores the main thread if this process dies.
+    rescue: RescueFrame<'a>,
 }
 
 impl QuerySession<'_> {
@@ -128,19 +127,20 @@ impl QuerySession<'_> {
         }
         let status = ProcStatus::read(leader.tid).map_err(CaptureError::reading(leader.tid, "status"))?;
         let end = EndSignal::choose(&status, self.snapshot);
-        let rescued = (self.frame, self.mem);
-        let entered = sigreturn_frame::arm_leader(leader, end, rescued);
+        let entered = self.rescue.arm_leader(leader, end);
         let mapped = entered.and_then(|()| {
             let layout = InjectionLayout::for_threads(self.extended_states);
-            run_ready(InjectionPages::map(self.snapshot, layout, end, rescued, injector))
+            run_ready(InjectionPages::map(self.snapshot, layout, end, self.rescue, injector))
         });
         let answers = mapped.and_then(|injection_pages| {
-            let answers = self.query_threads(thread_selection, questions, &inner_ids, (&injection_pages, injector));
-            let unmapped = run_ready(injection_pages.unmap((leader.tid, &leader.registers), rescued, injector));
+            let mut runner = ScriptRunner { pages: &injection_pages, injector };
+            let answers = self.query_threads(thread_selection, questions, &inner_ids, &mut runner);
+            let unmapped = injection_pages.unmap(leader.tid, &leader.registers, self.rescue, runner.injector);
+            let unmapped = run_ready(unmapped);
             answers.and_then(|answers| unmapped.map(|()| answers))
         });
         self.snapshot.threads.iter().skip(1).for_each(super::stop_guard::StoppedThread::restore);
-        sigreturn_frame::disarm_leader(leader, rescued);
+        self.rescue.disarm_leader(leader);
         answers
     }
 
@@ -149,17 +149,17 @@ impl QuerySession<'_> {
         thread_selection: QueryThreads,
         questions: &[QueryCall],
         inner_ids: &[u32],
-        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
+        runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
         // Code, and the frames that restore the threads.
         let scripts: Vec<ThreadScript> =
             inner_ids.iter().map(|id| ThreadScript { calls: Vec::new(), inner_id: *id }).collect();
-        injection_pages.write(self.snapshot, self.extended_states, &scripts, self.mem)?;
+        runner.pages.write(self.snapshot, self.extended_states, &scripts, self.rescue.mem)?;
         let count = if thread_selection == QueryThreads::MainThread { 1 } else { inner_ids.len() };
         let mut all = vec![Vec::with_capacity(questions.len()); count];
         for (index, answers) in all.iter_mut().enumerate() {
             for some in questions.chunks(QUERIES_PER_SCRIPT) {
-                answers.extend(self.query_thread(index, some, inner_ids, (injection_pages, injector))?);
+                answers.extend(self.query_thread(index, some, inner_ids, runner)?);
             }
         }
         Ok(all)
@@ -171,9 +171,10 @@ impl QuerySession<'_> {
         index: usize,
         questions: &[QueryCall],
         inner_ids: &[u32],
-        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
+        runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<Vec<QueryResult>, CaptureError> {
-        let (thread, slot_address) = (&self.snapshot.threads[index], injection_pages.slot_address(0));
+        let (thread, injection_pages) = (&self.snapshot.threads[index], runner.pages);
+        let (mem, slot_address) = (self.rescue.mem, injection_pages.slot_address(0));
         let answers_at = ((questions.len() + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
         let calls: Vec<InjectedCall> = questions
             .iter()
@@ -183,16 +184,16 @@ impl QuerySession<'_> {
         let mut bytes = script::encode(&calls, (inner_ids[0], inner_ids[index]), injection_pages.end_signal());
         bytes.resize(answers_at as usize + questions.len() * RESULT_BUFFER_BYTES as usize, 0);
         let failed = |operation| CaptureError::tracing(operation, thread.tid);
-        self.mem.write_all_at(&bytes, slot_address).map_err(failed("write the calls of"))?;
+        mem.write_all_at(&bytes, slot_address).map_err(failed("write the calls of"))?;
         let running = injection_pages.script_in_first_slot(index, thread.tid, calls.len());
-        injector.point_to_script(&running, &thread.registers)?;
+        runner.injector.point_to_script(&running, &thread.registers)?;
         thread.block_signals(injection_pages.end_signal())?;
-        if let Some(rescue) = self.frame.filter(|_| index == 0) {
-            rescue.disarm(self.mem);
+        if index == 0 {
+            self.rescue.disarm();
         }
-        injector.resume(&running)?;
-        run_ready(injector.wait_scripts(&mut vec![running], |_| true))?;
-        self.mem.read_exact_at(&mut bytes, slot_address).map_err(failed("read the answers of"))?;
+        runner.injector.resume(&running)?;
+        run_ready(runner.injector.wait_scripts(&mut vec![running], |_| true))?;
+        mem.read_exact_at(&mut bytes, slot_address).map_err(failed("read the answers of"))?;
         let answer = |at: usize| {
             let start = answers_at as usize + at * RESULT_BUFFER_BYTES as usize;
             let answer = bytes[start..start + RESULT_BUFFER_BYTES as usize].to_vec();

@@ -10,9 +10,10 @@ use crate::capture::inheritance::TemplateSearch;
 use crate::capture::injection::injector::Injector;
 use crate::capture::injection::pages::{InjectionPages, ThreadScript};
 use crate::capture::injection::script;
+use crate::capture::injection::script_runner::{InjectionTarget, ScriptRunner};
 use crate::capture::memory::hugetlb;
 use crate::capture::pause::PreparedProcess;
-use crate::capture::stop::stop_guard::StoppedThread;
+use crate::capture::stop::stop_guard::ProcessSnapshot;
 use crate::capture::survey::Survey;
 use crate::capture::template::TemplateClone;
 use crate::phase;
@@ -38,24 +39,25 @@ impl CloneOutcome {
         Self { clone, discarded: None, dontfork_ranges: Ok(Vec::new()), saved_slots: None, address_space: Ok(None) }
     }
 
-    /// Finishes the clone that the leader made with the last call of its script. Makes another one if it lacks memory.
+    /// Finishes the clone that the leader made with the last call of `leader_script`; `finished_script` holds its results.
+    /// Makes another clone if that one lacks memory.
     pub(in crate::capture) async fn finish_clone(
-        (script_of_leader, script): (&ThreadScript, &[u8]),
-        leader: &StoppedThread,
+        leader_script: &ThreadScript,
+        finished_script: &[u8],
+        snapshot: &ProcessSnapshot,
         prepared: &mut PreparedProcess,
-        injection_pages: &InjectionPages,
-        injector: &mut Injector<'_>,
+        runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<Self, CaptureError> {
-        let last = script_of_leader.calls.len() - 1;
-        let inner_pid =
-            script_of_leader.calls[last].check_result(prepared.survey.pid, script::result_of(script, last))?;
-        let first = adopt_clone(inner_pid, &prepared.survey, injector).await?;
+        let last = leader_script.calls.len() - 1;
+        let result = script::result_of(finished_script, last);
+        let inner_pid = leader_script.calls[last].check_result(prepared.survey.pid, result)?;
+        let first = adopt_clone(inner_pid, &prepared.survey, runner.injector).await?;
         let mut outcome = Self::without_dontfork(Some(first));
-        outcome.address_space = find_address_space(prepared, injection_pages);
-        outcome.dontfork_ranges = match address_space_bytes(leader.tid) {
+        outcome.address_space = find_address_space(prepared, runner.pages);
+        outcome.dontfork_ranges = match address_space_bytes(snapshot.pid) {
             Ok(mapped) => {
-                let ranges = outcome.clone_again((leader, mapped), prepared, injection_pages, injector).await;
-                let replaced = outcome.replace_hugetlb((mapped, injection_pages), prepared, injector).await;
+                let ranges = outcome.clone_again(snapshot, mapped, prepared, runner).await;
+                let replaced = outcome.replace_hugetlb(mapped, prepared, runner).await;
                 ranges.and_then(|areas| replaced.map(|()| areas))
             }
             Err(error) => Err(error),
@@ -66,38 +68,38 @@ impl CloneOutcome {
     /// Makes a second clone, if needed. Returns the ranges that the first lacks.
     async fn clone_again(
         &mut self,
-        (leader, mapped_bytes): (&StoppedThread, u64),
+        snapshot: &ProcessSnapshot,
+        mapped_bytes: u64,
         prepared: &mut PreparedProcess,
-        injection_pages: &InjectionPages,
-        injector: &mut Injector<'_>,
+        runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<Vec<Range<u64>>, CaptureError> {
         let Some(first) = &self.clone else { return Ok(Vec::new()) };
-        let Some(dontfork_memory) = DontforkMemory::find((leader.tid, mapped_bytes), first.pid)? else {
+        let Some(dontfork_memory) = DontforkMemory::find(snapshot.pid, mapped_bytes, first.pid)? else {
             return Ok(Vec::new());
         };
         if let (Some(search), Ok(Some(space))) = (&mut prepared.template_search, &self.address_space) {
             search.skip_address_space(*space);
         }
-        let leader = (leader, prepared.survey.inner_id());
-        let made = dontfork_memory.clone_again(leader, (injection_pages, &prepared.mem), injector);
+        let leader = InjectionTarget::leader(snapshot, &prepared.survey, &prepared.mem);
+        let made = dontfork_memory.clone_again(&leader, runner);
         let second = phase!(await "prepare.again", made)?;
-        let clone = adopt_clone(second.inner_pid, &prepared.survey, injector).await?;
+        let clone = adopt_clone(second.inner_pid, &prepared.survey, runner.injector).await?;
         self.discarded = self.clone.replace(clone);
         self.saved_slots = Some(second.saved_slots);
-        self.address_space = find_address_space(prepared, injection_pages);
+        self.address_space = find_address_space(prepared, runner.pages);
         second.remark_result.map(|()| dontfork_memory.ranges)
     }
 
     /// Replaces hugetlbfs memory in all clones, even after an error in making them.
     async fn replace_hugetlb(
         &self,
-        (mapped_bytes, pages): (u64, &InjectionPages),
+        mapped_bytes: u64,
         prepared: &PreparedProcess,
-        injector: &mut Injector<'_>,
+        runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<(), CaptureError> {
         let Some(clone) = &self.clone else { return Ok(()) };
-        let (mapped, clones) = ((mapped_bytes, pages.mapped_range()), (clone, self.discarded.as_ref()));
-        phase!(await "prepare.huge", hugetlb::replace_hugetlb((&prepared.survey, &prepared.mem), mapped, clones, injector))
+        let discarded = self.discarded.as_ref();
+        phase!(await "prepare.huge", hugetlb::replace_hugetlb(prepared, mapped_bytes, clone, discarded, runner))
     }
 }
 

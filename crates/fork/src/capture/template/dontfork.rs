@@ -5,7 +5,6 @@
 //! again. If the kernel forbids MADV_DOFORK (mappings of drivers), a mapping stays absent.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
@@ -13,11 +12,11 @@ use farfork_sys::process::{self, MapEntry};
 use farfork_wire::PAGE_SIZE;
 
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::injection::injector::{InjectedCall, Injector};
-use crate::capture::injection::pages::{InjectionPages, SLOTS_BYTES_MIN};
+use crate::capture::injection::injector::InjectedCall;
+use crate::capture::injection::pages::SLOTS_BYTES_MIN;
 use crate::capture::injection::script::{self, ENTRY_BYTES, TRAILER_ENTRIES};
+use crate::capture::injection::script_runner::{InjectionTarget, ScriptRunner};
 use crate::capture::memory;
-use crate::capture::stop::stop_guard::StoppedThread;
 use crate::capture::template::clone_call;
 
 /// Most runs: as many as fit into one script, with two calls each. With several scripts, marks would be lost if this process
@@ -50,7 +49,7 @@ struct MappingRun {
 
 impl DontforkMemory {
     /// Finds the memory that a clone lacks of a stopped process, which has `mapped` bytes mapped. `None` if it lacks none.
-    pub(in crate::capture) fn find((pid, mapped): (i32, u64), clone: i32) -> Result<Option<Self>, CaptureError> {
+    pub(in crate::capture) fn find(pid: i32, mapped: u64, clone: i32) -> Result<Option<Self>, CaptureError> {
         if mapped == address_space_bytes(clone)? {
             return Ok(None);
         }
@@ -71,23 +70,19 @@ impl DontforkMemory {
     /// Makes the leader clone itself with all of this memory.
     pub(in crate::capture) async fn clone_again(
         &self,
-        (leader, leader_id): (&StoppedThread, u32),
-        (pages, mem): (&InjectionPages, &File),
-        injector: &mut Injector<'_>,
+        leader: &InjectionTarget<'_>,
+        runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<SecondClone, CaptureError> {
-        let calls = self.script_calls();
-        let failed = |operation| CaptureError::tracing(operation, leader.tid);
-        let script = script::encode(&calls, (leader_id, leader_id), pages.end_signal());
+        let (calls, pages, mem) = (self.script_calls(), runner.pages, leader.mem);
+        let failed = |operation| CaptureError::tracing(operation, leader.pid);
         let saved_slots = pages.save_slots(mem).map_err(failed("read the calls of"))?;
-        mem.write_all_at(&script, pages.slot_address(0)).map_err(failed("write the calls of"))?;
-        let mut running = vec![pages.script_of(0, leader.tid, calls.len())];
-        injector.start_script(&running[0], &leader.registers)?;
-        injector.wait_scripts(&mut running, |_| true).await?;
+        let mut running = vec![leader.start_script(&calls, runner)?];
+        runner.injector.wait_scripts(&mut running, |_| true).await?;
         let mut slot = vec![0; calls.len() * ENTRY_BYTES];
         mem.read_exact_at(&mut slot, pages.slot_address(0)).map_err(failed("read the calls of"))?;
         pages.restore_slots(&saved_slots, mem).map_err(failed("write the calls of"))?;
-        let (at, marked) = (self.runs.len(), self.check_marks(leader.tid, &calls, &slot));
-        let inner_pid = calls[at].check_result(leader.tid, script::result_of(&slot, at))?;
+        let (at, marked) = (self.runs.len(), self.check_marks(leader.pid, &calls, &slot));
+        let inner_pid = calls[at].check_result(leader.pid, script::result_of(&slot, at))?;
         Ok(SecondClone { inner_pid, remark_result: marked, saved_slots })
     }
 

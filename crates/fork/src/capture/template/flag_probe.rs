@@ -10,10 +10,9 @@ use farfork_sys::ptrace::{self, TraceeEvent};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::capture::error::CaptureError;
-use crate::capture::injection::injector::{InjectedCall, Injector};
-use crate::capture::injection::pages::InjectionPages;
+use crate::capture::injection::injector::InjectedCall;
 use crate::capture::injection::script;
-use crate::capture::state::inherited_state::InjectionTarget;
+use crate::capture::injection::script_runner::ScriptRunner;
 use crate::capture::template::{TemplateClone, clone_call, reap_call};
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::executor::run_ready;
@@ -33,23 +32,21 @@ pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 pub(in crate::capture) fn read_flags(
     clone: &TemplateClone,
     large: &[&MapEntry],
-    (injection_pages, mem): (&InjectionPages, &File),
-    injector: &mut Injector<'_>,
+    mem: &File,
+    runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<Vec<MapEntry>, CaptureError> {
-    let injection_target =
-        InjectionTarget { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), mem };
     let calls: Vec<InjectedCall> = large.iter().map(|entry| wipe_on_fork_call(entry)).chain([clone_call()]).collect();
-    let slot = injection_target.run_script(&calls, injection_pages, injector)?;
+    let slot = clone.injection_target(mem).run_script(&calls, runner)?;
     let result = |index: usize| calls[index].check_result(clone.pid, script::result_of(&slot, index));
     let inner_id = result(large.len())?;
-    let probe = FlagProbe(run_ready(injector.wait_clone())?);
+    let probe = FlagProbe(run_ready(runner.injector.wait_clone())?);
     ptrace::set_options(probe.0, ptrace::OPTION_EXIT_KILL)
         .map_err(CaptureError::tracing("set the options of", probe.0))?;
     // Check the marks only when the probe is sure to end.
     let marked: Result<Vec<u64>, _> = (0..large.len()).map(result).collect();
     let areas = process::read_smaps(probe.0).map_err(CaptureError::reading(clone.pid, "the memory map"));
-    probe.kill_and_reap(injector.deadline());
-    run_ready(injector.call(clone.pid, &clone.registers, reap_call(inner_id)))?;
+    probe.kill_and_reap(runner.injector.deadline());
+    run_ready(runner.injector.call(clone.pid, &clone.registers, reap_call(inner_id)))?;
     marked.and(areas)
 }
 

@@ -9,7 +9,7 @@ pub(super) mod cloning;
 pub(super) mod dontfork;
 pub(super) mod flag_probe;
 
-use std::fs;
+use std::fs::{self, File};
 use std::time::Duration;
 
 use farfork_container::OOM_SCORE_ADJUSTMENT;
@@ -21,7 +21,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::error::CaptureError;
 use super::injection::injector::{InjectedCall, Injector, read_registers};
 use super::injection::script::EndSignal;
-use super::injection::sigreturn_frame::{self, Gadgets, SigreturnFrame};
+use super::injection::script_runner::InjectionTarget;
+use super::injection::sigreturn_frame::{Gadgets, RescueFrame, SigreturnFrame};
 use super::open_memory;
 use super::state::ThreadExtendedState;
 use super::state::seccomp;
@@ -107,6 +108,11 @@ impl TemplateClone {
     /// Its id in the parent's innermost pid namespace.
     pub(super) fn inner_id(&self) -> u32 {
         self.inner_pid as u32
+    }
+
+    /// The clone as a target of injected calls.
+    pub(super) fn injection_target<'a>(&'a self, mem: &'a File) -> InjectionTarget<'a> {
+        InjectionTarget { pid: self.pid, registers: &self.registers, inner_id: self.inner_id(), mem }
     }
 
     /// Makes it an ordinary process again, as control groups require. No more calls are injected.
@@ -199,14 +205,15 @@ impl TemplateClone {
         let (maps, mem) = (maps.map_err(CaptureError::reading(pid, "the memory map"))?, mem?);
         let leader = stopped.snapshot.leader();
         let thread_extended_state = ThreadExtendedState::read(pid)?;
-        let rescue = SigreturnFrame::prepare(leader, &thread_extended_state, Gadgets::find(pid, &maps), &maps, &mem);
+        let frame = SigreturnFrame::prepare(leader, &thread_extended_state, Gadgets::find(pid, &maps), &maps, &mem);
         let mut injector = Injector::new(pid, self.syscall_address, deadline);
         seccomp::suspend(pid, &status)?;
-        let (rescued, end) = ((rescue.as_ref(), &mem), EndSignal::choose(&status, &stopped.snapshot));
+        let rescue = RescueFrame { frame: frame.as_ref(), mem: &mem };
         let call = reap_call(self.inner_pid);
-        let reaped = sigreturn_frame::arm_leader(leader, end, rescued)
-            .and_then(|()| run_ready(injector.call_with_frame((pid, &leader.registers), call, rescue.as_ref(), &mem)));
-        sigreturn_frame::disarm_leader(leader, rescued);
+        let reaped = rescue
+            .arm_leader(leader, EndSignal::choose(&status, &stopped.snapshot))
+            .and_then(|()| run_ready(injector.call_with_frame(pid, &leader.registers, call, rescue)));
+        rescue.disarm_leader(leader);
         stopped.add_withheld(&mut injector.withheld_signals);
         reaped.map(drop)
     }

@@ -18,7 +18,7 @@ use farfork_sys::{pidfd, poll};
 use super::deadline::Deadline;
 use super::thread_pool;
 use crate::capture::attempt::{self, CaptureAttempt, CapturedProcess, SharedTreeState, TemplateProcess};
-use crate::capture::describe::{self, DescribedTree, LeftoverPages};
+use crate::capture::describe::{self, DescribedTree};
 use crate::capture::error::CaptureError;
 use crate::capture::stop::interrupted_calls;
 use crate::capture::{CaptureOptions, CaptureTimes, CapturedTree};
@@ -230,14 +230,15 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
         owner_ended: Mutex::new(ended),
     };
     // The completion has the whole limit again: the process runs, and its seed has been announced.
-    let deadline = Deadline::after(options.timeout);
-    let completed = complete_capture(&options, &mut templates, (processes, shared), &deadline, (template, times));
-    let leftovers = match completed {
-        Ok((captured, leftovers)) => {
-            observer.capture_completed(Ok(captured));
+    let (deadline, started_at) = (Deadline::after(options.timeout), Instant::now());
+    let leftovers = match complete_capture(&options, &mut templates, processes, shared, &deadline) {
+        Ok(DescribedTree { descriptor, shared_copies, held_files, leftovers }) => {
+            let times = CaptureTimes { describe: started_at.elapsed(), ..times };
+            observer.capture_completed(Ok(CapturedTree { descriptor, template, shared_copies, held_files, times }));
             leftovers
         }
         Err(error) => {
+            drop(template);
             templates.iter_mut().for_each(|template_process| template_process.release(None));
             observer.capture_completed(Err(error));
             return is_done();
@@ -280,17 +281,13 @@ fn abort_templates(templates: Vec<TemplateProcess>, processes: &[CapturedProcess
 fn complete_capture(
     options: &CaptureOptions,
     templates: &mut [TemplateProcess],
-    (processes, shared): (Vec<CapturedProcess>, SharedTreeState),
+    processes: Vec<CapturedProcess>,
+    shared: SharedTreeState,
     deadline: &Deadline,
-    (template, times): (TemplateGuard, CaptureTimes),
-) -> Result<(CapturedTree, LeftoverPages), CaptureError> {
-    let (pid, started_at) = (processes[0].snapshot.pid, Instant::now());
+) -> Result<DescribedTree, CaptureError> {
+    let pid = processes[0].snapshot.pid;
     let describe = || describe::describe_tree(options, templates, processes, shared, deadline);
-    let described = catch_unwind(AssertUnwindSafe(describe));
-    let DescribedTree { descriptor, shared_copies, held_files, leftovers } =
-        described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
-    let times = CaptureTimes { describe: started_at.elapsed(), ..times };
-    Ok((CapturedTree { descriptor, template, shared_copies, held_files, times }, leftovers))
+    catch_unwind(AssertUnwindSafe(describe)).unwrap_or(Err(CaptureError::TracerLost { pid }))
 }
 
 /// Holds the templates until the seed is dropped, or the first template has ended.

@@ -8,6 +8,7 @@ use farfork_wire::descriptor::{
 
 use super::{StopReport, TreeRelations};
 use crate::capture::files::OpenFileTable;
+use crate::capture::shared::SharedObjectTable;
 
 /// Merges the descriptors of all processes, the first process first, with the tables that the tree shares.
 pub(in super::super) fn merge_descriptors(
@@ -15,8 +16,9 @@ pub(in super::super) fn merge_descriptors(
     others: Vec<Descriptor>,
     tree_relations: TreeRelations,
     open_files: OpenFileTable,
-    (shared_objects, extents): (Vec<SharedObject>, Vec<Extent>),
+    shared_object_table: SharedObjectTable,
 ) -> Descriptor {
+    let SharedObjectTable { objects: shared_objects, extents } = shared_object_table;
     let OpenFileTable { files, versions, terminals, .. } = open_files;
     let mut merged =
         Descriptor { open_files: files, file_versions: versions, terminals, zombies: tree_relations.zombies, ..first };

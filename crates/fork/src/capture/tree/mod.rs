@@ -17,7 +17,7 @@ use farfork_wire::descriptor::PROCESSES_MAX;
 
 use super::CaptureOptions;
 use super::error::{CaptureError, Refusal};
-use super::files::{self, DaemonSockets, TreeStreams};
+use super::files::{self, TreeStreams};
 use super::pause::PreparedProcess;
 use super::stop::{self, PendingStops};
 use crate::capture::state::auxiliary_vector::AuxiliaryVector;
@@ -30,15 +30,6 @@ use shared_tables::SharedTables;
 pub(super) use merge::merge_descriptors;
 pub(super) use relations::TreeRelations;
 pub(super) use shared_tables::refuse_unsupported_sharing;
-
-/// Surveys one process, given its id, its connections to the daemon, and the standard streams of its tree, if it is not the
-/// first process.
-pub(super) trait PrepareProcess:
-    Fn(i32, &DaemonSockets, Option<&TreeStreams>) -> Result<PreparedProcess, CaptureError>
-{
-}
-
-impl<F: Fn(i32, &DaemonSockets, Option<&TreeStreams>) -> Result<PreparedProcess, CaptureError>> PrepareProcess for F {}
 
 /// A running process and its living descendants. Each process follows its parent.
 pub(super) fn list_tree(pid: i32) -> Result<Vec<i32>, CaptureError> {
@@ -104,6 +95,17 @@ pub(super) struct ProcessTree {
     pub(super) streams: TreeStreams,
 }
 
+/// The progress of stopping a tree.
+#[derive(Default)]
+struct TreeStopProgress {
+    /// Processes that were surveyed before the stop, and are not in the tree again yet.
+    surveyed: BTreeMap<i32, TreeProcess>,
+    /// Stops that were requested, and have not been waited for.
+    pending_stops: PendingStops,
+    /// The threads of each stopped process, in the order of the tree.
+    stopped_tids: Vec<Vec<i32>>,
+}
+
 impl TreeProcess {
     pub(super) fn pid(&self) -> i32 {
         self.prepared.survey.pid
@@ -154,13 +156,9 @@ impl TreeProcess {
 }
 
 impl ProcessTree {
-    /// Surveys a running process and its descendants. `prepare` surveys one process.
-    pub(super) fn survey(
-        pid: i32,
-        options: &CaptureOptions,
-        prepare: impl PrepareProcess,
-    ) -> Result<Self, CaptureError> {
-        let mut first = prepare(pid, &options.daemon_sockets, None)?;
+    /// Surveys a running process and its descendants.
+    pub(super) fn survey(pid: i32, options: &CaptureOptions) -> Result<Self, CaptureError> {
+        let mut first = PreparedProcess::prepare(pid, options, &options.daemon_sockets, None)?;
         first.shared_sources.allocate_buffers(pid, std::iter::empty())?;
         let streams = TreeStreams::from_fds(pid, &first.survey.fds).resolve_inner_pipes(|| list_tree(pid))?;
         if streams.has_inner_stream() {
@@ -171,7 +169,7 @@ impl ProcessTree {
         while index < tree.processes.len() {
             for found in tree.processes[index].children_lists.list()? {
                 let ListedChild::Living(child, _) = found else { continue };
-                match tree.add_child(child, index, options, (options.timeout, &prepare)) {
+                match tree.add_child(child, index, options, options.timeout) {
                     Ok(()) | Err(CaptureError::Unstable { .. }) => {}
                     Err(CaptureError::ProcessGone { .. }) => {}
                     Err(_) if has_ended(child) => {}
@@ -191,14 +189,14 @@ impl ProcessTree {
         &mut self,
         options: &CaptureOptions,
         deadline: &Deadline,
-        prepare: impl PrepareProcess,
     ) -> Result<Vec<Vec<i32>>, CaptureError> {
-        let mut stopped_tids = Vec::new();
-        let mut pending_stops = PendingStops::default();
+        let mut progress = TreeStopProgress::default();
         if self.processes.len() > 1 {
-            self.processes.iter().for_each(|one| pending_stops.interrupt_process(one.pid()));
+            self.processes.iter().for_each(|one| progress.pending_stops.interrupt_process(one.pid()));
         }
-        let stopped = self.stop_all(options, deadline, (&prepare, &mut pending_stops), &mut stopped_tids);
+        let stopped = self.stop_all(options, deadline, &mut progress);
+        let TreeStopProgress { surveyed, mut pending_stops, stopped_tids } = progress;
+        drop(surveyed);
         pending_stops.release();
         if stopped.is_err() {
             // Nothing of these processes was changed.
@@ -216,11 +214,9 @@ impl ProcessTree {
         &mut self,
         options: &CaptureOptions,
         deadline: &Deadline,
-        (prepare, pending_stops): (&impl PrepareProcess, &mut PendingStops),
-        stopped_tids: &mut Vec<Vec<i32>>,
+        progress: &mut TreeStopProgress,
     ) -> Result<(), CaptureError> {
-        let surveyed = self.processes.drain(1..).map(|one| (one.pid(), one));
-        let mut surveyed: BTreeMap<i32, TreeProcess> = surveyed.collect();
+        progress.surveyed = self.processes.drain(1..).map(|one| (one.pid(), one)).collect();
         self.unreaped.clear();
         let mut orphans_possible = true;
         while orphans_possible {
@@ -233,16 +229,16 @@ impl ProcessTree {
             orphans_possible = false;
             let mut index = 0;
             while index < self.processes.len() {
-                if index == stopped_tids.len() {
+                if index == progress.stopped_tids.len() {
                     let pid = self.processes[index].pid();
-                    let outcome = stop::finish_stop(pid, deadline, pending_stops);
+                    let outcome = stop::finish_stop(pid, deadline, &mut progress.pending_stops);
                     let outcome = outcome
-                        .map(|tids| stopped_tids.push(tids))
-                        .and_then(|()| self.survey_again(index, options, prepare));
+                        .map(|tids| progress.stopped_tids.push(tids))
+                        .and_then(|()| self.survey_again(index, options));
                     match outcome {
                         Ok(()) => {}
                         Err(error) if index > 0 && is_exit_error(pid, &error) => {
-                            stopped_tids.truncate(index);
+                            progress.stopped_tids.truncate(index);
                             self.move_to_unreaped(index)?;
                             orphans_possible = true;
                             continue;
@@ -250,8 +246,7 @@ impl ProcessTree {
                         Err(error) => return Err(error),
                     }
                 }
-                let known = (&mut surveyed, &*pending_stops);
-                let all_lived = self.add_children(index, &stopped_tids[index], options, (known, prepare))?;
+                let all_lived = self.add_children(index, options, progress)?;
                 orphans_possible |= !all_lived;
                 index += 1;
             }
@@ -264,14 +259,14 @@ impl ProcessTree {
     fn add_children(
         &mut self,
         index: usize,
-        tids: &[i32],
         options: &CaptureOptions,
-        ((surveyed, pending_stops), prepare): ((&mut BTreeMap<i32, TreeProcess>, &PendingStops), &impl PrepareProcess),
+        progress: &mut TreeStopProgress,
     ) -> Result<bool, CaptureError> {
+        let TreeStopProgress { surveyed, pending_stops, stopped_tids } = progress;
         let (pid, mut all_lived) = (self.processes[index].pid(), true);
         // A process with a pending stop is no template. The wait for its stop shows whether it has ended since.
         let is_known = |child: i32| surveyed.contains_key(&child) && pending_stops.contains(child);
-        for found in self.processes[index].children_lists.list_all(pid, tids, is_known)? {
+        for found in self.processes[index].children_lists.list_all(pid, &stopped_tids[index], is_known)? {
             match found {
                 ListedChild::Known(child) => {
                     let known = surveyed.remove(&child);
@@ -289,7 +284,7 @@ impl ProcessTree {
                     let known = surveyed.remove(&child);
                     match known.filter(|known| known.prepared.survey.stat.start_ticks == stat.start_ticks) {
                         Some(known) => self.processes.push(TreeProcess { parent: index, ..known }),
-                        None => match self.add_child(child, index, options, (Duration::ZERO, prepare)) {
+                        None => match self.add_child(child, index, options, Duration::ZERO) {
                             Err(error) if is_exit_error(child, &error) => {
                                 self.add_unreaped(child, index)?;
                                 all_lived = false;
@@ -328,7 +323,7 @@ impl ProcessTree {
         pid: i32,
         parent: usize,
         options: &CaptureOptions,
-        (lock_timeout, prepare): (Duration, &impl PrepareProcess),
+        lock_timeout: Duration,
     ) -> Result<(), CaptureError> {
         let first = self.processes[0].pid();
         if self.processes.len() == PROCESSES_MAX {
@@ -337,19 +332,14 @@ impl ProcessTree {
         }
         let unstable = || CaptureError::Unstable { pid, what: "another capture of it is under way".to_owned() };
         let trace_lock = TraceLock::acquire(pid, lock_timeout).ok_or_else(unstable)?;
-        let (prepared, common) = self.survey_child(pid, parent, options, prepare)?;
+        let (prepared, common) = self.survey_child(pid, parent, options)?;
         self.processes
             .push(TreeProcess { shared_tables: common, ..TreeProcess::new(prepared, parent, Some(trace_lock)) });
         Ok(())
     }
 
     /// Surveys a stopped process again if it has executed another program since its survey.
-    fn survey_again(
-        &mut self,
-        index: usize,
-        options: &CaptureOptions,
-        prepare: &impl PrepareProcess,
-    ) -> Result<(), CaptureError> {
+    fn survey_again(&mut self, index: usize, options: &CaptureOptions) -> Result<(), CaptureError> {
         let TreeProcess { prepared, parent, .. } = &self.processes[index];
         let pid = prepared.survey.pid;
         if prepared.is_current()? {
@@ -358,7 +348,7 @@ impl ProcessTree {
         if index == 0 {
             return Err(AuxiliaryVector::changed_error(pid));
         }
-        let (prepared, common) = self.survey_child(pid, *parent, options, prepare)?;
+        let (prepared, common) = self.survey_child(pid, *parent, options)?;
         let renewed = &mut self.processes[index];
         (renewed.prepared, renewed.shared_tables) = (prepared, common);
         Ok(())
@@ -370,9 +360,9 @@ impl ProcessTree {
         pid: i32,
         parent: usize,
         options: &CaptureOptions,
-        prepare: impl PrepareProcess,
     ) -> Result<(PreparedProcess, SharedTables), CaptureError> {
-        let mut prepared = prepare(pid, &options.daemon_sockets.for_descendant(), Some(&self.streams))?;
+        let sockets = options.daemon_sockets.for_descendant();
+        let mut prepared = PreparedProcess::prepare(pid, options, &sockets, Some(&self.streams))?;
         let others = || self.processes.iter().filter(|one| one.pid() != pid);
         prepared.shared_sources.allocate_buffers(pid, others().map(|one| &one.prepared.shared_sources))?;
         let refusals = refuse_unsupported_sharing(pid, &others().map(TreeProcess::pid).collect::<Vec<_>>())?;

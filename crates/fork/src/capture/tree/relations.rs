@@ -30,6 +30,26 @@ pub(in super::super) struct TreeRelations {
     leaderless_groups: BTreeMap<u32, u32>,
 }
 
+/// A process whose relations are built.
+#[derive(Debug, Clone, Copy)]
+struct RelatedProcess<'a> {
+    pid: i32,
+    stat: &'a ProcStat,
+    /// `None` if the process has ended.
+    status: Option<&'a ProcStatus>,
+}
+
+impl<'a> RelatedProcess<'a> {
+    fn living(one: &'a TreeProcess) -> Self {
+        let leader = one.prepared.survey.profiles.get(&one.pid());
+        Self { pid: one.pid(), stat: &one.stat, status: leader.map(|leader| &leader.status) }
+    }
+
+    fn ended(one: &'a UnreapedChild) -> Self {
+        Self { pid: one.pid, stat: &one.stat, status: None }
+    }
+}
+
 impl TreeRelations {
     /// The relations of a stopped tree, or a refusal for each one that cannot be rebuilt.
     pub(in super::super) fn from_tree(tree: &ProcessTree) -> Result<Self, Vec<Refusal>> {
@@ -38,17 +58,17 @@ impl TreeRelations {
         let ids: BTreeMap<i32, u32> = living.chain(dead.iter().map(|one| (one.pid, one.inner_id))).collect();
         let mut tree_relations = Self { inner_ids: ids, ..Self::default() };
         let (first, others) = processes.split_at(1);
-        let first = (first[0].pid(), &first[0].stat);
-        let own = tree_relations.inner_ids[&first.0];
+        let first = RelatedProcess::living(&first[0]);
+        let own = tree_relations.inner_ids[&first.pid];
         tree_relations.session_members.push(session_member(first, own, own));
         let mut refusals = Vec::new();
         for one in others {
-            let status = one.prepared.survey.profiles.get(&one.pid()).map(|leader| &leader.status);
-            match tree_relations.build_relations(first, (one.pid(), &one.stat, status), one.parent) {
+            let process = RelatedProcess::living(one);
+            match tree_relations.build_relations(first, process, one.parent) {
                 Ok(process_relations) => {
                     let SharedTables { directory, files, memory, handlers } = one.shared_tables;
                     tree_relations.session_members.push(session_member(
-                        (one.pid(), &one.stat),
+                        process,
                         process_relations.session,
                         process_relations.group,
                     ));
@@ -65,10 +85,10 @@ impl TreeRelations {
             tree_relations.stop_reports.push(one.stop_report);
         }
         for one in dead {
-            match tree_relations.build_relations(first, (one.pid, &one.stat, None), one.parent) {
+            let process = RelatedProcess::ended(one);
+            match tree_relations.build_relations(first, process, one.parent) {
                 Ok(process_relations) => {
-                    let ended =
-                        session_member((one.pid, &one.stat), process_relations.session, process_relations.group);
+                    let ended = session_member(process, process_relations.session, process_relations.group);
                     tree_relations.session_members.push(SessionMember { has_ended: true, ..ended });
                     tree_relations.zombies.push(build_zombie(one, process_relations));
                 }
@@ -91,26 +111,27 @@ impl TreeRelations {
         first.iter().chain(others.map(|(one, _)| one))
     }
 
-    /// `status` is known for living processes.
+    /// The relations of `process`, whose parent has the index `parent`. `first` is the tree's first process.
     fn build_relations(
         &mut self,
-        first: (i32, &ProcStat),
-        (pid, stat, status): (i32, &ProcStat, Option<&ProcStatus>),
+        first: RelatedProcess<'_>,
+        process: RelatedProcess<'_>,
         parent: usize,
     ) -> Result<ProcessRelations, Refusal> {
+        let RelatedProcess { pid, stat, status } = process;
         let known = |id: i32, of_first: i32| {
-            let known = if id == of_first { self.inner_ids.get(&first.0) } else { self.inner_ids.get(&id) };
+            let known = if id == of_first { self.inner_ids.get(&first.pid) } else { self.inner_ids.get(&id) };
             known.copied()
         };
         let refuse = |what: &str, id: i32| {
             let reason =
-                format!("the process that leads its {what} ({id}) has ended, or is no descendant of pid {}", first.0);
+                format!("the process that leads its {what} ({id}) has ended, or is no descendant of pid {}", first.pid);
             Refusal::new(format!("pid {pid}"), reason)
         };
-        let session = known(stat.session, first.1.session);
+        let session = known(stat.session, first.stat.session);
         let session = session.or_else(|| inner_id_of_ended_leader(stat.session, &status?.session_ids));
         let session = session.ok_or_else(|| refuse("session", stat.session))?;
-        let group = match known(stat.group, first.1.group) {
+        let group = match known(stat.group, first.stat.group) {
             Some(group) => group,
             None => {
                 let group = status.and_then(|status| inner_id_of_ended_leader(stat.group, &status.group_ids));
@@ -300,7 +321,8 @@ fn short_lived_leader(pid: u32, process_relations: ProcessRelations) -> Zombie {
     Zombie { pid, relations: process_relations, status: 0, name: Vec::new(), is_reaped: true }
 }
 
-fn session_member((pid, stat): (i32, &ProcStat), session: u32, group: u32) -> SessionMember {
+fn session_member(process: RelatedProcess<'_>, session: u32, group: u32) -> SessionMember {
+    let RelatedProcess { pid, stat, .. } = process;
     SessionMember {
         pid,
         session: (stat.session, session),

@@ -7,12 +7,24 @@ use farfork_sys::process::{self, ProcStat, SharedResource};
 
 use crate::capture::error::{CaptureError, Refusal};
 
-/// Tables that clone(2) can share, with its flags. A shared table is carried if the process shares it with its parent.
-const MEMORY_TABLE: (SharedResource, &str, &str) = (SharedResource::Memory, "its address space", "CLONE_VM");
-const HANDLERS_TABLE: (SharedResource, &str, &str) = (SharedResource::Signals, "its signal handlers", "CLONE_SIGHAND");
-const DIRECTORY_TABLE: (SharedResource, &str, &str) =
-    (SharedResource::FileSystem, "root and current directory", "CLONE_FS");
-const FILES_TABLE: (SharedResource, &str, &str) = (SharedResource::Files, "its descriptors", "CLONE_FILES");
+/// A table that clone(2) can share. It is carried if the process shares it with its parent.
+#[derive(Debug, Clone, Copy)]
+struct ShareableTable {
+    resource: SharedResource,
+    /// For messages.
+    name: &'static str,
+    /// The flag of clone(2).
+    clone_flag: &'static str,
+}
+
+const MEMORY_TABLE: ShareableTable =
+    ShareableTable { resource: SharedResource::Memory, name: "its address space", clone_flag: "CLONE_VM" };
+const HANDLERS_TABLE: ShareableTable =
+    ShareableTable { resource: SharedResource::Signals, name: "its signal handlers", clone_flag: "CLONE_SIGHAND" };
+const DIRECTORY_TABLE: ShareableTable =
+    ShareableTable { resource: SharedResource::FileSystem, name: "root and current directory", clone_flag: "CLONE_FS" };
+const FILES_TABLE: ShareableTable =
+    ShareableTable { resource: SharedResource::Files, name: "its descriptors", clone_flag: "CLONE_FILES" };
 
 /// Namespaces in which a process can differ from its parent.
 const NAMESPACES: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
@@ -20,8 +32,8 @@ const NAMESPACES: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "us
 /// Why `pid` cannot be forked in one container with `others`, of which the first is the tree's first process.
 pub(in super::super) fn refuse_unsupported_sharing(pid: i32, others: &[i32]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
-    for common in [MEMORY_TABLE, HANDLERS_TABLE, DIRECTORY_TABLE, FILES_TABLE] {
-        refusals.extend(refuse_sibling_sharing(pid, others, common)?);
+    for table in [MEMORY_TABLE, HANDLERS_TABLE, DIRECTORY_TABLE, FILES_TABLE] {
+        refusals.extend(refuse_sibling_sharing(pid, others, table)?);
     }
     refusals.extend(refuse_late_fork(pid, others)?);
     let Some(first) = others.first() else { return Ok(refusals) };
@@ -58,7 +70,7 @@ impl SharedTables {
 
     /// The tables that are still shared. A table that was not shared before is never shared later.
     pub(super) fn recheck(self, pid: i32, parent: i32) -> Result<Self, CaptureError> {
-        let has = |was_shared: bool, common| Ok::<_, CaptureError>(was_shared && shares_table(pid, parent, common)?);
+        let has = |was_shared: bool, table| Ok::<_, CaptureError>(was_shared && shares_table(pid, parent, table)?);
         Ok(Self {
             directory: has(self.directory, DIRECTORY_TABLE)?,
             files: has(self.files, FILES_TABLE)?,
@@ -68,8 +80,8 @@ impl SharedTables {
     }
 }
 
-fn shares_table(pid: i32, other: i32, (table, what, _): (SharedResource, &str, &str)) -> Result<bool, CaptureError> {
-    process::share_resource(pid, other, table).map_err(CaptureError::reading(pid, what))
+fn shares_table(pid: i32, other: i32, table: ShareableTable) -> Result<bool, CaptureError> {
+    process::share_resource(pid, other, table.resource).map_err(CaptureError::reading(pid, table.name))
 }
 
 /// Refuses a process with its own memory whose parent shares its memory with the grandparent. When such a parent is made in
@@ -92,25 +104,22 @@ fn refuse_late_fork(pid: i32, others: &[i32]) -> Result<Option<Refusal>, Capture
 }
 
 /// Refuses a table that a process shares with others, but not with its parent. Only clone(2) can share a table.
-fn refuse_sibling_sharing(
-    pid: i32,
-    others: &[i32],
-    common: (SharedResource, &str, &str),
-) -> Result<Option<Refusal>, CaptureError> {
+fn refuse_sibling_sharing(pid: i32, others: &[i32], table: ShareableTable) -> Result<Option<Refusal>, CaptureError> {
     let parent = ProcStat::read(pid).map_err(|_| CaptureError::ProcessGone { pid })?.parent;
-    if others.contains(&parent) && shares_table(pid, parent, common)? {
+    if others.contains(&parent) && shares_table(pid, parent, table)? {
         return Ok(None);
     }
     for other in others {
-        let shared = match shares_table(pid, *other, common) {
+        let shared = match shares_table(pid, *other, table) {
             // If the other process has ended, and not `pid`, it shares nothing any more.
             Err(CaptureError::ProcessGone { .. }) if super::has_ended(*other) => false,
             shared => shared?,
         };
         if shared {
-            let (_, what, flag) = common;
-            let reason =
-                format!("it shares {what} with pid {other}, but not with its parent ({flag}), which is not carried");
+            let ShareableTable { name, clone_flag, .. } = table;
+            let reason = format!(
+                "it shares {name} with pid {other}, but not with its parent ({clone_flag}), which is not carried"
+            );
             return Ok(Some(Refusal::new(format!("pid {pid}"), reason)));
         }
     }

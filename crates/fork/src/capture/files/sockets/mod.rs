@@ -179,7 +179,7 @@ pub(super) struct SocketTable<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
 
 impl SocketTable<'_> {
     /// A socket as the descriptor has it, without its options; or why it cannot be carried.
-    pub(super) fn build_socket(&self, (inode, contents): (u64, &SocketContents), flags: u32) -> Result<Socket, String> {
+    pub(super) fn build_socket(&self, inode: u64, contents: &SocketContents, flags: u32) -> Result<Socket, String> {
         if let Some(reason) = &contents.refusal {
             return Err(reason.clone());
         }
@@ -219,7 +219,7 @@ impl SocketTable<'_> {
             return Ok(SocketState::Listening { address: contents.bound_address(), backlog: contents.backlog });
         }
         if let Some((other, peer)) = self.mutual_peer(inode, contents) {
-            return self.build_paired((inode, contents), (other, peer));
+            return self.build_paired(inode, contents, other, peer);
         }
         match contents.spec.family {
             AF_UNIX if is_datagram && contents.has_unnamed_peer() => {
@@ -259,10 +259,12 @@ impl SocketTable<'_> {
     /// they were bound to.
     fn build_paired(
         &self,
-        (inode, contents): (u64, &SocketContents),
-        (other, peer): (u64, &SocketContents),
+        inode: u64,
+        contents: &SocketContents,
+        peer_inode: u64,
+        peer: &SocketContents,
     ) -> Result<SocketState, String> {
-        let pair = inode.min(other) as u32;
+        let pair = inode.min(peer_inode) as u32;
         let was_accepted = |end: &SocketContents| {
             contents.spec.socket_type != SOCK_DGRAM && self.is_listener_address(&end.bound_address())
         };
@@ -275,7 +277,7 @@ impl SocketTable<'_> {
                             .to_owned(),
                     );
                 }
-                (Vec::new(), inode < other, contents.bound_address())
+                (Vec::new(), inode < peer_inode, contents.bound_address())
             }
             (true, false) => (contents.bound_address(), false, Vec::new()),
             (false, true) => (peer.bound_address(), true, contents.bound_address()),

@@ -262,10 +262,10 @@ mod tests {
         let waiting = UnixStream::connect(&path).unwrap();
         let mut all = BTreeMap::from([contents_of(&listener), contents_of(&waiting)]);
         let (inode, contents) = contents_of(&waiting);
-        assert!(SocketTable(&all).build_socket((inode, &contents), 0).is_ok());
+        assert!(SocketTable(&all).build_socket(inode, &contents, 0).is_ok());
         fs::remove_file(&path).unwrap();
         all.extend([contents_of(UnixListener::bind(&path).unwrap())]);
-        assert_eq!(SocketTable(&all).build_socket((inode, &contents), 0).unwrap_err(), DUPLICATE_NAME_REASON);
+        assert_eq!(SocketTable(&all).build_socket(inode, &contents, 0).unwrap_err(), DUPLICATE_NAME_REASON);
     }
 
     #[test]

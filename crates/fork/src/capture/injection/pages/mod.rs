@@ -19,7 +19,7 @@ pub use offered::OfferedPages;
 
 use super::injector::{InjectedCall, Injector};
 use super::script::{self, CODE, ENTRY_BYTES, EndSignal, RunningScript, TRAILER_ENTRIES};
-use super::sigreturn_frame::SigreturnFrame;
+use super::sigreturn_frame::RescueFrame;
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::state::ThreadExtendedState;
 use crate::capture::stop::stop_guard::{ProcessSnapshot, StoppedThread};
@@ -88,7 +88,7 @@ impl InjectionPages {
         snapshot: &ProcessSnapshot,
         layout: InjectionLayout,
         end: EndSignal,
-        (rescue, mem): (Option<&SigreturnFrame>, &File),
+        rescue: RescueFrame<'_>,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
         const MMAP: u64 = 9;
@@ -100,7 +100,7 @@ impl InjectionPages {
             MMAP,
             [0, layout.total_bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0],
         );
-        let start = injector.call_with_frame((leader.tid, &leader.registers), call, rescue, mem).await;
+        let start = injector.call_with_frame(leader.tid, &leader.registers, call, rescue).await;
         let start = start.map_err(|error| explain_denied_mmap(snapshot.pid, error))?;
         Ok(Self { code: start, base: start, layout, mapped_range: start..start + layout.total_bytes, end_signal: end })
     }
@@ -146,18 +146,26 @@ impl InjectionPages {
 
     /// Thread `index` with its script of `count` calls, in its own slot.
     pub(in crate::capture) fn script_of(&self, index: usize, tid: i32, count: usize) -> RunningScript {
-        // rt_sigreturn(2) expects the frame after the return address, which a handler's `ret` would have popped.
-        const RETURN_ADDRESS_BYTES: u64 = 8;
-        let rsp = self.frame_address(index) + RETURN_ADDRESS_BYTES;
-        RunningScript::new(tid, self.code, (self.slot_address(index), count), rsp, self.end_signal)
+        self.script_at(self.slot_address(index), index, tid, count)
     }
 
     /// Thread `index` with a script of `count` calls in the first slot, for threads that make their calls one after the
     /// other.
     pub(in crate::capture) fn script_in_first_slot(&self, index: usize, tid: i32, count: usize) -> RunningScript {
+        self.script_at(self.slot_address(0), index, tid, count)
+    }
+
+    fn script_at(&self, script: u64, index: usize, tid: i32, count: usize) -> RunningScript {
+        // rt_sigreturn(2) expects the frame after the return address, which a handler's `ret` would have popped.
         const RETURN_ADDRESS_BYTES: u64 = 8;
-        let rsp = self.frame_address(index) + RETURN_ADDRESS_BYTES;
-        RunningScript::new(tid, self.code, (self.slot_address(0), count), rsp, self.end_signal)
+        RunningScript {
+            tid,
+            code: self.code,
+            script,
+            end_call_address: script + (count * ENTRY_BYTES) as u64,
+            rsp: self.frame_address(index) + RETURN_ADDRESS_BYTES,
+            end_signal: self.end_signal,
+        }
     }
 
     /// Address of the answers of thread `index`.
@@ -203,8 +211,9 @@ impl InjectionPages {
     /// Unmaps the pages, in the parent or in its template, if they were mapped.
     pub(in crate::capture) async fn unmap(
         &self,
-        thread: (i32, &Registers),
-        (rescue, mem): (Option<&SigreturnFrame>, &File),
+        tid: i32,
+        registers: &Registers,
+        rescue: RescueFrame<'_>,
         injector: &mut Injector<'_>,
     ) -> Result<(), CaptureError> {
         const MUNMAP: u64 = 11;
@@ -212,7 +221,7 @@ impl InjectionPages {
             return Ok(());
         }
         let call = InjectedCall::new("munmap", MUNMAP, [self.mapped_range.start, self.layout.total_bytes]);
-        injector.call_with_frame(thread, call, rescue, mem).await.map(drop)
+        injector.call_with_frame(tid, registers, call, rescue).await.map(drop)
     }
 }
 

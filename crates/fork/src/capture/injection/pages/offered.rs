@@ -41,19 +41,31 @@ pub struct OfferedPages {
 }
 
 impl OfferedPages {
-    /// The address of the second page, if the pages are usable and have at least `bytes` bytes from there on. `maps` is the
-    /// map of the stopped process, from shortly before.
-    fn usable_page(&self, bytes: u64, maps: &[MapEntry], mem: &File) -> Option<u64> {
+    /// Whether the pages are usable for this layout, and no thread is on them. `maps` is the map of the stopped process, from
+    /// shortly before.
+    pub(in crate::capture) fn is_usable(
+        &self,
+        layout: InjectionLayout,
+        snapshot: &ProcessSnapshot,
+        maps: &[MapEntry],
+        mem: &File,
+    ) -> bool {
+        self.has_usable_pages(layout.total_bytes, maps, mem) && !self.is_occupied(snapshot)
+    }
+
+    /// Whether the pages are usable, and have at least `bytes` bytes from the second page on.
+    fn has_usable_pages(&self, bytes: u64, maps: &[MapEntry], mem: &File) -> bool {
         let Range { start, end } = self.pages;
         let is_whole = start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE);
-        let second = start.checked_add(PAGE_SIZE).filter(|second| is_whole && end.saturating_sub(*second) >= bytes)?;
+        let second = start.checked_add(PAGE_SIZE).filter(|second| is_whole && end.saturating_sub(*second) >= bytes);
+        let Some(second) = second else { return false };
         let is_plain = |range: Range<u64>, protection: u8| {
             let holds = |entry: &&MapEntry| entry.start <= range.start && range.end <= entry.end;
             let is_own = |entry: &MapEntry| !entry.is_shared && entry.inode == 0 && entry.path.is_empty();
             maps.iter().find(holds).is_some_and(|entry| is_own(entry) && entry.protection == protection)
         };
         let is_mapped = is_plain(start..second, READ_EXECUTE) && is_plain(second..end, READ_WRITE);
-        (is_mapped && self.is_marked(second, mem) && is_code_page_usable(start, mem)).then_some(second)
+        is_mapped && self.is_marked(second, mem) && is_code_page_usable(start, mem)
     }
 
     /// Whether a thread executes these pages, or has its stack there.
@@ -69,15 +81,10 @@ impl OfferedPages {
 }
 
 impl InjectionPages {
-    /// Uses pages that the process offers; `None` if they are not usable.
-    pub(in crate::capture) fn from_offer(
-        offer: &OfferedPages,
-        layout: InjectionLayout,
-        end: EndSignal,
-        (snapshot, maps, mem): (&ProcessSnapshot, &[MapEntry], &File),
-    ) -> Option<Self> {
-        let start = offer.usable_page(layout.total_bytes, maps, mem).filter(|_| !offer.is_occupied(snapshot))?;
-        Some(Self { code: offer.pages.start, base: start, layout, mapped_range: 0..0, end_signal: end })
+    /// Uses pages that the process offers, and that are usable for this layout.
+    pub(in crate::capture) fn from_offer(offer: &OfferedPages, layout: InjectionLayout, end: EndSignal) -> Self {
+        let code = offer.pages.start;
+        Self { code, base: code + PAGE_SIZE, layout, mapped_range: 0..0, end_signal: end }
     }
 
     /// Whether the code is there already, from an earlier capture with the same pages.
@@ -90,7 +97,8 @@ impl InjectionPages {
     pub(in crate::capture) fn final_contents(
         &self,
         thread_slots: &[(Vec<u8>, Vec<u8>)],
-        (pid, mem): (i32, &File),
+        pid: i32,
+        mem: &File,
     ) -> Result<Vec<u8>, CaptureError> {
         if self.is_mapped() {
             return Ok(Vec::new());
