@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_alone_is_not_open_to_others() {
+    fn a_port_without_address_is_bound_to_loopback() {
         assert!(parse_metrics("9470").unwrap().ip().is_loopback());
         assert_eq!(parse_metrics("10.0.0.1:9470").unwrap().to_string(), "10.0.0.1:9470");
         assert!(parse_metrics("example:9470").is_err());
