@@ -21,8 +21,8 @@ use crate::bed::Program;
 use crate::seed::{AREA, TestSeed, is_populated};
 
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("simulated_no_wrong_byte_and_nothing_hangs", || do_no_harm(SEEDS)),
-    ("simulated_the_same_seed_gives_the_same_run", the_same_seed_gives_the_same_run),
+    ("a_simulated_pager_serves_correct_pages_and_never_hangs", || do_no_harm(SEEDS)),
+    ("simulated_runs_of_one_seed_are_equal", the_same_seed_gives_the_same_run),
 ];
 
 /// Scenarios of `make test-long`.
