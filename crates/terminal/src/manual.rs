@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_at_the_margin_with_a_colon_begins_a_part() {
+    fn an_unindented_line_with_a_colon_starts_a_section() {
         let help = "Examples:\n  one: 1\n\n  two\n\nExit status: 0 well,\n1 not.";
         let expected = [
             HelpSection { heading: "Examples", lines: vec!["  one: 1", "", "  two"] },
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_named_by_whole_words() {
+    fn a_command_is_matched_by_whole_words() {
         assert!(mentions_command("see `farfork ps`", "farfork ps"));
         assert!(!mentions_command("see `farfork psst` and farfork ps-like", "farfork ps"));
     }
