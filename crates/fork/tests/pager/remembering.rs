@@ -40,7 +40,9 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 
 /// Scenarios of `make test-long`: their children race against the sets, so the result depends on the load of the machine.
 pub(crate) const LONG: &[(&str, fn())] = &[
-    ("a_recorded_set_saves_nine_faults_in_ten_of_an_immediate_child", || saves_faults_of_an_immediate_child(one_by_one(), 10)),
+    ("a_recorded_set_saves_nine_faults_in_ten_of_an_immediate_child", || {
+        saves_faults_of_an_immediate_child(one_by_one(), 10)
+    }),
     ("a_set_recorded_with_readahead_saves_half_of_an_immediate_child", || {
         saves_faults_of_an_immediate_child(PagingStrategy::default(), 2)
     }),

@@ -10,8 +10,10 @@ use farfork_wire::NodeName;
 use crate::scenarios::with_program;
 
 /// All scenarios, by name.
-pub(crate) const ALL: &[(&str, fn())] =
-    &[("a_pager_follows_the_trust_policy_of_the_current_daemon", a_pager_follows_the_trust_policy_of_the_current_daemon)];
+pub(crate) const ALL: &[(&str, fn())] = &[(
+    "a_pager_follows_the_trust_policy_of_the_current_daemon",
+    a_pager_follows_the_trust_policy_of_the_current_daemon,
+)];
 
 fn a_pager_follows_the_trust_policy_of_the_current_daemon() {
     let scratch = tempfile::tempdir().unwrap();
