@@ -34,7 +34,7 @@ pub struct ManualPage<'a> {
     command: &'a Command,
 }
 
-/// What `farfork man` prints or writes.
+/// Arguments of `farfork man`.
 #[derive(Args)]
 pub struct ManualArguments {
     /// The command whose page is printed [default: farfork itself].
