@@ -27,7 +27,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 
 /// Scenarios of `make test-long`.
 pub(crate) const LONG: &[(&str, fn())] =
-    &[("simulated_nothing_goes_wrong_with_a_thousand_seeds", || do_no_harm(MANY_SEEDS))];
+    &[("a_simulated_pager_survives_a_thousand_seeds_of_faults", || do_no_harm(MANY_SEEDS))];
 
 /// Seeds of a run, unless one is named.
 const SEEDS: u64 = 250;

@@ -85,7 +85,7 @@ fn end_within_each_call(killed: Killed, offers: bool) {
 /// Has a victim capture the parent, and kills it before the call after `calls` others. Returns how many calls it made.
 fn end_before(end: (usize, Killed), parent: &mut Parent, pages: &str) -> usize {
     let mut victim = Command::new(env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "ended_within::captures_once"])
+        .args(["--ignored", "--exact", "killed_within_calls::captures_once"])
         .env(PARENT, parent.pid().to_string())
         .env(PAGES, pages)
         .stdin(Stdio::piped())
