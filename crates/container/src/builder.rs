@@ -477,7 +477,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_of_what_is_not_there_is_found() {
+    fn the_path_of_a_missing_file_is_resolved() {
         let scratch = tempfile::tempdir().unwrap();
         let real = scratch.path().canonicalize().unwrap();
         std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_below_another_is_masked_with_it() {
+    fn a_masked_directory_covers_the_paths_below_it() {
         let paths = ["/run/n1/keys", "/run/n1", "/run/n10", "/run/n1"].map(PathBuf::from);
         assert_eq!(outermost_paths(paths.to_vec()), ["/run/n1", "/run/n10"].map(PathBuf::from));
     }

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_their_text() {
+    fn an_address_parses_from_its_text() {
         for text in ["tcp:10.0.0.1:7001", "tcp:[::1]:7001", "shm:/run/farfork/n1.sock", "sim:3:7"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_used_again_within_limits() {
+    fn buffers_are_reused_up_to_a_limit() {
         let mut pool = BufferPool::default();
         for length in [1, 4096, 5000, 1 << 20] {
             let buffer = pool.take(length);

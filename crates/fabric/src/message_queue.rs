@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_out_in_order_and_no_more_go_in_than_may() {
+    fn a_message_queue_is_ordered_and_bounded() {
         let inbox = MessageQueue::new().unwrap();
         for number in 0..QUEUE_MESSAGES_MAX {
             inbox.deliver("n1", &number.to_le_bytes()).unwrap();

@@ -108,7 +108,7 @@ mod tests {
     const LATE: Duration = Duration::from_millis(5);
 
     #[test]
-    fn looks_again_while_that_pays() {
+    fn a_wait_spins_while_events_arrive_soon() {
         let mut now = Instant::now();
         let mut spin = AdaptiveSpin::new(now);
         for _ in 0..CREDIT_INITIAL {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn sleeps_where_somebody_shares_the_cpu() {
+    fn a_wait_sleeps_when_a_peer_shares_the_cpu() {
         let mut now = Instant::now();
         let mut spin = AdaptiveSpin::new(now);
         spin.record_yield(now, now + YIELD_TIME_IDLE_MAX);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn sleeps_where_strangers_have_work() {
+    fn a_wait_sleeps_when_other_processes_need_the_cpu() {
         let mut now = Instant::now();
         let mut spin = AdaptiveSpin::new(now);
         now += LATE;

@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_choice_is_told_once() {
+    fn equal_cpu_sets_are_listed_once() {
         let sets: [&[u32]; 4] = [&[2], &[], &[1], &[2]];
         assert_eq!(format_distinct_sets(sets.into_iter()), ["0", "1"]);
     }

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn each_role_may_do_its_part() {
+    fn each_role_may_call_its_methods() {
         let reads = READ_ONLY_METHODS.map(|method| (NODE_SERVICE, method));
         let changes =
             ["Prepare", "Fork", "Kill", "Drop", "Remove", "Pause", "Unpause", "Attach", "Check", "NotYetInvented"];
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_would_help() {
+    fn a_refusal_gives_the_next_step() {
         let failure = member(Role::ReadOnly).authorize(NODE_SERVICE, "Kill").unwrap_err();
         assert_eq!(failure.code(), Code::PermissionDenied);
         let text = failure.to_string();

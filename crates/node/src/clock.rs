@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_without_end_does_not_end_before_it_began() {
+    fn an_endless_wait_does_not_overflow() {
         assert_eq!(add_duration(1_000, Duration::from_millis(5)), 1_005);
         for wait in [Duration::from_millis(u64::MAX), Duration::MAX] {
             assert_eq!(add_duration(unix_ms_now(), wait), u64::MAX);

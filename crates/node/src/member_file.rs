@@ -60,7 +60,7 @@ mod tests {
     use farfork_api::run_dir::RunDir;
 
     #[test]
-    fn the_next_daemon_knows_whom_the_last_one_knew() {
+    fn the_next_daemon_reads_the_known_members() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path());
         let addresses = ["10.0.0.2:7400", "10.0.0.1:7400"].map(|text| text.parse().unwrap());

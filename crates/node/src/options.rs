@@ -68,9 +68,9 @@ pub struct VolumeOptions {
     pub detection_ms: u64,
     /// Period in which the replicas of each volume are compared once, in hours; 0 for never.
     pub scrub_hours: u32,
-    /// How data gets from logs into shared trees.
+    /// Method to copy data from logs into shared trees.
     pub copy_method: CopyMethod,
-    /// Where the work of replicating and publishing is done.
+    /// Processes that replicate and publish.
     pub offload_mode: OffloadMode,
     /// CPUs of the offload process, such as `1` or `2-3`; none for all.
     pub offload_cpus: Option<String>,

@@ -50,7 +50,7 @@ mod tests {
     use super::{Arc, PendingStarts};
 
     #[test]
-    fn a_seed_is_told_until_the_last_start_is_over() {
+    fn a_seed_is_listed_until_its_last_start_ends() {
         let (starts, seed) = (Arc::new(PendingStarts::default()), "n1.s0123456789abcdef".parse().unwrap());
         let (one, other) = (starts.begin(seed), starts.begin("n1.s0123456789abcdef".parse().unwrap()));
         drop(one);

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_expected_to_be_forked_as_the_one_before_it() {
+    fn a_seed_is_prewarmed_as_its_predecessor_was_forked() {
         let fork_history = ForkHistory::default();
         assert_eq!(
             fork_history.advance_sequence(&seed(1), &seed(2)),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn once_in_vain_and_no_more_until_a_child_is_asked_for() {
+    fn an_unused_prewarm_is_not_repeated_before_a_fork() {
         let fork_history = ForkHistory::default();
         fork_history.record_local_fork(&seed(1), manner(true), 1);
         assert!(fork_history.advance_sequence(&seed(1), &seed(2)).local_pattern.is_some());
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_hear_of_the_next_seed_as_long_as_they_expect_its_children() {
+    fn nodes_are_notified_of_the_next_seed_while_they_expect_children() {
         let fork_history = ForkHistory::default();
         let record = |number: usize, names: &[&str]| {
             fork_history.record_remote_fork(&seed(number), names.iter().map(|name| node(name)));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_is_good() {
+    fn the_fork_history_is_bounded() {
         let fork_history = ForkHistory::default();
         for number in 0..1000 {
             fork_history.record_local_fork(&seed(number), manner(true), 1);

@@ -88,7 +88,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     #[test]
-    fn who_stands_still_is_told() {
+    fn a_stalled_runtime_is_reported() {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).enable_time().thread_name("worker").build().unwrap();
         let (sender, receiver) = mpsc::channel();

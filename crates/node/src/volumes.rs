@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_whose_path_is_too_long_is_a_failure_that_commands_get() {
+    fn a_store_with_a_long_path_is_reported_to_commands() {
         let directory = tempfile::tempdir().unwrap();
         let store = directory.path().join("x".repeat(STORE_PATH_BYTES_MAX));
         let running = service(directory.path(), store.clone());
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn without_volumes_nothing_is_made() {
+    fn a_node_without_volumes_creates_no_store() {
         let directory = tempfile::tempdir().unwrap();
         let running = service(directory.path(), directory.path().join("volumes"));
         thread::sleep(2 * CATALOG_INTERVAL);

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guard_pages_are_told_from_others() {
+    fn guard_pages_are_distinguished() {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
         const PAGE: usize = 4096;
         const MADV_GUARD_INSTALL: libc::c_int = 102;
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn written_pages_are_found_and_untouched_ones_are_not() {
+    fn only_written_pages_are_found() {
         const PAGE: usize = 4096;
         // More than the allocator ever takes from freed memory, so these pages are new.
         const NEW_BYTES: usize = 64 << 20;

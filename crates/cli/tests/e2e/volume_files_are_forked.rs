@@ -18,8 +18,8 @@ use crate::volumes_are_replicated::volume_processes;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("on_nodes_that_have_it_at_the_same_path", || run_in_own_mounts(forked)),
-    Test::alone("but_not_when_they_were_removed", || run_in_own_mounts(removed)),
-    Test::alone("and_a_child_that_does_not_use_them_lets_the_volume_be_unmounted", || run_in_own_mounts(unmounted)),
+    Test::alone("only_while_they_exist_on_the_volume", || run_in_own_mounts(removed)),
+    Test::alone("a_child_without_volume_files_does_not_block_unmounting", || run_in_own_mounts(unmounted)),
 ];
 
 /// For the processes of a mount to end with it.

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_spoils_roots_leaves_none_for_a_while() {
+    fn containers_that_change_their_roots_reuse_none_for_a_while() {
         let (mut cache, now) = (RootCache::new(8), Instant::now());
         let key = |line: &str| (ContainerSpec::default(), RootReuseKey { lineage: line.into(), fan_out: None });
         let spoil = |root_cache: &mut RootCache, line: &str, now| {

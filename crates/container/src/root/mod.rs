@@ -303,7 +303,7 @@ mod tests {
 
     /// Mounts of the node change at any time, for example those of other containers.
     #[test]
-    fn a_mount_that_was_removed_after_it_was_listed_is_left_out() {
+    fn a_mount_that_disappears_while_it_is_copied_is_skipped() {
         let node = tempfile::tempdir().unwrap();
         let (kept, gone, scratch) = (node.path().join("kept"), node.path().join("gone"), node.path().join("scratch"));
         [&kept, &scratch].into_iter().for_each(|directory| fs::create_dir(directory).unwrap());

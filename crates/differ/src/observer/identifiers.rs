@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_named_by_their_first_place() {
+    fn objects_are_named_after_their_first_occurrence() {
         let mut names = IdentifierMap { ids: HashMap::from([(4711, 7)]), ..IdentifierMap::default() };
         assert_eq!(names.name_object("pipe", "99", "7 fd 3"), "7 fd 3");
         assert_eq!(names.name_object("pipe", "99", "7 fd 4"), "7 fd 3");

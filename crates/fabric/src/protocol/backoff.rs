@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_to_their_limits_and_begin_anew_with_an_answer() {
+    fn backoff_grows_to_its_limit_and_is_reset_by_an_answer() {
         let mut backoff = Backoff::default();
         assert_eq!(backoff.next_retry_delay(), RETRY_DELAY_MIN);
         for _ in 0..20 {

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_not_done_again_and_ends_as_it_did() {
+    fn a_repeated_change_is_not_applied_and_has_the_same_outcome() {
         let sessions = ChangeSessionTable::default();
         let first = sessions.attach(name(1), 0);
         assert_eq!(ask(&first, 3, Ok(())), (Ok(()), true));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_does_not_know_the_requester_does_not_do_again_what_it_may_have_done() {
+    fn an_owner_without_the_session_does_not_repeat_old_changes() {
         let sessions = ChangeSessionTable::default();
         let session_attachment = sessions.attach(name(1), 7);
         assert_eq!(ask(&session_attachment, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_what_is_forgotten_is_known_to_be() {
+    fn session_memory_is_bounded_and_evicted_outcomes_are_reported() {
         let sessions = ChangeSessionTable::default();
         let session_attachment = sessions.attach(name(0), 0);
         for id in 0..REFUSALS_MAX as u64 + 2 {

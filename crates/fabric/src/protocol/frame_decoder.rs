@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_stream_that_proves_its_bytes_needs_no_checksums() {
+    fn only_an_integrity_protected_stream_needs_no_checksums() {
         let mut stream = encode_hello().to_vec();
         let mut frame = vec![0; data_frame_bytes(3000)];
         seal_data_without_checksum(&mut frame, 0, 9);
@@ -248,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_cutting(
+        fn frames_are_decoded_from_pieces_of_any_length(
             lengths in prop::collection::vec(0usize..6000, 0..12),
             pieces in prop::collection::vec(1usize..9000, 1..6),
             staging_bytes in 64usize..5000,
@@ -258,7 +258,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_found_before_a_frame_is_given(
+        fn a_damaged_frame_is_never_delivered(
             lengths in prop::collection::vec(0usize..3000, 1..6),
             pieces in prop::collection::vec(1usize..4000, 1..6),
             at: prop::sample::Index,

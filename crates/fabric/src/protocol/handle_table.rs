@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_that_was_not_used_for_longest_loses_its_handle() {
+    fn the_least_recently_used_seed_loses_its_handle() {
         let mut handles = HandleTable::default();
         for number in 0..u64::from(HANDLES_MAX) {
             assert_eq!(handles.handle_for(&key(number)), (number as u32, true));

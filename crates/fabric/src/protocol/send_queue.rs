@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_leave_in_order_whatever_a_call_takes() {
+    fn bytes_are_sent_in_order_after_short_writes() {
         let (mut queue, mut pool) = (SendQueue::default(), BufferPool::default());
         let pieces: Vec<Vec<u8>> = (0..50u8).map(|n| vec![n; 7 + usize::from(n) * 3001]).collect();
         let (mut sent, mut calls) = (Vec::new(), 0);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_goes_with_its_first_byte() {
+    fn a_descriptor_is_sent_with_its_first_byte() {
         let (mut queue, mut pool) = (SendQueue::default(), BufferPool::default());
         let descriptor = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
         queue.append(b"before", &mut pool);

@@ -223,7 +223,7 @@ impl ReadTracker {
 
 proptest! {
     #[test]
-    fn each_read_ends_once_whatever_the_path_does(steps in steps()) {
+    fn each_read_completes_once_on_any_path(steps in steps()) {
         let (requester, path, now) = (requester(), ConnectionPair::new(), Instant::now());
         let mut run = ReadTracker { requester, path, now, asked: 0, ended: HashMap::new() };
         for step in &steps {

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_root_and_the_own_user_may_connect() {
+    fn only_root_and_the_same_user_may_connect() {
         let uid = Uid::from_raw;
         assert!(may_connect(uid(0), uid(1000)) && may_connect(uid(1000), uid(1000)) && may_connect(uid(0), uid(0)));
         assert!(!may_connect(uid(1000), uid(0)) && !may_connect(uid(1001), uid(1000)));

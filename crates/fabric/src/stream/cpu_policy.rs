@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_many_single_pages_in_a_row_are_worth_a_look() {
+    fn the_cpu_is_checked_only_after_many_single_page_reads() {
         let (mut policy, mut now, mut looks) = (CpuPolicy::default(), Instant::now(), 0);
         let mut serve = |bytes, now| {
             let look = || {

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_without_an_answer_has_the_time_since_it_was_sent() {
+    fn an_unanswered_change_reports_the_time_since_it_was_sent() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         // Another reply was received at the time of the deadline.
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_time_that_somebody_waited_counts() {
+    fn silence_counts_only_while_a_request_waits() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut link_failure = LinkFailure::default();

@@ -19,19 +19,19 @@ use crate::seed::{COPY, COPY_BYTES, MEMORY, PAGE, expected, key};
 use crate::support::{Fixture, PATIENCE, refusal};
 
 on_each_provider!(
-    what_is_written_is_read,
-    requests_are_served_in_the_order_of_asking,
-    writes_are_refused_for_what_is_wrong_with_them,
-    limits_on_changes_are_refused_before_anything_is_sent,
-    revoked_memory_is_not_touched_any_more,
-    memory_is_revoked_under_requests_on_their_way,
+    written_bytes_are_read_back,
+    requests_are_served_in_order,
+    refused_writes_name_the_cause,
+    changes_above_the_limits_are_refused_before_sending,
+    revoked_memory_is_not_accessed,
+    memory_is_revoked_while_requests_are_in_flight,
     a_name_belongs_to_one_region_at_a_time,
     messages_arrive_once_and_in_order,
-    a_full_inbox_is_told,
-    who_takes_no_messages_says_so,
-    what_was_never_sent_was_not_done,
-    nothing_is_done_twice_by_an_owner_that_forgot,
-    a_closed_connection_ends_what_was_taken_and_takes_nothing_more,
+    a_full_message_queue_is_reported,
+    a_peer_without_a_message_queue_refuses_messages,
+    an_unsent_change_has_no_effect,
+    an_owner_that_lost_its_sessions_repeats_no_change,
+    a_closed_connection_ends_accepted_requests_and_accepts_no_more,
     a_closing_owner_answers_what_it_received,
 );
 
@@ -53,7 +53,7 @@ fn pattern(salt: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| (at * 13 + salt * 101) as u8).collect()
 }
 
-fn what_is_written_is_read(mut fixture: Fixture) {
+fn written_bytes_are_read_back(mut fixture: Fixture) {
     let (key, _registration) = register(&fixture, 5);
     let spans = [span(100, 5000), span(BYTES - 7, 7), span(9000, 1)];
     let data = pattern(1, 5008);
@@ -70,7 +70,7 @@ fn what_is_written_is_read(mut fixture: Fixture) {
     assert_eq!(fixture.requester.read(&key, &[span(0, 6)], PATIENCE).unwrap(), b"abefgh");
 }
 
-fn requests_are_served_in_the_order_of_asking(mut fixture: Fixture) {
+fn requests_are_served_in_order(mut fixture: Fixture) {
     let (key, _registration) = register(&fixture, 5);
     for round in 0..300 {
         fixture.requester.submit_write(2 * round, &key, &[span(50, 3000)], &pattern(round, 3000), PATIENCE);
@@ -83,7 +83,7 @@ fn requests_are_served_in_the_order_of_asking(mut fixture: Fixture) {
     }
 }
 
-fn writes_are_refused_for_what_is_wrong_with_them(mut fixture: Fixture) {
+fn refused_writes_name_the_cause(mut fixture: Fixture) {
     let (own, _registration) = register(&fixture, 5);
     let (seed, requester) = (fixture.key.clone(), &mut fixture.requester);
     let page = [Span { extent: MEMORY, offset: 0, bytes: 4 }];
@@ -101,7 +101,7 @@ fn writes_are_refused_for_what_is_wrong_with_them(mut fixture: Fixture) {
     assert_eq!(refusal(requester.write(&key(77), &[span(0, 1)], b"x", PATIENCE)), Refusal::UnknownSeed);
 }
 
-fn limits_on_changes_are_refused_before_anything_is_sent(mut fixture: Fixture) {
+fn changes_above_the_limits_are_refused_before_sending(mut fixture: Fixture) {
     let (key, _registration) = register(&fixture, 5);
     let deadline = fixture.requester.in_time(PATIENCE);
     let connection = &mut fixture.requester.connection;
@@ -165,7 +165,7 @@ impl Region for Watched {
     }
 }
 
-fn revoked_memory_is_not_touched_any_more(mut fixture: Fixture) {
+fn revoked_memory_is_not_accessed(mut fixture: Fixture) {
     let (key, watched) = (key(5), Arc::new(Watched::default()));
     let registration = fixture.seeds.registry.register(&key, watched.clone()).unwrap();
     for _ in 0..3 {
@@ -181,7 +181,7 @@ fn revoked_memory_is_not_touched_any_more(mut fixture: Fixture) {
     assert_eq!(watched.touched.load(Ordering::SeqCst), 9);
 }
 
-fn memory_is_revoked_under_requests_on_their_way(mut fixture: Fixture) {
+fn memory_is_revoked_while_requests_are_in_flight(mut fixture: Fixture) {
     for round in 0..20u64 {
         let (key, watched) = (key(100 + round), Arc::new(Watched::default()));
         let registration = fixture.seeds.registry.register(&key, watched.clone()).unwrap();
@@ -251,7 +251,7 @@ fn messages_arrive_once_and_in_order(mut fixture: Fixture) {
     assert_eq!(of(1), (1000..1400).collect::<Vec<_>>());
 }
 
-fn a_full_inbox_is_told(mut fixture: Fixture) {
+fn a_full_message_queue_is_reported(mut fixture: Fixture) {
     for number in 0..QUEUE_MESSAGES_MAX as u64 {
         fixture.requester.send(number, b"m", PATIENCE);
     }
@@ -263,7 +263,7 @@ fn a_full_inbox_is_told(mut fixture: Fixture) {
     fixture.requester.tell(b"one more", PATIENCE).unwrap();
 }
 
-fn who_takes_no_messages_says_so(mut fixture: Fixture) {
+fn a_peer_without_a_message_queue_refuses_messages(mut fixture: Fixture) {
     fixture.server = None;
     let exporter: Arc<dyn Exporter> = RegionRegistry::new(None);
     fixture.server = Some(fixture.site.serve(Some(&fixture.address), &exporter));
@@ -271,7 +271,7 @@ fn who_takes_no_messages_says_so(mut fixture: Fixture) {
     assert_eq!(refusal(requester.tell(b"hello?", PATIENCE)), Refusal::NoReceiver);
 }
 
-fn what_was_never_sent_was_not_done(mut fixture: Fixture) {
+fn an_unsent_change_has_no_effect(mut fixture: Fixture) {
     fixture.server = None;
     let mut requester = fixture.site.connect(&fixture.address);
     let wait = Duration::from_millis(300);
@@ -283,7 +283,7 @@ fn what_was_never_sent_was_not_done(mut fixture: Fixture) {
     }
 }
 
-fn nothing_is_done_twice_by_an_owner_that_forgot(mut fixture: Fixture) {
+fn an_owner_that_lost_its_sessions_repeats_no_change(mut fixture: Fixture) {
     let mut uncertain = 0;
     for round in 0..10 {
         for number in 0..50 {
@@ -315,7 +315,7 @@ fn nothing_is_done_twice_by_an_owner_that_forgot(mut fixture: Fixture) {
     assert!(uncertain < 500, "an owner that was told nothing yet makes what it is told");
 }
 
-fn a_closed_connection_ends_what_was_taken_and_takes_nothing_more(mut fixture: Fixture) {
+fn a_closed_connection_ends_accepted_requests_and_accepts_no_more(mut fixture: Fixture) {
     for number in 0..50 {
         fixture.requester.send(number, &numbered(number, 8), PATIENCE);
     }

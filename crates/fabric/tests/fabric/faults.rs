@@ -188,13 +188,13 @@ fn do_no_harm(seeds: u64) {
 }
 
 #[test]
-fn no_wrong_byte_nothing_twice_and_nothing_hangs() {
+fn random_faults_cause_no_wrong_byte_no_repetition_and_no_hang() {
     do_no_harm(SEEDS);
 }
 
 #[test]
 #[ignore = "long: a thousand seeds"]
-fn nothing_goes_wrong_with_a_thousand_seeds() {
+fn a_thousand_seeds_of_random_faults_do_no_harm() {
     do_no_harm(MANY_SEEDS);
 }
 

@@ -56,7 +56,7 @@ fn header(kind: u8, body_bytes: u32) -> Vec<u8> {
 }
 
 #[test]
-fn who_breaks_the_rules_is_named_and_harms_nobody() {
+fn a_peer_that_violates_the_protocol_is_named_and_does_no_harm() {
     log::catch();
     let (mut fixture, at) = fixture();
     let hello = || encode_hello().to_vec();
@@ -93,7 +93,7 @@ fn who_breaks_the_rules_is_named_and_harms_nobody() {
 }
 
 #[test]
-fn what_is_cut_off_is_forgotten() {
+fn truncated_requests_are_dropped() {
     let (mut fixture, at) = fixture();
     let mut whole = encode_hello().to_vec();
     append_introduce(&mut whole, ConnectionId::from_bytes([9; 16]), 0);
@@ -119,7 +119,7 @@ fn what_is_cut_off_is_forgotten() {
 }
 
 #[test]
-fn replayed_and_reordered_changes_are_not_made_again() {
+fn replayed_and_reordered_changes_are_not_applied_again() {
     let (mut fixture, at) = fixture();
     let own = key(5);
     let _registration = fixture.seeds.registry.register(&own, Arc::new(SharedMemory::new(100).unwrap())).unwrap();
@@ -163,7 +163,7 @@ impl Exporter for Defective {
 }
 
 #[test]
-fn a_thread_that_panics_goes_on_and_says_so() {
+fn a_thread_that_panics_continues_and_logs_it() {
     log::catch();
     let seeds = Arc::new(Seeds::default());
     seeds.add(&key(1), &Seed::start());
@@ -208,8 +208,8 @@ pub(crate) fn memory_peak_kib() -> u64 {
 }
 
 #[test]
-fn who_only_announces_costs_no_memory() {
-    if !is_alone("hostile::who_only_announces_costs_no_memory") {
+fn announced_bytes_use_no_memory() {
+    if !is_alone("hostile::announced_bytes_use_no_memory") {
         return;
     }
     let (mut fixture, at) = fixture();
@@ -233,8 +233,8 @@ fn who_only_announces_costs_no_memory() {
 }
 
 #[test]
-fn ten_thousand_half_open_connections_cost_little_and_others_nothing() {
-    if !is_alone("hostile::ten_thousand_half_open_connections_cost_little_and_others_nothing") {
+fn ten_thousand_half_open_connections_are_cheap_and_slow_no_peer() {
+    if !is_alone("hostile::ten_thousand_half_open_connections_are_cheap_and_slow_no_peer") {
         return;
     }
     log::catch();

@@ -116,7 +116,7 @@ fn nodes_read_each_other_with_and_without_encryption() {
 }
 
 #[test]
-fn who_is_no_node_of_the_cluster_is_told_why_and_gets_nothing() {
+fn a_non_member_is_refused_with_a_reason() {
     log::catch();
     let (owner, other) = (Owner::new(Encryption::On), Owner::new(Encryption::On));
     let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
@@ -141,7 +141,7 @@ fn who_is_no_node_of_the_cluster_is_told_why_and_gets_nothing() {
 }
 
 #[test]
-fn a_revoked_node_loses_the_connection_that_it_has() {
+fn an_open_connection_of_a_revoked_node_is_closed() {
     let owner = Owner::new(Encryption::On);
     let credentials = owner.issue(Role::Node, "n2");
     let mut requester = owner.requester(Some(&credentials), "n1");
@@ -161,7 +161,7 @@ fn a_revoked_node_loses_the_connection_that_it_has() {
 }
 
 #[test]
-fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
+fn an_open_connection_to_a_revoked_owner_is_not_used() {
     let owner = Owner::new(Encryption::On);
     let credentials = owner.issue(Role::Node, "n2");
     let mut requester = owner.requester(Some(&credentials), "n1");
@@ -181,7 +181,7 @@ fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
 }
 
 #[test]
-fn who_asks_for_what_it_may_not_have_is_named() {
+fn a_node_that_requests_forbidden_memory_is_named() {
     log::catch();
     let owner = Owner::new(Encryption::On);
     let mut nosy = owner.requester(Some(&owner.issue(Role::Node, "nosy")), "n1");
@@ -220,7 +220,7 @@ fn read_until_refused(requester: &mut TestRequester) -> FabricError {
 }
 
 #[test]
-fn a_connection_ends_with_the_certificate_that_it_began_with() {
+fn a_connection_ends_with_its_certificate() {
     log::catch();
     let owner = Owner::new(Encryption::On);
     let soon = Duration::from_secs(6);
@@ -234,7 +234,7 @@ fn a_connection_ends_with_the_certificate_that_it_began_with() {
 }
 
 #[test]
-fn a_connection_ends_with_the_authority_that_it_began_with() {
+fn a_connection_ends_with_its_authority() {
     log::catch();
     let owner = Owner::new(Encryption::On);
     let credentials = owner.issue(Role::Node, "old");
@@ -256,7 +256,7 @@ fn a_connection_ends_with_the_authority_that_it_began_with() {
 }
 
 #[test]
-fn an_owner_that_speaks_in_clear_is_not_asked() {
+fn an_owner_without_tls_is_not_used() {
     let (_seeds, exporter) = exporter();
     let plain = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
     let member = Owner::new(Encryption::Off);
@@ -266,8 +266,8 @@ fn an_owner_that_speaks_in_clear_is_not_asked() {
 }
 
 #[test]
-fn half_of_a_handshake_is_not_waited_for_and_disturbs_nobody() {
-    if !is_alone("members::half_of_a_handshake_is_not_waited_for_and_disturbs_nobody") {
+fn an_incomplete_handshake_times_out_and_slows_no_peer() {
+    if !is_alone("members::an_incomplete_handshake_times_out_and_slows_no_peer") {
         return;
     }
     let limit = getrlimit(Resource::Nofile);

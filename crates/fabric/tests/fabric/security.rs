@@ -174,7 +174,7 @@ fn cause_of(error: &FabricError) -> &LinkError {
     }
 }
 
-fn everything_passes(provider: Provider) {
+fn all_traffic_passes(provider: Provider) {
     let guarded = Guarded::new(provider, "swordfish");
     let mut requester = guarded.connect(Some("swordfish"));
     let most = READ_BYTES_MAX as u64;
@@ -202,13 +202,13 @@ fn everything_passes(provider: Provider) {
 }
 
 #[test]
-fn everything_passes_through_what_protects_tcp() {
-    everything_passes(Provider::Tcp);
+fn all_traffic_passes_through_the_security_layer_of_tcp() {
+    all_traffic_passes(Provider::Tcp);
 }
 
 #[test]
-fn everything_passes_through_what_protects_sim() {
-    everything_passes(Provider::Sim);
+fn all_traffic_passes_through_the_security_layer_of_sim() {
+    all_traffic_passes(Provider::Sim);
 }
 
 fn strangers_learn_nothing(provider: Provider) {
@@ -329,7 +329,7 @@ impl Drop for Opened {
 }
 
 #[test]
-fn handshakes_take_no_turn_of_those_that_are_served() {
+fn handshakes_do_not_delay_established_connections() {
     let (gate, seeds) = (Arc::new(Gate::default()), Arc::new(Seeds::default()));
     seeds.add(&key(1), &Seed::start());
     let exporter: Arc<dyn Exporter> = seeds;
@@ -359,7 +359,7 @@ fn handshakes_take_no_turn_of_those_that_are_served() {
 }
 
 #[test]
-fn a_handshake_has_a_limit_on_both_sides() {
+fn a_handshake_times_out_on_both_sides() {
     let guarded = Guarded::new(Provider::Sim, "swordfish");
     let page = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     // A peer that sends no word.

@@ -36,7 +36,7 @@ fn send_unanswered(fixture: &mut Fixture) {
 }
 
 #[test]
-fn an_answer_that_was_lost_is_given_again_and_nothing_is_done_again() {
+fn a_lost_answer_is_sent_again_without_repeating_the_change() {
     let mut fixture = Fixture::new(Provider::Sim);
     send_unanswered(&mut fixture);
     let ended = fixture.requester.finish();
@@ -45,7 +45,7 @@ fn an_answer_that_was_lost_is_given_again_and_nothing_is_done_again() {
 }
 
 #[test]
-fn an_owner_that_was_restarted_says_that_it_does_not_know() {
+fn a_restarted_owner_reports_an_unknown_outcome() {
     let mut fixture = Fixture::new(Provider::Sim);
     send_unanswered(&mut fixture);
     fixture.restart(&fixture.seeds.clone());
@@ -58,7 +58,7 @@ fn an_owner_that_was_restarted_says_that_it_does_not_know() {
 }
 
 #[test]
-fn silence_is_noticed_within_a_second_and_the_path_used_again_when_it_heals() {
+fn silence_is_noticed_within_a_second_and_a_repaired_path_is_used() {
     let mut fixture = Fixture::new(Provider::Sim);
     fixture.read(MEMORY, 0, 8).unwrap();
     let (world, here, there) = (fixture.site.world.clone(), fixture.site.here, fixture.site.there);
@@ -100,7 +100,7 @@ fn drain(stream: &mut SimStream) -> (usize, bool) {
 }
 
 #[test]
-fn who_never_reads_is_ended_in_half_a_minute_and_costs_little_until_then() {
+fn a_peer_that_never_reads_is_disconnected_in_half_a_minute() {
     let mut fixture = Fixture::new(Provider::Sim);
     let mut stream = dial(&fixture);
     let mut requests = encode_hello().to_vec();
@@ -118,7 +118,7 @@ fn who_never_reads_is_ended_in_half_a_minute_and_costs_little_until_then() {
 }
 
 #[test]
-fn who_keeps_the_rest_of_a_request_is_ended_in_half_a_minute() {
+fn a_peer_that_withholds_part_of_a_request_is_disconnected() {
     let mut fixture = Fixture::new(Provider::Sim);
     let mut stream = dial(&fixture);
     let mut request = encode_hello().to_vec();
@@ -138,7 +138,7 @@ fn who_keeps_the_rest_of_a_request_is_ended_in_half_a_minute() {
 }
 
 #[test]
-fn a_page_takes_a_round_trip_whatever_else_is_asked_on_another_connection() {
+fn a_page_takes_one_round_trip_next_to_a_busy_connection() {
     let mut fixture = Fixture::new(Provider::Sim);
     let mut bulk = fixture.site.connect(&fixture.address);
     let key = fixture.key.clone();

@@ -40,7 +40,7 @@ fn read_everything(fixture: &Fixture, requester: &mut TestRequester) {
 }
 
 #[test]
-fn flipped_bits_are_never_taken_for_data() {
+fn flipped_bits_are_never_delivered() {
     let (fixture, at) = fixture();
     let flips = [ProxyFault::FlipReply, ProxyFault::FlipRequest];
     for (fault, after) in flips.into_iter().flat_map(|fault| [3, 30, 100, 1000, 3000].map(|after| (fault, after))) {
@@ -62,7 +62,7 @@ fn cut_connections_are_resumed() {
 }
 
 #[test]
-fn a_path_that_damages_everything_is_unreachable_and_says_why() {
+fn an_owner_on_a_damaging_path_is_unreachable_with_the_cause() {
     let (fixture, at) = fixture();
     let proxy = Proxy::start(at, ProxyFault::FlipReply, 40, usize::MAX);
     let mut requester = TestRequester::new(&proxy.address());
@@ -74,7 +74,7 @@ fn a_path_that_damages_everything_is_unreachable_and_says_why() {
 }
 
 #[test]
-fn a_link_that_swallows_packets_is_noticed_and_used_again() {
+fn a_link_that_drops_packets_is_noticed_and_used_again() {
     let (fixture, at) = fixture();
     let proxy = Proxy::start(at, ProxyFault::Swallow, 100_000, 2);
     let mut requester = TestRequester::new(&proxy.address());
@@ -127,7 +127,7 @@ fn a_peer_of_another_version_is_refused_with_both_versions() {
 }
 
 #[test]
-fn a_foreign_peer_is_named_as_such() {
+fn a_peer_of_another_protocol_is_named() {
     let mut requester = TestRequester::new(&answer_with(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".to_vec()));
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     let error = requester.read(&key(1), &spans, Duration::from_millis(300)).unwrap_err();
@@ -144,7 +144,7 @@ fn raw_requester(fixture: &Fixture, at: std::net::SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn a_slow_reader_costs_its_owner_little_and_others_nothing() {
+fn a_slow_reader_uses_little_memory_and_slows_no_peer() {
     let (mut fixture, at) = fixture();
     let mut slow = raw_requester(&fixture, at);
     slow.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -175,7 +175,7 @@ fn a_slow_reader_costs_its_owner_little_and_others_nothing() {
 }
 
 #[test]
-fn bad_requesters_are_shown_out_and_harm_nobody() {
+fn malformed_requests_end_their_connection_only() {
     let (mut fixture, at) = fixture();
     let mut unopened = encode_hello().to_vec();
     append_read(&mut unopened, 1, 7, ReadMode::Exact, &[Span { extent: MEMORY, offset: 0, bytes: 1 }]);
@@ -202,7 +202,7 @@ fn bad_requesters_are_shown_out_and_harm_nobody() {
 }
 
 #[test]
-fn who_never_greets_is_shown_out() {
+fn a_peer_without_a_hello_is_disconnected() {
     let (_fixture, at) = fixture();
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -213,7 +213,7 @@ fn who_never_greets_is_shown_out() {
 }
 
 #[test]
-fn a_thousand_connections_come_and_go() {
+fn a_thousand_connections_are_opened_and_closed() {
     let (mut fixture, at) = fixture();
     fixture.read(MEMORY, 0, 8).unwrap();
     for _ in 0..1000 {

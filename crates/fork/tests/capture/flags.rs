@@ -8,7 +8,7 @@ use crate::harness::{Parent, children, mapping_at};
 const AREA_PAGES: u64 = (16 << 20) / 4096;
 
 #[test]
-fn areas_of_much_memory_keep_their_flags() {
+fn large_mappings_keep_their_flags() {
     let parent = Parent::start("advised", &[]);
     for _ in 0..2 {
         let captured = parent.capture().unwrap();

@@ -32,7 +32,7 @@ fn captures_until_killed() {
 }
 
 #[test]
-fn a_parent_outlives_whoever_captures_it() {
+fn a_parent_survives_a_killed_capturing_process() {
     let mut parent = Parent::start("threads", &["spinning", "64", "tolerant"]);
     for kill in 0..KILLS {
         let mut victim = Command::new(env::current_exe().unwrap())

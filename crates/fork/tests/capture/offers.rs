@@ -57,7 +57,7 @@ fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
 }
 
 #[test]
-fn what_is_no_pages_to_use_is_left_alone() {
+fn unusable_offered_pages_are_not_changed() {
     for what in ["unmarked", "shared", "writable", "used", "occupied"] {
         let mut parent = Parent::start("offers", &[what]);
         let range = pages(&parent);
@@ -90,7 +90,7 @@ fn what_is_no_pages_to_use_is_left_alone() {
 
 /// A clone would have other contents there, so it could make no calls.
 #[test]
-fn pages_that_a_fork_wipes_are_refused() {
+fn offered_pages_that_a_fork_wipes_are_refused() {
     let mut parent = Parent::start("offers", &["wiped"]);
     let error = capture_with(&parent, offer(parent.reported("pages"))).unwrap_err();
     assert!(error.to_string().contains("pages that it offers"), "{error}");
@@ -100,7 +100,7 @@ fn pages_that_a_fork_wipes_are_refused() {
 
 /// The second clone has these pages.
 #[test]
-fn pages_that_no_fork_hands_down_are_as_good_as_others() {
+fn offered_pages_that_a_fork_does_not_copy_are_used() {
     let mut parent = Parent::start("offers", &["absent"]);
     capture_with(&parent, offer(parent.reported("pages"))).unwrap();
     still_runs(&mut parent);
@@ -108,7 +108,7 @@ fn pages_that_no_fork_hands_down_are_as_good_as_others() {
 
 /// A thread's own choice is carried. A CPU to which a thread is pinned only while it waits for its answer is not.
 #[test]
-fn a_thread_that_is_kept_to_a_cpu_for_its_capture_has_not_chosen_it() {
+fn the_affinity_of_a_thread_pinned_for_capture_is_not_captured() {
     let parent = Parent::start("offers", &["plain", "1"]);
     let (pid, start) = (Pid::from_raw(parent.pid()), parent.reported("pages"));
     let cpus = sched_getaffinity(pid).unwrap();
@@ -129,7 +129,7 @@ fn a_thread_that_is_kept_to_a_cpu_for_its_capture_has_not_chosen_it() {
 
 /// Nothing is mapped that is both writable and executable.
 #[test]
-fn a_process_that_may_have_no_other_pages_is_captured_on_those_that_it_offers() {
+fn a_process_that_denies_executable_pages_is_captured_with_offered_ones() {
     let mut parent = Parent::start("offers", &["strict", "2"]);
     let error = parent.capture().unwrap_err();
     assert!(error.to_string().contains("PR_SET_MDWE"), "{error}");

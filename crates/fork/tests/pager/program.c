@@ -1083,7 +1083,7 @@ static void obey(void)
 
 /* ---- pages of both sizes ---- */
 
-/* What the first word of each page was set to, or 0; and whether the rest of it was discarded. */
+/* The value that the first word of each page was set to, or 0; and whether the rest of the page was discarded. */
 static uint64_t *marks;
 static uint8_t *is_discarded;
 

@@ -117,7 +117,7 @@ mod tests {
     use super::ChildBudget;
 
     #[test]
-    fn limits_are_summed_up_with_those_of_children_that_start() {
+    fn memory_limits_of_starting_children_are_included() {
         let budget = ChildBudget::new(Some(100));
         let first = budget.reserve("a child", Some(40), || 20).unwrap();
         assert!(budget.reserve("a child", Some(41), || 20).unwrap_err().to_string().contains("a child"));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_the_machine_may_be_promised_and_no_more() {
+    fn limits_up_to_the_memory_of_the_machine_are_accepted() {
         let budget = ChildBudget::new(None);
         let all = budget.bytes_max().unwrap();
         assert!(budget.reserve("a child", Some(all), || 0).is_ok());

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_container_was_killed_with_it_was_killed() {
+    fn a_child_of_a_killed_container_is_reported_as_killed() {
         let lost = || Exit::Lost("its container was killed before it reported the exit status".to_owned());
         assert_eq!(lost().adjust_for_kill(true), Exit::Signal(9));
         assert_eq!(lost().adjust_for_kill(false), lost());

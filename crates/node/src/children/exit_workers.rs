@@ -91,7 +91,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn a_few_wait_for_the_thread_that_is_there_and_more_have_another() {
+    async fn exits_share_a_thread_until_its_queue_is_full() {
         let (ends, done) = (Arc::new(ExitWorkers::default()), Arc::new(AtomicUsize::new(0)));
         let (go_on, held) = mpsc::channel::<()>();
         ends.submit(Box::new(move || held.recv().unwrap()));

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_following_the_end_is_what_is_there() {
+    async fn output_ends_at_its_current_end_without_follow() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"so far").unwrap();
         let mut output = OutputReader::open(file.path()).unwrap();

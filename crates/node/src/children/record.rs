@@ -120,7 +120,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_record_survives_its_file() {
+    fn a_child_record_is_read_back() {
         let pager = PagerCounters { faults: 3, pages_fetched: 40, ..PagerCounters::default() };
         let record = ChildRecord {
             id: "n2.c00f3a96c5d217e84".parse().unwrap(),

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_child_is_never_forgotten() {
+    fn a_held_child_is_never_evicted() {
         let begin = Instant::now();
         let mut retention = Retention::default();
         let held: Vec<ChildId> = (0..2 * UNCOLLECTED_CHILDREN_MAX).map(child).collect();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_nobody_has_heard_is_kept_for_a_time() {
+    fn an_uncollected_exit_is_kept_for_a_time() {
         let begin = Instant::now();
         let mut retention = filled(3 * ENDED_CHILDREN_MAX, begin);
         assert_eq!(retention.take_surplus(begin + UNCOLLECTED_KEPT_MIN / 2, usize::MAX), EvictionBatch::default());
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn those_whose_end_was_told_go_before_those_whose_was_not() {
+    fn collected_exits_are_evicted_first() {
         let begin = Instant::now();
         let mut retention = filled(ENDED_CHILDREN_MAX, begin);
         let late = child(ENDED_CHILDREN_MAX);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn number_and_bytes_are_bounded() {
+    fn number_and_bytes_of_kept_exits_are_bounded() {
         let begin = Instant::now();
         let mut retention = filled(UNCOLLECTED_CHILDREN_MAX + 3, begin);
         let surplus = retention.take_surplus(begin, usize::MAX);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_counted_of_what_is_forgotten() {
+    fn removed_children_are_not_counted() {
         let begin = Instant::now();
         let mut retention = filled(2, begin);
         retention.hold(&child(0));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_an_end_outlives_a_daemon() {
+    fn the_age_of_an_exit_is_kept_across_daemon_restarts() {
         let now = Instant::now();
         assert_eq!(end_instant(now, 5_000, 6_000), now);
         let old = end_instant(now, u64::MAX, 0);

@@ -151,7 +151,7 @@ mod tests {
     use std::io::Write as _;
 
     #[test]
-    fn a_nest_is_a_directory_of_its_own_and_goes_when_it_is_not_used() {
+    fn an_unused_child_directory_is_removed() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
         let _lock = run_dir.acquire().unwrap();

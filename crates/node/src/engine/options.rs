@@ -221,7 +221,7 @@ mod tests {
     use farfork_api::v1::{Bind, ChildOptions};
 
     #[test]
-    fn sharing_the_root_is_no_bind() {
+    fn a_shared_root_is_not_a_bind() {
         let bind = Bind { from: "/data".to_owned(), to: "/mnt".to_owned() };
         let shared = vec!["/".to_owned(), "/srv".to_owned()];
         let options = ChildOptions { shared, binds: vec![bind], ..ChildOptions::default() };
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strategy_is_told_by_name() {
+    fn a_strategy_is_parsed_by_name() {
         let options = |strategy: &str| {
             StartOptions::try_from(ChildOptions { strategy: strategy.to_owned(), ..ChildOptions::default() })
         };
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_absent_or_sensible() {
+    fn limits_below_the_minimum_are_refused() {
         let options = |memory_bytes_max, cpu_millicores_max| {
             StartOptions::try_from(ChildOptions { memory_bytes_max, cpu_millicores_max, ..ChildOptions::default() })
         };
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_untrusted_child_has_a_limit_on_processes() {
+    fn an_untrusted_child_has_a_process_limit() {
         let tasks_max = |processes_max, untrusted| {
             let options = ChildOptions { processes_max, untrusted, ..ChildOptions::default() };
             StartOptions::try_from(options).unwrap().limits.tasks_max
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_namespace_is_for_untrusted_children() {
+    fn only_untrusted_children_get_a_user_namespace() {
         let options = |untrusted, shared: &[&str]| {
             let shared = shared.iter().map(ToString::to_string).collect();
             let options = ChildOptions { user_namespace: true, untrusted, shared, ..ChildOptions::default() };

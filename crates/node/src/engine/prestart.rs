@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_made_than_may_stand_by() {
+    fn the_number_of_prestarted_children_is_bounded() {
         let (pool, seed, kind) = (PrestartPool::default(), seed(), kind(true));
         for _ in 0..2 {
             let reservations: Vec<_> = (0..PRESTARTED_PER_SEED_MAX)
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_being_made_is_waited_for_by_one_until_it_fails() {
+    fn a_starting_child_has_at_most_one_waiter() {
         let (pool, seed, kind) = (PrestartPool::default(), seed(), kind(true));
         assert!(pool.take(&seed, &kind).is_none());
         let reservation = pool.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).unwrap();
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_forgotten_or_is_of_another_kind_is_not_taken_for_the_same() {
+    fn a_prestarted_child_is_taken_only_with_equal_options() {
         let (pool, seed) = (PrestartPool::default(), seed());
         let reservation = pool.reserve(&seed, &kind(true), PRESTARTED_PER_SEED_MAX).unwrap();
         assert!(pool.take(&seed, &kind(false)).is_none());

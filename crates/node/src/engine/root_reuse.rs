@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_child_has_heirs_of_its_parents() {
+    fn children_of_one_parent_reuse_roots() {
         let (one, other) = (FanOutNetwork::default(), FanOutNetwork::default());
         let plain = |fan_out| heirs(ChildOptions::default(), fan_out).unwrap();
         assert_eq!(plain(&one), plain(&other));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn no_other_child_has() {
+    fn children_with_special_options_reuse_no_root() {
         let bind = Bind { from: "/data".to_owned(), to: "/mnt".to_owned() };
         let plain = ChildOptions::default;
         let all = [

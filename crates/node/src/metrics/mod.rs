@@ -160,7 +160,7 @@ mod tests {
     use super::{Code, Duration, Failure, MeasuredOperation, Metrics, Weak, code_name, v1};
 
     #[test]
-    fn what_happened_is_told_with_its_unit_and_what_it_is() {
+    fn metrics_have_unit_type_and_help() {
         let metrics = Metrics::new();
         metrics.record_prepare(&v1::Seed { prepare_us: 1500, pause_us: 90, ..v1::Seed::default() });
         metrics.record_resume(700);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_have_the_names_of_grpc() {
+    fn status_codes_have_their_grpc_names() {
         assert_eq!(code_name(Code::NotFound), "not_found");
         assert_eq!(code_name(Code::Internal), "internal");
     }

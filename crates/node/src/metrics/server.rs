@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_turn_lasts_as_long_as_its_work_although_nobody_waits() {
+    async fn a_permit_is_held_until_its_work_ends() {
         let turns = Arc::new(Semaphore::new(1));
         let turn = Arc::new(turns.clone().acquire_owned().await.unwrap());
         let (go_on, waits) = mpsc::channel::<()>();

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn each_log_of_each_replica_has_a_value() {
+    fn each_log_of_each_replica_has_a_metric() {
         let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
         let mut record = VolumeRecord::new(1, vec![n1.clone(), n2.clone()], 8 << 20, Durability::Memory);
         record.clients = vec![n2.clone()];
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_volumes_has_no_such_metrics() {
+    fn a_node_without_volumes_has_no_volume_metrics() {
         assert!(list_volumes(Path::new("/nonexistent")).is_empty());
     }
 }

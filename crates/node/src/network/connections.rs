@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_child_has_sent_arrives_when_it_has_ended() {
+    async fn data_of_an_ended_child_arrives() {
         const BYTES: usize = 16 << 20;
         let (mut child, mut far, serving) = forwarded().await;
         let ended = async {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_broken_off_is_broken_off_at_the_far_end() {
+    async fn a_reset_connection_is_reset_at_the_far_end() {
         let (child, mut far, _serving) = forwarded().await;
         child.set_zero_linger().unwrap();
         drop(child);

@@ -129,7 +129,7 @@ mod tests {
     use super::{BoundPort, PortMapping, v1};
 
     #[test]
-    fn ports_are_numbers_of_ports() {
+    fn port_numbers_are_checked() {
         let port = |node, child| PortMapping::try_from(v1::PublishedPort { node, child });
         assert_eq!(port(8080, 80).unwrap().to_string(), "8080:80");
         for wrong in [(0, 80), (80, 0), (65_536, 80)] {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_is_taken_once() {
+    async fn a_port_in_use_is_refused() {
         let free = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         let node = free.local_addr().unwrap().port();
         let refused = BoundPort::bind_all(&[PortMapping { node, child: 80 }]).unwrap_err().to_string();

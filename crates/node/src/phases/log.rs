@@ -115,7 +115,7 @@ mod tests {
     use super::{Duration, PHASES_MAX, PhaseLog, ROOT};
 
     #[test]
-    fn phases_are_told_within_the_one_they_are_part_of() {
+    fn remote_phases_are_limited_to_their_outer_phase() {
         let log = PhaseLog::new("n1".to_owned(), "resume");
         let outer = log.begin_phase("resume.child", ROOT).unwrap();
         let started = log.started_realtime;
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_bounded() {
+    fn a_phase_log_is_bounded() {
         let log = PhaseLog::new("n1".to_owned(), "prepare");
         let entered = (0..2 * PHASES_MAX).filter_map(|_| log.begin_phase("prepare.stop", ROOT)).count();
         assert_eq!(entered, PHASES_MAX - 1);

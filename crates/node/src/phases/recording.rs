@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_phases_of_who_asked_are_told() {
+    fn only_recorded_requests_report_phases() {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let subscriber = tracing_subscriber::registry().with(super::super::collector_layer());
         tracing::subscriber::with_default(subscriber, || {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_collector_nothing_is_told() {
+    fn a_recording_without_a_collector_is_empty() {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let recording = PhaseRecording::start(true, &"n1".parse().unwrap(), "prepare");
         recording.span().in_scope(work);

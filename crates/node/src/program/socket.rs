@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn messages_go_both_ways_until_the_end() {
+    async fn messages_are_exchanged_until_the_program_ends() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("program.sock");
         let listener = listen(&path).unwrap();

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_its_open_connections_only() {
+    fn a_process_has_only_its_open_connections() {
         let registry = Arc::new(SocketRegistry::default());
         let first = registry.register(812, 1);
         let _second = registry.register(812, 2);

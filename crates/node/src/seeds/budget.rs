@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_has_room_up_to_the_last_byte() {
+    fn a_seed_may_use_the_budget_to_the_last_byte() {
         let budget = SeedBudget { bytes_max: Some(100 * MIB), user_bytes_max: None };
         let admit = |mib, held: &[(String, MemoryCharge)]| {
             budget.check_charge(7, MemoryCharge { bytes: mib * MIB, user: 0 }, held)
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn users_have_bounds_of_their_own() {
+    fn users_have_separate_budgets() {
         let budget = SeedBudget { bytes_max: None, user_bytes_max: Some(50 * MIB) };
         let admit =
             |user| budget.check_charge(7, MemoryCharge { bytes: 20 * MIB, user }, &held(&[(40, 1000), (900, 0)]));

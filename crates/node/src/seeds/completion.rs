@@ -78,7 +78,7 @@ mod tests {
     use std::sync::Arc;
 
     #[tokio::test]
-    async fn who_waits_is_told() {
+    async fn a_waiter_gets_the_outcome_of_a_seed() {
         let seed_completion = Arc::new(SeedCompletion::default());
         assert_eq!(seed_completion.wait(Duration::from_millis(1)).await, None);
         let waiting = seed_completion.clone();

@@ -41,7 +41,7 @@ mod tests {
     use super::check_labels;
 
     #[test]
-    fn labels_are_few_and_plain() {
+    fn labels_are_limited_in_number_and_characters() {
         let labels = |pairs: &[(&str, &str)]| {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };

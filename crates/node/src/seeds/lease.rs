@@ -59,7 +59,7 @@ mod tests {
     use super::Lease;
 
     #[test]
-    fn a_lease_lasts_from_its_renewal() {
+    fn a_lease_is_extended_by_its_renewal() {
         assert_eq!(Lease::new(0, 5), None);
         let mut lease = Lease::new(8_000, 10_000).unwrap();
         assert!(

@@ -338,7 +338,7 @@ mod tests {
     use super::check_name;
 
     #[test]
-    fn a_name_is_never_taken_for_an_id() {
+    fn a_name_in_the_form_of_an_id_is_refused() {
         assert!(check_name("warm-python_3").is_ok());
         assert!(check_name("").is_ok(), "no name");
         assert!(check_name("n1.s00f3a96c5d217e84").is_err());

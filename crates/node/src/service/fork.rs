@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_are_none_one_or_one_each() {
+    fn a_fork_has_no_payload_one_or_one_for_each_child() {
         for (count, payloads, is_right) in
             [(3, 0, true), (3, 1, true), (3, 3, true), (3, 2, false), (0, 0, false), (1 << 20, 0, false)]
         {
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_release_starts_is_not_taken_for_more() {
+    fn isolation_that_an_earlier_release_lacks_is_noticed() {
         let (plain, network) = (ChildOptions::default(), Network::Private.into());
         assert!(has_requested_isolation(&Child::default(), &ChildOptions { network, ..plain.clone() }));
         assert!(!has_requested_isolation(&Child::default(), &ChildOptions { untrusted: true, ..plain.clone() }));

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_address_has_its_turns_and_gets_them_back() {
+    fn each_address_has_a_limit_of_concurrent_joins() {
         let turns = Arc::new(JoinLimiter::default());
         let (one, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let held: Vec<JoinPermit> = (0..JOINS_PER_ADDRESS_MAX).map(|_| turns.acquire(one).unwrap()).collect();

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_that_join_at_once_one_gets_the_name() {
+    fn one_of_two_concurrent_joins_gets_the_name() {
         let (reservations, now) = (NameReservations::default(), Instant::now());
         let (one, other) = (NodeName::new("one").unwrap(), NodeName::new("other").unwrap());
         assert!(reservations.reserve(&one, b"first", now));

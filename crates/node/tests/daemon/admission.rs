@@ -20,18 +20,18 @@ use crate::harness::{TestDaemon, block_on, name, run_dirs, token_file, trust_dir
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_machine_joins_with_a_token", joins),
-    ("who_passes_a_machine_on_learns_nothing_that_opens_anything", seen_on_its_way),
-    ("a_wrong_token_is_counted_and_its_bearer_has_to_wait", guesses),
-    ("many_guesses_at_once_are_not_all_looked_at", guesses_at_once),
-    ("a_machine_that_joins_is_passed_on_to_the_authority_alone", passed_on_once),
-    ("without_a_token_nobody_joins", no_token),
+    ("a_node_that_forwards_a_join_learns_no_secret", forwarded_join),
+    ("a_wrong_token_is_counted_and_delays_the_next_attempt", guesses),
+    ("concurrent_guesses_are_limited", guesses_at_once),
+    ("a_join_is_forwarded_only_to_the_authority", passed_on_once),
+    ("joining_needs_a_token", no_token),
     ("the_first_node_makes_its_own_cluster", first),
-    ("each_role_may_ask_for_its_part", roles),
-    ("strangers_are_named_and_kept_out", strangers),
-    ("a_revoked_node_is_out_everywhere", revoked),
-    ("a_revoked_node_is_not_called_any_more", revoked_is_left),
-    ("a_client_hears_of_revocations_and_asks_no_revoked_node", client_hears),
-    ("a_request_without_end_ends_with_the_right_to_ask", standing),
+    ("each_role_may_call_its_methods", roles),
+    ("strangers_are_named_and_refused", strangers),
+    ("a_revoked_node_is_refused_by_every_node", revoked),
+    ("a_revoked_node_is_not_called", revoked_is_left),
+    ("a_client_gets_revocations_and_calls_no_revoked_node", client_gets_revocations),
+    ("a_streaming_request_ends_when_its_certificate_becomes_invalid", standing),
     ("keys_and_authority_rotate_under_running_nodes", rotates),
 ];
 
@@ -87,7 +87,7 @@ fn joins() {
 }
 
 /// A forwarding node sees a join request. It can repeat the request, but cannot join with its own key or under another name.
-fn seen_on_its_way() {
+fn forwarded_join() {
     let (_parent, dir_a, _) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = TestDaemon::start("a", &dir_a, None);
@@ -275,7 +275,7 @@ fn revoked() {
     assert_eq!(a.alive(), ["a", "b"]);
 }
 
-fn client_hears() {
+fn client_gets_revocations() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = TestDaemon::start("a", &dir_a, None);

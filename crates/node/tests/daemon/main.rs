@@ -5,9 +5,9 @@
 //! calls it.
 
 mod admission;
-mod crowd;
 mod harness;
 mod neighbours;
+mod silent_connections;
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn run_tests() {
             Ok(())
         })
     };
-    let tests = [neighbours::TESTS, admission::TESTS, crowd::TESTS].concat();
+    let tests = [neighbours::TESTS, admission::TESTS, silent_connections::TESTS].concat();
     libtest_mimic::run(&Arguments::from_args(), tests.iter().map(trial).collect()).exit();
 }
 

@@ -10,15 +10,15 @@ use rustix::process::Signal;
 use crate::harness::{TestDaemon, run_dirs, trust_dir, until};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("who_leaves_is_gone_at_once_and_leaves_nothing", who_leaves),
+    ("a_leaving_node_is_removed_at_once_and_leaves_nothing", leaving_node),
     ("a_daemon_that_stops_refuses_connections_at_once", refuses),
-    ("a_killed_daemon_knows_its_cluster_again", killed),
+    ("a_restarted_daemon_rejoins_its_cluster", killed),
     ("a_run_directory_has_one_daemon", one_daemon),
-    ("a_name_has_one_node", one_name),
-    ("a_request_goes_to_the_node_of_its_object", passed_on),
+    ("a_name_belongs_to_one_node", one_name),
+    ("a_request_is_forwarded_to_the_node_of_its_object", passed_on),
 ];
 
-fn who_leaves() {
+fn leaving_node() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let a = TestDaemon::start("a", &dir_a, None);
     let mut b = TestDaemon::start("b", &dir_b, Some(a.address()));

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_new_once() {
+    fn a_repeated_request_is_not_new() {
         let mut session = session();
         assert_eq!(session.admit(5, 5), Ok(Admission::New));
         let location = reply(&mut session, 10);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_kept_is_not_executed_again() {
+    fn a_request_with_an_evicted_reply_is_not_executed_again() {
         let mut session = session();
         for id in 0..40 {
             assert_eq!(session.admit(id, 0), Ok(Admission::New));

@@ -111,7 +111,7 @@ fn send(client: &mut SimStream, bytes: &[u8]) {
 }
 
 #[test]
-fn those_that_hold_much_are_refused_and_those_beside_them_served() {
+fn only_clients_that_use_much_memory_are_refused() {
     let mut thread = TestWorker::new();
     let (mut greedy, mut modest) = (thread.connect(1), thread.connect(2));
     let statuses: Vec<Status> = (0..40).map(|id| thread.submit_request(&mut greedy, 1, id, id as u32)).collect();
@@ -125,7 +125,7 @@ fn those_that_hold_much_are_refused_and_those_beside_them_served() {
 }
 
 #[test]
-fn a_payload_waits_until_there_is_room_and_nobody_else_does() {
+fn a_large_payload_waits_for_memory_and_delays_no_other_client() {
     let mut thread = TestWorker::new();
     let (mut greedy, mut sender, mut modest) = (thread.connect(1), thread.connect(2), thread.connect(3));
     (0..40).for_each(|id| _ = thread.submit_request(&mut greedy, 1, id, id as u32));

@@ -106,7 +106,7 @@ fn is_answer(answers: &[(ServerFrame, Vec<u8>)], to: u64) -> bool {
 }
 
 #[test]
-fn a_session_goes_to_a_connection_of_another_thread_with_what_it_remembers() {
+fn a_session_moves_to_another_thread_with_its_replies() {
     let scene = ClaimScene::new();
     let mut first = scene.open(0);
     assert!(is_open(&scene.hear(&mut first), 0));
@@ -120,7 +120,7 @@ fn a_session_goes_to_a_connection_of_another_thread_with_what_it_remembers() {
 }
 
 #[test]
-fn a_session_survives_a_claimant_that_is_gone_before_it_gets_it() {
+fn a_session_survives_a_claimant_that_disconnects() {
     let scene = ClaimScene::new();
     let mut first = scene.open(0);
     assert!(is_open(&scene.hear(&mut first), 0));

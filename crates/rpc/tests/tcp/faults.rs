@@ -21,7 +21,7 @@ const HALF_OPEN: usize = 10_000;
 const HELD_MAX: usize = 2 * 2048 + 700;
 
 #[test]
-fn nothing_is_executed_twice_however_often_the_link_is_cut() {
+fn no_request_is_executed_twice_when_the_link_is_cut() {
     let executed = Arc::<Mutex<HashMap<u64, u32>>>::default();
     let counting = Arc::clone(&executed);
     let server = serve(3, move || {
@@ -66,7 +66,7 @@ fn nothing_is_executed_twice_however_often_the_link_is_cut() {
 }
 
 #[test]
-fn a_server_that_began_anew_says_that_outcomes_are_lost() {
+fn a_restarted_server_reports_lost_outcomes() {
     let (listener, relay) = (TcpListener::bind("127.0.0.1:0").unwrap(), serve(1, echo));
     drop(listener);
     let address = relay.address();
@@ -115,7 +115,7 @@ fn a_client_of_another_version_learns_ours() {
 }
 
 #[test]
-fn those_who_talk_nonsense_do_not_disturb_others() {
+fn clients_that_send_garbage_disturb_no_other() {
     let server = serve(1, echo);
     let (mut client, session) = client_of(server.address());
     for nonsense in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4000], &[255; 20]] {
@@ -130,7 +130,7 @@ fn those_who_talk_nonsense_do_not_disturb_others() {
 }
 
 #[test]
-fn thousands_of_half_open_connections_are_borne_and_ended() {
+fn thousands_of_half_open_connections_are_closed() {
     log::catch();
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();

@@ -46,7 +46,7 @@ fn connected(server: &Server, credentials: &Credentials) -> (Client, SessionHand
 }
 
 #[test]
-fn members_call_each_other_encrypted_or_in_clear() {
+fn members_call_each_other_with_or_without_encryption() {
     for encryption in [Encryption::On, Encryption::Off] {
         let scratch = tempfile::tempdir().unwrap();
         let [first, second] = cluster(scratch.path(), encryption);
@@ -61,7 +61,7 @@ fn members_call_each_other_encrypted_or_in_clear() {
 }
 
 #[test]
-fn strangers_are_not_served_and_disturb_nobody() {
+fn strangers_are_not_served_and_disturb_no_member() {
     let (blue, red) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     log::catch();
     let [first, second] = cluster(blue.path(), Encryption::On);
@@ -102,7 +102,7 @@ fn call_until_refused(client: &mut Client, session: SessionHandle) -> String {
 }
 
 #[test]
-fn a_revoked_server_is_not_asked_over_the_connection_that_there_is() {
+fn an_open_connection_to_a_revoked_server_is_not_used() {
     let scratch = tempfile::tempdir().unwrap();
     let [first, second] = cluster(scratch.path(), Encryption::On);
     let server = serve(&first);
@@ -115,7 +115,7 @@ fn a_revoked_server_is_not_asked_over_the_connection_that_there_is() {
 }
 
 #[test]
-fn a_revoked_client_loses_the_connection_that_it_has() {
+fn an_open_connection_of_a_revoked_client_is_closed() {
     log::catch();
     let scratch = tempfile::tempdir().unwrap();
     let [first, second] = cluster(scratch.path(), Encryption::On);

@@ -244,7 +244,7 @@ mod tests {
 ";
 
     #[test]
-    fn fields_are_taken_apart() {
+    fn fields_of_a_mount_table_are_parsed() {
         let table = parse(STACKED.as_bytes()).unwrap();
         assert_eq!(table.len(), 7);
         assert_eq!((table[0].id, table[0].parent, table[0].device.as_str()), (27, 1, "254:0"));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_took_anothers_place_stands_last() {
+    fn a_replacing_mount_is_moved_to_the_end() {
         let renewed = move_mount_last(STACKED.as_bytes(), Path::new("/srv/a"), (40, (0, 50))).unwrap();
         let (renewed, old) = (parse(&renewed).unwrap(), parse(STACKED.as_bytes()).unwrap());
         let [before @ .., last] = &renewed[..] else { panic!("it is empty") };

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_thread_is_described() {
+    fn this_thread_is_described() {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         assert_eq!(read_robust_list(tid).unwrap().1, 24);
         assert!(read_scheduling(tid).unwrap().nice.abs() <= 20);

@@ -20,8 +20,8 @@ use super::volume_cluster::VolumeCluster;
 
 /// The tests of this file.
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("a_path_leads_through_the_directory_that_has_the_name_now", path_through_directory),
-    ("a_symbolic_link_leads_to_its_target_of_now", path_through_link),
+    ("a_path_leads_through_the_current_directory_of_a_name", path_through_directory),
+    ("a_symbolic_link_leads_to_its_current_target", path_through_link),
     ("permissions_that_another_node_has_changed_are_checked", changed_permissions),
     ("an_open_directory_that_another_node_has_renamed_stays_usable", renamed_open_directory),
 ];

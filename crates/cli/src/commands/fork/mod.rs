@@ -122,7 +122,7 @@ pub(crate) struct Fork {
     /// Print the ids of the children and exit. The children keep running.
     #[arg(long)]
     detach: bool,
-    /// How to fetch memory: `cow`, `prefetch` or `eager`, optionally with `,cache` and `,first` [default: prefetch].
+    /// Paging strategy: `cow`, `prefetch` or `eager`, optionally with `,cache` and `,first` [default: prefetch].
     ///
     /// `cow` fetches a page when the child touches it. `prefetch` also fetches pages that the child may touch soon, and
     /// pages that earlier children touched. `eager` fetches all memory before the child runs.
@@ -183,7 +183,7 @@ pub(crate) struct Fork {
     /// The fork is refused if the parent has a file open for writing.
     #[arg(long)]
     read_only: bool,
-    /// What to do if a file that the parent has open or mapped was changed in place after prepare [default: refuse].
+    /// Policy for files of the parent that were changed in place after prepare [default: refuse].
     #[arg(long, value_name = "POLICY", default_value = "refuse", hide_default_value = true)]
     changed_files: ChangedFiles,
     /// Print the time that each phase took, and the memory statistics of the children.

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_names_each_thing_once() {
+    fn the_cause_of_a_failure_is_not_repeated() {
         let supervisor = format!("farfork: volume data: {CLIENT_ENDED}\n");
         let logged = format!("farfork: client of volume data: volume data: node n3 has no live replica\n{supervisor}");
         assert_eq!(cause_of_failure(&logged, "volume data"), "node n3 has no live replica");

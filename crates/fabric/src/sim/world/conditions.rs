@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_shows_what_it_was_waited_for() {
+    fn a_skewed_clock_has_reached_the_time_that_was_waited_for() {
         for faster_ppm in [-200_000, -7, 0, 3, 150_000] {
             for ahead_us in [-1_000_000_000, 0, 999] {
                 let skew = ClockSkew { offset_us: ahead_us, drift_ppm: faster_ppm };

@@ -62,7 +62,7 @@ fn bytes_arrive_in_order_in_the_time_that_the_path_takes() {
 }
 
 #[test]
-fn who_does_not_read_is_not_sent_more_than_a_window() {
+fn a_peer_that_does_not_read_gets_one_window() {
     let (world, a, b) = two_nodes(2);
     let (mut from, mut to) = world.connect_pair(a, b);
     let mut sent = 0;
@@ -77,7 +77,7 @@ fn who_does_not_read_is_not_sent_more_than_a_window() {
 }
 
 #[test]
-fn connecting_takes_a_listener() {
+fn connecting_needs_a_listener() {
     let (world, a, b) = two_nodes(3);
     let at = SimAddress { node: b, port: PORT };
     let soon = |world: &World| world.now() + Duration::from_secs(1);
@@ -122,7 +122,7 @@ fn a_cut_path_holds_bytes_back_until_it_is_healed() {
 }
 
 #[test]
-fn each_fault_does_what_it_says() {
+fn each_simulated_fault_takes_effect() {
     let (world, a, b) = two_nodes(5);
     let limit = world.now() + Duration::from_secs(100);
     set_conditions_both_ways(&world, a, b, &PathConditions { bit_flip_chance: 1.0, ..PathConditions::default() });
@@ -146,7 +146,7 @@ fn each_fault_does_what_it_says() {
 }
 
 #[test]
-fn clocks_go_as_they_are_set() {
+fn simulated_clocks_follow_their_skew() {
     let (world, a, b) = two_nodes(6);
     world.set_clock_skew(b, ClockSkew { offset_us: -5_000_000, drift_ppm: 100_000 });
     let (right, fast) = (world.local_time(a), world.local_time(b));
@@ -177,7 +177,7 @@ fn run_faulty_world(seed: u64) -> (u64, String) {
 }
 
 #[test]
-fn the_same_seed_is_the_same_world_and_another_is_not() {
+fn equal_seeds_give_equal_worlds_and_others_differ() {
     for seed in 0..20 {
         assert_eq!(run_faulty_world(seed), run_faulty_world(seed));
         assert_ne!(run_faulty_world(seed).0, run_faulty_world(seed + 1).0);

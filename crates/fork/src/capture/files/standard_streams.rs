@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_followed_through_the_tree() {
+    fn the_outer_end_of_a_stream_is_found_through_the_tree() {
         let out = [end(1, 1, 7, O_WRONLY), end(1, 0, 5, O_RDONLY)];
         assert_eq!(find_outer_holder(1, 1, &out), Some(1), "nobody of the tree reads it");
         let one = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY)];
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_leads_back_is_no_stream() {
+    fn a_stream_that_returns_to_its_process_has_no_outer_end() {
         let own = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY)];
         assert_eq!(find_outer_holder(1, 1, &own), None);
         let round = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY), end(1, 5, 8, O_RDONLY)];
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_is_preferred_to_who_merely_has_an_end() {
+    fn a_process_that_reads_standard_input_is_preferred() {
         let ends = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY), end(4, 8, 7, O_RDONLY), end(3, 0, 7, O_RDONLY)];
         assert_eq!(find_outer_holder(1, 1, &ends), Some(3));
     }

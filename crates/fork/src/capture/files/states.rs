@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_leads_elsewhere_since_the_survey_is_looked_at_again() {
+    fn a_descriptor_number_that_was_reused_is_read_again() {
         let (_held, input) = std::io::pipe().map(|(reader, writer)| (writer, reader)).unwrap();
         let mut sleeper =
             Command::new("sleep").arg("60").stdin(Stdio::from(input)).stdout(Stdio::null()).spawn().unwrap();

@@ -180,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_and_not_held_is_inherited(
+        fn mapped_pages_that_are_not_private_are_inherited(
             populated in prop::collection::vec(any::<bool>(), 7..8),
             held in prop::collection::vec(any::<bool>(), 100..101),
             cuts in (0..20_u64, 20..40_u64, 0..20_u64, 20..40_u64),

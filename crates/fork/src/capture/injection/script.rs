@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_code_jumps_where_it_should() {
+    fn jumps_of_the_injected_code_have_correct_targets() {
         let jump = |at: usize| (at + 2).wrapping_add_signed(isize::from(CODE[at + 1].cast_signed()));
         let syscall = CODE.windows(2).position(|window| window == [0x0f, 0x05]).unwrap();
         assert_eq!(syscall as u64 + 2, AFTER_SYSCALL_OFFSET);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_ends_with_the_threads_own_signal() {
+    fn a_script_ends_with_a_signal_to_its_thread() {
         let call = InjectedCall::new("brk", 12, [7]);
         let bytes = encode(&[call], (3, 4), EndSignal(23));
         let words: Vec<u64> = bytes.chunks(8).map(|word| super::read_word(word, 0)).collect();

@@ -218,7 +218,7 @@ mod tests {
     use farfork_sys::process;
 
     #[test]
-    fn our_own_libc_has_both() {
+    fn the_libc_of_this_process_has_both_gadgets() {
         let pid = std::process::id() as i32;
         let maps = process::read_maps(pid).unwrap();
         let gadgets = Gadgets::find(pid, &maps).expect("this program uses glibc");

@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn merged_runs_hold_the_same_pages_and_never_touch(mut firsts in prop::collection::vec((0_u64..200, 0_u64..9), 0..40)) {
+        fn merged_runs_have_the_same_pages_and_are_not_adjacent(mut firsts in prop::collection::vec((0_u64..200, 0_u64..9), 0..40)) {
             firsts.sort_unstable();
             let runs: Vec<PageRun> = firsts.iter().map(|(first, count)| PageRun { first: *first, count: *count }).collect();
             let merged = merge_runs(runs.iter().copied());

@@ -461,7 +461,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_read_as_zeroes() {
+    fn holes_are_read_as_zeroes() {
         let run = |offset, byte| DataRun { offset, bytes: vec![byte; 4096] };
         let copy = SharedCopy { bytes: 5 * 4096, runs: vec![run(4096, 1), run(3 * 4096, 3)] };
         let mut all = vec![9; 6 * 4096];

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_read() {
+    fn lists_of_semaphore_sets_and_message_queues_are_parsed() {
         let sets = "       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n\
                     -559038737      32769   600          3  1000   100  1000   100 1700000000 1700000000\n";
         let parsed = parse_semaphore_sets(sets).unwrap();

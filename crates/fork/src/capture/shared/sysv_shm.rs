@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_read() {
+    fn the_list_of_segments_is_parsed() {
         let text = "       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  cgid      atime      dtime      ctime                   rss                  swap\n\
                     -559038737          3  1640                 12288  9999  9999      2  1000   100  1000   100 1700000000          0 1700000000                  4096                     0\n";
         let expected = SharedObjectKind::SystemV {

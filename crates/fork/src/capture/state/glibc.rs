@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_descriptor_that_fits_is_believed() {
+    fn only_a_consistent_thread_descriptor_is_accepted() {
         let mut bytes = [0; READ_BYTES];
         bytes[SELF_OFFSET..SELF_OFFSET + 8].copy_from_slice(&0x7000_u64.to_ne_bytes());
         bytes[TID_OFFSET..].copy_from_slice(&41_u32.to_ne_bytes());

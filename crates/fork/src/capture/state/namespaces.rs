@@ -269,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_lost() {
+    fn only_differing_namespace_state_is_listed() {
         assert_eq!(names("a", "1").differences_from(&names("a", "1")).count(), 0);
         let lost: Vec<String> = names("a", "1").differences_from(&names("b", "2")).map(|(what, _)| what).collect();
         assert_eq!(lost, ["host name", "/proc/sys/kernel/shmmax"]);
     }
 
     #[test]
-    fn who_has_our_namespaces_is_told_nothing() {
+    fn a_process_in_the_same_namespaces_has_no_findings() {
         let pid = std::process::id().cast_signed();
         let findings = compare_namespaces(pid, &[], true, NamespacePolicy::Refuse).unwrap();
         assert!(findings.refusals.is_empty() && findings.notes.is_empty(), "{findings:?}");

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_read() {
+    fn the_list_of_timers_is_parsed() {
         let text = "ID: 3\nsignal: 34/0000000000000007\nnotify: signal/tid.42\nClockID: 0\n\
                     ID: 0\nsignal: 0/00007fff86e452a8\nnotify: none/pid.2634\nClockID: -2\n";
         let timers = parse_timers(text).unwrap();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_of_processor_time_are_carried_where_it_is_told_whose() {
+    fn cpu_time_timers_are_restored_if_their_thread_is_known() {
         const THREADS: [u32; 2] = [41, 42];
         let refused = |clock: i64, threads: &[u32]| {
             let timer = ListedTimer { clock, ..ListedTimer::default() };

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_root_must_be_where_its_path_leads() {
+    fn a_root_must_be_the_directory_at_its_path() {
         let pid = std::process::id().cast_signed();
         let root = TreeRoot::find(pid).unwrap();
         assert_eq!(root.refusal(pid, "/"), None);

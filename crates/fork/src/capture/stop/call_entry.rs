@@ -196,7 +196,7 @@ mod tests {
 
     /// On a busy machine a wait may seem younger, never older, so the best of several counts.
     #[test]
-    fn a_wait_is_no_older_than_it_is_and_hardly_younger() {
+    fn the_start_of_a_wait_is_exact_or_slightly_late() {
         const ATTEMPTS: usize = 50;
         const LATE_NS_MAX: u64 = 50_000_000;
         let late_ns: Vec<u64> =
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_was_woken_before_may_be_in_a_later_call() {
+    fn a_thread_that_was_woken_may_be_in_a_later_call() {
         let (mut sleeper, ..) = sleeper();
         let tid = sleeper.id().cast_signed();
         ptrace::seize(tid, 0).unwrap();

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn we_are_not_frozen() {
+    fn this_process_is_not_frozen() {
         assert_eq!(freezing_group(std::process::id() as i32), None);
     }
 }

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoll_wait_ended_by_the_stop_is_restarted_by_the_kernel_in_the_parent_and_made_again_in_a_child() {
+    fn an_epoll_wait_ended_by_the_stop_is_restarted() {
         let again = parent_registers(&stopped(EPOLL_WAIT, EINTR));
         assert_eq!((again.rax as i64, call_number(&again), again.rip), (ERESTARTNOHAND, EPOLL_WAIT, 0x1002));
         assert_eq!(parent_registers(&again), again, "its mark stays for as long as it lasts");
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn only_calls_that_have_done_nothing_are_restarted() {
+    fn only_calls_without_effect_are_restarted() {
         const CLOSE: u64 = 3;
         let closing = stopped(CLOSE, EINTR);
         assert_eq!(parent_registers(&closing), closing);
@@ -252,14 +252,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_is_left_to_the_kernel_in_the_parent_and_made_again_in_a_child() {
+    fn a_sleep_is_restarted_by_the_kernel_in_the_parent_and_repeated_in_a_child() {
         let asleep = stopped(NANOSLEEP, ERESTART_RESTARTBLOCK);
         assert_eq!(parent_registers(&asleep), asleep);
         assert_eq!((child_registers(&asleep, false).rax, child_registers(&asleep, false).rip), (NANOSLEEP, 0x1000));
     }
 
     #[test]
-    fn a_sleep_that_was_restarted_before_is_known_by_its_code() {
+    fn a_restarted_sleep_is_recognized_by_its_error_code() {
         let code = |number: u8| move |_| Some([0xb8, number, 0, 0, 0, 0x0f, 0x05]);
         let again = stopped(RESTART_SYSCALL, ERESTART_RESTARTBLOCK);
         let named = resolve_restart(&again, code(NANOSLEEP as u8));
@@ -272,13 +272,13 @@ mod tests {
     }
 
     #[test]
-    fn computing_threads_stay_where_they_are() {
+    fn computing_threads_keep_their_registers() {
         let computing = stopped(u64::MAX, EINTR);
         assert_eq!((parent_registers(&computing), child_registers(&computing, false)), (computing, computing));
     }
 
     #[test]
-    fn only_inside_the_sequence_is_it_aborted() {
+    fn an_rseq_section_is_aborted_only_inside_it() {
         let sequence = RseqCriticalSection { start: 0x1000, bytes: 4, abort_address: 0x2000 };
         let at = |rip| sequence.abort_registers(&Registers { rip, ..Registers::default() }).rip;
         assert_eq!((at(0xfff), at(0x1000), at(0x1003), at(0x1004)), (0xfff, 0x2000, 0x2000, 0x1004));

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracer_that_lets_go_is_waited_for() {
+    fn a_tracer_that_detaches_is_waited_for() {
         let mut sleeper = sleeper();
         let tid = sleeper.id().cast_signed();
         // On a busy machine a tracer may detach late.
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracer_that_stays_is_named() {
+    fn a_tracer_that_does_not_detach_is_named() {
         let mut sleeper = sleeper();
         let tid = sleeper.id().cast_signed();
         let (release, released) = mpsc::channel::<()>();

@@ -238,7 +238,7 @@ mod tests {
     use super::template_oom_score;
 
     #[test]
-    fn a_template_goes_before_its_parent_and_after_children() {
+    fn the_oom_score_of_a_template_is_between_parent_and_children() {
         assert_eq!((template_oom_score(0), template_oom_score(-1000), template_oom_score(500)), (450, 450, 700));
         assert_eq!((template_oom_score(900), template_oom_score(1000)), (900, 1000), "of a child that is forked on");
     }

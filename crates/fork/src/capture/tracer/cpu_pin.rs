@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_goes_where_a_process_is_and_comes_back() {
+    fn a_pinned_thread_gets_its_affinity_back() {
         let before = sched_getaffinity(None).unwrap();
         let pid = std::process::id() as i32;
         assert!(CpuPin::pin_to_busy(pid, Duration::ZERO).is_none(), "a quick stop moves nobody");
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_along_comes_back_as_well() {
+    fn a_pinned_template_gets_its_affinity_back() {
         let before = sched_getaffinity(None).unwrap();
         let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = Pid::from_child(&sleeper);

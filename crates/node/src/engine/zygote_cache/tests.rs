@@ -11,7 +11,7 @@ fn zygotes() -> ZygoteCache {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_a_zygote_whose_making_panicked() {
+async fn a_panicked_zygote_creation_ends_its_waits() {
     let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
     let mut waiter = Box::pin(zygotes.wait_created(&seed));
     let reservation = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
@@ -31,7 +31,7 @@ async fn nobody_waits_for_a_zygote_whose_making_panicked() {
 }
 
 #[test]
-fn a_seed_that_was_dropped_meanwhile_stays_unknown() {
+fn a_seed_dropped_during_zygote_creation_has_no_entry() {
     let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
     let reservation = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
     zygotes.retire(&seed);
@@ -40,7 +40,7 @@ fn a_seed_that_was_dropped_meanwhile_stays_unknown() {
 }
 
 #[test]
-fn a_seed_whose_zygote_was_late_gets_another_one_and_no_other_seed_does() {
+fn only_a_seed_with_a_late_zygote_gets_another_attempt() {
     let (zygotes, late, unsuitable) =
         (zygotes(), "n1.s0123456789abcdef".parse().unwrap(), "n1.sfedcba9876543210".parse().unwrap());
     zygotes.retire_failed(&late, true);

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_gets_where_it_may() {
+    fn a_child_reaches_only_permitted_destinations() {
         let cases: [(&[&str], &str, bool); 12] = [
             (&[], "192.0.2.7:443", false),
             (&["any"], "192.0.2.7:443", true),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reach_is_what_it_says() {
+    fn a_destination_parses_from_its_text() {
         for text in ["any", "10.1.0.0/16", "192.0.2.7/32:443"] {
             let destination: EgressDestination = text.parse().unwrap();
             assert_eq!(destination.to_string(), text);

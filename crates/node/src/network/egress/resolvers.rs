@@ -44,7 +44,7 @@ mod tests {
     use super::DnsResolvers;
 
     #[test]
-    fn resolvers_are_those_of_the_file() {
+    fn resolvers_are_read_from_the_file() {
         let names = DnsResolvers::parse(
             "# nameserver 1.1.1.1\nsearch a.b\nnameserver 192.0.2.53 \nnameserver\t127.0.0.53\nnameserver fd00::1\nnameservers 9.9.9.9\n",
         );

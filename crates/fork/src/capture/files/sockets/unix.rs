@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_only_in_another_directory_is_refused() {
+    fn a_socket_linked_only_in_another_directory_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let other = tempfile::tempdir_in(&directory).unwrap();
         let path = directory.path().join("socket");
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_at_one_of_two_of_the_same_name_is_refused() {
+    fn a_connection_to_one_of_two_listeners_of_one_name_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_stay_with_their_piece_of_a_stream() {
+    fn passed_descriptors_keep_their_position_in_a_stream() {
         let (mut one, other) = UnixStream::pair().unwrap();
         let sent = farfork_sys::memfd::create("on-its-way", false).unwrap();
         one.write_all(&[1; 700]).unwrap();

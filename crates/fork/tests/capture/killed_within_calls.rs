@@ -46,17 +46,17 @@ enum Killed {
 }
 
 #[test]
-fn a_parent_is_whole_wherever_its_capture_ends() {
+fn a_parent_is_unharmed_wherever_its_capture_ends() {
     end_within_each_call(Killed::All, false);
 }
 
 #[test]
-fn so_it_is_where_it_offers_pages() {
+fn a_parent_that_offers_pages_is_unharmed_wherever_its_capture_ends() {
     end_within_each_call(Killed::All, true);
 }
 
 #[test]
-fn a_tracer_lets_go_of_a_parent_whenever_its_owner_is_killed() {
+fn a_tracer_detaches_whenever_its_owner_is_killed() {
     end_within_each_call(Killed::Owner, false);
 }
 
@@ -85,7 +85,7 @@ fn end_within_each_call(killed: Killed, offers: bool) {
 /// Has a victim capture the parent, and kills it before the call after `calls` others. Returns how many calls it made.
 fn end_before(calls: usize, killed: Killed, parent: &mut Parent, pages: &str) -> usize {
     let mut victim = Command::new(env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "ended_within::captures_once"])
+        .args(["--ignored", "--exact", "killed_within_calls::captures_once"])
         .env(PARENT, parent.pid().to_string())
         .env(PAGES, pages)
         .stdin(Stdio::piped())

@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::harness::{TestDaemon, block_on, name, run_dirs, trust_dir};
 
-pub(crate) const TESTS: &[(&str, fn())] = &[("thousands_of_silent_connections_disturb_nobody", silent)];
+pub(crate) const TESTS: &[(&str, fn())] = &[("thousands_of_silent_connections_disturb_no_peer", silent)];
 
 const SILENT: usize = 10_000;
 
