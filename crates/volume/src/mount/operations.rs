@@ -57,7 +57,7 @@ pub(super) enum WritePlace {
 impl VolumeFilesystem {
     /// Answers an open(2) when the view, and what the kernel has of inodes, are as other clients have logged before. That may
     /// need requests of this mount to be served, so no thread waits.
-    pub(super) fn answer_opening(&self, answer: impl FnOnce(&VolumeClient) + Send + 'static) {
+    pub(super) fn answer_opening(&self, answer: impl FnOnce(&Arc<VolumeClient>) + Send + 'static) {
         let client = Arc::clone(&self.client);
         if !client.may_be_stale() {
             let answering = Arc::clone(&client);
