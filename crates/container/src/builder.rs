@@ -345,7 +345,7 @@ impl ContainerBuilder {
         bring_up_loopback_if_private(spec)?;
         let root_span = tracing::debug_span!(target: "farfork::phase", "container.root");
         let build = |users: Option<&ContainerUsers>| {
-            root_span.in_scope(|| root::build_root((spec.root, users), &blueprint, &self.scratch, &self.masked))
+            root_span.in_scope(|| root::build_root(spec.root, &blueprint, &self.scratch, &self.masked, users))
         };
         let Some((reserved, waiter_sockets)) = reserved else {
             let mounts = namespace::open_mount_namespace().map_err(ContainerError::MountTable)?;

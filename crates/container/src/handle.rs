@@ -15,7 +15,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 
-use crate::bind;
+use crate::bind::{self, BindTarget};
 use crate::builder::ContainerBuilder;
 use crate::cgroup::{ContainerCgroup, ContainerLimits};
 use crate::config::{ContainerSpec, NetworkSpec, RootReuseKey, RootSpec};
@@ -204,8 +204,8 @@ impl Container {
         let masked = self.parts().builder.masked();
         let users = self.id_range().map(|_| user_namespace::open(self.init_pid())).transpose();
         let bound = users.and_then(|users| {
-            let into = (self.init(), users.as_ref().map(AsFd::as_fd));
-            bind::bind(into, self.root(), host_path, inside_path, masked)
+            let target = BindTarget { init: self.init(), users: users.as_ref().map(AsFd::as_fd), root: self.root() };
+            bind::bind(target, host_path, inside_path, masked)
         });
         bound.map_err(|cause| ContainerError::Bind {
             id: self.id().to_owned(),
@@ -220,7 +220,7 @@ impl Container {
     /// # Errors
     /// [`ContainerError::Protect`]; the protection may then be incomplete.
     pub fn protect(&self, protection: RootProtection) -> Result<(), ContainerError> {
-        let protected = protection::protect_root((self.init_pid(), self.init()), protection);
+        let protected = protection::protect_root(self.init_pid(), self.init(), protection);
         protected.map_err(|cause| ContainerError::Protect { id: self.id().to_owned(), cause })
     }
 

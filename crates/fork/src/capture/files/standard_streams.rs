@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use farfork_sys::pidfd;
-use farfork_sys::process::{self, FdDirectory};
+use farfork_sys::process::{self, FdDirectory, TaskFd};
 
 use super::{FdKind, O_ACCMODE, O_RDWR, OpenFd, sockets};
 use crate::capture::error::CaptureError;
@@ -160,7 +160,8 @@ fn is_same_stream((pid, fd): (i32, &OpenFd), (of, stream): (i32, &OpenFd)) -> bo
     }
     // `/dev/null` under another number is a file of its own, even if it is the same open file.
     let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
-    let is_same_file = || process::is_same_open_file_across((pid, fd.number), (of, stream.number)).unwrap_or(false);
+    let (task_fd, stream_fd) = (TaskFd { pid, fd: fd.number }, TaskFd { pid: of, fd: stream.number });
+    let is_same_file = || process::is_same_open_file_across(task_fd, stream_fd).unwrap_or(false);
     is_same_inode && (fd.has_one_stream_per_inode() || is_same_file())
 }
 
