@@ -335,8 +335,8 @@ impl ContainerBuilder {
         if let Some(cached_root) = cached_root {
             let root = cached_root.enter(has_network)?;
             bring_up_loopback_if_private(spec)?;
-            let (init, control) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
-            return Ok((init, (control, None), Some(root)));
+            let (init, socket) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
+            return Ok((init, ControlChannel { socket, privileged_forker: None }, Some(root)));
         }
         let unshare_span = tracing::debug_span!(target: "farfork::phase", "container.unshare");
         unshare_span
@@ -356,8 +356,8 @@ impl ContainerBuilder {
             });
             // Also resets the working directory if the inspection of the root failed.
             rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
-            let (init, control) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
-            return Ok((init, (control, None), root));
+            let (init, socket) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
+            return Ok((init, ControlChannel { socket, privileged_forker: None }, root));
         };
         // Init's user namespace is needed to build the root. Init enters that root together with the thread.
         rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
@@ -368,8 +368,9 @@ impl ContainerBuilder {
                 build(Some(&users))?;
                 self.spawn(clone::spawn_in_current_namespace, control_sockets, None, clone_target)
             });
-        let (forker, control) = forker.inspect_err(|_| privileged_forker::kill_and_reap(&init))?;
-        Ok((init, (control, Some(PrivilegedForker::new(forker, waiter))), None))
+        let (forker, socket) = forker.inspect_err(|_| privileged_forker::kill_and_reap(&init))?;
+        let privileged_forker = Some(PrivilegedForker::new(forker, waiter));
+        Ok((init, ControlChannel { socket, privileged_forker }, None))
     }
 
     /// Starts the init program in the thread's namespaces, and returns our end of its control socket. The process holds

@@ -55,8 +55,14 @@ pub struct Container {
 /// Held by a container: a reference that counts it, and the mount point that a shared root needs.
 pub(crate) type Keepalive = (Arc<()>, Option<Arc<MountPoint>>);
 
-/// Our end of the control socket, and the process at the other end if that is not init.
-pub(crate) type ControlChannel = (OwnedFd, Option<PrivilegedForker>);
+/// The channel to the process that forks the child.
+#[derive(Debug)]
+pub(crate) struct ControlChannel {
+    /// Our end of the control socket.
+    pub(crate) socket: OwnedFd,
+    /// The process at the other end, if it is not init.
+    pub(crate) privileged_forker: Option<PrivilegedForker>,
+}
 
 /// The parts of a container that this process holds.
 #[derive(Debug)]
@@ -78,20 +84,26 @@ pub(crate) trait RootSink: std::fmt::Debug + Send + Sync {
     fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot);
 }
 
-/// The key of the requests that may reuse the root, and the sink that keeps it for them.
-pub(crate) type RootRecipient = (RootReuseKey, Weak<dyn RootSink>);
+/// The recipient of a root after its container has ended.
+#[derive(Debug)]
+pub(crate) struct RootRecipient {
+    /// The key of the requests that may reuse the root.
+    pub(crate) reuse_key: RootReuseKey,
+    /// Keeps the root for them.
+    pub(crate) sink: Weak<dyn RootSink>,
+}
 
 impl Container {
     pub(crate) fn new(
         parts: ContainerParts,
-        (control, bearer): ControlChannel,
+        channel: ControlChannel,
         spec: ContainerSpec,
         blueprint: RootBlueprint,
     ) -> Self {
         Self {
             parts: Some(parts),
-            control: Some(control),
-            privileged_forker: bearer,
+            control: Some(channel.socket),
+            privileged_forker: channel.privileged_forker,
             spec,
             blueprint,
             root_recipient: None,
@@ -349,10 +361,10 @@ impl RunningContainer {
     pub fn remove(&self) -> Result<(), ContainerError> {
         end_container(&self.id, &self.init, self.init_pid, &self.cgroup)?;
         record::remove_record(&self.records_dir, &self.id, RecordState::InUse);
-        if let Some((kind, root, (heirs, keeper))) = self.take_reusable_root()
-            && let Some(keeper) = keeper.upgrade()
+        if let Some((kind, root, recipient)) = self.take_reusable_root()
+            && let Some(sink) = recipient.sink.upgrade()
         {
-            keeper.return_root(kind, &heirs, root);
+            sink.return_root(kind, &recipient.reuse_key, root);
         }
         Ok(())
     }

@@ -265,7 +265,7 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     }
 }
 
-/// The resources that a daemon acquires before its pager starts.
+/// Resources that a start acquires and that the assembled node takes over.
 struct NodeFoundation {
     run_dir: RunDir,
     lock: RunDirLock,

@@ -15,7 +15,7 @@ use crate::builder::ContainerBuilder;
 use crate::cgroup::NodeCgroups;
 use crate::config::{ContainerConfig, ContainerSpec, RootReuseKey};
 use crate::error::ContainerError;
-use crate::handle::{Container, RootSink};
+use crate::handle::{Container, RootRecipient, RootSink};
 use crate::host_init::HostInit;
 use crate::root::cached::CachedRoot;
 
@@ -171,8 +171,8 @@ impl ContainerPool {
         let is_wanted = spec.has_reusable_root() && self.shared.lock().root_cache.record_request(&key, Instant::now());
         let mut container = self.shared.take(spec, is_wanted.then_some(&key), deadline)?;
         if is_wanted {
-            let keeper = Arc::downgrade(&self.shared);
-            container.set_root_recipient((key.reuse_key, keeper));
+            let sink = Arc::downgrade(&self.shared);
+            container.set_root_recipient(RootRecipient { reuse_key: key.reuse_key, sink });
         }
         Ok(container)
     }
