@@ -35,7 +35,7 @@ use crate::engine::{Engine, ZygoteLimits, random_id};
 use crate::heartbeat::{self, LocalState};
 use crate::member_file::MemberFile;
 use crate::metrics;
-use crate::node::Node;
+use crate::node::{Node, NodeComponents};
 use crate::options::Options;
 use crate::pager_link::{PagerError, PagerLink};
 use crate::pager_supervisor;
@@ -254,7 +254,8 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     containers.cached_roots_max = options.kept_roots_max;
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::find_or_start(&run_dir, security.credentials(), options.cache_bytes_max)?);
-    match assemble_node(options, security, (run_dir, lock), &control, containers, leftovers, &pager) {
+    let foundation = NodeFoundation { run_dir, lock, containers, leftovers };
+    match assemble_node(options, security, foundation, &control, &pager) {
         Ok(running) => Ok((running, control)),
         Err(error) => {
             // A pager that serves children of an earlier daemon refuses to stop.
@@ -264,16 +265,24 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     }
 }
 
+/// Resources that a start acquires and that the assembled node takes over.
+struct NodeFoundation {
+    run_dir: RunDir,
+    lock: RunDirLock,
+    containers: ContainerConfig,
+    /// The containers of an earlier daemon.
+    leftovers: Leftovers,
+}
+
 /// Assembles everything of a daemon except its pager.
 fn assemble_node(
     options: Options,
     security: Security,
-    (run_dir, lock): (RunDir, RunDirLock),
+    foundation: NodeFoundation,
     control: &TcpListener,
-    containers: ContainerConfig,
-    leftovers: Leftovers,
     pager: &Arc<PagerLink>,
 ) -> Result<RunningDaemon, DaemonError> {
+    let NodeFoundation { run_dir, lock, containers, leftovers } = foundation;
     let volumes = start_volumes(&options, &security, &run_dir)?;
     let zygote_limits = ZygoteLimits { count_max: options.zygotes_max, idle_max: options.zygote_idle_max };
     let Options { name, listen, fabric_port, join, pool_size, metrics, images, bridges_vdso, .. } = options;
@@ -282,7 +291,7 @@ fn assemble_node(
     let seeds = Arc::new(SeedTable::default());
     // Loaded before the first request: an unknown seed counts as lost for its children.
     let images = images.unwrap_or_else(|| run_dir.images_dir());
-    let found = seeds::load_images(&images, &name, &seeds);
+    let loaded_images = seeds::load_images(images, &name, &seeds);
     let exporter: Arc<dyn Exporter> = seeds.clone();
     let (tcp_server, shm_server, fabric_address) =
         serve_fabric(SocketAddr::new(listen.ip(), fabric_port), &run_dir, &exporter, &security)?;
@@ -303,9 +312,15 @@ fn assemble_node(
     let own = LocalSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
     let engine = Engine::new(run_dir.clone(), zygote_limits, local, pool, pager.clone(), own, credentials);
     let children = adopt_children(&run_dir, pager, leftovers)?;
-    let seeds = SeedRegistry::new(name, seeds, fabric_address, (images, options.seed_budget), found);
-    let (peers, children) = (Arc::new(Peers::new(me, security)), (children, child_budget));
-    let node = Arc::new(Node::new(peers, seeds, children, engine, pager.clone(), options.volumes.store));
+    let node = Arc::new(Node::new(NodeComponents {
+        peers: Arc::new(Peers::new(me, security)),
+        seeds: SeedRegistry::new(name, seeds, fabric_address, options.seed_budget, loaded_images),
+        children,
+        child_budget,
+        engine,
+        pager: pager.clone(),
+        volume_store: options.volumes.store,
+    }));
     Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
 }
 

@@ -103,9 +103,9 @@ impl Responder {
             Request::Open { handle, seed, token } => self.bind_handle(handle, SeedKey { seed, token }),
             Request::Read { handle, mode, spans } => {
                 let key = self.seed_key(header, handle)?;
-                if let Err(refusal) =
-                    append_read_reply(exporter, key, (header.id, self.is_integrity_protected), mode, &spans, out, pool)
-                {
+                let needs_checksum = !self.is_integrity_protected;
+                let span_read = SpanRead { id: header.id, mode, spans: &spans, needs_checksum };
+                if let Err(refusal) = append_read_reply(exporter, key, span_read, out, pool) {
                     let seed = key.seed.clone();
                     self.append_refusal(header.id, Some(seed), refusal, out, pool);
                 }
@@ -229,16 +229,26 @@ impl Responder {
     }
 }
 
+/// A request to read spans of a seed's memory.
+#[derive(Debug, Clone, Copy)]
+struct SpanRead<'a> {
+    /// The request's id, which its reply repeats.
+    id: u64,
+    mode: ReadMode,
+    spans: &'a [Span],
+    /// Whether the data of the reply needs a checksum.
+    needs_checksum: bool,
+}
+
 /// Appends the reply to a read; appends nothing if the read is refused.
 fn append_read_reply(
     exporter: &dyn Exporter,
     key: &SeedKey,
-    (id, proven): (u64, bool),
-    mode: ReadMode,
-    spans: &[Span],
+    span_read: SpanRead<'_>,
     out: &mut SendQueue,
     pool: &mut BufferPool,
 ) -> Result<(), Refusal> {
+    let SpanRead { id, mode, spans, needs_checksum } = span_read;
     let region = exporter.open_region(&key.seed, &key.token)?;
     let mut data_bytes = 0;
     let mut extent_bytes = None;
@@ -258,7 +268,7 @@ fn append_read_reply(
         rest = behind;
     }
     debug_assert!(rest.is_empty(), "the spans fill the reply");
-    let seal = if proven { seal_data_without_checksum } else { seal_data };
+    let seal = if needs_checksum { seal_data } else { seal_data_without_checksum };
     seal(frame, id, extent_bytes.unwrap_or_default());
     out.commit(data_frame_bytes(data_bytes));
     Ok(())

@@ -42,8 +42,9 @@ use crate::children::Child;
 use crate::pager_link::PagerLink;
 
 use child_dir_pool::ChildDirPool;
-pub(crate) use options::{SeedAccess, StartOptions};
+pub(crate) use options::{BatchOptions, SeedAccess, StartOptions};
 use prestart::PrestartPool;
+pub(crate) use start::ChildAssignment;
 use zygote_cache::ZygoteCache;
 pub(crate) use zygote_cache::{ZygoteLimits, ZygoteTrigger};
 
@@ -70,6 +71,17 @@ pub(crate) struct CaptureMode {
     pub(crate) freeze: bool,
     /// The policy for a process whose children would lack parts of its namespaces.
     pub(crate) namespaces: NamespacePolicy,
+}
+
+/// The resources that a capture uses in addition to the process itself.
+#[derive(Debug, Default)]
+pub(crate) struct CaptureInputs {
+    /// The process's connections to this daemon.
+    pub(crate) daemon_sockets: DaemonSockets,
+    /// Pages that the process offers for the capture.
+    pub(crate) offered_pages: Option<OfferedPages>,
+    /// The pager of its missing pages, if it is a child.
+    pub(crate) serving_pager: Option<ServingPager>,
 }
 
 impl Engine {
@@ -103,8 +115,7 @@ impl Engine {
         }
     }
 
-    /// Starts the capture of a process. `caller_sockets`: its connections to this daemon, and the pages that it offers.
-    /// `lineage`: the pager of its missing pages, if it is a child.
+    /// Starts the capture of a process.
     ///
     /// # Errors
     /// The capture could not be started. `observer` gets all later failures.
@@ -112,35 +123,23 @@ impl Engine {
         &self,
         pid: u32,
         mode: CaptureMode,
-        caller_sockets: (DaemonSockets, Option<OfferedPages>),
-        lineage: Option<ServingPager>,
+        inputs: CaptureInputs,
         observer: Box<dyn CaptureCallbacks>,
     ) -> Result<(), Failure> {
-        let options = self.capture_options(mode, caller_sockets, lineage);
+        let options = self.capture_options(mode, inputs);
         capture::start_capture(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
     }
 
     /// Captures a process, which runs on, in the calling thread. The thread holds the template, and returns only when the
     /// seed is dropped.
-    pub(crate) fn capture_and_hold(
-        &self,
-        pid: u32,
-        caller_sockets: (DaemonSockets, Option<OfferedPages>),
-        lineage: Option<ServingPager>,
-        observer: Box<dyn CaptureCallbacks>,
-    ) {
-        capture::capture_and_hold(
-            pid.cast_signed(),
-            self.capture_options(CaptureMode::default(), caller_sockets, lineage),
-            observer,
-        );
+    pub(crate) fn capture_and_hold(&self, pid: u32, inputs: CaptureInputs, observer: Box<dyn CaptureCallbacks>) {
+        capture::capture_and_hold(pid.cast_signed(), self.capture_options(CaptureMode::default(), inputs), observer);
     }
 
     fn capture_options(
         &self,
         CaptureMode { freeze, namespaces }: CaptureMode,
-        (sockets, offer): (DaemonSockets, Option<OfferedPages>),
-        lineage: Option<ServingPager>,
+        CaptureInputs { daemon_sockets, offered_pages, serving_pager }: CaptureInputs,
     ) -> CaptureOptions {
         // Moves the template, so that pages that only the template still uses are not charged to the parent. This is the
         // last step: a move can take some milliseconds, until the kernel's readers of the old membership have finished.
@@ -153,9 +152,9 @@ impl Engine {
         CaptureOptions {
             freeze,
             on_template: Some(Box::new(on_template)),
-            daemon_sockets: sockets,
-            offered_pages: offer,
-            serving_pager: lineage,
+            daemon_sockets,
+            offered_pages,
+            serving_pager,
             namespaces,
             ..CaptureOptions::new(self.name.clone())
         }
@@ -196,7 +195,7 @@ impl Engine {
     pub(crate) fn prewarm_next_child(&self, access: &SeedAccess, options: &StartOptions) {
         self.refill_child_dirs();
         // The descriptor is cached, unless the fork failed.
-        self.create_zygote(access, options, (ZygoteTrigger::Requested, Instant::now()));
+        self.create_zygote(access, options, ZygoteTrigger::Requested, Instant::now());
     }
 
     /// Creates the zygote for children with these options, if it is wanted and does not exist. If the descriptor cannot be
@@ -205,10 +204,11 @@ impl Engine {
         &self,
         access: &SeedAccess,
         options: &StartOptions,
-        (why, deadline): (ZygoteTrigger, Instant),
+        trigger: ZygoteTrigger,
+        deadline: Instant,
     ) {
         if let Ok(source) = self.load_source(access, deadline) {
-            self.zygote_cache.create(&source, options, (&self.node, &self.pool), why);
+            self.zygote_cache.create(&source, options, trigger, &self.node, &self.pool);
         }
     }
 

@@ -19,7 +19,8 @@ use crate::network::{FanOutNetwork, NetworkMode};
 /// The key by which a child with these options may pass on its root. `None` for a child that is untrusted, has access that
 /// others lack, or is in a network with strangers, to which it could send a descriptor.
 pub(super) fn root_reuse_key(
-    (seed, lineage): (&SeedId, &Arc<str>),
+    seed: &SeedId,
+    lineage: &Arc<str>,
     options: &StartOptions,
     fan_out: &FanOutNetwork,
 ) -> Option<RootReuseKey> {
@@ -47,7 +48,7 @@ mod tests {
 
     fn heirs_of(seed: &str, lineage: &str, options: ChildOptions, fan_out: &FanOutNetwork) -> Option<RootReuseKey> {
         let (seed, lineage): (SeedId, Arc<str>) = (seed.parse().unwrap(), lineage.into());
-        root_reuse_key((&seed, &lineage), &StartOptions::try_from(options).unwrap(), fan_out)
+        root_reuse_key(&seed, &lineage, &StartOptions::try_from(options).unwrap(), fan_out)
     }
 
     fn heirs(options: ChildOptions, fan_out: &FanOutNetwork) -> Option<RootReuseKey> {

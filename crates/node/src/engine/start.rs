@@ -24,7 +24,7 @@ use super::checkpoint_reply::{CheckpointReply, OpenedReply, open_reply};
 use super::child_dir_pool::ChildFiles;
 use super::start_rollback::StartRollback;
 use super::zygote_cache::CachedZygote;
-use super::{Engine, SeedAccess, StartOptions, next_step, root_reuse};
+use super::{BatchOptions, Engine, SeedAccess, StartOptions, next_step, root_reuse};
 use crate::children::{ChildRecord, ChildSockets, KillLimit, StartedChild};
 use crate::clock;
 use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
@@ -43,10 +43,10 @@ pub(super) struct StartRequest<'a> {
 
 /// The part of a request that differs between the children of a fork.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ChildAssignment<'a> {
+pub(crate) struct ChildAssignment<'a> {
     /// Its index in its fork.
-    pub(super) index: u32,
-    pub(super) payload: Option<&'a [u8]>,
+    pub(crate) index: u32,
+    pub(crate) payload: Option<&'a [u8]>,
 }
 
 /// The request for which a child is made.
@@ -75,22 +75,19 @@ pub(super) struct RestoredChild {
 }
 
 impl Engine {
-    /// Starts the child at `index` of its fork. `requested` is the time of the request. `alone`: the fork has no more
-    /// children than start at once, so a prestarted child may be used.
+    /// Starts one child of a fork. `requested` is the time of the request.
     ///
     /// # Errors
     /// It could not be started. Nothing of it is left.
     pub(crate) fn start(
         &self,
         access: &SeedAccess,
-        (options, fan_out): (&StartOptions, &FanOutNetwork),
-        (index, alone): (u32, bool),
-        payload: Option<&[u8]>,
+        BatchOptions { options, fan_out, is_fan_out }: BatchOptions<'_>,
+        child_assignment: ChildAssignment<'_>,
         requested: Instant,
     ) -> Result<StartedChild, Failure> {
         let source = &*phase!("resume.source", self.load_source(access, requested + START_TIMEOUT))?;
         self.require_volumes(source, options)?;
-        let child_assignment = ChildAssignment { index, payload };
         let owner_source = phase!("resume.files", self.with_owner_files(source, options, requested))?;
         if let Some(source) = &owner_source {
             // Zygotes and prestarted children have the node's files.
@@ -101,7 +98,7 @@ impl Engine {
             return self.commit_start(restored_child, start_request).map_err(|error| error.failure);
         }
         let start_request = StartRequest { source, options, fan_out, requested_at: requested };
-        if alone && let Some(started) = self.start_prestarted(start_request, child_assignment) {
+        if !is_fan_out && let Some(started) = self.start_prestarted(start_request, child_assignment) {
             return started;
         }
         let start = |zygote: Option<&CachedZygote>| {
@@ -176,7 +173,7 @@ impl Engine {
         start_request: StartRequest<'_>,
         assignment: Assignment<'_>,
     ) -> Result<RestoredChild, StartFailure> {
-        let StartRequest { source, options, fan_out, requested_at: requested } = start_request;
+        let StartRequest { source, options, requested_at: requested, .. } = start_request;
         let failed = |cause: &dyn Display| self.start_failure(source, cause);
         check_task_limit(source, options).map_err(|(cause, next)| {
             let start_failure = failed(&cause);
@@ -195,7 +192,7 @@ impl Engine {
         let OpenedReply { reply, checkpoint_socket, channel } =
             opened.map_err(|error| self.directory_failure(source, &error))?;
 
-        let taken = phase!("resume.container", self.take_container(source, (options, fan_out), requested));
+        let taken = phase!("resume.container", self.take_container(start_request));
         let mut container = taken.map_err(|error| failed(&error))?;
         configure_container(&container, start_request).map_err(|error| failed(&*error))?;
         let forwarding = self.open_forwarding(published, start_request, &container)?;
@@ -215,7 +212,7 @@ impl Engine {
         };
         let resumed = self.resume(zygote, request);
         let (restored, release_socket) =
-            resumed.map_err(|error| self.resume_failure((source, options), &container, &error))?;
+            resumed.map_err(|error| self.resume_failure(start_request, &container, &error))?;
         let waited = container.wait_privileged_forker(&options.limits);
         waited.map_err(|error| StartFailure { progress: StartProgress::MayHaveRun, ..failed(&error) })?;
         Ok(RestoredChild {
@@ -295,8 +292,10 @@ impl Engine {
         container: &Container,
     ) -> Result<ChildForwarding, StartFailure> {
         let StartRequest { options, fan_out, .. } = start_request;
-        let network_context = (options.network, container.init().as_fd(), fan_out);
-        phase!("resume.doors", ChildForwarding::open(published, &options.egress, network_context)).map_err(|error| {
+        let init = container.init().as_fd();
+        let opened =
+            phase!("resume.doors", ChildForwarding::open(published, &options.egress, options.network, init, fan_out));
+        opened.map_err(|error| {
             let StartFailure { failure, .. } =
                 self.start_failure(start_request.source, &format!("the egress of its network: {error}"));
             StartFailure::nowhere(failure.with_next_step(next_step::EGRESS_UNSUPPORTED_STEP))
@@ -305,10 +304,11 @@ impl Engine {
 
     fn resume_failure(
         &self,
-        (source, options): (&SeedSource, &StartOptions),
+        start_request: StartRequest<'_>,
         container: &Container,
         error: &ResumeError,
     ) -> StartFailure {
+        let StartRequest { source, options, .. } = start_request;
         let limit = find_memory_limit(container, &options.limits, error);
         let StartFailure { failure, .. } =
             limit.map_or_else(|| self.start_failure(source, error), |limit| self.start_failure(source, &limit));
@@ -324,14 +324,10 @@ impl Engine {
         StartFailure { failure, progress: start_progress, is_late: is_late(error) }
     }
 
-    fn take_container(
-        &self,
-        source: &SeedSource,
-        (options, fan_out): (&StartOptions, &FanOutNetwork),
-        requested: Instant,
-    ) -> Result<Container, ContainerError> {
-        let (kind, deadline) = (options.container(), requested + START_TIMEOUT);
-        match root_reuse::root_reuse_key((&source.key.seed, &source.lineage), options, fan_out) {
+    fn take_container(&self, start_request: StartRequest<'_>) -> Result<Container, ContainerError> {
+        let StartRequest { source, options, fan_out, requested_at } = start_request;
+        let (kind, deadline) = (options.container(), requested_at + START_TIMEOUT);
+        match root_reuse::root_reuse_key(&source.key.seed, &source.lineage, options, fan_out) {
             Some(root_reuse_key) => self.pool.take_with_reuse(&root_reuse_key, kind, deadline),
             None => self.pool.take(kind, deadline),
         }

@@ -32,7 +32,9 @@ impl ChildForwarding {
     pub(crate) fn open(
         published: Vec<BoundPort>,
         egress: &EgressPolicy,
-        (network, process, fan_out): (NetworkMode, BorrowedFd<'_>, &FanOutNetwork),
+        network: NetworkMode,
+        process: BorrowedFd<'_>,
+        fan_out: &FanOutNetwork,
     ) -> io::Result<Self> {
         let egress_proxy = match network {
             _ if egress.is_none() => None,

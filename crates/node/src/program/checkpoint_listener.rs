@@ -25,6 +25,7 @@ use tonic::Code;
 
 use super::connection::{AcceptedProgram, checkpoint_options, encode_failure_reply, encode_seed_reply};
 use super::socket_registry::{SocketRegistration, SocketRegistry};
+use crate::engine::CaptureInputs;
 use crate::node::Node;
 use crate::seeds::{SeedBuilder, check_name};
 
@@ -206,7 +207,7 @@ impl ListenerState {
         let checkpoint =
             Arc::new(PendingCheckpoint { pid, since: Instant::now(), socket, is_replied: AtomicBool::new(false) });
         let options = checkpoint_options(name, ttl, sockets, offered);
-        let caller_sockets = (options.sockets.clone(), options.offer.clone());
+        let (daemon_sockets, offered_pages) = (options.sockets.clone(), options.offer.clone());
         let reply_target = checkpoint.clone();
         let answer = move |made: Result<v1::Seed, Failure>| match made {
             Ok(seed) => reply_target.reply_once(&encode_seed_reply(&seed)),
@@ -225,12 +226,8 @@ impl ListenerState {
         match builder {
             Ok((builder, lineage)) => {
                 self.pending().push(checkpoint);
-                self.node.engine.capture_and_hold(
-                    pid,
-                    caller_sockets,
-                    lineage,
-                    Box::new(CaptureObserver { builder, handoff }),
-                );
+                let inputs = CaptureInputs { daemon_sockets, offered_pages, serving_pager: lineage };
+                self.node.engine.capture_and_hold(pid, inputs, Box::new(CaptureObserver { builder, handoff }));
             }
             Err(failure) => {
                 checkpoint.reply_once(&encode_failure_reply(&failure));

@@ -98,21 +98,20 @@ impl SeedEntry {
 }
 
 impl SeedRegistry {
-    /// A registry with the sealed seeds that were found in `images`. The fabric serves the seeds of `table` at
-    /// `fabric_address`.
+    /// A registry with the sealed seeds of `images`. The fabric serves the seeds of `table` at `fabric_address`.
     pub(crate) fn new(
         node: NodeName,
         table: Arc<SeedTable>,
         fabric_address: SocketAddr,
-        (images, budget): (PathBuf, SeedBudget),
-        found: LoadedImages,
+        budget: SeedBudget,
+        images: LoadedImages,
     ) -> Self {
-        let LoadedImages { listed, refused } = found;
+        let LoadedImages { directory, listed, refused } = images;
         Self {
             node,
             table,
             fabric_address,
-            images_dir: images,
+            images_dir: directory,
             budget,
             entries: Mutex::new(listed),
             unusable_images: Mutex::new(refused),

@@ -25,7 +25,7 @@ use super::lease::Lease;
 use super::sealing::{self, SealProgress};
 use super::{PrepareOptions, SeedEntry, SeedRegistry, name_taken, to_u32};
 use crate::clock;
-use crate::engine::{CaptureMode, capture_failure, random_id};
+use crate::engine::{CaptureInputs, CaptureMode, capture_failure, random_id};
 use crate::metrics::MeasuredOperation;
 use crate::node::Node;
 use crate::service;
@@ -44,11 +44,14 @@ pub(crate) fn prepare_seed(
     mut options: PrepareOptions,
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
     let mode = CaptureMode { freeze: options.freeze, namespaces: options.namespaces };
-    let caller_sockets = (std::mem::take(&mut options.sockets), options.offer.take());
-    let lineage = node.lineage_of(pid)?;
+    let inputs = CaptureInputs {
+        daemon_sockets: std::mem::take(&mut options.sockets),
+        offered_pages: options.offer.take(),
+        serving_pager: node.lineage_of(pid)?,
+    };
     let (answer, answered) = oneshot::channel();
     let builder = SeedBuilder::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
-    node.engine.capture(pid, mode, caller_sockets, lineage, Box::new(builder))?;
+    node.engine.capture(pid, mode, inputs, Box::new(builder))?;
     Ok(answered)
 }
 

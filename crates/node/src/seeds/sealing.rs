@@ -81,8 +81,9 @@ pub(super) enum SealProgress {
 }
 
 /// The images that a starting daemon has found.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LoadedImages {
+    pub(super) directory: PathBuf,
     pub(super) listed: BTreeMap<SeedId, SeedEntry>,
     /// Images that cannot be used, and why.
     pub(super) refused: BTreeMap<SeedId, ImageError>,
@@ -109,9 +110,9 @@ impl SealProgress {
 }
 
 /// Loads the images of a node's seeds into the served table. Removes files that were not completed.
-pub(crate) fn load_images(directory: &Path, node: &NodeName, table: &SeedTable) -> LoadedImages {
-    let mut found = LoadedImages::default();
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+pub(crate) fn load_images(directory: PathBuf, node: &NodeName, table: &SeedTable) -> LoadedImages {
+    let (mut listed, mut refused) = (BTreeMap::new(), BTreeMap::new());
+    for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let id = |suffix| name.strip_suffix(suffix)?.parse::<SeedId>().ok().filter(|id| id.node() == node);
         let is_left = |image: SeedId| !directory.join(format!("{image}{IMAGE_SUFFIX}")).exists();
@@ -119,19 +120,19 @@ pub(crate) fn load_images(directory: &Path, node: &NodeName, table: &SeedTable) 
             let _ = fs::remove_file(&path);
         } else if let Some(id) = id(IMAGE_SUFFIX) {
             match open_image(&path, &id) {
-                Ok((image, listed)) => {
+                Ok((image, entry)) => {
                     tracing::info!(seed = %id, image = %path.display(), "a sealed seed is served again");
                     table.insert(Arc::new(Seed::from_image(image)));
-                    found.listed.insert(id, listed);
+                    listed.insert(id, entry);
                 }
                 Err(error) => {
                     tracing::error!(seed = %id, %error, "a sealed seed is not served");
-                    found.refused.insert(id, error);
+                    refused.insert(id, error);
                 }
             }
         }
     }
-    found
+    LoadedImages { directory, listed, refused }
 }
 
 fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError> {

@@ -26,7 +26,7 @@ pub(super) async fn wait_zygote_filled(node: Arc<Node>, source: SeedAccess, opti
         if node.engine.zygote_cache().has_no_entry(&seed) {
             let task_node = node.clone();
             run_in_thread(move || {
-                task_node.engine.create_zygote(&source, &options, (why, Instant::now() + ZYGOTE_TIMEOUT))
+                task_node.engine.create_zygote(&source, &options, why, Instant::now() + ZYGOTE_TIMEOUT)
             })
             .await;
         }

@@ -23,7 +23,7 @@ use rustix::fs::{Mode, OFlags, RawDir};
 
 pub use fd::{EpollEntry, EventCounter, FdDirectory, FdInfo, LockEntry, LockKind, TimerState, WatchEntry};
 pub use kcmp::{
-    DeadlineAttributes, SchedulingAttributes, SharedResource, compare_open_files, is_same_open_file,
+    DeadlineAttributes, SchedulingAttributes, SharedResource, TaskFd, compare_open_files, is_same_open_file,
     is_same_open_file_across, read_robust_list, read_scheduling, share_resource,
 };
 pub use kernel_stacks::KernelStackSummary;

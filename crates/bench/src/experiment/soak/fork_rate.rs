@@ -105,7 +105,7 @@ impl RateBenchmark {
     /// Measures the rate once. Checks every result.
     async fn measure(&self, soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
         let parent = ParentProgram::start(&SPARSE, &self.parent, MIB, PAYLOAD_PATH.as_ref())?;
-        let mut floor = LocalFanout::start(&self.floor, MIB, (NAMESPACE_SETS, ChildNetwork::Private))?;
+        let mut floor = LocalFanout::start(&self.floor, MIB, NAMESPACE_SETS, ChildNetwork::Private)?;
         let mut client = soak_cluster.client(0).await?;
         let request = v1::PrepareRequest { pid: parent.pid(), ..Default::default() };
         let object = format!("process {}", parent.pid());

@@ -218,7 +218,7 @@ impl Fork {
                 (attached::attach_child(&mut client, child, !payload_is_stdin).await?, Value::Null)
             }
             [ChildOutcome::Failed { failure, .. }] => return Err(failure.clone().into()),
-            _ => wait_and_print(&mut client, &seed, (&outcomes, &children), global.json).await?,
+            _ => wait_and_print(&mut client, &seed, &outcomes, &children, global.json).await?,
         };
         if with_profile {
             let profile = Profile::collect(&client, &outcomes, phases).await;
@@ -304,11 +304,13 @@ fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCo
     (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes))
 }
 
-/// Waits for the children, and prints their results in order. Returns the exit status and the JSON document.
+/// Waits for `children`, which are those that were started, and prints the results in order. Returns the exit status and
+/// the JSON document.
 async fn wait_and_print(
     client: &mut farfork_api::client::Client,
     seed: &str,
-    (outcomes, children): (&[ChildOutcome], &[String]),
+    outcomes: &[ChildOutcome],
+    children: &[String],
     json: bool,
 ) -> anyhow::Result<(ExitCode, Value)> {
     if !json {

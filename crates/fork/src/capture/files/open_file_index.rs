@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use farfork_sys::process::{self, FdInfo};
+use farfork_sys::process::{self, FdInfo, TaskFd};
 
 use super::OpenFd;
 
@@ -41,8 +41,9 @@ impl OpenFileIndex {
     /// kcmp(2) fails, because a process was killed for example, the files count as different.
     pub(super) fn find(&self, identity: OpenFileKey, descriptor: ProcessFd) -> Result<KnownOpenFile, usize> {
         let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
-        let order = |first| process::compare_open_files(first, descriptor).unwrap_or(Ordering::Less);
-        alike.binary_search_by(|known| order(known.first)).map(|position| alike[position])
+        let task_fd = |(pid, fd): ProcessFd| TaskFd { pid, fd };
+        let order = |first| process::compare_open_files(task_fd(first), task_fd(descriptor)).unwrap_or(Ordering::Less);
+        alike.binary_search_by(|(first, _)| order(*first)).map(|position| alike[position])
     }
 
     /// Adds an open file at its position.

@@ -267,14 +267,15 @@ impl ZygoteCache {
         &self,
         source: &SeedSource,
         options: &StartOptions,
-        (node, pool): (&LocalNode, &ContainerPool),
-        why: ZygoteTrigger,
+        trigger: ZygoteTrigger,
+        node: &LocalNode,
+        pool: &ContainerPool,
     ) {
         let seed = &source.key.seed;
         if self.limits.count_max == 0 || !can_copy_zygote(source, options) {
             return;
         }
-        let Some(mut reservation) = self.reserve(seed, why) else { return };
+        let Some(mut reservation) = self.reserve(seed, trigger) else { return };
         if let Some(reason) = find_zygote_obstacle(&source.descriptor, node) {
             tracing::debug!(%seed, reason, "it has no zygote");
             return;
@@ -284,7 +285,7 @@ impl ZygoteCache {
                 tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote is ready");
                 reservation.complete(zygote);
             }
-            Err(error) if why == ZygoteTrigger::Speculative => {
+            Err(error) if trigger == ZygoteTrigger::Speculative => {
                 tracing::debug!(%seed, %error, "no speculative zygote could be created");
                 drop(reservation);
                 // Most probably the seed was dropped. Otherwise the next request for a child makes another zygote.
