@@ -67,7 +67,7 @@ mod tests {
         let descriptor = |file: &OwnedFd| (own, file.as_raw_fd().cast_unsigned());
         let (mut firsts, identity) = (OpenFileIndex::default(), (0, 0, None));
         for (index, file) in files.iter().enumerate() {
-            let position = firsts.find(identity, descriptor(file)).expect_err("none of those before is it");
+            let position = firsts.find(identity, descriptor(file)).expect_err("no earlier file is the same");
             firsts.insert(identity, position, KnownOpenFile { first: descriptor(file), index: index as u32 });
         }
         for (index, (file, duplicate)) in files.iter().zip(&duplicates).enumerate() {
