@@ -36,7 +36,7 @@ pub(in crate::capture) struct ThreadAnswers {
 
 /// Indices of the calls that return an answer as their result.
 const PERSONALITY_INDEX: usize = 0;
-/// Of the leader.
+/// Index in the leader's script.
 const TIMER_SLACK_INDEX: usize = 1;
 /// Index in the scripts of the other threads.
 const SECUREBITS_INDEX: usize = 1;
@@ -46,7 +46,7 @@ const ALT_STACK_OFFSET: u64 = 0;
 const TID_ADDRESS_OFFSET: u64 = 24;
 /// Only in slots of threads other than the leader.
 const TSC_MODE_OFFSET: u64 = 32;
-/// Of the leader.
+/// Only in the slot of the leader.
 const DEATH_SIGNAL_OFFSET: u64 = 32;
 const TIMERS_OFFSET: u64 = 40;
 
