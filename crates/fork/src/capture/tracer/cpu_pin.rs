@@ -21,7 +21,7 @@ const BUSY_STOP: Duration = Duration::from_micros(400);
 pub(in crate::capture) struct CpuPin {
     saved_cpus: CpuSet,
     pinned_cpu: CpuSet,
-    /// Other processes that are pinned for as long.
+    /// Other processes, which stay pinned as long as this value exists.
     pinned_others: Vec<Pid>,
 }
 
@@ -53,7 +53,7 @@ impl CpuPin {
 
 impl Drop for CpuPin {
     fn drop(&mut self) {
-        // The CPU on which a template ends does not matter to the process that it was cloned from.
+        // Templates get the saved CPUs of this thread, not their parents': the CPU of a template does not matter.
         for pid in self.pinned_others.iter().copied().map(Some).chain([None]) {
             let _ = sched_setaffinity(pid, &self.saved_cpus);
         }
@@ -68,7 +68,7 @@ mod tests {
     fn a_thread_goes_where_a_process_is_and_comes_back() {
         let before = sched_getaffinity(None).unwrap();
         let pid = std::process::id() as i32;
-        assert!(CpuPin::pin_to_busy(pid, Duration::ZERO).is_none(), "a quick stop moves nobody");
+        assert!(CpuPin::pin_to_busy(pid, Duration::ZERO).is_none(), "a quick stop pins no thread");
         let join: [fn(i32) -> Option<CpuPin>; 2] =
             [|pid| CpuPin::pin_to_busy(pid, BUSY_STOP), |pid| CpuPin::pin_to(&ProcStat::read(pid).unwrap())];
         for join in join {
