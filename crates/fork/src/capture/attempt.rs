@@ -171,8 +171,8 @@ pub(super) struct CapturedProcess {
 }
 
 impl CapturedProcess {
-    /// Size in bytes of the pages that hold data. Before the first scan: size of the memory that the process had written at
-    /// its survey.
+    /// Size in bytes of the pages that hold data, including inherited ones. Before the first scan, counts the memory that
+    /// the process had written at its survey.
     pub(super) fn populated_bytes(&self) -> u64 {
         self.memory.populated_bytes().unwrap_or_else(|| anonymous_bytes(&self.survey)) + self.inherited.bytes()
     }

@@ -68,7 +68,7 @@ impl InjectedCall {
 //  call    registers → vdso's `syscall` ─ PTRACE_SYSCALL ─▶ entry ─ INTERRUPT, CONT ─▶ PTRACE_EVENT_STOP
 //  script  registers → our own code     ─ CONT ─▶ all calls ─ tgkill(itself) ─▶ stop before that signal's delivery
 //
-// Single steps would be simpler, but the kernel forces the SIGTRAP that ends one: it resets the parent's disposition of
+// Single steps would be simpler, but the kernel forces the SIGTRAP that ends a step. It resets the parent's disposition of
 // SIGTRAP if that signal is ignored or blocked, and kills the parent if the tracer dies. Neither stop above does harm when
 // the tracer dies. From both, the kernel restarts an interrupted call by itself once the old registers are back.
 /// Makes stopped threads execute system calls, and handles ptrace reports that arrive during the calls. The threads' signals

@@ -86,7 +86,7 @@ pub struct ReadyTemplate {
     pub template_pid: i32,
     /// Program and arguments of the process.
     pub arguments: Vec<String>,
-    /// Bytes of the pages that the template itself holds.
+    /// Size in bytes of all pages with data: the templates' own pages and inherited ones.
     pub populated_bytes: u64,
     /// Notes about its children: state that is not carried, and state that will differ.
     pub notes: Vec<String>,

@@ -297,7 +297,7 @@ impl SocketTable<'_> {
 
     /// Whether an end can be bound to its name again although no socket listens on it. A datagram socket can. For a
     /// connection, the kernel must have chosen the name (unix(7), autobind), and no other socket may have it. Any other name
-    /// may be that of a listening socket which was closed since.
+    /// may come from a listening socket that was closed since.
     fn can_rebind(&self, end: &SocketContents) -> bool {
         /// Address family, a zero byte, and five digits.
         const AUTOBIND_BYTES: usize = 8;
