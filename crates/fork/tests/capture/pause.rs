@@ -52,7 +52,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Phases {
 }
 
 #[test]
-#[ignore = "long: it measures speed, which needs an idle machine"]
+#[ignore = "long: a busy machine has no time for it"]
 fn the_pause_is_that_of_a_fork_and_little_more() {
     let phases = Phases::default();
     let subscriber = tracing_subscriber::registry().with(phases.clone());
