@@ -3,8 +3,7 @@
 //! The node calls `start_capture` or `capture_and_hold`. `restore` uses the descriptor; `seed` serves the memory.
 //! Invariant: on any failure the parent resumes unchanged. `StopGuard` restores its registers and signal masks.
 //! Invariant: unsupported state is refused by name before memory, files or signals of the parent change.
-//! Invariant: a template never runs the parent's program. If its tracer dies, it is killed by its first instruction at the
-//! latest.
+//! Invariant: a template never runs. If its tracer dies, it dies at its first instruction at the latest.
 
 mod attempt;
 mod check;
@@ -169,7 +168,7 @@ pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTre
 //                                                ├─ state/process_root: read in the pause, while the clone is made
 //                                                ├─ template: makes the clone that never runs
 //                                                └─ files, memory/template_memory, memory/seals,
-// state/inherited_state: read from it before the reply
+//                                                   state/inherited_state: read from it before the reply
 //         ─▶ reply; then describe ─── template/flag_probe, memory, state: read from the template
 /// Starts to capture a process. `observer` is called when the template is ready, and again when the capture is complete,
 /// each within the limit and [`TIMEOUT_GRACE`].

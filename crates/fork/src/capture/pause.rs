@@ -40,7 +40,7 @@ pub(super) struct PreparedProcess {
     pub(super) survey: Survey,
     pub(super) shared_sources: SharedSources,
     pub(super) mem: File,
-    /// Its connections to the daemon.
+    /// Connections of the process to the daemon.
     pub(super) daemon_sockets: DaemonSockets,
     /// Pages that the process offers for injected calls.
     pub(super) offered_pages: Option<OfferedPages>,
@@ -53,7 +53,8 @@ pub(super) struct PreparedProcess {
 }
 
 impl PreparedProcess {
-    /// Surveys a process, and prepares its pause. `streams`: the standard streams of its tree, unless it is the first process.
+    /// Surveys a process, and prepares its pause. `streams`: the standard streams of its tree, unless it is the first
+    /// process.
     pub(super) fn prepare(
         pid: i32,
         options: &CaptureOptions,

@@ -69,8 +69,8 @@ pub(super) struct Survey {
     pub(super) diagnosis: Option<SockDiag>,
     /// Locked ranges. fork(2) does not lock the copies.
     pub(super) locked: Vec<Range<u64>>,
-    /// Private mappings of hugetlbfs huge pages, with their flags. A clone gets ordinary memory instead, and loses the
-    /// flags.
+    /// Private mappings of hugetlbfs huge pages, with their flags. A clone gets ordinary memory instead; `memory::hugetlb`
+    /// restores some of the flags.
     pub(super) hugetlb: Vec<MapEntry>,
     pub(super) file_systems: FileSystemCache,
     /// Address of a `syscall` instruction.

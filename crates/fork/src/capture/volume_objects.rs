@@ -15,15 +15,15 @@ use crate::volume_table::VolumeTable;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeObjectKind {
-    /// It is open as a descriptor.
+    /// The file is open as a descriptor.
     FileDescriptor,
-    /// It is mapped, as libraries are.
+    /// The file is mapped, as libraries are.
     Mapping,
-    /// The process executes it.
+    /// The process executes the file.
     Executable,
-    /// It is the working directory.
+    /// The directory is the working directory.
     WorkingDirectory,
-    /// It is the root directory (chroot(2)).
+    /// The directory is the root directory (chroot(2)).
     RootDirectory,
 }
 

@@ -79,7 +79,7 @@ impl Parent {
         let deadline = Instant::now() + WAIT_LIMIT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let line = self.lines.recv_timeout(left).unwrap_or_else(|_| panic!("the parent did not report {word} in time"));
+            let line = self.lines.recv_timeout(left).unwrap_or_else(|_| panic!("no line {word} in time"));
             let (name, value) = line.split_once(' ').unwrap_or((&line, "0"));
             assert_ne!(name, "failed", "the parent was disturbed: {line}");
             let value = u64::from_str_radix(value, 16).unwrap_or(0);

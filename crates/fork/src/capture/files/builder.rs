@@ -222,7 +222,7 @@ impl FileTableBuilder<'_> {
         })
     }
 
-    /// Its path, relative to the root of the tree.
+    /// Path of the file, relative to the root of the tree.
     fn path(&self, fd: &OpenFd) -> String {
         String::from_utf8_lossy(&fd.link).into_owned()
     }

@@ -84,7 +84,7 @@ pub(super) struct Inode {
     block_bytes: u32,
     /// Device number, if it is a device file.
     device_number: u64,
-    /// Whether it is a regular file that this node lacks at the path of the link.
+    /// Whether the inode is a regular file that this node lacks at the path of the link.
     is_absent_on_node: bool,
 }
 

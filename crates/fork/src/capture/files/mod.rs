@@ -71,7 +71,7 @@ pub(super) struct OpenFd {
     is_deleted: bool,
     /// Identity of the file when it was read. Set for regular files that children open by path.
     version: Option<FileIdentity>,
-    /// Whether it is a standard stream, or refers to the same file as one.
+    /// Whether the descriptor is a standard stream, or refers to the same file as one.
     pub(super) is_standard_stream: bool,
 }
 
@@ -234,12 +234,12 @@ impl OpenFd {
         }
     }
 
-    /// Whether it is a directory that children find by its path.
+    /// Whether the file is a directory that children open by its path.
     pub(super) fn is_directory_with_path(&self) -> bool {
         self.kind == FdKind::Directory && !self.is_standard_stream
     }
 
-    /// Whether it had a path that was removed.
+    /// Whether the path of the file was removed.
     fn is_removed_from_path(&self) -> bool {
         let is_file = matches!(self.kind, FdKind::Memory | FdKind::DeletedDirectory(_));
         self.is_deleted && is_file && !self.is_standard_stream && self.link.ends_with(DELETED_SUFFIX)
@@ -373,7 +373,7 @@ fn open_sockets(pid: i32, fds: &[OpenFd]) -> io::Result<impl Iterator<Item = (&O
     Ok(wanted.filter_map(move |fd| Some((fd, fd.duplicate(process.as_ref()?).ok()?))))
 }
 
-/// Writes notes for the user about pipes with only one end in the tree. The first process of the tree must be first.
+/// Returns notes for the user about pipes with only one end in the tree. The first process of the tree must be first.
 pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
     let mut ends = Vec::new();
     for (pid, fds) in processes {

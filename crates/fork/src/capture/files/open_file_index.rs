@@ -19,9 +19,9 @@ pub(super) type OpenFileKey = (u64, u64, Option<u32>);
 /// An open file that was found before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KnownOpenFile {
-    /// Its first known descriptor.
+    /// The first known descriptor of the open file.
     pub(super) first: ProcessFd,
-    /// Its index among the open files.
+    /// Index among the open files of the descriptor.
     pub(super) index: u32,
 }
 

@@ -63,7 +63,7 @@ pub(super) struct ProcessFdTable {
 #[derive(Debug)]
 pub(super) struct FdStateSource<'a> {
     pub(super) pid: i32,
-    /// Its `fdinfo` directory.
+    /// The `fdinfo` directory of the process.
     pub(super) infos: &'a FdDirectory,
     /// Set if the process has sockets whose peers only sock_diag(7) shows.
     pub(super) diagnosis: Option<&'a SockDiag>,

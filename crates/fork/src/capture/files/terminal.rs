@@ -59,9 +59,9 @@ pub(crate) struct SessionMember {
     pub(crate) pid: i32,
     pub(crate) session: (i32, u32),
     pub(crate) group: (i32, u32),
-    /// Number of its controlling terminal.
+    /// Number of the process's controlling terminal.
     pub(crate) terminal: Option<u32>,
-    /// Whether it is a zombie: it and its group remain until it is waited for.
+    /// Whether the process is a zombie: its id and its group remain until its parent waits for it.
     pub(crate) has_ended: bool,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn read_terminal_end(copy: &OwnedFd, kind: &FdKind) -> io::Result<Ter
         return terminal::read_master(copy.as_fd()).map(TerminalEnd::Master);
     }
     match read_slave(copy) {
-        // Its master was closed.
+        // EIO: the master was closed.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => Ok(TerminalEnd::HungUp),
         other => other,
     }

@@ -68,9 +68,10 @@ impl InjectedCall {
 //  call    registers → vdso's `syscall` ─ PTRACE_SYSCALL ─▶ entry ─ INTERRUPT, CONT ─▶ PTRACE_EVENT_STOP
 //  script  registers → our own code     ─ CONT ─▶ all calls ─ tgkill(itself) ─▶ stop before that signal's delivery
 //
-// Single steps would be simpler, but the kernel forces the SIGTRAP that ends a step. It resets the parent's disposition of
-// SIGTRAP if that signal is ignored or blocked, and kills the parent if the tracer dies. Neither stop above does harm when
-// the tracer dies. From both, the kernel restarts an interrupted call by itself once the old registers are back.
+// Single steps would be simpler, but the kernel forces the SIGTRAP that ends a step. The kernel then resets the parent's
+// disposition of SIGTRAP if that signal is ignored or blocked, and kills the parent if the tracer dies. Neither stop above
+// does harm when the tracer dies. From both, the kernel restarts an interrupted call by itself once the old registers are
+// back.
 /// Makes stopped threads execute system calls, and handles ptrace reports that arrive during the calls. The threads' signals
 /// are blocked.
 #[derive(Debug)]
@@ -83,8 +84,8 @@ pub(in crate::capture) struct Injector<'a> {
     new_clone: Option<i32>,
     /// Receives the reports if several pauses run concurrently. `None`: this thread waits for reports itself.
     executor: Option<&'a PauseExecutor<'a>>,
-    /// Thread ids and signals that cannot be blocked and arrived during calls. They are sent again when the thread is
-    /// released.
+    /// Signals that cannot be blocked and arrived during calls, each with its thread id. They are sent again when the thread
+    /// is released.
     pub(in crate::capture) withheld_signals: Vec<(i32, i32)>,
 }
 

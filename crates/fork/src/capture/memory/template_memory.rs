@@ -77,7 +77,7 @@ impl TemplateMemory {
         self.pid
     }
 
-    /// Its mappings, ascending.
+    /// The mappings, by ascending address.
     pub(crate) fn mappings(&self) -> &[MapEntry] {
         &self.mappings
     }

@@ -103,9 +103,9 @@ struct SharedSource {
     name: String,
     kind: SharedObjectKind,
     file: File,
-    /// Whether it is on hugetlbfs.
+    /// Whether the object is on hugetlbfs.
     is_hugetlb: bool,
-    /// Whether it cannot change, because it is being executed.
+    /// Whether the contents cannot change, because the file is being executed.
     is_immutable: bool,
     /// Buffers for the data that was found before the pause, allocated and touched.
     buffers: Vec<DataRun>,

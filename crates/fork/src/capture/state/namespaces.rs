@@ -123,7 +123,7 @@ enum NamespaceKind {
 impl NamespaceKind {
     const ALL: [Self; 5] = [Self::Mounts, Self::HostName, Self::Ipc, Self::ControlGroups, Self::Network];
 
-    /// Its name in `/proc/PID/ns`.
+    /// Name of the namespace's link in `/proc/PID/ns`.
     fn name(self) -> &'static str {
         match self {
             Self::Mounts => "mnt",

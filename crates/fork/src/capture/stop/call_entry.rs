@@ -21,7 +21,7 @@ const SAMPLES: usize = 3;
 pub(crate) struct SleepingCall {
     call: SystemCall,
     switch_out: SwitchOut,
-    /// Its voluntary context switches so far.
+    /// Number of voluntary context switches of the thread so far.
     voluntary_switches: u64,
     /// When it was interrupted, by CLOCK_MONOTONIC.
     interrupted_ns: Option<u64>,

@@ -31,12 +31,12 @@ const NEGLIGIBLE_NS: u64 = 3_000_000;
 struct InterruptedCall {
     tid: i32,
     call: LimitedCall,
-    /// Its limit, unless that is a socket option.
+    /// Time limit of the call; `None` if a socket option holds it.
     limit: Option<TimeLimit>,
     site: CallSite,
     /// The mark, if the kernel would restart the call with its whole limit.
     mark: Option<CallMark>,
-    /// Whether it was interrupted before.
+    /// Whether the call was already interrupted by an earlier stop.
     is_interrupted_again: bool,
     stopped_call: Option<StoppedCall>,
     stopped_at_ns: u64,

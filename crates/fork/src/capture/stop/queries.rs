@@ -33,7 +33,7 @@ const QUERIES_PER_SCRIPT: usize =
 /// An argument of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryArgument {
-    /// This number.
+    /// A constant.
     Number(u64),
     /// The address of the result buffer, which has 64 bytes.
     ResultBuffer,
@@ -42,9 +42,9 @@ pub enum QueryArgument {
 /// A system call that only reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueryCall {
-    /// Its number on x86-64.
+    /// Number of the system call on x86-64.
     pub number: u64,
-    /// Its arguments.
+    /// Arguments of the system call.
     pub arguments: [QueryArgument; 6],
 }
 

@@ -267,9 +267,9 @@ mod tests {
         let code = |number: u8| move |_| Some([0xb8, number, 0, 0, 0, 0x0f, 0x05]);
         let again = stopped(RESTART_SYSCALL, ERESTART_RESTARTBLOCK);
         let named = resolve_restart(&again, code(NANOSLEEP as u8));
-        assert_eq!((named.orig_rax, named.rax), (NANOSLEEP, again.rax), "the kernel restarts the parent's call as before");
+        assert_eq!((named.orig_rax, named.rax), (NANOSLEEP, again.rax), "the parent's call restarts as before");
         assert_eq!((child_registers(&named, false).rax, child_registers(&named, false).rip), (NANOSLEEP, 0x1000));
-        assert_eq!(resolve_restart(&again, code(EPOLL_WAIT as u8)), again, "restart_syscall(2) cannot continue this call");
+        assert_eq!(resolve_restart(&again, code(EPOLL_WAIT as u8)), again, "restart_syscall(2) cannot continue it");
         assert_eq!(resolve_restart(&again, |_| None), again);
         let prepared = stopped(NANOSLEEP, RESTART_SYSCALL as i64);
         assert_eq!((child_registers(&prepared, false).rax, child_registers(&prepared, false).rip), (NANOSLEEP, 0x1002));

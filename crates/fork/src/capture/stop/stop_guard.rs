@@ -29,7 +29,7 @@ pub(in crate::capture) struct StoppedThread {
     pub(in crate::capture) tid: i32,
     /// The registers with which it resumes: its registers at the stop, after the rules of [`restart`].
     pub(in crate::capture) registers: Registers,
-    /// Its signal mask, outside of sigsuspend(2) and similar calls.
+    /// Signal mask of the thread, outside of sigsuspend(2) and similar calls.
     pub(in crate::capture) signal_mask: u64,
     pub(in crate::capture) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
     pub(in crate::capture) rseq: Option<ptrace::RseqConfiguration>,
@@ -216,7 +216,7 @@ impl StoppedThread {
             .map_err(CaptureError::tracing("block the signals of", self.tid))
     }
 
-    /// Restores its signal mask and registers. The registers are last: until then they lead to code that restores both if
+    /// Restores its signal mask and registers. The registers are last: until then they point to code that restores both if
     /// this process dies.
     pub(in crate::capture) fn restore(&self) {
         // If the thread was killed, nothing is left to restore.

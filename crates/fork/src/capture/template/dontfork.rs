@@ -1,4 +1,4 @@
-//! MADV_DONTFORK memory. fork(2) leaves it out, but a seed, as a copy of the process, has it (decision 014).
+//! MADV_DONTFORK memory: fork(2) omits it, but a seed, as a copy of the process, includes it (decision 014).
 //!
 //! A program such as Node.js, whose heap is marked so, cannot run without it. A clone that lacks memory is smaller than
 //! the process, which `/proc/PID/statm` shows at once. Only then are the two maps compared, and the leader clones itself
@@ -23,7 +23,7 @@ use crate::capture::template::clone_call;
 /// died between two of them.
 const RUNS_MAX: usize = (SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1) / 2;
 
-/// Memory that fork(2) leaves out and a seed has.
+/// Memory that fork(2) omits and a seed includes.
 pub(in crate::capture) struct DontforkMemory {
     /// One range per mapping, ascending.
     pub(in crate::capture) ranges: Vec<Range<u64>>,
@@ -32,7 +32,7 @@ pub(in crate::capture) struct DontforkMemory {
 
 /// The result of a second clone.
 pub(in crate::capture) struct SecondClone {
-    /// Its id in the leader's pid namespace.
+    /// Id of the clone in the leader's pid namespace.
     pub(in crate::capture) inner_pid: u64,
     /// Whether all marks of the leader's memory were restored.
     pub(in crate::capture) remark_result: Result<(), CaptureError>,

@@ -54,7 +54,7 @@ const CLONE_PTRACE: u64 = 0x2000;
 #[derive(Debug)]
 pub(super) struct TemplateClone {
     pub(super) pid: i32,
-    /// Its id in the parent's innermost pid namespace.
+    /// Id of the clone in the parent's innermost pid namespace.
     inner_pid: u64,
     /// Registers for injected calls.
     pub(super) registers: Registers,
@@ -73,7 +73,7 @@ pub(super) fn clone_call() -> InjectedCall {
 pub(super) fn reap_call(inner_id: u64) -> InjectedCall {
     const WAIT4: u64 = 61;
     const WNOHANG: u64 = 1;
-    /// Also children without an exit signal.
+    /// __WALL: also children without an exit signal.
     const WAIT_ALL: u64 = 0x4000_0000;
     InjectedCall::new("wait4", WAIT4, [inner_id, 0, WAIT_ALL | WNOHANG, 0])
 }
@@ -91,7 +91,7 @@ impl TemplateClone {
         let pid = injector.wait_clone().await?;
         ptrace::set_options(pid, ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD | options)
             .map_err(CaptureError::tracing("set the options of template", pid))?;
-        // It runs only for injected calls, for which this thread waits, so raise its priority. Failure is harmless.
+        // The clone runs only for injected calls, for which this thread waits, so raise its priority. Failure is harmless.
         let _ = priority::make_real_time(pid);
         let (registers, syscall_at) = (read_registers(pid)?, injector.syscall_address());
         Ok(Self {
@@ -105,7 +105,7 @@ impl TemplateClone {
         })
     }
 
-    /// Its id in the parent's innermost pid namespace.
+    /// Id of the clone in the parent's innermost pid namespace.
     pub(super) fn inner_id(&self) -> u32 {
         self.inner_pid as u32
     }
@@ -240,6 +240,6 @@ mod tests {
     #[test]
     fn a_template_goes_before_its_parent_and_after_children() {
         assert_eq!((template_oom_score(0), template_oom_score(-1000), template_oom_score(500)), (450, 450, 700));
-        assert_eq!((template_oom_score(900), template_oom_score(1000)), (900, 1000), "the parent is a child of another seed");
+        assert_eq!((template_oom_score(900), template_oom_score(1000)), (900, 1000), "a parent that is a child");
     }
 }

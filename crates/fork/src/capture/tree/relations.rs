@@ -1,8 +1,8 @@
 //! The parent, group and session of each process of a tree, by the ids that the processes themselves know.
 //!
 //! In a child's container, the first process leads a new session and a new group. Processes that shared the old ones with it
-//! share the new ones. A process can be forked into the session that
-//! its parent has, or had before setsid(2). It can also have the session of an ended sibling, which forked the process.
+//! share the new ones. A process can be forked into the session that its parent has, or had before setsid(2). It can also
+//! have the session of an ended sibling, which forked the process.
 
 use std::collections::BTreeMap;
 

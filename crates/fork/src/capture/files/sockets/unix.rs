@@ -164,7 +164,7 @@ fn path_of(now: &Path, found: &Metadata) -> Result<Option<String>, String> {
     };
     let path = match now.as_os_str().as_bytes().strip_suffix(DELETED_SUFFIX) {
         Some(_) if found.nlink() == 0 => return Ok(None),
-        // This name was removed, but the file has others, which the kernel does not show.
+        // The name `before` was removed, but the file has other names, which the kernel does not show.
         Some(before) if !is_it(now) => {
             let directory = Path::new(OsStr::from_bytes(before)).parent().unwrap_or(Path::new("/"));
             let others = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
