@@ -161,7 +161,7 @@ fn unwritten_file_mappings_are_captured_as_files() {
     let metadata = std::fs::metadata(scene.path("clean")).unwrap();
     assert_eq!((&file.path, file.identity.inode), (&scene.path("clean"), metadata.ino()));
     assert_eq!((file.identity.device, file.identity.bytes), (metadata.dev(), 3 * 4096));
-    assert_eq!(scene.populated(extent), [(0, 3)], "nothing lies behind the file's end");
+    assert_eq!(scene.populated(extent), [(0, 3)], "no pages after the end of the file");
 
     assert_eq!(scene.anonymous("written"), Some(vec![(0, 4)]));
     let (template, written) = (scene.captured.template.pid(), scene.parent.reported("written"));
@@ -173,7 +173,7 @@ fn unwritten_file_mappings_are_captured_as_files() {
 }
 
 /// On Linux 6.13 and later, file times are up to a clock tick ahead of the coarse clock. On earlier kernels, the program's
-/// file may have the time of the stop, and a round shows nothing.
+/// file may have the time of the stop. Such a round is skipped.
 #[test]
 fn a_program_written_just_before_prepare_is_unchanged() {
     let directory = TempDir::new().unwrap();

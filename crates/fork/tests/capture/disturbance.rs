@@ -49,7 +49,7 @@ fn threads_are_captured_in_every_state_and_continue() {
         let holder = thread_named(descriptor, "holder");
         assert_eq!((holder.alt_stack.base, holder.alt_stack.bytes), (parent.reported("altstack"), 65536));
         assert_eq!(holder.signal_mask, 1 << (12 - 1) | 1 << (34 + 3 - 1));
-        assert!(has_eager_page(descriptor, parent.reported("robust")), "a robust mutex in hand is eager");
+        assert!(has_eager_page(descriptor, parent.reported("robust")), "the page of a held robust mutex is eager");
         assert!(has_eager_page(descriptor, holder.clear_child_tid) && holder.clear_child_tid != 0);
     }
     parent.wait_for("round");
@@ -144,7 +144,7 @@ fn a_pipe_that_the_parent_closes_is_closed() {
     let parent = Parent::start("closes", &[]);
     let (pid, (sender, receiver)) = (parent.pid(), channel());
     capture::start_capture(pid, options(), Box::new(Closing(parent, sender))).unwrap();
-    assert_eq!(receiver.recv().unwrap().unwrap(), 1, "the other end has not heard of it");
+    assert_eq!(receiver.recv().unwrap().unwrap(), 1, "the other end does not see end of file");
     // The capture's thread has ended.
     assert!(receiver.recv().is_err());
 }

@@ -31,7 +31,7 @@ fn scene() -> ImageScene {
     ImageScene { directory, _files: files, _parent: parent, seed }
 }
 
-/// A reader without other seeds: a seed that inherits nothing needs none.
+/// Returns a reader that knows no other seeds: the seed of these tests inherits no pages.
 fn nobody_else() -> LayerReader {
     let (node, address) = (NodeName::new("here").unwrap(), Address::Tcp(([127, 0, 0, 1], 1).into()));
     let own = LocalSeeds { node, address, table: Arc::default() };
@@ -47,7 +47,7 @@ impl ImageScene {
         self.seed.seal(&nobody_else(), b"about".to_vec(), &self.path(), &ImageProgress::default()).unwrap()
     }
 
-    /// All extents, with populated and other pages.
+    /// The id and the size in bytes of each extent.
     fn extents(&self) -> impl Iterator<Item = (ExtentId, u64)> {
         let extents = self.seed.descriptor().extents.iter().enumerate();
         extents.map(|(index, extent)| (ExtentId(index as u32), extent.bytes))

@@ -14,7 +14,7 @@ use crate::harness::{Parent, WAIT_LIMIT, children, offer, options};
 /// Environment variable of the victim: the parent.
 const PARENT: &str = "FARFORK_TEST_PARENT";
 
-/// The address of the pages that the parent offers; empty for none.
+/// Environment variable of the victim: the address of the pages that the parent offers; empty for none.
 const PAGES: &str = "FARFORK_TEST_PAGES";
 
 const KILLS: u64 = 40;
@@ -49,7 +49,7 @@ fn a_parent_survives_a_killed_capturing_process() {
         // A clone with the marks removed may be in progress: the running script sets them again.
         let started_at = Instant::now();
         while marks(parent.pid(), parent.reported("data")) != ["dc"] {
-            assert!(started_at.elapsed() < WAIT_LIMIT, "the marks stay away after kill {kill}");
+            assert!(started_at.elapsed() < WAIT_LIMIT, "the MADV_DONTFORK marks are missing after kill {kill}");
             thread::sleep(Duration::from_millis(1));
         }
     }

@@ -32,7 +32,7 @@ fn still_runs(parent: &mut Parent) {
     parent.wait_for("runs");
 }
 
-/// Also with more threads than one page has room for.
+/// Also with more threads than one page of slots has room for.
 #[test]
 fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
     for threads in ["0", "3", "30"] {
@@ -42,12 +42,12 @@ fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
         for round in 0..3 {
             let captured = capture_with(&parent, offer(range.start)).unwrap();
             let (own, copied) = (memory(parent.pid(), &range), memory(captured.template.pid(), &range));
-            assert_ne!(own[..8], [0; 8], "the code is there: they were used");
+            assert_ne!(own[..8], [0; 8], "the pages contain code, so they were used");
             assert!(own == copied, "{threads} threads, round {round}");
             let last = range.end - 512;
-            assert!(word(parent.pid(), last + 64) == known(last + 64 - range.start), "what is not used stays");
+            assert!(word(parent.pid(), last + 64) == known(last + 64 - range.start), "unused bytes stay unchanged");
             let code = mapping_at(&captured.descriptor, range.start);
-            assert_eq!(code.start, range.start, "a child has them");
+            assert_eq!(code.start, range.start, "a child has the pages");
             still_runs(&mut parent);
             // The second capture runs while the first template exists, the third without another template.
             kept.push(captured);
@@ -88,7 +88,7 @@ fn unusable_offered_pages_are_not_changed() {
     }
 }
 
-/// A clone would have other contents there, so it could make no calls.
+/// A clone would have zeroes instead of the code (MADV_WIPEONFORK), so it could make no calls.
 #[test]
 fn offered_pages_that_a_fork_wipes_are_refused() {
     let mut parent = Parent::start("offers", &["wiped"]);
@@ -98,7 +98,7 @@ fn offered_pages_that_a_fork_wipes_are_refused() {
     parent.capture().unwrap();
 }
 
-/// The second clone has these pages.
+/// The second clone has these pages (MADV_DONTFORK).
 #[test]
 fn offered_pages_that_a_fork_does_not_copy_are_used() {
     let mut parent = Parent::start("offers", &["absent"]);
@@ -106,7 +106,7 @@ fn offered_pages_that_a_fork_does_not_copy_are_used() {
     still_runs(&mut parent);
 }
 
-/// A thread's own choice is carried. A CPU to which a thread is pinned only while it waits for its answer is not.
+/// A CPU affinity that a thread has chosen is carried. A CPU to which it is pinned only while it waits for its reply is not.
 #[test]
 fn the_affinity_of_a_thread_pinned_for_capture_is_not_captured() {
     let parent = Parent::start("offers", &["plain", "1"]);
@@ -124,10 +124,10 @@ fn the_affinity_of_a_thread_pinned_for_capture_is_not_captured() {
     };
     assert_eq!(chosen(None), [false, true]);
     assert_eq!(chosen(Some(parent.pid().unsigned_abs())), [true, true]);
-    assert_eq!(sched_getaffinity(pid).unwrap(), first, "the process is left as it is");
+    assert_eq!(sched_getaffinity(pid).unwrap(), first, "the capture does not change the process's affinity");
 }
 
-/// Nothing is mapped that is both writable and executable.
+/// The parent may not have memory that is both writable and executable (PR_SET_MDWE), so no pages can be mapped in it.
 #[test]
 fn a_process_that_denies_executable_pages_is_captured_with_offered_ones() {
     let mut parent = Parent::start("offers", &["strict", "2"]);

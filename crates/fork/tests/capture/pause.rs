@@ -15,7 +15,7 @@ use crate::harness::Parent;
 
 const SAMPLES: usize = 15;
 
-/// The most that a pause may take beyond fork() (the budget of `docs/specification.md`), and room for other work of a test
+/// The most that a pause may take beyond fork() (the budget of `docs/specification.md`). `ROOM` is for other work of a test
 /// machine.
 const ABOVE_FORK: Duration = Duration::from_micros(300);
 const ROOM: Duration = Duration::from_millis(10);

@@ -63,13 +63,13 @@ fn a_refused_freeze_keeps_the_memory_map_of_the_parent() {
     let (sender, receiver) = mpsc::channel();
     let options = CaptureOptions { freeze: true, ..options() };
     capture::start_capture(parent.pid(), options, Box::new(Unwilling(sender))).unwrap();
-    assert!(receiver.recv_timeout(WAIT_LIMIT).expect("it is told"), "nothing stands against it");
+    assert!(receiver.recv_timeout(WAIT_LIMIT).expect("the capture reports its outcome"), "the capture is not refused");
     parent.write(b"still here\n");
     parent.wait_for("still");
     assert_eq!(memory_map(&parent), before);
 }
 
-/// Rejects the seed, and reports whether there would have been one.
+/// Rejects the seed, and reports whether the capture would have made one.
 struct Unwilling(Sender<bool>);
 
 impl CaptureCallbacks for Unwilling {
@@ -79,7 +79,7 @@ impl CaptureCallbacks for Unwilling {
     }
 
     fn capture_completed(&mut self, _: Result<CapturedTree, CaptureError>) {
-        panic!("it was not wanted");
+        panic!("the seed was rejected");
     }
 }
 

@@ -19,9 +19,9 @@ pub(super) type OpenFileKey = (u64, u64, Option<u32>);
 /// An open file that was found before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KnownOpenFile {
-    /// Its first known descriptor.
+    /// The first known descriptor of the open file.
     pub(super) first: ProcessFd,
-    /// Its index among the open files.
+    /// Index among the open files of the descriptor.
     pub(super) index: u32,
 }
 
@@ -68,7 +68,7 @@ mod tests {
         let descriptor = |file: &OwnedFd| (own, file.as_raw_fd().cast_unsigned());
         let (mut firsts, identity) = (OpenFileIndex::default(), (0, 0, None));
         for (index, file) in files.iter().enumerate() {
-            let position = firsts.find(identity, descriptor(file)).expect_err("none of those before is it");
+            let position = firsts.find(identity, descriptor(file)).expect_err("no earlier file is the same");
             firsts.insert(identity, position, KnownOpenFile { first: descriptor(file), index: index as u32 });
         }
         for (index, (file, duplicate)) in files.iter().zip(&duplicates).enumerate() {

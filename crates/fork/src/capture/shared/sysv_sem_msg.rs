@@ -79,7 +79,7 @@ impl IpcSources {
         for ListedSemaphoreSet { identity, count, creator_uid: maker, was_changed } in
             parse_semaphore_sets(&sets).ok_or_else(malformed)?
         {
-            // A set that was removed meanwhile counts as unused by the process.
+            // A set that was removed since it was listed counts as unused by the process.
             let last = |number| system_v::semaphore_last_pid(identity.id, number).ok();
             let is_used = (0..count).any(|number| last(number) == Some(pid));
             let is_new = || maker == user && !was_changed && (0..count).all(|number| last(number) == Some(0));

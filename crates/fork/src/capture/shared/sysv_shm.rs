@@ -1,6 +1,6 @@
 //! System V shared memory segments in the namespace of a process (sysvipc(7)).
 //!
-//! Attached segments are in the process's memory map. Of the others, those are carried that the process created.
+//! Attached segments are in the process's memory map. Other segments are carried if the process created them.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -25,7 +25,7 @@ pub(super) struct SysvSegment {
 }
 
 impl SysvSegment {
-    /// The segment as the descriptor has it.
+    /// Converts the segment to its entry in the descriptor.
     pub(super) fn to_shared_kind(self) -> SharedObjectKind {
         const SHM_DEST: u32 = 0o1000;
         const PERMISSIONS: u32 = 0o777;

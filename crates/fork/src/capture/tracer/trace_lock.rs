@@ -8,7 +8,7 @@ use std::time::Duration;
 static LOCKED_PIDS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 static LOCK_RELEASED: Condvar = Condvar::new();
 
-/// The right to trace a process until it is dropped.
+/// The right to trace a process, until this value is dropped.
 #[derive(Debug)]
 pub(in crate::capture) struct TraceLock {
     pid: i32,
