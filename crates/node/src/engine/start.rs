@@ -29,7 +29,7 @@ use crate::children::{ChildRecord, ChildSockets, KillLimit, StartedChild};
 use crate::clock;
 use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
 
-/// The error of reading `/proc/PID` for a process that ends meanwhile.
+/// The error of read(2) on a file in `/proc/PID` if the process has ended since the file was opened.
 const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
 /// A request to start one child: seed, options, and the time at which it was received.
@@ -49,17 +49,17 @@ pub(super) struct ChildAssignment<'a> {
     pub(super) payload: Option<&'a [u8]>,
 }
 
-/// The request for which a child is made.
+/// Whether the request that a child is made for is known.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Assignment<'a> {
     Immediate(ChildAssignment<'a>),
-    /// Not assigned yet: waits for the next request. Whether that has a payload is known.
+    /// Not assigned yet: the child waits for the next request, which has a payload or not.
     Deferred {
         has_payload: bool,
     },
 }
 
-/// A restored child: running, or waiting for its assignment. Dropping it leaves nothing of it.
+/// A restored child: running, or waiting for its assignment. Dropping it removes the child with all its resources.
 #[derive(Debug)]
 pub(super) struct RestoredChild {
     pub(super) container: Container,
@@ -67,7 +67,7 @@ pub(super) struct RestoredChild {
     pub(super) restored: RestoredProcess,
     /// The socket on which a copy of a zygote waits.
     pub(super) release_socket: Option<OwnedFd>,
-    /// The reply to its checkpoint request, if it is still to be sent.
+    /// The reply to the checkpoint request, if it is still to be sent.
     pub(super) checkpoint_reply: Option<CheckpointReply>,
     channel: Option<OwnedFd>,
     stdin: Option<OwnedFd>,
@@ -79,7 +79,7 @@ impl Engine {
     /// children than start at once, so a prestarted child may be used.
     ///
     /// # Errors
-    /// It could not be started. Nothing of it is left.
+    /// The child could not be started. All its resources are removed.
     pub(crate) fn start(
         &self,
         access: &SeedAccess,
@@ -93,7 +93,7 @@ impl Engine {
         let child_assignment = ChildAssignment { index, payload };
         let owner_source = phase!("resume.files", self.with_owner_files(source, options, requested))?;
         if let Some(source) = &owner_source {
-            // Zygotes and prestarted children have the node's files.
+            // Use no zygote or prestarted child: these have the node's files.
             let start_request = StartRequest { source, options, fan_out, requested_at: requested };
             let restored_child = self
                 .restore_child(None, start_request, Assignment::Immediate(child_assignment))
@@ -139,7 +139,7 @@ impl Engine {
         })
     }
 
-    /// The seed with files from its owner, if this node lacks those of the capture.
+    /// Returns the seed with files from its owner, if this node lacks the files of the capture.
     fn with_owner_files(
         &self,
         source: &SeedSource,
