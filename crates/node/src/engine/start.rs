@@ -169,7 +169,7 @@ impl Engine {
         }
     }
 
-    /// Restores a child, as a copy of a zygote or from the beginning.
+    /// Restores a child, as a copy of a zygote or in full.
     pub(super) fn restore_child(
         &self,
         zygote: Option<&CachedZygote>,
@@ -230,7 +230,7 @@ impl Engine {
         })
     }
 
-    /// Records a restored child. From now on it belongs to its user, and outlives the daemon.
+    /// Records a restored child. From now on the child belongs to its user, and outlives the daemon.
     pub(super) fn commit_start(
         &self,
         restored_child: RestoredChild,
@@ -337,7 +337,7 @@ impl Engine {
         }
     }
 
-    /// Restores the child. For a copy of a zygote, also returns the socket on which it waits.
+    /// Restores the child. For a copy of a zygote, also returns the socket on which the copy waits.
     fn resume(
         &self,
         zygote: Option<&CachedZygote>,
@@ -398,7 +398,8 @@ impl<'a> Assignment<'a> {
     }
 }
 
-/// Checks that a child may have as many processes and threads as its seed. The error is the cause and the next step.
+/// Checks that a child may have as many processes and threads as its seed. The error contains the cause and the next
+/// step.
 fn check_task_limit(source: &SeedSource, options: &StartOptions) -> Result<(), (String, &'static str)> {
     let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
     match most.filter(|most| *most < tasks) {
@@ -431,7 +432,7 @@ fn configure_container(
 pub(super) struct StartFailure {
     pub(super) failure: Failure,
     pub(super) progress: StartProgress,
-    /// Whether something took too long.
+    /// Whether a step of the start took too long.
     pub(super) is_late: bool,
 }
 
@@ -444,22 +445,22 @@ impl StartFailure {
 /// The progress of a child that could not be started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StartProgress {
-    /// A resource was missing, which says nothing about the zygote.
+    /// A resource was missing before the zygote was used.
     NotBegun,
-    /// It was begun, and has certainly not run: it may be made in another way.
+    /// The start had begun, but the child has not run: the start may be retried without the zygote.
     NeverRan,
-    /// It may have run: it must not be started again.
+    /// The child may have run: it must not be started again.
     MayHaveRun,
 }
 
-/// Time since the child was restored.
+/// Returns the time since the child was restored.
 fn time_since_restore(restored: &RestoredProcess) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_nanos(restored.realtime_ns))
 }
 
-/// The identity of the child's process. If the process has already ended, as a short job may have, it gets a start time that
-/// no process has. So a later process with the same pid is not mistaken for it.
+/// Reads the identity of the child's process. If the process has already ended, as a short job may have, the identity
+/// has a start time that no process has. So a later process with the same pid is not mistaken for the child.
 fn read_process_identity(pid: i32) -> io::Result<ProcessIdentity> {
     match ProcessIdentity::of(pid) {
         Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {
@@ -469,14 +470,15 @@ fn read_process_identity(pid: i32) -> io::Result<ProcessIdentity> {
     }
 }
 
-/// The limit for which a container was killed before its child was restored.
+/// Returns the limit for which a container was killed before its child was restored.
 fn find_memory_limit(container: &Container, limits: &ContainerLimits, error: &ResumeError) -> Option<KillLimit> {
     let cgroup = container.cgroup();
     let end = if is_retryable(error) { cgroup.oom_cause() } else { cgroup.oom_cause_of_killed() };
     Some(KillLimit::from_memory_end(end?, limits.memory_bytes_max))
 }
 
-/// A child's standard input, with the daemon's end of it if a client will attach.
+/// Opens a child's standard input. If a client will attach, it is a pipe, and the second descriptor is the daemon's
+/// end.
 fn open_stdin(attached: bool) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     if !attached {
         return Ok((File::open("/dev/null")?.into(), None));

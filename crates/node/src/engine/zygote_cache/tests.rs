@@ -15,7 +15,7 @@ async fn nobody_waits_for_a_zygote_whose_making_panicked() {
     let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
     let mut waiter = Box::pin(zygotes.wait_created(&seed));
     let reservation = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
-    assert!(zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(), "somebody makes it");
+    assert!(zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(), "the zygote is already being made");
     assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiter).await.is_err(), "it is being made");
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let _reservation = reservation;
@@ -25,7 +25,7 @@ async fn nobody_waits_for_a_zygote_whose_making_panicked() {
     tokio::time::timeout(Duration::from_secs(60), waiter).await.unwrap();
     assert!(
         !zygotes.has_no_entry(&seed) && zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(),
-        "it is not tried again"
+        "the zygote is not made again"
     );
     assert_eq!(zygotes.counts().kept, 0);
 }
@@ -47,7 +47,7 @@ fn a_seed_whose_zygote_was_late_gets_another_one_and_no_other_seed_does() {
     zygotes.retire_failed(&unsuitable, false);
     let keep_up = || zygotes.evict_unused(|_| false, |_| false);
     keep_up();
-    assert!(zygotes.is_decided(&late) && zygotes.reserve(&late, ZygoteTrigger::Requested).is_none(), "not at once");
+    assert!(zygotes.is_decided(&late) && zygotes.reserve(&late, ZygoteTrigger::Requested).is_none(), "another zygote only after the pause");
     let expire = |entry: &mut ZygoteState| {
         if let ZygoteState::Unsuitable { until: Some(until) } = entry {
             *until -= LATE_PAUSE;
