@@ -63,7 +63,7 @@ pub(crate) struct PagerLink {
     client: PagerClient,
     /// The options for starting another pager; `None` in tests.
     config: Option<PagerConfig>,
-    /// Why the node takes no children; `None` if it takes them.
+    /// Why the node accepts no children; `None` if it does.
     not_ready: Mutex<Option<String>>,
 }
 
@@ -137,7 +137,7 @@ impl PagerLink {
         Ok(())
     }
 
-    /// Why the node takes no children; `None` if it takes them.
+    /// Why the node accepts no children; `None` if it does.
     pub(crate) fn not_ready_reason(&self) -> Option<String> {
         self.lock_not_ready().clone()
     }

@@ -66,7 +66,7 @@ impl ProgramSocket {
         }
     }
 
-    /// Sends a message with copies of descriptors.
+    /// Sends a message with copies of descriptors (SCM_RIGHTS).
     pub(super) async fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
             let mut ready = self.0.writable().await?;

@@ -1,4 +1,4 @@
-//! The gRPC service for users: passes each request to the file for its kind.
+//! The gRPC service for users: passes each request to the module for its kind.
 
 use std::sync::Arc;
 
