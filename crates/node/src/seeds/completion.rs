@@ -26,7 +26,7 @@ pub(super) struct SeedCompletion {
 
 #[derive(Debug, Default)]
 struct CompletionState {
-    /// `None` while underway.
+    /// `None` while in progress.
     outcome: Option<Result<(), Failure>>,
     /// The seed, if it was unlisted before it was complete. The thread that drops the seed takes it from here.
     dropped_seed: Option<Seed>,

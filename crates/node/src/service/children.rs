@@ -97,7 +97,7 @@ pub(super) async fn inspect(node: &Node, id: ChildId) -> Result<Object, Failure>
         RequestTarget::Remote(mut owner) => {
             let request = request_with_timeout(QUERY_TIMEOUT, v1::InspectRequest { id: id.to_string() });
             let answer = owner.inspect(request).await.map_err(forwarded_failure(format!("child {id}")))?;
-            let empty = || Failure::new(tonic::Code::Internal, format!("child {id}"), "its node's reply is empty");
+            let empty = || Failure::new(tonic::Code::Internal, format!("child {id}"), "its node's answer is empty");
             answer.into_inner().object.ok_or_else(empty)
         }
     }
