@@ -173,7 +173,7 @@ impl ForkHistory {
         }
     }
 
-    /// Removes earlier seeds that were dropped: the nodes are told to evict them.
+    /// Removes earlier seeds that were dropped: the nodes get their ids in the next announcement.
     pub(crate) fn remove_previous_seeds(&self, seed: &SeedId, gone: &[SeedId]) {
         let mut sequences = self.sequences();
         if let Some(sequence) = sequences.0.iter_mut().find(|sequence| sequence.seed == *seed) {
