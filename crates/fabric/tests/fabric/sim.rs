@@ -41,7 +41,7 @@ fn an_answer_that_was_lost_is_given_again_and_nothing_is_done_again() {
     send_unanswered(&mut fixture);
     let ended = fixture.requester.finish();
     assert!(ended.len() == 1 && ended[0].0 == 5 && ended[0].1.is_ok(), "{ended:?}");
-    assert!(fixture.seeds.inbox.receive().is_none(), "it was taken once");
+    assert!(fixture.seeds.inbox.receive().is_none(), "the message was delivered once");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn an_owner_that_was_restarted_says_that_it_does_not_know() {
     let error = ended[0].1.as_ref().unwrap_err();
     assert!(ended.len() == 1 && error.may_have_taken_effect() && error.is_permanent(), "{error}");
     assert!(error.to_string().contains("does not know whether it did this before"), "{error}");
-    assert!(fixture.seeds.inbox.receive().is_none(), "it was taken once");
+    assert!(fixture.seeds.inbox.receive().is_none(), "the message was delivered once");
     fixture.requester.tell(b"third", PATIENCE).unwrap();
 }
 

@@ -39,7 +39,7 @@ pub(crate) enum ChildStatus {
     Paused,
     /// The child runs.
     Running,
-    /// It has ended.
+    /// The child has ended.
     Ended(ExitRecord),
 }
 
@@ -214,7 +214,7 @@ impl Child {
     /// Returns the host's pid of the child's process.
     ///
     /// # Errors
-    /// It has ended.
+    /// The child has ended.
     pub(crate) fn host_pid(&self) -> Result<i32, Failure> {
         let process: ProcessIdentity =
             self.record.process.parse().map_err(|error: io::Error| self.process_failure(&error))?;
