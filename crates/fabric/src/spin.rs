@@ -147,7 +147,10 @@ mod tests {
         now += PEER_RUN_TIME_MAX;
         spin.start_wait(now);
         assert!(spin.is_cpu_shared(now) && !spin.is_cpu_shared(now + SHARED_CPU_MEMORY));
-        assert!(!spin.should_spin(now) && spin.should_spin_for(now, SPIN_LIMIT), "only for an event that is certain to arrive");
+        assert!(
+            !spin.should_spin(now) && spin.should_spin_for(now, SPIN_LIMIT),
+            "only for an event that is certain to arrive"
+        );
         now += SHARED_CPU_MEMORY;
         spin.start_wait(now);
         assert!(spin.should_spin(now), "the CPU no longer counts as shared");

@@ -289,7 +289,11 @@ mod tests {
         }
         fork_history.remove_previous_seeds(&seed(3), &[seed(2)]);
         let plan = fork_history.advance_sequence(&seed(3), &seed(4));
-        assert_eq!((plan.remote_nodes, plan.previous_seeds), (vec![node("n2")], vec![seed(3)]), "n2 had a child of the latest seed, n3 had not");
+        assert_eq!(
+            (plan.remote_nodes, plan.previous_seeds),
+            (vec![node("n2")], vec![seed(3)]),
+            "n2 had a child of the latest seed, n3 had not"
+        );
         fork_history.remove_node(&seed(4), &node("n2"));
         assert_eq!(fork_history.advance_sequence(&seed(4), &seed(5)), SpeculationPlan::default());
     }

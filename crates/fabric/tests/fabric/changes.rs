@@ -95,7 +95,11 @@ fn writes_are_refused_for_what_is_wrong_with_them(mut fixture: Fixture) {
         let data = vec![9; 10 + wrong.bytes as usize];
         assert_eq!(refusal(requester.write(&own, &[span(0, 10), wrong], &data, PATIENCE)), Refusal::OutOfBounds);
     }
-    assert_eq!(requester.read(&own, &[span(0, 10)], PATIENCE).unwrap(), [0; 10], "nothing is written if one span is out of bounds");
+    assert_eq!(
+        requester.read(&own, &[span(0, 10)], PATIENCE).unwrap(),
+        [0; 10],
+        "nothing is written if one span is out of bounds"
+    );
     let wrong = Arc::new(SeedKey { token: key(9).token, ..(*own).clone() });
     assert_eq!(refusal(requester.write(&wrong, &[span(0, 1)], b"x", PATIENCE)), Refusal::WrongToken);
     assert_eq!(refusal(requester.write(&key(77), &[span(0, 1)], b"x", PATIENCE)), Refusal::UnknownSeed);
@@ -215,7 +219,11 @@ fn a_name_belongs_to_one_region_at_a_time(mut fixture: Fixture) {
     assert!(taken.unwrap_err().to_string().contains(&own.seed.to_string()));
     drop(registration);
     let (own, _registration) = register(&fixture, 5);
-    assert_eq!(fixture.requester.read(&own, &[span(0, 3)], PATIENCE).unwrap(), [0; 3], "the id refers to the new region");
+    assert_eq!(
+        fixture.requester.read(&own, &[span(0, 3)], PATIENCE).unwrap(),
+        [0; 3],
+        "the id refers to the new region"
+    );
 }
 
 fn numbered(number: u64, bytes: usize) -> Vec<u8> {

@@ -143,15 +143,18 @@ impl Scene {
         for (client, first_calm_tag) in self.clients.iter().zip(first_calm_tag) {
             let writes = client.writes.iter().map(|(number, (_, fate))| (*number, *fate));
             for (number, fate) in writes.chain(client.messages.iter().map(|(number, fate)| (*number, *fate))) {
-                assert!(
-                    number < first_calm_tag || fate == Fate::Done,
-                    "request {number} failed without a fault"
-                );
+                assert!(number < first_calm_tag || fate == Fate::Done, "request {number} failed without a fault");
             }
             for (number, fate) in &client.messages {
                 let has_arrived = self.arrived.contains(&(client.number, *number));
-                assert!(*fate != Fate::Done || has_arrived, "message {number} was reported as delivered, but was not received");
-                assert!(*fate != Fate::NotDone || !has_arrived, "message {number} was reported as not delivered, but was received");
+                assert!(
+                    *fate != Fate::Done || has_arrived,
+                    "message {number} was reported as delivered, but was not received"
+                );
+                assert!(
+                    *fate != Fate::NotDone || !has_arrived,
+                    "message {number} was reported as not delivered, but was received"
+                );
             }
         }
     }

@@ -181,7 +181,11 @@ fn a_thread_that_panics_goes_on_and_says_so() {
         assert!(Instant::now() < deadline, "{} panics", server.panic_count());
     }
     for other in &mut others {
-        assert_eq!(other.read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, 4096), "the requester reconnects");
+        assert_eq!(
+            other.read(&key(1), &page, PATIENCE).unwrap(),
+            expected(MEMORY, 0, 4096),
+            "the requester reconnects"
+        );
     }
     assert_eq!(connect().read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, 4096));
     log::wait_for(&["a thread of the fabric's server panicked", "panics=1"]);

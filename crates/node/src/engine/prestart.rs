@@ -407,11 +407,18 @@ mod tests {
         let (pool, seed) = (PrestartPool::default(), seed());
         let reservation = pool.reserve(&seed, &kind(true), PRESTARTED_PER_SEED_MAX).unwrap();
         assert!(pool.take(&seed, &kind(false)).is_none());
-        assert!(pool.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).is_none(), "a child of another kind is in progress");
+        assert!(
+            pool.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).is_none(),
+            "a child of another kind is in progress"
+        );
         pool.remove_seed(&seed);
         let other = pool.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).unwrap();
         drop(reservation);
-        assert_eq!(pool.table()[&seed].in_progress, 1, "a reservation of a removed queue does not change its successor");
+        assert_eq!(
+            pool.table()[&seed].in_progress,
+            1,
+            "a reservation of a removed queue does not change its successor"
+        );
         drop(other);
         assert!(pool.is_empty());
     }

@@ -237,7 +237,11 @@ mod tests {
         for id in 100..100 + WINDOW_MAX {
             assert!(matches!(session.admit(id, 100), Ok(Admission::Replay(_))));
         }
-        assert_eq!(session.admit(u64::MAX, u64::MAX - 3), Ok(Admission::New), "one request acknowledges all earlier ones");
+        assert_eq!(
+            session.admit(u64::MAX, u64::MAX - 3),
+            Ok(Admission::New),
+            "one request acknowledges all earlier ones"
+        );
     }
 
     #[test]

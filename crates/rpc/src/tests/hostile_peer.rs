@@ -310,7 +310,10 @@ fn an_answer_that_is_too_long_is_refused() {
     end.feed(&request(0, 0, 0, (16 << 20) + 1, &[])).unwrap();
     assert!(end.protocol.unsent_bytes() < 1000);
     let ticket = RequestKey { session: SessionId::from_bytes([0; 16]), id: 7, checked: false };
-    assert!(end.protocol.complete_deferred(ticket, Status::Answered, Vec::new()).is_ok(), "a reply without a request is ignored");
+    assert!(
+        end.protocol.complete_deferred(ticket, Status::Answered, Vec::new()).is_ok(),
+        "a reply without a request is ignored"
+    );
 }
 
 #[test]

@@ -109,7 +109,9 @@ impl Shared {
             let executed = works.has_executed(*number);
             match outcome {
                 Ok(()) => assert!(executed, "request {number} was answered, but not executed"),
-                Err(CallError::Status(Status::Overloaded | Status::NoHandler)) => panic!("request {number} got a status that no handler or limit can cause"),
+                Err(CallError::Status(Status::Overloaded | Status::NoHandler)) => {
+                    panic!("request {number} got a status that no handler or limit can cause")
+                }
                 Err(error) => {
                     assert!(*number < first_calm_number, "request {number} ended though nothing was wrong: {error}")
                 }

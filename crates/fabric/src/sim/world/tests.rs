@@ -99,7 +99,11 @@ fn connecting_takes_a_listener() {
     let mut lost = waits.poll().unwrap().unwrap();
     drop(listener);
     assert!(world.run_until(soon(&world), || lost.is_ready(true, false)));
-    assert_eq!(receive(&mut lost, &mut Vec::new()).unwrap(), Some(0), "dropping a listener closes connections in its backlog");
+    assert_eq!(
+        receive(&mut lost, &mut Vec::new()).unwrap(),
+        Some(0),
+        "dropping a listener closes connections in its backlog"
+    );
 }
 
 #[test]

@@ -1,10 +1,9 @@
 //! Pausing, unpausing and signalling a child.
 //!
 //! A child that was started paused waits at a socket before its first instruction. Any other child is paused by
-//! freezing its container's control group: the child, its descendants and the container's init. Init reaps the child:
-//! if the child ends while frozen, the group must be thawed, or the end is never reported. The group stays frozen
-//! across restarts of the daemon. If a client may freeze the group directly (`open_freezer`), the state of the freezer
-//! decides whether the child is paused.
+//! freezing its container's control group, which includes the container's init. Init reaps the child: if the child
+//! ends while frozen, the group must be thawed, or the end is never reported. The group stays frozen across restarts
+//! of the daemon. If a client may freeze the group directly (`open_freezer`), the freezer's state is authoritative.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -47,7 +47,10 @@ fn a_seed_whose_zygote_was_late_gets_another_one_and_no_other_seed_does() {
     zygotes.retire_failed(&unsuitable, false);
     let keep_up = || zygotes.evict_unused(|_| false, |_| false);
     keep_up();
-    assert!(zygotes.is_decided(&late) && zygotes.reserve(&late, ZygoteTrigger::Requested).is_none(), "another zygote only after the pause");
+    assert!(
+        zygotes.is_decided(&late) && zygotes.reserve(&late, ZygoteTrigger::Requested).is_none(),
+        "another zygote only after the pause"
+    );
     let expire = |entry: &mut ZygoteState| {
         if let ZygoteState::Unsuitable { until: Some(until) } = entry {
             *until -= LATE_PAUSE;
