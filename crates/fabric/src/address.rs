@@ -1,4 +1,4 @@
-//! The address of an owner: which provider reaches it, and where.
+//! The address of an owner: the provider that reaches it, and the address within that provider.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,10 +7,10 @@ use std::str::FromStr;
 
 use crate::sim::world::SimAddress;
 
-/// The address of an owner. As text, `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`.
+/// The address of an owner. Text form: `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// Over the network.
+    /// Over the network: the owner's socket address.
     Tcp(SocketAddr),
     /// On the same host: the path of the owner's Unix socket.
     Shm(PathBuf),

@@ -65,7 +65,7 @@ fn written_bytes_are_read_back(mut fixture: Fixture) {
     let most = pattern(2, WRITE_BYTES_MAX as u64);
     other.write(&key, &[span(3, WRITE_BYTES_MAX as u64)], &most, PATIENCE).unwrap();
     assert_eq!(fixture.requester.read(&key, &[span(3, WRITE_BYTES_MAX as u64)], PATIENCE).unwrap(), most);
-    // Where two spans of a write overlap, the later one is written last.
+    // If two spans of a write overlap, the later span is written last.
     fixture.requester.write(&key, &[span(0, 4), span(2, 4)], b"abcdefgh", PATIENCE).unwrap();
     assert_eq!(fixture.requester.read(&key, &[span(0, 6)], PATIENCE).unwrap(), b"abefgh");
 }
@@ -95,7 +95,11 @@ fn refused_writes_name_the_cause(mut fixture: Fixture) {
         let data = vec![9; 10 + wrong.bytes as usize];
         assert_eq!(refusal(requester.write(&own, &[span(0, 10), wrong], &data, PATIENCE)), Refusal::OutOfBounds);
     }
-    assert_eq!(requester.read(&own, &[span(0, 10)], PATIENCE).unwrap(), [0; 10], "all or nothing is within bounds");
+    assert_eq!(
+        requester.read(&own, &[span(0, 10)], PATIENCE).unwrap(),
+        [0; 10],
+        "nothing is written if one span is out of bounds"
+    );
     let wrong = Arc::new(SeedKey { token: key(9).token, ..(*own).clone() });
     assert_eq!(refusal(requester.write(&wrong, &[span(0, 1)], b"x", PATIENCE)), Refusal::WrongToken);
     assert_eq!(refusal(requester.write(&key(77), &[span(0, 1)], b"x", PATIENCE)), Refusal::UnknownSeed);
@@ -125,7 +129,7 @@ fn changes_above_the_limits_are_refused_before_sending(mut fixture: Fixture) {
     fixture.requester.tell(&[7; MESSAGE_BYTES_MAX], PATIENCE).unwrap();
 }
 
-/// Memory that records accesses after it was revoked.
+/// Memory that counts accesses, and panics at an access after it was revoked.
 #[derive(Default)]
 struct Watched {
     revoked: AtomicBool,
@@ -147,7 +151,7 @@ impl Region for Watched {
     fn read(&self, _: ExtentId, _: u64, into: &mut [u8]) -> io::Result<()> {
         self.touch();
         into.fill(1);
-        // Long enough to be revoked in between.
+        // Sleep, so that the memory may be revoked between the two checks.
         std::thread::sleep(Duration::from_micros(20));
         self.touch();
         Ok(())
@@ -159,7 +163,7 @@ impl Region for Watched {
     }
 
     fn local_template(&self) -> Option<LocalTemplate> {
-        // A requester could keep a grant, so the registry must not pass it on.
+        // The registry must not pass this template on, because a requester could keep the grant.
         let template = farfork_sys::pidfd::open(std::process::id() as i32).unwrap();
         Some(LocalTemplate { template, extents: vec![(WORDS, 4096)] })
     }
@@ -199,7 +203,7 @@ fn memory_is_revoked_while_requests_are_in_flight(mut fixture: Fixture) {
         assert_eq!(ended.len(), 400);
         let mut refused = false;
         for (tag, result) in ended {
-            // Once one is refused, all later ones are.
+            // Once a request is refused, all later requests are refused.
             refused |= result.is_err();
             if refused {
                 assert_eq!(refusal(result), Refusal::UnknownSeed, "{tag}");
@@ -215,7 +219,11 @@ fn a_name_belongs_to_one_region_at_a_time(mut fixture: Fixture) {
     assert!(taken.unwrap_err().to_string().contains(&own.seed.to_string()));
     drop(registration);
     let (own, _registration) = register(&fixture, 5);
-    assert_eq!(fixture.requester.read(&own, &[span(0, 3)], PATIENCE).unwrap(), [0; 3], "it is another's memory now");
+    assert_eq!(
+        fixture.requester.read(&own, &[span(0, 3)], PATIENCE).unwrap(),
+        [0; 3],
+        "the id refers to the new region"
+    );
 }
 
 fn numbered(number: u64, bytes: usize) -> Vec<u8> {
@@ -293,7 +301,7 @@ fn an_owner_that_lost_its_sessions_repeats_no_change(mut fixture: Fixture) {
             fixture.requester.poll();
             fixture.site.pass(Duration::from_micros(30 * round));
         }
-        // The message queue outlives the server, like the effects of a message.
+        // The message queue outlives the server, as the effects of a message would.
         let seeds = fixture.seeds.clone();
         fixture.restart(&seeds);
         let ended: HashMap<u64, _> = fixture.requester.finish().into_iter().collect();
@@ -312,7 +320,7 @@ fn an_owner_that_lost_its_sessions_repeats_no_change(mut fixture: Fixture) {
             }
         }
     }
-    assert!(uncertain < 500, "an owner that was told nothing yet makes what it is told");
+    assert!(uncertain < 500, "a new owner makes changes that were never sent before");
 }
 
 fn a_closed_connection_ends_accepted_requests_and_accepts_no_more(mut fixture: Fixture) {
@@ -341,7 +349,7 @@ fn a_closing_owner_answers_what_it_received(mut fixture: Fixture) {
         fixture.site.pass(Duration::from_micros(200));
     }
     let server = fixture.server.take().unwrap();
-    // No requester reads, so only what fits into the kernel's buffers can be sent.
+    // The requester does not receive, so the server can send only as many bytes as fit into the kernel's buffers.
     server.close(Duration::from_millis(300));
     let served = fixture.seed.reads.load(Ordering::Relaxed);
     let answered = fixture.requester.finish().into_iter().filter(|(_, result)| result.is_ok()).count() as u64;

@@ -52,7 +52,7 @@ fn page(number: u64) -> Span {
     Span { extent: MEMORY, offset: number * PAGE, bytes: PAGE as u32 }
 }
 
-/// Reads until a provider that can read directly does so.
+/// Reads a few times, so that a provider with direct reads (`shm`) has its grants.
 fn warm_up(fixture: &mut Fixture) {
     for _ in 0..3 {
         fixture.read(MEMORY, 0, 8).unwrap();
@@ -65,14 +65,14 @@ fn reads_return_the_memory_of_the_template(mut fixture: Fixture) {
             let bytes = fixture.read(MEMORY, number * PAGE, PAGE as u32).unwrap();
             assert_eq!(bytes, expected(MEMORY, number * PAGE, PAGE), "page {number}, round {round}");
         }
-        // Includes the page that the template itself may not read, and starts and ends within pages.
+        // This range includes the page without read permission, and starts and ends within pages.
         let (offset, bytes) = (3 * PAGE + 100, 4 * PAGE);
         assert_eq!(fixture.read(MEMORY, offset, bytes as u32).unwrap(), expected(MEMORY, offset, bytes));
     }
     let through_owner = fixture.seed.reads.load(Ordering::Relaxed);
     fixture.read(MEMORY, 0, 8).unwrap();
     let owner_read_again = fixture.seed.reads.load(Ordering::Relaxed) > through_owner;
-    assert_eq!(owner_read_again, fixture.site.provider != Provider::Shm, "shm reads for itself");
+    assert_eq!(owner_read_again, fixture.site.provider != Provider::Shm, "only shm reads without the owner");
 }
 
 fn spans_arrive_in_the_order_of_the_request(mut fixture: Fixture) {
@@ -130,7 +130,7 @@ fn a_descriptor_is_fetched_without_knowing_its_length(mut fixture: Fixture) {
     assert_eq!(whole, expected(ExtentId::DESCRIPTOR, 0, DESCRIPTOR_BYTES as u64));
     let reads_before = fixture.seed.reads.load(Ordering::Relaxed);
     assert_eq!(fetch_extent(connection, &fixture.key, COPY, usize::MAX, deadline).unwrap().len() as u64, COPY_BYTES);
-    assert_eq!(fixture.seed.reads.load(Ordering::Relaxed), reads_before + 1, "a short one takes one read");
+    assert_eq!(fixture.seed.reads.load(Ordering::Relaxed), reads_before + 1, "a short extent takes one read");
     let too_long = fetch_extent(connection, &fixture.key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES - 1, deadline);
     assert!(matches!(too_long, Err(BlockingError::TooLong { .. })));
 }

@@ -19,17 +19,18 @@ use crate::log;
 use crate::seed::{MEMORY, PAGE, PAGES, Seed, Seeds, expected, key};
 use crate::support::{PATIENCE, TestRequester};
 
-/// Connections without a certificate: far more than a server keeps silent at a time.
+/// Number of connections without a certificate: far more than a server keeps in the handshake.
 const SILENT: usize = 10_000;
 
-/// Most memory that they may cost, in MiB: the silent ones that are kept, and this process's ends of all.
+/// Most memory that these connections may cost, in MiB: the pending handshakes of the server, and this process's ends
+/// of all connections.
 const GROWTH_MIB_MAX: u64 = 128;
 
 fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
 }
 
-/// An exporter of one seed.
+/// Returns an exporter with one seed.
 fn exporter() -> (Arc<Seeds>, Arc<dyn Exporter>) {
     let seeds = Arc::new(Seeds::default());
     seeds.add(&key(1), &Seed::start());
@@ -80,7 +81,7 @@ impl Owner {
         TestRequester { connection, completions: Vec::new() }
     }
 
-    /// The reason why a read is refused.
+    /// Checks that a read is refused. Returns the text of the error.
     fn refuses(&self, credentials: Option<&Credentials>, expected: &str) -> String {
         let error = read_page(&mut self.requester(credentials, expected)).unwrap_err();
         assert!(matches!(error, FabricError::Unreachable { .. }), "{error:?}");
@@ -166,13 +167,13 @@ fn an_open_connection_to_a_revoked_owner_is_not_used() {
     let credentials = owner.issue(Role::Node, "n2");
     let mut requester = owner.requester(Some(&credentials), "n1");
     read_all(&mut requester);
-    // The owner would still serve, but the requester must stop reading.
+    // The owner would still serve, but the requester must send no further reads.
     member::revoke_identity(&owner.directory, Role::Node, &name("n1"), SystemTime::now).unwrap();
     credentials.install_roster(&owner.directory.read_roster().unwrap().1).unwrap();
     let deadline = Instant::now() + PATIENCE;
     let error = loop {
         match read_page(&mut requester) {
-            Ok(_) => assert!(Instant::now() < deadline, "it still reads"),
+            Ok(_) => assert!(Instant::now() < deadline, "the requester still reads"),
             Err(error) => break error,
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -287,7 +288,7 @@ fn an_incomplete_handshake_times_out_and_slows_no_peer() {
         let _ = stream.write_all(words[number % 3]);
         silent.push(stream);
         if number % 1000 == 999 {
-            // Existing connections are served, and new ones are accepted.
+            // Existing connections are still served, and new ones are accepted.
             read_all(&mut member);
             read_all(&mut owner.requester(Some(&credentials), "n1"));
         }
@@ -297,8 +298,8 @@ fn an_incomplete_handshake_times_out_and_slows_no_peer() {
     for stream in &mut silent {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut answer = Vec::new();
-        // Closed, or reset because not all bytes were read.
+        // The server has closed the connection, or reset it because it had unread bytes.
         let _ = stream.read_to_end(&mut answer);
-        assert!(answer.len() < 64, "nothing but an alert comes: {answer:?}");
+        assert!(answer.len() < 64, "the server sends at most a TLS alert: {answer:?}");
     }
 }

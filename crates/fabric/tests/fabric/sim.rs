@@ -13,7 +13,7 @@ use farfork_wire::frame::request::{ReadMode, append_open, append_read};
 use crate::seed::{MEMORY, PAGE, expected};
 use crate::support::{Fixture, PATIENCE, Provider};
 
-/// From now on, the owner's replies on existing connections are lost.
+/// Makes the network lose the owner's further replies on existing connections.
 fn swallow_replies(fixture: &Fixture) {
     let deaf = PathConditions { blackhole_chance: 1.0, ..PathConditions::default() };
     fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &deaf);
@@ -23,7 +23,7 @@ fn heal(fixture: &Fixture) {
     fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &PathConditions::default());
 }
 
-/// Sends a message that arrives, but whose answer is lost.
+/// Sends a message that arrives, but whose reply is lost.
 fn send_unanswered(fixture: &mut Fixture) {
     fixture.requester.tell(b"first", PATIENCE).unwrap();
     assert_eq!(fixture.seeds.inbox.receive().unwrap().bytes, b"first");
@@ -41,7 +41,7 @@ fn a_lost_answer_is_sent_again_without_repeating_the_change() {
     send_unanswered(&mut fixture);
     let ended = fixture.requester.finish();
     assert!(ended.len() == 1 && ended[0].0 == 5 && ended[0].1.is_ok(), "{ended:?}");
-    assert!(fixture.seeds.inbox.receive().is_none(), "it was taken once");
+    assert!(fixture.seeds.inbox.receive().is_none(), "the message was delivered once");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_restarted_owner_reports_an_unknown_outcome() {
     let error = ended[0].1.as_ref().unwrap_err();
     assert!(ended.len() == 1 && error.may_have_taken_effect() && error.is_permanent(), "{error}");
     assert!(error.to_string().contains("does not know whether it did this before"), "{error}");
-    assert!(fixture.seeds.inbox.receive().is_none(), "it was taken once");
+    assert!(fixture.seeds.inbox.receive().is_none(), "the message was delivered once");
     fixture.requester.tell(b"third", PATIENCE).unwrap();
 }
 
@@ -78,7 +78,7 @@ fn silence_is_noticed_within_a_second_and_a_repaired_path_is_used() {
     assert!(world.now() - healed < Duration::from_secs(3), "{:?}", world.now() - healed);
 }
 
-/// A raw connection.
+/// Opens a connection without the fabric's protocol.
 fn dial(fixture: &Fixture) -> SimStream {
     let Address::Sim(place) = fixture.address else { panic!("it is in a world") };
     let world = &fixture.site.world;
@@ -87,7 +87,7 @@ fn dial(fixture: &Fixture) -> SimStream {
     attempt.poll().unwrap().unwrap()
 }
 
-/// Receives what has arrived. Returns the number of bytes, and whether the stream has ended.
+/// Receives all bytes that have arrived. Returns their number, and whether the stream has ended.
 fn drain(stream: &mut SimStream) -> (usize, bool) {
     let (mut rest, mut taken) = (vec![0; 1 << 20], 0);
     loop {

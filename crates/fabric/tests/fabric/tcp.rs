@@ -1,4 +1,4 @@
-//! Faults of networks and foreign peers on `tcp`. Networks damage, cut and drop bytes; peers are slow, silent or speak
+//! Network faults and misbehaving peers on `tcp`. Networks damage, cut and drop bytes; peers are slow, silent or speak
 //! another protocol.
 
 use std::io::{Read, Write};
@@ -44,7 +44,7 @@ fn flipped_bits_are_never_delivered() {
     let (fixture, at) = fixture();
     let flips = [ProxyFault::FlipReply, ProxyFault::FlipRequest];
     for (fault, after) in flips.into_iter().flat_map(|fault| [3, 30, 100, 1000, 3000].map(|after| (fault, after))) {
-        // The first connections are damaged, each at another place. The later ones are not.
+        // The first connections are damaged, each at a different offset. Later connections are not.
         let proxy = Proxy::start(at, fault, after, 6);
         read_everything(&fixture, &mut TestRequester::new(&proxy.address()));
         assert!(proxy.faults() > 0, "{fault:?} after {after} did nothing");
@@ -70,7 +70,7 @@ fn an_owner_on_a_damaging_path_is_unreachable_with_the_cause() {
     let error = requester.read(&fixture.key, &spans, Duration::from_millis(500)).unwrap_err();
     let FabricError::Unreachable { cause, .. } = &error else { panic!("{error:?}") };
     assert!(matches!(**cause, LinkError::Frame(_)), "{error}");
-    assert!(proxy.faults() < 20, "attempts come at growing intervals");
+    assert!(proxy.faults() < 20, "attempts have growing intervals");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_silent_peer_costs_no_more_than_the_deadline() {
     assert!(matches!(**cause, LinkError::NoResponse) && before.elapsed() < BUSY_MACHINE, "{error}");
 }
 
-/// Answers each connection with these bytes.
+/// Starts a listener that sends these bytes on each connection.
 fn answer_with(bytes: Vec<u8>) -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());
@@ -134,7 +134,7 @@ fn a_peer_of_another_protocol_is_named() {
     assert!(error.to_string().contains("does not speak farfork's fabric protocol"), "{error}");
 }
 
-/// A raw connection that has sent a hello and opened the fixture's seed.
+/// Opens a plain TCP connection, and sends a hello and an OPEN frame for the fixture's seed.
 fn raw_requester(fixture: &Fixture, at: std::net::SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(at).unwrap();
     let mut bytes = encode_hello().to_vec();
@@ -163,12 +163,12 @@ fn a_slow_reader_uses_little_memory_and_slows_no_peer() {
         }
         served = now;
     }
-    // The limit allows for the kernel's buffers on both sides, and for the owner's queue.
+    // The limit includes the kernel's buffers on both sides, and the owner's queue.
     assert!(served < 24 << 20, "{served} bytes were read for a requester that takes none");
     let before = Instant::now();
     assert_eq!(fixture.read(MEMORY, 0, 4096).unwrap(), expected(MEMORY, 0, 4096));
     assert!(before.elapsed() < BUSY_MACHINE);
-    // It gets the remaining bytes once it reads.
+    // The slow requester gets the remaining bytes once it reads.
     let mut taken = vec![0; 40 << 20];
     slow.read_exact(&mut taken).unwrap();
     assert!(fixture.seed.bytes.load(Ordering::Relaxed) > served);
@@ -226,7 +226,7 @@ fn a_thousand_connections_are_opened_and_closed() {
     }
     let limit = Instant::now() + PATIENCE;
     while connections_of(at) > 1 {
-        assert!(Instant::now() < limit, "{} are still there", connections_of(at));
+        assert!(Instant::now() < limit, "{} connections are still open", connections_of(at));
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(fixture.read(MEMORY, 0, 8).unwrap(), expected(MEMORY, 0, 8));
@@ -256,5 +256,5 @@ fn connections_share_an_owner_fairly() {
         slowest = slowest.max(before.elapsed());
     }
     reader.join().unwrap();
-    assert!(slowest < BUSY_MACHINE, "a page took {slowest:?} beside four streams");
+    assert!(slowest < BUSY_MACHINE, "a page took {slowest:?} during four streams");
 }

@@ -1,7 +1,7 @@
-//! Starts children on this node: joins containers, restore and the pager into one step. Also captures processes, and
-//! keeps zygotes and prestarted children.
+//! Starts children on this node with containers, restore and the pager. Also captures processes, and keeps zygotes and
+//! prestarted children.
 //!
-//! Everything here blocks, and runs on threads of its own.
+//! Its functions block. Callers run them on threads that may block.
 
 mod checkpoint_reply;
 mod child_dir_pool;
@@ -60,7 +60,7 @@ pub(crate) struct Engine {
     pager: Arc<PagerLink>,
     /// Reads this node's and other nodes' seeds.
     other_seeds: LayerReader,
-    /// The latest is last.
+    /// Descriptors of the seeds that were forked last, the latest at the end.
     source_cache: Mutex<VecDeque<Arc<SeedSource>>>,
 }
 
@@ -96,7 +96,7 @@ impl Engine {
     ) -> Self {
         let name = own.node.clone();
         let zygote_cache = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygote_limits);
-        // Created at the start, so that a node has the same number of groups at its start and at its end.
+        // Create the zygotes' group now, so that a node has the same number of groups at its start and at its end.
         if let Some(error) = (zygote_limits.count_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {
             tracing::warn!(%error, "the control group of zygotes cannot be created yet");
         }
@@ -141,8 +141,9 @@ impl Engine {
         CaptureMode { freeze, namespaces }: CaptureMode,
         CaptureInputs { daemon_sockets, offered_pages, serving_pager }: CaptureInputs,
     ) -> CaptureOptions {
-        // Moves the template, so that pages that only the template still uses are not charged to the parent. This is the
-        // last step: a move can take some milliseconds, until the kernel's readers of the old membership have finished.
+        // Move the template to its own group, so that pages that only the template still uses are not charged to the
+        // parent. This is the last step: a move can take milliseconds, until the kernel's readers of the old membership
+        // have finished.
         let cgroups = self.pool.cgroups().clone();
         let on_template = move |template: i32| {
             if let Err(error) = cgroups.template_group().and_then(|group| group.join(template)) {
@@ -160,13 +161,14 @@ impl Engine {
         }
     }
 
-    /// The pager that serves the missing pages of this child's processes, and the address at which other nodes read them.
+    /// Describes the pager that serves the missing pages of this child's processes. Other nodes read these pages at
+    /// `address`.
     pub(crate) fn lineage(&self, child: &Child, address: SocketAddr) -> ServingPager {
         let (pager, directory) = (self.pager.client().clone(), child.directory().to_owned());
         ServingPager { pager, child: child.record().id.clone(), directory, address }
     }
 
-    /// Reports what a prepare of a process would carry.
+    /// Reports what a prepare of a process would capture, and what it would refuse.
     ///
     /// # Errors
     /// The process does not exist, or cannot be examined.
@@ -191,7 +193,8 @@ impl Engine {
         is_idle || self.child_dirs.is_low() || !self.zygote_cache.is_decided(seed)
     }
 
-    /// Prepares what the next child of a seed with these options needs, in the background.
+    /// Prepares a child directory and a zygote for the next child of a seed with these options. Called in the
+    /// background.
     pub(crate) fn prewarm_next_child(&self, access: &SeedAccess, options: &StartOptions) {
         self.refill_child_dirs();
         // The descriptor is cached, unless the fork failed.
@@ -217,22 +220,24 @@ impl Engine {
         self.zygote_cache.is_enabled() && zygote_cache::has_copyable_options(options)
     }
 
-    /// The zygotes of this node.
+    /// Returns the zygotes of this node.
     pub(crate) fn zygote_cache(&self) -> &ZygoteCache {
         &self.zygote_cache
     }
 
-    /// Whether something is kept for further children. Otherwise there is nothing to evict.
+    /// Whether zygotes, prestarted children or idle connections are kept. Otherwise there is nothing to evict.
     pub(crate) fn has_cached_state(&self) -> bool {
         !self.zygote_cache.is_empty() || !self.prestart_pool.is_empty() || self.other_seeds.connections.has_idle()
     }
 
-    /// Evicts what was not used for long: zygotes and connections to owners. Zygotes of dropped seeds, and speculative ones
-    /// that were not needed, are evicted too. Maintains the other zygotes.
+    /// Evicts zygotes, prestarted children and connections to owners that were not used for long. Also evicts zygotes
+    /// of dropped seeds, and speculative zygotes that are not needed (`is_in_vain`). Collapses huge pages of the other
+    /// zygotes.
     pub(crate) fn evict_unused(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
         self.prestart_pool.drop_stale();
         self.zygote_cache.evict_unused(is_dropped, is_in_vain);
-        // Prestarted children still have small pages, and must not be used during the collapse.
+        // Suspend prestarted children during the collapse: those of a collapsed zygote still have small pages, and are
+        // dropped.
         self.prestart_pool.set_suspended(true);
         self.zygote_cache.collapse_huge_pages().iter().for_each(|seed| self.prestart_pool.remove_seed(seed));
         self.prestart_pool.set_suspended(false);
@@ -252,7 +257,7 @@ impl Engine {
         self.zygote_cache.clear();
     }
 
-    /// Creates child directories in advance, in the background.
+    /// Creates child directories in advance. Called in the background.
     pub(crate) fn refill_child_dirs(&self) {
         self.child_dirs.refill();
     }
@@ -263,22 +268,22 @@ impl Engine {
     }
 }
 
-/// The program and arguments of a process; empty if it has ended.
+/// Reads the program and arguments of a process; empty if the process has ended.
 fn read_command_line(pid: u32) -> String {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&arguments).replace('\0', " ").trim_end().to_owned()
 }
 
-/// Most refusals in one failure. `farfork check` lists all.
+/// Most refusals in the text of one failure. `farfork check` lists all.
 const REFUSALS_NAMED_MAX: usize = 20;
 
-/// The failure of a process's capture.
+/// Converts the error of a process's capture to a failure.
 pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
     let code = match error {
         CaptureError::ProcessGone { .. } => Code::NotFound,
         _ => Code::FailedPrecondition,
     };
-    // The failure names the process itself.
+    // The failure's object is the process, so the cause need not contain the pid.
     let text = match error {
         CaptureError::Refused { refusals, .. } if refusals.len() > REFUSALS_NAMED_MAX => {
             let named: Vec<String> = refusals[..REFUSALS_NAMED_MAX].iter().map(ToString::to_string).collect();
@@ -313,7 +318,7 @@ fn volume_object(object: VolumeObject) -> v1::VolumeObject {
     v1::VolumeObject { kind: kind.to_owned(), pid: pid.cast_unsigned(), fd, volume, path }
 }
 
-/// A number that is unique, across restarts too: 64 random bits.
+/// Draws an id of 64 random bits, which is unique even across restarts.
 pub(crate) fn random_id() -> io::Result<u64> {
     getrandom::u64().map_err(io::Error::other)
 }

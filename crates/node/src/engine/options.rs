@@ -18,8 +18,8 @@ use tonic::Code;
 
 use crate::network::{EgressPolicy, FanOutNetwork, NetworkMode, PortMapping};
 
-/// Default limit of processes and threads of an untrusted child. Nearly all programs have fewer, and a machine sustains a
-/// dozen such children at their limit (the kernel's own limit is 32,768 on small machines).
+/// Default limit of processes and threads of an untrusted child. Nearly all programs have fewer, and a machine sustains
+/// a dozen such children at their limit (the kernel's limit is 32,768 on small machines).
 pub(crate) const UNTRUSTED_TASKS_MAX: u64 = 1024;
 
 /// A seed with its location and its token.
@@ -36,13 +36,13 @@ pub(crate) struct SeedAccess {
 /// The options of a child's start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct StartOptions {
-    /// Its root.
+    /// Kind of the child's root file system.
     pub(crate) root: RootSpec,
-    /// Paths of the node that the child sees, each with its path inside.
+    /// Paths of the node that are bound into the child's root: path on the node, path in the child.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
-    /// Whether it waits before its first instruction.
+    /// Whether the child waits before its first instruction.
     pub(crate) paused: bool,
-    /// Whether its standard input is a pipe.
+    /// Whether its standard input is a pipe to which a client can attach.
     pub(crate) attached: bool,
     /// Its time limit.
     pub(crate) timeout: Option<Duration>,
@@ -77,13 +77,13 @@ pub(crate) struct BatchOptions<'a> {
 }
 
 impl StartOptions {
-    /// The kind of container that it needs.
+    /// Returns the kind of container that such a child needs.
     pub(crate) fn container(&self) -> ContainerSpec {
         let limited = self.limits != ContainerLimits::default();
         let network = match self.users {
             UsersSpec::Host => self.network.to_container_spec(),
-            // The container's first process stays in the network in which it is created, and the child can see that network
-            // through it.
+            // The container's init stays in the network in which it is created. The child can see that network through
+            // init.
             UsersSpec::Private => NetworkSpec::Private,
         };
         ContainerSpec { root: self.root, network, users: self.users, limited }

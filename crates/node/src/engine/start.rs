@@ -29,7 +29,7 @@ use crate::children::{ChildRecord, ChildSockets, KillLimit, StartedChild};
 use crate::clock;
 use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
 
-/// The error of reading `/proc/PID` for a process that ends meanwhile.
+/// The error of read(2) on a file in `/proc/PID` if the process has ended since the file was opened.
 const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
 /// A request to start one child: seed, options, and the time at which it was received.
@@ -49,17 +49,17 @@ pub(crate) struct ChildAssignment<'a> {
     pub(crate) payload: Option<&'a [u8]>,
 }
 
-/// The request for which a child is made.
+/// Whether the request that a child is made for is known.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Assignment<'a> {
     Immediate(ChildAssignment<'a>),
-    /// Not assigned yet: waits for the next request. Whether that has a payload is known.
+    /// Not assigned yet: the child waits for the next request, which has a payload or not.
     Deferred {
         has_payload: bool,
     },
 }
 
-/// A restored child: running, or waiting for its assignment. Dropping it leaves nothing of it.
+/// A restored child: running, or waiting for its assignment. Dropping it removes the child with all its resources.
 #[derive(Debug)]
 pub(super) struct RestoredChild {
     pub(super) container: Container,
@@ -67,7 +67,7 @@ pub(super) struct RestoredChild {
     pub(super) restored: RestoredProcess,
     /// The socket on which a copy of a zygote waits.
     pub(super) release_socket: Option<OwnedFd>,
-    /// The reply to its checkpoint request, if it is still to be sent.
+    /// The reply to the checkpoint request, if it is still to be sent.
     pub(super) checkpoint_reply: Option<CheckpointReply>,
     channel: Option<OwnedFd>,
     stdin: Option<OwnedFd>,
@@ -78,7 +78,7 @@ impl Engine {
     /// Starts one child of a fork. `requested` is the time of the request.
     ///
     /// # Errors
-    /// It could not be started. Nothing of it is left.
+    /// The child could not be started. All its resources are removed.
     pub(crate) fn start(
         &self,
         access: &SeedAccess,
@@ -90,7 +90,7 @@ impl Engine {
         self.require_volumes(source, options)?;
         let owner_source = phase!("resume.files", self.with_owner_files(source, options, requested))?;
         if let Some(source) = &owner_source {
-            // Zygotes and prestarted children have the node's files.
+            // Use no zygote or prestarted child: these have the node's files.
             let start_request = StartRequest { source, options, fan_out, requested_at: requested };
             let restored_child = self
                 .restore_child(None, start_request, Assignment::Immediate(child_assignment))
@@ -136,7 +136,7 @@ impl Engine {
         })
     }
 
-    /// The seed with files from its owner, if this node lacks those of the capture.
+    /// Returns the seed with files from its owner, if this node lacks the files of the capture.
     fn with_owner_files(
         &self,
         source: &SeedSource,
@@ -166,7 +166,7 @@ impl Engine {
         }
     }
 
-    /// Restores a child, as a copy of a zygote or from the beginning.
+    /// Restores a child, as a copy of a zygote or in full.
     pub(super) fn restore_child(
         &self,
         zygote: Option<&CachedZygote>,
@@ -227,7 +227,7 @@ impl Engine {
         })
     }
 
-    /// Records a restored child. From now on it belongs to its user, and outlives the daemon.
+    /// Records a restored child. From now on the child belongs to its user, and outlives the daemon.
     pub(super) fn commit_start(
         &self,
         restored_child: RestoredChild,
@@ -333,7 +333,7 @@ impl Engine {
         }
     }
 
-    /// Restores the child. For a copy of a zygote, also returns the socket on which it waits.
+    /// Restores the child. For a copy of a zygote, also returns the socket on which the copy waits.
     fn resume(
         &self,
         zygote: Option<&CachedZygote>,
@@ -394,7 +394,8 @@ impl<'a> Assignment<'a> {
     }
 }
 
-/// Checks that a child may have as many processes and threads as its seed. The error is the cause and the next step.
+/// Checks that a child may have as many processes and threads as its seed. The error contains the cause and the next
+/// step.
 fn check_task_limit(source: &SeedSource, options: &StartOptions) -> Result<(), (String, &'static str)> {
     let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
     match most.filter(|most| *most < tasks) {
@@ -427,7 +428,7 @@ fn configure_container(
 pub(super) struct StartFailure {
     pub(super) failure: Failure,
     pub(super) progress: StartProgress,
-    /// Whether something took too long.
+    /// Whether a step of the start took too long.
     pub(super) is_late: bool,
 }
 
@@ -440,22 +441,22 @@ impl StartFailure {
 /// The progress of a child that could not be started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StartProgress {
-    /// A resource was missing, which says nothing about the zygote.
+    /// A resource was missing before the zygote was used.
     NotBegun,
-    /// It was begun, and has certainly not run: it may be made in another way.
+    /// The start had begun, but the child has not run: the start may be retried without the zygote.
     NeverRan,
-    /// It may have run: it must not be started again.
+    /// The child may have run: it must not be started again.
     MayHaveRun,
 }
 
-/// Time since the child was restored.
+/// Returns the time since the child was restored.
 fn time_since_restore(restored: &RestoredProcess) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_nanos(restored.realtime_ns))
 }
 
-/// The identity of the child's process. If the process has already ended, as a short job may have, it gets a start time that
-/// no process has. So a later process with the same pid is not mistaken for it.
+/// Reads the identity of the child's process. If the process has already ended, as a short job may have, the identity
+/// has a start time that no process has. So a later process with the same pid is not mistaken for the child.
 fn read_process_identity(pid: i32) -> io::Result<ProcessIdentity> {
     match ProcessIdentity::of(pid) {
         Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {
@@ -465,14 +466,15 @@ fn read_process_identity(pid: i32) -> io::Result<ProcessIdentity> {
     }
 }
 
-/// The limit for which a container was killed before its child was restored.
+/// Returns the limit for which a container was killed before its child was restored.
 fn find_memory_limit(container: &Container, limits: &ContainerLimits, error: &ResumeError) -> Option<KillLimit> {
     let cgroup = container.cgroup();
     let end = if is_retryable(error) { cgroup.oom_cause() } else { cgroup.oom_cause_of_killed() };
     Some(KillLimit::from_memory_end(end?, limits.memory_bytes_max))
 }
 
-/// A child's standard input, with the daemon's end of it if a client will attach.
+/// Opens a child's standard input. If a client will attach, it is a pipe, and the second descriptor is the daemon's
+/// end.
 fn open_stdin(attached: bool) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     if !attached {
         return Ok((File::open("/dev/null")?.into(), None));

@@ -1,4 +1,4 @@
-//! Records the phases of one request on this node, from its arrival to its answer.
+//! Records the phases of one request on this node, from its arrival to its reply.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::TARGET;
 use super::collector::PhaseCollector;
 use super::log::PhaseLog;
 
-/// The recording of a request's phases, if the request asked for one. Dropping it ends the recording.
+/// The recording of a request's phases; empty if its caller wants none. Dropping it ends the recording.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseRecording(Option<ActiveRecording>);
 
@@ -23,7 +23,7 @@ struct ActiveRecording {
 }
 
 impl PhaseRecording {
-    /// Starts a recording with a root phase of this name. Does nothing if it is not wanted, or if the process has no
+    /// Starts a recording with a root phase of this name. Does nothing without `is_wanted`, or if the process has no
     /// [`collector_layer`](super::collector_layer).
     pub(crate) fn start(is_wanted: bool, node: &NodeName, name: &'static str) -> Self {
         let collector =
@@ -35,7 +35,7 @@ impl PhaseRecording {
         Self(Some(ActiveRecording { collector, number, log, root }))
     }
 
-    /// The span to run the request's work in.
+    /// Returns the span in which the request's work must run.
     pub(crate) fn span(&self) -> Span {
         self.0.as_ref().map_or_else(Span::none, |running| running.root.clone())
     }

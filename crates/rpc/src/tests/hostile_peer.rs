@@ -15,7 +15,8 @@ use crate::server::{
     SessionRegistry, SessionRequest,
 };
 
-/// Echoes, or answers with as many bytes as the handler's number says. Every tenth request runs forever.
+/// Counts the executions of each request. Handler 0 echoes the payload; handler N replies with N bytes. Every tenth
+/// request never gets a reply.
 #[derive(Default)]
 struct CountingExecutor {
     executed: HashMap<(SessionId, u64), u32>,
@@ -54,7 +55,7 @@ impl ServerEnd {
         }
     }
 
-    /// Passes bytes to the server while it may receive. Returns how many it took.
+    /// Passes bytes to the server while it may receive. Returns the number of bytes that it received.
     fn feed(&mut self, mut bytes: &[u8]) -> Result<usize, RpcFrameError> {
         let mut taken = 0;
         while !bytes.is_empty() && self.protocol.can_receive() {
@@ -88,7 +89,7 @@ impl ServerEnd {
         }
     }
 
-    /// Takes everything that the server sends, as its client. Returns the frames; of long payloads, only the heads.
+    /// Takes all bytes that the server sends. Returns the frames' heads, without payloads.
     fn take_sent(&mut self) -> Vec<ServerFrame> {
         let mut bytes = Vec::new();
         while self.protocol.unsent_bytes() > 0 {
@@ -226,7 +227,7 @@ fn requests_of_a_client_that_never_reads_are_not_read() {
 #[test]
 fn requests_outside_the_window_end_the_connection() {
     let is_refused = |bytes: &[u8]| ServerEnd::greeted(1).feed(bytes).is_err();
-    assert!(!is_refused(&request(0, 5000, 0, 0, &[])), "all before it is acknowledged");
+    assert!(!is_refused(&request(0, 5000, 0, 0, &[])), "it acknowledges all earlier requests");
     assert!(is_refused(&[request(0, 0, 0, 7, &[]), request(0, 4095, 4095, 0, &[]), request(1, 0, 0, 0, &[])].concat()));
     assert!(is_refused(&open(0, 9, 0, false)), "the slot is taken");
     assert!(is_refused(&[&[0u8; 32][..]].concat()), "no kind, no checksum");
@@ -309,7 +310,10 @@ fn an_answer_that_is_too_long_is_refused() {
     end.feed(&request(0, 0, 0, (16 << 20) + 1, &[])).unwrap();
     assert!(end.protocol.unsent_bytes() < 1000);
     let ticket = RequestKey { session: SessionId::from_bytes([0; 16]), id: 7, checked: false };
-    assert!(end.protocol.complete_deferred(ticket, Status::Answered, Vec::new()).is_ok(), "nobody asked: passed over");
+    assert!(
+        end.protocol.complete_deferred(ticket, Status::Answered, Vec::new()).is_ok(),
+        "a reply without a request is ignored"
+    );
 }
 
 #[test]
@@ -318,7 +322,7 @@ fn a_client_that_acknowledges_nothing_is_refused_at_a_limit() {
     let mut end = ServerEnd::greeted(SLOTS);
     end.take_sent();
     let mut refused = 0;
-    // Without the requests that run forever.
+    // Skip the requests that never get a reply.
     let ids = (0..60u64).filter(|id| id % 10 != 7);
     for (id, slot) in ids.flat_map(|id| (0..SLOTS).map(move |slot| (id, slot))) {
         end.feed(&request(slot, id, id as u32, 1 << 20, &[])).unwrap();

@@ -18,7 +18,7 @@ use crate::server::{ConnectionTable, SharedState, WorkerMessage};
 /// Limit of the bytes held for all connections of the test's server.
 const HELD_BYTES_MAX: usize = 6 << 20;
 
-/// Length of each answer, in bytes.
+/// Length of each reply, in bytes.
 const ANSWER_BYTES: usize = 300_000;
 
 /// A thread of a server, run step by step.
@@ -43,7 +43,7 @@ impl TestWorker {
         Self { world, nodes, shared_state, connections: connection_table }
     }
 
-    /// A client that has sent its hello and opened a session with this number.
+    /// Connects a client that sends its hello and opens a session with this number.
     fn connect(&mut self, session: u8) -> SimStream {
         let (mut client, server) = self.world.connect_pair(self.nodes[0], self.nodes[1]);
         self.shared_state.send_message(0, WorkerMessage::NewConnection(Box::new(server), format!("client {session}")));
@@ -145,7 +145,7 @@ fn a_large_payload_waits_for_memory_and_delays_no_other_client() {
     let taken = frame.len() - rest.len();
     assert!((1 << 20..3 << 20).contains(&taken), "{taken} bytes were taken");
     assert_eq!(thread.submit_request(&mut modest, 1, 0, 0), Status::Answered);
-    // There is space again: the server receives the rest after its next sweep.
+    // The acknowledgement frees space: the server receives the rest after its next sweep.
     assert_eq!(thread.submit_request(&mut greedy, 1, 40, 0), Status::Answered);
     let mut answers = Vec::new();
     for _ in 0..60 {

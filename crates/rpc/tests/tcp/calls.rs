@@ -88,7 +88,7 @@ fn typed_calls_return_typed_values() {
     assert!(matches!(unknown, BlockingCallError::Call(CallError::Status(Status::NoHandler))));
 }
 
-/// A server whose handler 5 passes requests to the test, which answers them.
+/// Starts a server whose handler 5 passes requests to the test, which replies.
 fn deferring() -> (farfork_rpc::Server, mpsc::Receiver<(Vec<u8>, DeferredReply)>) {
     let (passing, passed) = mpsc::channel();
     let server = serve(1, move || {
@@ -152,7 +152,7 @@ fn a_cancelled_request_ends_at_once_and_its_handler_sees_it() {
         ended.set(ended.get() + 1);
     };
     poll_until(&mut client, on_end, || ended.get() == 1);
-    assert_eq!(call(&mut client, session, ECHO, b"y"), b"y", "the server has read what came before");
+    assert_eq!(call(&mut client, session, ECHO, b"y"), b"y", "the server has received the CANCEL frame");
     assert!(deferred.is_cancelled());
     deferred.answer(b"too late".to_vec());
     assert_eq!(call(&mut client, session, ECHO, b"z"), b"z");

@@ -27,7 +27,7 @@ fn receive(stream: &mut SimStream, into: &mut Vec<u8>) -> std::io::Result<Option
     Ok(count)
 }
 
-/// Sends numbered bytes one way until all have arrived. Returns them, and the elapsed time.
+/// Sends numbered bytes one way until all have arrived. Returns the received bytes, and the elapsed time.
 fn transfer(world: &World, from: &mut SimStream, to: &mut SimStream, bytes: usize) -> (Vec<u8>, Duration) {
     let whole: Vec<u8> = (0..bytes).map(|at| (at * 7 % 251) as u8).collect();
     let (mut sent, mut received, began) = (0, Vec::new(), world.now());
@@ -53,7 +53,7 @@ fn bytes_arrive_in_order_in_the_time_that_the_path_takes() {
     assert!(took > Duration::from_secs(2) && took < Duration::from_millis(2100), "{took:?}");
     drop(from);
     assert!(world.run_until(world.now() + Duration::from_secs(1), || to.is_ready(true, false)));
-    assert_eq!(receive(&mut to, &mut Vec::new()).unwrap(), Some(0), "its end follows");
+    assert_eq!(receive(&mut to, &mut Vec::new()).unwrap(), Some(0), "the end of the stream follows the bytes");
     to.send(&[IoSlice::new(b"x")]).unwrap();
     let limit = world.now() + Duration::from_secs(1);
     while to.send(&[IoSlice::new(b"x")]).is_ok() {
@@ -99,7 +99,11 @@ fn connecting_needs_a_listener() {
     let mut lost = waits.poll().unwrap().unwrap();
     drop(listener);
     assert!(world.run_until(soon(&world), || lost.is_ready(true, false)));
-    assert_eq!(receive(&mut lost, &mut Vec::new()).unwrap(), Some(0), "a listener's end is that of who waits");
+    assert_eq!(
+        receive(&mut lost, &mut Vec::new()).unwrap(),
+        Some(0),
+        "dropping a listener closes connections in its backlog"
+    );
 }
 
 #[test]
@@ -160,7 +164,7 @@ fn simulated_clocks_follow_their_skew() {
     assert!((right - world.now()).abs_diff(Duration::from_secs(10)) < Duration::from_millis(1));
 }
 
-/// Runs a world with many faults.
+/// Runs a world with many faults. Returns the digest and the text of its trace.
 fn run_faulty_world(seed: u64) -> (u64, String) {
     let (world, a, b) = two_nodes(seed);
     let conditions = PathConditions { reset_chance: 0.01, bit_flip_chance: 0.05, ..PathConditions::default() };

@@ -15,7 +15,7 @@ async fn a_panicked_zygote_creation_ends_its_waits() {
     let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
     let mut waiter = Box::pin(zygotes.wait_created(&seed));
     let reservation = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
-    assert!(zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(), "somebody makes it");
+    assert!(zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(), "the zygote is already being made");
     assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiter).await.is_err(), "it is being made");
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let _reservation = reservation;
@@ -25,7 +25,7 @@ async fn a_panicked_zygote_creation_ends_its_waits() {
     tokio::time::timeout(Duration::from_secs(60), waiter).await.unwrap();
     assert!(
         !zygotes.has_no_entry(&seed) && zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(),
-        "it is not tried again"
+        "the zygote is not made again"
     );
     assert_eq!(zygotes.counts().kept, 0);
 }
@@ -47,7 +47,10 @@ fn only_a_seed_with_a_late_zygote_gets_another_attempt() {
     zygotes.retire_failed(&unsuitable, false);
     let keep_up = || zygotes.evict_unused(|_| false, |_| false);
     keep_up();
-    assert!(zygotes.is_decided(&late) && zygotes.reserve(&late, ZygoteTrigger::Requested).is_none(), "not at once");
+    assert!(
+        zygotes.is_decided(&late) && zygotes.reserve(&late, ZygoteTrigger::Requested).is_none(),
+        "another zygote only after the pause"
+    );
     let expire = |entry: &mut ZygoteState| {
         if let ZygoteState::Unsuitable { until: Some(until) } = entry {
             *until -= LATE_PAUSE;
