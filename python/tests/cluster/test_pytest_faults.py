@@ -113,6 +113,28 @@ class Faults(SuiteTest):
         )
         self.assertEqual(suite.run("--farfork", "1").properties, suite.run().properties)
 
+    def test_attributes_are_those_of_a_run_without_workers(self) -> None:
+        suite = self.suite(
+            test_one="""
+            @pytest.fixture
+            def late(record_xml_attribute):
+                yield
+                record_xml_attribute("line", "late")
+
+            def test_requirement(record_xml_attribute):
+                record_xml_attribute("assertions", "REQ-1")
+                record_xml_attribute("classname", pathlib.PurePath("other"))
+            def test_name(record_xml_attribute, late): record_xml_attribute("name", "renamed")
+            def test_fails(record_xml_attribute):
+                record_xml_attribute("url", "http://one/?a&b")
+                assert False
+            """
+        )
+        for family in ("xunit1", "xunit2"):
+            here, there = (suite.run("-o", f"junit_family={family}", "--farfork", workers) for workers in ("0", "1"))
+            self.assertEqual(there.attributes, here.attributes, there.output)
+            self.assertIn("renamed", str(there.attributes))
+
     def test_a_property_without_a_text_ends_no_run(self) -> None:
         suite = self.suite(
             test_one="""
