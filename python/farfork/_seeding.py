@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 
 from . import _connection, _task
@@ -12,6 +13,9 @@ from ._errors import CheckpointError
 #: A checkpoint fails while another thread opens and closes files, so it is tried this many times.
 _CHECKPOINTS_MAX = 5
 
+#: Time between two of them, in seconds. Another thread may need the lock to close a connection that the daemon has closed.
+_RETRY_INTERVAL_S = 0.02
+
 #: A seed that was not yet handed over to the executor's connection is dropped after this time, in seconds.
 _HANDOVER_TTL_S = 60.0
 
@@ -19,20 +23,21 @@ _HANDOVER_TTL_S = 60.0
 def make_seed() -> Seed | Child:
     """Makes a checkpoint. Repeats it if another thread opens or closes files meanwhile, which rarely lasts."""
     for attempt in range(_CHECKPOINTS_MAX):
-        has_begun = False
+        is_own = False
         try:
             with checkpoint_lock:
                 # Raises in a child of another thread's checkpoint, for which this thread has waited. Only the thread that
-                # has begun the checkpoint may end the child.
+                # makes the checkpoint may end the child.
                 _connection.require_no_child()
-                has_begun = True
+                is_own = True
                 return begin_children(begin_worker, ttl=_HANDOVER_TTL_S)
         except BaseException as error:
-            if has_begun and _connection.child_id is not None:
+            if is_own and _connection.child_id is not None:
                 # A child must not continue with the program's own code.
                 traceback.print_exc()
                 _task.end_child(1)
             is_transient = isinstance(error, CheckpointError) and "keeps changing" in str(error)
             if not is_transient or attempt == _CHECKPOINTS_MAX - 1:
                 raise
+        time.sleep(_RETRY_INTERVAL_S)
     raise AssertionError("the last attempt returns or raises")
