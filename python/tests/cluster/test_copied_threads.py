@@ -12,7 +12,7 @@ import farfork
 
 from . import PATIENCE_S, nodes
 
-#: Executors that each thread makes. Without the parking of copied threads, about one call in five fails.
+#: Executors that each thread makes. If copied threads could end workers, about one call in five would fail.
 ROUNDS = 4
 
 THREADS = 3
