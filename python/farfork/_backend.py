@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, Iterable
 
 from . import _connection
+from ._copied_threads import stand_still_if_copied
 from ._executor import Executor
 
 
 def is_child() -> bool:
-    """Whether this process is a child, which cannot fork children."""
+    """Whether this process is a child, which cannot fork children. A copied thread of the program stands still."""
+    stand_still_if_copied()
     return _connection.child_id is not None
 
 

@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from typing import ClassVar, Literal, Union
+from typing import Callable, ClassVar, Literal, Union
 
 from . import _connection, _pages, _processor, _protocol
 from ._connection import Connection
+from ._copied_threads import copies_stand_still
 from ._errors import CheckpointError, Error, PayloadMissing
 from ._history import ClosedHistory
 from ._hooks import AtFork
@@ -48,6 +49,7 @@ class Seed:
     def __repr__(self) -> str:
         return f"Seed({self.id!r})"
 
+    @copies_stand_still
     def drop(self) -> None:
         """Drops the seed. Children continue with the memory that they have."""
         with checkpoint_lock:
@@ -108,6 +110,7 @@ class Child:
         return fd
 
 
+@copies_stand_still
 def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed, Child]:
     """Makes a seed of this process, and returns many times: here with a :class:`Seed`, and in each :class:`Child` that is
     forked from it.
@@ -121,6 +124,13 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
     Raises :class:`CheckpointError` if no seed can be made, for example because this process uses io_uring, and
     :class:`DaemonNotFound` if there is no daemon.
     """
+    return begin_children(lambda: None, name, ttl)
+
+
+def begin_children(
+    begin_child: Callable[[], object], name: str | None = None, ttl: float | None = None
+) -> Union[Seed, Child]:
+    """Like :func:`checkpoint`. Each child first calls ``begin_child``, when other threads cannot know yet that it is one."""
     ttl_ms = 0 if ttl is None else max(1, round(ttl * 1000))
     signals = HeldSignals()
     with checkpoint_lock:
@@ -128,7 +138,7 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
         signals.begin()
         seed_or_child: Seed | Child | None = None
         try:
-            seed_or_child = _request_checkpoint(connection, ttl_ms, name or "")
+            seed_or_child = _request_checkpoint(connection, ttl_ms, name or "", begin_child)
         finally:
             signals.end()
             connection.close()
@@ -144,7 +154,9 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
     return seed_or_child
 
 
-def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
+def _request_checkpoint(
+    connection: Connection, ttl_ms: int, name: str, begin_child: Callable[[], object]
+) -> Union[Seed, Child]:
     hooks = AtFork()
     for stream in (sys.stdout, sys.stderr):
         # Each child would write buffered data again.
@@ -180,6 +192,7 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
         raise CheckpointError("the node's daemon: it ended before it answered; see its log")
     message, fds = answer
     if message.kind == _protocol.CHILD:
+        begin_child()
         _connection.child_id = message["child"]
         payload = _read_payload(message, fds)
         channel_fd = fds[-1] if len(fds) > 1 + message["has_payload"] else None

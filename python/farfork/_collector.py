@@ -22,12 +22,12 @@ from ._batch import Batch
 from ._channel import Payload, WakePipe
 from ._checkpoint import checkpoint_lock
 from ._connection import Connection
+from ._copied_threads import copies_stand_still, refuse_copied_thread
 from ._errors import ConnectionLost, Error
 from ._future import ChildFuture
 from ._options import ExecutorOptions
 from ._pickling import CallPickling, ForkedState, NotShared
 from ._protocol import Message, ProtocolError
-from ._seeding import stand_still_in_call_child
 from ._workers import Completion, Worker, WorkerPool, WorkerSeed
 
 
@@ -288,6 +288,7 @@ class Collector:
 
     # ---- the thread
 
+    @copies_stand_still
     def _run(self, connection: Connection) -> None:
         """Handles messages of the daemon and the workers until the daemon's connection ends."""
         cause: object = "it closed the connection"
@@ -313,9 +314,10 @@ class Collector:
         ready = self._poller.poll(timeout_ms)
         completions: list[Completion] = []
         is_connected = True
-        stand_still_in_call_child()
         # A capture requires that the open files do not change, so none is received or closed meanwhile.
         with self.lock, checkpoint_lock:
+            # In a worker, all calls belong to the program.
+            refuse_copied_thread()
             assert self._wake is not None
             for fd, _ in ready:
                 if fd == self._wake.fileno():

@@ -8,6 +8,7 @@ import socket
 import struct
 
 from . import _protocol
+from ._copied_threads import refuse_copied_thread
 from ._errors import DaemonNotFound
 from ._protocol import Message
 
@@ -46,8 +47,9 @@ _ANCILLARY_BYTES_MAX = socket.CMSG_LEN(_protocol.FDS_MAX * _DESCRIPTOR.size)
 
 
 def require_no_child() -> None:
-    """Raises :class:`DaemonNotFound` in a child."""
+    """Raises :class:`DaemonNotFound` in a child, or :class:`CopiedThread`."""
     if child_id is not None:
+        refuse_copied_thread()
         raise DaemonNotFound(f"child {child_id}: a child cannot be forked further; its parent can, once more")
 
 

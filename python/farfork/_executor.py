@@ -21,6 +21,7 @@ from . import _output, _results, _task, _worker
 from ._checkpoint import Child, checkpoint_lock
 from ._collector import Collector
 from ._connection import require_no_child
+from ._copied_threads import CopiedThread, copies_stand_still, refuse_copied_thread
 from ._errors import Error
 from ._future import ChildFuture
 from ._interrupts import HeldSignals, drop_inherited_signals
@@ -216,11 +217,12 @@ class Executor(_Executor):
         """Whether workers exist. They have the shared objects of the time of their fork."""
         return self._collector.has_workers
 
+    @copies_stand_still
     def submit_to_workers(self, call: Callable[[], T]) -> ChildFuture[T] | None:
         """Pickles a call for existing workers; ``None`` if this is not possible."""
+        require_no_child()
         with self._collector.lock:
             self._collector.require_open()
-            require_no_child()
             queued = self._collector.queue_pickled([call])
             return None if queued is None else queued[0]
 
@@ -228,13 +230,16 @@ class Executor(_Executor):
         """Raises :class:`KeyboardInterrupt` in a worker's call, if the worker allows it."""
         self._collector.interrupt(future)
 
+    @copies_stand_still
     def _submit_calls(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
         collector = self._collector
+        if calls:
+            # Not with the lock, which the thread that runs a worker's calls has never released.
+            require_no_child()
         with collector.lock:
             collector.require_open()
             if not calls:
                 return []
-            require_no_child()
             if self._reuse_workers and (queued := collector.queue_pickled(calls)) is not None:
                 return queued
             # Before the checkpoint: a definition that changes meanwhile is then recognized as changed.
@@ -244,6 +249,9 @@ class Executor(_Executor):
             signals.begin()
             try:
                 futures = self._fork_for(calls, state, signals)
+            except CopiedThread:
+                signals.drop()
+                raise
             finally:
                 try:
                     signals.end()
@@ -265,6 +273,7 @@ class Executor(_Executor):
                 return self._collector.start_workers(child.id, state, len(calls))
             return self._collector.start_batch(child.id, len(calls))
         except BaseException:
+            refuse_copied_thread()
             with suppress(Error, OSError):
                 child.drop()
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from concurrent.futures._base import CANCELLED
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import Any, Callable, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +31,17 @@ class ChildFuture(Future[T]):
     def running(self) -> bool:
         """Whether the child runs."""
         return self.child is not None and not self.done()
+
+    # The base class takes the future's lock for these two. Executors read them with their own locks held, and an interrupt
+    # of `wait` or `as_completed` leaves futures locked.
+
+    def cancelled(self) -> bool:
+        """Whether the call was cancelled."""
+        return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
+
+    def done(self) -> bool:
+        """Whether the call was cancelled or has ended."""
+        return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
 
     def cancel(self) -> bool:
         """Cancels the call and kills its child. Returns whether the future is cancelled now."""

@@ -54,6 +54,12 @@ class HeldSignals:
             except BaseException as error:  # Of a handler that was restored before.
                 self._raised = error
 
+    def drop(self) -> None:
+        """Restores the handlers, and drops the delayed signals."""
+        self.end()
+        self._held.clear()
+        self._raised = None
+
     def deliver(self) -> None:
         """Runs the handlers of delayed signals. Raises their exceptions."""
         if self._held:

@@ -18,6 +18,7 @@ import pytest
 from ._connection import Connection
 from ._errors import ChildDied, ChildNotStarted, ConnectionLost, Error
 from ._executor import Executor
+from ._pytest_attributes import set_attributes
 from ._pytest_coverage import MeasuredCoverage
 from ._pytest_fixtures import SessionFixtures
 from ._pytest_records import ChunkRecord, ExitRequest
@@ -35,6 +36,7 @@ class WorkerRun:
     """A session whose tests run in workers. It is a plugin of pytest."""
 
     def __init__(self, config: pytest.Config, workers: int | None) -> None:
+        self._config = config
         self._mode: str = config.getoption("farfork_dist")
         self._nodes = [name for name in config.getoption("farfork_nodes").split(",") if name]
         # Without capture, tests print to the terminal.
@@ -76,6 +78,10 @@ class WorkerRun:
         self._run_tests(session, fixtures)
         self._finish(session)
         return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        set_attributes(self._config, report)
 
     def _run_tests(self, session: pytest.Session, fixtures: SessionFixtures) -> None:
         worker = ChunkWorker(session, fixtures)

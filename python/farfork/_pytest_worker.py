@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from . import _connection
+from ._pytest_attributes import RecordedAttributes
 from ._pytest_coverage import dump_measured
 from ._pytest_fixtures import SessionFixtures
 from ._pytest_records import ChunkRecord, ExitRequest, TestRecord, WarningRecord, plain_report
@@ -38,13 +39,17 @@ class ChunkWorker:
         self._fixtures = fixtures
         self._is_worker = False
         self._chunk: ChunkRecord | None = None
+        self._attributes: RecordedAttributes | None = None
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
         if self._chunk is not None:
             config = self._session.config
             data = config.hook.pytest_report_to_serializable(config=config, report=report)
-            self._chunk.tests[-1].reports.append(plain_report(data))
+            plain = plain_report(data)
+            if self._attributes is not None:
+                self._attributes.add_to(plain)
+            self._chunk.tests[-1].reports.append(plain)
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: tuple[str, int, str] | None
@@ -99,6 +104,7 @@ class ChunkWorker:
         if plugins.hasplugin("terminalreporter"):
             # The program reports. The output of this process is in the child's log.
             plugins.register(_SilentReporter(plugins.unregister(name="terminalreporter")), "terminalreporter")
+        self._attributes = RecordedAttributes(self._session.config)
         self._fixtures.inherit()
         factory: Any = getattr(self._session.config, "_tmp_path_factory", None)
         if factory is not None:

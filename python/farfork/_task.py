@@ -15,6 +15,9 @@ from ._checkpoint import Child
 from ._errors import RemoteTraceback
 from ._event_loop import leave_event_loop
 
+#: The process id of this child; ``None`` before it runs calls.
+_own_id: int | None = None
+
 #: The call that a child runs.
 Call = Callable[[], Any]
 
@@ -25,16 +28,40 @@ def run_in_child(child: Child, call: Call) -> NoReturn:
     """Runs a call and ends the child, whatever the outcome."""
     status = 1
     try:
+        begin_child()
         leave_event_loop()
         _output.use_standard_streams()
-        own_id = os.getpid()
         result = _encode_in_band(call)
-        # A process that the call made with os.fork may also return from it.
-        if os.getpid() == own_id:
+        if not is_forked_copy():
             child.write_result(result)
         status = 0
     except BaseException:
         traceback.print_exc()
+    finally:
+        end_child(status)
+
+
+def begin_child() -> None:
+    """Called in a child before its first call."""
+    global _own_id
+    _own_id = os.getpid()
+
+
+def is_forked_copy() -> bool:
+    """Whether this process was made by a call with os.fork. It may return from the call, like the child itself."""
+    return _own_id is not None and os.getpid() != _own_id
+
+
+def _end_forked_copy(error: BaseException, text: str) -> NoReturn:
+    """Ends a process whose call has raised, as the interpreter does."""
+    status = 1
+    try:
+        if not isinstance(error, SystemExit):
+            print(text, file=sys.stderr, end="")
+        elif error.code is None or isinstance(error.code, int):
+            status = (error.code or 0) & 0xFF
+        else:
+            print(error.code, file=sys.stderr)
     finally:
         end_child(status)
 
@@ -87,8 +114,10 @@ def _encode_in_band(call: Call) -> bytes:
 
 
 def encode_failure(error: BaseException, text: str | None = None) -> bytes:
-    """The exception of a call, with its traceback or with this text for it."""
+    """The exception of a call, with its traceback or with this text for it. Ends a process that the call has forked."""
     text = text or safe_text(lambda: "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    if is_forked_copy():
+        _end_forked_copy(error, text)
     description = f"{type(error).__module__}.{type(error).__qualname__}: {safe_text(lambda: str(error))}"
     try:
         error.__traceback__ = None

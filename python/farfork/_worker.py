@@ -42,6 +42,7 @@ def run_worker(
     global _current
     status = _EXIT_FAILED
     try:
+        _task.begin_child()
         _current = Worker(child.take_channel(), calls, pickling, sends_records)
         if initializer is None or _current.initialize(initializer):
             _current.run_calls()
@@ -91,15 +92,13 @@ class Worker:
 
     def run_calls(self) -> None:
         """Runs the calls that the executor sends, until the channel ends."""
-        own_id = os.getpid()
         while (frame := self._channel.receive_one()) is not None:
             if frame.kind == _channel.INTERRUPT:
                 continue  # Its call has ended.
             self._output.begin_call()
             payload = self._run_call(frame)
-            if os.getpid() != own_id:
-                # A process that the call made with os.fork. Locks of other threads are never released in it.
-                return
+            if _task.is_forked_copy():
+                return  # Locks of other threads are never released in it.
             _task.flush_streams()
             self._output.end_call()
             self._channel.send(_channel.OUTCOME, frame.task, payload)

@@ -3,7 +3,9 @@
 import os
 import pickle
 import socket
+import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from farfork import ChildDied, ChildNotStarted, _channel, _protocol
@@ -86,6 +88,16 @@ class Pool(unittest.TestCase):
         self.answer(0, "of the second call")
         self.assertEqual((cancelled.child, waiting.result(0)), (None, "of the second call"))
         self.assertTrue(self.pool.is_idle)
+
+    def test_a_future_that_another_thread_has_locked_does_not_block_its_executor(self) -> None:
+        (future,) = self.add_tasks(1)
+        with future._condition:
+            thread = threading.Thread(target=self.start, args=(0,), daemon=True)
+            thread.start()
+            thread.join(10)
+            self.assertFalse(thread.is_alive())
+            states = ThreadPoolExecutor().submit(lambda: (future.running(), future.done(), future.cancelled()))
+            self.assertEqual(states.result(10), (True, False, False))
 
     def answer(self, index: int, value: object) -> None:
         frame = self.ends[index].receive_one()

@@ -45,6 +45,8 @@ class Run:
     outcomes: dict[str, list[str]]
     #: By name of the test: what it recorded with `record_property`.
     properties: dict[str, dict[str, str]]
+    #: Of each test, its attributes in the JUnit file, without the time.
+    attributes: list[dict[str, str]]
     #: Texts that `note` wrote in the program.
     notes: list[str]
 
@@ -83,21 +85,23 @@ class Suite:
             text=True,
             timeout=RUN_S_MAX,
         )
-        outcomes, properties = self._read_junit()
+        outcomes, properties, attributes = self._read_junit()
         notes = self.path / "notes"
         lines = notes.read_text().splitlines() if notes.exists() else []
-        return Run(ended.returncode, ended.stdout, outcomes, properties, lines)
+        return Run(ended.returncode, ended.stdout, outcomes, properties, attributes, lines)
 
-    def _read_junit(self) -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
+    def _read_junit(self) -> tuple[dict[str, list[str]], dict[str, dict[str, str]], list[dict[str, str]]]:
         outcomes: dict[str, list[str]] = {}
         properties: dict[str, dict[str, str]] = {}
+        attributes: list[dict[str, str]] = []
         path = self.path / "junit.xml"
         for case in ElementTree.parse(path).iter("testcase") if path.exists() else ():
             name = f"{case.get('classname')}::{case.get('name')}"
             kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
             outcomes.setdefault(name, []).extend(kinds or ["passed"])
             properties[name] = {str(entry.get("name")): str(entry.get("value")) for entry in case.iter("property")}
-        return outcomes, properties
+            attributes.append({name: value for name, value in case.attrib.items() if name != "time"})
+        return outcomes, properties, attributes
 
 
 class SuiteTest(unittest.TestCase):

@@ -10,7 +10,7 @@ import types
 import unittest
 from contextlib import redirect_stderr
 from io import StringIO
-from typing import Any
+from typing import Any, Callable
 
 import farfork
 from farfork._errors import RemoteTraceback
@@ -63,6 +63,12 @@ def log_object_of_the_worker() -> None:
     logging.getLogger("farfork.test").warning("with a number", extra={"number": 2})
 
 
+def exit_status_of_copy(raise_error: Callable[[], object]) -> int:
+    if (pid := os.fork()) == 0:
+        raise_error()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 class ReducedToDict(Exception):
     def __reduce__(self) -> Any:
         return dict, ()
@@ -85,6 +91,22 @@ class FaultyCalls(unittest.TestCase):
             sys.stdout = replaced
             timer.cancel()
         self.assertEqual(outcome, "the copy has ended")
+
+    def test_a_forked_copy_that_raises_ends_like_a_process(self) -> None:
+        endings: list[tuple[Callable[[], object], int]] = [
+            (raise_odd, 1),
+            (lambda: sys.exit(3), 3),
+            (sys.exit, 0),
+            (lambda: sys.exit("a reason"), 1),
+        ]
+        with redirect_stderr(StringIO()) as errors, farfork.Executor(nodes(), max_workers=1) as executor:
+            for ending, status in endings:
+                self.assertEqual(executor.submit(lambda: exit_status_of_copy(ending)).result(PATIENCE_S), status)
+            self.assertEqual(list(executor.map(lambda _: exit_status_of_copy(raise_odd), [0], return_exceptions=True)), [1])
+        for text in ("in raise_odd", "ReducedToDict: a text", "a reason"):
+            self.assertIn(text, errors.getvalue())
+        with farfork.Executor(nodes(), reuse_workers=False) as executor:
+            self.assertEqual(executor.submit(exit_status_of_copy, raise_odd).result(PATIENCE_S), 1)
 
     def test_a_record_is_logged_without_objects_that_only_the_worker_can_unpickle(self) -> None:
         with redirect_stderr(StringIO()) as errors, self.assertLogs("farfork.test") as caught:

@@ -1,9 +1,12 @@
 """Tests the back end for joblib, with the real package."""
 
 import os
+import threading
 import time
 import unittest
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import joblib
@@ -96,6 +99,23 @@ class Backend(unittest.TestCase):
 
     def test_a_call_within_a_call_runs_in_the_worker(self) -> None:
         self.assertEqual(self.parallel()([joblib.delayed(multiply_nested)(3)] * 3), [[3, 9]] * 3)
+
+    def test_two_threads_may_compute_at_once(self) -> None:
+        results: list[Any] = []
+
+        def compute() -> None:
+            for _ in range(3):
+                results.append(joblib.Parallel(n_jobs=2, backend="farfork")(joblib.delayed(abs)(-number) for number in range(4)))
+
+        output = StringIO()
+        with redirect_stdout(output), redirect_stderr(output):
+            threads = [threading.Thread(target=compute) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE_S)
+        # Workers would print the warnings of copied threads.
+        self.assertEqual((results, output.getvalue()), ([[0, 1, 2, 3]] * 6, ""))
 
     def test_workers_call_the_initializer(self) -> None:
         kept.clear()

@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_python_executor_calls_functions_in_children", |cluster| run_cluster_tests(cluster, "executor")),
     Test::shared("python_workers_run_many_calls", |cluster| run_cluster_tests(cluster, "workers")),
     Test::shared("faulty_python_calls_end", |cluster| run_cluster_tests(cluster, "faulty_calls")),
+    Test::shared("copied_python_threads_disturb_no_worker", |cluster| run_cluster_tests(cluster, "copied_threads")),
     Test::shared("signals_of_a_python_program_stay_there", |cluster| run_cluster_tests(cluster, "signals")),
     Test::shared("joblib_calls_run_in_children", |cluster| run_cluster_tests(cluster, "joblib")),
     Test::shared("dask_tasks_run_in_children", |cluster| run_cluster_tests(cluster, "dask")),

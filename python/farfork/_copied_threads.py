@@ -1,0 +1,83 @@
+"""The threads of the program that continue in a worker.
+
+One thread of the program makes the checkpoint, and runs the calls of the worker. The copies of the other threads continue
+with the program's code, but they cannot use farfork: they stand still when they call it. So they neither end the worker nor
+fail in it, and print nothing into the output of its calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from functools import wraps
+from typing import Callable, NoReturn, ParamSpec, TypeVar
+from weakref import WeakSet
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: In a worker: the thread that runs its calls, and the threads that the calls have started. ``None`` in other processes.
+_own_threads: WeakSet[threading.Thread] | None = None
+
+
+class CopiedThread(BaseException):
+    """Raised in a copied thread inside farfork. The thread stands still after it has released the locks."""
+
+
+def begin_worker() -> None:
+    """Called in a worker by the thread that made the checkpoint, while other threads wait for the lock of checkpoints."""
+    global _own_threads
+    own = _own_threads = WeakSet({threading.current_thread()})
+    start = threading.Thread.start
+
+    @wraps(start)
+    def start_as_parent(thread: threading.Thread) -> None:
+        if threading.current_thread() in own:
+            own.add(thread)
+        start(thread)
+
+    threading.Thread.start = start_as_parent  # type: ignore[assignment, method-assign]
+
+
+def is_copied() -> bool:
+    """Whether this is a copied thread in a worker, or a thread that one has started."""
+    if _own_threads is None:
+        return False
+    thread = threading.current_thread()
+    # It is not known which thread has started one that Python has not.
+    return thread not in _own_threads and not isinstance(thread, threading._DummyThread)
+
+
+def refuse_copied_thread() -> None:
+    """Raises :class:`CopiedThread` in a copied thread."""
+    if is_copied():
+        raise CopiedThread
+
+
+def stand_still_if_copied() -> None:
+    """Blocks a copied thread until the worker ends."""
+    if is_copied():
+        _stand_still()
+
+
+def copies_stand_still(function: Callable[P, T]) -> Callable[P, T]:
+    """A decorator for functions that the program calls, and for functions of threads. A copied thread does not return."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        stand_still_if_copied()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            # This process may have become a worker during the call.
+            stand_still_if_copied()
+
+    return call
+
+
+def _stand_still() -> NoReturn:
+    while True:
+        # The main thread runs the program's signal handlers, which may raise.
+        with suppress(BaseException):
+            time.sleep(3600)

@@ -1,0 +1,121 @@
+"""Tests the copies of the program's threads in workers: they do not disturb the workers, and calls may have their own threads."""
+
+import asyncio
+import threading
+import time
+import unittest
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import Any, Callable
+
+import farfork
+
+from . import PATIENCE_S, nodes
+
+#: Executors that each thread makes. If copied threads could end workers, about one call in five would fail.
+ROUNDS = 4
+
+THREADS = 3
+
+
+def add_with_executor(node_names: list[str], first: int, **options: Any) -> list[int]:
+    """Forks workers from the state of this call."""
+    with farfork.Executor(node_names, max_workers=1, **options) as executor:
+        return list(executor.map(lambda number: first + number, range(2), timeout=PATIENCE_S))
+
+
+def error_name(call: Callable[[], object]) -> str:
+    try:
+        return f"returned {call()}"
+    except Exception as error:
+        return type(error).__name__
+
+
+def use_farfork(executor: farfork.Executor) -> set[str]:
+    """The errors of a call that uses farfork."""
+    calls: list[Callable[[], object]] = [
+        lambda: executor.submit(len, "text"),
+        lambda: farfork.Executor().submit(len, "text"),
+        farfork.branch,
+        farfork.checkpoint,
+    ]
+    return {error_name(call) for call in calls}
+
+
+def use_farfork_in_threads(executor: farfork.Executor) -> set[str]:
+    """The same in the thread of the call, and in threads that it and its thread have started."""
+    errors = use_farfork(executor)
+
+    def use_in_two_threads() -> None:
+        inner = threading.Thread(target=lambda: errors.update(use_farfork(executor)))
+        inner.start()
+        inner.join()
+        errors.update(use_farfork(executor))
+
+    asyncio.run(asyncio.to_thread(use_in_two_threads))
+    return errors
+
+
+def processor_time_s() -> float:
+    begin = time.process_time()
+    time.sleep(1)
+    return time.process_time() - begin
+
+
+class CopiedThreads(unittest.TestCase):
+    def setUp(self) -> None:
+        self.nodes = nodes()
+        # Workers print the tracebacks of their threads.
+        self.output = StringIO()
+        for redirect in (redirect_stdout(self.output), redirect_stderr(self.output)):
+            redirect.__enter__()
+            self.addCleanup(redirect.__exit__, None, None, None)
+
+    def test_executors_of_several_threads_do_not_disturb_each_other(self) -> None:
+        for reuse_workers in (True, False):
+            results: list[Any] = []
+
+            def add_again() -> None:
+                for number in range(ROUNDS):
+                    try:
+                        results.append(add_with_executor(self.nodes, number, reuse_workers=reuse_workers))
+                    except farfork.Error as error:
+                        results.append(error)
+
+            threads = [threading.Thread(target=add_again) for _ in range(THREADS)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE_S)
+            expected = sorted([number, number + 1] for number in range(ROUNDS)) * THREADS
+            self.assertCountEqual(results, expected)
+        self.assertEqual(self.output.getvalue(), "")
+
+    def test_event_loops_may_use_executors_in_threads(self) -> None:
+        async def add_all() -> list[list[int]]:
+            return await asyncio.gather(*(asyncio.to_thread(add_with_executor, self.nodes, number) for number in range(THREADS)))
+
+        self.assertEqual(asyncio.run(add_all()), [[number, number + 1] for number in range(THREADS)])
+        self.assertEqual(self.output.getvalue(), "")
+
+    def test_they_stand_still_and_threads_of_calls_get_errors(self) -> None:
+        is_over = False
+
+        def submit_until_the_end() -> None:
+            while not is_over:
+                add_with_executor(self.nodes, 1)
+
+        thread = threading.Thread(target=submit_until_the_end)
+        thread.start()
+        try:
+            with farfork.Executor(self.nodes, max_workers=1) as executor:
+                self.assertEqual(executor.submit(use_farfork_in_threads, executor).result(PATIENCE_S), {"DaemonNotFound"})
+                self.assertLess(executor.submit(processor_time_s).result(PATIENCE_S), 0.5)
+        finally:
+            is_over = True
+            thread.join(PATIENCE_S)
+        self.assertEqual(self.output.getvalue(), "")
+
+
+if __name__ == "__main__":
+    unittest.main()
