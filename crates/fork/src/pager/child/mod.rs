@@ -257,7 +257,7 @@ impl Child {
     }
 
     /// Adds the userfaultfd of one of its own processes, and records it in the journal. `pid` is the process that sent
-    /// the userfaultfd; only that of process 0 is kept. Returns whether the userfaultfd is new.
+    /// the userfaultfd; only the pid of process 0 is kept. Returns whether the userfaultfd is new.
     pub(super) fn add_userfaultfd(&mut self, number: AddressSpaceId, uffd: Userfaultfd, pid: Option<i32>) -> bool {
         self.pid = pid.filter(|_| number == 0).or(self.pid);
         let known = self.spaces.contains_key(&number);
