@@ -98,6 +98,10 @@ mod tests {
         let words: [u64; COUNTER_COUNT] = std::array::from_fn(|index| index as u64 + 1);
         let counters = PagerCounters::from_words(words);
         assert_eq!(counters.to_words(), words);
-        assert_eq!((counters.faults, counters.pages_inherited), (1, COUNTER_COUNT as u64), "each counter has its own word");
+        assert_eq!(
+            (counters.faults, counters.pages_inherited),
+            (1, COUNTER_COUNT as u64),
+            "each counter has its own word"
+        );
     }
 }
