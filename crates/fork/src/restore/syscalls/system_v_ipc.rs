@@ -1,4 +1,4 @@
-//! System V semaphores and message queues, in the child's IPC namespace, with the ids and keys that the program knows.
+//! System V semaphores and message queues, in the child's IPC namespace, with the parent's ids and keys.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileStatus, MessageQueue, SemaphoreSet};
@@ -32,7 +32,7 @@ fn create_semaphore_set(syscall_builder: &mut SyscallBuilder<'_>, set: &Semaphor
     let values: Vec<u8> = values.iter().flat_map(|count| count.to_ne_bytes()).collect();
     let values = syscall_builder.bytes_argument(&values)?;
     syscall_builder.call_expecting(0, abi::SEMCTL, &[value(*id), value(0_u32), value(SETALL), values]);
-    // The owner is set last: after that, the restorer may lack permission.
+    // Set the owner last: afterwards, the restorer may lack permission.
     let owner = syscall_builder.words_argument(&encode_ipc_ds(*status, None))?;
     syscall_builder.call_expecting(0, abi::SEMCTL, &[value(*id), value(0_u32), value(IPC_SET), owner]);
     Ok(())
