@@ -165,9 +165,9 @@ fn create_socket(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> R
     set_options(syscall_builder, 0, socket, |_| true)
 }
 
-/// Connects a datagram socket to a peer to which the network may have no route. connect(2) uses the loopback interface,
-/// which accepts any IPv4 destination, and any source address. Later packets are routed as usual, or refused
-/// (ENETUNREACH), as on a machine that has lost its network.
+/// Connects a socket to a peer to which the network may have no route. connect(2) uses the loopback interface, which
+/// accepts any IPv4 destination, and any source address. Later packets are routed as usual, or refused (ENETUNREACH),
+/// as on a machine that has lost its network.
 fn connect_without_route(
     syscall_builder: &mut SyscallBuilder<'_>,
     socket: &Socket,
