@@ -1,4 +1,4 @@
-//! Reads an image: the header at open, and pages on demand, each verified against its checksum.
+//! Reads an image: the header at open, and pages on demand. Verifies each page against its checksum.
 
 use std::fs::{self, File};
 use std::io;
@@ -73,7 +73,7 @@ impl Image {
         &self.path
     }
 
-    /// Its header.
+    /// The header of the image.
     pub fn head(&self) -> &ImageHeader {
         &self.head
     }
@@ -91,7 +91,7 @@ impl Image {
         fs::remove_file(&self.path)
     }
 
-    /// Fills `into` from `offset` of an extent; with zeroes where there is no data.
+    /// Fills `into` with the bytes from `offset` of an extent. Pages without data are zeroes.
     ///
     /// # Errors
     /// EIO if a page is damaged or the file was truncated. The contents of `into` are then undefined.

@@ -19,8 +19,7 @@ use crate::pager::plan::MemoryPlan;
 use crate::pager::plan::slot_index::SlotIndex;
 use crate::pager::server::PagerServer;
 
-/// Most reads in flight for one seed: fewer than [`BULK_READS_MAX`](super::super::owner_connections::BULK_READS_MAX),
-/// so that children get their turn.
+/// Most reads in flight for one seed: fewer than `BULK_READS_MAX`, so that children get their turn.
 const PREWARM_READS_MAX: usize = 2;
 
 /// Most seeds that are prewarmed at once. Each needs a few hundred KiB of memory.
