@@ -152,8 +152,8 @@ fn used_ns() -> u64 {
     clock::process_cpu_time().as_nanos() as u64
 }
 
-/// Sets real-time or ordinary priority for the calling thread. New threads inherit it: with SCHED_RESET_ON_FORK, each
-/// would first wait for a CPU with ordinary priority before it could raise its own.
+/// Sets real-time or ordinary priority for the calling thread and the running attempt threads. New threads inherit the
+/// caller's priority: with SCHED_RESET_ON_FORK, each would wait for a CPU before it could raise its own.
 fn set_real_time(is_real_time: bool) {
     let set = if is_real_time { priority::make_real_time } else { priority::make_ordinary };
     let _ = set(rustix::thread::gettid().as_raw_nonzero().get());

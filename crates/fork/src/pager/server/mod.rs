@@ -469,8 +469,8 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Closes an address space whose process is gone, or that is no longer served. If the child's release was requested
-    /// and no address space is left, removes the child.
+    /// Closes an address space whose process is gone, or that is no longer served. Removes the child if its release was
+    /// requested and no address space is left.
     pub(super) fn close_space(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get_mut(&key) else { return };
         if let Some(gone) = served.child.spaces.get(&space) {
