@@ -27,8 +27,8 @@ pub fn read_identity(path: &Path) -> io::Result<FileIdentity> {
     Ok(identity)
 }
 
-/// Number of bytes at the start of a file in which the build id is searched first. Linkers put it there, so one read
-/// finds it; parsing the whole file takes two dozen reads.
+/// Number of bytes at the start of a file in which the build id is searched first. Linkers put the build id near the
+/// start, so one read finds it; parsing the whole file takes two dozen reads.
 const BUILD_ID_SEARCH_BYTES: usize = 4096;
 
 /// Returns the build id of an ELF file, if it is within its first bytes.

@@ -153,7 +153,7 @@ fn read_segment(
     Ok(())
 }
 
-/// The runs of pages that are not all zero, each with its offset.
+/// Returns the runs of pages that are not all zero, each with its offset.
 fn nonzero_runs(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let page = PAGE_SIZE as usize;
     // Compare each page by one memcmp call, because the process is stopped during the comparison.

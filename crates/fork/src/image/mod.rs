@@ -38,7 +38,7 @@ pub enum ImageError {
         path: PathBuf,
         /// Its size.
         image_bytes: u64,
-        /// Bytes that must stay free for others.
+        /// Bytes that must stay free for other programs.
         reserved_bytes: u64,
         /// Bytes that are free.
         free_bytes: u64,

@@ -3,7 +3,7 @@
 //! `page_map`, `plan::slot_index`, `address_space::slot_bitmap`, `readahead`, `journal::counters` and `journal::replay`
 //! are pure. The daemon manages children as processes, and creates and removes their directories.
 
-// From a page fault to its answer:
+// From a page fault to the installed page:
 //
 //  child touches a missing page ─▶ kernel ─▶ userfaultfd ─▶ server ─▶ journal (events)
 //                                                             │ faults

@@ -41,9 +41,9 @@ const IDLE_OWNERS_MAX: usize = 8;
 /// One of the two connections to an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Lane {
-    /// For pages that a thread waits for.
+    /// The demand lane, for pages for which a thread waits.
     Demand,
-    /// For pages that are likely needed soon.
+    /// The bulk lane, for pages that may be needed soon, and for auxiliary requests.
     Bulk,
 }
 

@@ -91,8 +91,8 @@ mod tests {
         assert!(matches!(check_processor(&origin, &other), Err(RestoreError::MissingCpuState { .. })));
     }
 
-    /// glibc measures its XSAVE area once, when a program starts. A CPU with one more component overwrites the memory after
-    /// it.
+    /// glibc determines the size of its XSAVE area once, when a program starts. On a CPU with one more component, XSAVE
+    /// overwrites the memory after this area.
     #[test]
     fn registers_that_the_seed_does_not_save_are_refused_by_name() {
         let (mut origin, node) = this_machine();

@@ -38,7 +38,7 @@ impl StubMap {
         Self { ranges: mapped.chain([(region.0, region.0 + region.1)]).collect(), special_mappings: Vec::new() }
     }
 
-    /// Every range.
+    /// Returns all ranges.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         self.ranges.iter().copied()
     }

@@ -53,8 +53,8 @@ pub struct CopyDestination<'a> {
     pub cgroup: BorrowedFd<'a>,
 }
 
-/// Why this node makes no zygote of a seed: forking a zygote could not reproduce the seed's state, or would save
-/// nothing. `None`: a zygote can be made.
+/// Returns the reason why this node makes no zygote of a seed: forking a zygote could not reproduce the seed's state,
+/// or would save nothing. `None`: a zygote can be made.
 pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option<&'static str> {
     let is_empty = |extent: &Extent| extent.populated.is_empty() && extent.inherited.is_empty();
     if !descriptor.descendants.is_empty() || !descriptor.zombies.is_empty() {

@@ -94,9 +94,7 @@ fn given_what_was_touched() {
     let plan = series.plan(PagingStrategy::default());
     let mut zygote = series.bed.start("pause_then_touch_sparsely", pages, &MemoryPlan { is_zygote: true, ..plan });
     zygote.meet();
-    soon("the arrival of the zygote's pages", || {
-        (!series.bed.client.is_zygote_filling(&zygote.id).unwrap()).then_some(())
-    });
+    soon("a filled zygote", || (!series.bed.client.is_zygote_filling(&zygote.id).unwrap()).then_some(()));
     let given = series.bed.stats(&zygote).counters.pages_fetched;
     assert!(
         (first.faults / 2..=first.faults).contains(&given),

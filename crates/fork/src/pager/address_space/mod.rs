@@ -314,7 +314,7 @@ impl AddressSpace {
         self.recent_changes.clear();
     }
 
-    /// How many slots below `slots` are not installed.
+    /// Returns the number of slots below `slots` that are not installed.
     pub(super) fn count_missing_slots(&self, slots: u64) -> u64 {
         let none = SlotBitmap::default();
         self.installed.runs_in_neither(&none, 0..slots).map(|run| run.end - run.start).sum()

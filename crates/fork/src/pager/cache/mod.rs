@@ -29,7 +29,7 @@ pub(super) struct PageKey {
     pub(super) page: u64,
 }
 
-/// The contents of a cache, and its counters since the pager started.
+/// The size of a cache, and its counters since the pager started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStats {
     /// The size limit in bytes.
@@ -83,7 +83,7 @@ pub(super) struct PageCache {
 }
 
 impl PageCache {
-    /// An empty cache of at most `bytes_max` bytes.
+    /// Creates an empty cache of at most `bytes_max` bytes.
     pub(super) fn new(bytes_max: u64) -> Self {
         Self { slabs: SlabAllocator::new(bytes_max), seeds: BTreeMap::new(), counts: CacheStats::default() }
     }
@@ -167,7 +167,7 @@ impl PageCache {
         }
     }
 
-    /// The contents and the counters.
+    /// Returns the current size and the counters.
     pub(super) fn stats(&self) -> CacheStats {
         CacheStats {
             bytes_max: self.slabs.bytes_max() as u64,

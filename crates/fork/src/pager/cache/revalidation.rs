@@ -16,7 +16,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the pages of an unused seed are kept. During this time the pager still asks the owner.
 const UNUSED_LIMIT: Duration = Duration::from_secs(600);
 
-/// How long the pages of a seed are kept while its owner does not answer: as long as children wait for an unreachable
+/// How long the pages of a seed are kept while its owner does not reply: as long as children wait for an unreachable
 /// owner.
 pub(super) const OWNER_SILENT_LIMIT: Duration = Duration::from_secs(60);
 

@@ -26,7 +26,7 @@ use crate::pager::server::PagerServer;
 /// 100 µs, for which a fault may have to wait.
 pub(in crate::pager) const CACHED_SLOTS_PER_ROUND_MAX: u64 = 128;
 
-/// How long an owner may take to answer whether it has a seed. After this time the pager asks again.
+/// How long an owner may take to reply whether it has a seed. After this time the pager asks again.
 const SEED_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Child {
@@ -157,7 +157,8 @@ impl PagerServer<'_> {
 
     fn check_seed_exists(&mut self, key: Arc<SeedKey>, owner: &Address) {
         let attached = self.attach_owner(owner, key.seed.node());
-        // An unreachable owner is asked again, until it was silent for too long.
+        // If the owner cannot be reached, a later revalidation asks again. After `OWNER_SILENT_LIMIT` the seed is
+        // removed.
         let Ok(owner) = attached else { return };
         let (request, extent) = (AuxiliaryRequest::SeedExists(key.seed.clone()), ExtentId::DESCRIPTOR);
         let spans = vec![Span { extent, offset: 0, bytes: 1 }];

@@ -120,7 +120,7 @@ impl SlabAllocator {
         }
     }
 
-    /// How many more pages a slab has room for.
+    /// Returns the number of pages for which a slab has room.
     pub(super) fn free_pages(&self, slab: u32) -> usize {
         SLAB_PAGES - self.slabs[slab as usize].pages.len()
     }

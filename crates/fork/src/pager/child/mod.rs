@@ -132,7 +132,7 @@ pub(super) struct Child {
     pub(super) spaces: BTreeMap<AddressSpaceId, AddressSpace>,
     /// The reason if its memory is lost.
     pub(super) loss_reason: Option<String>,
-    /// Whether the daemon has asked to release it.
+    /// Whether the daemon has requested its release.
     pub(super) release_requested: bool,
     /// The state of its settling.
     pub(super) settling: SettlePhase,
@@ -194,8 +194,8 @@ impl Child {
             Journal::open(dir).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
         let mut child = Self::from_plan(id, dir, plan, journal);
         child.loss_reason = fs::read_to_string(dir.join(LOST_FILE)).ok();
-        // The file does not say which source was lost. If there are several, the next failing read marks the lost one
-        // again.
+        // The file does not say which source was lost. If the child has several sources, the next failing read marks
+        // the lost source again.
         if let (Some(_), [only]) = (&child.loss_reason, &mut child.sources[..]) {
             only.is_lost = true;
         }
@@ -245,7 +245,7 @@ impl Child {
         }
     }
 
-    /// How many processes of its own it has.
+    /// Returns the number of the child's own processes.
     pub(super) fn process_count(&self) -> AddressSpaceId {
         self.planned_maps.len() as AddressSpaceId
     }

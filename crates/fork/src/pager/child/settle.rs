@@ -86,7 +86,7 @@ impl SettlePhase {
         }
     }
 
-    /// Whether the child does not need its seed any more.
+    /// Whether the child has settled, so that it no longer needs its seed.
     pub(in crate::pager) fn is_settled(&self) -> bool {
         matches!(self, Self::Settled)
     }

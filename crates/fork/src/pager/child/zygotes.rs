@@ -51,7 +51,7 @@ const HUGE_FILL_FRACTION: u64 = 16;
 //
 // Until its transfer a copy is served as a process of the zygote: from the same seed, with the same map.
 //
-// The copy's journal starts with its userfaultfd, and with a snapshot if its map is not the plan's any more. Then the
+// The copy's journal starts with its userfaultfd, and with a snapshot if its map differs from the plan's. Then the
 // zygote's journal records that the space is closed. If a pager is killed between the two, both journals list the
 // space. `resolve_transferred_spaces` then assigns it to the child.
 //
@@ -316,8 +316,8 @@ impl PagerServer<'_> {
         is_to_come && child.loss_reason.is_none()
     }
 
-    /// For zygotes that were copied since the last call: fetches the pages that were added to their seeds' working
-    /// sets, and the rest of incomplete huge pages.
+    /// Fetches pages for the zygotes that were copied since the last call: those that were added to their seeds'
+    /// working sets, and the rest of incomplete huge pages.
     pub(in crate::pager) fn fill_zygotes(&mut self) {
         let mut due = Vec::new();
         for child in self.children.values_mut().map(|served| &mut served.child) {

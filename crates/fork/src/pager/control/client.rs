@@ -46,7 +46,7 @@ pub enum ClientError {
     /// The pager has refused the request.
     #[error("{0}")]
     Refused(String),
-    /// The pager did not answer in time.
+    /// The pager did not reply in time.
     #[error("the pager at {} does not answer ({cause}): look for its process and its log", socket.display())]
     NoReply {
         /// The pager's control socket.
@@ -80,7 +80,7 @@ pub struct PagerClient {
 }
 
 impl PagerClient {
-    /// A client of the pager of `run_dir`, which may still be starting.
+    /// Creates a client of the pager of `run_dir`, which may still be starting.
     pub fn new(run_dir: &Path) -> Self {
         Self { socket: run_dir.join(SOCKET_FILE), idle_connections: Arc::default() }
     }
@@ -316,7 +316,7 @@ impl PagerClient {
     /// Finds the child's address space, with number `since` or higher, in which the page at `address` is mapped.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if there are several, or the child is not served; [`ClientError::NoReply`].
+    /// [`ClientError::Refused`] if several spaces match, or the child is not served; [`ClientError::NoReply`].
     pub fn find_space(&self, child: &ChildId, since: u32, address: u64) -> Result<Option<u32>, ClientError> {
         match self.call(&PagerRequest::FindSpace { child: child.clone(), since, address }, &[])? {
             PagerReply::SpaceId(space) => Ok(space),

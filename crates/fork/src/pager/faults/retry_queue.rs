@@ -111,7 +111,7 @@ impl RetryQueue {
         self.waiting.iter().map(|retry| retry.due).min()
     }
 
-    /// How long the loop may sleep before the next task is due. Yields the CPU if it must not sleep.
+    /// Returns how long the loop may sleep until the next task is due. If a task is already due, yields the CPU.
     pub(in crate::pager) fn backoff_timeout(&mut self, now: Instant) -> Option<Duration> {
         let first = self.next_due()?;
         if first > now {

@@ -121,7 +121,7 @@ impl KeeperContext {
         Ok(written.unwrap_or_else(|| self.startup_trust_policy.clone()))
     }
 
-    /// The size limit of the page cache in bytes.
+    /// Reads the size limit of the page cache, in bytes.
     pub(in crate::pager) fn cache_bytes_max(&self) -> u64 {
         cache::limit::read_cache_limit(self.socket_path.parent().unwrap_or(Path::new("/")))
     }
@@ -251,7 +251,7 @@ fn bind_control_socket(path: &Path) -> io::Result<OwnedFd> {
 fn list_open_fds() -> io::Result<Vec<RawFd>> {
     let listed: Vec<RawFd> =
         fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
-    // Drop the descriptor of the directory listing itself, which is closed by now.
+    // Drop the descriptor of the directory listing itself, which is already closed.
     Ok(listed.into_iter().filter(|number| fs::read_link(format!("/proc/self/fd/{number}")).is_ok()).collect())
 }
 

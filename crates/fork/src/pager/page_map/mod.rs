@@ -364,7 +364,8 @@ pub(super) mod tests {
         ]
     }
 
-    /// The steps of the kernel, each with its message, in the order in which a single thread reports them.
+    /// Returns the kernel's steps for an event, each with its message, in the order in which a single thread reports
+    /// them.
     pub(in crate::pager::page_map) fn steps(event: &Event, model: &Model) -> Vec<(UffdEvent, Model)> {
         let (mut now, mut steps) = (model.clone(), Vec::new());
         let (at, bytes) = (|page: u64| page * PAGE_SIZE, |count: u64| count * PAGE_SIZE);

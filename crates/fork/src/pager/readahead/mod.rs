@@ -65,7 +65,7 @@ const RUN_SLOTS_MAX: u64 = 2048;
 pub(super) enum FaultState {
     /// Not requested yet.
     NotRequested,
-    /// In flight.
+    /// Requested, but not yet installed.
     InFlight,
 }
 

@@ -136,7 +136,7 @@ pub(super) struct PagerServer<'a> {
 }
 
 impl<'a> PagerServer<'a> {
-    /// A pager without children.
+    /// Creates a pager without children.
     pub(super) fn new(keeper_context: &'a KeeperContext) -> io::Result<Self> {
         let trust_policy = keeper_context.load_trust_policy()?;
         let credentials = trust_policy.open_credentials()?;

@@ -52,7 +52,7 @@ impl AccessReport {
     }
 }
 
-/// The bytes of a set. An empty set has none.
+/// Encodes a set. An empty set has no bytes.
 pub(super) fn encode_set(set: &[MarkedRun]) -> Vec<u8> {
     let magic = if set.is_empty() { Vec::new() } else { SET_MAGIC.to_vec() };
     set.iter().fold(magic, |bytes, pages| postcard::to_extend(pages, bytes).unwrap_or_default())

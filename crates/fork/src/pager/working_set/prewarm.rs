@@ -25,7 +25,7 @@ const PREWARM_READS_MAX: usize = 2;
 /// Most seeds that are prewarmed at once. Each needs a few hundred KiB of memory.
 const PREWARM_JOBS_MAX: usize = 64;
 
-/// How long an owner may take to answer a read.
+/// How long an owner may take to reply to a read.
 const PREWARM_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Slots of one source that are requested together.

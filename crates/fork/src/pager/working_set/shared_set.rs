@@ -73,7 +73,7 @@ impl SharedWorkingSet {
         self.published().bytes
     }
 
-    /// The pages that were touched, and those that were only fetched, in order.
+    /// Returns the touched pages and the pages that were only fetched, each in order.
     pub(super) fn parts(&self) -> SetParts {
         self.published().parts()
     }

@@ -49,7 +49,7 @@ impl AccessTrace {
         self.known.contains(slot)
     }
 
-    /// The slots of a range that were recorded, or are in the child's set.
+    /// Returns the slots of a range that were recorded, or are in the child's set.
     pub(super) fn recorded_in(&self, range: Range<u64>) -> VecDeque<Range<u64>> {
         self.known.runs_not_in(&SlotBitmap::default(), range).collect()
     }

@@ -86,7 +86,8 @@ fn flock_operation(lock: &FileLock) -> u32 {
     LOCK_NB | if lock.is_exclusive { LOCK_EX } else { LOCK_SH }
 }
 
-/// `struct flock`: type and whence (16 bits each), start, length, pid; counted from the file's start.
+/// Encodes `struct flock`: type and whence (16 bits each), start, length, pid. Offsets are relative to the start of the
+/// file.
 fn encode_flock(lock: &FileLock) -> [u64; 4] {
     const F_WRLCK: u64 = 1;
     [if lock.is_exclusive { F_WRLCK } else { F_RDLCK }, lock.start, lock.bytes, 0]

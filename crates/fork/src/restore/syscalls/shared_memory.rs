@@ -265,7 +265,8 @@ pub(super) fn set_next_ipc_id(
     Ok(())
 }
 
-/// `struct shmid64_ds`, as far as IPC_SET reads it: key, uid, gid, two creator ids, mode (32 bits each); 112 bytes in all.
+/// Encodes the part of `struct shmid64_ds` that IPC_SET reads: key, uid, gid, two creator ids, mode (32 bits each). The
+/// structure has 112 bytes.
 fn encode_shmid_ds(key: u32, status: FileStatus) -> [u64; 14] {
     let mut words = [0; 14];
     words[0] = u64::from(key) | u64::from(status.uid) << 32;

@@ -444,7 +444,7 @@ pub(super) fn set_options(
     Ok(())
 }
 
-/// `struct sock_fprog`: the number of instructions, and their address.
+/// Encodes `struct sock_fprog`: the number of instructions, and their address.
 fn encode_sock_fprog(
     syscall_builder: &mut SyscallBuilder<'_>,
     instructions: &[u8],

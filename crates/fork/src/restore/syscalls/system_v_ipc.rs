@@ -55,8 +55,8 @@ fn create_message_queue(syscall_builder: &mut SyscallBuilder<'_>, queue: &Messag
     Ok(())
 }
 
-/// `struct semid64_ds` and `struct msqid64_ds`, as far as IPC_SET reads them. Both begin with key, uid, gid, two creator ids
-/// and mode (32 bits each). For a queue, the twelfth word is its limit in bytes.
+/// Encodes the part of `struct semid64_ds` and `struct msqid64_ds` that IPC_SET reads. Both begin with key, uid, gid,
+/// two creator ids and mode (32 bits each). For a queue, the twelfth word is its limit in bytes.
 fn encode_ipc_ds(status: FileStatus, bytes_max: Option<u64>) -> [u64; 16] {
     let mut words = [0; 16];
     words[0] = u64::from(status.uid) << 32;

@@ -68,7 +68,7 @@ fn create_posix_timers(timers: &[PosixTimer], syscall_builder: &mut SyscallBuild
     Ok(())
 }
 
-/// `struct sigevent`: value; signal and notification (32 bits each); thread; 64 bytes in all.
+/// Encodes `struct sigevent`: value; signal and notification (32 bits each); thread. The structure has 64 bytes.
 fn encode_sigevent(timer: Option<&PosixTimer>) -> [u64; 8] {
     const SIGEV_SIGNAL: u64 = 0;
     const SIGEV_NONE: u64 = 1;
@@ -84,7 +84,7 @@ fn encode_sigevent(timer: Option<&PosixTimer>) -> [u64; 8] {
     [value, u64::from(signal) | way << 32, tid.into(), 0, 0, 0, 0, 0]
 }
 
-/// `struct itimerspec`: interval, then remaining time.
+/// Encodes `struct itimerspec`: interval, then remaining time.
 pub(super) fn encode_itimerspec(time: TimerSpec) -> [u64; 4] {
     let [seconds, nanoseconds, interval_seconds, interval_ns] = split_times(time.remaining_ns, time.interval_ns, 1);
     [interval_seconds, interval_ns, seconds, nanoseconds]

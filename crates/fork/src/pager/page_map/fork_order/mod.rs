@@ -1,7 +1,7 @@
 //! Decides which of its parent's last map changes a forked process has. The order of the events does not show this: a
 //! fork event may be read before a change that the forked process has, or after a change that it lacks.
-//! `UnresolvedFork::resolve` asks the kernel about the forked process, through `ForkMapCheck`, and takes the likeliest
-//! map. Pure: `address_space::fork_map_check` queries the kernel, and `faults::fork_resolution` decides when.
+//! `UnresolvedFork::resolve` asks the kernel about the forked process, through `ForkMapCheck`, and returns the
+//! likeliest map. Pure: `address_space::fork_map_check` queries the kernel, and `faults::fork_resolution` decides when.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

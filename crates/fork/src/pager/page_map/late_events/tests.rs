@@ -214,7 +214,8 @@ proptest! {
     }
 }
 
-/// Each block, and the block that it shows after these messages. At first block 0 shows 0, and block 1 shows 1.
+/// Applies these messages to a map in which block 0 shows 0 and block 1 shows 1. Returns each mapped block, with the
+/// block that it shows.
 fn shown_blocks(messages: &[UffdEvent]) -> Vec<(u64, u64)> {
     let segments = [0, 1].map(|block| MapSegment {
         start: block_address(block),
