@@ -49,11 +49,12 @@ impl Image {
         }
         let mut bytes = vec![0; head_bytes as usize];
         file.read_exact_at(&mut bytes, PREFIX_BYTES as u64).map_err(unreadable)?;
-        let head: ImageHeader = postcard::from_bytes(&bytes).map_err(|error| damaged(format!("its head: {error}")))?;
+        let head: ImageHeader =
+            postcard::from_bytes(&bytes).map_err(|error| damaged(format!("its header: {error}")))?;
         let descriptor = decode(&head.descriptor).map_err(|error| damaged(error.to_string()))?;
         let pages = PageIndex::from_descriptor(&descriptor);
         if pages.slot_count() > PAGES_MAX {
-            return Err(damaged(format!("{} pages are announced", pages.slot_count())));
+            return Err(damaged(format!("its header lists {} pages", pages.slot_count())));
         }
         let layout = ImageLayout::new(head_bytes, pages.slot_count());
         if layout.file_bytes() != file_bytes {

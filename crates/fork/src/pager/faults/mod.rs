@@ -293,7 +293,7 @@ impl PagerServer<'_> {
         self.install_cached_slots(AddressSpaceSource { child, space, source }, wanted)
     }
 
-    /// Requests slots by the demand lane. If too many requests are in flight, queues a retry of the fault.
+    /// Requests slots on the demand lane. If too many requests are in flight, queues a retry of the fault.
     fn submit_demand_read(&mut self, fault: PageFault, slots: Vec<Range<u64>>, source: usize, owner: OwnerKey) {
         let PageFault { child, space, .. } = fault;
         if !self.submit_read(PageRead {

@@ -187,8 +187,8 @@ pub(in crate::pager) trait ForkMapCheck {
 //
 // A thread may queue its message late. So a change that the forked process has may be read after the fork event, and a
 // change that it lacks before. While a message is still to be queued, ioctls of the userfaultfd fail with EAGAIN: the
-// space is not *quiet*. When the parent is quiet, all of its changes were read. So a change is in question if the
-// parent was not quiet at any time between the read of the change and the read of the fork event.
+// space is not *quiet*. When the parent is quiet, all of its changes were read. So a change is in question if there was
+// no quiet time between the read of the change and the read of the fork event, in either order.
 //
 // Changes of the same memory are a *chain*, in the order in which they were read. The forked process has the first few
 // changes of each chain. Their number decides which ranges are registered in the forked process: a move vacates one
