@@ -8,7 +8,8 @@ use farfork_wire::descriptor::Origin;
 use super::vdso::VdsoBridge;
 use super::{LocalNode, RestoreError};
 
-/// Builds the bridge from the parent's vdso to that kernel's on this node; `None` if both kernels are the same build.
+/// Builds the bridge from the parent's vdso to the vdso of this node's kernel; `None` if both kernels are the same
+/// build.
 pub(super) fn build_bridge_if_needed(origin: &Origin, node: &LocalNode) -> Result<Option<VdsoBridge>, RestoreError> {
     let is_same_build = !origin.vdso_build_id.is_empty() && origin.vdso_build_id == node.vdso_build_id;
     if (node.is_origin_machine(origin) || is_same_build) && !node.forces_vdso_bridge {
